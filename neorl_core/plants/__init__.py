@@ -1,4 +1,4 @@
-"""The table of plants, and what a plant's log can be scored with. A plant's module is imported when it is asked for."""
+"""Tables of the built-in plants and of their reward and margin functions for logs; modules are imported on demand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PLANTS: Table[Plant] = Table(__name__, NAMES, lambda module: module.PLANT)
 
 
 def _logged(module: ModuleType) -> LoggedSignals:
-    # Who asks for the names alone, such as a signer, starts without JAX.
+    # Imported here so that callers that only need NAMES, such as the signer, start without JAX.
     from neorl_core.plants.base import LoggedSignals
 
     return LoggedSignals(module.logged_reward, module.logged_margins)

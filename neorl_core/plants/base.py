@@ -1,4 +1,4 @@
-"""Rollouts of any controller on any plant: one episode as a scan, many as a vmap of it."""
+"""Rollouts of any controller on any plant: an episode is a `scan`, a batch of episodes a `vmap` of it."""
 
 from __future__ import annotations
 
@@ -14,54 +14,54 @@ from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 from neorl_core.types import Controller, Params, Plant, Space
 
 AnyArray = Array | np.ndarray
-"""Logged rows come from files as NumPy's arrays, simulated ones as JAX's."""
+"""Logged rows arrive as NumPy arrays, simulated rows as JAX arrays."""
 
 
 class Trajectory(NamedTuple):
-    """One episode of H steps; steps after the end are frozen: `alive` is false, the reward zero."""
+    """One episode of H steps. After the end, `alive` is false, the reward is zero and the state is frozen."""
 
     observations: Float[Array, "*e H O"]
-    """What the controller saw before each step."""
+    """Input of the controller before each step."""
     actions: Float[Array, "*e H A"]
-    """What was applied, within the actuator's bounds."""
+    """Applied actions, clipped to the actuator's range."""
     rewards: Float[Array, "*e H"]
     margins: Float[Array, "*e H K"]
     """Least signed distance to each limit during the step."""
     alive: Bool[Array, "*e H"]
-    """Whether the episode had not ended before the step."""
+    """True until the episode has ended."""
     handed_over: Bool[Array, "*e H"]
-    """Whether the fallback decided the step (false for controllers without one)."""
+    """True where the fallback chose the action; always false for a controller without a fallback."""
     next_observations: Float[Array, "*e H O"]
     terminated: Bool[Array, "*e H"]
-    """Whether the step ended the episode by itself, which a time limit does not."""
+    """True where the step terminated the episode; a time limit does not terminate."""
 
 
 class EpisodeResult(NamedTuple):
-    """What is counted of E episodes."""
+    """Statistics of E episodes."""
 
     ret: Float[Array, " E"]
     """Undiscounted sum of rewards."""
     length: Int[Array, " E"]
     violated: Bool[Array, " E"]
-    """Whether a limit was crossed, or a number ceased to be finite."""
+    """True if a limit was crossed or a value was not finite."""
     min_margins: Float[Array, "E K"]
     handovers: Int[Array, " E"]
-    """How many times control passed to the fallback."""
+    """Number of switches to the fallback."""
     trajectory: Trajectory | None = None
-    """All steps, with leading axes (E, H), when traced."""
+    """All steps with leading axes (E, H); only if `trace` was set."""
 
 
 class LoggedSignals(NamedTuple):
-    """What a historian does not record but its signals determine, for rows with any leading axes."""
+    """Reward and margins computed from logged rows with any leading axes."""
 
     reward: Callable[[Float[AnyArray, "*n O"], Float[AnyArray, "*n A"], Float[AnyArray, "*n O"]], Float[Array, "*n"]]
-    """(observation, action, next observation) -> reward, by the plant's own formula."""
+    """(observation, action, next observation) -> reward, by the plant's formula."""
     margins: Callable[[Float[AnyArray, "*n O"]], Float[Array, "*n K"]]
-    """(next observation) -> signed distance to each limit, from what was measured at the end of the step."""
+    """(next observation) -> signed distance to each limit at the end of the step."""
 
 
 def clip_to(space: Space, x: Float[Array, " n"]) -> Float[Array, " n"]:
-    """What an actuator makes of a command: `x` (n,) clipped to the bounds of `space`; NaN stays NaN."""
+    """Clip `x` (n,) to the range of `space`; NaN stays NaN."""
     return jnp.clip(x, jnp.asarray(space.low, x.dtype), jnp.asarray(space.high, x.dtype))
 
 
@@ -79,17 +79,17 @@ def two_sided_margin(x: Float[AnyArray, "*n"], low: float, high: float) -> Float
 def rollout(
     plant: Plant, controller: Controller, controller_params: Params, key: PRNGKeyArray, plant_params: Params
 ) -> Trajectory:
-    """One episode of `controller` on `plant` with given constants.
+    """Simulate one episode of `controller` on `plant` with fixed constants.
 
     Args:
         plant: the plant.
         controller: the controller, in physical units.
-        controller_params: its parameters.
-        key: the episode's randomness: start, set points, disturbances, noise.
-        plant_params: the plant's constants.
+        controller_params: parameters of the controller.
+        key: randomness of the start, set points, disturbances and noise.
+        plant_params: constants of the plant.
 
     Returns:
-        The trajectory, H = the plant's horizon steps long.
+        Trajectory of H = `plant.spec.horizon` steps.
     """
     key_reset, key_steps = jax.random.split(key)
     state, observation = plant.reset(key_reset, plant_params)
@@ -100,20 +100,20 @@ def rollout(
         state, observation, memory, applied, alive = carry
         next_memory, command = controller.act(controller_params, memory, observation, applied)
         action = clip_to(plant.spec.action, command)
-        next_state, now = plant.step(jax.random.fold_in(key_steps, t), state, action, plant_params)
+        next_state, timestep = plant.step(jax.random.fold_in(key_steps, t), state, action, plant_params)
         record = Trajectory(
             observations=observation,
             actions=action,
-            rewards=jnp.where(alive, now.reward, 0.0),
-            margins=now.margins,
+            rewards=jnp.where(alive, timestep.reward, 0.0),
+            margins=timestep.margins,
             alive=alive,
-            # Only a composite controller's state knows of a fallback.
+            # Only the state of a composite controller has this field.
             handed_over=jnp.asarray(getattr(next_memory, "handed_over", False)) & alive,
-            next_observations=now.observation,
-            terminated=now.terminated & alive,
+            next_observations=timestep.observation,
+            terminated=timestep.terminated & alive,
         )
-        proposed = (next_state, now.observation, next_memory, action, ~(now.terminated | now.truncated))
-        # An ended episode stands still: what would follow a trip (a runaway) must not count.
+        proposed = (next_state, timestep.observation, next_memory, action, ~(timestep.terminated | timestep.truncated))
+        # Freeze an ended episode: the states after a trip (a runaway) must not count.
         frozen = (*carry[:4], jnp.asarray(False))
         return jax.tree.map(lambda new, old: jnp.where(alive, new, old), proposed, frozen), record
 
@@ -121,9 +121,9 @@ def rollout(
 
 
 def summarise(trajectory: Trajectory) -> EpisodeResult:
-    """Return, length, violation, least margins and hand-overs of one trajectory (as scalars; vmap for more).
+    """Return the statistics of one trajectory as scalars (use `vmap` for more).
 
-    A non-finite observation, action, reward or margin counts as a violation: `not (margin >= 0)` is true of NaN.
+    A non-finite observation, action, reward or margin counts as a violation.
     """
     alive = trajectory.alive[:, None]
     finite = [
@@ -156,18 +156,18 @@ def rollouts(
     domain: Params,
     trace: bool = False,
 ) -> EpisodeResult:
-    """E episodes, each with plant constants drawn from the operating domain by its own key.
+    """Simulate E episodes; each key draws the plant's constants from the operating domain.
 
     Args:
         plant: the plant (static: one compilation per plant).
-        controller: the controller (static: pass the same object again, or it is compiled again).
-        controller_params: its parameters.
+        controller: the controller (static: reuse the same object to avoid another compilation).
+        controller_params: parameters of the controller.
         keys: (E,), one per episode, so that an episode does not depend on the batch it runs in.
-        domain: the operating domain, a NamedTuple of scalars as `plant.domain`.
-        trace: keep all steps in `.trajectory`.
+        domain: the operating domain, a NamedTuple like `plant.domain`.
+        trace: return all steps in `.trajectory`.
 
     Returns:
-        Per-episode results with leading axis E.
+        Statistics with leading axis E.
     """
 
     def episode(key: PRNGKeyArray) -> EpisodeResult:

@@ -2,19 +2,19 @@
 
 dCa/dt = q (Cf − Ca) − r,  dT/dt = q (Tf − T) + β r + κ (Tc − T),  r = k0 exp(−E/T) Ca
 
-The jacket's temperature Tc is the action. Not far above 333 K the reaction feeds itself and the reactor runs away, so
-316 ≤ T ≤ 332 K is a hard limit, at which it trips.
+The action is the jacket temperature Tc. Slightly above 333 K the reaction accelerates itself and the reactor runs away,
+so 316 ≤ T ≤ 332 K is a hard limit at which the reactor trips.
 
 | constant | source |
 |---|---|
 | flow_rate, feed_concentration, feed_temperature, reaction_rate, activation_temperature | pc-gym, arXiv 2410.22093 |
 | heat_of_reaction, cooling_rate, ERROR_SCALE | pc-gym 0.1.8 |
 | feed_sd, feed_time_constant, feed_clip, reaction_spread, cooling_spread, noise_sd | ours |
-| setpoint_temperature_low, setpoint_temperature_high | ours, within what the limits leave |
+| setpoint_temperature_low, setpoint_temperature_high | ours, within the limits |
 | start_temperature_spread, start_concentration_spread, TRIP_COST, limits of the temperature | ours |
-| feed_concentration_sd | ours, and none by default |
+| feed_concentration_sd | ours, zero by default |
 
-Valid within the limits, where the jacket follows its command at once; a runaway ends the episode and is not simulated.
+Valid within the limits, with a jacket that follows its command at once; a runaway ends the episode.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ SETPOINT_STEPS = 20
 """Steps for which a set point is held."""
 STRETCHES = -(-HORIZON // SETPOINT_STEPS)
 SUBSTEPS = 5
-"""RK4 steps per control step: within 2e-7 K at Tc = 302 K."""
+"""RK4 steps per control step; the error is below 2e-7 K at Tc = 302 K."""
 ERROR_SCALE = 0.3
-"""Concentration error [mol/L] that costs 1 per step."""
+"""Concentration error [mol/L] with a cost of 1 per step."""
 TRIP_COST = 10.0
-"""Costs are paid per step, so a trip would save the costs of the steps it cuts off. This is more than a whole episode
-inside the limits can cost: no set point is further than 0.11 mol/L from where 316 to 332 K lead, 60 (0.11/0.3)² = 8."""
+"""Cost of a trip. It exceeds the cost of any whole episode inside the limits, so that ending an episode early does not
+pay: set points lie within 0.11 mol/L of the steady states at 316 and 332 K, 60 (0.11/0.3)² = 8."""
 
 SPEC = PlantSpec(
     name="chemical_reactor",
@@ -83,16 +83,16 @@ class Params(NamedTuple):
     feed_sd: float | Float[Array, ""] = 0.0
     """Standard deviation of the feed temperature's slow deviation [K]."""
     feed_time_constant: float | Float[Array, ""] = 5.0
-    """Time constant of the feed's deviations [min]."""
+    """Time constant of the feed deviations [min]."""
     feed_clip: float | Float[Array, ""] = 1.5
-    """Bound of the feed temperature's deviation [K]."""
+    """Bound of the feed temperature deviation [K]."""
     feed_concentration_sd: float | Float[Array, ""] = 0.0
-    """Standard deviation of the feed concentration's slow deviation [mol/L], of the same time constant; it is cut off
-    at three times itself."""
+    """Standard deviation of the feed concentration's slow deviation [mol/L], with the same time constant; clipped at
+    three standard deviations."""
     noise_sd: float | Float[Array, ""] = 0.0
-    """Measurement noise of the reactor's temperature [K]; the analyser is taken as exact."""
+    """Measurement noise of the reactor temperature [K]; the analyser has no noise."""
     setpoint_temperature_low: float | Float[Array, ""] = 322.0
-    """Set points are concentrations whose nominal steady state lies between these temperatures [K]."""
+    """Set points are concentrations with a nominal steady state between these temperatures [K]."""
     setpoint_temperature_high: float | Float[Array, ""] = 326.0
     start_temperature_spread: float | Float[Array, ""] = 0.5
     """Half range of the start around a steady state [K]."""
@@ -117,17 +117,17 @@ class Domain(NamedTuple):
 
 
 class State(NamedTuple):
-    """The true state; the feed's deviations and the true temperature are not observed."""
+    """The true state; the feed deviations and the noise-free temperature are hidden."""
 
     concentration: Float[Array, ""]
     temperature: Float[Array, ""]
     coolant: Float[Array, ""]
     feed_deviation: Float[Array, ""]
     setpoints: Float[Array, " S"]
-    """One per stretch of `SETPOINT_STEPS` steps; the last is held."""
+    """One per `SETPOINT_STEPS` steps; the last is kept."""
     step: Int[Array, ""]
     feed_concentration_deviation: Float[Array, ""]
-    """Deviation of the feed's concentration [mol/L]."""
+    """Deviation of the feed concentration [mol/L]."""
 
 
 NOMINAL = Params()
@@ -136,7 +136,7 @@ NOMINAL = Params()
 def derivative(
     y: Float[Array, " 2"], coolant: float | Float[Array, ""], feed_deviation: float | Float[Array, ""], params: Params
 ) -> Float[Array, " 2"]:
-    """d(Ca, T)/dt in mol/L/min and K/min for y = (Ca, T), inputs in K.
+    """d(Ca, T)/dt in mol/L/min and K/min for y = (Ca, T).
 
     Args:
         y: (2,), concentration [mol/L] and temperature [K].
@@ -159,7 +159,7 @@ def advance(
     params: Params,
     substeps: int = SUBSTEPS,
 ) -> tuple[Float[Array, " 2"], Float[Array, " 1"]]:
-    """One control step of (Ca, T) with inputs held.
+    """Integrate (Ca, T) over one control step with constant inputs.
 
     Args:
         y: (2,), concentration [mol/L] and temperature [K].
@@ -169,7 +169,7 @@ def advance(
         substeps: integration steps.
 
     Returns:
-        (Ca, T) after the step, and the least margin [K] over the step's start and all substeps.
+        (Ca, T) after the step, and the least margin [K] during the step.
     """
     path = integrate(RK4, lambda y: derivative(y, coolant, feed_deviation, params), y, DT, substeps)
     temperatures = jnp.concatenate([y[1:], path[:, 1]])
@@ -183,7 +183,7 @@ def steady_concentration(temperature: Float[Array, "*n"] | float, params: Params
 
 
 def steady_coolant(temperature: Float[Array, "*n"] | float, params: Params) -> Float[Array, "*n"]:
-    """The coolant temperature [K] that holds the reactor at a temperature [K], from dT/dt = 0 on dCa/dt = 0."""
+    """Coolant temperature [K] of the steady state at a reactor temperature [K], from dT/dt = 0 and dCa/dt = 0."""
     temperature = jnp.asarray(temperature)
     heat = params.heat_of_reaction * params.flow_rate
     heat = heat * (params.feed_concentration - steady_concentration(temperature, params))
@@ -191,7 +191,7 @@ def steady_coolant(temperature: Float[Array, "*n"] | float, params: Params) -> F
 
 
 def cost(concentration: Float[AnyArray, "*n"], setpoint: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
-    """((Ca − SP) / 0.3)², pc-gym's tracking cost, without a penalty on moves."""
+    """((Ca − SP) / 0.3)², pc-gym's tracking cost without a penalty on moves."""
     return jnp.square((concentration - setpoint) / ERROR_SCALE)
 
 
@@ -201,16 +201,16 @@ def start(
     coolant: float | Float[Array, ""],
     setpoints: Float[Array, " S"],
 ) -> tuple[State, Float[Array, " 4"]]:
-    """A given state with given set points, undisturbed: the tracking tasks of tests and examples start here.
+    """Return an undisturbed state with given set points, as for the tracking tasks of tests and examples.
 
     Args:
-        concentration: mol/L.
-        temperature: K.
-        coolant: coolant temperature in force, K.
-        setpoints: concentrations [mol/L], each held for `SETPOINT_STEPS` steps.
+        concentration: Ca [mol/L].
+        temperature: T [K].
+        coolant: coolant temperature in force [K].
+        setpoints: (S,), concentrations [mol/L], each used for `SETPOINT_STEPS` steps.
 
     Returns:
-        The state and its noise-free observation.
+        The state and the noise-free observation.
     """
     *y, still = (jnp.asarray(x, setpoints.dtype) for x in (concentration, temperature, coolant, 0.0))
     state = State(y[0], y[1], y[2], still, setpoints, jnp.zeros((), jnp.int32), still)
@@ -226,7 +226,7 @@ def _observe(state: State, noise: Float[Array, ""]) -> Float[Array, " 4"]:
 
 
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
-    """Constants drawn uniformly within the domain's spreads around the nominal ones."""
+    """Draw constants uniformly within the domain's spreads around the nominal values."""
     reaction, cooling = jax.random.uniform(key, (2,), minval=-1.0, maxval=1.0)
     return NOMINAL._replace(
         reaction_rate=NOMINAL.reaction_rate * (1 + domain.reaction_spread * reaction),
@@ -244,22 +244,22 @@ def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
 
 
 def _concentration_draw(key: PRNGKeyArray, dtype: Any) -> Float[Array, ""]:
-    """A standard normal cut off at three, from a key of its own: the older draws stay what they were."""
+    """Standard normal clipped at three, from a folded key so that the other draws do not change."""
     return jnp.clip(jax.random.normal(jax.random.fold_in(key, 1), (), dtype), -3.0, 3.0)
 
 
 def _slow(
     before: Float[Array, ""], push: Float[Array, ""], sd: float | Float[Array, ""], phi: Float[Array, ""]
 ) -> Float[Array, ""]:
-    """d' = φ d + sd √(1 − φ²) w, whose standard deviation stays sd."""
+    """d' = φ d + sd √(1 − φ²) w, with stationary standard deviation sd."""
     return phi * before + sd * jnp.sqrt(1 - phi**2) * push
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 4"]]:
-    """A start near one of this reactor's steady states, and set points drawn apart from it.
+    """Start near a steady state of this reactor, with independent random set points.
 
-    Set points come from the nominal steady states: an operator knows no others. The start lies near a steady
-    state of the reactor as it is, for that is where it has been.
+    Set points are nominal steady states, because an operator knows no others. The start is near a steady state of the
+    drawn reactor, because that is where the reactor has been running.
     """
     key_place, key_noise = jax.random.split(key)
     low, high = params.setpoint_temperature_low, params.setpoint_temperature_high
@@ -281,16 +281,10 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 4"]]
 
 
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 1"], params: Params) -> tuple[State, Timestep]:
-    """One control step under a coolant temperature [K], clipped to its range.
+    """Simulate one control step under a coolant temperature [K], clipped to its range.
 
-    As in pc-gym the reward uses the set point after the step, which nobody could foresee where it has just changed.
-    The feed's deviations are AR(1) sequences, d' = clip(φ d + sd √(1 − φ²) w) with φ = exp(−dt/τ), held during a step.
-
-    Args:
-        key: randomness of the step.
-        state: true state before the step.
-        action: (1,), coolant temperature [K].
-        params: constants of the plant.
+    As in pc-gym, the reward uses the set point after the step, so a change of set point cannot be anticipated.
+    The feed deviations are AR(1) sequences, d' = clip(φ d + sd √(1 − φ²) w) with φ = exp(−dt/τ), held during a step.
     """
     push, noise = jax.random.normal(key, (2,), action.dtype)
     coolant = clip_to(SPEC.action, action)[0]
@@ -301,7 +295,7 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 1"], params: Pa
     deviation = _slow(state.feed_deviation, push, params.feed_sd, phi)
     sd = params.feed_concentration_sd
     richness = _slow(state.feed_concentration_deviation, _concentration_draw(key, y.dtype), sd, phi)
-    following = State(
+    next_state = State(
         concentration=y[0],
         temperature=y[1],
         coolant=coolant,
@@ -310,57 +304,45 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 1"], params: Pa
         step=state.step + 1,
         feed_concentration_deviation=jnp.clip(richness, -3.0 * sd, 3.0 * sd),
     )
-    return following, Timestep(
-        observation=_observe(following, params.noise_sd * noise),
-        reward=-cost(y[0], _setpoint(following)) - jnp.where(tripped, TRIP_COST, 0.0),
+    return next_state, Timestep(
+        observation=_observe(next_state, params.noise_sd * noise),
+        reward=-cost(y[0], _setpoint(next_state)) - jnp.where(tripped, TRIP_COST, 0.0),
         margins=margins,
         terminated=tripped,
-        truncated=following.step >= HORIZON,
+        truncated=next_state.step >= HORIZON,
     )
 
 
 def predict(
     observation: Float[Array, " 4"], action: Float[Array, " 1"], params: Params
 ) -> tuple[Float[Array, " 4"], Float[Array, " 1"]]:
-    """The noise-free next observation at the mean feed temperature, and the least margin [K] on the way.
-
-    Args:
-        observation: (4,), concentration, temperatures and set point.
-        action: (1,), coolant temperature [K].
-        params: constants of the plant.
-    """
+    """Predict the noise-free next observation at the mean feed temperature, and the least margin [K] of the step."""
     coolant = clip_to(SPEC.action, action)[0]
     y, margins = advance(observation[:2], coolant, 0.0, params)
     return jnp.stack([y[0], y[1], coolant, observation[3]]), margins
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 4"], params: Params) -> tuple[State, Params]:
-    """Both states, the coolant and the set point are measured; the feed's deviations stay hidden."""
+    """Set the measured states, coolant and set point; the feed deviations stay hidden."""
     temperature = observation[1] - params.noise_sd * jax.random.normal(key, (), observation.dtype)
     at = state._replace(concentration=observation[0], temperature=temperature, coolant=observation[2])
     return at._replace(setpoints=jnp.full_like(state.setpoints, observation[3])), params
 
 
 def applied(observation: Float[Array, " 4"]) -> Float[Array, " 1"]:
-    """The coolant temperature [K] in force."""
+    """Coolant temperature [K] in force."""
     return observation[2:3]
 
 
 def logged_margins(next_observation: Float[AnyArray, "*n 4"]) -> Float[Array, "*n 1"]:
-    """Margins [K] of logged rows: what the measured temperature after the step left to its limits."""
+    """Margins [K] of logged rows, from the temperature measured after the step."""
     return two_sided_margin(next_observation[..., 1:2], LIMIT.low, LIMIT.high)
 
 
 def logged_reward(
     observation: Float[AnyArray, "*n 4"], action: Float[AnyArray, "*n 1"], next_observation: Float[AnyArray, "*n 4"]
 ) -> Float[Array, "*n"]:
-    """Reward of logged rows: −((Ca' − SP)/0.3)², less the trip's cost where the temperature left its limits.
-
-    Args:
-        observation: (..., 4), concentration, temperatures and set point.
-        action: (..., 1), coolant temperature [K].
-        next_observation: (..., 4), what was observed a step later.
-    """
+    """Reward of logged rows: −((Ca' − SP)/0.3)², minus the trip cost where the temperature left the limits."""
     tripped = logged_margins(next_observation)[..., 0] < 0
     return -cost(next_observation[..., 0], next_observation[..., 3]) - jnp.where(tripped, TRIP_COST, 0.0)
 
@@ -368,13 +350,13 @@ def logged_reward(
 def _tracking_residuals(
     observation: Float[Array, " 4"], margins: Float[Array, " 1"], action: Float[Array, " 1"], before: Float[Array, " 1"]
 ) -> Float[Array, " 2"]:
-    """The task's error, and what keeps a plan a kelvin away from the trip."""
+    """Tracking error, and a penalty within 1 K of the trip limits."""
     error = (observation[0] - observation[3]) / ERROR_SCALE
     return jnp.stack([error, jnp.maximum(1.0 - margins[0], 0.0)])
 
 
 nmpc = single_shooting(predict, applied, _tracking_residuals, holds=(1,) * 17, iterations=5)
-"""The horizon of truth 1.1's NMPC, without a move penalty and without preview, as it."""
+"""Same horizon as pc-gym's NMPC, without move penalty and preview."""
 
 PLANT = Plant(
     spec=SPEC,
@@ -387,11 +369,11 @@ PLANT = Plant(
     applied=applied,
     resume=resume,
     fallback=pid(measurement=0, setpoint=3, dt=DT),
-    # By benchmarks.tuning. The output stays within the tracking task's range, at whose ends the reactor still has a
-    # stable steady state inside its limits: that is what makes it a fallback, and a wider one gains nothing.
+    # By benchmarks.tuning. The output stays within the range of the tracking task, at both ends of which the reactor
+    # has a stable steady state inside the limits. A wider range gains nothing.
     fallback_params=PIDParams(kp=-270.0, ki=-500.0, kd=-130.0, low=295.0, high=302.0),
-    # Lambda tuning, as cautious as plants do it: at 324 K the gain is −0.0143 (mol/L)/K and the time constants add up
-    # to 1.5 min; a closed loop three times as slow asks for ki = 1/(gain · 4.5 min) and kp = 1.5 min · ki, rounded.
+    # Cautious lambda tuning, as is common in plants: at 324 K the gain is −0.0143 (mol/L)/K and the time constants sum
+    # to 1.5 min; a closed loop three times as slow needs ki = 1/(gain · 4.5 min) and kp = 1.5 min · ki, rounded.
     found_params=PIDParams(kp=-20.0, ki=-15.0, kd=0.0, low=295.0, high=302.0),
     reference=nmpc,
     reference_params=MPCParams(NOMINAL, SPEC.action.low, SPEC.action.high, (0.2, 0.2, 0.0, 0.0)),

@@ -1,17 +1,17 @@
-"""DMSD, the double mass-spring-damper of NeoRL-2 (arXiv 2503.19267): two masses between walls, two forces, two targets.
+"""DMSD, the double mass-spring-damper of NeoRL-2 (arXiv 2503.19267): two masses between walls, with forces and targets.
 
-m x1'' = −2k x1 + k x2 − 2c v1 + c v2 + F1, and the same with 1 and 2 exchanged, by explicit Euler with dt = 0.2 s;
-F = 30 N · action. reward = Σ_i −ln(|x_i − target_i| + 0.01), after the step. The equations reproduce the official data
+m x1'' = −2k x1 + k x2 − 2c v1 + c v2 + F1, the same with 1 and 2 exchanged, by explicit Euler with dt = 0.2 s, and
+F = 30 N · action. reward = Σ_i −ln(|x_i − target_i| + 0.01) after the step. The equations reproduce the official data
 to single precision, with observations in the order (x1, x2, v1, v2, target1, target2).
 
 | constant | source |
 |---|---|
-| mass, stiffness, damping, force, starts, targets | NeoRL-2, arXiv 2503.19267, whose task measures without noise |
-| mass_spread, stiffness_spread, damping_spread | ours, and none by default |
+| mass, stiffness, damping, force, starts, targets | NeoRL-2, arXiv 2503.19267, without measurement noise |
+| mass_spread, stiffness_spread, damping_spread | ours, zero by default |
 | TRAVEL | ours |
 
-Valid as the benchmark's own sequence: Euler's rule with 0.2 s is its law and no approximation of one, and springs and
-dampers are linear however far they are pulled.
+Valid as the benchmark's own sequence: Euler's rule with 0.2 s is part of the definition, and springs and dampers are
+linear at any displacement.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ REDRAW_STEP = 50
 """After this many steps each target is redrawn with probability one half."""
 TARGET_LIMIT = 1.5
 TRAVEL = 2.8
-"""Mechanical travel [m] of each mass, our addition to NeoRL-2's task: no row of its data lies beyond 2.63 and the LQR
-stays within 1.9, but uniformly random forces leave it in one episode out of three."""
+"""Mechanical travel [m] of each mass, our addition to NeoRL-2's task: its data stay within 2.63 and the LQR within 1.9,
+but uniformly random forces exceed it in one episode out of three."""
 
 SPEC = PlantSpec(
     name="double_mass",
@@ -67,11 +67,11 @@ class Params(NamedTuple):
     damping: float | Float[Array, ""] = 4.0
     """Damping of each of the three dampers [N s/m]."""
     force: float | Float[Array, ""] = 30.0
-    """N at action 1."""
+    """Force at action 1 [N]."""
 
 
 class Domain(NamedTuple):
-    """Relative half ranges of the constants; zero is NeoRL-2's own task."""
+    """Relative half ranges of the constants; zero gives NeoRL-2's task."""
 
     stiffness_spread: float = 0.0
     damping_spread: float = 0.0
@@ -79,7 +79,7 @@ class Domain(NamedTuple):
 
 
 class State(NamedTuple):
-    """The true state, all of which is observed."""
+    """The true state; all of it is observed."""
 
     motion: Float[Array, " 4"]
     """(x1, x2, v1, v2)"""
@@ -91,7 +91,7 @@ NOMINAL = Params()
 
 
 def derivative(motion: Float[Array, " 4"], force: Float[Array, " 2"], params: Params) -> Float[Array, " 4"]:
-    """d(x1, x2, v1, v2)/dt in m/s and m/s², forces in N.
+    """d(x1, x2, v1, v2)/dt in m/s and m/s².
 
     Args:
         motion: (4,), positions [m] and velocities [m/s].
@@ -105,11 +105,11 @@ def derivative(motion: Float[Array, " 4"], force: Float[Array, " 2"], params: Pa
 
 
 def advance(motion: Float[Array, " 4"], action: Float[Array, " 2"], params: Params) -> Float[Array, " 4"]:
-    """One Euler step of (x1, x2, v1, v2) under an action within ±1.
+    """Take one Euler step of (x1, x2, v1, v2) under an action within ±1.
 
     Args:
         motion: (4,), positions [m] and velocities [m/s].
-        action: (2,), forces between -1 and 1.
+        action: (2,), forces between −1 and 1.
         params: constants of the plant.
     """
     return explicit_step(EULER, lambda y: derivative(y, params.force * action, params), motion, DT)
@@ -126,7 +126,7 @@ def tracking_reward(positions: Float[AnyArray, "*n 2"], targets: Float[AnyArray,
 
 
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
-    """Constants drawn uniformly within the domain's spreads around the nominal ones."""
+    """Draw constants uniformly within the domain's spreads around the nominal values."""
     stiffness, damping, mass = jax.random.uniform(key, (3,), minval=-1.0, maxval=1.0)
     return NOMINAL._replace(
         mass=NOMINAL.mass * (1 + domain.mass_spread * mass),
@@ -140,7 +140,7 @@ def _observe(state: State) -> Float[Array, " 6"]:
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 6"]]:
-    """x ~ U(±0.25), v ~ U(±0.1), targets ~ U(±1.5), as NeoRL-2 starts."""
+    """x ~ U(±0.25), v ~ U(±0.1), targets ~ U(±1.5), as in NeoRL-2."""
     drawn = jax.random.uniform(key, (6,), minval=-1.0, maxval=1.0)
     drawn = drawn * jnp.array([0.25, 0.25, 0.1, 0.1, TARGET_LIMIT, TARGET_LIMIT])
     state = State(drawn[:4], drawn[4:], jnp.zeros((), jnp.int32))
@@ -148,50 +148,38 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 6"]]
 
 
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 2"], params: Params) -> tuple[State, Timestep]:
-    """One step under two forces within ±1, clipped; the targets may change at its end.
+    """Simulate one step under two forces, clipped to ±1; the targets may change at the end of it.
 
-    As in NeoRL-2 an episode never terminates: a mass beyond its travel counts as a violation, but moves on.
-
-    Args:
-        key: randomness of the step.
-        state: true state before the step.
-        action: (2,), forces between -1 and 1.
-        params: constants of the plant.
+    As in NeoRL-2, an episode never terminates: a mass beyond the travel limit is a violation but keeps moving.
     """
     motion = advance(state.motion, clip_to(SPEC.action, action), params)
     drawn = jax.random.uniform(key, (4,), motion.dtype)
     redraw = (drawn[:2] < 0.5) & (state.step + 1 == REDRAW_STEP)
-    following = State(motion, jnp.where(redraw, TARGET_LIMIT * (2 * drawn[2:] - 1), state.targets), state.step + 1)
-    return following, Timestep(
-        observation=_observe(following),
-        reward=tracking_reward(motion[:2], following.targets),
+    next_state = State(motion, jnp.where(redraw, TARGET_LIMIT * (2 * drawn[2:] - 1), state.targets), state.step + 1)
+    return next_state, Timestep(
+        observation=_observe(next_state),
+        reward=tracking_reward(motion[:2], next_state.targets),
         margins=margins_of(motion[:2]),
         terminated=jnp.asarray(False),
-        truncated=following.step >= HORIZON,
+        truncated=next_state.step >= HORIZON,
     )
 
 
 def predict(
     observation: Float[Array, " 6"], action: Float[Array, " 2"], params: Params
 ) -> tuple[Float[Array, " 6"], Float[Array, " 2"]]:
-    """The next observation under unchanged targets, and the margins [m] then.
-
-    Args:
-        observation: (6,), positions [m], velocities [m/s] and targets [m].
-        action: (2,), forces between -1 and 1.
-        params: constants of the plant.
-    """
+    """Predict the next observation under unchanged targets, and the margins [m] after the step."""
     motion = advance(observation[:4], clip_to(SPEC.action, action), params)
     return jnp.concatenate([motion, observation[4:]]), margins_of(motion[:2])
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 6"], params: Params) -> tuple[State, Params]:
-    """The whole state is observed without noise."""
+    """Set the whole state, which is observed without noise."""
     return state._replace(motion=observation[:4], targets=observation[4:]), params
 
 
 def applied(observation: Float[Array, " 6"]) -> Float[Array, " 2"]:
-    """The resting action: the observation does not tell which forces were in force."""
+    """The resting action, because the observation does not contain the forces in force."""
     return jnp.zeros_like(observation[:2])
 
 
@@ -203,18 +191,12 @@ def logged_margins(next_observation: Float[AnyArray, "*n 6"]) -> Float[Array, "*
 def logged_reward(
     observation: Float[AnyArray, "*n 6"], action: Float[AnyArray, "*n 2"], next_observation: Float[AnyArray, "*n 6"]
 ) -> Float[Array, "*n"]:
-    """The plant's reward of logged rows, from positions and targets after the step.
-
-    Args:
-        observation: (..., 6), positions [m], velocities [m/s] and targets [m].
-        action: (..., 2), forces between -1 and 1.
-        next_observation: (..., 6), what was observed a step later.
-    """
+    """Reward of logged rows, from positions and targets after the step."""
     return tracking_reward(next_observation[..., :2], next_observation[..., 4:])
 
 
 def linear_model(params: Params = NOMINAL) -> tuple[Float[np.ndarray, "4 4"], Float[np.ndarray, "4 2"]]:
-    """A (4, 4) and B (4, 2) of motion⁺ = A motion + B action, exact because the plant is linear."""
+    """A (4, 4) and B (4, 2) of motion⁺ = A motion + B action; exact because the plant is linear."""
     k, c, m = (float(x) for x in (params.stiffness, params.damping, params.mass))
     coupling = np.array([[-2.0, 1.0], [1.0, -2.0]])
     rate = np.block([[np.zeros((2, 2)), np.eye(2)], [k / m * coupling, c / m * coupling]])
@@ -225,12 +207,12 @@ def linear_model(params: Params = NOMINAL) -> tuple[Float[np.ndarray, "4 4"], Fl
 def design_lqr(
     position_weight: float, velocity_weight: float, action_weight: float, params: Params = NOMINAL
 ) -> LinearParams:
-    """The saturated LQR with set-point feedforward on the true model.
+    """Design a saturated LQR with set-point feedforward on the true model.
 
     Args:
-        position_weight: cost of a squared position error.
-        velocity_weight: cost of a squared velocity.
-        action_weight: cost of a squared action.
+        position_weight: cost of the squared position error.
+        velocity_weight: cost of the squared velocity.
+        action_weight: cost of the squared action.
         params: constants of the plant.
     """
     a, b = linear_model(params)

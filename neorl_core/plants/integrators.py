@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 
 class Tableau(NamedTuple):
-    """A Butcher tableau of an explicit method for autonomous right-hand sides."""
+    """Butcher tableau of an explicit method for autonomous right-hand sides."""
 
     a: tuple[tuple[float, ...], ...]
     """Strictly lower triangle, one row per stage after the first."""
@@ -28,16 +28,16 @@ RightHandSide = Callable[[Float[Array, " n"]], Float[Array, " n"]]
 def explicit_step(
     method: Tableau, f: RightHandSide, y: Float[Array, " n"], h: float | Float[Array, ""]
 ) -> Float[Array, " n"]:
-    """One step of size h: y + h Σ b_i k_i with k_i = f(y + h Σ_j a_ij k_j).
+    """Take one step of size h: y + h Σ b_i k_i with k_i = f(y + h Σ_j a_ij k_j).
 
     Args:
-        method: the coefficient table.
-        f: the right-hand side of y' = f(y), inputs held during the step.
-        y: the state (n,).
-        h: the step, in the unit of time of `f`.
+        method: the tableau.
+        f: right-hand side of y' = f(y); inputs are constant during the step.
+        y: (n,), the state.
+        h: step size, in the time unit of `f`.
 
     Returns:
-        The state (n,) at the end of the step.
+        (n,), the state at the end of the step.
     """
     slopes = [f(y)]
     for row in method.a:
@@ -48,17 +48,17 @@ def explicit_step(
 def integrate(
     method: Tableau, f: RightHandSide, y: Float[Array, " n"], duration: float | Float[Array, ""], substeps: int
 ) -> Float[Array, "substeps n"]:
-    """The states at the ends of `substeps` equal steps that together last `duration`.
+    """Return the states after each of `substeps` equal steps over `duration`.
 
     Args:
-        method: the coefficient table.
-        f: the right-hand side of y' = f(y).
-        y: the state (n,) at the start.
-        duration: in the unit of time of `f`.
-        substeps: how many steps.
+        method: the tableau.
+        f: right-hand side of y' = f(y).
+        y: (n,), the state at the start.
+        duration: total time, in the time unit of `f`.
+        substeps: number of steps.
 
     Returns:
-        States (substeps, n); the last is the state after `duration`.
+        (substeps, n); the last row is the state after `duration`.
     """
 
     def advance(y: Float[Array, " n"], _: None) -> tuple[Float[Array, " n"], Float[Array, " n"]]:

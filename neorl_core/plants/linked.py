@@ -1,9 +1,10 @@
-"""A plant whose agents talk over links that may be lost: its observation ends with a flag for each, 1 while it is up.
+"""A plant with several agents that communicate over unreliable links.
 
-Every link is lost and found by itself. At each step it is drawn anew with a probability, and is then down with another:
-in the long run `link_loss` of the time, for `1 / (link_redraw (1 - link_loss))` steps on average (Gilbert 1960,
-Capacity of a burst-noise channel, Bell System Technical Journal 39). With a redraw of 1 it is drawn at every step, with
-0 once for an episode. The plant itself, its randomness, its own controller and its limits are what they were.
+The observation ends with one flag per link, 1 while the link is up. In each step a link is redrawn with probability
+`link_redraw`; a redrawn link is down with probability `link_loss`. In the long run a link is down for a share
+`link_loss` of the time, in outages of `1 / (link_redraw (1 - link_loss))` steps on average (Gilbert 1960, Capacity of a
+burst-noise channel, Bell System Technical Journal 39). With a redraw of 1 every step is independent; with 0 a link
+keeps one state for the whole episode. The plant's physics, randomness, controllers and limits do not change.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from neorl_core.plants.base import AnyArray, LoggedSignals
 from neorl_core.types import Controller, Params, Plant, Space
 
 FOLD = 8_191
-"""Folded into the plant's keys, so that its own randomness stays what it is without links."""
+"""Folded into the plant's keys, so that the plant's own random numbers do not change."""
 DRAWN = ("link_loss", "link_redraw")
 
 
@@ -37,22 +38,23 @@ class State(NamedTuple):
 def linked(
     plant: Plant, links: Links, loss: float = 0.1, redraw: float = 0.25, kinds: tuple[int, ...] | None = None
 ) -> Plant:
-    """A plant with agents, linked, and laid out for policies that talk over the links.
+    """Add links to a plant with agents, with a graph layout for policies that communicate over them.
 
     Args:
-        plant: with `agents`.
-        links: pairs of agents by name.
-        loss: share of the time for which a link is down, in its operating domain (`link_loss`); there it may also be
-            one for each link.
-        redraw: probability per step that a link is drawn anew (`link_redraw`).
-        kinds: of agents that share weights, as `agents_layout` takes them.
+        plant: a plant with `agents`.
+        links: pairs of agent names.
+        loss: share of the time for which a link is down (`link_loss` of the domain); a scalar or one per link.
+        redraw: probability per step that a link is redrawn (`link_redraw`).
+        kinds: groups of agents that share weights, as for `agents_layout`.
 
     Raises:
-        ValueError: when the plant has no agents, or a link leads to nobody.
+        ValueError: if the plant has no agents, or a link names an unknown agent.
     """
     own, count = plant.spec.observation, len(links)
     if not plant.agents:
-        raise ValueError(f"expected a plant that several agents share, got '{plant.spec.name}': give it `agents`.")
+        raise ValueError(
+            f"links need a plant with several agents, but {plant.spec.name} has none: set `agents` of the plant"
+        )
     up = tuple(range(own.size, own.size + count))
     observation = Space(
         own.names + tuple(f"link_{a}_{b}" for a, b in links),
@@ -60,7 +62,7 @@ def linked(
         own.low + (0.0,) * count,
         own.high + (1.0,) * count,
     )
-    # An agent sees its own links' flags: whether somebody answers.
+    # Each agent sees the flags of the links that it is part of.
     agents = tuple(
         agent._replace(
             observation=agent.observation + tuple(k for k, link in zip(up, links, strict=True) if agent.name in link)
@@ -86,27 +88,27 @@ def linked(
 
 
 def linked_signals(logged: LoggedSignals, observed: int) -> LoggedSignals:
-    """What logs of the linked plant are scored with: the plant's own formulas, of its own signals.
+    """Return the plant's reward and margin functions for logs of the linked plant.
 
     Args:
-        logged: the plant's.
-        observed: components of the plant's observation.
+        logged: functions of the plant without links.
+        observed: size of the plant's observation without links.
     """
 
     def reward(
-        observation: Float[AnyArray, "*n O"], action: Float[AnyArray, "*n A"], following: Float[AnyArray, "*n O"]
+        observation: Float[AnyArray, "*n O"], action: Float[AnyArray, "*n A"], next_observation: Float[AnyArray, "*n O"]
     ) -> Float[Array, "*n"]:
-        return logged.reward(observation[..., :observed], action, following[..., :observed])
+        return logged.reward(observation[..., :observed], action, next_observation[..., :observed])
 
-    def margins(following: Float[AnyArray, "*n O"]) -> Float[Array, "*n K"]:
-        return logged.margins(following[..., :observed])
+    def margins(next_observation: Float[AnyArray, "*n O"]) -> Float[Array, "*n K"]:
+        return logged.margins(next_observation[..., :observed])
 
     return LoggedSignals(reward, margins)
 
 
 @cache
 def _extended(kind: Any) -> Callable[..., Params]:
-    """One type for each plant's, as `neorl_core.plants.site` has it."""
+    """Extend a NamedTuple type by the link constants; cached so that each plant has one type."""
     return namedtuple(f"Linked{kind.__name__}", (*kind._fields, *DRAWN))
 
 
@@ -116,7 +118,7 @@ def _with(plain: Params, drawn: tuple[Any, ...]) -> Params:
 
 
 def _without(plain: Params, linked: Params) -> Params:
-    """The plant's own part of constants or of a domain."""
+    """Return the plant's own part of constants or of a domain."""
     return type(plain)(*linked[: len(plain)])
 
 
@@ -143,11 +145,11 @@ def _reset(plant: Plant, count: int) -> Callable[..., Any]:
 
 def _step(plant: Plant, count: int) -> Callable[..., Any]:
     def step(key: PRNGKeyArray, state: State, action: Float[Array, " A"], params: Params) -> tuple[State, Any]:
-        following, now = plant.step(key, state.plant, action, _without(plant.params, params))
+        next_state, timestep = plant.step(key, state.plant, action, _without(plant.params, params))
         key_link, key_draw = jax.random.split(jax.random.fold_in(key, FOLD))
         anew = jax.random.uniform(key_draw, (count,)) < jnp.asarray(params.link_redraw, float)
         up = jnp.where(anew, _drawn(key_link, params, count).astype(state.up.dtype), state.up)
-        return State(following, up), now._replace(observation=jnp.concatenate([now.observation, up]))
+        return State(next_state, up), timestep._replace(observation=jnp.concatenate([timestep.observation, up]))
 
     return step
 
@@ -155,15 +157,15 @@ def _step(plant: Plant, count: int) -> Callable[..., Any]:
 def _predict(plant: Plant) -> Callable[..., Any]:
     def predict(observation: Float[Array, " O"], action: Float[Array, " A"], params: Params) -> Any:
         size = plant.spec.observation.size
-        following, margins = plant.predict(observation[:size], action, _without(plant.params, params))
-        # What a link does next is not known: it stays.
-        return jnp.concatenate([following, observation[size:]]), margins
+        next_observation, margins = plant.predict(observation[:size], action, _without(plant.params, params))
+        # The future of a link is unknown, so it keeps its state.
+        return jnp.concatenate([next_observation, observation[size:]]), margins
 
     return predict
 
 
 def _blind(controller: Controller, size: int) -> Controller:
-    """A controller that knows of no links."""
+    """Hide the link flags from a controller."""
     return Controller(
         lambda params, observation: controller.init(params, observation[:size]),
         lambda params, memory, observation, applied: controller.act(params, memory, observation[:size], applied),

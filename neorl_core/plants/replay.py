@@ -1,9 +1,8 @@
-"""A simulator beside logs: what it predicts of logged steps, and what it would itself have done there.
+"""Prediction errors of a simulator on logs, and the errors that its operating domain explains.
 
-A plant's prediction misses its logs by noise, disturbances, hidden states and constants that nobody knows exactly. How
-much of that the operating domain explains is found by simulation: plants drawn from the domain are put where the log
-says, given the logged actions, and their errors are counted as the log's are (a parametric bootstrap: Efron and
-Tibshirani, An Introduction to the Bootstrap, chapter 6.5).
+Noise, disturbances, hidden states and uncertain constants all cause prediction errors. A parametric bootstrap (Efron
+and Tibshirani, An Introduction to the Bootstrap, chapter 6.5) measures how large they may be: plants drawn from the
+operating domain replay the logged actions from the logged states, and their errors are computed like the logs' errors.
 """
 
 from __future__ import annotations
@@ -19,28 +18,28 @@ from neorl_core.types import Params, Plant
 
 
 class LoggedEpisodes(NamedTuple):
-    """E logged episodes, filled up to the longest one's T steps."""
+    """E logged episodes, padded to the T steps of the longest."""
 
     observations: Float[Array, "E T O"]
     """Before each step."""
     actions: Float[Array, "E T A"]
     next_observations: Float[Array, "E T O"]
     present: Bool[Array, "E T"]
-    """Whether the step was logged; all that were stand before all that were not."""
+    """True where the step was logged; padding comes last."""
 
 
 class ReplayErrors(NamedTuple):
-    """Root mean square prediction errors by horizon, in the signals' units."""
+    """Root-mean-square prediction errors by horizon, in the signals' units."""
 
     logged: Float[Array, "*n K O"]
-    """On the logs."""
+    """Errors on the logs."""
     simulated: Float[Array, "*n B K O"]
-    """Of B plants of the operating domain in the logged plant's place."""
+    """Errors of B plants drawn from the operating domain."""
     held: Bool[Array, "*n O"]
-    """Whether the plant predicts that the signal stays what it was: a set point, which somebody else moves."""
+    """True where the plant predicts no change of the signal, as for a set point."""
 
 
-# It runs once, and for less time than XLA would take to make it fast.
+# The program runs once, in less time than XLA would need to optimise it.
 @partial(jax.jit, static_argnames="plant", compiler_options={"xla_backend_optimization_level": 0})
 def replay_errors(
     plant: Plant,
@@ -50,35 +49,36 @@ def replay_errors(
     keys: Key[Array, " B"],
     domain: Params,
 ) -> ReplayErrors:
-    """Errors of a plant's predictions on logs, and where plants of a domain take the logged actions instead.
+    """Return prediction errors on logs, and on replays of the logged actions by plants of an operating domain.
 
     e = √(mean (ŷ(t + k) − y(t + k))²), ŷ from `predict` applied k times to y(t), for t = 0, k, 2k, …
 
-    Each drawn plant has the constants that its key draws. Every k steps it is put where the log says by `plant.resume`,
-    which leaves alone what an observation does not tell. A plant without that function starts as `reset` has it, its
-    errors are those of its own observations, and what follows the end of its episode is left out.
+    Every k steps `plant.resume` puts each drawn plant into the logged state; hidden states are kept. A plant without
+    `resume` starts from `reset`, is compared with its own observations, and steps after its termination are ignored.
 
     Args:
-        plant: gives `predict` and the drawn plants; its own constants are not looked at.
-        params: the constants that are predicted with.
-        logs: the episodes.
-        horizons: (K,), steps ahead, of which no episode need have as many.
-        keys: (B,), one for each drawn plant.
+        plant: supplies `predict` and the drawn plants; `plant.params` is not used.
+        params: constants for the predictions.
+        logs: the logged episodes.
+        horizons: (K,), steps ahead; may exceed the length of the episodes.
+        keys: (B,), one per drawn plant.
         domain: the operating domain.
     """
     drawn = jax.vmap(plant.sample_params, (0, None))(jax.vmap(lambda key: jax.random.fold_in(key, 0))(keys), domain)
     episode_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, 1), len(logs.present)))(keys)
-    # What a plant is put back to is what was logged, so that all of them have the logs' predictions.
+    # With `resume`, all drawn plants start from the logged states and so share the predictions for the logs.
     own = 0 if plant.resume is None else None
 
     def ahead(steps: Int[Array, ""]) -> tuple[Array, Array, Array]:
-        forecast = partial(_predicted, plant, params, steps)
+        forecast = partial(_forecast, plant, params, steps)
         predicted = jax.vmap(forecast)(logs.observations, logs.actions)
         ends = logs.present & ((jnp.arange(logs.present.shape[1]) + 1) % steps == 0)
-        replay = jax.vmap(partial(_replayed, plant, steps), (None, 0, 0))
-        made = jax.vmap(replay, (0, 0, None))(drawn, episode_keys, logs)
-        theirs = jax.vmap(jax.vmap(forecast), (0, None))(made.observations, logs.actions) if own == 0 else predicted
-        simulated = jax.vmap(_rms, (own, 0, 0))(theirs, made.next_observations, made.present & ends)
+        replay = jax.vmap(partial(_replay, plant, steps), (None, 0, 0))
+        replayed = jax.vmap(replay, (0, 0, None))(drawn, episode_keys, logs)
+        forecasts = (
+            jax.vmap(jax.vmap(forecast), (0, None))(replayed.observations, logs.actions) if own == 0 else predicted
+        )
+        simulated = jax.vmap(_rms, (own, 0, 0))(forecasts, replayed.next_observations, replayed.present & ends)
         begins = logs.present & (jnp.arange(logs.present.shape[1]) % steps == 0)
         held = jnp.all((predicted == logs.observations) | ~begins[..., None], axis=(0, 1))
         return _rms(predicted, logs.next_observations, ends), simulated, held
@@ -87,23 +87,23 @@ def replay_errors(
     return ReplayErrors(logged, jnp.swapaxes(simulated, 0, 1), jnp.all(held, axis=0))
 
 
-def _predicted(
+def _forecast(
     plant: Plant, params: Params, steps: Int[Array, ""], observations: Float[Array, "T O"], actions: Float[Array, "T A"]
 ) -> Float[Array, "T O"]:
-    """What is predicted after each step of an episode, begun anew from its observation every `steps` steps."""
+    """Predict every step of an episode, restarting from the logged observation every `steps` steps."""
 
     def step(predicted: Float[Array, " O"], at: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         t, seen, action = at
-        following = plant.predict(jnp.where(t % steps == 0, seen, predicted), action, params)[0]
-        return following, following
+        next_observation = plant.predict(jnp.where(t % steps == 0, seen, predicted), action, params)[0]
+        return next_observation, next_observation
 
     return jax.lax.scan(step, observations[0], (jnp.arange(len(actions)), observations, actions))[1]
 
 
-def _replayed(
+def _replay(
     plant: Plant, steps: Int[Array, ""], constants: Params, key: PRNGKeyArray, log: LoggedEpisodes
 ) -> LoggedEpisodes:
-    """The log of one drawn plant along one logged episode's actions."""
+    """Simulate one drawn plant under the actions of one logged episode."""
     key_start, key_steps = jax.random.split(key)
     state, observation = plant.reset(key_start, constants)
     keys = jax.random.split(key_steps, (len(log.present), 2))
@@ -120,19 +120,19 @@ def _replayed(
             )
             alive = jnp.asarray(True)
         state, found = plant.step(key_step, state, now.actions, constants)
-        made = LoggedEpisodes(observation, now.actions, found.observation, now.present & alive)
-        return (state, constants, found.observation, alive & ~found.terminated), made
+        replayed = LoggedEpisodes(observation, now.actions, found.observation, now.present & alive)
+        return (state, constants, found.observation, alive & ~found.terminated), replayed
 
-    # All constants are arrays of the simulation's precision, as what `resume` gives back is.
+    # `resume` returns arrays of the simulation's precision, so the carry needs the same types.
     constants = jax.tree.map(lambda x: jnp.asarray(x, observation.dtype), constants)
     begin = (state, constants, observation, jnp.asarray(True))
-    made: LoggedEpisodes = jax.lax.scan(step, begin, (jnp.arange(len(log.present)), keys, log))[1]
-    return made
+    replayed: LoggedEpisodes = jax.lax.scan(step, begin, (jnp.arange(len(log.present)), keys, log))[1]
+    return replayed
 
 
 def _rms(
     predicted: Float[Array, "E T O"], following: Float[Array, "E T O"], counted: Bool[Array, "E T"]
 ) -> Float[Array, " O"]:
-    # What is not counted may not be finite, and NaN times zero is NaN.
+    # Uncounted entries may be NaN or infinite, and NaN times zero is NaN.
     squares = jnp.where(counted[..., None], jnp.square(predicted - following), 0.0)
     return jnp.sqrt(jnp.sum(squares, (0, 1)) / jnp.sum(counted))

@@ -1,4 +1,4 @@
-"""A site of a fleet: a plant of which there are several, with constants and limits of its own, under its own name."""
+"""Sites of a fleet: copies of a plant with constants and limits of their own."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from neorl_core.plants.base import AnyArray, LoggedSignals
 from neorl_core.types import Constraint, Params, Plant, PlantSpec
 
 Bounds = tuple[float | None, float | None]
-"""A limit's low and high; None where it is the plant's."""
+"""Low and high of a limit; None keeps the plant's value."""
 EQUAL = 1e-6
-"""Share of a limit's width by which both of its sides may move differently and still count as moved alike."""
+"""Largest difference between the moves of a limit's two sides, as a share of the limit's width."""
 
 
 def site_spec(spec: PlantSpec, name: str, limits: Mapping[str, Bounds]) -> PlantSpec:
-    """A plant's spec under the site's name, with the site's limits.
+    """Return the plant's spec under the site's name and with the site's limits.
 
-    A simulator's margin is the distance to the nearer side of a limit, min(x - low, high - x), and a site's is that
-    less what its limit lies inside the plant's. So both sides move inwards by the same amount.
+    A simulator only returns the distance to the nearer side of a limit, min(x - low, high - x). A site's margin is that
+    distance minus a constant, so both sides of a limit must move inwards by the same amount.
 
     Args:
-        spec: the plant's.
-        name: the site's, as a plant.
-        limits: by the constraint's name, in its unit; the others stay.
+        spec: spec of the plant.
+        name: name of the site.
+        limits: (low, high) by constraint name, in the constraint's unit; other constraints are kept.
 
     Raises:
-        ValueError: when there is no such limit, or it lies outside the plant's, or its sides move by different amounts.
+        ValueError: if a limit is unknown, lies outside the plant's limit, or has sides that move by different amounts.
 
     Example:
         >>> from neorl_core.plants import PLANTS
@@ -43,26 +43,28 @@ def site_spec(spec: PlantSpec, name: str, limits: Mapping[str, Bounds]) -> Plant
         >>> spec.name, spec.constraints[0].low
         ('east', 317.0)
     """
-    known = [limit.name for limit in spec.constraints]
-    if unknown := sorted(set(limits) - set(known)):
-        raise ValueError(f"expected limits of {', '.join(known) or 'nothing'}, got '{unknown[0]}': correct the name")
+    names = [limit.name for limit in spec.constraints]
+    if unknown := sorted(set(limits) - set(names)):
+        raise ValueError(
+            f"limits of site {name} name the unknown constraint '{unknown[0]}': use {', '.join(names) or 'no limits'}"
+        )
     return spec._replace(name=name, constraints=tuple(_moved(limit, limits) for limit in spec.constraints))
 
 
 def site_plant(plant: Plant, name: str, constants: Mapping[str, float], limits: Mapping[str, Bounds]) -> Plant:
-    """A plant whose nominal constants and limits are those of a site.
+    """Return the plant with a site's nominal constants and limits.
 
-    What the operating domain draws keeps its share of the nominal value: c = value (drawn / nominal). The site's values
-    are fields of its domain, so that a claim names them, and the programs of all sites are the same.
+    Drawn constants keep their ratio to the nominal value: c = value (drawn / nominal). The site's values are fields of
+    the domain, so that claims name them and all sites share one compiled program.
 
     Args:
-        plant: the one of which there are several.
-        name: the site's, as a plant.
-        constants: values by the name of the constant, `pump[1]` for an entry; the others are the plant's.
+        plant: the plant.
+        name: name of the site.
+        constants: values by the name of the constant, `pump[1]` for an entry; other constants are kept.
         limits: as for `site_spec`.
 
     Raises:
-        ValueError: when a constant is none of the plant's, or zero there, or a limit cannot be meant.
+        ValueError: if a constant is unknown or zero in the plant, or a limit is invalid.
 
     Example:
         >>> from neorl_core.plants import PLANTS
@@ -70,12 +72,12 @@ def site_plant(plant: Plant, name: str, constants: Mapping[str, float], limits: 
         >>> east.params.cooling_rate, east.domain.site_cooling_rate
         (2.2, 2.2)
     """
-    found = plant._replace(spec=site_spec(plant.spec, name, limits))
-    reserves = _reserves(plant.spec, found.spec)
+    tightened = plant._replace(spec=site_spec(plant.spec, name, limits))
+    reserves = _reserves(plant.spec, tightened.spec)
     if any(reserves):
-        found = found._replace(step=_step(plant.step, reserves), predict=_predict(plant.predict, reserves))
+        tightened = tightened._replace(step=_step(plant.step, reserves), predict=_predict(plant.predict, reserves))
     if not constants:
-        return found
+        return tightened
     unknowns = tuple(_unknown(label) for label in sorted(constants))
     nominal = tuple(_nominal(plant.params, unknown) for unknown in unknowns)
     values = {str(unknown): float(constants[str(unknown)]) for unknown in unknowns}
@@ -86,10 +88,10 @@ def site_plant(plant: Plant, name: str, constants: Mapping[str, float], limits: 
     kind = _extended(own_domain, tuple(map(_field, unknowns)))
 
     def own(value: Any) -> Any:
-        # A planner's constants are the plant's: those of a site plan with the site's.
+        # A planner's model has the site's constants.
         return params if value is plant.params else value
 
-    return found._replace(
+    return tightened._replace(
         params=params,
         domain=kind(*plant.domain, *(values[str(unknown)] for unknown in unknowns)),
         sample_params=_sampler(plant.sample_params, unknowns, nominal),
@@ -99,12 +101,12 @@ def site_plant(plant: Plant, name: str, constants: Mapping[str, float], limits: 
 
 
 def site_signals(logged: LoggedSignals, spec: PlantSpec, site: PlantSpec) -> LoggedSignals:
-    """What a site's logs are scored with: its margins are held against its own limits.
+    """Return the reward and margin functions for a site's logs, with margins to the site's limits.
 
     Args:
-        logged: the plant's.
-        spec: the plant's.
-        site: the site's, as `site_spec` made it.
+        logged: functions of the plant.
+        spec: spec of the plant.
+        site: spec of the site, from `site_spec`.
     """
     reserves = _reserves(spec, site)
     if not any(reserves):
@@ -117,7 +119,7 @@ def site_signals(logged: LoggedSignals, spec: PlantSpec, site: PlantSpec) -> Log
 
 
 def varied_constants(plant: Plant) -> tuple[str, ...]:
-    """Constants that a plant's operating domain draws, and that are not zero in its file: those that sites differ in.
+    """Return the constants that may differ between sites: drawn by the operating domain and not zero.
 
     Example:
         >>> from neorl_core.plants import PLANTS
@@ -126,7 +128,7 @@ def varied_constants(plant: Plant) -> tuple[str, ...]:
     """
     one, other = (plant.sample_params(jax.random.key(seed), plant.domain) for seed in (0, 1))
     values = [(name, value, getattr(one, name), getattr(other, name)) for name, value in plant.params._asdict().items()]
-    scalars = [found for found in values if all(_shape(value) == () for value in found[1:])]
+    scalars = [row for row in values if all(_shape(value) == () for value in row[1:])]
     return tuple(name for name, nominal, a, b in scalars if nominal != 0 and float(a) != float(b))
 
 
@@ -136,25 +138,25 @@ def _moved(limit: Constraint, limits: Mapping[str, Bounds]) -> Constraint:
     own = f"{limit.low:g} to {limit.high:g} {limit.unit}"
     if not limit.low <= low < high <= limit.high:
         raise ValueError(
-            f"expected a limit of {limit.name} inside the plant's {own}, got {low:g} to {high:g}: nothing is simulated "
-            "beyond the plant's own"
+            f"limit of {limit.name} must lie inside the plant's limit of {own}, got {low:g} to {high:g}: the simulator "
+            "is not valid beyond the plant's limit"
         )
     if any(old != new and math.isinf(old) for old, new in ((limit.low, low), (limit.high, high))):
         raise ValueError(
-            f"expected no bound on a side on which {limit.name} has none in the plant's own {own}, got {low:g} to "
-            f"{high:g}: the simulator tells no distance to it, so leave that side null"
+            f"limit of {limit.name} must stay open where the plant's limit of {own} is open, got {low:g} to {high:g}: "
+            "leave that side null, because the simulator computes no distance to it"
         )
     width = limit.high - limit.low
     if math.isfinite(width) and abs((low - limit.low) - (limit.high - high)) > EQUAL * width:
         raise ValueError(
-            f"expected both sides of {limit.name} as far inside the plant's {own}, got {low:g} to {high:g}: the "
-            "simulator tells the distance to the nearer side alone, so move both by the same amount"
+            f"both sides of the limit of {limit.name} must move inwards by the same amount from {own}, got {low:g} to "
+            f"{high:g}: the simulator only returns the distance to the nearer side"
         )
     return limit._replace(low=low, high=high)
 
 
 def _reserves(spec: PlantSpec, site: PlantSpec) -> tuple[float, ...]:
-    """How far each limit of a site lies inside the plant's, in the limit's unit."""
+    """Return by how much each limit of a site is tighter than the plant's, in the limit's unit."""
     return tuple(
         new.low - old.low if math.isfinite(old.low) else old.high - new.high if math.isfinite(old.high) else 0.0
         for old, new in zip(spec.constraints, site.constraints, strict=True)
@@ -163,16 +165,16 @@ def _reserves(spec: PlantSpec, site: PlantSpec) -> tuple[float, ...]:
 
 def _step(step: Callable[..., Any], reserves: tuple[float, ...]) -> Callable[..., Any]:
     def call(key: PRNGKeyArray, state: Params, action: Float[Array, " A"], params: Params) -> Any:
-        following, timestep = step(key, state, action, params)
-        return following, timestep._replace(margins=timestep.margins - jnp.asarray(reserves, timestep.margins.dtype))
+        next_state, timestep = step(key, state, action, params)
+        return next_state, timestep._replace(margins=timestep.margins - jnp.asarray(reserves, timestep.margins.dtype))
 
     return call
 
 
 def _predict(predict: Callable[..., Any], reserves: tuple[float, ...]) -> Callable[..., Any]:
     def call(observation: Float[Array, " O"], action: Float[Array, " A"], params: Params) -> Any:
-        following, margins = predict(observation, action, params)
-        return following, margins - jnp.asarray(reserves, margins.dtype)
+        next_observation, margins = predict(observation, action, params)
+        return next_observation, margins - jnp.asarray(reserves, margins.dtype)
 
     return call
 
@@ -187,25 +189,28 @@ def _field(unknown: Unknown) -> str:
 
 
 def _nominal(params: Params, unknown: Unknown) -> float:
-    """A constant's value in the plant's file."""
+    """Return the plant's value of a constant."""
     if unknown.name not in params._fields:
-        raise ValueError(f"expected constants among {', '.join(params._fields)}, got '{unknown}': correct the name")
+        raise ValueError(f"'{unknown}' is not a constant of the plant: use one of {', '.join(params._fields)}")
     shape = _shape(getattr(params, unknown.name))
     whole, entry = shape == (), unknown.entry
-    known = whole if entry is None else shape is not None and len(shape) == 1 and entry < shape[0]
-    if not known:
-        raise ValueError(f"expected one number of {unknown.name}, which has the shape {shape}, got '{unknown}'")
+    valid = whole if entry is None else shape is not None and len(shape) == 1 and entry < shape[0]
+    if not valid:
+        raise ValueError(
+            f"'{unknown}' is not a single number: {unknown.name} has the shape {shape}; name an entry of it, such as "
+            f"{unknown.name}[0]"
+        )
     value = float(constant_of(params, unknown))
     if value == 0.0:
         raise ValueError(
-            f"expected a constant that is not zero in the plant's file, got '{unknown}': where the operating domain "
-            "gives its value, write it under certify.domain"
+            f"a site cannot set '{unknown}', because it is 0 in the plant and sites scale constants: set it under "
+            "certify.domain if the operating domain defines it"
         )
     return value
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:
-    """Of a field of a plant's constants; None of a group of them."""
+    """Shape of a constant; None for a nested group of constants."""
     return None if hasattr(value, "_fields") else np.shape(value)
 
 
@@ -218,7 +223,7 @@ def _with_value(params: Params, unknown: Unknown, value: float) -> Params:
 
 @cache
 def _extended(domain: Any, names: tuple[str, ...]) -> Callable[..., Params]:
-    """One type for each set of fields, as `neorl_core.identify.domain` has it."""
+    """Extend a domain type by a site's fields; cached so that equal sites share one type."""
     return namedtuple(f"Site{domain.__name__}", (*domain._fields, *names))
 
 
@@ -226,7 +231,7 @@ def _extended(domain: Any, names: tuple[str, ...]) -> Callable[..., Params]:
 def _sampler(
     sample_params: Callable[[PRNGKeyArray, Params], Params], unknowns: tuple[Unknown, ...], nominal: tuple[float, ...]
 ) -> Callable[[PRNGKeyArray, Params], Params]:
-    """The plant's own draw, scaled to the site's constants; the same arguments give the same function."""
+    """Scale the plant's draw to the site's constants; cached so that equal arguments return the same function."""
 
     def sample(key: PRNGKeyArray, domain: Params) -> Params:
         drawn = sample_params(key, domain)

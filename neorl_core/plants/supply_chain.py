@@ -1,19 +1,19 @@
-"""A serial supply chain of four stages: who orders how much, when goods take long and demand is random.
+"""A serial supply chain of four stages with long lead times and random demand; the actions are the stages' orders.
 
 InvManagement of or-gym 0.5.0 (Hubbs et al., arXiv 2008.06319), after Glasserman and Tayur (1995). The retailer sells to
-customers and orders from the distributor, who orders from the producer, who orders from a maker with unlimited
-material. In a period orders are shipped, as far as the supplier's capacity and its stock at the beginning allow, goods
-shipped 3, 5 and 10 periods ago arrive, and customers are served; what is left unmet waits (backlog) or is lost.
+customers and orders from the distributor, the distributor from the producer, and the producer from a maker with
+unlimited material. In each period, orders are shipped up to the supplier's capacity and initial stock, shipments of
+3, 5 and 10 periods ago arrive, and customers are served. Unmet demand waits (backlog) or is lost.
 
 | constant | source |
 |---|---|
 | mean_demand, randomness, backlog, price, production_cost, unmet_cost, holding_cost, discount | or-gym 0.5.0 |
-| lead times, capacities, stock at the start | or-gym 0.5.0, whose goods are counted, so without noise |
+| lead times, capacities, stock at the start | or-gym 0.5.0; goods are counted without noise |
 | demand_spread | ours, and none by default |
 | STORAGE, UNMET_LIMIT | ours |
 
-Valid as the game that or-gym defines: orders are rounded down to whole goods, lead times never vary, and demand is
-independent from one period to the next.
+Valid as the game defined by or-gym: orders are rounded down to whole goods, lead times are constant, and demand is
+independent between periods.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ STAGES = ("retailer", "distributor", "producer")
 LEAD_TIMES = (3, 5, 10)
 """Periods from shipping to arrival at each stage."""
 CAPACITIES = (100.0, 90.0, 80.0)
-"""Most that each stage's supplier ships in a period."""
+"""Largest shipment of each stage's supplier per period."""
 START = (100.0, 100.0, 200.0)
 """Stock at each stage; nothing is under way."""
 MOST_DEMAND = 100
-"""Demands are drawn by inverting the Poisson distribution up to here, which at a mean of 20 is out of reach."""
+"""Largest Poisson count that is drawn; out of reach at a mean of 20."""
 STORAGE = (150.0, 150.0, 300.0)
 UNMET_LIMIT = 80.0
-"""Ours: or-gym has no limits. Each store holds half as much again as at the start, and at most four periods' demand may
-be left unmet: a full order that arrives too late breaks the first, waiting too long the second."""
+"""Ours: or-gym has no limits. A store holds 1.5 times the initial stock, and at most four periods' demand may be unmet.
+A full order that arrives too late violates the first limit; waiting too long violates the second."""
 
 UNMET = 3
-"""Where unmet demand and orders begin in the observation."""
+"""Index of the first unmet demand in the observation, followed by the unmet orders."""
 PERIOD = 7
 UNDER_WAY = 8
 FIRST = tuple(UNDER_WAY + sum(LEAD_TIMES[:i]) for i in range(3))
-"""Where each stage's goods under way begin in the observation, the latest shipment first."""
+"""Index of each stage's goods under way in the observation, latest shipment first."""
 LAST = tuple(first + lead - 1 for first, lead in zip(FIRST, LEAD_TIMES, strict=True))
 
 _UNDER_WAY = tuple(
@@ -74,7 +74,7 @@ SPEC = PlantSpec(
     dt=1.0,
     time_unit="period",
     horizon=HORIZON,
-    # 0: the best constant orders; 100: the tuned base stock; both over 4,000 episodes with backlog.
+    # 0: the best constant orders; 100: the tuned base stock (4,000 episodes with backlog each).
     score_range=(394.0, 529.5),
     clock=Clock("period", float(HORIZON)),
 )
@@ -86,23 +86,23 @@ class Params(NamedTuple):
     mean_demand: float | Float[Array, ""] = 20.0
     """Units per period."""
     randomness: float | Float[Array, ""] = 0.0
-    """1: demand is Poisson distributed; 0: it is its mean, which the shield's model takes."""
+    """1: Poisson demand; 0: constant mean demand, as in the shield's model."""
     backlog: float | Float[Array, ""] = 1.0
-    """1: unmet demand and orders wait and come first in the next period; 0: they are lost."""
+    """1: unmet demand and orders wait and are served first in the next period; 0: they are lost."""
     price: float | Float[Array, ""] = 2.0
-    """Paid by customers per unit."""
+    """Price per unit sold to customers."""
     production_cost: float | Float[Array, ""] = 0.5
-    """Per unit that the maker ships; what the stages pay each other cancels."""
+    """Cost per unit shipped by the maker; payments between stages cancel."""
     unmet_cost: tuple[float | Float[Array, ""], ...] = (0.1, 0.075, 0.05, 0.025)
-    """Per unit of demand, and of each stage's orders, not met in a period."""
+    """Cost per unit of unmet demand, and of each stage's unmet orders, per period."""
     holding_cost: tuple[float | Float[Array, ""], ...] = (0.15, 0.1, 0.05)
-    """Per unit on stock at each stage at a period's end."""
+    """Cost per unit of stock at each stage at the end of a period."""
     discount: float | Float[Array, ""] = 0.97
     """Discount of money per period; part of the reward as in or-gym."""
 
 
 class Domain(NamedTuple):
-    """Or-gym's own task with backlog; `backlog=0` is its other mode."""
+    """Or-gym's task with backlog; set `backlog=0` for lost sales."""
 
     mean_demand: float = 20.0
     demand_spread: float = 0.0
@@ -112,13 +112,13 @@ class Domain(NamedTuple):
 
 
 class State(NamedTuple):
-    """The true state: stocks, shipments and what is owed."""
+    """The true state: stocks, shipments and unmet orders."""
 
     stock: Float[Array, " 3"]
     under_way: Float[Array, " 18"]
-    """Shipments to each stage, the latest first, as they stand in the observation."""
+    """Shipments to each stage, latest first, in the order of the observation."""
     unmet: Float[Array, " 4"]
-    """Demand, and each stage's orders, not met in the last period: waiting or lost, by mode."""
+    """Unmet demand and each stage's unmet orders of the last period."""
     step: Int[Array, ""]
 
 
@@ -131,7 +131,7 @@ def shipped(under_way: Float[AnyArray, "*n 18"]) -> Float[Array, "*n 3"]:
 
 
 def arriving(under_way: Float[AnyArray, "*n 18"]) -> Float[Array, "*n 3"]:
-    """What arrives at each stage in the coming period."""
+    """Goods that arrive at each stage in the next period."""
     return jnp.stack([under_way[..., last - UNDER_WAY] for last in LAST], axis=-1)
 
 
@@ -140,18 +140,18 @@ Up = float | Float[Array, " 3"]
 
 
 def advance(state: State, orders: Float[Array, " 3"], demand: Float[Array, ""], params: Params, up: Up = 1.0) -> State:
-    """One period with a given demand.
+    """Simulate one period with a given demand.
 
     Args:
         state: the state.
-        orders: (3,) ordered by each stage, cut to whole units; the suppliers' capacity and stock bound what is shipped.
-        demand: whole units that customers want in this period.
-        params: the mode.
-        up: which suppliers ship.
+        orders: (3,), orders of the stages, rounded down; shipments are limited by the suppliers' capacity and stock.
+        demand: units demanded by customers in this period.
+        params: constants of the plant.
+        up: (3,), 1 where the supplier can ship.
     """
     waiting = params.backlog * state.unmet
     ordered = jnp.floor(jnp.maximum(orders, 0.0)) + waiting[1:]
-    # What the producer orders is bounded by the maker's capacity alone.
+    # Only the maker's capacity limits the producer's orders.
     available = jnp.append(state.stock[1:], jnp.inf)
     shipment = up * jnp.minimum(jnp.minimum(ordered, jnp.asarray(CAPACITIES, ordered.dtype)), available)
     stock = state.stock + arriving(state.under_way)
@@ -181,10 +181,10 @@ def profit(
     Args:
         sold: units sold to customers in the period.
         made: units shipped by the maker.
-        unmet: (..., 4) demand and orders left unmet at the period's end.
-        stock: (..., 3) at the period's end.
-        period: its number n, from 0.
-        params: prices and costs.
+        unmet: (..., 4), unmet demand and orders at the end of the period.
+        stock: (..., 3), stock at the end of the period.
+        period: number n of the period, from 0.
+        params: constants of the plant.
     """
     stock = jnp.asarray(stock)
     unmet = jnp.asarray(unmet)
@@ -195,7 +195,7 @@ def profit(
 
 
 def margins_of(stock: Float[AnyArray, "*n 3"], unmet: Float[AnyArray, "*n"]) -> Float[Array, "*n 4"]:
-    """What stocks and customers' unmet demand leave to their limits, in units."""
+    """Distance of the stocks and of customers' unmet demand to their limits, in units."""
     columns = [jnp.asarray(stock)[..., i] for i in range(3)] + [jnp.asarray(unmet)]
     return jnp.stack(
         [two_sided_margin(x, c.low, c.high) for x, c in zip(columns, SPEC.constraints, strict=True)], axis=-1
@@ -203,7 +203,7 @@ def margins_of(stock: Float[AnyArray, "*n 3"], unmet: Float[AnyArray, "*n"]) -> 
 
 
 def draw_demand(key: PRNGKeyArray, params: Params, dtype: Any) -> Float[Array, ""]:
-    """A demand from the Poisson distribution, by inverting its cumulated probabilities; the mean when not random.
+    """Draw a Poisson demand by inverting the cumulative distribution; the mean if `randomness` is 0.
 
     Args:
         key: randomness of the demand.
@@ -218,7 +218,7 @@ def draw_demand(key: PRNGKeyArray, params: Params, dtype: Any) -> Float[Array, "
 
 
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
-    """A mean demand drawn uniformly within the domain's spread."""
+    """Draw a mean demand uniformly within the domain's spread."""
     away = jax.random.uniform(key, minval=-1.0, maxval=1.0)
     return NOMINAL._replace(
         mean_demand=domain.mean_demand * (1 + domain.demand_spread * away),
@@ -233,7 +233,7 @@ def _observe(state: State) -> Float[Array, " 26"]:
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 26"]]:
-    """Full stocks and nothing under way, as or-gym starts."""
+    """Start with full stocks and nothing under way, as or-gym does."""
     state = State(jnp.array(START), jnp.zeros(sum(LEAD_TIMES)), jnp.zeros(4), jnp.zeros((), jnp.int32))
     return state, _observe(state)
 
@@ -253,17 +253,12 @@ def _timestep(before: State, after: State, params: Params) -> Timestep:
 def step(
     key: PRNGKeyArray, state: State, action: Float[Array, " 3"], params: Params, up: Up = 1.0
 ) -> tuple[State, Timestep]:
-    """One period under three orders, clipped to the suppliers' capacities; it never terminates.
+    """Simulate one period under three orders, clipped to the suppliers' capacities; never terminates.
 
-    Args:
-        key: randomness of the demand.
-        state: true state before the step.
-        action: (3,), orders of the three stages.
-        params: constants of the plant.
-        up: which suppliers ship; all but in `supply_network`.
+    `up` is 1 where a supplier can ship; `supply_network` sets it.
     """
-    following = advance(state, clip_to(SPEC.action, action), draw_demand(key, params, action.dtype), params, up)
-    return following, _timestep(state, following, params)
+    next_state = advance(state, clip_to(SPEC.action, action), draw_demand(key, params, action.dtype), params, up)
+    return next_state, _timestep(state, next_state, params)
 
 
 def _state_of(observation: Float[Array, " 26"]) -> State:
@@ -275,39 +270,26 @@ def _state_of(observation: Float[Array, " 26"]) -> State:
 def predict(
     observation: Float[Array, " 26"], action: Float[Array, " 3"], params: Params, up: Up = 1.0
 ) -> tuple[Float[Array, " 26"], Float[Array, " 4"]]:
-    """The next observation at the mean demand, and its margins; the observation is the whole state.
-
-    Args:
-        observation: (26,), the observation, in its space's units.
-        action: (3,), orders of the three stages.
-        params: constants of the plant.
-        up: which suppliers ship.
-    """
+    """Predict the next observation at the mean demand, and the margins; the observation is the whole state."""
     mean = jnp.asarray(params.mean_demand, action.dtype)
-    following = advance(_state_of(observation), clip_to(SPEC.action, action), mean, params, up)
-    return _observe(following), margins_of(following.stock, following.unmet[0])
+    next_state = advance(_state_of(observation), clip_to(SPEC.action, action), mean, params, up)
+    return _observe(next_state), margins_of(next_state.stock, next_state.unmet[0])
 
 
 def applied(observation: Float[Array, " 26"]) -> Float[Array, " 3"]:
-    """What was shipped on the last orders, which is less than was ordered where goods were short."""
+    """Shipments for the last orders, which are smaller than the orders if goods were short."""
     return shipped(observation[UNDER_WAY:])
 
 
 def logged_margins(next_observation: Float[AnyArray, "*n 26"]) -> Float[Array, "*n 4"]:
-    """Margins of logged rows, at the end of the period."""
+    """Margins of logged rows at the end of the period."""
     return margins_of(next_observation[..., :3], next_observation[..., UNMET])
 
 
 def logged_reward(
     observation: Float[AnyArray, "*n 26"], action: Float[AnyArray, "*n 3"], next_observation: Float[AnyArray, "*n 26"]
 ) -> Float[Array, "*n"]:
-    """The profit of logged rows at nominal prices: sales follow from the balance of the retailer's stock.
-
-    Args:
-        observation: (..., 26), the observation, in its space's units.
-        action: (..., 3), orders of the three stages.
-        next_observation: (..., 26), what was observed a step later.
-    """
+    """Profit of logged rows at nominal prices; sales follow from the balance of the retailer's stock."""
     sold = observation[..., 0] + arriving(observation[..., UNDER_WAY:])[..., 0] - next_observation[..., 0]
     made = shipped(next_observation[..., UNDER_WAY:])[..., 2]
     unmet, stock = next_observation[..., UNMET:PERIOD], next_observation[..., :3]
@@ -315,18 +297,18 @@ def logged_reward(
 
 
 class BaseStockParams(NamedTuple):
-    """Order-up-to levels."""
+    """Order-up-to levels of a base-stock policy."""
 
     levels: Any
-    """(3,) wanted stock of each echelon: the stage, all below it, and what is under way to them."""
+    """(3,), target stock of each echelon: the stage, all stages below it, and goods under way to them."""
     backlog: float | Float[Array, ""]
-    """1 where what is unmet waits and so counts against the position."""
+    """1 to subtract unmet orders from the position, because they wait."""
     last: Any = (float(HORIZON),) * 3
-    """(3,) the last period, from 0, in which each stage orders: what arrives after the end is paid for and not sold."""
+    """(3,), last period, from 0, in which each stage orders: goods that arrive after the end are paid but not sold."""
 
 
 def echelon_positions(observation: Float[Array, " 26"], backlog: float | Float[Array, ""]) -> Float[Array, " 3"]:
-    """Stock and goods under way from each stage down to the customer, less what waits there to be shipped."""
+    """Stock and goods under way from each stage down to the customer, minus unmet orders."""
     under_way = jnp.stack([jnp.sum(observation[first : last + 1]) for first, last in zip(FIRST, LAST, strict=True)])
     return jnp.cumsum(observation[:3] + under_way - backlog * observation[UNMET : UNMET + 3])
 
@@ -344,19 +326,18 @@ def _order(
 
 
 base_stock = Controller(_nothing, _order)
-"""Every echelon orders up to its level (Clark and Scarf 1960), but no more than its supplier has, as or-gym's does."""
+"""Each echelon orders up to its level (Clark and Scarf 1960), limited by the supplier's stock, as in or-gym."""
 
 BACKLOG = BaseStockParams(levels=(80.0, 220.0, 468.0), backlog=1.0)
 LOST_SALES = BaseStockParams(levels=(87.0, 205.0, 411.0), backlog=0.0)
-"""Or-gym's levels for its two modes."""
+"""Or-gym's levels for the two modes."""
 TUNED = BaseStockParams(levels=(91.0, 211.0, 425.0), backlog=1.0, last=(28.0, 26.0, 9.0))
-"""By benchmarks.tuning: goods ordered later than this reach no customer before the end. With 417 for the producer one
-unit of money more is earned, and 4 times as many episodes (6 in 10,000) leave too much demand unmet. Levels that change
-with the period, searched likewise, gained nothing."""
+"""By benchmarks.tuning. Later orders reach no customer before the end. A producer level of 417 earns 1 unit more, but 4
+times as many episodes (6 in 10,000) leave too much demand unmet. Levels that vary with the period gain nothing."""
 
 
 def _view(i: int) -> AgentView:
-    """A stage sees its stock, what others and it itself wait for, the period, its goods under way, what it shipped."""
+    """View of a stage: its stock, unmet orders from and to it, the period, goods under way, and its last shipment."""
     served = () if i == 0 else (FIRST[i - 1],)
     seen = (i, UNMET + i, UNMET + i + 1, PERIOD, *range(FIRST[i], LAST[i] + 1), *served)
     return AgentView(STAGES[i], seen, (i,))

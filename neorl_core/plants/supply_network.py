@@ -1,10 +1,9 @@
-"""The supply chain as a graph whose edges come and go: a link by which a stage is supplied may be out for some periods.
+"""The supply chain as a graph with links that fail.
 
-Stages are nodes, and so is the maker behind them; supply links are edges, on which goods are under way. While a link is
-out nothing is shipped over it, what is under way arrives, and orders wait at the supplier as any that could not be met.
-A link that is up fails in a period with the probability `outage`, and one that is out comes back with `repair`: it is
-out for a share `outage / (outage + repair)` of the time in the long run. Without outages this is `supply_chain`, which
-is or-gym's.
+Stages and the maker are nodes; supply links are edges that carry the goods under way. While a link is out, nothing is
+shipped over it, goods under way still arrive, and orders wait at the supplier. A working link fails with probability
+`outage` per period and a failed link is repaired with probability `repair`, so in the long run a link is out for a
+share `outage / (outage + repair)` of the time. Without outages this plant equals `supply_chain` (or-gym).
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from neorl_core.types import Controller, Plant, Space, Timestep
 
 SIZE = chain.SPEC.observation.size
 FOLD = 8_191
-"""Folded into the keys of steps, so that demand is what it is without outages."""
+"""Folded into the keys of steps, so that demand is the same with and without outages."""
 SUPPLIERS = (*chain.STAGES[1:], "maker")
-"""Who ships to each stage."""
+"""Supplier of each stage."""
 
 
 def layout_of() -> Layout:
-    """Stages with their stock and what they owe; links with what arrives over them in so many periods."""
+    """Graph layout: nodes carry stock and unmet orders, edges carry arrivals by waiting time."""
     stages, longest = len(chain.STAGES), max(chain.LEAD_TIMES)
-    # The last shipment that is under way arrives next: over links of any length the same column is the same wait.
+    # Shipments are ordered latest first; columns are aligned by waiting time across links of any length.
     arriving = tuple(
         tuple(last - wait if wait < lead else -1 for last, lead in zip(chain.LAST, chain.LEAD_TIMES, strict=True))
         for wait in range(longest)
@@ -62,25 +61,25 @@ SPEC = chain.SPEC._replace(
         (*_OWN.low, *(0.0,) * 3),
         (*_OWN.high, *(1.0,) * 3),
     ),
-    # 0: the chain's best constant orders; 100: its tuned base stock, which orders nothing over links that are out; both
-    # over 2,000 episodes.
+    # 0: the chain's best constant orders; 100: its tuned base stock, which orders nothing over failed links (2,000
+    # episodes each).
     score_range=(380.0, 519.7),
     layout=layout_of(),
 )
 
 
 class Params(NamedTuple):
-    """The chain's prices, costs and demand, and how links fail."""
+    """Constants of the chain, and failure rates of the links."""
 
     chain: chain.Params = chain.NOMINAL
     outage: float | Float[Array, ""] = 0.0
-    """Probability per period that a link that is up fails [1]."""
+    """Probability per period that a working link fails [1]."""
     repair: float | Float[Array, ""] = 0.5
-    """Probability per period that a link that is out comes back [1]."""
+    """Probability per period that a failed link is repaired [1]."""
 
 
 class Domain(NamedTuple):
-    """Or-gym's own task with backlog, and links that fail."""
+    """Or-gym's task with backlog, plus failing links."""
 
     mean_demand: float = 20.0
     demand_spread: float = 0.0
@@ -91,80 +90,61 @@ class Domain(NamedTuple):
 
 
 class State(NamedTuple):
-    """The chain, and its links in the coming period."""
+    """State of the chain, and of the links in the next period."""
 
     chain: chain.State
     up: Float[Array, " 3"]
-    """1 where a stage's supplier can ship to it, else 0."""
+    """1 where a stage's supplier can ship, else 0."""
 
 
 NOMINAL = Params()
 
 
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
-    """The chain's own draw, and the domain's outages."""
+    """Draw the chain's constants and add the domain's outages."""
     return Params(chain.sample_params(key, chain.Domain(*domain[:4])), domain.outage, domain.repair)
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 29"]]:
-    """As the chain begins, all links up."""
+    """Start as the chain does, with all links up."""
     state, observation = chain.reset(key, params.chain)
     up = jnp.ones(3, observation.dtype)
     return State(state, up), jnp.concatenate([observation, up])
 
 
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 3"], params: Params) -> tuple[State, Timestep]:
-    """One period under three orders; links fail and come back at its end.
-
-    Args:
-        key: randomness of demand and links.
-        state: true state before the step.
-        action: (3,), orders of the three stages.
-        params: constants of the plant.
-    """
-    following, now = chain.step(key, state.chain, action, params.chain, state.up)
+    """Simulate one period under three orders; links fail and are repaired at the end of it."""
+    next_state, timestep = chain.step(key, state.chain, action, params.chain, state.up)
     changed = jnp.where(state.up > 0.5, jnp.asarray(params.outage, float), jnp.asarray(params.repair, float))
     up = jnp.abs(state.up - (jax.random.uniform(jax.random.fold_in(key, FOLD), (3,)) < changed))
-    return State(following, up), now._replace(observation=jnp.concatenate([now.observation, up]))
+    return State(next_state, up), timestep._replace(observation=jnp.concatenate([timestep.observation, up]))
 
 
 def predict(
     observation: Float[Array, " 29"], action: Float[Array, " 3"], params: Params
 ) -> tuple[Float[Array, " 29"], Float[Array, " 4"]]:
-    """The next observation at the mean demand with links as they are, and its margins.
-
-    Args:
-        observation: (29,), the observation, in its space's units.
-        action: (3,), orders of the three stages.
-        params: constants of the plant.
-    """
+    """Predict the next observation at the mean demand, with the links' present state, and the margins."""
     up = observation[SIZE:]
-    following, margins = chain.predict(observation[:SIZE], action, params.chain, up)
-    return jnp.concatenate([following, up]), margins
+    next_observation, margins = chain.predict(observation[:SIZE], action, params.chain, up)
+    return jnp.concatenate([next_observation, up]), margins
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 29"], params: Params) -> tuple[State, Params]:
-    """All is counted without noise."""
+    """Set the whole state, because everything is observed without noise."""
     assert chain.PLANT.resume is not None
     own, constants = chain.PLANT.resume(key, state.chain, observation[:SIZE], params.chain)
     return State(own, observation[SIZE:]), params._replace(chain=constants)
 
 
 def logged_margins(next_observation: Float[AnyArray, "*n 29"]) -> Float[Array, "*n 4"]:
-    """Margins of logged rows, at the end of the period."""
+    """Margins of logged rows at the end of the period."""
     return chain.logged_margins(next_observation[..., :SIZE])
 
 
 def logged_reward(
     observation: Float[AnyArray, "*n 29"], action: Float[AnyArray, "*n 3"], next_observation: Float[AnyArray, "*n 29"]
 ) -> Float[Array, "*n"]:
-    """The profit of logged rows at nominal prices.
-
-    Args:
-        observation: (..., 29), the observation, in its space's units.
-        action: (..., 3), orders of the three stages.
-        next_observation: (..., 29), what was observed a step later.
-    """
+    """Profit of logged rows at nominal prices."""
     return chain.logged_reward(observation[..., :SIZE], action, next_observation[..., :SIZE])
 
 
@@ -172,7 +152,7 @@ def _order(
     params: chain.BaseStockParams, state: tuple[()], observation: Float[Array, " 29"], applied: Float[Array, " 3"]
 ) -> tuple[tuple[()], Float[Array, " 3"]]:
     state, wanted = chain.base_stock.act(params, state, observation[:SIZE], applied)
-    # What is ordered over a link that is out waits there, and is ordered again in the next period.
+    # Orders over a failed link are placed again in the next period.
     return state, wanted * observation[SIZE:]
 
 

@@ -1,13 +1,13 @@
-"""Four coupled water tanks fed by two pumps: the quadruple tank, whose valves make it easy or hard to control.
+"""The quadruple tank: four coupled water tanks fed by two pumps; the valves make it easy or hard to control.
 
 Johansson: The quadruple-tank process, IEEE Trans. Control Systems Technology 8(3), 2000. Pump 1 fills tanks 1 and 4,
-pump 2 tanks 2 and 3, in shares that the valves' γ set; tank 3 empties into 1 and tank 4 into 2.
+pump 2 fills tanks 2 and 3, in shares set by the valves' γ; tank 3 empties into 1 and tank 4 into 2.
 
 A_i dh_i/dt = −(a_i + l_i) √(2g h_i) + a_j √(2g h_j) + share · k v,  j = 3, 4 above 1, 2
 
-With γ1 + γ2 > 1 (his point P−) a zero lies in the left half plane, with less (P+) in the right one: the level then
-first moves the wrong way, and each pump must control the tank across, as the relative gain array tells. `PLANT` stands
-at P−, `PLANT_PLUS` at P+, each with the loops that belong there.
+With γ1 + γ2 > 1 (Johansson's point P−) a zero lies in the left half plane, with less (P+) in the right half plane. At
+P+ the level first moves the wrong way, and each pump must control the opposite tank, as the relative gain array shows.
+`PLANT` is at P−, `PLANT_PLUS` at P+, each with suitable loops.
 
 | constant | source |
 |---|---|
@@ -15,8 +15,8 @@ at P−, `PLANT_PLUS` at P+, each with the loops that belong there.
 | leak, leak_most, pump_spread, noise_sd, spread, LOW_LEVELS, TRIP_COST | ours |
 | gains at P− | Johansson 2000; at P+ ours, by search |
 
-Valid while water stands above the outlets and below the tanks' rims (0 to 20 cm), by Torricelli's law; what trips ends
-the episode. Pumps answer at once, and their flow is in proportion to their voltage.
+Valid for levels between the outlets and the rims of the tanks (0 to 20 cm), by Torricelli's law; a trip ends the
+episode. Pumps respond at once, with a flow proportional to the voltage.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from neorl_core.types import Constraint, Controller, Plant, PlantSpec, Space, Ti
 DT = 5.0
 HORIZON = 200
 SETPOINT_STEPS = 100
-"""Steps for which a pair of set points is held."""
+"""Steps for which a pair of set points is used."""
 STRETCHES = -(-HORIZON // SETPOINT_STEPS)
 SUBSTEPS = 2
 """RK4 steps per control step."""
 ERROR_SCALE = 2.0
-"""Error [cm] of a lower tank's level that costs 1 per step."""
+"""Error [cm] of a lower tank's level with a cost of 1 per step."""
 HIGH_LEVEL = 20.0
 """Height of the tanks [cm] (Johansson)."""
 LOW_LEVELS = (2.0, 2.0, -20.0, -20.0)
-"""Least levels [cm], ours: what the lower tanks feed must not run dry; the upper ones may, and none reaches −20."""
+"""Least levels [cm], ours: the lower tanks must not run dry; the upper tanks may, and no level reaches −20."""
 TRIP_COST = 30_000.0
-"""Costs are paid per step, so a trip would save the costs of the steps it cuts off. This is more than a whole episode
-inside the limits can cost: no set point is further than 17 cm from a limit, 200 · 2 · (17/2)² = 28,900."""
+"""Cost of a trip. It exceeds the cost of any whole episode inside the limits, so that ending an episode early does not
+pay: set points lie within 17 cm of the limits, 200 · 2 · (17/2)² = 28,900."""
 LAMINAR = 1e-3
-"""Below this share of a tank's height outflow is linear in the level, so that it has a slope at 0."""
+"""Below this share of a tank's height the outflow is linear in the level, so that the slope at 0 is finite."""
 
 _LEVELS = ("level_1", "level_2", "level_3", "level_4")
 SPEC = PlantSpec(
@@ -76,12 +76,12 @@ Pair = tuple[float, float]
 
 
 class Params(NamedTuple):
-    """Johansson's constants at P−, disturbances and the task."""
+    """Johansson's constants at P−, disturbances, and constants of the task."""
 
     area: Quad | Float[Array, " 4"] = (28.0, 32.0, 28.0, 32.0)
     """Cross-sections of the tanks [cm²]."""
     outlet: Quad | Float[Array, " 4"] = (0.071, 0.057, 0.071, 0.057)
-    """Cross-sections of their outlets [cm²]."""
+    """Cross-sections of the outlets [cm²]."""
     leak: Quad | Float[Array, " 4"] = (0.0, 0.0, 0.0, 0.0)
     """Cross-sections of leaks to the drain [cm²]."""
     gravity: float | Float[Array, ""] = 981.0
@@ -89,13 +89,13 @@ class Params(NamedTuple):
     pump: Pair | Float[Array, " 2"] = (3.33, 3.35)
     """Flow per voltage [cm³/(V s)]."""
     valve: Pair | Float[Array, " 2"] = (0.70, 0.60)
-    """γ: the share of each pump's flow that goes to the lower tank."""
+    """γ: share of each pump's flow into the lower tank."""
     noise_sd: float | Float[Array, ""] = 0.0
     """Measurement noise of the levels [cm]."""
     rest: Pair | Float[Array, " 2"] = (3.0, 3.0)
-    """Johansson's voltages [V], around which starts and set points lie."""
+    """Johansson's voltages [V], the centre of starts and set points."""
     spread: float | Float[Array, ""] = 0.3
-    """Half range of the voltages [V] whose steady levels are the starts and the set points."""
+    """Half range of the voltages [V]; their steady levels are the starts and set points."""
 
 
 P_MINUS = Params()
@@ -110,18 +110,18 @@ class Domain(NamedTuple):
     """0: P−; 1: P+."""
     pump_spread: float = 0.02
     leak_most: float = 0.03
-    """Each tank leaks through up to this share of its outlet."""
+    """Largest leak of a tank, as a share of the outlet's cross-section."""
     noise_sd: float = 0.05
     spread: float = 0.3
 
 
 class State(NamedTuple):
-    """The true state of the tanks and the set points to come."""
+    """The true state of the tanks, and the set points."""
 
     levels: Float[Array, " 4"]
     voltages: Float[Array, " 2"]
     setpoints: Float[Array, "S 2"]
-    """One pair per stretch of `SETPOINT_STEPS` steps; the last is held."""
+    """One pair per `SETPOINT_STEPS` steps; the last is kept."""
     step: Int[Array, ""]
 
 
@@ -130,7 +130,7 @@ def _four(x: Quad | Float[Array, " 4"], like: Array) -> Float[Array, " 4"]:
 
 
 def outflow(levels: Float[Array, " 4"], params: Params) -> Float[Array, " 4"]:
-    """√(2g h) [cm/s], linear where a tank is all but empty."""
+    """√(2g h) [cm/s], linear in a nearly empty tank."""
     least = LAMINAR * HIGH_LEVEL
     full = jnp.sqrt(2.0 * params.gravity * jnp.maximum(levels, least))
     return jnp.where(levels > least, full, full * levels / least)
@@ -153,7 +153,7 @@ def derivative(levels: Float[Array, " 4"], voltages: Float[Array, " 2"], params:
 
 
 def margins_of(levels: Float[AnyArray, "*n 4"]) -> Float[Array, "*n 4"]:
-    """Distance [cm] of each level to the nearer of its limits."""
+    """Distance [cm] of each level to the nearer limit."""
     each = [two_sided_margin(levels[..., i], low, HIGH_LEVEL) for i, low in enumerate(LOW_LEVELS)]
     return jnp.stack(each, axis=-1)
 
@@ -165,13 +165,13 @@ def advance(
     duration: float = DT,
     substeps: int = SUBSTEPS,
 ) -> tuple[Float[Array, " 4"], Float[Array, " 4"]]:
-    """The levels after `duration` [s] with voltages held, and the least margins [cm] on the way.
+    """Return the levels after `duration` with constant voltages, and the least margins [cm] on the way.
 
     Args:
         levels: (4,), levels of the four tanks [cm].
         voltages: (2,), voltages of the two pumps [V].
         params: constants of the plant.
-        duration: how long [s].
+        duration: time [s].
         substeps: integration steps.
     """
     path = integrate(RK4, lambda h: derivative(h, voltages, params), levels, duration, substeps)
@@ -180,7 +180,7 @@ def advance(
 
 
 def steady_levels(voltages: Float[Array, " 2"], params: Params) -> Float[Array, " 4"]:
-    """The levels [cm] at which inflow and outflow balance, h = (flow/(a + l))²/(2g), upper tanks first."""
+    """Levels [cm] with equal inflow and outflow, h = (flow/(a + l))²/(2g), upper tanks first."""
     outlet, leak = _four(params.outlet, voltages), _four(params.leak, voltages)
     valve, pump = (jnp.asarray(x, voltages.dtype) for x in (params.valve, params.pump))
     fed = pump * voltages
@@ -195,7 +195,7 @@ def cost(levels: Float[AnyArray, "*n 2"], setpoints: Float[AnyArray, "*n 2"]) ->
 
 
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
-    """An operating point with pumps and leaks drawn uniformly from the domain."""
+    """Draw pumps and leaks uniformly from the domain, at the domain's operating point."""
     key_pump, key_leak = jax.random.split(key)
     away = jax.random.uniform(key_pump, (2,), minval=-1.0, maxval=1.0)
     share = jnp.asarray(domain.non_minimum_phase, float)
@@ -223,7 +223,7 @@ def _observe(state: State, noise: Float[Array, " 4"]) -> Float[Array, " 8"]:
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 8"]]:
-    """A steady state of the tanks as they are, and set points that are steady without leaks."""
+    """Start at a steady state of the drawn tanks; set points are steady levels of tanks without leaks."""
     key_volts, key_noise = jax.random.split(key)
     drawn = jax.random.uniform(key_volts, (STRETCHES + 1, 2), minval=-1.0, maxval=1.0)
     voltages = jnp.asarray(params.rest, drawn.dtype)[None] + params.spread * drawn
@@ -234,70 +234,51 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 8"]]
 
 
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 2"], params: Params) -> tuple[State, Timestep]:
-    """One control step under two voltages, clipped; a tank beyond its limits trips the pumps and ends the episode.
-
-    Args:
-        key: randomness of the step.
-        state: true state before the step.
-        action: (2,), voltages of the two pumps [V].
-        params: constants of the plant.
-    """
+    """Simulate one control step under two voltages [V], clipped; a level beyond its limits trips and terminates."""
     voltages = clip_to(SPEC.action, action)
     levels, margins = advance(state.levels, voltages, params)
     tripped = ~jnp.all(margins >= 0)
-    following = State(levels, voltages, state.setpoints, state.step + 1)
+    next_state = State(levels, voltages, state.setpoints, state.step + 1)
     noise = params.noise_sd * jax.random.normal(key, (4,), levels.dtype)
-    return following, Timestep(
-        observation=_observe(following, noise),
-        reward=-cost(levels[:2], _setpoints(following)) - jnp.where(tripped, TRIP_COST, 0.0),
+    return next_state, Timestep(
+        observation=_observe(next_state, noise),
+        reward=-cost(levels[:2], _setpoints(next_state)) - jnp.where(tripped, TRIP_COST, 0.0),
         margins=margins,
         terminated=tripped,
-        truncated=following.step >= HORIZON,
+        truncated=next_state.step >= HORIZON,
     )
 
 
 def predict(
     observation: Float[Array, " 8"], action: Float[Array, " 2"], params: Params
 ) -> tuple[Float[Array, " 8"], Float[Array, " 4"]]:
-    """The noise-free next observation under unchanged set points, and the least margins [cm] on the way.
-
-    Args:
-        observation: (8,), the observation, in its space's units.
-        action: (2,), voltages of the two pumps [V].
-        params: constants of the plant.
-    """
+    """Predict the noise-free next observation under unchanged set points, and the least margins [cm] of the step."""
     voltages = clip_to(SPEC.action, action)
     levels, margins = advance(observation[:4], voltages, params)
     return jnp.concatenate([levels, voltages, observation[6:]]), margins
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 8"], params: Params) -> tuple[State, Params]:
-    """Levels, voltages and set points are measured, the levels with noise."""
+    """Set the measured levels (with noise), voltages and set points."""
     noise = params.noise_sd * jax.random.normal(key, (4,), observation.dtype)
     setpoints = jnp.broadcast_to(observation[6:], state.setpoints.shape)
     return state._replace(levels=observation[:4] - noise, voltages=observation[4:6], setpoints=setpoints), params
 
 
 def applied(observation: Float[Array, " 8"]) -> Float[Array, " 2"]:
-    """The voltages [V] in force."""
+    """Voltages [V] in force."""
     return observation[4:6]
 
 
 def logged_margins(next_observation: Float[AnyArray, "*n 8"]) -> Float[Array, "*n 4"]:
-    """Margins [cm] of logged rows: what the measured levels after the step left to their limits."""
+    """Margins [cm] of logged rows, from the levels measured after the step."""
     return margins_of(next_observation[..., :4])
 
 
 def logged_reward(
     observation: Float[AnyArray, "*n 8"], action: Float[AnyArray, "*n 2"], next_observation: Float[AnyArray, "*n 8"]
 ) -> Float[Array, "*n"]:
-    """Reward of logged rows from the measured levels, less the trip's cost where one left its limits.
-
-    Args:
-        observation: (..., 8), the observation, in its space's units.
-        action: (..., 2), voltages of the two pumps [V].
-        next_observation: (..., 8), what was observed a step later.
-    """
+    """Reward of logged rows from the measured levels, minus the trip cost where a level left its limits."""
     tripped = jnp.any(logged_margins(next_observation) < 0, axis=-1)
     return -cost(next_observation[..., :2], next_observation[..., 6:]) - jnp.where(tripped, TRIP_COST, 0.0)
 
@@ -305,7 +286,7 @@ def logged_reward(
 def linear_model(
     voltages: Pair, params: Params
 ) -> tuple[Float[np.ndarray, "4 4"], Float[np.ndarray, "4 2"], Float[np.ndarray, "2 4"]]:
-    """A, B and C of the tanks at the steady state of two voltages: d(δh)/dt = A δh + B δv, and the lower levels."""
+    """A, B and C at the steady state of two voltages: d(δh)/dt = A δh + B δv; C selects the lower levels."""
     held = jnp.asarray(voltages, float)
     levels = steady_levels(held, params)
     a, b = jax.jacfwd(derivative, (0, 1))(levels, held, params)
@@ -313,7 +294,7 @@ def linear_model(
 
 
 def relative_gain(params: Params) -> float:
-    """λ11 = γ1 γ2 / (γ1 + γ2 − 1): above 0.5 pump 1 is paired with level 1, below 0 with level 2 (Johansson, V)."""
+    """λ11 = γ1 γ2 / (γ1 + γ2 − 1): pair pump 1 with level 1 above 0.5, with level 2 below 0 (Johansson, section V)."""
     first, second = (float(x) for x in np.asarray(params.valve))
     return first * second / (first + second - 1.0)
 
@@ -321,40 +302,40 @@ def relative_gain(params: Params) -> float:
 def tracking_residuals(
     observation: Float[Array, " 8"], margins: Float[Array, " 4"], action: Float[Array, " 2"], before: Float[Array, " 2"]
 ) -> Float[Array, " R"]:
-    """The task's errors, and 10 per cm by which a margin of half a centimetre is not kept.
+    """Tracking errors, a penalty of 10 per cm below a margin of 0.5 cm, and a small penalty on moves.
 
     Args:
-        observation: (8,), the observation, in its space's units.
+        observation: (8,), in the units of `SPEC.observation`.
         margins: (4,), distances to the levels' limits [cm].
         action: (2,), voltages of the two pumps [V].
-        before: (2,), voltages of the step before [V].
+        before: (2,), voltages of the previous step [V].
     """
     errors = (observation[:2] - observation[6:]) / ERROR_SCALE
     return jnp.concatenate([errors, 10.0 * jnp.maximum(0.5 - margins, 0.0), 0.02 * (action - before)])
 
 
 straight = loops((pid(0, 6, DT), pid(1, 7, DT)))
-"""Pump 1 holds level 1 and pump 2 level 2: the pairing for P−, whose relative gain is 1.40."""
+"""Pump 1 controls level 1 and pump 2 level 2: the pairing for P−, with a relative gain of 1.40."""
 crossed = loops((pid(1, 7, DT), pid(0, 6, DT)))
-"""Pump 1 holds level 2 and pump 2 level 1: the pairing for P+, whose relative gain is −0.64."""
+"""Pump 1 controls level 2 and pump 2 level 1: the pairing for P+, with a relative gain of −0.64."""
 STRAIGHT = (PIDParams(1.5, 0.05, 0.0, 0.0, 10.0), PIDParams(1.35, 0.034, 0.0, 0.0, 10.0))
-"""Johansson's tuning for P−: gains 3.0 and 2.7 with 30 s and 40 s, for levels measured in volts of 0.5 V/cm."""
+"""Johansson's tuning for P−: gains 3.0 and 2.7 with 30 s and 40 s, for levels measured at 0.5 V/cm."""
 TUNED = (PIDParams(1.9, 0.29, 0.0, 0.0, 10.0), PIDParams(2.4, 0.38, 0.0, 0.0, 10.0))
-"""By benchmarks.tuning, for P− in the operating domain."""
+"""By benchmarks.tuning, for the operating domain at P−."""
 CROSSED = (PIDParams(0.4, 0.003, 0.0, 0.0, 10.0),) * 2
-"""Ours, by search: the zero at 0.013/s bounds how fast P+ can be."""
+"""Ours, by search; the zero at 0.013/s limits the speed at P+."""
 
 nmpc = single_shooting(predict, applied, tracking_residuals, holds=(1, 2, 4, 8, 16, 32), iterations=2)
-"""It looks 315 s ahead: on P+, whose zero has 77 s, half of that costs twice as much."""
+"""Horizon 315 s: at P+, with a zero of 77 s, half of that doubles the cost."""
 
 
 def planned_with(model: Params) -> MPCParams:
-    """The NMPC's parameters with a model's constants: voltages within the pumps' range, levels corrected."""
+    """Parameters of the NMPC with a model's constants: voltages within the pumps' range, level offsets corrected."""
     return MPCParams(model, SPEC.action.low, SPEC.action.high, (0.2,) * 4 + (0.0,) * 4)
 
 
 def own_control(params: Params) -> tuple[Controller, tuple[PIDParams, PIDParams]]:
-    """The loops of an operating point and their gains, paired by its relative gain."""
+    """Return the loops and gains of an operating point, paired by the relative gain."""
     return (straight, TUNED) if relative_gain(params) > 0.5 else (crossed, CROSSED)
 
 
@@ -376,7 +357,7 @@ PLANT = Plant(
     idle=(3.076, 3.077),
 )
 PLANT_PLUS = PLANT._replace(
-    # 0: the pumps stay where they were at the start; 100: NMPC.
+    # 0: the pumps keep their initial voltages; 100: NMPC.
     spec=SPEC._replace(name="water_treatment_plus", score_range=(-240.7, -1.84)),
     params=P_PLUS,
     domain=Domain(non_minimum_phase=1.0),
@@ -386,4 +367,4 @@ PLANT_PLUS = PLANT._replace(
     reference_params=planned_with(P_PLUS),
     idle=None,
 )
-"""The tanks at P+, a plant of its own: the loops of P− would drive them out of their limits."""
+"""The tanks at P+, as a plant of its own: the loops of P− would drive them out of the limits."""

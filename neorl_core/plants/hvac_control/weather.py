@@ -1,8 +1,8 @@
-"""A summer's weather as CityLearn's building has it: a daily wave, two deviations that wander, and the sun.
+"""Summer weather: a daily wave, slow deviations of temperature and clearness, and the sun.
 
-Fitted to the weather of the CityLearn Challenge 2023, phase 1 (intelligent-environments-lab/CityLearn, MIT): hourly,
-one June in Austin, Texas, by benchmarks/identify/hvac.py. One month has no seasons: the domain moves the mean.
-Clear sky: Haurwitz (J. Meteorology 2, 1945).
+Fitted by benchmarks/identify/hvac.py to the weather of the CityLearn Challenge 2023, phase 1
+(intelligent-environments-lab/CityLearn, MIT): hourly, one June in Austin, Texas. One month has no seasons, so the
+domain shifts the mean. Clear sky: Haurwitz (J. Meteorology 2, 1945).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ DT = 0.25
 """Length of a step [h]."""
 HORIZON = 96
 LATITUDE, DECLINATION, NOON = 0.5283, 0.3927, 12.52
-"""Austin in June: radians, radians, and the hour of standard time at which the sun is highest."""
+"""Austin in June: latitude [rad], declination [rad], and the hour of solar noon in standard time [h]."""
 
 
 class WeatherParams(NamedTuple):
-    """The daily wave of outdoor temperature and what wanders around it and around the clear sky."""
+    """Daily wave of the outdoor temperature, and slow deviations from it and from the clear sky."""
 
     mean: float | Float[Array, ""] = 29.588
     """Mean outdoor temperature [°C]."""
@@ -37,18 +37,18 @@ class WeatherParams(NamedTuple):
     sine_half: float | Float[Array, ""] = 0.627
     """Sine term of the half-daily course [K]."""
     outdoor_sd: float | Float[Array, ""] = 0.0
-    """Standard deviation of the temperature's slow deviation [K]."""
+    """Standard deviation of the slow temperature deviation [K]."""
     outdoor_time_constant: float | Float[Array, ""] = 28.1
-    """The deviation's time constant [h]."""
+    """Time constant of the temperature deviation [h]."""
     clearness_mean: float | Float[Array, ""] = 0.779
-    """Part of the clear sky's irradiance that arrives [1]."""
+    """Mean share of the clear sky's irradiance [1]."""
     clearness_sd: float | Float[Array, ""] = 0.0
-    """Standard deviation of its slow deviation [1]."""
+    """Standard deviation of the clearness [1]."""
     clearness_time_constant: float | Float[Array, ""] = 18.1
-    """The deviation's time constant [h]."""
+    """Time constant of the clearness deviation [h]."""
     recorded: Float[AnyArray, "T 2"] | None = None
-    """Outdoor temperature [°C] and global horizontal irradiance [kW/m²] in each quarter of an hour from midnight on, if
-    a record is to be followed instead; after its end the last row holds."""
+    """Record to follow instead: outdoor temperature [°C] and global horizontal irradiance [kW/m²] per quarter of an
+    hour from midnight; the last row repeats."""
 
 
 class Weather(NamedTuple):
@@ -57,26 +57,26 @@ class Weather(NamedTuple):
     outdoor: Float[Array, ""]
     """Outdoor temperature [°C]."""
     irradiance: Float[Array, ""]
-    """Global horizontal [kW/m²]."""
+    """Global horizontal irradiance [kW/m²]."""
     clearness: Float[Array, ""]
     """Clearness of the sky, also by night [1]."""
 
 
 def sun(hour: Float[AnyArray, "*n"]) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
-    """Sine of the sun's height (0 by night), and how far east (1) or west (−1) it stands, by the hour of the day."""
+    """Sine of the solar elevation (0 at night), and position from east (1) to west (−1), by the hour of the day."""
     angle = jnp.pi / 12 * (jnp.asarray(hour) - NOON)
     height = np.sin(LATITUDE) * np.sin(DECLINATION) + np.cos(LATITUDE) * np.cos(DECLINATION) * jnp.cos(angle)
     return jnp.maximum(height, 0.0), -jnp.sin(angle)
 
 
 def clear_sky(hour: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
-    """Global horizontal irradiance without clouds, 1.098 c exp(−0.057/c) [kW/m²], c the sine of the sun's height."""
+    """Global horizontal irradiance without clouds, 1.098 c exp(−0.057/c) [kW/m²], c the sine of the solar elevation."""
     height = jnp.maximum(sun(hour)[0], 1e-3)
     return jnp.where(height > 1e-3, 1.098 * height * jnp.exp(-0.057 / height), 0.0)
 
 
 def wave(hour: Float[AnyArray, "*n"], params: WeatherParams) -> Float[Array, "*n"]:
-    """The mean day's outdoor temperature [°C]."""
+    """Outdoor temperature of the mean day [°C]."""
     angle = jnp.pi / 12 * jnp.asarray(hour)
     once = params.cosine * jnp.cos(angle) + params.sine * jnp.sin(angle)
     return params.mean + once + params.cosine_half * jnp.cos(2 * angle) + params.sine_half * jnp.sin(2 * angle)
@@ -88,13 +88,15 @@ def middle(step: Int[Array, ""], dtype: jnp.dtype) -> Float[Array, ""]:
 
 
 def follow(before: Weather, step: Int[Array, ""], draw: Float[Array, " 2"], params: WeatherParams) -> Weather:
-    """The weather of the interval that ends `step` intervals after midnight.
+    """Return the weather of the interval that ends `step` intervals after midnight.
 
     Deviations of temperature and clearness are AR(1), d⁺ = φ d + sd √(1 − φ²) w, φ = exp(−dt/τ).
 
     Args:
-        before: the interval before; step: 1 for the day's first; draw: two standard normal numbers w, zero for the
-        expected course; params: of the weather.
+        before: weather of the previous interval.
+        step: number of the interval, 1 for the first of the day.
+        draw: (2,), standard normal numbers w; zero for the expected course.
+        params: constants of the weather.
     """
     dtype = before.outdoor.dtype
     if params.recorded is not None:
@@ -113,7 +115,7 @@ def follow(before: Weather, step: Int[Array, ""], draw: Float[Array, " 2"], para
 
 
 def begin(draw: Float[Array, " 2"], params: WeatherParams) -> Weather:
-    """The weather before midnight, its deviations as their distribution has them."""
+    """Return the weather before midnight, with deviations from their stationary distribution."""
     zero, dtype = jnp.zeros((), jnp.int32), draw.dtype
     outdoor = wave(middle(zero, dtype), params) + params.outdoor_sd * draw[0]
     clearness = jnp.clip(params.clearness_mean + params.clearness_sd * draw[1], 0.05, 1.1)
@@ -125,13 +127,13 @@ def begin(draw: Float[Array, " 2"], params: WeatherParams) -> Weather:
 def sample_weather(
     key: Array, params: WeatherParams, mean_spread: float | Float[Array, ""], sd: Float[Array, " 2"]
 ) -> WeatherParams:
-    """Weather with its mean moved uniformly by up to `mean_spread` [K] and these standard deviations.
+    """Shift the mean temperature uniformly by up to `mean_spread`, and set the standard deviations.
 
     Args:
-        key: randomness of all draws.
+        key: PRNG key.
         params: constants of the weather.
         mean_spread: half range of the mean temperature [K].
-        sd: (2,), standard deviations of temperature [K] and sky [1].
+        sd: (2,), standard deviations of temperature [K] and clearness [1].
     """
     moved = mean_spread * jax.random.uniform(key, minval=-1.0, maxval=1.0)
     return params._replace(mean=params.mean + moved, outdoor_sd=sd[0], clearness_sd=sd[1])

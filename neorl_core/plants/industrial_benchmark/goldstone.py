@@ -1,9 +1,9 @@
-"""The Goldstone potential of the Siemens Industrial Benchmark, and the automaton that turns it.
+"""The Goldstone potential of the Siemens Industrial Benchmark, and the automaton that rotates it.
 
-Hein et al.: Introduction to the "Industrial Benchmark" (arXiv 1610.03793) and arXiv 1709.09480. A ball at
-radius r, the effective shift, lies in a tilted Mexican hat whose tilt has the angle φ, of which 24 steps make a turn.
-Outside the safe zone the hat turns by a step per step, first away and, past the strongest penalty, back; inside it
-turns home. The optimum's radius for each angle is |sin φ| or sin 15°, whichever is greater, to which r is warped.
+Hein et al.: Introduction to the "Industrial Benchmark" (arXiv 1610.03793) and arXiv 1709.09480. A ball at radius r, the
+effective shift, lies in a tilted Mexican hat; the tilt angle φ has 24 steps per turn. Outside the safe zone the hat
+turns one step per step, first away and, after the strongest penalty, back. Inside the safe zone it returns to the
+start. The optimal radius at each angle is max(|sin φ|, sin 15°), and r is warped accordingly.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ TOP = 6
 REACH = math.sin(math.pi / 12)
 """Least radius of an optimum."""
 SAFE = REACH / 2
-"""Radius of the zone in which the hat turns home."""
+"""Radius of the zone in which the hat returns to the start."""
 
 _u = np.cbrt(1 + math.sqrt(2)) / math.sqrt(3)
 _r = _u + 1 / (3 * _u)
 _SCALE = 2 * _r**2 - _r**4 + 8 * math.sqrt(2 / 27) * _r
 HAT, RIM, TILT = 2 / _SCALE, 1 / _SCALE, -8 * math.sqrt(2 / 27) / _SCALE
-"""L(r, φ) = −HAT r² + RIM r⁴ + TILT sin φ r, whose least value is −1."""
+"""L(r, φ) = −HAT r² + RIM r⁴ + TILT sin φ r, with minimum −1."""
 
 _ANGLES = np.mod(np.arange(-TOP, TOP + 1) * 2 * np.pi / (4 * TOP), 2 * np.pi)
 
 
 def _valley(phi: float) -> float:
-    """|argmin_r L(r, φ)|, the greatest root of a cubic, by Cardano's formula."""
+    """|argmin_r L(r, φ)|, the largest root of a cubic, by Cardano's formula."""
     q = TILT * abs(math.sin(phi)) / (8 * RIM)
     if q <= -math.sqrt(1 / 27):
         u = np.cbrt(-q + math.sqrt(q * q - 1 / 27))
@@ -43,18 +43,18 @@ def _valley(phi: float) -> float:
 _SINES = np.sin(_ANGLES)
 _VALLEYS = np.array([_valley(phi) for phi in _ANGLES])
 _OPTIMA = np.maximum(np.abs(_SINES), REACH)
-"""Where the valley is wanted, one per angle."""
+"""Optimal radius at each angle."""
 
 
 class Automaton(NamedTuple):
-    """State of the automaton that the shift must follow."""
+    """State of the automaton."""
 
     facing: Float[Array, ""]
-    """The side of the last radius outside the safe zone, ±1."""
+    """Side of the last radius outside the safe zone, ±1."""
     response: Float[Array, ""]
-    """1 while the hat turns with the radius, −1 once it turns back."""
+    """1 while the hat turns with the radius, −1 after it has reversed."""
     phi: Float[Array, ""]
-    """The angle in steps, −6 to 6."""
+    """Angle in steps, −6 to 6."""
 
 
 def effective_shift(shift: Float[Array, ""], setpoint: float | Float[Array, ""]) -> Float[Array, ""]:
@@ -63,17 +63,17 @@ def effective_shift(shift: Float[Array, ""], setpoint: float | Float[Array, ""])
 
 
 def shift_of(radius: Float[Array, ""], setpoint: Float[Array, ""]) -> Float[Array, ""]:
-    """The shift whose effective shift is a radius, the inverse of `effective_shift` within ±1.5."""
+    """Shift with a given effective shift within ±1.5: the inverse of `effective_shift`."""
     return (radius + 1.5 + 0.02 * setpoint) * 20.0
 
 
 def rest(dtype: Any) -> Automaton:
-    """Where the automaton starts and to which it comes home."""
+    """Initial state of the automaton, to which it returns in the safe zone."""
     return Automaton(jnp.ones((), dtype), jnp.ones((), dtype), jnp.zeros((), dtype))
 
 
 def turn(automaton: Automaton, radius: Float[Array, ""]) -> Automaton:
-    """The automaton after one step at a radius."""
+    """Advance the automaton by one step at a radius."""
     facing, response, phi = automaton
     home = jnp.abs(radius) <= SAFE
     side = jnp.sign(radius)
@@ -89,15 +89,15 @@ def turn(automaton: Automaton, radius: Float[Array, ""]) -> Automaton:
 
 
 def potential(phi: Float[Array, ""], radius: Float[Array, ""]) -> Float[Array, ""]:
-    """L at an angle (in steps) and a radius, warped so that the valley lies at the optimum: −1 there.
+    """L at an angle (in steps) and a radius, warped so that the minimum −1 lies at the optimum.
 
-    Up to the optimum the radius is scaled linearly, beyond it by the power that keeps 2 where it is.
+    The radius is scaled linearly up to the optimum, and beyond it by the power that maps 2 to 2.
     """
     index = jnp.asarray(phi + TOP, jnp.int32)
     sine, valley, optimum = (jnp.asarray(x, radius.dtype)[index] for x in (_SINES, _VALLEYS, _OPTIMA))
     distance = jnp.abs(radius)
     exponent = (2.0 - optimum) / (2.0 - valley)
-    # Where the power is not wanted its base is made 1: it would have no gradient at 0.
+    # Replace the base by 1 where the power is unused, because its gradient at 0 is not finite.
     beyond = jnp.where(distance > optimum, distance - optimum, 1.0)
     outer = valley + (2.0 - valley) / (2.0 - optimum) ** exponent * beyond**exponent
     warped = jnp.sign(radius) * jnp.where(distance > optimum, outer, distance * valley / optimum)

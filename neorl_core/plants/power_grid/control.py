@@ -1,8 +1,8 @@
-"""The feeder's own controller: the volt-var curve of a standard, a timetable for batteries, and a switching state.
+"""The feeder's own controller: a standard volt-var curve, a timetable for batteries, and a fixed topology.
 
-What its three levers are worth, as Shapley values over 1,000 days of the tuned controller (`python -m
-benchmarks.tuning.levers`): batteries 418 $ a day (42 %), reactive power 486 $ (49 %), switching 81 $ (8 %), without
-which 673 of the days cross a limit, and with it none.
+Shapley values of the three over 1,000 days of the tuned controller (`python -m benchmarks.tuning.levers`): batteries
+418 $ a day (42 %), reactive power 486 $ (49 %), switching 81 $ (8 %). Without switching 673 of the days violate a
+limit, with switching none.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from neorl_core.types import Controller
 
 
 class VoltVarParams(NamedTuple):
-    """A droop for reactive power, a timetable for batteries, and which lines are open."""
+    """Volt-var curve, timetable for batteries, and topology."""
 
     voltages: tuple[float, ...] | Float[Array, " 4"] = (0.96, 1.0, 1.0, 1.04)
-    """Corners of the curve [pu]: IEEE 1547-2018, table 8, category B, without its dead band and half as steep
-    again, as the table's ranges of settings allow."""
+    """Corners of the curve [pu]: IEEE 1547-2018, table 8, category B, without dead band and half as steep again, within
+    the table's ranges of settings."""
     reactive: tuple[float, ...] | Float[Array, " 4"] = (0.44, 0.0, 0.0, -0.44)
-    """Reactive power fed in at the corners, of the inverter's rating [1]; 0.44 is all it gives."""
+    """Reactive power at the corners, relative to the inverter's rating [1]; 0.44 is the maximum."""
     response: float | Float[Array, ""] = 0.5
-    """Part of the way to the curve that is gone in a step [1]: at 1, neighbours take turns."""
+    """Share of the distance to the curve covered per step [1]; at 1, neighbours oscillate."""
     charge_power: float | Float[Array, ""] = 0.2
-    """MW that each battery takes by night."""
+    """Charging power of each battery at night [MW]."""
     discharge_power: float | Float[Array, ""] = 0.4
-    """MW that each battery gives in the evening."""
+    """Discharging power of each battery in the evening [MW]."""
     topology: float | Float[Array, ""] = 1.0
-    """Place in `units.TOPOLOGIES`, rounded down, of the switching state that it keeps, here the paper's best, which
-    knows of no sun; below 0 switches stay as they are."""
+    """Index into `units.TOPOLOGIES`, rounded down; below 0 the switches do not move. The default is the paper's best
+    topology, without sun."""
 
 
 def _volt_var(
@@ -59,8 +59,8 @@ TUNED = VoltVarParams(
     discharge_power=0.482,
     topology=float(units.SUNNY),
 )
-"""By the search (`python -m benchmarks.tuning power_grid`): all the reactive power that inverters may give, and slowly
-less where the voltage comes near its upper limit."""
+"""By the search (`python -m benchmarks.tuning power_grid`): all reactive power that inverters can supply, slowly
+reduced where the voltage approaches the upper limit."""
 
 volt_var = Controller(lambda params, observation: (), _volt_var)
-"""Each inverter's reactive power follows its own voltage, batteries a timetable, switches stand as they are set."""
+"""Reactive power follows each inverter's voltage, batteries follow a timetable, and the topology is fixed."""

@@ -1,7 +1,7 @@
-"""Every radial topology of a small feeder, solved: the exact optimum of its switching for any load.
+"""All radial topologies of the 33-bus feeder, solved: the exact optimum of switching for any load.
 
-A feeder has as many radial topologies as its graph has spanning trees, which Kirchhoff's theorem counts: 50,751 of 33
-buses. They are the switch positions, one line of each loop, that leave a tree, each tree once.
+By Kirchhoff's theorem the feeder has 50,751 spanning trees, each a radial topology. Each tree corresponds to switch
+positions, one open line per loop.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from neorl_core.plants.power_grid import feeder33
 from neorl_core.plants.power_grid.power_flow import is_radial, magnitude, open_lines, path_matrix, solve
 
 BLOCK = 512
-"""Topologies that are solved together."""
+"""Topologies solved in one batch."""
 
 
 def positions() -> Int[np.ndarray, "K 5"]:
-    """(50751, 5) switch positions of the 33 buses, one for each radial topology, in the order of their lines."""
+    """(50751, 5), the switch positions of each radial topology, in the order of the open lines."""
     sizes = map(range, map(len, feeder33.LOOP_LINES))
     every = np.array(list(itertools.product(*sizes)), np.int32)
     found = every[np.asarray(jax.jit(jax.vmap(is_radial))(every))]
@@ -32,7 +32,7 @@ def positions() -> Int[np.ndarray, "K 5"]:
 
 
 def opened_by(of: Int[np.ndarray, "K 5"]) -> Bool[np.ndarray, "K 37"]:
-    """Which lines each of these positions leaves open."""
+    """Return the open lines of each of these switch positions."""
     opened = np.zeros((len(of), feeder33.LINES), bool)
     np.put_along_axis(opened, np.asarray(jax.jit(jax.vmap(open_lines))(of)), True, axis=1)
     return opened
@@ -46,14 +46,15 @@ def losses(
     impedance: Float[Array, "C 37 2"],
     source: Float[Array, ""],
 ) -> tuple[Float[Array, "K C"], Float[Array, "K C"]]:
-    """Losses [MW] and lowest voltages [pu] of each topology under each load; infinite where voltages are below 0.6 pu,
-    where eight iterations do not suffice.
+    """Return losses [MW] and lowest voltages [pu] of each topology under each load.
+
+    Losses are infinite where a voltage is below 0.6 pu, because eight iterations are too few there.
 
     Args:
-        of: (K, 5) switch positions.
-        active: drawn at the buses [MW], a row for each load.
-        reactive: drawn at the buses [Mvar].
-        impedance: of the lines under each load, per unit.
+        of: (K, 5), switch positions.
+        active: (C, 32), active load at the buses [MW].
+        reactive: (C, 32), reactive load at the buses [Mvar].
+        impedance: (C, 37, 2), impedance of the lines under each load [pu].
         source: voltage of the substation [pu].
     """
 

@@ -1,8 +1,8 @@
-"""A feeder as numbers: its lines, its loads, and the loops that its tie lines close.
+"""Arrays that describe a feeder: lines, loads, and the loops closed by the tie lines.
 
-A feeder is a meshed network that is run as a tree: of each loop one line is open. Bus 0 is the substation; rows of the
-loads are the buses 1 to N, lines count from zero, and the ties, which are open where nobody switched yet, come last.
-Everything that a power flow needs of a topology follows from these arrays (`power_flow.py`, `radial.py`).
+A feeder is a meshed network operated as a tree: one line of each loop is open. Bus 0 is the substation and rows of the
+loads are buses 1 to N. Lines count from zero; the ties, which are open by default, come last. `power_flow.py` and
+`radial.py` compute the power flow of any topology from these arrays.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from jaxtyping import Float, Int
 
 
 class Feeder(NamedTuple):
-    """Lines, loads and ties of a feeder, in per unit of 1 MVA and its own voltage."""
+    """Lines, loads and ties of a feeder, in per unit of 1 MVA and the feeder's voltage."""
 
     name: str
     ends: Int[np.ndarray, "L 2"]
-    """The buses that each line joins; a line at the substation begins there."""
+    """The buses joined by each line; a line at the substation begins there."""
     resistance: Float[np.ndarray, " L"]
-    """Per unit."""
+    """Resistance of each line [pu]."""
     reactance: Float[np.ndarray, " L"]
-    """Per unit."""
+    """Reactance of each line [pu]."""
     active_load: Float[np.ndarray, " N"]
-    """Active load at buses 1 to N [MW], at the peak."""
+    """Peak active load at buses 1 to N [MW]."""
     reactive_load: Float[np.ndarray, " N"]
-    """Reactive load at buses 1 to N [Mvar]."""
+    """Peak reactive load at buses 1 to N [Mvar]."""
     ties: int
-    """How many of the last lines are ties, T."""
+    """T, the number of ties, which are the last lines."""
     base_path: Float[np.ndarray, "L N"]
-    """While the ties are open: ±1 where a line lies between the substation and a bus, 0 elsewhere, negative where the
-    line's ends are named against the way from the substation."""
+    """Paths with open ties: ±1 where a line lies between the substation and a bus, else 0; negative where the line's
+    direction is towards the substation."""
     loops: Float[np.ndarray, "T L"]
-    """The loop that each tie closes: ±1 where a line runs with or against the tie."""
+    """Loop closed by each tie: ±1 where a line runs with or against the tie, else 0."""
 
 
 def feeder_of(
@@ -44,17 +44,17 @@ def feeder_of(
     loads: Sequence[tuple[float, float]],
     ties: int,
 ) -> Feeder:
-    """A feeder from its tables.
+    """Build a feeder from tables.
 
     Args:
-        name: of the feeder.
-        kilovolts: line-to-line voltage of the whole feeder [kV].
-        lines: from, to, resistance [Ω], reactance [Ω]; the ties last, buses counted from zero, the substation.
+        name: name of the feeder.
+        kilovolts: line-to-line voltage of the feeder [kV].
+        lines: from, to, resistance [Ω], reactance [Ω]; ties last; buses count from zero, the substation.
         loads: active [kW] and reactive [kvar] load of buses 1 to N.
-        ties: how many lines are ties.
+        ties: number of ties.
 
     Raises:
-        ValueError: when the lines without the ties are no tree of the buses.
+        ValueError: if the lines without the ties are not a tree of the buses.
     """
     ends = np.array([line[:2] for line in lines])
     ends = np.where(ends[:, 1:] == 0, ends[:, ::-1], ends)
@@ -73,27 +73,27 @@ def feeder_of(
 
 
 def _paths(name: str, ends: Int[np.ndarray, "L 2"], closed: int, buses: int) -> Float[np.ndarray, "L M"]:
-    """The lines between the substation and each of all M buses, found outwards from the substation."""
+    """Return the lines between the substation and each of all M buses, searched outwards from the substation."""
     path, reached, left = np.zeros((len(ends), buses)), {0}, list(range(closed))
     while left:
-        following = [line for line in left if (int(ends[line, 0]) in reached) != (int(ends[line, 1]) in reached)]
-        for line in following:
+        next_lines = [line for line in left if (int(ends[line, 0]) in reached) != (int(ends[line, 1]) in reached)]
+        for line in next_lines:
             begin, end = (int(bus) for bus in ends[line])
             inner, outer, sign = (begin, end, 1.0) if begin in reached else (end, begin, -1.0)
             if outer in reached:
-                break  # Two lines of this round lead to one bus: the second closes a loop.
+                break  # Two lines of this round lead to the same bus: the second closes a loop.
             path[:, outer] = path[:, inner]
             path[line, outer] = sign
             reached.add(outer)
             left.remove(line)
         else:
-            if following:
+            if next_lines:
                 continue
         break
     if left or len(reached) != buses or closed != buses - 1:
         raise ValueError(
-            f"expected the lines of feeder {name} without its ties to be a tree of its {buses} buses, got {closed} "
-            f"lines that reach {len(reached)}: name as ties the lines that are open, last."
+            f"the {closed} lines of feeder {name} without ties must be a tree of all {buses} buses, but they reach "
+            f"{len(reached)}: list the ties last and set `ties` to their number"
         )
     return path
 

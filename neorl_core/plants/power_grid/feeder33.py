@@ -1,8 +1,8 @@
-"""The IEEE 33-bus feeder as numbers: lines, loads, and the loops that its tie lines close.
+"""Data of the IEEE 33-bus feeder: lines, loads, and the loops closed by the tie lines.
 
 M. E. Baran, F. F. Wu: Network reconfiguration in distribution systems for loss reduction and load balancing,
 IEEE Trans. Power Delivery 4(2), 1989, table II, with the correction of line 7-8 that MATPOWER's and pandapower's
-`case33bw` carry (0.7114 + 0.2351j Ω). The paper gives no current limits, and none are made up here.
+`case33bw` use (0.7114 + 0.2351j Ω). The paper has no current limits, and none are added here.
 
 Buses and lines count from zero here and from one in the paper: bus 0 is the substation, line 0 joins buses 0 and 1,
 lines 32 to 36 are the ties.
@@ -69,14 +69,14 @@ FEEDER: Feeder = feeder_of("case33bw", BASE_KV, _LINES, _LOADS, ties=5)
 
 LINES = len(_LINES)
 BUSES = len(_LOADS)
-"""Buses with a voltage to be found, so without the substation's."""
+"""Buses with an unknown voltage, i.e. without the substation."""
 TIES = FEEDER.ties
 ENDS: Int[np.ndarray, "37 2"] = FEEDER.ends
 RESISTANCE: Float[np.ndarray, " 37"] = FEEDER.resistance
-"""Per unit."""
+"""Resistance of the lines [pu]."""
 REACTANCE: Float[np.ndarray, " 37"] = FEEDER.reactance
 ACTIVE_LOAD: Float[np.ndarray, " 32"] = FEEDER.active_load
-"""Active load at buses 1 to 32 [MW], the paper's (peak) values."""
+"""Active load at buses 1 to 32 [MW], the paper's peak values."""
 REACTIVE_LOAD: Float[np.ndarray, " 32"] = FEEDER.reactive_load
 """Reactive load at buses 1 to 32 [Mvar]."""
 BASE_PATH: Float[np.ndarray, "37 32"] = FEEDER.base_path
@@ -88,9 +88,9 @@ LOOP_LINES: tuple[tuple[int, ...], ...] = tuple(
 
 
 def positions_of(lines: tuple[int, ...]) -> tuple[int, ...]:
-    """Switch positions, one per loop, that open the given five lines (counted from zero, in the loops' order).
+    """Return the switch positions, one per loop, that open five lines (counted from zero, in the order of the loops).
 
     Raises:
-        ValueError: when a line is not on its loop.
+        ValueError: if a line is not on its loop.
     """
     return tuple(loop.index(line) for loop, line in zip(LOOP_LINES, lines, strict=True))

@@ -1,9 +1,9 @@
-"""AC power flow on a radial feeder whose switches move: one fixed point, differentiable, fast in batches.
+"""AC power flow on a radial feeder with switches: one fixed-point iteration, differentiable and fast in batches.
 
-A radial feeder is what is left of a meshed one when one line of each loop is open. Bus currents I flow through the
-lines as J = Γ I, and voltages fall along the same paths, V = V₀ − Γᵀ (z ∘ J) with I = conj(S / V), which is the fixed
-point of backward and forward sweeps (Shirmohammadi et al., IEEE Trans. Power Systems 3(2), 1988). The path matrix Γ
-of any topology follows from that of one tree by a matrix as small as the number of loops.
+A radial feeder is a meshed feeder with one line of each loop open. Bus currents I flow through the lines as J = Γ I,
+and voltages drop along the same paths, V = V₀ − Γᵀ (z ∘ J) with I = conj(S / V): the fixed point of backward/forward
+sweeps (Shirmohammadi et al., IEEE Trans. Power Systems 3(2), 1988). The path matrix Γ of any topology follows from that
+of one tree by inverting a matrix with one row per loop.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from jaxtyping import Array, Bool, Float, Int
 from neorl_core.plants.power_grid import feeder33 as feeder
 
 LOWEST, HIGHEST = 0.5, 1.2
-"""Per unit. Below the first a load draws no more current than there, so that numbers stay finite where no solution
-exists; above the second inverters trip within 0.16 s (IEEE 1547-2018, table 11)."""
+"""Voltages [pu]. Below the first, loads draw constant current, so that values stay finite where no solution exists.
+Above the second, inverters trip within 0.16 s (IEEE 1547-2018, table 11)."""
 TOLERANCE = 1e-4
-"""Residual [pu] below which a power flow is taken as found."""
+"""Residual [pu] below which a power flow counts as solved."""
 
 Parts = tuple[Float[Array, " N"], Float[Array, " N"]]
 
 
 class Flow(NamedTuple):
-    """What a power flow finds, in per unit of 1 MVA and the feeder's voltage, at buses 1 to N and all L lines."""
+    """Result of a power flow, in per unit of 1 MVA and the feeder's voltage, at buses 1 to N and all L lines."""
 
     voltage: Float[Array, "N 2"]
-    """Real and imaginary parts; the substation's has no imaginary part."""
+    """Real and imaginary parts; the substation's voltage is real."""
     current: Float[Array, "L 2"]
-    """Current of each line, from its first bus to its second [pu]."""
+    """Current of each line, from the first bus to the second."""
     loss: Float[Array, ""]
-    """Σ r |J|², active."""
+    """Active losses, Σ r |J|²."""
     supplied: Float[Array, " 2"]
-    """Active and reactive power that the substation feeds in."""
+    """Active and reactive power from the substation."""
     residual: Float[Array, ""]
-    """max |V − (V₀ − Γᵀ (z ∘ J(V)))| [pu]: what one more sweep would move, which stays where no solution exists."""
+    """max |V − (V₀ − Γᵀ (z ∘ J(V)))|, the change by one more sweep; it does not vanish where no solution exists."""
 
 
 def open_lines(positions: Int[Array, " 5"]) -> Int[Array, " 5"]:
-    """Lines (counted from zero) that these switch positions open."""
+    """Return the lines (counted from zero) opened by these switch positions."""
     longest = max(map(len, feeder.LOOP_LINES))
     table = jnp.asarray([loop + loop[-1:] * (longest - len(loop)) for loop in feeder.LOOP_LINES])
     return table[jnp.arange(feeder.TIES), positions]
@@ -53,10 +53,10 @@ def _restricted(positions: Int[Array, " 5"], dtype: jnp.dtype) -> tuple[Int[Arra
 
 
 def is_radial(positions: Int[Array, " 5"]) -> Bool[Array, ""]:
-    """Whether opening these lines leaves every bus fed by exactly one path.
+    """Return whether every bus is fed by exactly one path when these lines are open.
 
-    |det B_D| = 1, else 0, with the loops' columns B_D of the open lines: the loop matrix is totally unimodular, so
-    every spanning tree has such positions and nothing else has (Tutte: Introduction to the Theory of Matroids, 1971).
+    |det B_D| = 1, else 0, with the loops' columns B_D of the open lines. The loop matrix is totally unimodular, so
+    these positions are exactly the spanning trees (Tutte: Introduction to the Theory of Matroids, 1971).
     """
     return jnp.abs(jnp.linalg.det(_restricted(positions, jnp.dtype(jnp.float32))[1])) > 0.5
 
@@ -64,11 +64,11 @@ def is_radial(positions: Int[Array, " 5"]) -> Bool[Array, ""]:
 def path_matrix(positions: Int[Array, " 5"], dtype: jnp.dtype) -> Float[Array, "37 32"]:
     """Γ of a radial topology: ±1 where a line is on the path to a bus, 0 elsewhere.
 
-    Γ = Γ₀ − (B_D⁻¹ B)ᵀ Γ₀[D]: the loops carry what cancels the base tree's currents in the open lines D.
+    Γ = Γ₀ − (B_D⁻¹ B)ᵀ Γ₀[D]: the loops cancel the base tree's currents in the open lines D.
     """
     lines, restricted = _restricted(positions, dtype)
     base, loops = jnp.asarray(feeder.BASE_PATH, dtype), jnp.asarray(feeder.LOOPS, dtype)
-    # All entries are whole numbers, and rounding makes them so.
+    # All entries are whole numbers; rounding removes the error of the inverse.
     return jnp.round(base - (jnp.linalg.inv(restricted) @ loops).T @ base[lines])
 
 
@@ -81,23 +81,23 @@ def solve(
     source: float | Float[Array, ""] = 1.0,
     leaving: tuple[int, ...] = (0,),
 ) -> Flow:
-    """Voltages, currents and losses of a radial feeder under given power drawn at its buses.
+    """Return voltages, currents and losses of a radial feeder for the power drawn at the buses.
 
     Args:
-        path: Γ of the topology, from `path_matrix`.
-        active: net active power drawn at buses 1 to N, per unit (MW); feeding in is negative.
-        reactive: net reactive power drawn, per unit (Mvar).
-        impedance: resistance and reactance of all lines, per unit.
-        iterations: iterations of the fixed point; its error shrinks about tenfold in each where voltages are above 0.9,
-            and by half where they are at 0.6.
-        source: voltage of the substation, per unit.
+        path: (L, N), Γ of the topology, from `path_matrix`.
+        active: (N,), net active power drawn at buses 1 to N [MW = pu]; negative for generation.
+        reactive: (N,), net reactive power drawn [Mvar = pu].
+        impedance: (L, 2), resistance and reactance of all lines [pu].
+        iterations: number of fixed-point iterations; each reduces the error about tenfold at voltages above 0.9 pu, and
+            by half at 0.6 pu.
+        source: voltage of the substation [pu].
         leaving: lines that begin at the substation.
 
     Returns:
-        The flow, of currents that belong to the voltages found; `holds` says whether it is one.
+        The flow, with currents consistent with the voltages; check with `holds` that it is a solution.
     """
     r, x = impedance[:, 0], impedance[:, 1]
-    # Real and imaginary parts go their own ways: a real matrix times a vector is what a processor does best.
+    # Separate real and imaginary parts: real matrix-vector products are faster than complex ones.
 
     def line_currents(e: Float[Array, " N"], f: Float[Array, " N"]) -> tuple[Float[Array, " L"], Float[Array, " L"]]:
         square = jnp.maximum(e**2 + f**2, LOWEST**2)
@@ -115,7 +115,7 @@ def solve(
         voltage=jnp.stack(voltage, -1),
         current=jnp.stack([a, b], -1),
         loss=jnp.sum(r * (a**2 + b**2)),
-        # S = V₀ conj(J) of the lines that leave the substation.
+        # S = V₀ conj(J) of the lines at the substation.
         supplied=source
         * jnp.stack(
             [sum((a[k] for k in leaving[1:]), a[leaving[0]]), -sum((b[k] for k in leaving[1:]), b[leaving[0]])]
@@ -125,11 +125,11 @@ def solve(
 
 
 def holds(flow: Flow) -> Bool[Array, ""]:
-    """Whether this is a power flow under which units stay connected: solved, and all voltages in [0.5, 1.2] pu."""
+    """Return whether the flow is solved and all voltages are within [0.5, 1.2] pu, so that units stay connected."""
     square = jnp.sum(flow.voltage**2, -1)
     return (flow.residual < TOLERANCE) & (jnp.min(square) > LOWEST**2) & (jnp.max(square) < HIGHEST**2)
 
 
 def magnitude(phasor: Float[Array, "n 2"]) -> Float[Array, " n"]:
-    """|x| of phasors as (real, imaginary)."""
+    """|x| of phasors given as (real, imaginary)."""
     return jnp.sqrt(jnp.sum(phasor**2, -1))

@@ -1,10 +1,10 @@
-"""Which lines to open so that a feeder stays radial: the best basis of a matroid, found greedily.
+"""Choose the lines to open so that a feeder stays radial: the best basis of a matroid, by the greedy algorithm.
 
-The sets of lines whose opening leaves a tree are the bases of the feeder's cographic matroid: those columns of its loop
-matrix that are independent. So the set that is preferred most, by a number for each line, is found by taking lines in
-the order of preference where they are independent of those taken before (Edmonds: Matroids and the greedy algorithm,
-Mathematical Programming 1, 1971), and no preference leads to anything but a tree: a policy that names preferences is
-masked to radial topologies, and can name each of them.
+The sets of open lines that leave a tree are the bases of the feeder's cographic matroid: the independent columns of the
+loop matrix. The set with the highest total preference is found by taking lines in the order of preference if they are
+independent of the lines taken before (Edmonds: Matroids and the greedy algorithm, Mathematical Programming 1, 1971).
+Every vector of preferences gives a tree, and every tree is reachable, so a policy that outputs preferences always acts
+on radial topologies.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ class Topology(NamedTuple):
 
     opened: Bool[Array, " L"]
     path: Float[Array, "L N"]
-    """±1 where a line is on the path from the substation to a bus, 0 elsewhere: Γ, as `power_flow.solve` takes it."""
+    """Γ for `power_flow.solve`: ±1 where a line is on the path from the substation to a bus, else 0."""
 
 
 def radial(preference: Float[Array, " L"], feeder: Feeder) -> Topology:
-    """The radial topology whose open lines are preferred the most.
+    """Return the radial topology with the most preferred open lines.
 
-    `argmax Σ preference[D]` over all D with `|det B_D| = 1`. Which columns of the loop matrix are independent is the
-    same with two numbers as with all, for it is totally unimodular (Tutte: Introduction to the Theory of Matroids,
-    1971): a column is a few words of bits. Each of T rounds takes the line preferred the most among those with a bit in
-    a row that no line was taken for, and adds its column to all that share one such bit of it, modulo 2. The paths
-    follow from the lines that are open, `Γ = Γ₀ − (B_D⁻¹ B)ᵀ Γ₀[D]`.
+    `argmax Σ preference[D]` over all D with `|det B_D| = 1`. The loop matrix is totally unimodular, so columns are
+    independent over the reals exactly if they are independent modulo 2 (Tutte: Introduction to the Theory of Matroids,
+    1971), and a column is a few words of bits. Each of T rounds takes the most preferred line with a bit in an unused
+    row, and adds its column, modulo 2, to all columns that share one such bit. The paths follow from the open lines,
+    `Γ = Γ₀ − (B_D⁻¹ B)ᵀ Γ₀[D]`.
 
     Args:
-        preference: how much each line is to be open; the first of equal ones is opened, NaN before all.
-        feeder: of L lines, T of them ties.
+        preference: (L,), preference for each line to be open; ties go to the first line, NaN ranks highest.
+        feeder: the feeder.
 
     Example:
         >>> from neorl_core.plants.power_grid.feeder33 import FEEDER
@@ -60,12 +60,12 @@ def radial(preference: Float[Array, " L"], feeder: Feeder) -> Topology:
 
     taken: Int[Array, " T"] = jax.lax.scan(take, jnp.asarray(_bits(feeder)), None, length=feeder.ties)[1]
     opened = jnp.any(jnp.arange(preference.shape[0])[:, None] == taken, 1)
-    # Of a totally unimodular matrix the inverse has entries -1, 0 and 1, and rounding makes them so on any device.
+    # The inverse of a totally unimodular matrix has entries −1, 0 and 1; round to them on any device.
     return Topology(opened, base - (jnp.round(jnp.linalg.inv(loops[:, taken])) @ loops).T @ base[taken])
 
 
 def _bits(feeder: Feeder) -> Shaped[np.ndarray, "W L"]:
-    """The loop matrix modulo 2, a bit for each loop: 32 of them in each word of a line."""
+    """Return the loop matrix modulo 2 with 32 loops per word of a line."""
     on, width = feeder.loops != 0, -(-feeder.ties // 32) * 32
     rows = np.zeros((width, on.shape[1]), np.uint32)
     rows[: feeder.ties] = on
@@ -75,7 +75,7 @@ def _bits(feeder: Feeder) -> Shaped[np.ndarray, "W L"]:
 
 
 def _one_bit(words: Shaped[Array, " W"]) -> Shaped[Array, " W"]:
-    """The lowest bit of the first word that has one."""
+    """Return the lowest set bit of the first non-zero word."""
     lowest = words & (~words + 1)
     if words.shape[0] == 1:
         return lowest
@@ -83,9 +83,11 @@ def _one_bit(words: Shaped[Array, " W"]) -> Shaped[Array, " W"]:
 
 
 def _ordered(preference: Float[Array, " L"]) -> Int[Array, " L"]:
-    """Whole numbers in the order of the preferences, whose greatest is found several times as fast: IEEE 754 numbers
-    lie in the order of their bits, negative ones in the opposite one. The least whole number is none of them."""
-    # Zeros of both signs are equal.
+    """Map preferences to integers in the same order, because integer argmax is several times as fast.
+
+    IEEE 754 numbers are ordered like their bits, negative numbers in reverse. The least integer is not used.
+    """
+    # Positive and negative zero are equal.
     plain = jnp.where(preference == 0, 0.0, preference)
     bits = jax.lax.bitcast_convert_type(plain, jnp.int32 if plain.dtype.itemsize == 4 else jnp.int64)
     return jnp.where(
@@ -94,21 +96,21 @@ def _ordered(preference: Float[Array, " L"]) -> Int[Array, " L"]:
 
 
 def leaving(feeder: Feeder) -> tuple[int, ...]:
-    """The lines that begin at the substation, as `power_flow.solve` takes them."""
+    """Return the lines that begin at the substation, for `power_flow.solve`."""
     return tuple(int(line) for line in np.flatnonzero(feeder.ends[:, 0] == 0))
 
 
 class Meshed(NamedTuple):
-    """Currents of least loss, were all lines closed, as linear functions of what is drawn at the buses."""
+    """Currents of least loss with all lines closed, as linear functions of the load."""
 
     current: Float[np.ndarray, "L N"]
     """Γ₀ − Bᵀ (B R Bᵀ)⁻¹ B R Γ₀ [1]."""
     loops: Float[np.ndarray, "L L"]
-    """Bᵀ (B R Bᵀ)⁻¹ B [1/pu]: what a unit of voltage in each line drives around the loops."""
+    """Bᵀ (B R Bᵀ)⁻¹ B [1/pu]: loop currents per voltage in each line."""
 
 
 def meshed_of(feeder: Feeder) -> Meshed:
-    """The matrices of a feeder, in float64."""
+    """Return the matrices of a feeder in float64."""
     b, weighted = feeder.loops, feeder.loops * feeder.resistance
     around = np.linalg.solve(weighted @ b.T, b) if feeder.ties else b
     return Meshed(feeder.base_path - around.T @ weighted @ feeder.base_path, b.T @ around)
@@ -117,17 +119,17 @@ def meshed_of(feeder: Feeder) -> Meshed:
 def meshed_current(
     meshed: Meshed, active: Float[Array, " N"], reactive: Float[Array, " N"], outage: Int[Array, ""]
 ) -> Float[Array, " L"]:
-    """How much each line would carry if all that are in service were closed [pu at nominal voltage].
+    """Return the current [pu at nominal voltage] of each line if all lines in service were closed.
 
-    `J − P[:, o] J_o / P[o, o]` for line o out of service, `P` of `Meshed.loops`: the loop currents of least loss under
-    which it carries nothing. Opening the lines that carry the least is the rule of Shirmohammadi and Hong (IEEE Trans.
-    Power Delivery 4(2), 1989), here with all of them taken from one flow.
+    `J − P[:, o] J_o / P[o, o]` for line o out of service, with `P = Meshed.loops`: the loop currents of least loss that
+    leave line o without current. Opening the lines with the least current is the rule of Shirmohammadi and Hong (IEEE
+    Trans. Power Delivery 4(2), 1989), here from a single flow for all loops.
 
     Args:
-        meshed: of the feeder.
-        active: drawn at the buses [pu].
-        reactive: drawn at the buses [pu].
-        outage: number of the line that is out of service, on a loop; below 0 for none.
+        meshed: matrices of the feeder.
+        active: (N,), active load at the buses [pu].
+        reactive: (N,), reactive load at the buses [pu].
+        outage: number of the line out of service, which must be on a loop; below 0 for none.
     """
     matrix, loops = (jnp.asarray(x, active.dtype) for x in meshed)
     currents = jnp.stack([matrix @ active, matrix @ reactive])

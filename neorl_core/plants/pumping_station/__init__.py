@@ -1,14 +1,14 @@
-"""A pumping station that lifts water into a town's tank: up to three pumps of one speed, switched, under a tariff.
+"""A pumping station that lifts water into a town's tank: up to three equal pumps, switched, under a tariff.
 
-The pumps run in parallel on one rising main. With n of them on, the flow Q is where their head meets what lift and
-friction take, and the tank balances it with the town's demand D:
+The pumps run in parallel on one rising main. With n pumps on, the flow Q balances the pump head with lift and friction,
+and the tank balances Q with the town's demand D:
 
 (4/3 h₀ − (1/3) h₀ (Q / n q₀)²) · wear = lift + level + 10.67 L Q^1.852 / (C^1.852 d^4.871)
 area · d(level)/dt = Q − D,  power = ρ g Q head / η
 
-The head is EPANET's curve through one design point, the friction Hazen and Williams's. Energy is dear by day and cheap
-at night, so that the tank is to be full in the morning, and every start of a pump wears it. What the tank holds more
-at the end of a step is worth what lifting it costs at the mean price, so that nothing is gained by emptying it.
+The head is EPANET's curve through one design point; the friction is Hazen–Williams. Energy is cheap at night, so the
+tank should be full in the morning. Every start of a pump costs wear. Water gained in the tank during a step is credited
+at the mean price of lifting it, so that emptying the tank gains nothing.
 
 | constant | source |
 |---|---|
@@ -19,8 +19,8 @@ at the end of a step is worth what lifting it costs at the mean price, so that n
 | PATTERN, NIGHT, PRICES, START_COST, BEYOND_COST | ours |
 | wear, wear_most, roughness_spread, demand_spread, demand_sd, noise_sd | ours |
 
-Valid for steady flow in the main: it answers a switch within seconds, and a step lasts half an hour. A tank beyond its
-rim spills and an empty one gives nothing; both are beyond the limits, and neither ends the episode.
+Valid for steady flow in the main, which settles within seconds of a switch; a step lasts half an hour. A tank spills
+above the rim and delivers nothing when empty; both violate the limits, and neither ends the episode.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pumps, main, tank and tariff: what flows, what it costs, and how far the level is from its limits."""
+"""Pumps, main, tank and tariff: flow, cost, and distance of the level to the limits."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ SLOTS = 48
 SUBSTEPS = 1
 """RK4 steps per control step."""
 NEWTON = 6
-"""Steps to the flow at which the pumps' head is what the main takes."""
+"""Newton iterations for the flow."""
 PUMPS = 3.0
 LIMITS = (1.0, 5.0)
-"""Levels [m]: below them the reserve for fires is drawn on, above them the tank is about to spill."""
+"""Levels [m]: below the lower limit the fire reserve is used, above the upper the tank is close to spilling."""
 RIM = 6.0
 """Height of the tank [m]."""
 # fmt: off
@@ -29,15 +29,15 @@ PATTERN = (
     1.19, 1.13, 1.03, 0.98, 1.03, 1.19, 1.39, 1.44, 1.29, 1.08, 0.88, 0.42,
 )
 # fmt: on
-"""Demand of each hour of the day, in shares of the mean."""
+"""Demand of each hour of the day, as a share of the mean."""
 NIGHT = (23.0, 7.0)
 """Hours [h] between which energy is cheap."""
 PRICES = (0.08, 0.20)
 """Price of energy [EUR/kWh], cheap and dear."""
 START_COST = 1.0
-"""Wear of a pump's start [EUR]."""
+"""Cost of the wear of a pump start [EUR]."""
 BEYOND_COST = 200.0
-"""Cost of a step that ends beyond a limit [EUR/m]: more than all the energy of the step."""
+"""Cost of a step that ends beyond a limit [EUR/m]; more than all the energy of the step."""
 MEAN_PRICE = (PRICES[0] * (24 - NIGHT[0] + NIGHT[1]) + PRICES[1] * (NIGHT[0] - NIGHT[1])) / 24
 SECONDS = 3600.0
 
@@ -51,28 +51,28 @@ class Params(NamedTuple):
     design_head: Scalar = 60.0
     """Head of a pump at its design point, h₀ [m]."""
     design_flow: Scalar = 400.0
-    """Its flow there, q₀ [m³/h]."""
+    """Flow of a pump at the design point, q₀ [m³/h]."""
     wear: Scalar = 1.0
-    """Share of its head that a pump still has."""
+    """Remaining share of the head of a pump."""
     efficiency: Scalar = 0.75
     length: Scalar = 3_000.0
-    """Of the main, L [m]."""
+    """Length of the main, L [m]."""
     diameter: Scalar = 0.5
-    """Of the main, d [m]."""
+    """Diameter of the main, d [m]."""
     roughness: Scalar = 130.0
-    """Hazen and Williams's C of the main."""
+    """Hazen–Williams coefficient C of the main."""
     lift: Scalar = 40.0
-    """Height of the tank's floor above the water that is pumped [m]."""
+    """Height of the tank floor above the source [m]."""
     area: Scalar = 1_000.0
     """Cross-section of the tank [m²]."""
     demand: Scalar = 540.0
     """Mean demand of the town [m³/h]."""
     density: Scalar = 1_000.0
-    """Of water, ρ [kg/m³]."""
+    """Density of water, ρ [kg/m³]."""
     gravity: Scalar = 9.81
     """g [m/s²]."""
     demand_sd: Scalar = 0.0
-    """Deviation of the demand about its pattern, as a share; it lasts some hours."""
+    """Deviation of the demand from its pattern, as a share; it lasts some hours."""
     noise_sd: Scalar = 0.0
     """Measurement noise of the level [m]."""
 
@@ -81,25 +81,25 @@ NOMINAL = Params()
 
 
 def friction(params: Params) -> Float[Array, ""]:
-    """K of the main's head loss K Q^1.852 [m], Q in m³/s: `10.67 L / (C^1.852 d^4.871)` (Hazen and Williams, SI)."""
+    """K of the head loss K Q^1.852 [m] with Q in m³/s: `10.67 L / (C^1.852 d^4.871)` (Hazen–Williams, SI)."""
     return jnp.asarray(10.67 * params.length / (params.roughness**1.852 * params.diameter**4.871))
 
 
 def flow(pumps: Float[Array, ""], level: Float[Array, ""], params: Params) -> Float[Array, ""]:
-    """The flow [m³/h] at which the head of `pumps` running is what lift and friction take, by Newton's method.
+    """Return the flow [m³/h] of `pumps` running pumps, by Newton's method.
 
-    The head left falls ever faster with the flow, so that from a flow without friction the steps come down to it.
+    The remaining head decreases ever faster with the flow, so the iteration from the frictionless flow is monotone.
 
     Args:
-        pumps: how many run; none give no flow.
-        level: of the tank [m].
+        pumps: number of running pumps; zero gives no flow.
+        level: level of the tank [m].
         params: constants of the plant.
     """
     running = jnp.maximum(pumps, 1.0)
     wanted = params.lift + level
     shut_off, fall = 4.0 / 3.0 * params.design_head * params.wear, params.design_head * params.wear / 3.0
     loss = friction(params).astype(level.dtype)
-    # Pumps too worn to reach the tank give next to nothing, and no root of a negative number.
+    # Pumps too worn to reach the tank deliver almost nothing; the bound avoids the root of a negative number.
     most = running * params.design_flow * jnp.sqrt(jnp.maximum((shut_off - wanted) / fall, 1e-6))
 
     def newton(q: Float[Array, ""], _: None) -> tuple[Float[Array, ""], None]:
@@ -113,7 +113,7 @@ def flow(pumps: Float[Array, ""], level: Float[Array, ""], params: Params) -> Fl
 
 
 def power(pumps: Float[Array, ""], level: Float[Array, ""], params: Params) -> Float[Array, ""]:
-    """Power [kW] of the running pumps: `ρ g Q H / η`, H the head of their curve at their flow."""
+    """Power [kW] of the running pumps: `ρ g Q H / η`, with H from the pump curve."""
     q = flow(pumps, level, params)
     share = q / (jnp.maximum(pumps, 1.0) * params.design_flow)
     head = params.design_head * params.wear * (4.0 - share**2) / 3.0
@@ -132,25 +132,25 @@ def price(slot: Int[Array, "*n"]) -> Float[Array, "*n"]:
 
 
 def slot_of(observation: Float[AnyArray, "*n 6"]) -> Int[Array, "*n"]:
-    """The step of the day that an observation's clock shows."""
+    """Step of the day from the clock of an observation."""
     turn = jnp.arctan2(observation[..., 3], observation[..., 4]) / (2 * jnp.pi)
     return jnp.round(turn * SLOTS).astype(jnp.int32) % SLOTS
 
 
 def margins_of(level: Float[AnyArray, "*n"]) -> Float[Array, "*n 1"]:
-    """Distance [m] of the level to the nearer of its limits."""
+    """Distance [m] of the level to the nearer limit."""
     return two_sided_margin(level, *LIMITS)[..., None]
 
 
 def advance(
     level: Float[Array, ""], pumps: Float[Array, ""], demand: Float[Array, ""], params: Params
 ) -> tuple[Float[Array, ""], Float[Array, " 1"]]:
-    """The level [m] a step later with pumps and demand held, and the least margin [m] on the way.
+    """Return the level [m] after a step with constant pumps and demand, and the least margin [m] of the step.
 
     Args:
-        level: of the tank [m].
-        pumps: running.
-        demand: of the town [m³/h].
+        level: level of the tank [m].
+        pumps: number of running pumps.
+        demand: demand of the town [m³/h].
         params: constants of the plant.
     """
 
@@ -166,22 +166,22 @@ def cost(
     level: Float[Array, ""],
     before: Float[Array, ""],
     pumps: Float[Array, ""],
-    following: Float[Array, ""],
+    after: Float[Array, ""],
     tariff: Float[Array, ""],
     params: Params,
 ) -> Float[Array, ""]:
-    """What a step costs [EUR]: energy, starts and steps beyond the limits, less what the water in the tank gained.
+    """Cost of a step [EUR]: energy, starts and levels beyond the limits, minus the value of the water gained.
 
     Args:
-        level: of the tank at its begin [m].
-        before: pumps that ran before it.
-        pumps: running in it.
-        following: level at its end [m].
+        level: level at the start of the step [m].
+        before: pumps that ran before the step.
+        pumps: pumps that run during the step.
+        after: level at the end of the step [m].
         tariff: price of energy [EUR/kWh].
         params: constants of the plant.
     """
     energy = DT * power(pumps, level, params)
     lifting = params.density * params.gravity * params.lift / params.efficiency / 3.6e6
-    gained = MEAN_PRICE * lifting * params.area * (following - level)
-    beyond = jnp.maximum(-margins_of(following)[..., 0], 0.0)
+    gained = MEAN_PRICE * lifting * params.area * (after - level)
+    beyond = jnp.maximum(-margins_of(after)[..., 0], 0.0)
     return tariff * energy + START_COST * jnp.maximum(pumps - before, 0.0) + BEYOND_COST * beyond - gained

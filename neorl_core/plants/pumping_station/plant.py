@@ -1,4 +1,4 @@
-"""The station's simulator: a town that draws water, half-hours of pumps held on, and what is measured."""
+"""The station's simulator: demand of the town, steps of half an hour, and measurements."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ SPEC = PlantSpec(
 
 
 MEMORY = 0.85
-"""Correlation of the demand's deviation from step to step, ours."""
+"""Correlation of the demand deviation from step to step, ours."""
 
 
 class Domain(NamedTuple):
     """The operating domain (spreads are relative half ranges)."""
 
     wear_most: float = 0.06
-    """Most head that a pump has lost, as a share."""
+    """Largest loss of head of a pump, as a share."""
     roughness_spread: float = 0.08
     demand_spread: float = 0.1
     demand_sd: float = 0.05
@@ -67,16 +67,16 @@ class State(NamedTuple):
 
     level: Float[Array, ""]
     pumps: Float[Array, ""]
-    """Running."""
+    """Number of running pumps."""
     deviation: Float[Array, ""]
-    """Of the demand from its pattern, as a share."""
+    """Deviation of the demand from its pattern, as a share."""
     slot: Int[Array, ""]
     """Step of the day."""
     step: Int[Array, ""]
 
 
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
-    """Pumps, main and town drawn uniformly from the domain."""
+    """Draw pumps, main and town uniformly from the domain."""
     key_wear, key_pipe, key_town = jax.random.split(key, 3)
     worn = jax.random.uniform(key_wear)
     pipe, town = (jax.random.uniform(k, minval=-1.0, maxval=1.0) for k in (key_pipe, key_town))
@@ -106,7 +106,7 @@ def _shown(
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 6"]]:
-    """Any hour of the day, a tank about half full, one or two pumps running."""
+    """Start at a random time of day, with the tank about half full and one or two pumps running."""
     key_level, key_pumps, key_slot, key_noise = jax.random.split(key, 4)
     level = jax.random.uniform(key_level, minval=2.0, maxval=4.0)
     pumps = jax.random.randint(key_pumps, (), 1, 3).astype(level.dtype)
@@ -120,40 +120,27 @@ def _running(action: Float[Array, " 1"]) -> Float[Array, ""]:
 
 
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 1"], params: Params) -> tuple[State, Timestep]:
-    """Half an hour with some pumps running.
-
-    Args:
-        key: randomness of the step.
-        state: true state before the step.
-        action: (1,), how many pumps run; the nearest whole number does.
-        params: constants of the plant.
-    """
+    """Simulate half an hour with a number of running pumps, rounded to the nearest whole number."""
     key_town, key_noise = jax.random.split(key)
     pumps = _running(action)
     level, margins = advance(state.level, pumps, _demand(state, params), params)
     fresh = params.demand_sd * (1 - MEMORY**2) ** 0.5 * jax.random.normal(key_town, (), level.dtype)
     deviation = jnp.clip(MEMORY * state.deviation + fresh, -0.9, 3.0)
-    following = State(level, pumps, deviation, (state.slot + 1) % SLOTS, state.step + 1)
+    next_state = State(level, pumps, deviation, (state.slot + 1) % SLOTS, state.step + 1)
     tariff = price(state.slot).astype(level.dtype)
-    return following, Timestep(
-        observation=_observe(following, params, params.noise_sd * jax.random.normal(key_noise, (), level.dtype)),
+    return next_state, Timestep(
+        observation=_observe(next_state, params, params.noise_sd * jax.random.normal(key_noise, (), level.dtype)),
         reward=-cost(state.level, state.pumps, pumps, level, tariff, params),
         margins=margins,
         terminated=jnp.asarray(False),
-        truncated=following.step >= HORIZON,
+        truncated=next_state.step >= HORIZON,
     )
 
 
 def predict(
     observation: Float[Array, " 6"], action: Float[Array, " 1"], params: Params
 ) -> tuple[Float[Array, " 6"], Float[Array, " 1"]]:
-    """The noise-free next observation, the demand's deviation from its pattern kept, and the least margin on the way.
-
-    Args:
-        observation: (6,), the observation, in its space's units.
-        action: (1,), how many pumps run.
-        params: constants of the plant.
-    """
+    """Predict the noise-free next observation with a constant deviation of demand, and the least margin [m]."""
     pumps, slot = _running(action), slot_of(observation)
     level, margins = advance(observation[0], pumps, observation[2], params)
     share = pattern(slot + 1) / pattern(slot)
@@ -161,7 +148,7 @@ def predict(
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 6"], params: Params) -> tuple[State, Params]:
-    """Level, pumps, demand and clock are measured, the level with noise."""
+    """Set the measured level (with noise), pumps, demand and clock."""
     slot = slot_of(observation)
     usual = params.demand * pattern(slot).astype(observation.dtype)
     level = observation[0] - params.noise_sd * jax.random.normal(key, (), observation.dtype)
@@ -169,25 +156,19 @@ def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 6"], par
 
 
 def applied(observation: Float[Array, " 6"]) -> Float[Array, " 1"]:
-    """The pumps that run."""
+    """Number of running pumps."""
     return observation[1:2]
 
 
 def logged_margins(next_observation: Float[AnyArray, "*n 6"]) -> Float[Array, "*n 1"]:
-    """Margins [m] of logged rows: what the measured level after the step left to its limits."""
+    """Margins [m] of logged rows, from the level measured after the step."""
     return margins_of(next_observation[..., 0])
 
 
 def logged_reward(
     observation: Float[AnyArray, "*n 6"], action: Float[AnyArray, "*n 1"], next_observation: Float[AnyArray, "*n 6"]
 ) -> Float[Array, "*n"]:
-    """Reward of logged rows from the measured levels, with the nominal station's power.
-
-    Args:
-        observation: (..., 6), the observation, in its space's units.
-        action: (..., 1), how many pumps ran.
-        next_observation: (..., 6), what was observed a step later.
-    """
+    """Reward of logged rows from the measured levels, with the nominal station's power."""
 
     def one(o: Float[Array, " 6"], a: Float[Array, " 1"], n: Float[Array, " 6"]) -> Float[Array, ""]:
         return -cost(o[0], o[1], _running(a), n[0], o[5], NOMINAL)

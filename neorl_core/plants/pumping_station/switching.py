@@ -1,4 +1,4 @@
-"""What switches the pumps: the level alone or with the tariff, and a plan of the whole day."""
+"""Controllers of the pumps: two-point control by level and tariff, and a dynamic programme over the day."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from neorl_core.types import Controller
 
 
 class Hysteresis(NamedTuple):
-    """Levels [m] by which pumps are switched, in the usual manner of waterworks."""
+    """Switching levels [m], as is usual in waterworks."""
 
     dear: Scalar
-    """Below this level a pump runs while energy is dear."""
+    """A pump runs below this level while energy is dear."""
     cheap: Scalar
-    """The same while it is cheap."""
+    """A pump runs below this level while energy is cheap."""
     stage: Scalar
-    """Every further pump starts so much lower."""
+    """Each further pump starts this much lower."""
     gap: Scalar
-    """A pump stops so much above the level at which it starts."""
+    """A pump stops this much above its start level."""
 
 
 def _switched(
@@ -59,30 +59,28 @@ def _switched(
 switched = Controller(lambda params, observation: (), _switched)
 """`clip(n, ⌈(start − level)/stage⌉, ⌈(start + gap − level)/stage⌉)`: staged two-point control of the level."""
 BY_HAND = Hysteresis(dear=3.0, cheap=3.0, stage=0.5, gap=0.5)
-"""Levels alone, whatever energy costs."""
+"""Equal levels at all times, regardless of the tariff."""
 TUNED = Hysteresis(dear=2.8, cheap=4.4, stage=1.45, gap=0.3)
-"""By benchmarks.tuning, in the operating domain."""
+"""By benchmarks.tuning, for the operating domain."""
 
 LEVELS = 81
-"""Points of the level at which values of the rest of the operation are kept."""
+"""Grid points of the level in the value function."""
 KEPT = 0.35
-"""Distance [m] to the limits that the planner keeps for what it does not foresee."""
+"""Reserve [m] to the limits for unforeseen demand."""
 
 
 @cache
 def plan(params: Params, days: int = 12) -> npt.NDArray[np.float64]:
-    """Least cost of all that follows under the mean demand, up to a constant, by going backwards through some days.
+    """Return the value function under the mean demand, up to a constant, by backward induction.
 
-    `J(slot, level, before) = min_n cost(…) + J(slot + 1, level', n)`.
-
-    Bellman 1957, Dynamic Programming, chapter III.
+    `J(slot, level, before) = min_n cost(…) + J(slot + 1, level', n)` (Bellman 1957, Dynamic Programming, chapter III).
 
     Args:
         params: constants of the plant.
-        days: until the differences repeat from day to day.
+        days: days until the differences repeat daily.
 
     Returns:
-        (48, L, 4) by step of the day, level and pumps that ran before.
+        (48, L, 4), by step of the day, level and pumps that ran before.
     """
     levels, pumps = np.linspace(0.0, RIM, LEVELS), np.arange(PUMPS + 1)
 
@@ -90,7 +88,7 @@ def plan(params: Params, days: int = 12) -> npt.NDArray[np.float64]:
         return flow(running, level, params), power(running, level, params)
 
     every = jax.vmap(jax.vmap(lifted, (None, 0)), (0, None))
-    # It may be asked for while another program is traced.
+    # The caller may be tracing another program.
     with jax.ensure_compile_time_eval():
         found = every(jnp.asarray(levels, float), jnp.asarray(pumps, float))
         slots = jnp.arange(SLOTS)
@@ -120,13 +118,13 @@ def _foreseen(
     costs = jnp.asarray(plan(NOMINAL), level.dtype)[(slot + 1) % SLOTS]
 
     def total(pumps: Float[Array, ""]) -> Float[Array, ""]:
-        following, _ = advance(level, pumps, observation[2], params)
-        beyond = jnp.maximum(KEPT - margins_of(following)[0], 0.0)
-        own = cost(level, applied[0], pumps, following, observation[5], params)
-        return own + BEYOND_COST * beyond + jnp.interp(following, grid, costs[:, pumps.astype(jnp.int32)])
+        after, _ = advance(level, pumps, observation[2], params)
+        beyond = jnp.maximum(KEPT - margins_of(after)[0], 0.0)
+        own = cost(level, applied[0], pumps, after, observation[5], params)
+        return own + BEYOND_COST * beyond + jnp.interp(after, grid, costs[:, pumps.astype(jnp.int32)])
 
     return (), jnp.argmin(jax.vmap(total)(jnp.arange(PUMPS + 1, dtype=level.dtype)))[None].astype(level.dtype)
 
 
 foreseen = Controller(lambda params, observation: (), _foreseen)
-"""The choice of least cost now, by the constants that are its parameters, and of all that follows, by `plan`."""
+"""The action with the least cost now, by the given constants, plus future cost, by `plan`."""

@@ -1,12 +1,12 @@
-"""A robot puts a peg into a hole by impedance control, within a limit on the force of contact.
+"""A robot inserts a peg into a hole by impedance control, within a limit on the contact force.
 
 | constant | source |
 |---|---|
 | contact_stiffness, contact_stiffness_low, contact_stiffness_high | 100 N/mm: aluminium on a position-controlled arm \
-(Wilson and Pham, arXiv 2003.03047); 1 N/µm: what industrial arms stay below (Pan et al., J. Materials Processing \
-Technology 173, 2006); nominal the geometric mean |
+(Wilson and Pham, arXiv 2003.03047); 1 N/µm: upper bound for industrial arms (Pan et al., J. Materials Processing \
+Technology 173, 2006); nominal: geometric mean |
 | bristle_stiffness | 2 (1 − ν) / (2 − ν) at ν = 0.3 (Mindlin, J. Applied Mechanics 16, 1949) |
-| friction, friction_low, friction_high | ours, of lubricated to dry metal |
+| friction, friction_low, friction_high | ours, lubricated to dry metal |
 | clearance, clearance_low, clearance_high | 100 µm: Wilson and Pham; the range is ours |
 | offset_spread, tilt_spread, force_noise | ours |
 | contact_damping | ours |

@@ -1,11 +1,11 @@
-"""A peg, its hole and the impedance controller that holds it: a planar rigid body, Coulomb friction, compliant contact.
+"""Peg, hole and impedance controller: a planar rigid body, Coulomb friction, compliant contact.
 
 m v' = F + Σ f,  J ω' = M + Σ (x − c) × f,  F = K (p* − p) + D (p*' − p') at the tip's centre p, and likewise M;
-f = k δ max(0, 1 + β δ') along the normal (Hunt and Crossley, Journal of Applied Mechanics 42, 1975). Across it a
-bristle of deflection s sticks up to the friction cone and slides on it (Cundall and Strack, Géotechnique 29, 1979;
-elasto-plastic as Dupont et al., IEEE Trans. Automatic Control 47(5), 2002, so that what sticks does not creep):
-s⁺ = clip(s + h v, ±μ f / kt),  ft = clip(−kt s⁺ − √(kt m) v, ±μ f). The peg's corners meet the block, the hole's
-edges meet the peg. The robot carries the weight. Lengths in the hole's frame: x across, z up from the block's face,
+f = k δ max(0, 1 + β δ') along the normal (Hunt and Crossley, Journal of Applied Mechanics 42, 1975). Tangentially, a
+bristle of deflection s sticks up to the friction cone and then slides (Cundall and Strack, Géotechnique 29, 1979;
+elasto-plastic as in Dupont et al., IEEE Trans. Automatic Control 47(5), 2002, so that sticking contacts do not creep):
+s⁺ = clip(s + h v, ±μ f / kt),  ft = clip(−kt s⁺ − √(kt m) v, ±μ f). The peg's corners touch the block, the hole's edges
+touch the peg. The robot carries the weight. Lengths are in the hole's frame: x across, z up from the block's face,
 angles counter-clockwise.
 """
 
@@ -19,59 +19,59 @@ from jaxtyping import Array, Float
 
 
 class Params(NamedTuple):
-    """Geometry, stiffness, friction, and what the robot does not know."""
+    """Geometry, stiffness, friction, and uncertainty of the hole's pose."""
 
     mass: float | Float[Array, ""] = 2.0
-    """m, of peg and hand as the impedance controller shapes it [kg]."""
+    """m, mass of peg and hand as shaped by the impedance controller [kg]."""
     inertia: float | Float[Array, ""] = 0.01
-    """J about the centre of mass [kg m²]."""
+    """J, moment of inertia about the centre of mass [kg m²]."""
     centre: float | Float[Array, ""] = 0.05
     """Height of the centre of mass above the tip [m]."""
     half_width: float | Float[Array, ""] = 0.010
-    """r, of the peg [m]."""
+    """r, half width of the peg [m]."""
     length: float | Float[Array, ""] = 0.08
     """Length of the peg [m]."""
     clearance: float | Float[Array, ""] = 0.00015
-    """Between peg and hole on each side [m]: a clearance ratio of 0.015."""
+    """Gap between peg and hole on each side [m]: a clearance ratio of 0.015."""
     depth: float | Float[Array, ""] = 0.03
     """Depth of the hole [m]."""
     friction: float | Float[Array, ""] = 0.2
     """Coefficient of friction μ [1]."""
     contact_stiffness: float | Float[Array, ""] = 3e5
-    """k [N/m], of arm, tool, peg and block in series."""
+    """k, stiffness of arm, tool, peg and block in series [N/m]."""
     bristle_stiffness: float | Float[Array, ""] = 0.82
     """kt / k [1]."""
     contact_damping: float | Float[Array, ""] = 5.0
     """β [s/m]."""
     stiffness: float | Float[Array, ""] = 1500.0
-    """K [N/m]."""
+    """K, stiffness of the impedance [N/m]."""
     damping: float | Float[Array, ""] = 100.0
-    """D [N s/m]."""
+    """D, damping of the impedance [N s/m]."""
     turning_stiffness: float | Float[Array, ""] = 30.0
-    """[N m/rad]"""
+    """Rotational stiffness of the impedance [N m/rad]."""
     turning_damping: float | Float[Array, ""] = 1.0
-    """[N m s/rad]"""
+    """Rotational damping of the impedance [N m s/rad]."""
     offset_spread: float | Float[Array, ""] = 0.0
-    """Half range of the error of the hole's place [m]."""
+    """Half range of the error of the hole's position [m]."""
     tilt_spread: float | Float[Array, ""] = 0.0
-    """Half range of the error of its tilt [rad]."""
+    """Half range of the error of the hole's tilt [rad]."""
     force_noise: float | Float[Array, ""] = 0.0
-    """Standard deviation of the wrist sensor's noise [N]; a hundredth of it in N m."""
+    """Standard deviation of the wrist sensor's force noise [N]; the moment noise is a hundredth of it [N m]."""
 
 
 def axes(angle: Float[Array, ""]) -> tuple[Float[Array, " 2"], Float[Array, " 2"]]:
-    """The peg's own directions, across and up."""
+    """Unit vectors of the peg, across and up."""
     c, s = jnp.cos(angle), jnp.sin(angle)
     return jnp.stack([c, s]), jnp.stack([-s, c])
 
 
 def tip_of(pose: Float[Array, " 3"], p: Params) -> Float[Array, " 3"]:
-    """Pose of the tip's centre, from that of the centre of mass."""
+    """Pose of the tip's centre from the pose of the centre of mass."""
     return pose - p.centre * jnp.append(axes(pose[2])[1], 0.0)
 
 
 def centre_of(tip: Float[Array, " 3"], p: Params) -> Float[Array, " 3"]:
-    """The inverse of `tip_of`."""
+    """Pose of the centre of mass from the pose of the tip: the inverse of `tip_of`."""
     return tip + p.centre * jnp.append(axes(tip[2])[1], 0.0)
 
 
@@ -89,27 +89,27 @@ def velocity_at(point: Float[Array, "*n 2"], pose: Float[Array, " 3"], velocity:
 
 
 class Contacts(NamedTuple):
-    """Where the peg's corners (-, +) and the hole's edges (-, +) touch, and how hard; of points apart all is zero."""
+    """Contacts at the peg's corners (−, +) and the hole's edges (−, +); zero where there is no contact."""
 
     point: Float[Array, "4 2"]
     depth: Float[Array, " 4"]
-    """Penetration [m], 0 where there is none."""
+    """Penetration [m]."""
     force: Float[Array, "4 2"]
     """Forces on the peg [N]."""
     bristles: Float[Array, "4 2"]
-    """How far friction's bristles are bent [m]."""
+    """Deflection of the friction bristles [m]."""
 
 
 def contacts(
     pose: Float[Array, " 3"], velocity: Float[Array, " 3"], bristles: Float[Array, "4 2"], h: float, p: Params
 ) -> Contacts:
-    """Where peg and block touch, and how hard. A point inside leaves by the nearer face.
+    """Return the contacts between peg and block; a point inside is pushed out through the nearer face.
 
     Args:
         pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
         velocity: (3,), velocity of the centre of mass [m/s, m/s, rad/s].
-        bristles: (4, 2), how far friction's bristles were bent before [m].
-        h: how long the points have moved since [s].
+        bristles: (4, 2), previous deflection of the friction bristles [m].
+        h: time since then [s].
         p: constants of peg, hole and robot.
     """
     across, up = axes(pose[2])
@@ -144,7 +144,7 @@ def contacts(
     slip = jnp.sum(moving * tangent, axis=1)
     stiffness = p.bristle_stiffness * p.contact_stiffness
     most, furthest = p.friction * pressed, p.friction * squeezed / p.bristle_stiffness
-    # A bristle keeps what lies along the face that its point is on now, and none stands where nothing presses.
+    # A bristle keeps the component along the point's present face, and vanishes without normal force.
     bent = jnp.clip(jnp.sum(bristles * tangent, axis=1) + h * slip, -furthest, furthest)
     rubbed = jnp.clip(-stiffness * bent - jnp.sqrt(stiffness * p.mass) * slip, -most, most)
     force = pressed[:, None] * normal + rubbed[:, None] * tangent
@@ -154,11 +154,11 @@ def contacts(
 def wrench_about(
     point: Float[Array, " 2"], where: Float[Array, "n 2"], force: Float[Array, "n 2"]
 ) -> Float[Array, " 3"]:
-    """Sum of forces [N] and of their moments [N m] about a point.
+    """Sum the forces [N] and their moments [N m] about a point.
 
     Args:
-        point: (2,), positions [m].
-        where: (n, 2), points at which the forces act [m].
+        point: (2,), reference point [m].
+        where: (n, 2), points of action [m].
         force: (n, 2), forces [N].
     """
     arm = where - point[None]
@@ -166,7 +166,7 @@ def wrench_about(
 
 
 def held(pose: Float[Array, " 3"], velocity: Float[Array, " 3"], setpoint: Float[Array, " 3"], p: Params) -> Any:
-    """The impedance controller's force and moment about the centre of mass, for a set point of the tip at rest.
+    """Return the impedance controller's force and moment about the centre of mass, for a tip set point at rest.
 
     Args:
         pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
@@ -185,12 +185,12 @@ def held(pose: Float[Array, " 3"], velocity: Float[Array, " 3"], setpoint: Float
 def accelerated(
     pose: Float[Array, " 3"], velocity: Float[Array, " 3"], wrench: Float[Array, " 3"], h: float, p: Params
 ) -> tuple[Float[Array, " 3"], Float[Array, " 3"]]:
-    """Semi-implicit Euler: v ← v + h M⁻¹ f, then q ← q + h v; `wrench` is about the centre of mass.
+    """Semi-implicit Euler: v ← v + h M⁻¹ f, then q ← q + h v.
 
     Args:
         pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
         velocity: (3,), velocity of the centre of mass [m/s, m/s, rad/s].
-        wrench: (3,), forces [N] and moment [N m].
+        wrench: (3,), forces [N] and moment [N m] about the centre of mass.
         h: length of a substep [s].
         p: constants of peg, hole and robot.
     """
@@ -209,20 +209,20 @@ def advance(
     substeps: int,
     p: Params,
 ) -> tuple[Float[Array, " 3"], Float[Array, " 3"], Float[Array, "4 2"], Float[Array, "n 3"]]:
-    """Some time under a set point of the tip (in the hole's frame) and a further wrench about the tip.
+    """Integrate for a time under a set point of the tip and an external wrench about the tip.
 
     Args:
         pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
         velocity: (3,), velocity of the centre of mass [m/s, m/s, rad/s].
-        bristles: (4, 2), how far friction's bristles are bent [m].
-        setpoint: (3,), set point of the tip: x, z [m] and angle [rad].
-        external: (3,), further wrench about the tip [N, N, N m].
+        bristles: (4, 2), deflection of the friction bristles [m].
+        setpoint: (3,), set point of the tip in the hole's frame: x, z [m] and angle [rad].
+        external: (3,), external wrench about the tip [N, N, N m].
         seconds: duration [s].
         substeps: integration steps.
         p: constants of peg, hole and robot.
 
     Returns:
-        Pose, velocity and bristles at the end, and the contacts' wrench about the tip [N, N, N m] in each substep.
+        Pose, velocity and bristles at the end, and the contact wrench about the tip [N, N, N m] in each substep.
     """
     h = seconds / substeps
 
@@ -247,7 +247,7 @@ def flown(
     substeps: int,
     p: Params,
 ) -> tuple[Float[Array, " 3"], Float[Array, " 3"]]:
-    """Pose and velocity after some time under a set point of the tip where there is nothing to touch.
+    """Integrate pose and velocity for a time under a set point of the tip, without contacts.
 
     Args:
         pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
@@ -272,12 +272,12 @@ def energy(
     setpoint: Float[Array, " 3"],
     p: Params,
 ) -> Float[Array, ""]:
-    """Kinetic energy and that of the springs of contacts, bristles and impedance [J].
+    """Kinetic energy plus the energy of the springs of contacts, bristles and impedance [J].
 
     Args:
         pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
         velocity: (3,), velocity of the centre of mass [m/s, m/s, rad/s].
-        bristles: (4, 2), how far friction's bristles are bent [m].
+        bristles: (4, 2), deflection of the friction bristles [m].
         setpoint: (3,), set point of the tip: x, z [m] and angle [rad].
         p: constants of peg, hole and robot.
     """

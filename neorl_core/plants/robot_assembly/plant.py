@@ -1,8 +1,8 @@
-"""A robot puts a peg into a hole by impedance control, within a limit on the force of contact.
+"""A robot inserts a peg into a hole by impedance control, within a limit on the contact force.
 
-The mechanics are those of `peg`; Whitney, Quasi-static assembly of compliantly supported rigid parts, ASME Journal of
-Dynamic Systems 104 (1982), says where a peg jams and wedges. Where the hole is, and how tilted, is known
-roughly: what the robot sees is off by as much. An action moves the impedance's set point.
+The mechanics are in `peg`; see Whitney, Quasi-static assembly of compliantly supported rigid parts, ASME Journal of
+Dynamic Systems 104 (1982), for jamming and wedging. Position and tilt of the hole are only roughly known, so
+the robot's measurements are in error by the same amount. An action moves the set point of the impedance.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from neorl_core.types import Constraint, Controller, Panel, Plant, PlantSpec, Sp
 DT = 0.02
 HORIZON = 250
 SUBSTEPS = 100
-"""Semi-implicit Euler steps of 0.2 ms, a thirtieth of the fastest period, of m on both corners at 1e6 N/m."""
+"""Semi-implicit Euler steps of 0.2 ms: a thirtieth of the shortest period, of m on both corners at 1e6 N/m."""
 FORCE_LIMIT = 40.0
-"""[N], at which the robot's protective stop trips."""
+"""Force at which the robot's protective stop trips [N]."""
 FORCE_COST = 0.1
-"""Cost of a step under the full force limit, by the force squared."""
+"""Cost of a step at the force limit; the cost is quadratic in the force."""
 TRIP_COST = 400.0
-"""More than a whole episode without a trip can cost: 250 steps of at most 1.5 + 0.1."""
+"""Cost of a trip. It exceeds the cost of any whole episode without a trip, 250 steps of at most 1.5 + 0.1."""
 MILLI = 1e3
 DEGREE = 0.017453292519943295
 
@@ -53,13 +53,13 @@ SPEC = PlantSpec(
     dt=DT,
     time_unit="s",
     horizon=HORIZON,
-    # 0: the set point stays where it is; 100: the tuned strategy (1,000 and 5,317 episodes).
+    # 0: the set point does not move; 100: the tuned strategy (1,000 and 5,317 episodes).
     score_range=(-287.2, -64.5),
 )
 
 
 IN_HOLE = 0.001
-"""Depth [m] at which the peg must be in the hole: the limit's force presses it 0.4 mm into the softest block."""
+"""Depth [m] that proves that the peg is in the hole: the force limit only presses it 0.4 mm into the softest block."""
 
 
 class Domain(NamedTuple):
@@ -86,11 +86,11 @@ class State(NamedTuple):
     """Pose of the centre of mass: x, z [m], angle [rad]."""
     velocity: Float[Array, " 3"]
     setpoint: Float[Array, " 3"]
-    """Set point of the tip's centre, as the robot sees it: off as its measurements are."""
+    """Set point of the tip's centre in the robot's coordinates, with the error of its measurements."""
     error: Float[Array, " 3"]
-    """What is seen less what is: (x [m], 0, angle [rad])."""
+    """Measured minus true pose: (x [m], 0, angle [rad])."""
     bristles: Float[Array, "4 2"]
-    """How far friction's bristles are bent [m]."""
+    """Deflection of the friction bristles [m]."""
     step: Int[Array, ""]
 
 
@@ -98,12 +98,12 @@ NOMINAL = Params()
 
 
 def shown(si: Float[Array, " 3"]) -> Float[Array, " 3"]:
-    """(m, m, rad) as (mm, mm, degrees)."""
+    """Convert (m, m, rad) to (mm, mm, degrees)."""
     return jnp.stack([si[0] * MILLI, si[1] * MILLI, si[2] / DEGREE])
 
 
 def in_si(seen: Float[Array, " 3"]) -> Float[Array, " 3"]:
-    """The inverse of `shown`."""
+    """Convert (mm, mm, degrees) to (m, m, rad)."""
     return jnp.stack([seen[0] / MILLI, seen[1] / MILLI, seen[2] * DEGREE])
 
 
@@ -114,7 +114,7 @@ def _observe(state: State, wrench: Float[Array, " 3"], p: Params) -> Float[Array
 
 
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
-    """Friction and clearance drawn uniformly from their ranges, the contact's stiffness uniformly in its logarithm."""
+    """Draw friction and clearance uniformly, and the contact stiffness log-uniformly."""
     friction, clearance, hardness = jax.random.uniform(key, (3,))
     low, high = domain.contact_stiffness_low, domain.contact_stiffness_high
     return NOMINAL._replace(
@@ -128,7 +128,7 @@ def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 12"]]:
-    """The tip at rest 3 to 6 mm above the block, within 0.5 mm and 0.3 degrees of where the robot believes the hole."""
+    """Start at rest with the tip 3 to 6 mm above the block, within 0.5 mm and 0.3 degrees of the presumed hole."""
     drawn = jax.random.uniform(key, (5,), minval=-1.0, maxval=1.0)
     error = jnp.stack([params.offset_spread * drawn[0], jnp.zeros_like(drawn[0]), params.tilt_spread * drawn[1]])
     seen = jnp.stack([0.0005 * drawn[2], 0.0045 + 0.0015 * drawn[3], 0.3 * DEGREE * drawn[4]])
@@ -138,11 +138,11 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 12"]
 
 
 def cost(height: Float[AnyArray, "*n"], force: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
-    """1 + z / depth, what is left of the way as a share of the hole's depth, and 0.1 (f / limit)².
+    """1 + z / depth, the remaining way as a share of the hole's depth, plus 0.1 (f / limit)².
 
     Args:
-        height: height of the tip over the block's face [mm].
-        force: force of the contacts [N].
+        height: (...), height of the tip above the block's face [mm].
+        force: (...), contact force [N].
     """
     depth = NOMINAL.depth * MILLI
     left = jnp.maximum(depth + height, 0.0) / depth
@@ -150,15 +150,9 @@ def cost(height: Float[AnyArray, "*n"], force: Float[AnyArray, "*n"]) -> Float[A
 
 
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 3"], params: Params) -> tuple[State, Timestep]:
-    """20 ms after the set point has moved by an action [mm, mm, degrees], clipped.
+    """Simulate 20 ms after a move of the set point [mm, mm, degrees], clipped.
 
-    A contact force beyond its limit trips the protective stop, which ends the episode.
-
-    Args:
-        key: randomness of the step.
-        state: true state before the step.
-        action: (3,), move of the set point [mm, mm, degrees].
-        params: constants of the plant.
+    A contact force beyond the limit trips the protective stop and terminates the episode.
     """
     setpoint = state.setpoint + in_si(clip_to(SPEC.action, action))
     target = setpoint - state.error
@@ -167,37 +161,32 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 3"], params: Pa
     pose, velocity, bristles, wrenches = advance(*before, target, nothing, DT, SUBSTEPS, params)
     margin = FORCE_LIMIT - jnp.max(jnp.hypot(wrenches[:, 0], wrenches[:, 1]))
     tripped = ~(margin >= 0)
-    following = State(pose, velocity, setpoint, state.error, bristles, state.step + 1)
+    next_state = State(pose, velocity, setpoint, state.error, bristles, state.step + 1)
     noise = params.force_noise * jax.random.normal(key, (3,), action.dtype) * jnp.array([1.0, 1.0, 0.01], action.dtype)
     wrench = wrenches[-1]
-    observation = _observe(following, wrench + noise, params)
-    return following, Timestep(
+    observation = _observe(next_state, wrench + noise, params)
+    return next_state, Timestep(
         observation=observation,
         reward=-cost(observation[1], jnp.hypot(wrench[0], wrench[1])) - jnp.where(tripped, TRIP_COST, 0.0),
         margins=margin[None],
         terminated=tripped,
-        truncated=following.step >= HORIZON,
+        truncated=next_state.step >= HORIZON,
     )
 
 
 def predict(
     observation: Float[Array, " 12"], action: Float[Array, " 3"], params: Params
 ) -> tuple[Float[Array, " 12"], Float[Array, " 1"]]:
-    """The next observation and the least margin [N], by what the wrist feels, for nobody knows where the hole is.
+    """Predict the next observation and the least margin [N] from the wrist force, because the hole's pose is unknown.
 
-    Untouched, the tip moves as the impedance has it, and would meet the hardest block of the domain with |v| √(k m).
-    Touched, it is taken as held where it is, which bears all of what the set point moves.
-
-    Args:
-        observation: (12,), the observation, in its space's units.
-        action: (3,), move of the set point [mm, mm, degrees].
-        params: constants of the plant.
+    Without contact, the tip moves freely under the impedance and may hit the domain's hardest block with |v| √(k m).
+    In contact, the tip is assumed fixed and bears the whole move of the set point.
     """
     moves = clip_to(SPEC.action, action)
     setpoint = observation[9:12] + moves
     tip, moving = in_si(observation[:3]), in_si(observation[3:6])
     pose = centre_of(tip, params)
-    # velocity_at is linear in the velocity, so going from the tip to the centre is going by the arm between them.
+    # velocity_at is linear in the velocity, so this moves the reference point from the tip to the centre.
     velocity = jnp.append(velocity_at(pose[:2], tip, moving), moving[2])
     free, speed = flown(pose, velocity, in_si(setpoint), DT, SUBSTEPS, params)
     free_tip = tip_of(free, params)
@@ -211,19 +200,18 @@ def predict(
     borne = wrench - stiffness * in_si(moves)
     impact = jnp.hypot(moving[0], moving[1]) * jnp.sqrt(HARDEST * params.mass)
     force = jnp.where(touched, jnp.hypot(borne[0], borne[1]), 0.0) + impact
-    following = jnp.where(
+    next_observation = jnp.where(
         touched,
         jnp.concatenate([observation[:3], jnp.zeros_like(moves), borne]),
         jnp.concatenate([shown(free_tip), shown(free_speed), jnp.zeros_like(wrench)]),
     )
-    return jnp.concatenate([following, setpoint]), (FORCE_LIMIT - force)[None]
+    return jnp.concatenate([next_observation, setpoint]), (FORCE_LIMIT - force)[None]
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 12"], params: Params) -> tuple[State, Params]:
-    """Pose, velocity and set point are measured, off by the error of the hole's place, of which the depth tells.
+    """Set the measured pose, velocity and set point; infer the error of the hole's position from the depth.
 
-    A peg deeper than any contact presses it is in the hole, and not beside it: the error is then as far off as the
-    clearance allows.
+    A peg deeper than any contact force could press it is in the hole, so the error is then bounded by the clearance.
     """
     seen, moving = in_si(observation[:3]), in_si(observation[3:6])
     inside = -seen[1] > IN_HOLE
@@ -236,65 +224,59 @@ def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 12"], pa
 
 
 def applied(observation: Float[Array, " 12"]) -> Float[Array, " 3"]:
-    """The resting action: a set point that stays, for the observation does not tell how it has moved."""
+    """The resting action, because the observation does not contain the last move of the set point."""
     return jnp.zeros_like(observation[:3])
 
 
 def logged_margins(next_observation: Float[AnyArray, "*n 12"]) -> Float[Array, "*n 1"]:
-    """Margin [N] of logged rows, by the wrist's force at the end of the step."""
+    """Margin [N] of logged rows, from the wrist force at the end of the step."""
     return FORCE_LIMIT - jnp.hypot(next_observation[..., 6:7], next_observation[..., 7:8])
 
 
 def logged_reward(
     observation: Float[AnyArray, "*n 12"], action: Float[AnyArray, "*n 3"], next_observation: Float[AnyArray, "*n 12"]
 ) -> Float[Array, "*n"]:
-    """The plant's reward of logged rows; a trip is known by the force at the end of the step only.
-
-    Args:
-        observation: (..., 12), the observation, in its space's units.
-        action: (..., 3), move of the set point [mm, mm, degrees].
-        next_observation: (..., 12), what was observed a step later.
-    """
+    """Reward of logged rows; trips are detected from the force at the end of the step only."""
     force = jnp.hypot(next_observation[..., 6], next_observation[..., 7])
     return -cost(next_observation[..., 1], force) - jnp.where(force > FORCE_LIMIT, TRIP_COST, 0.0)
 
 
 TOUCH = 1.0
-"""Force [N] by which contact is known."""
+"""Force [N] above which the tip is in contact."""
 
 
 class InsertionParams(NamedTuple):
-    """The strategy's settings."""
+    """Settings of the insertion strategy."""
 
     approach: float | Float[Array, ""]
-    """Set point's way down before contact [mm per step]."""
+    """Descent of the set point before contact [mm per step]."""
     press: float | Float[Array, ""]
     """Force while searching [N]."""
     sweep: float | Float[Array, ""]
-    """Set point's way across while searching [mm per step]."""
+    """Lateral move of the set point while searching [mm per step]."""
     reach: float | Float[Array, ""]
-    """Half width of the first sweep, and growth of the next [mm]."""
+    """Half width of the first sweep, and increase per sweep [mm]."""
     found: float | Float[Array, ""]
-    """Depth [mm] at which the hole is taken as found."""
+    """Depth [mm] at which the hole counts as found."""
     push: float | Float[Array, ""]
     """Force while inserting [N]."""
     yielding: float | Float[Array, ""]
-    """Share of the sideways force and moment that the set point gives way to in a step."""
+    """Share of the lateral force and moment that the set point yields per step."""
     landing: float | Float[Array, ""]
-    """Depth [mm] from which it comes down gently, for the hole ends at 30 mm."""
+    """Depth [mm] from which the peg moves gently, because the hole ends at 30 mm."""
     gentle: float | Float[Array, ""]
-    """Force from there on [N]; over the impedance's damping it is the speed with which the peg meets the bottom."""
+    """Force from there on [N]; divided by the impedance's damping it is the speed of impact at the bottom."""
 
 
 class InsertionState(NamedTuple):
-    """What the insertion has found out so far."""
+    """State of the insertion strategy."""
 
     touched: Bool[Array, ""]
-    """Whether the block has been met."""
+    """Whether the block has been touched."""
     face: Float[Array, ""]
-    """Height at which it was met [mm]."""
+    """Height of the first contact [mm]."""
     middle: Float[Array, ""]
-    """Set point across at that moment [mm]."""
+    """Lateral set point at the first contact [mm]."""
     direction: Float[Array, ""]
     """Direction of the sweep, ±1."""
     width: Float[Array, ""]
@@ -322,7 +304,7 @@ def _insertion_act(
     direction = jnp.where(beyond, -state.direction, state.direction)
     width = jnp.where(beyond, state.width + params.reach, state.width)
 
-    # Downwards the set point leads by what makes the wanted force on the impedance's spring.
+    # The set point leads the tip downwards by the wanted force divided by the impedance's stiffness.
     inserting_force = jnp.where(state.face - z > params.landing, params.gentle, params.push)
     wanted = jnp.where(found, inserting_force, params.press) / NOMINAL.stiffness * MILLI
     press = z - wanted - setpoint[1]
@@ -336,7 +318,7 @@ def _insertion_act(
 
 
 insertion = Controller(_insertion_init, _insertion_act)
-"""Come down until it touches, sweep across under light pressure until it falls in, push on and give way sideways."""
+"""Descend to contact, sweep across under light pressure until the peg drops in, push on and yield sideways."""
 
 PLANT = Plant(
     spec=SPEC,
@@ -349,8 +331,8 @@ PLANT = Plant(
     applied=applied,
     resume=resume,
     fallback=insertion,
-    # By the search (`python -m benchmarks.tuning robot_assembly`), but slower over the last millimetres: with 2.03 N
-    # from 28.5 mm on, as the search's winner has it, it trips on the hardest blocks in 9 of 5,317 episodes.
+    # By the search (`python -m benchmarks.tuning robot_assembly`), but slower over the last millimetres: the search's
+    # winner, 2.03 N from 28.5 mm on, trips on the hardest blocks in 9 of 5,317 episodes.
     fallback_params=InsertionParams(
         approach=0.316,
         press=1.24,

@@ -1,12 +1,12 @@
-"""A continuous furnace: sections of plate move through fired zones, take heat from them and conduct it across.
+"""A continuous furnace: sections of plate move through fired zones, absorb heat and conduct it across the thickness.
 
 ρ ∂H/∂t = ∂/∂y (k ∂T/∂y),  k ∂T/∂y = ε σ (Tz⁴ − Ts⁴) + h (Tz − Ts) at the surface,  ∂T/∂y = 0 at the middle,
 C dTz/dt = η P − U (Tz − Ta) − heat into the steel; the burners' powers P are the actions.
 
-Sections of the charge are followed on their way (Lagrange), half a section's thickness in finite volumes of enthalpy
-H, whose temperature, conductivity and heat capacity are those of `steel`. In time ROS2, which is of order 2 whatever
-stands for the Jacobian (Verwer, Spee, Blom, Hundsdorfer, SIAM J. Scientific Computing 20(4), 1999): that of conduction,
-so that the surface's heat, and the zones with it, go by Heun's rule and no heat is lost between them.
+Sections of the charge are followed on their way (Lagrangian), half of each section's thickness in finite volumes of
+enthalpy H, with material properties from `steel`. The time integrator is ROS2, of order 2 for any approximate Jacobian
+(Verwer, Spee, Blom, Hundsdorfer, SIAM J. Scientific Computing 20(4), 1999). Here the Jacobian is that of conduction, so
+surfaces and zones are integrated by Heun's rule and no heat is lost between them.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ SECTION = 2.0
 CELLS = 8
 """Volumes across half the thickness."""
 SECONDS = 60.0
-"""Seconds of a control step, which is a minute."""
+"""Length of a control step [s]."""
 STEFAN_BOLTZMANN = 5.670374419e-8
 GAMMA = 0.2928932188134524
 """1 − 1/√2, which makes ROS2 L-stable."""
 LEAST_CAPACITY = 650.0
-"""The standard's above 900 °C [J/(kg K)]: no steel that is hotter than 450 °C has less."""
+"""Specific heat above 900 °C [J/(kg K)]; the lowest of all steel above 450 °C."""
 
 
 class Params(NamedTuple):
@@ -55,22 +55,22 @@ class Params(NamedTuple):
     zone_loss: float | Float[Array, ""] = 0.4
     """U [kW/K]."""
     efficiency: float | Float[Array, ""] = 0.55
-    """η: what the flue gas does not carry away."""
+    """η: share of the heat that does not leave with the flue gas."""
     ambient: float | Float[Array, ""] = 20.0
-    """Ta, and the temperature of entering steel [°C]."""
+    """Ta, ambient temperature and temperature of entering steel [°C]."""
     speed: float | Float[Array, ""] = 1.2
-    """Speed of the line at a thickness of 30 mm [m/min]; it is inverse to the mean thickness in the furnace."""
+    """Speed of the line at a thickness of 30 mm [m/min]; inversely proportional to the mean thickness."""
     speed_sd: float | Float[Array, ""] = 0.0
-    """Standard deviation of the speed's relative deviation."""
+    """Standard deviation of the relative deviation of the speed [1]."""
     speed_time_constant: float | Float[Array, ""] = 10.0
-    """Time constant of the speed's deviation [min]."""
+    """Time constant of the speed deviation [min]."""
     noise_sd: float | Float[Array, ""] = 0.0
-    """Standard deviation of the noise of thermocouples and pyrometers [K]."""
+    """Measurement noise of thermocouples and pyrometers [K]."""
     thickness_low: float | Float[Array, ""] = 20.0
     """Least thickness of products [mm]."""
     thickness_high: float | Float[Array, ""] = 40.0
     target_low: float | Float[Array, ""] = 850.0
-    """Least exit temperature wanted of products [°C]."""
+    """Least target temperature of products at the exit [°C]."""
     target_high: float | Float[Array, ""] = 890.0
 
 
@@ -84,7 +84,7 @@ class Furnace(NamedTuple):
 
 
 def heated_to(kelvin: Float[Array, "S M"], zones: Float[Array, " Z"]) -> Furnace:
-    """A furnace whose steel has given temperatures [K].
+    """Return a furnace with given temperatures of the steel.
 
     Args:
         kelvin: (S, M), temperatures of the volumes [K].
@@ -99,7 +99,7 @@ def steel_temperatures(furnace: Furnace) -> Float[Array, "S M"]:
 
 
 def overlap(offset: Float[Array, ""]) -> Float[Array, "S Z"]:
-    """Share of each section's length that lies in each zone."""
+    """Share of each section's length in each zone."""
     start = (jnp.arange(SECTIONS + 1, dtype=offset.dtype)[:, None] - 1) * SECTION + offset
     zone = jnp.arange(ZONES, dtype=offset.dtype)[None] * PER_ZONE * SECTION
     inside = jnp.minimum(start + SECTION, zone + PER_ZONE * SECTION) - jnp.maximum(start, zone)
@@ -113,17 +113,17 @@ def surface(
     share: Float[Array, "S Z"],
     p: Params,
 ) -> tuple[Float[Array, " S"], Float[Array, " S"]]:
-    """Temperature [K] of the surfaces and the heat flux [W/m²] into them, from their outermost volumes.
+    """Return the temperature [K] of the surfaces and the heat flux [W/m²] into them.
 
     Ts solves 2 k (Ts − T1) / Δy = Σ_z share_z (ε σ (Tz⁴ − Ts⁴) + h (Tz − Ts)), k at T1, by four steps of Newton's
-    method, whose left over is far below rounding.
+    method, which leave a residual far below rounding.
 
     Args:
-        outer: temperature of the outermost volume [K].
-        cell: its width Δy [m].
-        zones: zone temperatures [K].
-        share: overlap with the zones.
-        p: constants.
+        outer: (S,), temperature T1 of the outermost volume [K].
+        cell: (S,), width Δy of a volume [m].
+        zones: (Z,), zone temperatures [K].
+        share: (S, Z), overlap with the zones.
+        p: constants of the furnace.
     """
     inside = jnp.sum(share, axis=1)
     radiation = p.emissivity * STEFAN_BOLTZMANN
@@ -139,10 +139,10 @@ def surface(
 
 
 def _conducting(links: Float[Array, "S L"], capacity: Float[Array, "S M"]) -> Any:
-    """x of (I − J) x = b for conduction J over links [J/(kg K)] between volumes of heat capacity [J/(kg K)].
+    """Return a solver of (I − J) x = b, with J the conduction over links [J/(kg K)] between volumes.
 
-    With z = x / capacity that is a symmetric tridiagonal system, (capacity + links) z − links of the neighbours = b, by
-    Thomas's elimination, volume after volume and all sections at once.
+    With z = x / capacity this is a symmetric tridiagonal system, (capacity + links) z − links of the neighbours = b,
+    solved by Thomas's algorithm for all sections at once.
     """
     volumes = capacity.shape[1]
     links = jnp.pad(links, ((0, 0), (1, 1)))
@@ -163,7 +163,7 @@ def _conducting(links: Float[Array, "S L"], capacity: Float[Array, "S M"]) -> An
 
 
 class Passage(NamedTuple):
-    """What happened in the substeps of an advance, along axis 0."""
+    """Values in each substep of an advance, along axis 0."""
 
     surface: Float[Array, "n S"]
     """Temperature of the surface [K]."""
@@ -174,7 +174,7 @@ class Passage(NamedTuple):
     absorbed: Float[Array, " n"]
     """Heat into the steel [MJ]."""
     supplied: Float[Array, " n"]
-    """Heat into the zones less their losses [MJ]."""
+    """Heat into the zones minus their losses [MJ]."""
 
 
 def advance(
@@ -186,26 +186,26 @@ def advance(
     substeps: int,
     p: Params,
 ) -> tuple[Furnace, Passage]:
-    """Temperatures after some time at rest, powers and places held.
+    """Integrate the temperatures for a time with constant powers and positions.
 
     Args:
-        furnace: temperatures [K].
-        thickness: thickness of the sections [mm].
-        power: powers of the zones' burners [MW].
-        share: overlap of sections and zones.
-        seconds: how long.
-        substeps: midpoint steps.
-        p: constants.
+        furnace: heat of the steel and zone temperatures.
+        thickness: (S,), thickness of the sections [mm].
+        power: (Z,), powers of the zones' burners [MW].
+        share: (S, Z), overlap of sections and zones.
+        seconds: duration [s].
+        substeps: integration steps.
+        p: constants of the furnace.
     """
     cells = furnace.heat.shape[1]
     cell = thickness / 2000 / cells
-    # Columns of the steel are its volumes here, so that each is a vector over all sections.
+    # Vectors run over all sections, one per volume.
     per_volume = 1.0 / (p.density * p.heat_capacity * cell)
     area = 2 * p.width * SECTION
     h = seconds / substeps
 
     def slopes(heat: Any, zones: Any) -> tuple[Any, ...]:
-        """dH/dt and dT/dt, the links of conduction, and what else was found on the way."""
+        """dH/dt and dT/dt, the links of conduction, and intermediate results."""
         kelvin, per_joule = temperature(heat)
         skin, flux = surface(kelvin[:, 0], cell, zones, share, p)
         between = p.conductivity * conductivity((kelvin[:, 1:] + kelvin[:, :-1]) / 2) / cell[:, None]
@@ -219,7 +219,7 @@ def advance(
 
     def substep(carry: Any, _: None) -> tuple[Any, Passage]:
         heat, zones, (rise, warming, links, per_joule, _, flux, supplied) = carry
-        # Steel may leave the peak of its heat capacity within a step, and the Jacobian must not be too slow for it.
+        # Steel may pass the peak of the heat capacity within a step, so bound the capacity in the Jacobian.
         solve = _conducting(GAMMA * h * links, jnp.minimum(1.0 / per_joule, LEAST_CAPACITY))
         first = solve(rise)
         again = slopes(heat + h * first, zones + h * warming)
@@ -242,7 +242,7 @@ def advance(
 
 
 def line_speed(thickness: Float[Array, " S"], deviation: Float[Array, ""] | float, p: Params) -> Float[Array, ""]:
-    """[m/min]: as much steel per minute whatever its thickness [mm], within what the rollers do.
+    """Return the speed [m/min] for a constant mass flow, within the range of the rollers.
 
     Args:
         thickness: (S,), thickness of the sections [mm].
@@ -255,9 +255,9 @@ def line_speed(thickness: Float[Array, " S"], deviation: Float[Array, ""] | floa
 def steady(
     thickness: Float[Array, ""], zones: Float[Array, " Z"], p: Params
 ) -> tuple[Float[Array, "S M"], Float[Array, " Z"]]:
-    """Heat [J/kg] along a furnace full of one thickness [mm] with zones held [K], and the powers [MW] it takes.
+    """Return the heat [J/kg] along a furnace full of one thickness at fixed zone temperatures, and the powers [MW].
 
-    One section is followed through, from place to place; in each it is seen halfway.
+    One section is followed from place to place; at each place the state is recorded halfway.
 
     Args:
         thickness: thickness of the sections [mm].
@@ -265,7 +265,7 @@ def steady(
         p: constants of the furnace.
     """
     dwell = SECTION / line_speed(thickness[None], 0.0, p) * SECONDS
-    # Zones of such a capacity feel neither burners nor steel.
+    # With this capacity the zone temperatures are constant.
     held = p._replace(zone_capacity=1e12)
     cold = enthalpy(jnp.full((1, CELLS), p.ambient + CELSIUS, zones.dtype))
     share = overlap(jnp.zeros((), zones.dtype))

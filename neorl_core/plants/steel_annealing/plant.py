@@ -1,8 +1,8 @@
-"""Steel plate annealed in a continuous furnace whose burners are the actions: the core of each product has to reach a
-temperature and be held near it, neither surface nor zones may overheat, and the steel may not be strained by heating it
-too fast.
+"""Annealing of steel plate in a continuous furnace; the actions are the burners' powers.
 
-The physics are those of `furnace`; products follow each other through it, and the line is paced by their thickness.
+The core of each product must reach a temperature and soak near it, while surfaces and zones must not overheat and the
+temperature difference across the steel is limited. The physics are in `furnace`; products follow each other, and the
+speed of the line depends on their thickness.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from neorl_core.plants.base import AnyArray, clip_to
-from neorl_core.plants.steel_annealing.drawn import DRAWN
 from neorl_core.plants.steel_annealing.furnace import (
     CELLS,
     SECONDS,
@@ -53,7 +52,7 @@ from neorl_core.plants.steel_annealing.spec import (
 )
 from neorl_core.plants.steel_annealing.steel import CELSIUS, conductivity, enthalpy
 from neorl_core.plants.steel_annealing.zone_loops import ZoneParams, setpoints, setpoints_of, zone_loops
-from neorl_core.types import Plant, Timestep
+from neorl_core.types import Panel, Plant, Timestep
 
 
 class Domain(NamedTuple):
@@ -71,23 +70,23 @@ class Domain(NamedTuple):
 
 
 class State(NamedTuple):
-    """The true state; temperatures inside the steel are not observed."""
+    """The true state; temperatures inside the steel are hidden."""
 
     furnace: Furnace
     thickness: Float[Array, " S"]
     """Thickness of each section [mm]."""
     target: Float[Array, " S"]
-    """Exit temperature wanted of each section [°C]."""
+    """Target exit temperature of each section [°C]."""
     soak: Float[Array, " S"]
-    """How long each section's core has been within 20 K of its target, or above [min]."""
+    """Time that each section's core has been above the target minus 20 K [min]."""
     power: Float[Array, " Z"]
     """Burner powers in force [MW]."""
     offset: Float[Array, ""]
-    """How far section 0 has come in [m]: section i reaches from (i − 1) · 2 m + offset on."""
+    """Position of section 0 [m]: section i starts at (i − 1) · 2 m + offset."""
     deviation: Float[Array, ""]
     """Relative deviation of the speed [1]."""
     entered: Int[Array, ""]
-    """Sections that have come in since the start."""
+    """Sections that have entered since the start."""
     schedule: Float[Array, "2 P"]
     """Thickness [mm] and target [°C] of the products."""
     step: Int[Array, ""]
@@ -111,7 +110,7 @@ def margins_of(
 
 
 def _observe(state: State, p: Params, noise: Float[Array, " 9"]) -> Float[Array, " 25"]:
-    """Noise in K on the zones' thermocouples, the pyrometers, and what the furnace's model says of the core."""
+    """Observe with noise [K] on thermocouples, pyrometers and the furnace model's core temperature."""
     cell = state.thickness / 2000 / CELLS
     kelvin = steel_temperatures(state.furnace)
     skin, _ = surface(kelvin[:, 0], cell, state.furnace.zones, overlap(state.offset), p)
@@ -130,12 +129,12 @@ def _observe(state: State, p: Params, noise: Float[Array, " 9"]) -> Float[Array,
 
 
 def _hot_enough(core: Float[Array, "*n S"], target: Float[Array, " S"]) -> Float[Array, "*n S"]:
-    """1 where a core [K] is within the soaking band of its target [°C], or above, else 0."""
+    """1 where a core [K] is above the target [°C] minus the soaking band, else 0."""
     return (core - CELSIUS >= jnp.broadcast_to(target, core.shape) - SOAK_BAND).astype(core.dtype)
 
 
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
-    """Constants drawn uniformly within the domain's spreads around the nominal ones."""
+    """Draw constants uniformly within the domain's spreads around the nominal values."""
     emissivity, efficiency = jax.random.uniform(key, (2,), minval=-1.0, maxval=1.0)
     return NOMINAL._replace(
         emissivity=NOMINAL.emissivity * (1 + domain.emissivity_spread * emissivity),
@@ -151,7 +150,7 @@ def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 25"]]:
-    """The furnace full of one product, in the steady state of the table's zone temperatures."""
+    """Start with the furnace full of one product, in the steady state at the table's zone temperatures."""
     key_products, key_rest, key_noise = jax.random.split(key, 3)
     drawn = jax.random.uniform(key_products, (2, PRODUCTS))
     low = jnp.stack([jnp.asarray(params.thickness_low), jnp.asarray(params.target_low)])[:, None]
@@ -179,11 +178,11 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 25"]
 
 
 def carried(state: State, minutes: float, params: Params) -> State:
-    """The charge some time further on; where a whole section has left, a cold one has come in behind.
+    """Move the charge for a time; when a whole section has left, a cold one has entered.
 
     Args:
-        state: true state before the step.
-        minutes: how long [min].
+        state: state before the move.
+        minutes: duration [min].
         params: constants of the plant.
     """
     offset = state.offset + line_speed(state.thickness, state.deviation, params) * minutes
@@ -208,10 +207,10 @@ def carried(state: State, minutes: float, params: Params) -> State:
 def cost(observation: Float[AnyArray, "*n 25"], power: Float[AnyArray, "*n 4"]) -> Float[Array, "*n"]:
     """((T − target) / 10 K)² + (max(s − soak, 0) / 2 min)² + 0.2 · mean power / full power, at the exit.
 
-    T is the core's temperature, s a fifth of a minute per millimetre of thickness.
+    T is the core temperature, s the required soaking time of 0.2 min per millimetre of thickness.
 
     Args:
-        observation: (..., 25), the observation, in its space's units.
+        observation: (..., 25), in the units of `SPEC.observation`.
         power: (..., 4), powers of the burners [MW].
     """
     core, target, thickness, soak = (
@@ -222,16 +221,11 @@ def cost(observation: Float[AnyArray, "*n 25"], power: Float[AnyArray, "*n 4"]) 
 
 
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 4"], params: Params) -> tuple[State, Timestep]:
-    """One minute under burner powers [MW], clipped: the charge moves on by half its way, heats at rest, and moves on.
+    """Simulate one minute under burner powers [MW], clipped.
 
-    (Strang, SIAM Journal on Numerical Analysis 5, 1968.) The speed's deviation is an AR(1) sequence. An episode never
-    terminates: overheated steel is scrap, but the line runs on.
-
-    Args:
-        key: randomness of the step.
-        state: true state before the step.
-        action: (4,), burner powers [MW].
-        params: constants of the plant.
+    The charge moves half a step, is heated at rest, and moves half a step (Strang, SIAM Journal on Numerical Analysis
+    5, 1968). The speed deviation is an AR(1) sequence. An episode never terminates: overheated steel is scrap, but the
+    line keeps running.
     """
     noise = jax.random.normal(key, (2 * ZONES + 2,), action.dtype)
     power = clip_to(SPEC.action, action)
@@ -241,51 +235,44 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 4"], params: Pa
     phi = jnp.exp(-DT / jnp.asarray(params.speed_time_constant, action.dtype))
     soak = state.soak + DT * jnp.mean(_hot_enough(passage.middle, state.target), axis=0)
     heated = state._replace(furnace=furnace, soak=soak, power=power, step=state.step + 1)
-    following = carried(heated, DT / 2, params)
-    following = following._replace(
+    next_state = carried(heated, DT / 2, params)
+    next_state = next_state._replace(
         deviation=phi * state.deviation + params.speed_sd * jnp.sqrt(1 - phi**2) * noise[-1],
     )
-    exact = _observe(following, params, jnp.zeros_like(noise[:-1]))
-    return following, Timestep(
-        observation=_observe(following, params, params.noise_sd * noise[:-1]),
+    exact = _observe(next_state, params, jnp.zeros_like(noise[:-1]))
+    return next_state, Timestep(
+        observation=_observe(next_state, params, params.noise_sd * noise[:-1]),
         reward=-cost(exact, power),
         margins=margins_of(passage.surface, passage.middle, passage.zones),
         terminated=jnp.asarray(False),
-        truncated=following.step >= HORIZON,
+        truncated=next_state.step >= HORIZON,
     )
 
 
 def predict(
     observation: Float[Array, " 25"], action: Float[Array, " 4"], params: Params
 ) -> tuple[Float[Array, " 25"], Float[Array, " 3"]]:
-    """The next observation from what the stations show, and the least margins [K] on the way; products and soak stay.
-
-    Args:
-        observation: (25,), the observation, in its space's units.
-        action: (4,), burner powers [MW].
-        params: constants of the plant.
-    """
+    """Predict the next observation from the stations, and the least margins [K]; products and soak do not change."""
     power = clip_to(SPEC.action, action)
     furnace, thickness = reconstructed(observation, params)
     share = overlap(jnp.full((), SECTION / 2, observation.dtype))
-    following, passage = advance(furnace, thickness, power, share, SECONDS, SUBSTEPS, params)
+    next_furnace, passage = advance(furnace, thickness, power, share, SECONDS, SUBSTEPS, params)
     places = jnp.arange(SECTIONS + 1, dtype=observation.dtype) * SECTION
     stations = (jnp.asarray(STATIONS, observation.dtype)[1:] - 0.5) * SECTION
     places = places + observation[SPEED] * DT
     skin = jnp.interp(stations, places, passage.surface[-1])
     core = jnp.interp(stations[-1:], places, passage.middle[-1])
     stay = observation[3 * ZONES : CORE]
-    parts = [following.zones - CELSIUS, power, skin - CELSIUS, stay, core - CELSIUS, observation[SOAK:]]
+    parts = [next_furnace.zones - CELSIUS, power, skin - CELSIUS, stay, core - CELSIUS, observation[SOAK:]]
     return jnp.concatenate(parts), margins_of(passage.surface, passage.middle, passage.zones)
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 25"], params: Params) -> tuple[State, Params]:
-    """Zones, powers, speed and what comes in are measured; the steel is as much hotter as the pyrometers show.
+    """Set the measured zones, powers, speed and entering product; correct the steel by the pyrometers.
 
-    Its temperatures follow their own development otherwise, shifted at all depths by what the pyrometers show more
-    than the state, linearly between them, and what has soaked did so as much longer as the exit tells. Thickness and
-    target of the charge are those of what has come in. Of the first step nothing earlier is known: the charge is one
-    product, as far through as `reconstructed` has it.
+    Steel temperatures keep their simulated profile, shifted by the pyrometers' deviation, linear between stations. The
+    soaking times are shifted by the deviation at the exit. In the first step there is no history: the charge is one
+    product with the temperatures of `reconstructed`.
     """
     noise = params.noise_sd * jax.random.normal(key, (2 * ZONES + 1,), observation.dtype)
     zones = observation[:ZONES] - noise[:ZONES] + CELSIUS
@@ -314,7 +301,7 @@ def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 25"], pa
 
 
 def applied(observation: Float[Array, " 25"]) -> Float[Array, " 4"]:
-    """The burner powers [MW] in force."""
+    """Burner powers [MW] in force."""
     return observation[ZONES : 2 * ZONES]
 
 
@@ -336,18 +323,12 @@ def logged_margins(next_observation: Float[AnyArray, "*n 25"]) -> Float[Array, "
 def logged_reward(
     observation: Float[AnyArray, "*n 25"], action: Float[AnyArray, "*n 4"], next_observation: Float[AnyArray, "*n 25"]
 ) -> Float[Array, "*n"]:
-    """The plant's reward of logged rows, by what the furnace's model said of the core at the exit.
-
-    Args:
-        observation: (..., 25), the observation, in its space's units.
-        action: (..., 4), burner powers [MW].
-        next_observation: (..., 25), what was observed a step later.
-    """
+    """Reward of logged rows, from the furnace model's core temperature at the exit."""
     return -cost(next_observation, action)
 
 
 def _wanted(observation: Float[Array, " 25"]) -> Float[Array, " Z"]:
-    """The table's set points [°C] for what is in the zones and comes next."""
+    """The table's set points [°C] for the products in the furnace."""
     return setpoints_of(observation[12:17], observation[17:22], observation[SPEED])
 
 
@@ -365,8 +346,8 @@ PLANT = Plant(
     applied=applied,
     resume=resume,
     fallback=zone_control,
-    # By the cross-entropy method from the best known, with a penalty on margins below a kelvin; then the second zone,
-    # where the plate is strained most, set 12 K lower, until 5,317 episodes kept the limits.
+    # By the cross-entropy method from the best known, with a penalty on margins below 1 K. Then the second zone,
+    # with the largest temperature difference across the plate, was set 12 K lower until 5,317 episodes kept the limits.
     fallback_params=ZoneParams(
         kp=(0.041, 0.03, 0.045, 0.11),
         ki=(0.012, 0.018, 0.0115, 0.0265),
@@ -374,7 +355,7 @@ PLANT = Plant(
         trim=(0.06, 0.18, 0.27, 0.78),
         lift=(6.2, 5.0, 9.1, -3.5),
     ),
-    # A zone is 6 MJ/K against some 5 to 12 kW/K of steel: a gain of about half of η⁻¹ C per minute of response, and an
+    # A zone has 6 MJ/K against 5 to 12 kW/K of steel: a gain of about half of η⁻¹ C per minute of response, and an
     # integral time of eight minutes.
     found_params=ZoneParams(
         kp=(0.05,) * ZONES,
@@ -383,7 +364,7 @@ PLANT = Plant(
         trim=(0.0,) * ZONES,
         lift=(0.0,) * ZONES,
     ),
-    # The best known: the same loops with all gains found by the cross-entropy method over 37 rounds of 40 draws.
+    # The best known: the same loops, with all gains from 37 rounds of 40 draws of the cross-entropy method.
     reference=zone_control,
     reference_params=ZoneParams(
         kp=(0.031, 0.028, 0.043, 0.092),
@@ -392,5 +373,11 @@ PLANT = Plant(
         trim=(0.19, 0.0, 0.23, 0.78),
         lift=(12.1, 16.4, 5.6, -1.9),
     ),
-    drawn=DRAWN,
+    drawn=(
+        Panel("steel core at the exit", ("core_temperature",), set_point=f"target_{ZONES}"),
+        Panel("steel surface at the exit", (f"surface_temperature_{ZONES}",), limit="steel surface temperature"),
+        # In degrees Celsius; the limit applies to the hottest zone, which is not a signal.
+        Panel("hottest zone", limit="zone temperature", unit="degC"),
+        Panel("difference across half the thickness", limit="temperature difference across half the thickness"),
+    ),
 )

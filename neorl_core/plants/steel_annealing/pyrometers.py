@@ -1,4 +1,4 @@
-"""What is seen of the charge at the entry and at the end of each zone, and what that tells of the steel between."""
+"""Measurements of the charge at the entry and at the end of each zone, and temperatures reconstructed from them."""
 
 from __future__ import annotations
 
@@ -21,25 +21,28 @@ from neorl_core.plants.steel_annealing.furnace import (
 from neorl_core.plants.steel_annealing.steel import CELSIUS, conductivity
 
 STATIONS = tuple(range(0, SECTIONS + 1, PER_ZONE))
-"""Sections at the entry and at the end of each zone, where pyrometers look."""
+"""Sections with pyrometers: at the entry and at the end of each zone."""
 
 
 def at_stations(x: Float[Array, " S"], offset: Float[Array, ""]) -> Float[Array, " 5"]:
-    """What stands at the entry and half a section before the end of each zone, linear between sections' middles."""
+    """Interpolate values of the sections to the entry and to half a section before the end of each zone."""
     here = np.array(STATIONS)
     behind = jnp.minimum(offset / SECTION, jnp.asarray(here, x.dtype))
     return x[here] + behind * (x[np.maximum(here - 1, 0)] - x[here])
 
 
 def along(seen: Float[Array, " 5"]) -> Float[Array, " S"]:
-    """What is seen at the stations, for every section: linear between the places half a section before their ends."""
+    """Interpolate values of the stations to all sections."""
     stations = jnp.asarray([0.0, *(x - 0.5 for x in STATIONS[1:])], seen.dtype)
     return jnp.interp(jnp.arange(SECTIONS + 1, dtype=seen.dtype), stations, seen)
 
 
 def reconstructed(observation: Float[Array, " 25"], params: Params) -> tuple[Furnace, Float[Array, " S"]]:
-    """Temperatures [K] and thickness [mm] of the charge as far as stations tell: between them linear along the furnace,
-    across the steel the parabola of a steady heat flux q, T = Ts − q L / (2 k) (1 − η²), L half the thickness."""
+    """Reconstruct temperatures [K] and thickness [mm] of the charge from the stations.
+
+    Between stations, temperatures are linear along the furnace. Across the steel they follow the parabola of a steady
+    heat flux q, T = Ts − q L / (2 k) (1 − η²), with L half the thickness.
+    """
     zones = observation[:ZONES] + CELSIUS
     skin = jnp.concatenate([jnp.full_like(zones[:1], params.ambient), observation[2 * ZONES : 3 * ZONES]]) + CELSIUS
     skin = along(skin)

@@ -1,4 +1,4 @@
-"""What is measured, moved, limited and paid for at the furnace."""
+"""Signals, actions, limits and costs of the furnace."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ DT = 1.0
 HORIZON = 180
 SUBSTEPS = 6
 PRODUCT_SECTIONS = 16
-"""Sections of a product; the furnace is full of the first one."""
+"""Sections per product; at the start the furnace is full of the first product."""
 PRODUCTS = 12
 POWER = 8.0
 """Full power of a zone's burners [MW]."""
 ERROR_SCALE = 10.0
-"""Error of the core's temperature at the exit [K] that costs 1 per step."""
+"""Error of the core temperature at the exit [K] with a cost of 1 per step."""
 SOAK_BAND, SOAK_PER_MM, SOAK_SCALE = 20.0, 0.2, 2.0
-"""A core soaks from this far below its target on [K]; how long it should [min/mm]; what less of it costs 1 [min]."""
+"""Band below the target in which a core soaks [K]; required soaking time [min/mm]; shortfall with a cost of 1 [min]."""
 FUEL_COST = 0.2
-"""Cost of a step at full power of all zones."""
+"""Cost of a step with all zones at full power."""
 NAMES = tuple(range(1, ZONES + 1))
 
 SPEC = PlantSpec(
@@ -59,12 +59,12 @@ SPEC = PlantSpec(
     dt=DT,
     time_unit="min",
     horizon=HORIZON,
-    # 0: the burners stay as they stood at the start; 100: the best gains known (1,000 episodes each, half widths of the
-    # 95 % intervals 65 and 6).
+    # 0: the burners keep their initial powers; 100: the best gains known (1,000 episodes each, half widths of the 95 %
+    # intervals 65 and 6).
     score_range=(-2346.1, -197.8),
 )
 
 EXIT_TARGET = SPEC.observation.names.index(f"target_{ZONES}")
 EXIT_THICKNESS = SPEC.observation.names.index(f"thickness_{ZONES}")
 SPEED, CORE, SOAK = (SPEC.observation.names.index(name) for name in ("speed", "core_temperature", "soak"))
-"""Places in the observation: what is wanted at the exit, and what the furnace's own model says of its plate."""
+"""Indices in the observation: the speed, and the furnace model's core temperature and soaking time at the exit."""

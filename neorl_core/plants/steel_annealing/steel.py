@@ -1,7 +1,7 @@
-"""Carbon steel between 20 °C and 1200 °C as EN 1993-1-2 has it: conductivity, specific heat, and its integral.
+"""Carbon steel between 20 °C and 1200 °C by EN 1993-1-2: conductivity, specific heat, and specific enthalpy.
 
-Steel turns from ferrite to austenite near 735 °C, where its specific heat peaks at 5000 J/(kg K): temperature is a poor
-state there, and the furnace keeps specific enthalpy instead, from which temperature follows by a table.
+Near 735 °C steel transforms from ferrite to austenite and the specific heat peaks at 5000 J/(kg K). Temperature is a
+poor state there, so the furnace keeps the specific enthalpy and looks the temperature up in a table.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from jaxtyping import Array, Float
 
 CELSIUS = 273.15
 NODES = 1024
-"""Of the table, a kilojoule per kilogram apart: within 2 mK of the integral."""
+"""Nodes of the table, one kilojoule per kilogram apart; the error is below 2 mK."""
 HOTTEST = 1400.0
-"""End of the table [°C], beyond the standard's 1200 °C; above, and below 0 °C, it goes on straight."""
+"""End of the table [°C], beyond the standard's 1200 °C; extrapolation above it and below 0 °C is linear."""
 
 
 def conductivity(temperature: Float[Array, "*n"]) -> Float[Array, "*n"]:
@@ -59,7 +59,7 @@ def _table() -> _Table:
 
 
 def temperature(enthalpy: Float[Array, "*n"]) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
-    """Temperature [K] at a specific enthalpy [J/kg], linear between nodes, and its slope 1/c [K kg/J] there."""
+    """Temperature [K] at a specific enthalpy [J/kg], linear between nodes, and the slope 1/c [K kg/J]."""
     spacing, celsius = _table()
     nodes, slopes = (jnp.asarray(x, enthalpy.dtype) for x in (celsius[:-1], np.diff(celsius) / spacing))
     place = jnp.clip((enthalpy / spacing).astype(jnp.int32), 0, NODES - 2)

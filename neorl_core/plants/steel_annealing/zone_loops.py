@@ -1,4 +1,4 @@
-"""A furnace's own control: a PI loop for each zone on a table of set points, trimmed by the error at the exit."""
+"""The furnace's controller: a PI loop per zone on a table of set points, trimmed by the error at the exit."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ from neorl_core.plants.steel_annealing.furnace import ZONES
 from neorl_core.types import Controller, Space
 
 BOOST = (1.0, 0.8, 0.4, 0.1)
-"""How much hotter than the target each zone is, relative to the first."""
+"""Excess of each zone over the target, relative to the first zone."""
 LOAD = (94.5, 196.0, -82.0)
-"""Excess of the first zone over the target [K], by powers of the load's relative deviation from 36 mm m/min."""
+"""Excess of the first zone over the target [K], by powers of the relative deviation of the load from 36 mm m/min."""
 
 
 class ZoneParams(NamedTuple):
     """Gains of the zones' PI controllers; nested tuples (hashable) or arrays."""
 
     kp: Any
-    """(Z,) MW/K"""
+    """(Z,), proportional gains [MW/K]."""
     ki: Any
-    """(Z,) MW/(K min)"""
+    """(Z,), integral gains [MW/(K min)]."""
     feedforward: Any
-    """(Z,) share of a change of set point that moves the table at once, MW/K."""
+    """(Z,), feedforward of changes of the set point [MW/K]."""
     trim: Any
-    """(Z,) K of set point per K of error at the exit."""
+    """(Z,), change of set point per error at the exit [K/K]."""
     lift: Any
-    """(Z,) K added to the table's set points."""
+    """(Z,), offset of the set points [K]."""
 
 
 class ZoneState(NamedTuple):
-    """What the loops remember of the step before."""
+    """State of the loops."""
 
     error: Float[Array, " Z"]
-    """Control error of the step before [K]."""
+    """Control error of the previous step [K]."""
     setpoint: Float[Array, " Z"]
-    """Set point of the step before [°C]."""
+    """Set point of the previous step [°C]."""
 
 
 def setpoints(
     thickness: Float[Array, "*n"], target: Float[Array, "*n"], speed: Float[Array, "*n"], zone: int
 ) -> Float[Array, "*n"]:
-    """The furnace's table: zone temperature [°C] for a product's thickness [mm] and target [°C] at a speed [m/min].
+    """Return the table's set point [°C] of a zone.
 
-    Each zone is as far above the target as `BOOST` says, in proportion to a polynomial of the heat load, which was
-    fitted to the steady states of the nominal furnace whose plate leaves with its core at the target.
+    Each zone exceeds the target by `BOOST` times a polynomial of the heat load, fitted to the steady states of the
+    nominal furnace in which the core leaves at the target.
 
     Args:
         thickness: (...), thickness of the product [mm].
-        target: (...), its exit temperature [°C].
+        target: (...), exit temperature of the product [°C].
         speed: (...), speed of the line [m/min].
         zone: number of the zone, from 0.
     """
@@ -63,11 +63,11 @@ def setpoints(
 def setpoints_of(
     thickness: Float[Array, " 5"], target: Float[Array, " 5"], speed: Float[Array, ""]
 ) -> Float[Array, " Z"]:
-    """The table's zone temperatures [°C] for what stands at the stations: each zone between its two.
+    """Return the table's set points [°C] for the products at the stations, averaged over the ends of each zone.
 
     Args:
-        thickness: (5,), thickness of the product [mm].
-        target: (5,), its exit temperature [°C].
+        thickness: (5,), thickness at the stations [mm].
+        target: (5,), exit temperature of the products at the stations [°C].
         speed: speed of the line [m/min].
     """
     thickness, target = (thickness[1:] + thickness[:-1]) / 2, (target[1:] + target[:-1]) / 2
@@ -80,14 +80,14 @@ def zone_loops(
     """P ← clip(applied + kp (e − e') + ki dt e + f (r − r')), r = table + lift + trim (target − exit).
 
     Args:
-        table: observation -> set points [°C] of the zones, whose temperatures [°C] are the first of the observation.
-        exit: which component is the temperature [°C] at the exit.
-        target: which component is the one that is wanted there [°C].
+        table: observation -> set points [°C] of the zones; the observation must begin with the zone temperatures [°C].
+        exit: index of the exit temperature [°C] in the observation.
+        target: index of the target temperature [°C] in the observation.
         dt: control period [min].
-        powers: what the loops move [MW].
+        powers: range of the burner powers [MW].
 
     Returns:
-        A controller with `ZoneParams` for parameters.
+        A controller with parameters `ZoneParams`.
     """
     zones = powers.size
 

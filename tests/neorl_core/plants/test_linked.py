@@ -113,5 +113,5 @@ def test_an_episode_goes_on_from_an_observation() -> None:
 
 
 def test_a_plant_without_agents_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected a plant that several agents share, got 'double_mass'"):
+    with pytest.raises(ValueError, match="several agents, but double_mass has none"):
         linked(PLANTS["double_mass"], ())

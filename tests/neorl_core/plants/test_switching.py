@@ -167,7 +167,7 @@ def test_a_line_out_of_service_is_open_and_carries_nothing_in_the_mesh() -> None
 def test_lines_that_are_no_tree_are_refused() -> None:
     lines = ((0, 1, 0.1, 0.1), (1, 2, 0.1, 0.1), (2, 0, 0.1, 0.1))
     assert feeder_of("ring", 10.0, lines, ((1.0, 0.0), (1.0, 0.0)), ties=1).loops.shape == (1, 3)
-    with pytest.raises(ValueError, match="expected the lines of feeder ring without its ties to be a tree"):
+    with pytest.raises(ValueError, match="lines of feeder ring without ties must be a tree"):
         feeder_of("ring", 10.0, lines, ((1.0, 0.0), (1.0, 0.0)), ties=0)
     # Lines may be named against the way from the substation.
     turned = feeder_of("line", 10.0, ((2, 1, 0.1, 0.1), (1, 0, 0.1, 0.1)), ((1.0, 0.0), (1.0, 0.0)), ties=0)
@@ -258,6 +258,6 @@ def test_the_reluctance_of_the_plants_own_controller_and_a_feeder_without_a_scal
     np.testing.assert_array_equal(radial(held, FEEDER).opened, applied > 0)
     assert np.any(np.asarray(radial(moved, FEEDER).opened) != np.asarray(applied > 0))
     ring = feeder_of("ring", 10.0, ((0, 1, 0.1, 0.1), (1, 2, 0.1, 0.1), (2, 0, 0.1, 0.1)), ((1.0, 0.0),) * 2, ties=1)
-    with pytest.raises(ValueError, match="expected score_range of feeder ring, got none, and it is none of case33bw"):
+    with pytest.raises(ValueError, match="feeder ring needs a score_range, because only case33bw"):
         switching_plant(ring)
     assert switching_plant(ring, score_range=(-2.0, -1.0)).spec.score_range == (-2.0, -1.0)

@@ -1,1 +1,1 @@
-"""Published radial feeders besides the one that the plant is."""
+"""Published radial feeders, besides the 33-bus feeder of the plant."""

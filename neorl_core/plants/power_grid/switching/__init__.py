@@ -1,4 +1,4 @@
-"""A feeder whose switches move, for any radial feeder; loads, noise and outages are ours, the rest as in power_grid."""
+"""Network reconfiguration of any radial feeder; loads, noise and outages are ours, the rest is as in `power_grid`."""
 
 from neorl_core.plants.power_grid.switching.plant import Domain, logged_margins, logged_reward, switching_plant
 

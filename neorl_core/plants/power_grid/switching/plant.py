@@ -1,8 +1,8 @@
-"""A feeder whose switches move: which lines to leave open for the load that there is.
+"""Network reconfiguration: choose the open lines of a radial feeder for the present load.
 
-Every hour the controller says of each line how much it would have it open, and those lines open that are preferred the
-most and leave the feeder radial (`radial.py`). Then the loads move on, each bus by its own, and the AC power flow is
-solved; what the lines lose is what it costs. A line may be out of service, so that the graph is another one.
+Every hour the controller gives a preference for each line to be open. The most preferred lines that keep the feeder
+radial are opened (`radial.py`), the loads of the buses change independently, and the AC power flow is solved; the cost
+is the losses of the lines. A line may be out of service, which changes the graph.
 """
 
 from __future__ import annotations
@@ -25,45 +25,44 @@ from neorl_core.plants.power_grid.units import daily_load
 from neorl_core.types import Controller, Panel, Plant, Timestep
 
 ITERATIONS = 20
-"""Iterations of the power flow, as the plant with inverters has them."""
+"""Iterations of the power flow, as in `power_grid`."""
 SCORES = {
     "case33bw": (-2600.0, -1500.0),
     "case69": (-5600.0, -2800.0),
     "case118zh": (-20_700.0, -9600.0),
     "case136ma": (-9400.0, -3100.0),
 }
-"""Returns [kWh] that score 0 and 100: means of 64 days of the default domain, at 1.04 pu of case118zh and 1.02 of the
-others, with the switches left as they are at midnight and as the rule has them; of case69, which has no switches, twice
-what its lines lose, and that."""
+"""Returns [kWh] that score 0 and 100: means over 64 days of the default domain, at 1.04 pu for case118zh and 1.02 for
+the others, without switching and with the rule. case69 has no switches: its losses score 100 and twice its losses 0."""
 OUT = 10.0
-"""What a line out of service is preferred to be open by: no action says as much."""
+"""Preference for a line out of service to be open; larger than any action."""
 
 
 class Params(NamedTuple):
     """Physical constants and disturbances."""
 
     load_scale: float | Float[Array, ""] = 0.8
-    """The day's peak as a fraction of the feeder's loads."""
+    """Peak load of the day as a fraction of the feeder's loads [1]."""
     bus_load: float | Float[Array, " N"] = 1.0
-    """Each bus's share over the day, relative to the feeder's loads [1]."""
+    """Load of each bus over the day, relative to the feeder's loads [1]."""
     bus_sd: float | Float[Array, ""] = 0.0
-    """Standard deviation of the logarithm of each bus's slow deviation from its share [1]."""
+    """Standard deviation of the logarithm of each bus's slow load deviation [1]."""
     bus_time_constant: float | Float[Array, ""] = 6.0
-    """The deviation's time constant [h]."""
+    """Time constant of the load deviation [h]."""
     impedance_scale: float | Float[Array, ""] = 1.0
-    """Lines' impedance relative to the feeder's [1]."""
+    """Impedance of the lines relative to the feeder's [1]."""
     source_voltage: float | Float[Array, ""] = 1.02
-    """Voltage at the substation [pu], held by a tap changer."""
+    """Voltage at the substation [pu], fixed by a tap changer."""
     outage: float | Float[Array, ""] = -1.0
-    """Number of the line that is out of service, on a loop; below 0 for none."""
+    """Number of the line out of service, which must be on a loop; below 0 for none."""
     start_spread: float | Float[Array, ""] = 0.0
-    """How far the first topology is from that of the lines that would carry least; 0 for that one [1]."""
+    """Deviation of the initial topology from the rule's topology; 0 for none [1]."""
     meter_noise: float | Float[Array, ""] = 0.0
-    """Standard deviation of all measured quantities, relative [1]."""
+    """Relative measurement noise of all quantities [1]."""
 
 
 class Domain(NamedTuple):
-    """The operating domain: how far days, buses and lines differ."""
+    """The operating domain: variation of days, buses and lines."""
 
     load_scale_low: float = 0.5
     load_scale_high: float = 0.9
@@ -80,7 +79,7 @@ class State(NamedTuple):
 
     step: Int[Array, ""]
     deviation: Float[Array, " N"]
-    """Logarithm of each bus's load beside its share of the daily curve [1]."""
+    """Logarithm of each bus's load relative to the daily curve [1]."""
     opened: Bool[Array, " L"]
 
 
@@ -88,11 +87,11 @@ class Rule(NamedTuple):
     """Constants of the plant's own controller."""
 
     keep: float | Float[Array, ""] = 0.1
-    """How much less a line that is open already seems to carry, so that little is not switched for [1]."""
+    """Reduction of the apparent current of open lines, so that small gains cause no switching [1]."""
 
 
 class Grid(NamedTuple):
-    """A feeder with what follows from it once."""
+    """A feeder with precomputed matrices."""
 
     feeder: Feeder
     meshed: Meshed
@@ -102,7 +101,7 @@ class Grid(NamedTuple):
 
 
 def loads(grid: Grid, state: State, params: Params) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
-    """Active [MW] and reactive [Mvar] load of each bus now."""
+    """Return the present active [MW] and reactive [Mvar] load of each bus."""
     dtype = state.deviation.dtype
     level = params.load_scale * daily_load((state.step % HORIZON).astype(dtype))
     share = level * params.bus_load * jnp.exp(state.deviation)
@@ -112,13 +111,13 @@ def loads(grid: Grid, state: State, params: Params) -> tuple[Float[Array, " N"],
 def flow(
     grid: Grid, path: Float[Array, "L N"], active: Float[Array, " N"], reactive: Float[Array, " N"], params: Params
 ) -> Flow:
-    """The power flow of a radial topology.
+    """Solve the power flow of a radial topology.
 
     Args:
         grid: the feeder.
-        path: Γ, from `radial`.
-        active: drawn at the buses [MW].
-        reactive: drawn at the buses [Mvar].
+        path: (L, N), Γ from `radial`.
+        active: (N,), active load at the buses [MW].
+        reactive: (N,), reactive load at the buses [Mvar].
         params: constants of the plant.
     """
     impedance = jnp.asarray(grid.impedance, active.dtype) * params.impedance_scale
@@ -126,22 +125,22 @@ def flow(
 
 
 def topology(grid: Grid, preference: Float[Array, " L"], in_service: Float[Array, " L"]) -> Topology:
-    """The radial topology that an action leads to: a line out of service is open whatever it says."""
+    """Return the radial topology of an action; a line out of service is always open."""
     return radial(jnp.where(in_service > 0.5, jnp.clip(preference, -1.0, 1.0), OUT), grid.feeder)
 
 
 def in_service_of(grid: Grid, params: Params, dtype: jnp.dtype) -> Float[Array, " L"]:
-    """1 for each line that is in service."""
+    """1 for each line in service, else 0."""
     lines = jnp.arange(len(grid.feeder.ends))
     return (lines != jnp.asarray(params.outage).astype(lines.dtype)).astype(dtype)
 
 
-def _observe(grid: Grid, state: State, found: Flow, params: Params, noise: Float[Array, " M"]) -> Float[Array, " O"]:
+def _observe(grid: Grid, state: State, solution: Flow, params: Params, noise: Float[Array, " M"]) -> Float[Array, " O"]:
     dtype = state.deviation.dtype
-    voltage, current = magnitude(found.voltage), magnitude(found.current)
-    lit = holds(found).astype(dtype)
-    # By their places, for where a voltage is computed anew in another kernel the gradient of a minimum finds none.
-    whole = jnp.stack([voltage[jnp.argmin(voltage)], voltage[jnp.argmax(voltage)], found.loss])
+    voltage, current = magnitude(solution.voltage), magnitude(solution.current)
+    lit = holds(solution).astype(dtype)
+    # Index by argmin: where XLA recomputes a voltage in another kernel, jnp.min may match no element in its gradient.
+    whole = jnp.stack([voltage[jnp.argmin(voltage)], voltage[jnp.argmax(voltage)], solution.loss])
     measured = jnp.concatenate([*loads(grid, state, params), lit * voltage, lit * current, lit * whole])
     measured = measured * (1 + jnp.asarray(params.meter_noise, dtype) * noise)
     at = np.cumsum([0, *(sizes_of(grid.feeder)[i] for i in (1, 2, 3, 6)), 3])
@@ -156,18 +155,18 @@ def _observe(grid: Grid, state: State, found: Flow, params: Params, noise: Float
 def _meshed(
     grid: Grid, active: Float[Array, " N"], reactive: Float[Array, " N"], in_service: Float[Array, " L"]
 ) -> Float[Array, " L"]:
-    """What each line would carry of these loads if all that are in service were closed."""
+    """Current of each line if all lines in service were closed."""
     out = jnp.where(jnp.min(in_service) < 0.5, jnp.argmin(in_service), -1)
     return meshed_current(grid.meshed, active, reactive, out)
 
 
 def _measured(grid: Grid) -> int:
-    """How many quantities are measured with noise."""
+    """Number of quantities measured with noise."""
     return sum(sizes_of(grid.feeder)[i] for i in (1, 2, 3, 6)) + 3
 
 
 def sample_params(grid: Grid, key: PRNGKeyArray, domain: Domain) -> Params:
-    """A day drawn from the domain; the line out of service is any that lies on a loop."""
+    """Draw a day from the domain; any line on a loop may be out of service."""
     key_day, key_buses = jax.random.split(key)
     day = jax.random.uniform(key_day, (4,))
     on_loops = jnp.asarray(np.flatnonzero(np.abs(grid.feeder.loops).sum(0)))
@@ -185,8 +184,10 @@ def sample_params(grid: Grid, key: PRNGKeyArray, domain: Domain) -> Params:
 
 
 def start(grid: Grid, spread: Float[Array, " L"], params: Params) -> Bool[Array, " L"]:
-    """The topology that a day begins with: the lines are open that would carry least at the feeder's own loads, each
-    seen with a normal error `spread` of its logarithm."""
+    """Return the initial topology: the lines with the least meshed current at the feeder's own loads are open.
+
+    `spread` is a normal error of the logarithm of each current.
+    """
     dtype = spread.dtype
     active, reactive = (jnp.asarray(x, dtype) for x in (grid.feeder.active_load, grid.feeder.reactive_load))
     current = meshed_current(grid.meshed, active, reactive, jnp.asarray(params.outage).astype(jnp.int32))
@@ -195,80 +196,72 @@ def start(grid: Grid, spread: Float[Array, " L"], params: Params) -> Bool[Array,
 
 
 def reset(grid: Grid, key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " O"]]:
-    """Midnight, with the switches as somebody left them."""
+    """Start at midnight with a random initial topology."""
     key_buses, key_start, key_noise = jax.random.split(key, 3)
     deviation = params.bus_sd * jax.random.normal(key_buses, grid.feeder.active_load.shape)
     opened = start(grid, jax.random.normal(key_start, (len(grid.feeder.ends),)), params)
     state = State(jnp.zeros((), jnp.int32), deviation, opened)
     path = radial(opened.astype(deviation.dtype), grid.feeder).path
-    found = flow(grid, path, *loads(grid, state, params), params)
-    return state, _observe(grid, state, found, params, jax.random.normal(key_noise, (_measured(grid),)))
+    solution = flow(grid, path, *loads(grid, state, params), params)
+    return state, _observe(grid, state, solution, params, jax.random.normal(key_noise, (_measured(grid),)))
 
 
 def step(
     grid: Grid, key: PRNGKeyArray, state: State, action: Float[Array, " L"], params: Params
 ) -> tuple[State, Timestep]:
-    """An hour; where no power flow exists the feeder is dark, loses what it should have supplied, and the day ends.
-
-    Args:
-        grid: the feeder.
-        key: randomness of the step.
-        state: true state before the step.
-        action: (L,), how much each line is to be open, -1 to 1.
-        params: constants of the plant.
-    """
+    """Simulate an hour; without a power flow the feeder is dark, the cost is the unserved load, and the day ends."""
     key_buses, key_noise = jax.random.split(key)
     phi = jnp.exp(-1.0 / jnp.asarray(params.bus_time_constant, action.dtype))
     draw = jax.random.normal(key_buses, state.deviation.shape, action.dtype)
     deviation = phi * state.deviation + params.bus_sd * jnp.sqrt(1 - phi**2) * draw
     after = topology(grid, action, in_service_of(grid, params, action.dtype))
-    following = State(state.step + 1, deviation, after.opened)
-    active, reactive = loads(grid, following, params)
-    found = flow(grid, after.path, active, reactive, params)
-    lit = holds(found)
-    exact = _observe(grid, following, found, params, jnp.zeros((_measured(grid),), action.dtype))
+    next_state = State(state.step + 1, deviation, after.opened)
+    active, reactive = loads(grid, next_state, params)
+    solution = flow(grid, after.path, active, reactive, params)
+    lit = holds(solution)
+    exact = _observe(grid, next_state, solution, params, jnp.zeros((_measured(grid),), action.dtype))
     noise = jax.random.normal(key_noise, (_measured(grid),), action.dtype)
-    return following, Timestep(
-        observation=_observe(grid, following, found, params, noise),
-        reward=-1e3 * jnp.where(lit, found.loss, jnp.sum(active)),
+    return next_state, Timestep(
+        observation=_observe(grid, next_state, solution, params, noise),
+        reward=-1e3 * jnp.where(lit, solution.loss, jnp.sum(active)),
         margins=logged_margins(exact),
         terminated=~lit,
-        truncated=following.step >= HORIZON,
+        truncated=next_state.step >= HORIZON,
     )
 
 
 def predict(
     grid: Grid, observation: Float[Array, " O"], action: Float[Array, " L"], params: Params
 ) -> tuple[Float[Array, " O"], Float[Array, " 1"]]:
-    """The next observation with every load on the daily curve, and the margin [pu] then."""
+    """Predict the next observation with all loads on the daily curve, and the margin [pu] after the step."""
     now = seen(grid.feeder, observation)
     hour = jnp.round(now.hour[0])
     ahead = daily_load((hour + 1) % HORIZON) / daily_load(hour)
     after = topology(grid, action, now.in_service)
     active, reactive = ahead * now.active, ahead * now.reactive
-    found = flow(grid, after.path, active, reactive, params)
-    lit = holds(found).astype(observation.dtype)
-    voltage = magnitude(found.voltage)
-    whole = jnp.stack([voltage[jnp.argmin(voltage)], voltage[jnp.argmax(voltage)], found.loss])
-    following = jnp.concatenate(
+    solution = flow(grid, after.path, active, reactive, params)
+    lit = holds(solution).astype(observation.dtype)
+    voltage = magnitude(solution.voltage)
+    whole = jnp.stack([voltage[jnp.argmin(voltage)], voltage[jnp.argmax(voltage)], solution.loss])
+    next_observation = jnp.concatenate(
         [
             *((now.hour + 1) % HORIZON, active, reactive, lit * voltage),
-            *(1.0 - after.opened.astype(observation.dtype), now.in_service, lit * magnitude(found.current)),
+            *(1.0 - after.opened.astype(observation.dtype), now.in_service, lit * magnitude(solution.current)),
             *(_meshed(grid, active, reactive, now.in_service), lit * whole),
         ]
     )
-    return following, logged_margins(following)
+    return next_observation, logged_margins(next_observation)
 
 
 def applied(grid: Grid, observation: Float[Array, " O"]) -> Float[Array, " L"]:
-    """The switches as they are: 1 of a line that is open, -1 of one that is closed."""
+    """The present switch positions: 1 for an open line, −1 for a closed line."""
     return 1.0 - 2.0 * seen(grid.feeder, observation).closed
 
 
 def resume(
     grid: Grid, key: PRNGKeyArray, state: State, observation: Float[Array, " O"], params: Params
 ) -> tuple[State, Params]:
-    """Loads are measured, with noise, and so are switches and what is out of service."""
+    """Set the measured loads (with noise), switches and outage."""
     now = seen(grid.feeder, observation)
     noise = jax.random.normal(key, (_measured(grid),), observation.dtype)[: now.active.shape[0]]
     nominal = jnp.asarray(grid.feeder.active_load, observation.dtype)
@@ -292,8 +285,7 @@ def logged_reward(
     action: Float[AnyArray, "*n L"],
     next_observation: Float[AnyArray, "*n O"],
 ) -> Float[Array, "*n"]:
-    """The plant's reward of logged rows: what the lines lost in the hour [kWh], negative; all that was to be supplied
-    where the feeder is dark."""
+    """Reward of logged rows: the negative losses of the hour [kWh], or the negative unserved load of a dark feeder."""
     dark = jnp.asarray(next_observation[..., -3]) < LOWEST
     drawn = jnp.sum(seen(feeder, jnp.asarray(next_observation)).active, -1)
     return -1e3 * jnp.where(dark, drawn, jnp.asarray(next_observation[..., -1]))
@@ -304,7 +296,7 @@ def _rule(
 ) -> tuple[tuple[()], Float[Array, " L"]]:
     now = seen(grid.feeder, observation)
     current = now.meshed * jnp.where(now.closed > 0.5, 1.0, 1.0 - params.keep)
-    # Graded, so that how sure it is can be read from it, and an error of a given size changes what is near.
+    # Graded rather than ±1, so that the values show confidence and small errors only change close decisions.
     usual = jnp.maximum(jnp.mean(current), 1e-9)
     return state, (usual - current) / (usual + current)
 
@@ -316,34 +308,34 @@ def switching_plant(
     score_range: tuple[float, float] | None = None,
     keep: float = 0.1,
 ) -> Plant:
-    """A feeder as a plant whose switches move.
+    """Return a feeder as a plant with switches.
 
-    Its own controller opens the lines that would carry the least were all closed (Shirmohammadi and Hong 1989), which
-    is the best that is known where it is not kept from switching; 33 buses then lose 0.8 % more than the optimum.
+    The plant's own controller opens the lines with the least current if all were closed (Shirmohammadi and Hong 1989),
+    the best known rule without a penalty on switching; on 33 buses it loses 0.8 % more than the optimum.
 
     Args:
         feeder: lines, loads and ties.
-        source_voltage: at the substation [pu].
-        domain: how far days differ; the default one is for 33 buses at 1.02 pu.
-        score_range: returns that score 0 and 100; of our feeders those of `SCORES` by default.
-        keep: how much less a line that is open seems to carry to the plant's own controller, between 0 and 1: the more
-            it is, the less is switched.
+        source_voltage: voltage at the substation [pu].
+        domain: operating domain; the default is for 33 buses at 1.02 pu.
+        score_range: returns that score 0 and 100; default from `SCORES`.
+        keep: reduction of the apparent current of open lines for the plant's own controller, 0 to 1; larger values
+            switch less.
 
     Raises:
-        ValueError: when the feeder is none of ours and has no score range.
+        ValueError: if the feeder is not in `SCORES` and `score_range` is None.
     """
-    known = SCORES.get(feeder.name) if score_range is None else score_range
-    if known is None:
+    scores = SCORES.get(feeder.name) if score_range is None else score_range
+    if scores is None:
         raise ValueError(
-            f"expected score_range of feeder {feeder.name}, got none, and it is none of {', '.join(SCORES)}: give the "
-            "returns of a day without switching and of a day of the plant's own controller."
+            f"feeder {feeder.name} needs a score_range, because only {', '.join(SCORES)} have one: pass the returns of "
+            "a day without switching and of a day with the plant's own controller"
         )
     nominal = Params(source_voltage=source_voltage)
     impedance = np.stack([feeder.resistance, feeder.reactance], -1)
     grid = Grid(feeder, meshed_of(feeder), leaving(feeder), impedance, nominal)
     rule = Controller(lambda params, observation: (), partial(_rule, grid))
     return Plant(
-        spec=spec_of(feeder, known),
+        spec=spec_of(feeder, scores),
         params=nominal,
         domain=Domain() if domain is None else domain,
         sample_params=partial(sample_params, grid),

@@ -1,4 +1,4 @@
-"""What is measured, moved and limited on a feeder whose switches move, and how that lies on its graph."""
+"""Signals, actions, limits and graph layout of a feeder with switches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOW, HIGH = 0.95, 1.05
 
 
 class Seen(NamedTuple):
-    """An observation by its parts."""
+    """The parts of an observation."""
 
     hour: Shaped[Array, "*n 1"]
     active: Shaped[Array, "*n N"]
@@ -28,27 +28,27 @@ class Seen(NamedTuple):
     in_service: Shaped[Array, "*n L"]
     current: Shaped[Array, "*n L"]
     meshed: Shaped[Array, "*n L"]
-    """What each line would carry if all that are in service were closed, as it follows from the measured loads: no
-    meter shows it, and a control centre has it beside what its meters show."""
+    """Current of each line if all lines in service were closed. It is computed from the measured loads, as a control
+    centre would, because no meter shows it."""
     lowest: Shaped[Array, "*n 1"]
     highest: Shaped[Array, "*n 1"]
     loss: Shaped[Array, "*n 1"]
 
 
 def sizes_of(feeder: Feeder) -> tuple[int, ...]:
-    """How many numbers each part of an observation has, in the order of `Seen`."""
+    """Return the length of each part of an observation, in the order of `Seen`."""
     buses, lines = len(feeder.active_load), len(feeder.ends)
     return (1, buses, buses, buses, lines, lines, lines, lines, 1, 1, 1)
 
 
 def seen(feeder: Feeder, observation: Shaped[Array, "*n O"]) -> Seen:
-    """The parts of an observation."""
+    """Split an observation into parts."""
     ends = np.cumsum(sizes_of(feeder))
     return Seen(*(observation[..., end - size : end] for end, size in zip(ends, sizes_of(feeder), strict=True)))
 
 
 def layout_of(feeder: Feeder) -> Layout:
-    """Buses are nodes, the substation the first, and lines are edges, there while they are in service."""
+    """Return the graph: buses are nodes, the substation first; lines are edges, present while in service."""
     columns = seen(feeder, jnp.arange(sum(sizes_of(feeder))))
     mean = feeder.resistance.mean()
 
@@ -73,7 +73,7 @@ def layout_of(feeder: Feeder) -> Layout:
 
 
 def spec_of(feeder: Feeder, score_range: tuple[float, float]) -> PlantSpec:
-    """What is measured, moved and limited on a feeder; buses and lines are named from 1, the substation being bus 1."""
+    """Return the spec of a feeder; buses and lines are named from 1, and the substation is bus 1."""
     buses, lines = range(2, len(feeder.active_load) + 2), range(1, len(feeder.ends) + 1)
     parts = (
         ("hour", "h", (), 0.0, 24.0),
