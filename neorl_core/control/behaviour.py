@@ -1,7 +1,7 @@
-"""Behaviour policies for made data: a controller as it is, detuned towards idling, replaced by random actions, noisy.
+"""Behaviour policies for synthetic data: a controller, detuned towards idling, mixed with random actions, with noise.
 
-Source: the qualities follow D4RL (Fu et al. 2020, arXiv 2004.07219, section 5) and NeoRL (Qin et al. 2021, arXiv
-2102.00714, section 4): random, policies that are part of the way to the best known one, and mixtures of these.
+The data qualities follow D4RL (Fu et al. 2020, arXiv 2004.07219, section 5) and NeoRL (Qin et al. 2021, arXiv
+2102.00714, section 4): random policies, policies between random and the best known, and mixtures.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from neorl_core.types import Controller, Params, Plant
 
 
 class Behaviour(NamedTuple):
-    """What makes a policy out of a controller; leading axis (E,) for episodes that differ."""
+    """Changes to a controller; leading axis (E,) for different episodes."""
 
     random: Float[Array, "*e"]
-    """Share of a uniformly random action in each action: 0 is the controller itself, 1 random."""
+    """Share of a uniformly random action in each action: 0 is the controller, 1 is random."""
     detuned: Float[Array, "*e"]
-    """Share of the plant's idle action in each action: the controller's gains and range are that much smaller."""
+    """Share of the plant's idle action in each action; reduces the controller's gains and range."""
     noise: Float[Array, "*e"]
-    """Deviation of the normal noise on each action, as a share of half of its range; of a discrete action the share of
-    steps at which a random choice takes its place."""
+    """Standard deviation of the noise on each action, as a share of half the range. For a discrete action, the share of
+    steps with a random choice."""
 
 
 class BehaviourParams(NamedTuple):
-    """Parameters of a blended controller in one episode."""
+    """Parameters of a blended controller for one episode."""
 
     base: Params
-    """Parameters of the controller that is blended."""
+    """Parameters of the base controller."""
     behaviour: Behaviour
     key: PRNGKeyArray
 
 
 def idle_action(plant: Plant, observation: Float[Array, " O"]) -> Float[Array, " A"]:
-    """The action that a sensible idle holds from a first observation on.
+    """Return the plant's idle action, or the action in force if the plant has none.
 
     Args:
-        plant: names it, or else what is in force is held.
-        observation: (O,), the first of the episode.
+        plant: the plant.
+        observation: (O,), first observation of the episode.
     """
     return plant.applied(observation) if plant.idle is None else jnp.asarray(plant.idle, observation.dtype)
 
 
 @cache
 def idle(plant: Plant) -> Controller:
-    """Holds the plant's idle action throughout, which scores 0; it has no parameters."""
+    """Return a controller that keeps the plant's idle action, which scores 0; it has no parameters."""
     return Controller(
         lambda params, observation: idle_action(plant, observation),
         lambda params, held, observation, applied: (held,) * 2,
@@ -61,19 +61,19 @@ def idle(plant: Plant) -> Controller:
 def blended(base: Controller, plant: Plant) -> Controller:
     """a = (1 − ρ) (r + (1 − β) (clip(base(o)) − r)) + ρ u + σ h w, u ~ U(low, high), w ~ N(0, 1), h half of the range.
 
-    At ρ = 1 the action is u alone, whatever σ is. To add noise there as well would make another program, which rounds
-    other blends otherwise in the last bit, and so changes data that are made by it.
+    At ρ = 1 the action is u without noise. Adding noise there would change the compiled program and so the last bit of
+    other blends, i.e. existing synthetic data.
 
-    Choices cannot be blended: a discrete action is a random one with probability ρ + σ, else r with probability β, else
-    the controller's.
+    Discrete actions cannot be blended: the action is random with probability ρ + σ, else r with probability β, else the
+    controller's.
 
     Args:
         base: the controller.
-        plant: gives the actions' bounds, which must be finite, and the idle action r.
+        plant: supplies the actions' bounds, which must be finite, and the idle action r.
 
     Returns:
-        A controller with `BehaviourParams`; both u and w are new at every step, and `base` is told of neither. The same
-        arguments give the same object, so that programs are compiled once.
+        A controller with parameters `BehaviourParams`; u and w are drawn in every step and hidden from `base`. Equal
+        arguments return the same object, so that programs are compiled once.
     """
     space = plant.spec.action
 
@@ -86,7 +86,7 @@ def blended(base: Controller, plant: Plant) -> Controller:
         params: BehaviourParams, memory: Any, observation: Float[Array, " O"], applied: Float[Array, " A"]
     ) -> tuple[Any, Float[Array, " A"]]:
         inner, own, held, step = memory
-        # A controller that tracked what was added to its output would integrate it.
+        # Give the controller its own output as applied, otherwise it would integrate the added noise.
         inner, wanted = base.act(params.base, inner, observation, jnp.where(step == 0, applied, own))
         wanted = clip_to(space, wanted)
         low, high = (jnp.asarray(bound, wanted.dtype) for bound in (space.low, space.high))
@@ -114,18 +114,18 @@ def play(
     keys: Key[Array, " E"],
     trace: bool = False,
 ) -> EpisodeResult:
-    """E episodes in the plant's own operating domain, each by its own key and behaviour.
+    """Simulate E episodes in the plant's operating domain, each with a key and a behaviour.
 
     Args:
         plant: the plant.
-        base: the controller that is blended.
-        base_params: its parameters.
-        behaviour: (E,) each.
+        base: the controller.
+        base_params: parameters of the controller.
+        behaviour: fields of shape (E,).
         keys: (E,), one per episode, so that an episode does not depend on the others.
-        trace: keep all steps in `.trajectory`.
+        trace: return all steps in `.trajectory`.
 
     Returns:
-        Per-episode results with leading axis E.
+        Statistics with leading axis E.
     """
     controller = blended(base, plant)
 

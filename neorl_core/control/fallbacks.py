@@ -1,7 +1,7 @@
-"""Fallbacks of a process without a simulator: PID loops, a law cloned from its logs, or holding still.
+"""Fallbacks of log-only plants: PID loops, a law cloned from the logs, or holding still.
 
-Which of them a composite has is told by the type of its parameters, all of them arrays, so that a digest covers the
-gains and set points as it covers a policy's weights.
+The type of the parameters selects the controller. All parameters are arrays, so that a composite's digest covers gains
+and set points as well as the policy's weights.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from neorl_core.types import Controller, moves
 
 
 class PIDLoops(NamedTuple):
-    """One loop for each action."""
+    """One PID loop per action."""
 
     measured: Int[Array, " A"]
     """Index of the controlled variable in the observation."""
     set_point: Int[Array, " A"]
-    """Index of the set point in the observation; O + i stands for `constant[i]`."""
+    """Index of the set point in the observation; O + i means `constant[i]`."""
     constant: Float[Array, " A"]
-    """Set points that no signal tells, in the measurement's unit."""
+    """Set points without a signal, in the measurement's unit."""
     kp: Float[Array, " A"]
     ki: Float[Array, " A"]
     kd: Float[Array, " A"]
     bias: Float[Array, " A"]
-    """Output at no error of a loop without integral action, in the action's unit."""
+    """Output at zero error of a loop without integral action, in the action's unit."""
     positional: Bool[Array, " A"]
-    """Whether a loop computes its output from the bias, instead of a move from what is applied."""
+    """True if the loop computes the output from the bias, false if it computes a move of the applied action."""
     low: Float[Array, " A"]
     high: Float[Array, " A"]
     dt: Float[Array, " A"]
@@ -42,7 +42,7 @@ class PIDLoops(NamedTuple):
 
 
 class LinearLaw(NamedTuple):
-    """`clip(x W + b)`: a law that was fitted to logged actions."""
+    """Law fitted to logged actions: `clip(x W + b)`."""
 
     weights: Float[Array, "O A"]
     bias: Float[Array, " A"]
@@ -51,7 +51,7 @@ class LinearLaw(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """`applied + clip(target - applied)`: toward a safe value no faster than a rate; a rate of zero holds."""
+    """Move towards a safe target at a limited rate: `applied + clip(target - applied)`; a rate of zero holds still."""
 
     target: Float[Array, " A"]
     rate: Float[Array, " A"]
@@ -82,13 +82,13 @@ def _act(
             return state, policy_act(params, observation)
         case Hold():
             return state, applied + jnp.clip(params.target - applied, -params.rate, params.rate)
-    raise TypeError(f"expected parameters of a fallback, got {type(params).__name__}: use one of this module's")
+    raise TypeError(f"{type(params).__name__} is not a fallback: use PIDLoops, LinearLaw, Policy or Hold")
 
 
 def _loop(
     loop: PIDLoops, state: PIDState, extended: Float[Array, " X"], applied: Float[Array, ""]
 ) -> tuple[PIDState, Float[Array, ""]]:
-    """One loop: velocity form with integral action, else `bias + kp e - kd dy/dt`."""
+    """Evaluate one loop: velocity form with integral action, else `bias + kp e - kd dy/dt`."""
     controller = pid(loop.measured, loop.set_point, loop.dt)
     gains = PIDParams(loop.kp, loop.ki, loop.kd, loop.low, loop.high)
     following, moved = controller.act(gains, state, extended, applied[None])
@@ -98,19 +98,20 @@ def _loop(
 
 
 FALLBACK = Controller(_init, _act)
-"""The controller of every fallback; its parameters are a `Fallback`."""
+"""The controller of all fallbacks, with parameters of type `Fallback`."""
 
 
 def fit_linear_law(
     observation: npt.ArrayLike, action: npt.ArrayLike, low: npt.ArrayLike, high: npt.ArrayLike, ridge: float = 1e-6
 ) -> LinearLaw:
-    """The linear law that explains logged actions best: least squares on standardised observations.
+    """Fit a linear law to logged actions by least squares on standardised observations.
 
     Args:
-        observation: (N, O), physical units.
-        action: (N, A), what was logged there.
-        low, high: (A,) bounds of the law's output.
-        ridge: penalty of the standardised weights, as a share of the number of rows.
+        observation: (N, O), in physical units.
+        action: (N, A), logged actions in physical units.
+        low: (A,), lower bounds of the law's output.
+        high: (A,), upper bounds of the law's output.
+        ridge: penalty on the standardised weights, relative to the number of rows.
     """
     x, u = np.asarray(observation, np.float64), np.asarray(action, np.float64)
     mean, deviation = x.mean(axis=0), x.std(axis=0)
@@ -123,11 +124,11 @@ def fit_linear_law(
 
 
 def explained_variance(actions: npt.ArrayLike, predicted: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """`R^2 = 1 - sum (u - û)^2 / sum (u - mean u)^2` of each action; of one that never moved, 1 if it was hit, else 0.
+    """`R² = 1 − Σ (u − û)² / Σ (u − mean u)²` per action; for a constant action 1 if predicted exactly, else 0.
 
     Args:
-        actions: (N, A) as logged.
-        predicted: (N, A) as a law answers.
+        actions: (N, A), logged actions.
+        predicted: (N, A), predicted actions.
     """
     u, v = np.asarray(actions, np.float64), np.asarray(predicted, np.float64)
     missed, spread = np.sum((u - v) ** 2, axis=0), np.sum((u - u.mean(axis=0)) ** 2, axis=0)

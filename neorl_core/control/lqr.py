@@ -1,4 +1,4 @@
-"""Linear quadratic regulation, and the saturated linear law that carries it."""
+"""Linear quadratic regulation, and saturated linear state feedback."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LinearParams(NamedTuple):
     """u = clip(gain · observation + offset, low, high); nested tuples (hashable) or arrays."""
 
     gain: Any
-    """(A, O), action units per observation unit."""
+    """(A, O), gain [action unit per observation unit]."""
     offset: Any
     """(A,), action at the origin."""
     low: Any
@@ -28,37 +28,43 @@ class LinearParams(NamedTuple):
 
 
 def riccati_gain(a: Matrix, b: Matrix, q: Matrix, r: Matrix) -> tuple[Matrix, Matrix]:
-    """The gain K and cost matrix P of min Σ x'Qx + u'Ru subject to x⁺ = Ax + Bu, u = −Kx.
+    """Return the gain K and cost matrix P of min Σ x'Qx + u'Ru subject to x⁺ = Ax + Bu, u = −Kx.
 
     P = Q + A'P(A − BK),  K = (R + B'PB)⁻¹ B'PA
     (Bertsekas: Dynamic Programming and Optimal Control, volume I, section 3.1.)
 
     Args:
-        a: (n, n), b: (n, m), q: (n, n) positive semidefinite, r: (m, m) positive definite.
+        a: (n, n).
+        b: (n, m).
+        q: (n, n), positive semidefinite.
+        r: (m, m), positive definite.
 
     Returns:
         K (m, n) and P (n, n).
 
     Raises:
-        numpy.linalg.LinAlgError: when (A, B) cannot be stabilised.
+        numpy.linalg.LinAlgError: if (A, B) cannot be stabilised.
     """
     p = np.asarray(solve_discrete_are(a, b, q, r))
     return np.linalg.solve(r + b.T @ p @ b, b.T @ p @ a), p
 
 
 def setpoint_feedforward(a: Matrix, b: Matrix, c: Matrix, k: Matrix) -> Matrix:
-    """The gain F (m, m) for which u = −Kx + F·target settles with Cx = target, when nothing saturates.
+    """Return the gain F (m, m) with which u = −Kx + F·target settles at Cx = target without saturation.
 
-    F = (C (I − A + BK)⁻¹ B)⁻¹, the inverse of the closed loop's gain at rest.
+    F = (C (I − A + BK)⁻¹ B)⁻¹, the inverse of the closed loop's static gain.
 
     Args:
-        a: (n, n), b: (n, m), c: (m, n), k: (m, n).
+        a: (n, n).
+        b: (n, m).
+        c: (m, n).
+        k: (m, n).
     """
     return np.asarray(np.linalg.inv(c @ np.linalg.solve(np.eye(len(a)) - a + b @ k, b)))
 
 
 def as_tuples(matrix: Matrix) -> tuple[tuple[float, ...], ...]:
-    """A matrix as nested tuples, which may be hashed and so may sit in a static argument of jit."""
+    """Convert a matrix to nested tuples, which are hashable and so allowed as static arguments of jit."""
     return tuple(tuple(float(x) for x in row) for row in matrix)
 
 
@@ -74,4 +80,4 @@ def _act(
 
 
 saturated_linear = Controller(_init, _act)
-"""u = clip(gain · observation + offset): memoryless state feedback with set points in the observation."""
+"""u = clip(gain · observation + offset): static state feedback; the observation contains the set points."""

@@ -21,48 +21,48 @@ Predict = Callable[[Float[Array, " O"], Float[Array, " A"], Params], tuple[Float
 Residuals = Callable[
     [Float[Array, " O"], Float[Array, " K"], Float[Array, " A"], Float[Array, " A"]], Float[Array, " R"]
 ]
-"""(observation after the step, margins, action, action before it) -> what is squared and summed over the horizon."""
+"""(observation after the step, margins, action, previous action) -> residuals; their squares are summed."""
 
 DAMPINGS = (1e-6, 1e-3, 1e-1, 1e1)
-"""Levenberg–Marquardt dampings, relative to the mean curvature; each iteration tries all and keeps the best."""
+"""Levenberg–Marquardt dampings relative to the mean curvature; each iteration tries all and keeps the best."""
 
 
 class MPCParams(NamedTuple):
-    """What the controller believes and may do; nested tuples (hashable) or arrays."""
+    """Model and bounds of the controller; nested tuples (hashable) or arrays."""
 
     model: Params
-    """The constants it predicts with."""
+    """Plant constants for predictions."""
     low: Any
-    """(A,) bounds of the action, in its units."""
+    """(A,), lower bounds of the actions."""
     high: Any
     """(A,), upper bounds of the actions."""
     correction: Any
-    """(O,) share of each signal's one-step prediction error that is taken to last: 0 trusts the model, 1 the plant."""
+    """(O,), share of each signal's one-step prediction error that is integrated: 0 trusts the model, 1 the plant."""
 
 
 class MPCState(NamedTuple):
-    """The last plan and the prediction errors so far."""
+    """Last plan, and prediction errors."""
 
     plan: Float[Array, "M A"]
-    """The moves planned last, shifted to now."""
+    """Last planned moves, shifted to the present step."""
     bias: Float[Array, " O"]
-    """What the plant adds to the model's prediction in each step."""
+    """Correction of the model's prediction per step."""
     observation: Float[Array, " O"]
-    """The last observation."""
+    """Previous observation."""
     started: Bool[Array, ""]
 
 
 def gauss_newton_step(
     residuals: Callable[[Float[Array, " n"]], Float[Array, " m"]], z: Float[Array, " n"]
 ) -> Float[Array, " n"]:
-    """One projected Gauss–Newton step for min Σ r(z)² subject to 0 <= z <= 1; it never makes the sum greater.
+    """Take one projected Gauss–Newton step for min Σ r(z)² subject to 0 <= z <= 1; the sum never increases.
 
-    Components on a bound that the gradient pushes outwards stand still; the others move by
-    −(J'J + λ I)⁻¹ J'r, and are clipped.
+    Components at a bound with an outward descent direction are fixed; the others move by −(J'J + λ I)⁻¹ J'r and are
+    clipped.
 
     Args:
         residuals: z (n,) -> r (m,), differentiable.
-        z: (n,) within 0..1.
+        z: (n,), within 0..1.
 
     Returns:
         The best of the steps of `DAMPINGS`, or `z` itself.
@@ -72,7 +72,7 @@ def gauss_newton_step(
     free = ~(((z <= 0.0) & (gradient > 0)) | ((z >= 1.0) & (gradient < 0)))
     hessian = jnp.where(free[:, None] & free[None, :], curvature, 0.0)
     held = jnp.diag(jnp.where(free, 0.0, 1.0))
-    # A cost that no move changes has no curvature, and then damping alone keeps the system regular.
+    # A cost that no move changes has no curvature; then only damping keeps the system regular.
     scale = jnp.maximum(jnp.trace(curvature) / z.size, 1e-30)
 
     def proposal(damping: Float[Array, ""]) -> Float[Array, " n"]:
@@ -83,7 +83,7 @@ def gauss_newton_step(
     proposals = jax.vmap(proposal)(jnp.asarray(DAMPINGS, z.dtype))
     candidates = jnp.concatenate([z[None], proposals])
     costs = jnp.sum(jnp.square(jax.vmap(residuals)(candidates)), axis=-1)
-    # A system that cannot be solved gives NaN, which is not the least.
+    # An unsolvable system gives NaN, which must not be chosen.
     return candidates[jnp.argmin(jnp.where(jnp.isnan(costs), jnp.inf, costs))]
 
 
@@ -95,22 +95,22 @@ def single_shooting(
     holds: tuple[int, ...],
     iterations: int = 5,
 ) -> Controller:
-    """NMPC: every step plans M actions, the m-th held for `holds[m]` steps, and applies the first.
+    """Build an NMPC controller that plans M actions, the m-th used for `holds[m]` steps, and applies the first.
 
     min Σ_k |r(o_k, margins_k, u_k, u_{k−1})|²  over k = 1 .. Σ holds,
     subject to o_k = f(o_{k−1}, u_k) + b and low <= u_k <= high
 
-    The bias b integrates the one-step prediction error, which removes lasting offsets of a wrong model.
+    The bias b integrates the one-step prediction error, which removes steady-state offsets of a wrong model.
 
     Args:
         predict: the model f, as `Plant.predict`; smooth in observation and action.
         applied_in: the action in force at an observation, as `Plant.applied`; the first plan repeats it.
-        residuals: the cost, as a vector; its squares are summed.
-        holds: (M,) steps for which each planned action is held; short ones first give a long horizon for few moves.
-        iterations: Gauss–Newton steps per control step, from the last plan shifted.
+        residuals: the cost as a vector of residuals.
+        holds: (M,), steps for which each planned action is used; increasing values give a long horizon with few moves.
+        iterations: Gauss–Newton steps per control step, from the shifted last plan.
 
     Returns:
-        A controller with `MPCParams` for parameters.
+        A controller with parameters `MPCParams`.
     """
 
     # Unsigned: JAX would fold negative indices with constants that may be of another width.

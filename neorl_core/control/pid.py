@@ -1,4 +1,4 @@
-"""PID control in velocity form, which tracks whatever was really applied."""
+"""PID control in velocity form, relative to the action that was applied."""
 
 from __future__ import annotations
 
@@ -11,45 +11,46 @@ from neorl_core.types import Controller
 
 
 class PIDParams(NamedTuple):
-    """Gains per unit of the error, and the actuator's bounds."""
+    """Gains, and bounds of the action."""
 
     kp: float | Float[Array, ""]
-    """Action units per measurement unit."""
+    """Proportional gain [action unit per measurement unit]."""
     ki: float | Float[Array, ""]
-    """Action units per measurement unit and unit of time."""
+    """Integral gain [action unit per measurement unit and unit of time]."""
     kd: float | Float[Array, ""]
-    """Action units per measurement unit per unit of time; acts on the measurement, so set points do not kick it."""
+    """Derivative gain [action unit × unit of time per measurement unit]; acts on the measurement only, so that a change
+    of set point causes no kick."""
     low: float | Float[Array, ""]
     high: float | Float[Array, ""]
 
 
 class PIDState(NamedTuple):
-    """What the loops remember of the steps before."""
+    """Memory of the loop."""
 
     error: Float[Array, ""]
-    """Error one step ago, in measurement units."""
+    """Previous error, in measurement units."""
     measured: Float[Array, ""]
-    """Measurement one step ago."""
+    """Previous measurement."""
     measured_before: Float[Array, ""]
     """Measurement two steps ago."""
 
 
 def pid(measurement: int | Int[Array, ""], setpoint: int | Int[Array, ""], dt: float | Float[Array, ""]) -> Controller:
-    """A single-loop PID between two entries of the observation, every `dt`.
+    """Build a single-loop PID controller between two components of the observation.
 
     u_t = clip(applied + kp (e_t − e_{t−1}) + ki dt e_t − kd (y_t − 2 y_{t−1} + y_{t−2}) / dt),  e = setpoint − y
 
-    The integral lives in `applied`, the action in force: saturation cannot wind it up, and taking over
-    from an operator or another controller makes no bump.
+    The integral is contained in `applied`, the action in force. So saturation causes no wind-up, and taking over from
+    an operator or another controller is bumpless.
     (Åström and Hägglund: PID Controllers, 2nd edition, 1995, sections 3.3 and 3.5.)
 
     Args:
         measurement: index of the controlled variable in the observation.
-        setpoint: index of its set point in the observation.
+        setpoint: index of the set point in the observation.
         dt: control period, in the unit of time of `ki` and `kd`.
 
     Returns:
-        A controller with `PIDParams` for parameters and one action.
+        A controller with parameters `PIDParams` and one action.
     """
 
     def init(params: PIDParams, observation: Float[Array, " O"]) -> PIDState:
@@ -69,13 +70,13 @@ def pid(measurement: int | Int[Array, ""], setpoint: int | Int[Array, ""], dt: f
 
 
 def loops(controllers: tuple[Controller, ...]) -> Controller:
-    """Decentralised control: controller i moves action i alone, and sees only that action as applied.
+    """Combine single-loop controllers: controller i moves action i, and only receives that action as applied.
 
     Args:
-        controllers: one single-loop controller per action, each with its own entry in the parameters.
+        controllers: one per action.
 
     Returns:
-        A controller whose parameters and state are tuples of theirs.
+        A controller with a tuple of parameters and a tuple of states, one entry per loop.
     """
 
     def init(params: tuple[Any, ...], observation: Float[Array, " O"]) -> tuple[Any, ...]:

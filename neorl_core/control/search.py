@@ -1,8 +1,8 @@
-"""A search over a controller's own parameters: successive halving from many starts, then the cross-entropy method.
+"""Search for controller parameters: successive halving from many starts, then the cross-entropy method.
 
 Jamieson and Talwalkar: Non-stochastic best arm identification and hyperparameter optimization (AISTATS 2016);
-Rubinstein and Kroese: The Cross-Entropy Method, 2004, section 2.3. All candidates of a round are played on the same
-episodes, so that what is compared are paired differences.
+Rubinstein and Kroese: The Cross-Entropy Method, 2004, section 2.3. All candidates of a round are simulated on the same
+episodes, so that differences are paired.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from neorl_core.types import Controller, Params, Plant
 
 Floats = npt.NDArray[np.float64]
 GEOMETRIC = 10.0
-"""A range whose ends have one sign and differ by this factor or more is searched by orders of magnitude."""
+"""Ranges with ends of one sign that differ by this factor or more are searched on a logarithmic scale."""
 VIOLATION_COST = 10_000.0
-"""Points for a violated episode: a share of 1e-4, a tenth of what certificates allow, costs one point of 100."""
+"""Cost of a violated episode in points: a share of 1e-4, a tenth of a typical certificate, costs one point of 100."""
 CHUNK = 512
-"""Episodes played at once; their steps are in memory together."""
+"""Episodes per compiled call; all their steps are in memory."""
 LEAST, NEAR = 0.01, 0.1
 """Standard deviations of draws, as shares of the range: the least of a round, and the first around given numbers."""
 STAY = 0.3
-"""Share of a round's mean and spread that is kept in the next, which damps its noise."""
+"""Share of a round's mean and spread that is kept in the next, to reduce noise."""
 
 
 class Space(NamedTuple):
-    """What is searched: numbers by name, their ranges, and what they make of a controller."""
+    """A search space: parameters by name with ranges."""
 
     names: tuple[str, ...]
     low: tuple[float, ...]
@@ -50,13 +50,13 @@ class Space(NamedTuple):
         return low, high, (low * high > 0) & (sizes[1] >= GEOMETRIC * sizes[0])
 
     def numbers(self, place: npt.ArrayLike) -> Floats:
-        """Places in the unit cube (..., n) as numbers in their own units."""
+        """Convert points (..., n) of the unit cube to numbers in their own units."""
         (low, high, many), place = self._orders(), np.asarray(place, float)
         ratio = np.where(many, high / np.where(many, low, 1.0), 1.0)
         return np.asarray(np.where(many, low * ratio**place, low + (high - low) * place))
 
     def place(self, numbers: npt.ArrayLike) -> Floats:
-        """Numbers (..., n) as places in the unit cube: the inverse of `numbers`."""
+        """Convert numbers (..., n) to points of the unit cube: the inverse of `numbers`."""
         (low, high, many), own = self._orders(), np.asarray(numbers, float)
         ratio = np.where(many, high / np.where(many, low, 1.0), math.e)
         return np.where(
@@ -67,33 +67,33 @@ class Space(NamedTuple):
 
 
 class Effort(NamedTuple):
-    """How much is tried."""
+    """Size of a search."""
 
     starts: int = 1_000
     """Uniform draws from the space."""
     episodes: int = 8
-    """Episodes of each start; each halving of the starts doubles them."""
+    """Episodes per start; doubled when the number of starts is halved."""
     finalists: int = 16
-    """Where halving ends."""
+    """Number of starts at which halving ends."""
     rounds: int = 24
-    """Of the cross-entropy method."""
+    """Rounds of the cross-entropy method."""
     draws: int = 64
-    """Of each round, a quarter of which makes the next."""
+    """Draws per round; the best quarter determines the next round."""
     draw_episodes: int = 32
-    """Episodes of each draw."""
+    """Episodes per draw."""
     fresh: int = 1_024
-    """Episodes on which winners are judged, which nothing was chosen by."""
+    """Episodes to judge the finalists, not used in the search."""
 
 
 class Judged(NamedTuple):
-    """One set of parameters on the fresh episodes."""
+    """Result of one set of parameters on the fresh episodes."""
 
     numbers: Floats
-    """(n,)"""
+    """(n,), the parameters."""
     returns: Floats
-    """(fresh,) undiscounted, in the order of the episodes."""
+    """(fresh,), undiscounted, in the order of the episodes."""
     violated: npt.NDArray[np.bool_]
-    """(fresh,)"""
+    """(fresh,), whether each episode was violated."""
 
 
 @partial(jax.jit, static_argnames=("plant", "controller", "build"))
@@ -104,7 +104,7 @@ def _play(
     numbers: Float[Array, "C n"],
     keys: Key[Array, " C"],
 ) -> tuple[Float[Array, " C"], Bool[Array, " C"]]:
-    """Returns of episodes, each with numbers of its own; the same key gives the episode that `rollouts` plays."""
+    """Simulate episodes with parameters of their own; a key gives the same episode as in `rollouts`."""
 
     def episode(own: Float[Array, " n"], key: PRNGKeyArray) -> tuple[Float[Array, ""], Bool[Array, ""]]:
         key_constants, key_run = jax.random.split(key)
@@ -118,12 +118,12 @@ def _play(
 def play(
     plant: Plant, controller: Controller, space: Space, numbers: npt.ArrayLike, keys: Key[Array, " E"]
 ) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """Returns and violations (P, E) of P sets of numbers on the same E episodes, in chunks of one compiled program.
+    """Return returns and violations (P, E) of P sets of numbers on the same E episodes.
 
     Args:
-        plant: the plant, in its own operating domain.
-        controller: whose parameters are tried.
-        space: says what numbers mean.
+        plant: the plant, simulated in its operating domain.
+        controller: the controller.
+        space: maps numbers to parameters.
         numbers: (P, n), in their own units.
         keys: (E,), one per episode.
     """
@@ -131,7 +131,7 @@ def play(
     pairs, each = len(rows) * len(keys), len(keys)
     returns, violated = np.empty(pairs), np.empty(pairs, bool)
     for start in range(0, pairs, CHUNK):
-        # The last chunk is filled up with the last pair, so that all have one shape.
+        # Repeat the last pair to fill the last chunk, so that all chunks have one shape.
         which = np.minimum(np.arange(start, start + CHUNK), pairs - 1)
         found = _play(plant, controller, space.params, jnp.asarray(rows[which // each]), keys[which % each])
         kept = slice(start, min(start + CHUNK, pairs))
@@ -141,16 +141,16 @@ def play(
 
 
 def objective(plant: Plant, returns: Floats, violated: npt.NDArray[np.bool_]) -> Floats:
-    """Mean score (P,) from 0 to 100 less `VIOLATION_COST` times the share of violated episodes.
+    """Return the mean score (P,) from 0 to 100 minus `VIOLATION_COST` times the share of violated episodes.
 
     Args:
-        plant: gives the scale.
-        returns: (P, E).
-        violated: (P, E).
+        plant: supplies the score's scale.
+        returns: (P, E), undiscounted.
+        violated: (P, E), whether each episode was violated.
     """
     worst, best = plant.spec.score_range
     scores = 100.0 * (returns - worst) / (best - worst) - VIOLATION_COST * violated
-    # A controller whose return is not finite is the worst of all.
+    # A non-finite return is the worst score.
     return np.asarray(np.where(np.isfinite(scores), scores, -np.inf).mean(axis=1))
 
 
@@ -162,19 +162,19 @@ def search(
     effort: Effort,
     around: npt.ArrayLike | None = None,
 ) -> Judged:
-    """The best parameters that a search finds, judged on fresh episodes.
+    """Search for the best parameters, judged on fresh episodes.
 
-    From uniform starts the better half by mean objective stays, with twice the episodes, until few are left. From
-    their mean and spread the cross-entropy method goes on: normal draws, the best quarter of which makes the next
-    round's mean and spread. The finalists and the last mean are judged on fresh episodes.
+    From uniform starts, the better half by mean objective is kept, with twice the episodes, until few are left. The
+    cross-entropy method starts from their mean and spread: the best quarter of normal draws gives the next round's mean
+    and spread. The finalists and the last mean are judged on fresh episodes.
 
     Args:
-        plant: the plant, in its own operating domain.
-        controller: whose parameters are searched.
-        space: where.
-        key: randomness of the starts, of the episodes and of the draws.
-        effort: how much.
-        around: (n,) numbers near which the cross-entropy method begins, in place of the starts.
+        plant: the plant, simulated in its operating domain.
+        controller: the controller.
+        space: the search space.
+        key: randomness of the starts, the episodes and the draws.
+        effort: size of the search.
+        around: (n,), numbers at which the cross-entropy method starts, instead of the halving.
     """
     key_starts, key_episodes, key_draws, key_fresh = jax.random.split(key, 4)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key_draws)))
@@ -206,13 +206,13 @@ def search(
 def judge(
     plant: Plant, controller: Controller, space: Space, numbers: npt.ArrayLike, key: PRNGKeyArray, fresh: int
 ) -> list[Judged]:
-    """Sets of numbers (P, n) on the same fresh episodes."""
+    """Evaluate sets of numbers (P, n) on the same fresh episodes."""
     rows = np.atleast_2d(np.asarray(numbers, np.float64))
     returns, violated = play(plant, controller, space, rows, jax.random.split(key, fresh))
     return [Judged(*each) for each in zip(rows, returns, violated, strict=True)]
 
 
 def best_of(found: list[Judged], plant: Plant) -> Judged:
-    """The one with the greatest objective."""
+    """Return the result with the greatest objective."""
     returns, violated = (np.stack([getattr(each, field) for each in found]) for field in ("returns", "violated"))
     return found[int(np.argmax(objective(plant, returns, violated)))]

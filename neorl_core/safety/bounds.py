@@ -1,7 +1,7 @@
-"""The statistics of certification: exact binomial bounds, a sequential test by betting, confidence intervals.
+"""Statistics of certification: exact binomial bounds, a sequential test by betting, confidence intervals.
 
-Everything here is float64 NumPy outside jit, on counts: a log wealth summed in float32 over thousands of
-episodes drifts by more than one violation is worth. Probabilities of violation are per episode.
+All functions are float64 NumPy outside jit, on counts: a log wealth summed in float32 over thousands of episodes drifts
+by more than the weight of one violation. Violation probabilities are per episode.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FloatVector = npt.NDArray[np.float64]
 
 
 class Interval(NamedTuple):
-    """A point estimate between its two-sided confidence limits."""
+    """A point estimate with two-sided confidence limits."""
 
     value: float
     lower: float
@@ -26,29 +26,33 @@ class Interval(NamedTuple):
 
 def _check_probability(name: str, value: float) -> None:
     if not 0.0 < value < 1.0:
-        raise ValueError(f"{name} must lie strictly between 0 and 1, got {value}; give it as a fraction")
+        raise ValueError(f"{name} must lie strictly between 0 and 1, got {value}: give it as a fraction")
 
 
 def _check_counts(violations: int, episodes: int) -> None:
     if not 0 <= violations <= episodes or episodes < 1:
         raise ValueError(
-            f"expected 0 <= violations <= episodes with at least one episode, got {violations} of {episodes}; "
-            "count every episode that was started"
+            f"violations must lie between 0 and the number of episodes, which must be at least 1, got {violations} of "
+            f"{episodes}: count every episode that was started"
         )
 
 
 def clopper_pearson_upper(violations: int, episodes: int, alpha: float) -> float:
-    """One-sided exact upper confidence bound of a binomial probability.
+    """Return the one-sided exact upper confidence bound of a binomial probability.
 
-    The p that solves P(Binomial(n, p) <= k) = alpha; 1 - alpha**(1/n) for k = 0.
+    The p that solves P(Binomial(n, p) <= k) = alpha; 1 - alpha**(1/n) for k = 0 (Clopper and Pearson, Biometrika 26,
+    1934).
 
     Args:
         violations: k.
-        episodes: n, fixed before looking (a sequential test stops at `betting_episodes`).
+        episodes: n, fixed in advance (a sequential test stops at `betting_episodes`).
         alpha: 1 - confidence.
-    Returns: the bound, 1.0 when every episode was violated.
-    Raises: ValueError for impossible counts or alpha.
-    Source: Clopper and Pearson, Biometrika 26 (1934).
+
+    Returns:
+        The bound; 1.0 if every episode was violated.
+
+    Raises:
+        ValueError: on impossible counts or alpha.
     """
     _check_counts(violations, episodes)
     _check_probability("alpha", alpha)
@@ -58,25 +62,25 @@ def clopper_pearson_upper(violations: int, episodes: int, alpha: float) -> float
 
 
 def clopper_pearson_lower(violations: int, episodes: int, alpha: float) -> float:
-    """One-sided exact lower confidence bound of a binomial probability: the mirror of `clopper_pearson_upper`.
+    """Return the one-sided exact lower confidence bound of a binomial probability.
 
     Args:
         violations: episodes with a violation.
-        episodes: independent episodes, n.
-        alpha: probability with which the bound may be wrong.
+        episodes: number of independent episodes.
+        alpha: 1 - confidence.
     """
     return 1.0 - clopper_pearson_upper(episodes - violations, episodes, alpha)
 
 
 def rollouts_needed(p0: float, violations: int, alpha: float) -> int:
-    """Least n such that `violations` of n keep the Clopper-Pearson upper bound at or below p0.
+    """Return the least n for which the Clopper-Pearson upper bound of `violations` of n is at most p0.
 
     The least n with P(Binomial(n, p0) <= k) <= alpha.
 
     Args:
-        p0: violation probability that is claimed.
-        violations: episodes with a violation.
-        alpha: probability with which the bound may be wrong.
+        p0: claimed violation probability.
+        violations: episodes with a violation, k.
+        alpha: 1 - confidence.
     """
     _check_probability("p0", p0)
     _check_probability("alpha", alpha)
@@ -93,51 +97,51 @@ def rollouts_needed(p0: float, violations: int, alpha: float) -> int:
 
 
 def alpha_spent(alpha: float, attempt: int) -> float:
-    """What attempt j = 1, 2, ... of a lineage may spend: alpha / (j (j + 1)), which sums to alpha."""
+    """Return the share of alpha for attempt j = 1, 2, ... of a lineage: alpha / (j (j + 1)), which sums to alpha."""
     _check_probability("alpha", alpha)
     if attempt < 1:
-        raise ValueError(f"attempts are counted from 1, got {attempt}; number the first attempt of a lineage 1")
+        raise ValueError(f"attempt must be at least 1, got {attempt}: the first attempt of a lineage is 1")
     return alpha / (attempt * (attempt + 1))
 
 
 def log_bets(p0: float, p1: float | None = None) -> tuple[float, float]:
-    """What one success and one violation add to the log wealth of a bet on p1 against p0.
+    """Return the log wealth gained per success and per violation by a bet on p1 against p0.
 
-    log((1 - p1)/(1 - p0)) and log(p1/p0); p1 = p0/10 unless given.
+    log((1 - p1)/(1 - p0)) and log(p1/p0); p1 = p0/10 by default.
     """
     p1 = p0 / 10.0 if p1 is None else p1
     _check_probability("p0", p0)
     _check_probability("p1", p1)
     if p1 >= p0:
-        raise ValueError(f"the bet p1 must be safer than p0 = {p0}, got {p1}; choose p1 below p0")
+        raise ValueError(f"p1 must be below p0 = {p0}, got {p1}: bet on a smaller violation probability")
     return math.log1p(-p1) - math.log1p(-p0), math.log(p1 / p0)
 
 
 def log_e_value(successes: int, violations: int, p0: float, p1: float | None = None) -> float:
-    """Log of the betting e-value against "the violation probability is at least p0".
+    """Return the log of the betting e-value against "the violation probability is at least p0".
 
-    e = ((1 - p1)/(1 - p0))**successes * (p1/p0)**violations. Under any p >= p0 it is a supermartingale that starts
-    at 1, so by Ville's inequality it ever reaches 1/alpha with probability at most alpha, however often one looks.
+    e = ((1 - p1)/(1 - p0))**successes * (p1/p0)**violations. Under any p >= p0 this is a supermartingale that starts at
+    1, so by Ville's inequality it ever reaches 1/alpha with probability at most alpha, at any number of looks.
 
     Source: Wald, Ann. Math. Stat. 16 (1945); Ramdas et al., Statistical Science 38 (2023).
 
     Args:
         successes: episodes without a violation.
         violations: episodes with a violation.
-        p0: violation probability that is claimed.
-        p1: violation probability under which the bet is best; the default of `log_bets` without one.
+        p0: claimed violation probability.
+        p1: violation probability that the bet favours; p0/10 by default.
     """
     per_success, per_violation = log_bets(p0, p1)
     return successes * per_success + violations * per_violation
 
 
 def betting_episodes(p0: float, violations: int, alpha: float) -> int:
-    """Episodes after which the e-value reaches 1/alpha when `violations` of them were violated.
+    """Return the number of episodes at which the e-value reaches 1/alpha with a number of violations.
 
     Args:
-        p0: violation probability that is claimed.
+        p0: claimed violation probability.
         violations: episodes with a violation.
-        alpha: probability with which the bound may be wrong.
+        alpha: 1 - confidence.
     """
     _check_probability("alpha", alpha)
     per_success, per_violation = log_bets(p0)
@@ -146,20 +150,23 @@ def betting_episodes(p0: float, violations: int, alpha: float) -> int:
 
 
 def mean_interval(values: npt.ArrayLike, confidence: float = 0.95) -> Interval:
-    """Student's t interval of a mean: x̄ ± t_{n-1} s/√n, two-sided.
+    """Return Student's t interval of a mean: x̄ ± t_{n-1} s/√n, two-sided.
+
+    For comparing returns; not for certifying safety, because of rare events.
 
     Args:
-        values: (n,) independent values, such as returns of episodes; a single value has an infinite interval.
+        values: (n,), independent values, such as returns of episodes; a single value has an infinite interval.
         confidence: coverage.
-    Returns: mean, lower, upper. It compares returns; it never certifies safety (see the docs on rare events).
-    Raises: ValueError when a value is missing or not finite.
+
+    Raises:
+        ValueError: without values, or on a non-finite value.
     """
     x: FloatVector = np.asarray(values, dtype=np.float64).ravel()
     _check_probability("confidence", confidence)
     if x.size == 0 or not np.isfinite(x).all():
         raise ValueError(
-            f"expected at least one value, all finite, got {x.size} with {int((~np.isfinite(x)).sum())} not finite; "
-            "leave out nothing silently: find the episodes that failed"
+            f"values must be finite and at least one, got {x.size} with {int((~np.isfinite(x)).sum())} not finite: "
+            "find the episodes that failed, and do not leave them out"
         )
     mean = float(x.mean())
     if x.size == 1:
@@ -169,14 +176,17 @@ def mean_interval(values: npt.ArrayLike, confidence: float = 0.95) -> Interval:
 
 
 def paired_difference_interval(ours: npt.ArrayLike, theirs: npt.ArrayLike, confidence: float = 0.95) -> Interval:
-    """Student's t interval of the mean of ours - theirs over pairs (the same seeds for both).
+    """Return Student's t interval of the mean of `ours - theirs` over pairs with the same seeds.
 
     Args:
-        ours, theirs: (n,) paired by episode.
+        ours: (n,), values by episode.
+        theirs: (n,), values on the same episodes.
         confidence: coverage.
-    Raises: ValueError when the lengths differ or a value is not finite.
+
+    Raises:
+        ValueError: on different lengths or a non-finite value.
     """
     x, y = np.asarray(ours, dtype=np.float64).ravel(), np.asarray(theirs, dtype=np.float64).ravel()
     if x.size != y.size:
-        raise ValueError(f"pairs must have equal lengths, got {x.size} and {y.size}; run both on the same seeds")
+        raise ValueError(f"pairs must have equal lengths, got {x.size} and {y.size}: run both on the same seeds")
     return mean_interval(x - y, confidence)

@@ -20,44 +20,44 @@ from neorl_core.safety.bounds import betting_episodes, clopper_pearson_upper, lo
 from neorl_core.types import Controller, Params, Plant
 
 SEED_DOMAIN = b"neorl certification seed v1:"
-"""Keeps a seed that is used elsewhere, too, from giving the same episodes."""
+"""Prefix that separates certification seeds from other uses of the same seed."""
 BATCH = 512
 """Episodes per compiled call."""
 
 
 class CertificationCounts(NamedTuple):
-    """What was counted so far, over episodes 0 .. episodes - 1 in the order of their seeds. Plain Python values."""
+    """Counts over episodes 0 .. episodes - 1 in the order of their seeds, as plain Python values."""
 
     episodes: int
     violations: int
     violating: tuple[int, ...]
-    """Indices of the violated episodes, once the test has stopped: with `episodes` all that repeating it needs."""
+    """Indices of the violated episodes, after the test has stopped; together with `episodes` enough to repeat it."""
     log_e: float
     log_threshold: float
     """log(1/alpha); certified when `log_e` reaches it."""
     upper_bound: float
-    """Clopper-Pearson bound at the same alpha, for information: exact for a fixed number of episodes only."""
+    """Clopper-Pearson bound at the same alpha, for information; exact only for a fixed number of episodes."""
     certified: bool
     stop: str
     """"running", "certified" or "futile" (max_episodes can no longer suffice)."""
     min_margins: tuple[float | None, ...]
-    """Least finite margin of each constraint, in its unit; None where there was none."""
+    """Least finite margin of each constraint, in the constraint's unit; None if there was none."""
     handovers: int
     mean_return: float | None
-    """Mean return of the counted episodes whose return is finite."""
+    """Mean of the finite returns."""
     crashed: int = 0
-    """How many of the violations are episodes of batches without a result: they crashed, or took too long."""
+    """Violations from batches without a result, because they crashed or timed out."""
 
 
 Run = Callable[[Plant, Controller, Params, PRNGKeyArray, Params], EpisodeResult | None]
-"""(plant, controller, its parameters, keys, domain) -> the episodes' results, or None where a batch has none."""
+"""(plant, controller, controller params, keys, domain) -> results of the episodes; None if the batch has no result."""
 
 
 def key_of(seed: bytes | int) -> PRNGKeyArray:
-    """The JAX key of a seed: the first 8 bytes of SHA-256("neorl certification seed v1:" + seed), big-endian.
+    """Return the JAX key of a seed: the first 8 bytes of SHA-256("neorl certification seed v1:" + seed), big-endian.
 
-    They are the two 32-bit words of a threefry2x32 key, so the key depends neither on JAX's precision mode nor on
-    its default generator.
+    The bytes are the two 32-bit words of a threefry2x32 key, so the key does not depend on JAX's precision mode or
+    default generator.
 
     Args:
         seed: any number of bytes (32 from a commitment), or an integer in [0, 2**64), taken as 8 bytes big-endian.
@@ -69,18 +69,18 @@ def key_of(seed: bytes | int) -> PRNGKeyArray:
 
 
 def episode_keys(seed: bytes | int, start: int, count: int) -> PRNGKeyArray:
-    """Keys (count,) of episodes start, start + 1, ...: fold_in(key_of(seed), i) for episode i, whatever the batches.
+    """Return keys (count,) of episodes start, start + 1, ...: fold_in(key_of(seed), i) for episode i.
 
     Args:
         seed: seed of the attempt.
         start: number of the first episode.
-        count: how many.
+        count: number of episodes.
     """
     keys: PRNGKeyArray = _folded(key_of(seed), np.uint32(start), count)
     return keys
 
 
-# Compiled, for as single operations it takes longer than the episodes of a small plant.
+# Compiled, because single operations take longer than the episodes of a small plant.
 @partial(jax.jit, static_argnames="count")
 def _folded(key: PRNGKeyArray, start: np.uint32, count: int) -> PRNGKeyArray:
     indices = start + jnp.arange(count, dtype=jnp.uint32)
@@ -89,11 +89,11 @@ def _folded(key: PRNGKeyArray, start: np.uint32, count: int) -> PRNGKeyArray:
 
 
 def violations_allowed(p0: float, alpha: float, max_episodes: int) -> int:
-    """The most violations with which `max_episodes` can still certify; -1 if not even none.
+    """Return the most violations with which `max_episodes` can still certify; -1 if even none is too many.
 
     Args:
-        p0: violation probability that is claimed.
-        alpha: error probability that the attempt spends.
+        p0: claimed violation probability.
+        alpha: error probability of the attempt.
         max_episodes: number of episodes after which the test stops.
     """
     allowed = -1
@@ -103,11 +103,11 @@ def violations_allowed(p0: float, alpha: float, max_episodes: int) -> int:
 
 
 class _Tally:
-    """The test as it goes on: every episode is looked at once, so that counting costs no more as episodes add up."""
+    """State of the test; each episode is counted once."""
 
     def __init__(self, constraints: int, p0: float, alpha: float, max_episodes: int) -> None:
         allowed = violations_allowed(p0, alpha, max_episodes)
-        # Thresholds as whole numbers of episodes, so that no rounding of a sum of logarithms can move the stop.
+        # Integer thresholds, so that rounding of summed logarithms cannot move the stop.
         self._boundaries = np.array([betting_episodes(p0, k, alpha) for k in range(allowed + 1)])
         self._p0, self._alpha = p0, alpha
         self._violating: list[int] = []
@@ -117,7 +117,7 @@ class _Tally:
         self.stop = "running"
 
     def take(self, result: EpisodeResult | None, size: int) -> None:
-        """Count a batch up to where the test stops, if it does; one without a result is violated as a whole."""
+        """Count a batch up to the stop; a batch without a result counts as violated."""
         flags = np.ones(size, dtype=bool) if result is None else np.asarray(result.violated)
         counted = self._until_stop(flags)
         self._violating += (self._episodes + np.flatnonzero(flags[:counted])).tolist()
@@ -133,9 +133,9 @@ class _Tally:
         self._return, self._returned = self._return + float(returns.sum()), self._returned + returns.size
 
     def _until_stop(self, flags: npt.NDArray[np.bool_]) -> int:
-        """How many episodes of a batch count, and why the test stops there.
+        """Return the number of episodes of a batch that count, and set the reason if the test stops.
 
-        At `max_episodes` it has stopped: whoever has lost no more than is allowed is certified there, by definition.
+        The test always stops at `max_episodes`: with no more violations than allowed it certifies there, by definition.
         """
         allowed = len(self._boundaries) - 1
         lost = len(self._violating) + np.cumsum(flags)
@@ -150,7 +150,7 @@ class _Tally:
         return at + 1
 
     def counts(self) -> CertificationCounts:
-        """What was counted so far; the violated episodes are listed once the test has stopped."""
+        """Return the counts; the violated episodes are listed after the test has stopped."""
         violations = len(self._violating)
         return CertificationCounts(
             episodes=self._episodes,
@@ -183,12 +183,11 @@ def certify_batches(
 ) -> Iterator[CertificationCounts]:
     """Test "P(an episode under `domain` is violated) >= p0" episode by episode, and report after every batch.
 
-    The e-value of `bounds.log_e_value` is looked at after every episode; it certifies at the first one where it
-    reaches 1/alpha. The test also stops when the violations so far leave it no way to certify within `max_episodes`.
-    Both are valid: the e-value holds at any stopping time, and stopping for futility only ever refuses, so it can
-    but lower the probability of a false certificate. Episodes computed beyond the stop are not counted, so the
-    counts do not depend on `batch`. NaN and infinity count as violations (`plants.base.summarise`), and so do all
-    episodes of a batch of which `run` has no result.
+    The e-value of `bounds.log_e_value` is checked after every episode and certifies when it first reaches 1/alpha. The
+    test also stops when too many violations make a certificate impossible within `max_episodes`. Both are valid: the
+    e-value holds at any stopping time, and stopping for futility only rejects, which lowers the probability of a false
+    certificate. Episodes after the stop are not counted, so the counts do not depend on `batch`. Non-finite values
+    count as violations (`plants.base.summarise`), and so do all episodes of a batch without a result.
 
     Args:
         plant: the simulator.
@@ -196,23 +195,23 @@ def certify_batches(
         controller_params: usually the `Composite`.
         domain: the operating domain, part of the claim.
         seed: seed of this attempt (see `key_of`).
-        p0: the violation probability to refute.
-        alpha: what this attempt may spend (`bounds.alpha_spent`).
-        max_episodes: number of episodes after which it gives up.
+        p0: violation probability to refute.
+        alpha: error probability of this attempt (`bounds.alpha_spent`).
+        max_episodes: number of episodes after which the test stops.
         batch: episodes per compiled call.
-        run: runs a batch; one that finds crashes and time-outs gives None for it.
+        run: simulates a batch; returns None after a crash or time-out.
 
     Yields:
-        The counts so far; the last one has the verdict, and lists the violated episodes.
+        The counts so far; the last item has the verdict and lists the violated episodes.
 
     Raises:
-        ValueError: when `max_episodes` could not certify even without a violation.
+        ValueError: if `max_episodes` could not certify even without a violation.
     """
     least = betting_episodes(p0, 0, alpha)
     if max_episodes < least:
         raise ValueError(
-            f"expected at least {least} episodes, which p0 = {p0} at alpha = {alpha:.3g} needs without a violation, "
-            f"got max_episodes = {max_episodes}; raise max_episodes"
+            f"max_episodes must be at least {least} to certify p0 = {p0} at alpha = {alpha:.3g} without a violation, "
+            f"got {max_episodes}: raise max_episodes"
         )
     results = (
         run(plant, controller, controller_params, episode_keys(seed, start, batch), domain) for start in count(0, batch)
@@ -225,19 +224,19 @@ def certify_batches(
 def certify_results(
     results: Iterable[EpisodeResult | None], constraints: int, *, p0: float, alpha: float, max_episodes: int, batch: int
 ) -> Iterator[CertificationCounts]:
-    """The test of `certify_batches` on results that come from anywhere, such as several machines.
+    """Run the test of `certify_batches` on results from any source, such as several machines.
 
     Args:
-        results: of episodes 0 to batch - 1, batch to 2 batch - 1 and so on, without an end; None of a batch that has
-            none. No more are taken than the test needs.
-        constraints: how many limits the plant has.
-        p0: the violation probability to refute.
-        alpha: what this attempt may spend.
-        max_episodes: number of episodes after which it gives up.
-        batch: episodes of a result.
+        results: endless batches in order, episodes 0 to batch - 1 first; None for a batch without a result. Only as
+            many as needed are taken.
+        constraints: number of the plant's limits.
+        p0: violation probability to refute.
+        alpha: error probability of this attempt.
+        max_episodes: number of episodes after which the test stops.
+        batch: episodes per result.
 
     Yields:
-        The counts so far; the last one has the verdict, and lists the violated episodes.
+        The counts so far; the last item has the verdict and lists the violated episodes.
     """
     tally = _Tally(constraints, p0, alpha, max_episodes)
     for result in results:
@@ -259,19 +258,7 @@ def certify(
     max_episodes: int,
     batch: int = BATCH,
 ) -> CertificationCounts:
-    """The last of `certify_batches`: the verdict.
-
-    Args:
-        plant: the simulator.
-        controller: what is tested.
-        controller_params: its parameters, such as a composite.
-        domain: operating domain that episodes are drawn from.
-        seed: seed of the attempt.
-        p0: violation probability that is claimed.
-        alpha: error probability that the attempt spends.
-        max_episodes: number of episodes after which the test stops.
-        batch: episodes that are simulated at a time.
-    """
+    """Return the last item of `certify_batches`: the verdict; see there for the arguments."""
     *_, last = certify_batches(
         plant,
         controller,

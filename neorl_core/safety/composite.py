@@ -1,4 +1,4 @@
-"""Policy, shield and fallback as one controller: the only thing that is certified, registered, exported and run."""
+"""Policy, shield and fallback as one controller: the unit that is certified, registered, exported and run."""
 
 from __future__ import annotations
 
@@ -27,51 +27,51 @@ from neorl_core.safety.support import SupportShield, inside_support
 from neorl_core.types import Controller, Params, Plant, Process
 
 Propose = Callable[[Any, Float[Array, " S"]], Float[Array, " A"]]
-"""(policy, observation with its history) -> action, in physical units."""
+"""(policy, observation with history) -> action, in physical units."""
 
 
 class Composite(NamedTuple):
-    """What ships. Arrays only, and the numbers of a history."""
+    """The unit that ships; all leaves are arrays, except the counts of a history."""
 
     policy: Policy | None
-    """None: the fallback alone."""
+    """None for the fallback alone."""
     shield: ShieldParams | SupportShield
-    """That of a process has no physics to predict with, and looks at the support of its logs."""
+    """`SupportShield` for log-only plants, which have no model for predictions."""
     fallback: Params
-    """Parameters of the plant's own controller; of a process a `neorl_core.control.fallbacks.Fallback`."""
+    """Parameters of the plant's own controller; for log-only plants a `neorl_core.control.fallbacks.Fallback`."""
     model: Params
-    """The plant constants that the shield predicts with; of a process none."""
+    """Plant constants for the shield's predictions; none for log-only plants."""
     history: History | None = None
-    """Which earlier values the policy sees; shield, fallback and predictions see the plain observation."""
+    """Earlier values that the policy observes; shield, fallback and predictions use the plain observation."""
 
 
 class PolicyState(NamedTuple):
-    """What the composite remembers from step to step."""
+    """State of the composite controller."""
 
     handed_over: Bool[Array, ""]
-    """Whether the fallback overruled the policy in the last step; never true without a policy."""
+    """Whether the fallback chose the last action; always false without a policy."""
     held: Int[Array, ""]
-    """Steps since the fallback took over."""
+    """Steps since the hand-over."""
     action: Float[Array, " A"]
-    """The last action given out."""
+    """The last action returned."""
     fallback: Params
-    """The state of the fallback, which watches all the time so that it can take over at any step."""
+    """State of the fallback, updated in every step so that it can take over at any step."""
     seen: Params = ()
-    """(S,) the last observation with its history, of a policy that has one."""
+    """(S,), last observation with history, if the policy uses one."""
     since: Params = ()
-    """Steps for which `action` is in force after the coming one, where actions are discrete; up to the dwell time."""
+    """Steps for which a discrete `action` has been in force after the coming step, clipped at the dwell time."""
 
 
 def make_composite(
     plant: Plant, policy: Policy | None = None, shield: ShieldParams | None = None, history: History | None = None
 ) -> Composite:
-    """A composite of `policy` (or the fallback alone) with the plant's own fallback and nominal model, all arrays.
+    """Combine a policy with the plant's fallback and nominal model; all leaves are arrays.
 
     Args:
-        plant: whose fallback and nominal model it has.
-        policy: what acts while it is trusted; none for the fallback alone.
-        shield: shield of the policy; the plant's default where there is none.
-        history: which earlier values the policy sees.
+        plant: the plant.
+        policy: the policy; None for the fallback alone.
+        shield: the shield; `default_shield` if None.
+        history: earlier values that the policy observes.
     """
     shield = default_shield(plant.spec) if shield is None else shield
     fallback, model = jax.tree.map(lambda x: jnp.asarray(x), (plant.fallback_params, plant.params))
@@ -88,14 +88,14 @@ def _choose(condition: Bool[Array, ""], yes: Params, no: Params) -> Params:
 
 
 def _rest(shield: ShieldParams | SupportShield, action: Float[Array, " A"]) -> Float[Array, " A"]:
-    """`action` within the bounds; where it is not finite the shield's `rest`, or mid-range for want of anything."""
+    """Clip `action` to the bounds; replace non-finite values by the shield's `rest`, or by the middle of the range."""
     middle = shield.rest if isinstance(shield, SupportShield) else (shield.action_low + shield.action_high) / 2
     known = jnp.where(jnp.isfinite(action), action, middle)
     return jnp.clip(known if shield.dwell is None else jnp.round(known), shield.action_low, shield.action_high)
 
 
 def first_applied(plant: Plant | Process, composite: Composite, observation: Float[Array, " O"]) -> Float[Array, " A"]:
-    """What is taken for applied before the first step: as far as the observation tells, else a resting action."""
+    """Return the action assumed to be applied before the first step: from the observation, else a resting action."""
     if isinstance(plant, Plant):
         return plant.applied(observation)
     assert isinstance(composite.shield, SupportShield)
@@ -110,15 +110,15 @@ def _trusted(
     action: Float[Array, " A"],
     since: Params,
 ) -> tuple[Bool[Array, ""], Bool[Array, ""]]:
-    """Whether the policy may keep control with this action, and whether it may get control back.
+    """Return whether the policy may keep control with this action, and whether it may regain control.
 
     Args:
-        plant: gives the prediction model; a process has none, and is judged by the support of its logs.
-        composite: the shield and what it predicts with.
-        memory: the fallback's state, after it saw `observation`.
-        observation: (O,) now.
-        action: (A,) for the coming step.
-        since: steps for which a discrete action will have been in force after it.
+        plant: supplies the prediction model; log-only plants are judged by the support of their logs.
+        composite: the composite.
+        memory: state of the fallback after `observation`.
+        observation: (O,), the present observation.
+        action: (A,), action of the coming step.
+        since: steps for which a discrete action has been in force after the coming step.
     """
     shield = composite.shield
     if isinstance(shield, SupportShield):
@@ -134,23 +134,23 @@ def _trusted(
 
 
 class _Now(NamedTuple):
-    """What a step of the composite knows before the policy is asked."""
+    """Inputs of a step of the composite, before the policy acts."""
 
     observation: Float[Array, " O"]
     seen: Float[Array, " S"]
-    """The observation as the policy sees it."""
+    """Observation with history, for the policy."""
     applied: Float[Array, " A"]
     since: Params
     memory: Params
-    """The fallback's state, after it saw the observation."""
+    """State of the fallback after the observation."""
     returning: Bool[Array, ""]
-    """Whether the fallback has control, so that the policy must leave more to get it back."""
+    """Whether the fallback has control, so that the policy needs the additional margin."""
 
 
 def _limited(
     plant: Plant | Process, composite: Composite, propose: Propose, now: _Now
 ) -> tuple[Float[Array, " A"], Bool[Array, ""]]:
-    """The policy's action within the limits, and whether it is trusted."""
+    """Return the policy's action within the limits, and whether it is trusted."""
     proposed = propose(composite.policy, now.seen)
     sound = jnp.all(jnp.isfinite(proposed))
     action = limit_action(composite.shield, jnp.where(sound, proposed, now.applied), now.applied)
@@ -159,9 +159,9 @@ def _limited(
 
 
 def _masked(plant: Plant | Process, composite: Composite, now: _Now) -> tuple[Float[Array, " A"], Bool[Array, ""]]:
-    """The choice that the policy likes best among those that can be had now and are trusted, and whether there is one.
+    """Return the policy's most preferred choice among those allowed and trusted, and whether there is one.
 
-    Huang & Ontañón 2022 (arXiv 2006.14171) mask invalid actions in the same place, by the outputs of the network.
+    Masks network outputs as in Huang & Ontañón 2022 (arXiv 2006.14171).
     """
     policy, shield = composite.policy, composite.shield
     assert policy is not None
@@ -182,40 +182,38 @@ def _masked(plant: Plant | Process, composite: Composite, now: _Now) -> tuple[Fl
 def _with_history(
     composite: Composite, state: PolicyState, observation: Float[Array, " O"], applied: Float[Array, " A"]
 ) -> Float[Array, " S"]:
-    """The observation as the policy sees it."""
+    """Return the observation with history, for the policy."""
     if composite.history is None:
         return observation
     before = state.seen
-    # A first observation that was not finite tells of no past: begin again with this one.
+    # After a non-finite first observation the history is invalid: restart it.
     before = jnp.where(jnp.all(jnp.isfinite(before)), before, begun(composite.history, observation, applied))
     return followed(composite.history, before, applied, observation)
 
 
 @cache
 def composite_controller(plant: Plant | Process, propose: Propose = policy_act) -> Controller:
-    """The shielded controller of a plant; its parameters are a `Composite`.
+    """Return the shielded controller of a plant; the parameters are a `Composite`.
 
     Each step, in order:
-    1. An observation that is not finite tells nothing: the last applied action is held and nothing else moves.
-    2. The policy's action is limited in rate and range. Its future is predicted with the fallback taking over after
-       one step. The fallback takes over now if a predicted margin is less than its buffer, if the observation is out
-       of the policy's envelope, or if the policy's action is not finite. Of a process nothing is predicted: the
-       fallback takes over where nothing near this observation and action was logged. Of a discrete action every
-       choice is judged so; the policy's next best takes the place of those that are not trusted, or that the dwell
-       time does not let it have, and the fallback takes over where no choice is left.
-    3. The policy gets control back after `hold` steps, when its prediction leaves `return_buffer` more than the
-       buffer (of a process, when it is within `return_radius`), so that the two do not chatter.
+    1. If the observation is not finite, hold the applied action and do not update the state.
+    2. Limit the policy's action in rate and range, and predict with the fallback taking over after one step. The
+       fallback takes over now if a predicted margin is below the buffer, the observation is outside the envelope, or
+       the policy's action is not finite. For a log-only plant the fallback takes over outside the support of the logs.
+       For a discrete action all choices are checked this way; the most preferred one that is trusted and allowed by the
+       dwell time is used, and the fallback takes over if none is left.
+    3. The policy regains control after `hold` steps if the prediction exceeds the buffer by `return_buffer` (for a
+       log-only plant: within `return_radius`), which prevents chattering.
 
-    The fallback sees every observation and what was really applied, so that it takes over without a bump; and so does
-    the policy's history, whoever acted.
+    The fallback and the policy's history receive every observation and the applied action, so that hand-overs are
+    bumpless.
 
     Args:
-        plant: gives the prediction model and the fallback; those of a process are the composite's own.
-        propose: the policy's function of `Composite.policy`; networks' `policy_act` unless another kind is shielded.
-            Discrete policies are networks.
+        plant: supplies the prediction model and the fallback; log-only plants use the composite's fallback.
+        propose: the policy's function of `Composite.policy`; must be `policy_act` for discrete actions.
 
     Returns:
-        The controller. The same arguments give the same object, so that what is compiled for it is found again.
+        The controller. Equal arguments return the same object, so that compiled programs are reused.
     """
 
     fallback = plant.fallback if isinstance(plant, Plant) else FALLBACK
@@ -228,7 +226,7 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
             action=action,
             fallback=fallback.init(composite.fallback, observation),
             seen=() if composite.history is None else begun(composite.history, observation, action),
-            # For how long it has been in force is not known: the first change is free.
+            # The dwell time is unknown at the start, so the first switch is always allowed.
             since=() if composite.shield.dwell is None else jnp.maximum(composite.shield.dwell, 1),
         )
 
@@ -237,11 +235,11 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
     ) -> tuple[PolicyState, Float[Array, " A"]]:
         shield = composite.shield
         applied = _rest(shield, jnp.where(jnp.isfinite(applied), applied, state.action))
-        # What somebody else put in force has been so for a step.
+        # An action applied by another controller counts as in force for one step.
         since = jnp.where(jnp.all(applied == state.action), state.since, 1) if shield.dwell is not None else ()
         readable = jnp.all(jnp.isfinite(observation))
 
-        # A first observation that was not finite left no usable memory: begin again with this one.
+        # After a non-finite first observation the memory is invalid: restart it.
         memory = _choose(_all_finite(state.fallback), state.fallback, fallback.init(composite.fallback, observation))
         memory, command = fallback.act(composite.fallback, memory, observation, applied)
         safe = limit_action(shield, jnp.where(jnp.isfinite(command), command, applied), applied, since)
@@ -267,7 +265,7 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
 
 @cache
 def bare_controller(plant: Plant, propose: Propose = policy_act, history: History | None = None) -> Controller:
-    """A policy without shield or fallback, its parameters the policy. It never ships: it shows what a shield is for."""
+    """Return a policy without shield and fallback, for comparison only; the parameters are the policy."""
 
     def _bounded(action: Float[Array, " A"]) -> Float[Array, " A"]:
         return clip_to(plant.spec.action, action)

@@ -1,9 +1,9 @@
-"""A drift alarm with a stated false-alarm rate: has the plant stopped behaving as it did in a reference?
+"""A sequential drift test with a known false-alarm rate: does the plant still behave as in a reference?
 
-Each new score is ranked among the reference's and those before it (online conformal p-values); bets that it is too
-large make an e-value; e-values of every possible beginning of a drift are summed (Shiryaev and Roberts). While scores
-are exchangeable, the mean time until the sum first reaches A is at least A steps, so a false-alarm rate is kept by the
-choice of A and needs no simulation.
+Each new score is ranked among the reference and earlier scores (online conformal p-values). Bets on large scores give
+e-values, and the e-values of all possible start times of a drift are summed (Shiryaev–Roberts). While scores are
+exchangeable, the mean time until the sum first reaches A is at least A steps, so the choice of A fixes the false-alarm
+rate without simulation.
 
 Vovk, Gammerman and Shafer 2005, Algorithmic Learning in a Random World, chapter 7; Shin, Ramdas and Rinaldo 2024,
 E-detectors (New England Journal of Statistics in Data Science 2).
@@ -19,44 +19,49 @@ import numpy as np
 import numpy.typing as npt
 
 POWERS = (0.1, 0.3, 0.5, 0.7, 0.9)
-"""Exponents of the bets, which share the stake: small ones bet on the very smallest p-values."""
+"""Exponents of the bets, which share the stake; small exponents bet on the smallest p-values."""
 
 LEAST_REFERENCE = 50
-"""Reference scores for a drift to be found that is there from the first new score on: new ones are soon ranked among
-each other. Of a shift by any size, thirty find every seventh within 300 scores, fifty nearly all, twenty none."""
+"""Least number of reference scores. With fewer, new scores are soon ranked among each other, and a drift from the first
+new score on is missed: within 300 scores, 20 references find no shift, 30 every seventh, 50 nearly all."""
 
 YEAR = 365.25 * 24 * 3600
-"""Seconds."""
+"""Length of a year [s]."""
 
 
 class Drift(NamedTuple):
-    """What the detector has seen."""
+    """Result of the drift test."""
 
     log_evidence: npt.NDArray[np.float64]
-    """(T,) log of the summed e-values after each score."""
+    """(T,), log of the evidence after each score."""
     log_threshold: float
     alarm: int | None
-    """First position at which the threshold was reached."""
+    """First position at which the threshold was reached; None without alarm."""
 
 
 def alarm_threshold(blocks_per_year: float, alarms_per_year: float) -> float:
-    """The evidence A at which an alarm is raised: while nothing drifts, A blocks at least pass on average before it.
+    """Return the evidence A that raises an alarm; without drift, the mean time to an alarm is at least A blocks.
 
     Args:
-        blocks_per_year: scores in a year of operation.
-        alarms_per_year: false alarms in a year that are put up with, such as 0.1.
+        blocks_per_year: scores per year of operation.
+        alarms_per_year: accepted false alarms per year, e.g. 0.1.
+
+    Raises:
+        ValueError: if a rate is not positive.
     """
     if blocks_per_year <= 0 or alarms_per_year <= 0:
-        raise ValueError(f"expected positive rates, got {blocks_per_year} blocks and {alarms_per_year} alarms a year")
+        raise ValueError(
+            f"rates must be positive, got {blocks_per_year} blocks and {alarms_per_year} false alarms per year"
+        )
     return max(blocks_per_year / alarms_per_year, 1.0)
 
 
 def fewest_to_alarm(reference: int, log_evidence: float) -> int:
-    """The fewest scores after which the evidence can be so large: each larger than all before it.
+    """Return the fewest scores that can reach an evidence, each larger than all before.
 
     Args:
-        reference: n scores of the reference, at least `LEAST_REFERENCE`.
-        log_evidence: that is to be reached.
+        reference: number n of reference scores, at least `LEAST_REFERENCE`.
+        log_evidence: log of the evidence to reach.
 
     Example:
         >>> fewest_to_alarm(50, 15.5)
@@ -71,46 +76,46 @@ def fewest_to_alarm(reference: int, log_evidence: float) -> int:
 
 
 def detect(reference: npt.ArrayLike, scores: npt.ArrayLike, threshold: float) -> Drift:
-    """Watch scores that grow when a plant drifts.
+    """Test whether scores have grown since a reference.
 
     `p_t = #{s <= t or in the reference: score_s >= score_t} / (n + t)`, `e_t(k) = k p_t^(k - 1)`,
     `R_t(k) = (R_{t-1}(k) + 1) e_t(k)`, evidence = mean over k of R_t(k).
 
     Args:
-        reference: (n,) scores of a time without drift, exchangeable with new ones while nothing drifts.
-        scores: (T,) in the order of time; one that is not finite counts as the largest.
+        reference: (n,), scores without drift, exchangeable with new scores while nothing drifts.
+        scores: (T,), in the order of time; a non-finite score counts as the largest.
         threshold: from `alarm_threshold`.
     """
-    known = sorted(_ranked(reference))
+    ranked = sorted(_ranked(reference))
     powers = np.asarray(POWERS)
     log_sums = np.full(len(powers), -np.inf)
-    found = []
+    history = []
     for score in _ranked(scores):
-        at_least = len(known) - bisect.bisect_left(known, score) + 1
-        bisect.insort(known, score)
-        log_p = math.log(at_least / len(known))
+        at_least = len(ranked) - bisect.bisect_left(ranked, score) + 1
+        bisect.insort(ranked, score)
+        log_p = math.log(at_least / len(ranked))
         log_sums = np.logaddexp(log_sums, 0.0) + np.log(powers) + (powers - 1) * log_p
-        found.append(float(np.logaddexp.reduce(log_sums) - math.log(len(powers))))
-    evidence, bar = np.asarray(found), math.log(threshold)
-    reached = np.flatnonzero(evidence >= bar)
-    return Drift(evidence, bar, int(reached[0]) if reached.size else None)
+        history.append(float(np.logaddexp.reduce(log_sums) - math.log(len(powers))))
+    evidence, log_threshold = np.asarray(history), math.log(threshold)
+    reached = np.flatnonzero(evidence >= log_threshold)
+    return Drift(evidence, log_threshold, int(reached[0]) if reached.size else None)
 
 
 def _ranked(scores: npt.ArrayLike) -> list[float]:
-    """Scores with one that is not finite, on either side, as the largest: what went astray is no sign of health."""
-    given = np.asarray(scores, np.float64)
-    found: list[float] = np.where(np.isfinite(given), given, np.inf).tolist()
-    return found
+    """Replace non-finite scores, of either sign, by the largest, because divergence is no sign of health."""
+    x = np.asarray(scores, np.float64)
+    ranked: list[float] = np.where(np.isfinite(x), x, np.inf).tolist()
+    return ranked
 
 
 def autocorrelation_time(scores: npt.ArrayLike) -> float:
-    """`1 + 2 sum_k rho_k` up to the first correlation that is not positive: scores that count as one.
+    """`1 + 2 Σ_k ρ_k` up to the first correlation that is not positive: the number of scores that count as one.
 
-    Sokal 1997, Monte Carlo Methods in Statistical Mechanics, section 3. Geyer 1992 (Statistical Science
-    7) sums pairs instead, as `identify.noise` does.
+    Sokal 1997, Monte Carlo Methods in Statistical Mechanics, section 3. `identify.forecast` sums pairs instead (Geyer
+    1992, Statistical Science 7).
 
     Args:
-        scores: (T,) in the order of time.
+        scores: (T,), in the order of time.
     """
     x = np.asarray(scores, np.float64)
     x = x - x.mean()
@@ -127,17 +132,17 @@ def autocorrelation_time(scores: npt.ArrayLike) -> float:
 
 
 def block_means(scores: npt.ArrayLike, episode: npt.ArrayLike, length: int) -> npt.NDArray[np.float64]:
-    """Means of whole blocks of consecutive scores of one episode; what is left at an episode's end is left out.
+    """Return means of whole blocks of consecutive scores of one episode; the rest of an episode is left out.
 
     Args:
         scores: (T,).
-        episode: (T,) in ascending order.
-        length: scores in a block.
+        episode: (T,), episode of each score, ascending.
+        length: scores per block.
     """
     x, names = np.asarray(scores, np.float64), np.asarray(episode)
-    found = []
+    means = []
     for name in np.unique(names):
         own = x[names == name]
         whole = len(own) // length
-        found.append(own[: whole * length].reshape(whole, length).mean(axis=1))
-    return np.concatenate(found) if found else np.empty(0)
+        means.append(own[: whole * length].reshape(whole, length).mean(axis=1))
+    return np.concatenate(means) if means else np.empty(0)

@@ -1,4 +1,4 @@
-"""The shield's numbers and its look-ahead: what an action may be, and whether the fallback could still save it."""
+"""The shield's limits and look-ahead: which actions are allowed, and whether the fallback could still take over."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from jaxtyping import Array, Bool, Float, Int
 from neorl_core.types import Params, Plant, PlantSpec
 
 ROUNDING = 2.0**-20
-"""Share of a value by which it may differ from itself: eight times the precision of single numbers."""
+"""Relative rounding error, eight times the precision of float32."""
 
 
 class Limits(Protocol):
-    """What any shield limits an action by."""
+    """Action limits that every shield has."""
 
     @property
     def action_low(self) -> Float[Array, " A"]: ...
@@ -34,24 +34,24 @@ class Limits(Protocol):
 
 
 class ShieldParams(NamedTuple):
-    """Everything that limits a policy, as arrays, so that a digest covers it."""
+    """Limits of a policy, as arrays, so that a digest covers them."""
 
     action_low: Float[Array, " A"]
     action_high: Float[Array, " A"]
     rate_limit: Float[Array, " A"]
     """Largest change of the applied action in one step, in the action's units."""
     margin_buffer: Float[Array, "L K"]
-    """What must be left of each margin at each predicted step, in the limit's unit. Its length L is the look-ahead."""
+    """Least margin at each predicted step, in the limit's unit. The length L is the look-ahead."""
     return_buffer: Float[Array, " K"]
-    """What must be left beyond `margin_buffer` before the policy gets control back."""
+    """Additional margin before the policy regains control."""
     hold: Int[Array, ""]
-    """Least number of steps for which the fallback keeps control."""
+    """Least number of steps of a hand-over."""
     observation_low: Float[Array, " O"]
-    """The envelope in which the policy is trusted."""
+    """Envelope of observations in which the policy is trusted."""
     observation_high: Float[Array, " O"]
     dwell: Int[Array, ""] | None = None
-    """Least number of steps between two changes of a discrete action, a minimum run or dwell time, which binds policy
-    and fallback; None of continuous actions."""
+    """Least number of steps between changes of a discrete action, for policy and fallback; None for continuous
+    actions."""
 
 
 def default_shield(
@@ -65,29 +65,29 @@ def default_shield(
     dwell: int = 1,
     envelope: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
 ) -> ShieldParams:
-    """A shield for a plant.
+    """Build a shield for a plant.
 
     Args:
-        spec: the plant.
-        look_ahead: predicted steps L; long enough for the fallback to turn the plant around.
-        buffer: least predicted margin, per constraint, in its unit; an eighth of the width between its limits
-            unless given. A limit on one side has no width: 0, so that only a predicted violation hands over.
-        return_buffer: additional margin before the policy returns; half of `buffer` unless given.
-        rate_limit: largest change of an action in a step; its whole range unless given.
-        hold: least number of steps in the fallback.
-        dwell: least number of steps between two changes of a discrete action; 1 lets it change at every step.
-        envelope: lowest and highest trusted observation; the spec's bounds unless given (see `envelope_of`).
+        spec: spec of the plant.
+        look_ahead: predicted steps L; must be long enough for the fallback to turn the plant around.
+        buffer: least predicted margin, per constraint, in the constraint's unit; by default an eighth of the width
+            between the limits, or 0 for a one-sided limit.
+        return_buffer: additional margin before the policy regains control; half of `buffer` by default.
+        rate_limit: largest change of an action per step; the whole range by default.
+        hold: least number of steps of a hand-over.
+        dwell: least number of steps between changes of a discrete action; 1 allows a change in every step.
+        envelope: lowest and highest trusted observation; the spec's bounds by default (see `envelope_of`).
 
     Returns:
         The shield's arrays, float32 unless 64-bit mode is on.
 
     Raises:
-        ValueError: for a look-ahead below one step.
+        ValueError: if `look_ahead` is less than one step.
     """
     if look_ahead < 1:
-        raise ValueError(f"the look-ahead must be at least 1 step, got {look_ahead}; a shield has to predict something")
+        raise ValueError(f"look_ahead must be at least 1 step, got {look_ahead}: the shield needs a prediction")
     widths = [c.high - c.low for c in spec.constraints]
-    # An eighth of an infinite width would be a buffer that no margin leaves: the policy would never act.
+    # An eighth of an infinite width would be an infinite buffer, and the policy would never act.
     limits = jnp.asarray([width if math.isfinite(width) else 0.0 for width in widths], dtype=float)
     low, high = jnp.asarray(spec.action.low, dtype=float), jnp.asarray(spec.action.high, dtype=float)
     margin = limits / 8.0 if buffer is None else jnp.broadcast_to(jnp.asarray(buffer, dtype=float), limits.shape)
@@ -110,16 +110,17 @@ def default_shield(
 def envelope_of(
     lowest: Float[Array, " O"], highest: Float[Array, " O"], scale: Float[Array, " O"], sigmas: float
 ) -> tuple[Float[Array, " O"], Float[Array, " O"]]:
-    """The range of the training data, widened by `sigmas` of its standard deviations on both sides.
+    """Return the range of the training data, widened on both sides by `sigmas` standard deviations.
 
-    Of a signal that never moved it is that value, but for rounding: of what its move would do the data say nothing.
+    For a signal that never moved, the range is only widened by rounding, because the data do not show other values.
 
     Args:
-        lowest, highest: (O,) range of the training observations.
-        scale: (O,) their standard deviations (`Normaliser.scale`).
-        sigmas: how far beyond its data a policy is trusted.
+        lowest: (O,), least training observations.
+        highest: (O,), greatest training observations.
+        scale: (O,), standard deviations of the training observations (`Normaliser.scale`).
+        sigmas: number of standard deviations.
     """
-    # A deviation is at most half of the range (Popoviciu), which the scale of one that never moved, 1, is not.
+    # A standard deviation is at most half the range (Popoviciu); the scale 1 of a constant signal is not.
     deviation = jnp.minimum(scale, (highest - lowest) / 2)
     rounding = ROUNDING * jnp.maximum(jnp.abs(lowest), jnp.abs(highest))
     widening = jnp.maximum(sigmas * deviation, rounding)
@@ -127,20 +128,20 @@ def envelope_of(
 
 
 def inside_envelope(shield: ShieldParams, observation: Float[Array, " O"]) -> Bool[Array, ""]:
-    """Whether the policy is trusted at this observation; false for NaN."""
+    """Return whether the policy is trusted at this observation; false for NaN."""
     return jnp.all((observation >= shield.observation_low) & (observation <= shield.observation_high))
 
 
 def limit_action(
     shield: Limits, action: Float[Array, " A"], applied: Float[Array, " A"], since: Params = ()
 ) -> Float[Array, " A"]:
-    """The nearest action within the rate limit of what is applied now, then within the bounds (which win).
+    """Return the nearest action within the rate limit of the applied action, then within the bounds (which win).
 
-    Of a discrete action it is a whole number, and what is applied now as long as that has not been for `dwell` steps.
+    A discrete action is rounded, and stays as applied until it has been in force for `dwell` steps.
 
     Args:
         shield: rate limits, bounds and dwell time.
-        action: (A,), what the policy asks for, physical units.
+        action: (A,), requested action in physical units.
         applied: (A,), action in force.
         since: steps for which a discrete action has been in force.
     """
@@ -151,17 +152,17 @@ def limit_action(
 
 
 def counted(shield: Limits, since: Params, applied: Float[Array, " A"], action: Float[Array, " A"]) -> Params:
-    """Steps for which a discrete action will have been in force after the coming step; nothing of continuous ones.
+    """Return the steps for which a discrete action has been in force after the coming step; () for continuous actions.
 
     Args:
-        shield: whether actions are discrete.
+        shield: dwell time.
         since: steps for which `applied` has been in force.
         applied: (A,), action in force.
-        action: (A,), for the coming step.
+        action: (A,), action of the coming step.
     """
     if shield.dwell is None:
         return ()
-    # Beyond the dwell time nothing depends on the count, which so never overflows.
+    # Clip the count at the dwell time, beyond which it has no effect, so that it never overflows.
     return jnp.minimum(jnp.where(jnp.all(action == applied), since, 0) + 1, jnp.maximum(shield.dwell, 1))
 
 
@@ -175,23 +176,24 @@ def predicted_margins(
     action: Float[Array, " A"],
     since: Params = (),
 ) -> Float[Array, "L K"]:
-    """Margins predicted for this action in the coming step and the fallback in the L - 1 steps after it.
+    """Predict the margins for this action in the coming step and the fallback in the L - 1 steps after it.
 
-    The question is not whether the policy is safe but whether the fallback can still save what the policy does now:
-    as long as it can, the policy may go on, and when it no longer could, the fallback takes over one step earlier
-    (the backup-policy argument: Wabersich and Zeilinger, Automatica 129 (2021), with a controller for a terminal set).
+    The question is whether the fallback can still take over after the policy's action. While it can, the policy may
+    continue; when it could not, the fallback takes over one step earlier (backup-policy argument: Wabersich and
+    Zeilinger, Automatica 129, 2021, with a controller in place of a terminal set).
 
     Args:
-        plant: gives `predict` and `fallback`.
-        shield: gives the look-ahead and the limits, which bind the predicted fallback as they bind the real one.
-        fallback_params, fallback_state: the fallback's, after it saw `observation`.
-        model: the constants that the shield predicts with.
-        observation: (O,) now.
-        action: (A,) for the coming step.
-        since: steps for which a discrete action will have been in force after it (`counted`).
+        plant: supplies `predict` and `fallback`.
+        shield: supplies the look-ahead, and the limits that also apply to the predicted fallback.
+        fallback_params: parameters of the fallback.
+        fallback_state: state of the fallback after `observation`.
+        model: plant constants for the prediction.
+        observation: (O,), the present observation.
+        action: (A,), action of the coming step.
+        since: steps for which a discrete action has been in force after the coming step (`counted`).
 
     Returns:
-        (L, K) least margins during each predicted step.
+        (L, K), least margins during each predicted step.
     """
 
     def step(carry: tuple[Params, Array, Array, Params], _: None) -> tuple[Any, Float[Array, " K"]]:
@@ -206,5 +208,5 @@ def predicted_margins(
 
 
 def enough(margins: Float[Array, "L K"], buffer: Float[Array, "L K"]) -> Bool[Array, ""]:
-    """Whether every predicted margin leaves its buffer; false for NaN."""
+    """Return whether every predicted margin is at least the buffer; false for NaN."""
     return jnp.all(margins >= buffer)

@@ -1,7 +1,7 @@
-"""A shield without physics: action bounds, rate limits, and hand-over where the logs have nothing to say.
+"""A shield for log-only plants: action bounds, rate limits, and hand-over outside the support of the logs.
 
-Without a simulator nothing can be predicted, so the shield asks what can be answered from logs alone: was anything
-like this observation, with anything like this action, ever logged?
+Without a simulator nothing can be predicted. Instead the shield checks whether a similar observation with a similar
+action has been logged.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ import numpy.typing as npt
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 REFERENCES = 512
-"""Logged steps that a score looks through: more are a better picture of the data, and a slower action."""
+"""Logged steps that a score is computed from; more describe the data better and make actions slower."""
 
 
 class SupportShield(NamedTuple):
-    """Everything that limits a policy without a simulator, as arrays, so that a digest covers it."""
+    """Limits of a policy without a simulator, as arrays, so that a digest covers them."""
 
     action_low: Float[Array, " A"]
     action_high: Float[Array, " A"]
     rate_limit: Float[Array, " A"]
     """Largest change of the applied action in one step, in the action's units."""
     rest: Float[Array, " A"]
-    """The action that is taken for applied where nothing tells what is."""
+    """Action that is assumed to be applied while the applied action is unknown."""
     hold: Int[Array, ""]
-    """Least number of steps for which the fallback keeps control."""
+    """Least number of steps of a hand-over."""
     observation_low: Float[Array, " O"]
-    """The envelope in which the policy is trusted."""
+    """Envelope of observations in which the policy is trusted."""
     observation_high: Float[Array, " O"]
     centre: Float[Array, " D"]
     scale: Float[Array, " D"]
-    """Mean and deviation by which observations and actions, D = O + A, are compared."""
+    """Mean and standard deviation that scale observations and actions, D = O + A."""
     references: Float[Array, "P D"]
-    """Logged steps, scaled."""
+    """Scaled logged steps."""
     radius: Float[Array, ""]
-    """Largest score inside the data's support."""
+    """Largest score inside the support."""
     return_radius: Float[Array, ""]
-    """Largest score at which the policy gets control back."""
+    """Largest score at which the policy regains control."""
 
     @property
     def dwell(self) -> None:
-        """A process's actions are continuous."""
+        """None, because actions of log-only plants are continuous."""
         return None
 
 
@@ -56,9 +56,9 @@ def support_score(
     """Distance to the nearest logged step, `min_p |z - z_p| / sqrt(D)`, z the scaled observation and action.
 
     Args:
-        shield: the logged steps and their scale.
-        observation: (O,), physical units.
-        action: (A,), physical units.
+        shield: logged steps and scale.
+        observation: (O,), in physical units.
+        action: (A,), in physical units.
     """
     z = (jnp.concatenate([observation, action]) - shield.centre) / shield.scale
     squares = jnp.sum((shield.references - z) ** 2, axis=-1)
@@ -68,23 +68,22 @@ def support_score(
 def inside_support(
     shield: SupportShield, observation: Float[Array, " O"], action: Float[Array, " A"], radius: Float[Array, ""]
 ) -> Bool[Array, ""]:
-    """Whether an observation lies in the envelope, and with its action near logged steps; false for NaN."""
+    """Return whether observation and action are inside the envelope and near logged steps; false for NaN."""
     enclosed = jnp.all((observation >= shield.observation_low) & (observation <= shield.observation_high))
     return enclosed & (support_score(shield, observation, action) <= radius)
 
 
 @partial(jax.jit, static_argnames="count")
 def choose_references(key: PRNGKeyArray, points: Float[Array, "N D"], count: int) -> Int[Array, " P"]:
-    """Rows that cover the data: after a random one, always that farthest from those chosen.
+    """Choose rows that cover the data: after a random row, always the row farthest from all chosen rows.
 
-    A random sample would leave out what was rare, and hand over there although it was logged.
-
-    Gonzalez 1985, Clustering to minimize the maximum intercluster distance (Theoretical Computer Science 38).
+    A random sample would omit rare but logged states, and the shield would hand over there (Gonzalez 1985, Clustering
+    to minimize the maximum intercluster distance, Theoretical Computer Science 38).
 
     Args:
         key: draws the first row.
         points: (N, D), scaled.
-        count: rows P to choose.
+        count: number P of rows.
     """
     first = jax.random.randint(key, (), 0, points.shape[0])
 
@@ -100,15 +99,14 @@ def choose_references(key: PRNGKeyArray, points: Float[Array, "N D"], count: int
 
 
 def conformal_quantile(scores: npt.ArrayLike, share: float) -> float:
-    """The score that a further exchangeable one exceeds with probability at most `1 - share`.
+    """Return the score that a further exchangeable score exceeds with probability at most `1 - share`.
 
-    The `ceil((n + 1) share)`-th smallest of n scores; infinite where n is too small for the share.
-
-    Vovk, Gammerman and Shafer 2005, Algorithmic Learning in a Random World.
+    The `ceil((n + 1) share)`-th smallest of n scores; infinite if n is too small (Vovk, Gammerman and Shafer 2005,
+    Algorithmic Learning in a Random World).
 
     Args:
-        scores: (n,) of held-out rows.
-        share: of further rows that shall lie within.
+        scores: (n,), scores of held-out rows.
+        share: share of further rows inside.
     """
     found = np.sort(np.asarray(scores, np.float64).ravel())
     rank = math.ceil((found.size + 1) * share)

@@ -99,5 +99,5 @@ def test_blocks_do_not_cross_episodes() -> None:
 
 
 def test_a_rate_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="expected positive rates"):
+    with pytest.raises(ValueError, match="rates must be positive, got"):
         alarm_threshold(100.0, 0.0)

@@ -68,7 +68,7 @@ def test_another_site_than_the_digest_names_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"constants": {"cooling": 1.0}}, "expected constants among"),
+        ({"constants": {"cooling": 1.0}}, "'cooling' is not a constant of the plant"),
         ({"constants": ["cooling_rate"]}, "expected a site of a plant"),
         ({"plant": 3}, "expected a site of a plant"),
         ({"more": 1}, "expected a site of a plant"),
