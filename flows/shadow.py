@@ -11,7 +11,7 @@ from flows.checks import checked_run, logs_at
 from flows.running import without_simulator
 from flows.services.locks import plant_lock
 from flows.services.servers import connect
-from neorl_core.safety.drift import LEAST_REFERENCE
+from neorl_core.safety.drift_test import LEAST_REFERENCE
 from tasks.evidence.decisions import shadows
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.people.statement import Signatory, read_payload

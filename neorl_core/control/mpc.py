@@ -1,7 +1,7 @@
-"""Nonlinear model predictive control by single shooting, with a projected Gauss–Newton method.
+"""Nonlinear model predictive control by single shooting, with projected Gauss–Newton steps or projected Adam steps.
 
 Rawlings, Mayne, Diehl: Model Predictive Control, 2nd edition, 2017, sections 1.4 (offset-free) and 8.5 (shooting);
-Bertsekas: Projected Newton methods, SIAM J. Control and Optimization 20 (1982), for the bounds.
+Bertsekas: Projected Newton methods, SIAM J. Control and Optimization 20 (1982), for the bounds; Adam: arXiv 1412.6980.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array, Bool, Float
 
 from neorl_core.types import Controller, Params
@@ -147,5 +148,75 @@ def single_shooting(
         plan = planned(z)
         shifted = plan[held[np.minimum(starts + 1, held.size - 1)]]
         return MPCState(shifted, bias, observation, jnp.asarray(True)), plan[0]
+
+    return Controller(init, act)
+
+
+class RecedingParams(NamedTuple):
+    """Step size of Adam, and bounds of the plan."""
+
+    rate: float | Float[Array, ""]
+    """Step size, as a share of each action's range."""
+    low: Any
+    """(A,), lower bounds of the actions."""
+    high: Any
+    """(A,), upper bounds of the actions."""
+
+
+class Plan(NamedTuple):
+    """The last plan, from which the next one starts."""
+
+    actions: Float[Array, "H A"]
+    """Planned actions from the next step on, scaled to 0..1."""
+
+
+Observation = Float[Array, " O"]
+Action = Float[Array, " A"]
+
+
+def receding(
+    predict: Callable[[Observation, Action], tuple[Observation, Float[Array, " K"]]],
+    cost: Callable[[Observation, Action, Observation, Float[Array, " K"]], Float[Array, ""]],
+    horizon: int,
+    steps: int,
+) -> Controller:
+    """Build a controller that improves its last plan by projected steps of Adam, and applies the first action.
+
+    min over a of Σ_k cost(o_k, a_k, o_{k+1}, margins_k),  o_{k+1} = predict(o_k, a_k),  low ≤ a ≤ high
+
+    Args:
+        predict: (observation, action) -> (next observation, margins), differentiable.
+        cost: (observation, action, next observation, margins) -> cost of the step.
+        horizon: steps H of a plan.
+        steps: gradient steps per control step.
+
+    Returns:
+        A controller with parameters `RecedingParams`.
+    """
+
+    def init(params: RecedingParams, observation: Observation) -> Plan:
+        width = jnp.asarray(params.low).shape[0]
+        return Plan(jnp.full((horizon, width), 0.1, observation.dtype))
+
+    def act(params: RecedingParams, state: Plan, observation: Observation, applied: Action) -> tuple[Plan, Action]:
+        low, high = (jnp.asarray(x, observation.dtype) for x in (params.low, params.high))
+
+        def total(plan: Float[Array, "H A"]) -> Float[Array, ""]:
+            def step(seen: Observation, part: Action) -> tuple[Observation, Float[Array, ""]]:
+                action = low + (high - low) * part
+                next_seen, margins = predict(seen, action)
+                return next_seen, cost(seen, action, next_seen, margins)
+
+            return jnp.sum(jax.lax.scan(step, observation, plan)[1])
+
+        adam = optax.adam(params.rate)
+
+        def improve(carry: Any, _: None) -> tuple[Any, None]:
+            plan, memory = carry
+            move, memory = adam.update(jax.grad(total)(plan), memory)
+            return (jnp.clip(plan + move, 0.0, 1.0), memory), None
+
+        (plan, _), _ = jax.lax.scan(improve, (state.actions, adam.init(state.actions)), None, length=steps)
+        return Plan(jnp.concatenate([plan[1:], plan[-1:]])), low + (high - low) * plan[0]
 
     return Controller(init, act)

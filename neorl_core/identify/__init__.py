@@ -1,4 +1,4 @@
-"""Grey boxes: a plant's unknown constants, estimated from its logs, and what may be claimed with them."""
+"""System identification: estimate a plant's unknown constants from logs, and build an operating domain from them."""
 
 from neorl_core.identify.domain import drawing_plant, identified_plant, posterior_fields
 from neorl_core.identify.estimate import Posterior

@@ -1,4 +1,4 @@
-"""The operating domain that draws from a posterior: what is certified is then the plant as far as the logs tell it."""
+"""Operating domains that draw constants from a posterior, so that claims cover the uncertainty left by the logs."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from neorl_core.identify.unknowns import Unknown, constant_of, with_constants
 from neorl_core.types import Params, Plant
 
 if TYPE_CHECKING:
-    # What a domain draws does not depend on how a posterior is found.
+    # Only for annotations: drawing from a posterior does not need the estimator.
     from neorl_core.identify.estimate import Posterior
 
 
 def identified_plant(plant: Plant, unknowns: Sequence[Unknown], posterior: Posterior) -> Plant:
-    """A plant whose nominal constants are the estimate, and whose operating domain draws them from the posterior.
+    """Return a plant with the estimate as nominal constants and an operating domain that draws from the posterior.
 
-    Its domain has the fields of the plant's own, which keep their meaning (noise, disturbances, starts, spreads of
-    other constants), and `posterior_fields`. A spread of an unknown has no effect any more.
+    The domain has the fields of the plant's own domain, with the same meaning (noise, disturbances, starts, spreads of
+    other constants), plus `posterior_fields`. Spreads of the unknowns have no effect any more.
 
     Args:
-        plant: the plant that was identified.
-        unknowns: what was estimated.
-        posterior: of this one plant.
+        plant: the identified plant.
+        unknowns: the estimated constants.
+        posterior: the posterior of this plant.
 
     Example:
         >>> known = identified_plant(plant, unknowns, identify(plant, unknowns, episodes))  # doctest: +SKIP
@@ -39,22 +39,26 @@ def identified_plant(plant: Plant, unknowns: Sequence[Unknown], posterior: Poste
 
 
 def drawing_plant(plant: Plant, unknowns: Sequence[Unknown], fields: Mapping[str, float]) -> Plant:
-    """`identified_plant` from the fields that its domain has beyond the plant's own, as a certificate states them.
+    """Return `identified_plant` from the domain's additional fields, as a certificate states them.
 
     Args:
-        plant: the plant that was identified.
-        unknowns: what is drawn, in order; of each the name, the entry and the law.
-        fields: as `posterior_fields` gives them, bit for bit.
+        plant: the identified plant.
+        unknowns: the estimated constants, in order; only name, entry and law are used.
+        fields: from `posterior_fields`, bit for bit.
 
     Raises:
-        ValueError: when a field is missing, or is none of these unknowns'.
+        ValueError: if a field is missing or belongs to no unknown.
     """
+    # Priors do not affect the draws; equal unknowns share one compiled function.
     # Priors have no say in what is drawn, and one function for all of them is compiled for once.
     unknowns = tuple(Unknown(u.name, 1.0, u.law, entry=u.entry) for u in unknowns)
     names = tuple(name for i, unknown in enumerate(unknowns) for name in _fields(unknown, i))
     if set(names) != set(fields):
         odd = min(set(names) ^ set(fields))
-        raise ValueError(f"expected a posterior of {', '.join(map(str, unknowns))}, got fields that differ by '{odd}'")
+        raise ValueError(
+            f"field '{odd}' must be in both the domain and the posterior of {', '.join(map(str, unknowns))}: pass the "
+            "fields of posterior_fields unchanged"
+        )
     own: Any = type(plant.domain)
     kind = _extended(own, names)
     params = plant.params
@@ -68,26 +72,26 @@ def drawing_plant(plant: Plant, unknowns: Sequence[Unknown], fields: Mapping[str
 
 
 def posterior_fields(unknowns: Sequence[Unknown], posterior: Posterior) -> dict[str, float]:
-    """What a posterior adds to the plant's domain: a flat set of floats, as every domain is.
+    """Return the domain fields of a posterior, as a flat dictionary of floats.
 
-    `identified_NAME` is a constant's estimate, and `identified_NAME_1`, `_2`, ... are a row of the lower triangular
-    factor L of the posterior's covariance, in the constant's own unit, or of its logarithm where the prior was
-    log-normal: constant = estimate exp((L e)_i) or estimate + (L e)_i, e standard normal. The covariance is that of
-    the t distribution of the intervals, n / (n - 2) times the sandwich's at n degrees of freedom.
+    `identified_NAME` is the estimate of a constant. `identified_NAME_1`, `_2`, ... are a row of the lower triangular
+    factor L of the posterior covariance, in the constant's unit, or of the logarithm for a log-normal prior:
+    constant = estimate exp((L e)_i) or estimate + (L e)_i, e standard normal. The covariance is that of the intervals'
+    t distribution, n / (n - 2) times the sandwich covariance at n degrees of freedom.
 
     Args:
-        unknowns: what was estimated.
-        posterior: of one plant.
+        unknowns: the estimated constants.
+        posterior: the posterior of one plant.
 
     Raises:
-        ValueError: for a constant of which fewer than four episodes tell: no covariance follows from them.
+        ValueError: if fewer than four episodes are informative about a constant, so that the variance is infinite.
     """
     least = int(np.argmin(posterior.degrees))
     degrees = float(np.asarray(posterior.degrees)[least])
     if degrees <= 2.0:
         raise ValueError(
-            f"expected four episodes or more that tell of {unknowns[least]}, got {degrees + 1:g}: its posterior "
-            "has no variance; give more logs in which it shows."
+            f"{unknowns[least]} needs at least four informative episodes, got {degrees + 1:g}: the variance of the "
+            "posterior is infinite; add logs in which the constant shows"
         )
     scale = np.asarray(posterior.prior.scale, np.float64)
     covariance = np.asarray(posterior.covariance, np.float64) * np.outer(scale, scale) * degrees / (degrees - 2.0)
@@ -100,13 +104,13 @@ def posterior_fields(unknowns: Sequence[Unknown], posterior: Posterior) -> dict[
 
 
 def replaced_fields(plant: Plant, unknowns: Sequence[Unknown]) -> tuple[str, ...]:
-    """Fields of the plant's own domain that only spread its unknowns, so that a posterior takes their place.
+    """Return the fields of the plant's domain that only spread the unknowns, and are replaced by the posterior.
 
-    Each field is changed and a few plants are drawn: those fields by which nothing else moves.
+    Each field is changed, and a few plants are drawn to check that nothing but the unknowns changes.
 
     Args:
-        plant: the plant that was identified, with its own domain.
-        unknowns: what was estimated.
+        plant: the plant with its original domain.
+        unknowns: the estimated constants.
     """
     keys = jax.random.split(jax.random.key(0), 8)
     nominal = jnp.stack([jnp.asarray(constant_of(plant.params, unknown), float) for unknown in unknowns])

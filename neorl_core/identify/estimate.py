@@ -3,20 +3,20 @@
 phi(x) = 1/2 |x|^2 + 1/2 sum_t |e_t(x)|^2,   e_t = C^-1/2 R^-1/2 S_j^-1 (y_t - f_t(x))
 
 x are the unknowns in the coordinates of `unknowns.Prior`, f the forecasts of `forecast.forecast`, S_j the deviations of
-the signals' errors j steps after a segment's start, R the correlation between signals and C the inflations of what is
-left, both diagonal but for R. What is assumed:
+the signals' errors j steps after the start of a segment, R the correlation between signals, and C the inflation of the
+rest; S and C are diagonal. Assumptions:
 
-- Logs are of the plant under any controller, feedback included: forecasts take the logged actions as they were.
-- A segment starts from what was measured. Its noise goes on through the segment and is part of the errors; it also
-  blurs the sensitivities, which biases an estimate by about (noise / range that the signal explored)^2. Longer
-  segments weigh starts less. A start whose noise matters is an unknown itself (`Start`).
-- Disturbances act within and across segments, so errors are correlated in time. Dividing by C makes the weight of the
-  data that of as many independent errors as have the same variance of their mean (see `noise.inflation_of`). One
-  disturbance shows in several signals at once: R, without which it would count once for each.
-- Disturbances of different episodes are independent, with mean zero over all of them. One that differs from zero over
-  all of the logs cannot be told from a change of the constants.
-- The errors' covariance is not otherwise modelled. Intervals are by episode, from the spread of the episodes' own pulls
-  on the estimate (a sandwich, White 1982, Econometrica 50; clusters: Liang and Zeger 1986, Biometrika 73).
+- The logs may be of any controller, including feedback: forecasts use the logged actions.
+- A segment starts from the measurements. Their noise propagates through the segment and is part of the errors. It also
+  blurs the sensitivities, which biases an estimate by about (noise / range explored by the signal)^2. Longer segments
+  weigh starts less. A start with relevant noise can be estimated as well (`Start`).
+- Disturbances act within and across segments, so errors are correlated in time. Division by C gives the data the weight
+  of as many independent errors as have the same variance of the mean (see `inflation_of`). R accounts for disturbances
+  that show in several signals at once.
+- Disturbances of different episodes are independent, with mean zero over all episodes. A disturbance with another mean
+  over all logs cannot be distinguished from a change of the constants.
+- The covariance of the errors is not modelled further. Intervals use the spread of the episodes' scores (sandwich,
+  White 1982, Econometrica 50; clusters: Liang and Zeger 1986, Biometrika 73).
 """
 
 from __future__ import annotations
@@ -31,40 +31,39 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 from scipy.special import stdtrit
 
-from neorl_core.identify.forecast import Episodes, Predict, errors, forecast
-from neorl_core.identify.noise import Noise, noise_of
+from neorl_core.identify.forecast import Episodes, Noise, Predict, errors, forecast, noise_of
 from neorl_core.identify.unknowns import Prior, Unknown, constants, prior_of, with_constants
 from neorl_core.types import Params
 
 ROUNDS = 5
-"""Times that weights are taken from the errors and the constants fitted under them."""
+"""Rounds in which weights are computed from the errors and constants are fitted with them."""
 MOST_STEPS = 25
-"""Levenberg-Marquardt steps of a round, at most."""
+"""Maximum number of Levenberg-Marquardt steps per round."""
 FIRST_DAMPING, MOST_DAMPING = 1e-3, 1e8
 SMALL = 1e-3
-"""A step this small, in prior deviations, is the last one of a round."""
+"""Step size, in prior deviations, that ends a round."""
 IDENTIFIED = 0.7
-"""Share of its prior deviation that an identified constant's posterior deviation has at most."""
+"""Largest posterior deviation of an identified constant, as a share of the prior deviation."""
 
 
 class Start(NamedTuple):
-    """A signal whose value at the start of each episode is unknown, too, with a normal prior."""
+    """A signal with unknown start in each episode, with a normal prior."""
 
     signal: int
     spread: float
     """Prior standard deviation, in the signal's unit."""
     centre: float | None = None
-    """Prior mean; what was measured where there is none."""
+    """Prior mean; None for the measurement."""
 
 
 class Posterior(NamedTuple):
-    """What the logs say of P unknowns. Arrays only; with leading axes where many plants were identified at once."""
+    """Posterior of P unknowns. Arrays only; with leading axes if many plants were identified at once."""
 
     estimate: Float[Array, "*n P"]
     """In the constants' own units."""
     low: Float[Array, "*n P"]
     high: Float[Array, "*n P"]
-    """Interval of each constant by itself."""
+    """Marginal interval of each constant."""
     mean: Float[Array, "*n P"]
     """Standardised coordinates of the estimate: the prior has mean 0 and covariance 1."""
     covariance: Float[Array, "*n P P"]
@@ -75,7 +74,7 @@ class Posterior(NamedTuple):
     starts: Float[Array, "*n E H"]
     """Estimated starts of each episode, in the signals' units."""
     residuals: Float[Array, "*n E T O"]
-    """Measurement minus forecast, zero where nothing was measured."""
+    """Measurement minus forecast, zero where not measured."""
     noise: Noise
     degrees: Float[Array, "*n P"]
     """Degrees of freedom of each interval's t distribution."""
@@ -87,18 +86,18 @@ class _Linear(NamedTuple):
 
     residuals: Float[Array, "E T O"]
     slopes: Float[Array, "E T O Q"]
-    """Of the forecasts, by the P unknowns and the H starts of the episode."""
+    """Slopes of the forecasts with respect to the P unknowns and the H starts of the episode."""
 
 
 class _Point(NamedTuple):
-    """The unknowns and the starts of each episode, standardised."""
+    """Unknowns, and starts of each episode, standardised."""
 
     x: Float[Array, " P"]
     z: Float[Array, "E H"]
 
 
 class _Search(NamedTuple):
-    """Where the search stands."""
+    """State of the search."""
 
     point: _Point
     linear: _Linear
@@ -118,21 +117,20 @@ def estimate(
     inputs: tuple[int, ...] = (),
     confidence: float = 0.95,
 ) -> Posterior:
-    """The posterior of the unknowns; pure, so that a vmap over `episodes` identifies many plants.
+    """Return the posterior of the unknowns; pure, so that a vmap over `episodes` identifies many plants.
 
-    Weights and constants are found in turn: errors give weights, Levenberg-Marquardt (Marquardt 1963, SIAM J. 11)
-    the constants under them. In the first round no weight is inflated, for errors of wrong constants are correlated,
-    too.
+    Weights and constants alternate: errors give weights, and Levenberg-Marquardt (Marquardt 1963, SIAM J. 11) fits the
+    constants with them. The first round has no inflation, because errors of wrong constants are correlated, too.
 
     Args:
         predict: the plant's model of one step.
-        params: its nominal constants.
-        unknowns: P constants and their priors.
-        episodes: E of them, NaN where not measured.
-        segment: S, steps of a forecast before it begins anew from what was measured.
-        starts: H signals whose start in each episode is unknown.
+        params: nominal constants of the plant.
+        unknowns: P constants with priors.
+        episodes: E episodes, NaN where not measured.
+        segment: steps S of a forecast before it restarts from the measurements.
+        starts: H signals with unknown start in each episode.
         inputs: signals that act on the plant and are taken as measured at every step.
-        confidence: of the intervals.
+        confidence: coverage of the intervals.
     """
     prior = prior_of(params, unknowns)
     observations, actions = jnp.asarray(episodes.observations), jnp.asarray(episodes.actions)
@@ -145,7 +143,7 @@ def estimate(
     origin = jnp.stack(centres, axis=-1).astype(precision) if starts else jnp.zeros((len(first), 0), precision)
     reach = jnp.asarray([start.spread for start in starts], precision)
 
-    # An input is no outcome: its 'forecast' would be held against what it is taken from.
+    # Exclude inputs, because their 'forecast' is the measurement itself.
     measured = (jnp.isfinite(observations[:, 1:]) & ~is_input).astype(precision)
 
     linear_at = _linearised(
@@ -203,18 +201,18 @@ def _linearised(
     each: tuple[Array, Array, Array, Array],
     measured: Float[Array, "E T O"],
 ) -> Callable[[_Point], _Linear]:
-    """Errors and slopes of all episodes as a function of the unknowns and the starts.
+    """Return a function that linearises the errors of all episodes at a point.
 
     Args:
         predict: the plant's model of one step.
-        params: its nominal constants.
-        unknowns: P of them.
+        params: nominal constants of the plant.
+        unknowns: P unknowns.
         segment: steps of a forecast.
-        prior: of the unknowns.
+        prior: prior of the unknowns.
         is_input: (O,), signals taken as measured.
-        where: (H,), signals whose start is unknown.
-        reach: (H,), prior deviations of these.
-        each: of every episode, prior means of its starts (E, H), first observation (E, O), observations and actions.
+        where: (H,), signals with unknown start.
+        reach: (H,), prior deviations of the starts.
+        each: for every episode, prior means of the starts (E, H), first observation (E, O), observations and actions.
         measured: (E, T, O), one where an error counts.
     """
 
@@ -246,7 +244,7 @@ def _linearised(
 
 
 def _whitened(noise: Noise, linear: _Linear) -> _Linear:
-    """Errors and slopes in units in which independent errors have variance 1 and correlated ones count for less."""
+    """Scale errors and slopes so that independent errors have variance 1 and correlated errors have less weight."""
     residuals, slopes = linear
     segment = noise.deviation.shape[0]
     scale = noise.deviation[jnp.arange(residuals.shape[1]) % segment]
@@ -256,7 +254,7 @@ def _whitened(noise: Noise, linear: _Linear) -> _Linear:
 
 
 def _normal(linear: _Linear) -> tuple[Float[Array, "E Q Q"], Float[Array, "E Q"]]:
-    """Information `J'J` and score `J'r` of each episode, whitened."""
+    """Return the information `J'J` and score `J'r` of each episode, whitened."""
     information = jnp.einsum("etoq,etop->eqp", linear.slopes, linear.slopes)
     return information, jnp.einsum("etoq,eto->eq", linear.slopes, linear.residuals)
 
@@ -267,9 +265,9 @@ def _begin(point: _Point, linear: _Linear) -> _Search:
 
 
 def _search(linear_at: Callable[[_Point], _Linear], search: _Search, whiten: Callable[[_Linear], _Linear]) -> _Search:
-    """Levenberg-Marquardt under given weights.
+    """Minimise by Levenberg-Marquardt with given weights.
 
-    Each point that is tried is linearised at once, even where it is refused: one program instead of two, and few are.
+    Every trial point is linearised at once, even if rejected: one program instead of two, and rejections are rare.
     """
 
     def objective(point: _Point, linear: _Linear) -> Float[Array, ""]:
@@ -290,7 +288,7 @@ def _search(linear_at: Callable[[_Point], _Linear], search: _Search, whiten: Cal
             point=point,
             linear=linear,
             damping=jnp.where(better, 0.1, 10.0) * s.damping,
-            # Where rounding hides the gain of a small step, it is refused, and is the last one all the same.
+            # A small step that rounding prevents from improving is rejected, but still ends the round.
             moved=jnp.where(better | (moved <= SMALL), moved, jnp.inf),
             tries=s.tries + 1,
         )
@@ -302,7 +300,7 @@ def _search(linear_at: Callable[[_Point], _Linear], search: _Search, whiten: Cal
 def _move(
     information: Float[Array, "E Q Q"], score: Float[Array, "E Q"], point: _Point, damping: Float[Array, ""]
 ) -> _Point:
-    """The step `(H + damping diag H) d = -gradient`, with the starts eliminated episode by episode (Schur)."""
+    """Return the step `(H + damping diag H) d = -gradient`, eliminating the starts by episode (Schur complement)."""
     size = point.x.shape[0]
     xx, xz, zz = _blocks(information, size)
     descent_x = jnp.sum(score[:, :size], axis=0) - point.x
@@ -318,24 +316,23 @@ def _move(
 
 
 def _blocks(information: Float[Array, "E Q Q"], size: int) -> tuple[Array, Array, Array]:
-    """The information with the priors: of the unknowns (P, P), of both (E, P, H), of the starts (E, H, H)."""
+    """Return the information with priors: of the unknowns (P, P), of both (E, P, H), of the starts (E, H, H)."""
     starts = information.shape[-1] - size
     xx = jnp.sum(information[:, :size, :size], axis=0) + jnp.eye(size, dtype=information.dtype)
     return xx, information[:, :size, size:], information[:, size:, size:] + jnp.eye(starts, dtype=information.dtype)
 
 
 def _covariance(linear: _Linear, point: _Point) -> tuple[Float[Array, "P P"], Float[Array, " P"]]:
-    """`H^-1 (1 + K) H^-1` and degrees of freedom of each constant: the error's covariance, averaged over the prior.
+    """Return `H^-1 (1 + K) H^-1`, the covariance of the error averaged over the prior, and the degrees of freedom.
 
-    `H = 1 + A` is the curvature; K, the covariance of the data's pull on the estimate, is that of the scores of the E
-    episodes about their mean, times E / (E - 1), with E - 1 degrees of freedom (Cameron and Miller 2015, Journal of
-    Human Resources 50, section VI). The spread between episodes says nothing of a constant that only a few of them
-    move (their section VI.D), so E gives way to the number of episodes that tell of it, `n = (sum a_e)^2 / sum a_e^2`
-    with a_e an episode's information: at most E, which it is where all tell as much. Where scores do not spread, for
-    one or by chance, `N^-1 A N^-1` keeps K positive, N = diag n: 1 % of what A alone would say with ten episodes, and
-    all there is with one. What the prior adds to `1 + K` is known, so that the degrees of freedom of n - 1 grow by
-    `((1 + K) / K)^2` (Satterthwaite 1946, Biometrics Bulletin 2), up to E - 1: a constant of which no log tells keeps
-    its prior.
+    `H = 1 + A` is the curvature. K, the covariance of the total score, is that of the E episodes' scores about their
+    mean times E / (E - 1), with E - 1 degrees of freedom (Cameron and Miller 2015, Journal of Human Resources 50,
+    section VI). The spread between episodes is unreliable for a constant that only a few episodes inform (their section
+    VI.D), so E is replaced by the effective number of informative episodes, `n = (sum a_e)^2 / sum a_e^2 <= E` with a_e
+    the information of an episode. `N^-1 A N^-1`, N = diag n, keeps K positive where scores do not spread: 1 % of A's
+    contribution with ten episodes, and all of it with one. The prior's part of `1 + K` is known, so the n - 1 degrees
+    of freedom grow by `((1 + K) / K)^2` (Satterthwaite 1946, Biometrics Bulletin 2), up to E - 1. A constant without
+    information keeps its prior.
     """
     size = point.x.shape[0]
     information, score = _normal(linear)
@@ -361,6 +358,6 @@ def _covariance(linear: _Linear, point: _Point) -> tuple[Float[Array, "P P"], Fl
 
 
 def _quantile(degrees: Float[Array, " P"], episodes: int, confidence: float) -> Float[Array, " P"]:
-    """Of the t distribution, which JAX has not: looked up among those that so many episodes can have."""
+    """Quantile of the t distribution, looked up by degrees of freedom because JAX does not have it."""
     table = stdtrit(np.arange(1, max(episodes, 2)), 0.5 + confidence / 2)
     return jnp.asarray(table, degrees.dtype)[degrees.astype(int) - 1]

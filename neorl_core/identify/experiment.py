@@ -1,4 +1,4 @@
-"""Which step of which action would identify a constant that the logs leave open."""
+"""Step tests: find the step of an action that would identify a constant."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from neorl_core.plants.base import clip_to
 from neorl_core.types import Params, Plant
 
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2)
-"""Steps that are tried, both ways, as shares of an action's range."""
+"""Step sizes tried in both directions, as shares of an action's range."""
 
 
 class StepTest(NamedTuple):
-    """One action, moved once and then held."""
+    """A step of one action, then constant."""
 
     unknown: str
     action: str
     unit: str
     change: float
-    """By how much the action is moved, in its unit."""
+    """Size of the step, in the action's unit."""
     steps: int
-    """For how many control steps."""
+    """Duration in control steps."""
     deviation: float
-    """Posterior deviation that is expected after it, as a share of the prior's."""
+    """Expected posterior deviation after the test, as a share of the prior's."""
     margin: float
-    """Least margin that is predicted on the way."""
+    """Least predicted margin."""
     enough: bool
-    """Whether the constant would then be identified."""
+    """Whether the test would identify the constant."""
 
     def __str__(self) -> str:
-        what = "would identify" if self.enough else "tells most of, but would not identify,"
+        result = "would identify" if self.enough else "is the most informative, but would not identify,"
         return (
-            f"moving {self.action} by {self.change:+.3g} {self.unit} and holding it for {self.steps} steps {what} "
+            f"moving {self.action} by {self.change:+.3g} {self.unit} and holding it for {self.steps} steps {result} "
             f"{self.unknown} (posterior {self.deviation:.2f} of the prior, least margin {self.margin:.3g})"
         )
 
@@ -54,22 +54,22 @@ def step_test(
     observation: Float[Array, " O"],
     longest: int = 60,
 ) -> StepTest | None:
-    """The least step (size times duration) that would identify a constant, by the forecast's sensitivities.
+    """Find the smallest step (size times duration) that would identify a constant, from the forecast's sensitivities.
 
-    (C^-1 + sum_t G_t' G_t)^-1, with C the posterior's covariance and G_t the slopes of the forecast t steps ahead in
-    units of the errors that the logs have at the end of a segment, correlation and inflation included. Steps along
-    which a margin is predicted below zero are left out; where none is enough, the one that tells most.
+    The posterior covariance after the test is (C^-1 + sum_t G_t' G_t)^-1, with C the present covariance and G_t the
+    slopes of the forecast t steps ahead, scaled by the logs' errors at the end of a segment with correlation and
+    inflation. Steps with a predicted violation are left out. If no step is enough, return the most informative one.
 
     Args:
-        plant: the plant, which is at rest.
-        unknowns: what was estimated.
-        posterior: of one plant.
-        unknown: which one is to be identified.
-        observation: (O,), where the test begins; its state in full.
-        longest: control steps of a test at most.
+        plant: the plant, at rest.
+        unknowns: the estimated constants.
+        posterior: the posterior of one plant.
+        unknown: index of the constant to identify.
+        observation: (O,), the full state at the start of the test.
+        longest: maximum duration in control steps.
 
     Returns:
-        The test, or None where every step is predicted to cross a limit.
+        The test, or None if every step is predicted to violate a limit.
     """
     space = plant.spec.action
     reach = np.asarray(space.high) - np.asarray(space.low)
@@ -111,16 +111,16 @@ def expected(
     actions: Float[Array, "N A"],
     steps: int,
 ) -> tuple[Float[Array, "N T P"], Float[Array, "N T"]]:
-    """Posterior deviations after 1, 2, ... steps of each test, as shares of the prior's, and least margins.
+    """Return posterior deviations after 1, 2, ... steps of each test, as shares of the prior's, and least margins.
 
     Args:
         predict: the plant's model of one step.
-        params: its nominal constants.
-        unknowns: what was estimated.
-        posterior: of one plant.
-        observation: (O,), where each test begins.
-        actions: (N, A), held in each test.
-        steps: T.
+        params: nominal constants of the plant.
+        unknowns: the estimated constants.
+        posterior: the posterior of one plant.
+        observation: (O,), start of each test.
+        actions: (N, A), constant action of each test.
+        steps: duration T.
     """
     noise = posterior.noise
     turn = noise.whitening / (noise.deviation[-1][:, None] * jnp.sqrt(noise.inflation)[None, :])

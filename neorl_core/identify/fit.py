@@ -1,4 +1,4 @@
-"""Identification in one call: a plant, what is unknown of it, and its logs."""
+"""Identification of a plant's constants from logs, in one call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from neorl_core.identify.unknowns import Unknown, constants, prior_of
 from neorl_core.types import Plant
 
 SEGMENT = 5
-"""Steps of a forecast, by default."""
+"""Default number of steps of a forecast."""
 
 
 def identify(
@@ -27,25 +27,24 @@ def identify(
     inputs: Sequence[str] = (),
     confidence: float = 0.95,
 ) -> Posterior:
-    """Estimate constants of a plant from logged episodes: `estimate` with names instead of numbers, and checks.
+    """Estimate constants of a plant from logged episodes: `estimate` with names instead of indices, and checks.
 
-    Choose segments about as long as the constants take to show in the measurements: one step is mostly measurement
+    Choose segments about as long as the constants need to show in the measurements: a single step is mostly measurement
     noise, a whole episode mostly disturbances.
 
     Args:
-        plant: its `predict` and nominal constants.
-        unknowns: constants by name, each with its prior.
-        episodes: E of them, in physical units, NaN where not measured.
-        segment: steps of a forecast before it begins anew from what was measured.
-        starts: signal -> (prior mean, prior deviation) of its value at the start of each episode, where that was not
-            measured or only with noise that matters; None for the mean stands for what was measured.
+        plant: supplies `predict` and the nominal constants.
+        unknowns: constants with priors.
+        episodes: E episodes in physical units, NaN where not measured.
+        segment: steps of a forecast before it restarts from the measurements.
+        starts: signal -> (prior mean, prior deviation) of the value at the start of each episode, for signals that are
+            not measured or too noisy; None as mean uses the measurement.
         inputs: signals that act on the plant from outside (weather): taken as measured at every step.
-        confidence: of the intervals.
+        confidence: coverage of the intervals.
 
     Raises:
-        ValueError: on names that are none, priors that `prior_of` refuses, shapes that do not fit, actions that are not
-            finite, a confidence outside of 0 to 1, or an episode that starts with a signal neither measured nor among
-            `starts`.
+        ValueError: on unknown names, invalid priors, shapes that do not fit, actions that are not finite, a confidence
+            outside 0 to 1, or an episode that starts with a signal neither measured nor in `starts`.
 
     Example:
         >>> unknowns = (Unknown("reaction_rate", 0.03), Unknown("cooling_rate", 0.03))
@@ -56,14 +55,14 @@ def identify(
     starts = starts or {}
     for name in (*starts, *inputs):
         if name not in names:
-            raise ValueError(f"expected a signal among {', '.join(names)}, got '{name}': correct the name.")
+            raise ValueError(f"'{name}' is not a signal of {plant.spec.name}: use one of {', '.join(names)}")
     for name, (centre, spread) in starts.items():
         if not 0 <= spread < math.inf or not math.isfinite(centre or 0.0):
             raise ValueError(
-                f"expected a finite start of {name} and a spread from 0, got {centre} and {spread}: correct them."
+                f"start of {name} must have a finite mean and a finite spread of at least 0, got {centre} and {spread}"
             )
     if not 0 < confidence < 1:
-        raise ValueError(f"expected a confidence between 0 and 1, got {confidence}: 0.95 is 95 %.")
+        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}: 0.95 is 95 %")
     prior_of(plant.params, unknowns)
     _check(plant, episodes, segment, {names.index(name) for name in starts})
     posterior: Posterior = estimate(
@@ -85,24 +84,28 @@ def _check(plant: Plant, episodes: Episodes, segment: int, started: set[int]) ->
     wanted = ((count, steps + 1, plant.spec.observation.size), (count, steps, plant.spec.action.size))
     if (observations.shape, actions.shape) != wanted or not count * steps:
         raise ValueError(
-            f"expected observations (E, T + 1, {wanted[0][2]}) and actions (E, T, {wanted[1][2]}), got "
-            f"{observations.shape} and {actions.shape}: stack whole episodes, the shorter ones filled up with NaN."
+            f"observations must have the shape (E, T + 1, {wanted[0][2]}) and actions (E, T, {wanted[1][2]}), got "
+            f"{observations.shape} and {actions.shape}: stack whole episodes, and pad shorter ones with NaN"
         )
     if segment < 1:
-        raise ValueError(f"expected segments of at least one step, got {segment}: the default is {SEGMENT}.")
+        raise ValueError(f"segment must be at least 1 step, got {segment}: the default is {SEGMENT}")
     if not np.isfinite(actions).all():
-        raise ValueError("expected finite actions, got NaN or infinity: after an episode's end repeat its last action.")
+        episode, step, action = np.argwhere(~np.isfinite(actions))[0]
+        raise ValueError(
+            f"actions must be finite, got {actions[episode, step, action]} in episode {episode}, step {step}: repeat "
+            "the last action after the end of an episode"
+        )
     for signal, name in enumerate(plant.spec.observation.names):
         unseen = np.flatnonzero(~np.isfinite(observations[:, 0, signal]))
         if unseen.size and signal not in started:
             raise ValueError(
-                f"expected {name} to be measured where an episode starts, got none in episode {unseen[0]}: give its "
-                "prior in `starts`, or leave the episode out."
+                f"{name} is not measured at the start of episode {unseen[0]}: add a prior to `starts`, or leave the "
+                "episode out"
             )
 
 
 def described(plant: Plant, unknowns: Sequence[Unknown], posterior: Posterior) -> str:
-    """A line for each constant: its estimate with its interval, the prior, and whether the logs identify it."""
+    """Describe each constant in a line: estimate, interval, prior, and whether the logs identify it."""
     before = np.asarray(constants(posterior.prior, unknowns, jnp.zeros(len(unknowns))))
     share = np.sqrt(np.diagonal(np.asarray(posterior.covariance)))
     lines = []

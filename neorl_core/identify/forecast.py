@@ -1,4 +1,4 @@
-"""Multi-step forecasts of logged episodes by a plant's deterministic model, and their errors."""
+"""Multi-step forecasts of logged episodes by a plant's deterministic model, and statistics of their errors."""
 
 from __future__ import annotations
 
@@ -16,22 +16,27 @@ from neorl_core.types import Params
 Predict = Callable[[Float[Array, " O"], Float[Array, " A"], Params], tuple[Float[Array, " O"], Float[Array, " K"]]]
 """(observation, action, params) -> (next observation, least margins): `Plant.predict`."""
 
+RIDGE = 0.01
+"""Share of the identity that is mixed into the correlation of the signals' errors."""
+POOLED = 10.0
+"""Weight, in errors, of a signal's overall deviation in the deviation of one step of a segment."""
+
 
 class Episodes(NamedTuple):
     """Logged episodes of T steps.
 
-    NaN in an observation means 'not measured': a sample that is missing, steps after the episode's end, or a whole
-    column where the model has a state that the plant has no instrument for.
+    NaN in an observation means 'not measured': a missing sample, steps after the episode's end, or a state without an
+    instrument (a whole column).
     """
 
     observations: Float[AnyArray, "*e T1 O"]
-    """(E, T + 1, O): the one before each step, and the last."""
+    """(E, T + 1, O), before each step, and after the last."""
     actions: Float[AnyArray, "*e T A"]
-    """(E, T, A), physical and finite; after the end they do not matter."""
+    """(E, T, A), physical and finite; ignored after the end."""
 
 
 def episodes_of(trajectory: Trajectory) -> Episodes:
-    """Episodes of a traced rollout, leading axes (E, H): what follows an episode's end is not measured."""
+    """Convert a traced rollout with leading axes (E, H); steps after an episode's end are not measured."""
     alive = jnp.asarray(trajectory.alive)[..., None]
     following = jnp.where(alive, jnp.asarray(trajectory.next_observations), jnp.nan)
     observations = jnp.concatenate([jnp.asarray(trajectory.observations)[..., :1, :], following], axis=-2)
@@ -44,21 +49,21 @@ def stack_rows(
     next_observation: Float[np.ndarray, "N O"],
     lengths: Int[np.ndarray, " E"],
 ) -> Episodes:
-    """Episodes of logged rows that lie one after another, the shorter ones filled up with NaN.
+    """Stack the rows of consecutive logged episodes; shorter episodes are padded with NaN.
 
     Args:
         observation: (N, O), before each step.
         action: (N, A).
-        next_observation: (N, O), after it.
-        lengths: (E,), steps of each episode; they add up to N.
+        next_observation: (N, O), after each step.
+        lengths: (E,), steps of each episode, with sum N.
 
     Raises:
-        ValueError: where they do not, or an episode has no step.
+        ValueError: if the sum is not N, or an episode has no step.
     """
     if not len(lengths) or np.min(lengths) < 1 or int(np.sum(lengths)) != len(observation):
         raise ValueError(
-            f"expected lengths from 1 that add up to {len(observation)} rows, got {len(lengths)} of "
-            f"{int(np.sum(lengths))} together: leave empty episodes out."
+            f"lengths must be at least 1 and sum to {len(observation)} rows, got {len(lengths)} lengths with sum "
+            f"{int(np.sum(lengths))}: leave empty episodes out"
         )
     longest = int(np.max(lengths))
     observations = np.full(
@@ -84,19 +89,19 @@ def forecast(
     segment: int,
     inputs: Bool[Array, " O"],
 ) -> Float[Array, "T O"]:
-    """What the model expects along one episode, begun anew from what was measured every `segment` steps.
+    """Forecast one episode with the model, restarting from the measurements every `segment` steps.
 
-    Where a segment begins, each signal that was measured takes its measurement; one that was not goes on from the
-    model's own run since the episode's start (its gradient, too). Measured inputs take theirs at every step.
+    At the start of a segment, each measured signal takes the measurement; other signals continue the model's run since
+    the start of the episode, including the gradient. Measured inputs take the measurement at every step.
 
     Args:
         predict: the model of one step.
-        params: its constants.
-        start: (O,), the state at the episode's start.
-        observations: (T + 1, O), NaN where not measured; the first row is not looked at.
+        params: constants of the model.
+        start: (O,), state at the start of the episode.
+        observations: (T + 1, O), NaN where not measured; the first row is not used.
         actions: (T, A), physical.
         segment: steps of a segment.
-        inputs: (O,), signals that act on the plant and that the model does not predict.
+        inputs: (O,), signals that act on the plant and are not predicted.
 
     Returns:
         (T, O): row t is the forecast of `observations[t + 1]`, t mod segment + 1 steps ahead.
@@ -113,13 +118,75 @@ def forecast(
         following, _ = predict(jnp.where(take, seen, state), action, params)
         return following, following
 
-    # No NaN may reach a gradient, not even one that is then left out.
+    # Replace NaN, because even an unused NaN would reach the gradient.
     readings = jnp.where(taken, observations[:-1], 0.0)
     return jax.lax.scan(step, start, (readings, taken, actions))[1]
 
 
 def errors(forecasts: Float[Array, "T O"], observations: Float[Array, "T1 O"]) -> Float[Array, "T O"]:
-    """Measurement minus forecast, zero where nothing was measured."""
+    """Return measurement minus forecast, zero where not measured."""
     following = observations[1:]
     measured = jnp.isfinite(following)
     return jnp.where(measured, jnp.where(measured, following, 0.0) - forecasts, 0.0)
+
+
+class Noise(NamedTuple):
+    """Statistics of the forecast errors."""
+
+    deviation: Float[Array, "*n S O"]
+    """Root mean square of each signal's error, 1 to S steps ahead, in the signal's unit."""
+    whitening: Float[Array, "*n O O"]
+    """Symmetric inverse root of the correlation between the signals' standardised errors at the same time."""
+    inflation: Float[Array, "*n O"]
+    """Variance of a mean of the errors relative to that of independent errors, at least 1."""
+
+
+def noise_of(
+    residuals: Float[Array, "E T O"], measured: Float[Array, "E T O"], segment: int, floor: Float[Array, " O"]
+) -> Noise:
+    """Estimate the statistics of forecast errors; deviations by step are pooled with the overall deviation.
+
+    Args:
+        residuals: (E, T, O), zero where not measured.
+        measured: (E, T, O), one where measured, else zero.
+        segment: steps S of a segment.
+        floor: (O,), least variance, set by the precision of the arithmetic.
+    """
+    steps, signals = residuals.shape[1:]
+    pad = ((0, 0), (0, -steps % segment), (0, 0))
+    by_step = (-1, segment, signals)
+    squares = jnp.sum(jnp.pad(residuals**2, pad).reshape(by_step), axis=0)
+    counts = jnp.sum(jnp.pad(measured, pad).reshape(by_step), axis=0)
+    overall = jnp.sum(squares, axis=0) / jnp.maximum(jnp.sum(counts, axis=0), 1.0)
+    deviation = jnp.sqrt(jnp.maximum((squares + POOLED * overall) / (counts + POOLED), floor))
+    standard = residuals / deviation[jnp.arange(steps) % segment]
+    product = jnp.einsum("eto,etp->op", standard, standard)
+    size = jnp.sqrt(jnp.maximum(jnp.diagonal(product), 1.0))
+    identity = jnp.eye(signals, dtype=product.dtype)
+    shrunk = (1.0 - RIDGE) * product / jnp.outer(size, size)
+    correlation = jnp.where(identity > 0, 1.0, shrunk)
+    values, vectors = jnp.linalg.eigh(correlation)
+    # Rounding may leave an eigenvalue below the ridge.
+    root = (vectors / jnp.sqrt(jnp.maximum(values, RIDGE))) @ vectors.T
+    return Noise(deviation, root, inflation_of(standard @ root))
+
+
+def inflation_of(residuals: Float[Array, "E T O"]) -> Float[Array, " O"]:
+    """Return the variance of a mean over an episode relative to that of T independent errors: `1 + 2 Σ_k ρ_k`.
+
+    `ρ_k = Σ_t e_t e_{t+k} / Σ_t e_t²`, summed over episodes, which includes the factor 1 - k/T of a mean of T. Pairs
+    ρ_2m + ρ_2m+1 are summed while positive: the initial positive sequence of Geyer 1992 (Practical Markov chain Monte
+    Carlo, Statistical Science 7, section 3.3). The true mean is zero, so no mean is subtracted.
+
+    Args:
+        residuals: (E, T, O), standardised, zero where not measured.
+    """
+    steps = residuals.shape[1]
+    length = 2 * (-(-steps // 2) * 2)
+    spectrum = jnp.abs(jnp.fft.rfft(residuals, n=length, axis=1)) ** 2
+    covariance = jnp.sum(jnp.fft.irfft(spectrum, n=length, axis=1), axis=0)[: length // 2]
+    rho = covariance / jnp.maximum(covariance[0], np.finfo(residuals.dtype).tiny)
+    pairs = rho[0::2] + rho[1::2]
+    kept = jnp.cumprod((pairs > 0).astype(residuals.dtype), axis=0)
+    total: Float[Array, " O"] = 2.0 * jnp.sum(pairs * kept, axis=0) - 1.0
+    return jnp.maximum(total, 1.0)

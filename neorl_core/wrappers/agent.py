@@ -1,4 +1,4 @@
-"""A controller that keeps its state for its caller: a trained policy, bare or behind its shield."""
+"""A stateful agent around a controller: a trained policy, bare or behind a shield."""
 
 from __future__ import annotations
 
@@ -43,21 +43,20 @@ def _act(controller: Controller) -> Callable[..., Any]:
 
 
 class Agent:
-    """`agent(observation)` gives the next action, `agent.reset()` begins an episode, `agent.train(dataset)` goes on
-    training its policy.
+    """`agent(observation)` returns the next action, `agent.reset()` starts an episode, `agent.train(dataset)` trains.
 
-    A composite keeps its policy's history itself and is given plain observations; a policy alone is given what its spec
-    names, earlier values included.
+    A composite keeps the policy's history itself and takes plain observations; a bare policy takes the observations of
+    its spec, including earlier values.
 
     Args:
         params: a policy, or a composite of policy, shield and fallback.
-        spec: names and bounds of what it observes and does.
-        plant: whose fallback and model the composite uses; a bare policy needs none.
-        algorithm: what `train` goes on with; without one what is usual for its kind of actions.
-        hyperparameters: that differ from the algorithm's defaults.
+        spec: names and bounds of observation and action.
+        plant: the plant of a composite; not needed for a bare policy.
+        algorithm: algorithm of `train`; by default the usual one for the kind of actions.
+        hyperparameters: values that differ from the algorithm's defaults.
 
     Raises:
-        ValueError: on an unknown algorithm or hyper-parameter, or a composite without its plant.
+        ValueError: on an unknown algorithm or hyper-parameter, or a composite without a plant.
 
     Example:
         >>> agent = Agent(learned.policies[0], spec)  # doctest: +SKIP
@@ -73,7 +72,7 @@ class Agent:
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> None:
         if isinstance(params, Composite) and plant is None:
-            raise ValueError("expected the plant of a composite, got none: its fallback and model belong to it.")
+            raise ValueError(f"a composite for {spec.name} needs its plant: pass `plant`, which has fallback and model")
         self.params, self.spec, self.plant = params, spec, plant
         algorithm = usual(spec) if algorithm is None else algorithm
         self.algorithm = known_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
@@ -86,47 +85,47 @@ class Agent:
 
     @property
     def policy(self) -> Policy:
-        """The policy alone.
+        """The policy.
 
         Raises:
-            ValueError: when the composite is a fallback without a policy.
+            ValueError: if the composite is a fallback without a policy.
         """
         policy = self.params.policy if isinstance(self.params, Composite) else self.params
         if policy is None:
-            raise ValueError("expected a composite with a policy, got a fallback alone: there is nothing to train.")
+            raise ValueError(f"the composite for {self.spec.name} has no policy, only a fallback: it cannot be trained")
         return policy
 
     @property
     def history(self) -> History | None:
-        """Which earlier values a composite's policy sees."""
+        """Earlier values that a composite's policy observes."""
         return self.params.history if isinstance(self.params, Composite) else None
 
     def reset(self) -> None:
-        """Forget the episode: the next observation is a first one."""
+        """Forget the episode, so that the next observation starts a new one."""
         self._memory: Params | None = None
         self._action: Float[Array, " A"] | None = None
 
     def __call__(
         self, observation: Float[np.ndarray, " O"], applied: Float[np.ndarray, " A"] | None = None
     ) -> Float[np.ndarray, " A"]:
-        """The action (A,) for an observation (O,), both in physical units.
+        """Return the action (A,) for an observation (O,), both in physical units.
 
         Args:
-            observation: measurements in the order of `spec.observation`.
-            applied: what the actuators really did since the last call; by default what was commanded then.
+            observation: (O,), in the order of `spec.observation`.
+            applied: (A,), action applied since the last call; by default the last returned action.
 
         Raises:
-            ValueError: on an observation or an applied action of another shape.
+            ValueError: on an observation or an applied action with the wrong shape.
         """
         seen = jnp.asarray(observation, self.policy_dtype)
         if seen.shape != (self.spec.observation.size,):
             raise ValueError(
-                f"expected an observation ({self.spec.observation.size},), got {seen.shape}: pass one row."
+                f"observation must have the shape ({self.spec.observation.size},), got {seen.shape}: pass one row"
             )
         done = None if applied is None else jnp.asarray(applied, seen.dtype)
         if done is not None and done.shape != (self.spec.action.size,):
             raise ValueError(
-                f"expected an applied action ({self.spec.action.size},), got {done.shape}: pass that of every actuator."
+                f"applied must have the shape ({self.spec.action.size},), got {done.shape}: pass one value per actuator"
             )
         if self._memory is None:
             self._memory = self._controller.init(self.params, seen)
@@ -140,31 +139,30 @@ class Agent:
 
     @property
     def policy_dtype(self) -> Any:
-        """The precision of its numbers."""
+        """Precision of the parameters."""
         return jax.tree.leaves(self.params)[0].dtype
 
     def train(self, dataset: Transition, updates: int = 10_000, seed: int = 0, batch_size: int = 256) -> Fitted:
-        """Go on training the policy on logged transitions; what it scales by stays as it is, so its weights keep
-        their meaning.
+        """Continue training the policy on logged transitions, with the same scaling of observations and actions.
 
-        The first call begins with the policy's weights and fresh critics (or a fresh model, which it teaches first;
-        `bptt` has the policy clone the logged actions meanwhile). Later ones go on with what the last has learned, with
-        fresh optimisers, schedules of their own length and new draws. They scale rewards as the first did, so that
-        critics keep their meaning, too, and they do not teach a learned model, which another agent would have to learn
-        from new logs. A composite keeps its shield and fallback, but what comes of it is no longer what was certified.
+        The first call starts from the policy's weights and fresh critics, or a fresh model, which is trained first
+        (`bptt` clones the logged actions meanwhile). Later calls continue from the last learner, with fresh optimisers,
+        new schedules and new draws. They keep the first call's scaling of rewards, so that critics stay valid, and do
+        not train a learned model again; use a new agent to learn a model from new logs. A composite keeps its shield
+        and fallback, but a trained composite is no longer certified.
 
         Args:
-            dataset: (N, ...), physical units; a composite's has plain observations, in the order of time.
-            updates: gradient steps; rounded up as `training.loop.schedule` says.
-            seed: seed of what is fresh and of the batches drawn.
+            dataset: (N, ...), in physical units; for a composite, plain observations in the order of time.
+            updates: gradient steps, rounded up by `training.loop.schedule`.
+            seed: seed of fresh parameters and of batches.
             batch_size: transitions per gradient step.
 
         Returns:
-            Policy and curves. The agent has the policy, and has forgotten its episode.
+            Policy and curves. The agent uses the new policy and forgets its episode.
 
         Raises:
-            FloatingPointError: when training diverged; the agent is then as it was.
-            ValueError: when the algorithm is of another kind of actions.
+            FloatingPointError: if training diverges; the agent does not change.
+            ValueError: if the algorithm does not fit the kind of actions.
         """
         policy, algorithm, spec = self.policy, self.algorithm, stacked_spec(self.spec, self.history)
         check_actions(algorithm, spec)
@@ -189,7 +187,7 @@ class Agent:
         return found
 
     def _stacked(self, dataset: Transition) -> Transition:
-        """Logged rows as the policy sees them; an episode begins where a row does not continue the one before it."""
+        """Add the history to logged rows; a row that does not continue the previous one starts an episode."""
         if not isinstance(self.params, Composite) or self.plant is None or self.history is None:
             return dataset
         starts = begins(dataset)
@@ -199,35 +197,37 @@ class Agent:
 
 
 class _Begun(NamedTuple):
-    """What earlier calls of `Agent.train` have come to."""
+    """State after earlier calls of `Agent.train`."""
 
     learner: Any
     scaling: Scaling
-    """That of the first call, whose rewards critics and models have learned."""
+    """Scaling of the first call, which critics and models depend on."""
     updates: int
-    """Gradient steps of all of them."""
+    """Total number of gradient steps."""
 
 
 def _onward(begun: _Begun, fresh: TrainState) -> TrainState:
-    """What has been learned, under fresh optimisers and a key that no earlier call has drawn by."""
+    """Continue the learner with fresh optimisers and an unused key."""
     key = jax.random.fold_in(jax.random.wrap_key_data(fresh.key[0], impl="threefry2x32"), begun.updates)
     return fresh._replace(learner=with_optimisers(begun.learner, fresh.learner), key=jax.random.key_data(key)[None])
 
 
 def _with_policy(algorithm: Algorithm, fresh: TrainState, policy: Policy) -> Any:
-    """The fresh learner of one member with its actor, and its target if it has one, set to a policy's weights.
+    """Return the fresh learner of one member with actor, and target if any, set to a policy's weights.
 
-    `algorithm.actor` picks entries of the state, so its transpose puts entries back where they were picked from.
+    `algorithm.actor` selects entries of the state, so its transpose writes entries back.
 
     Raises:
-        ValueError: when the policy's layers are others than the algorithm makes.
+        ValueError: if the policy's layers differ from the algorithm's.
     """
     one = jax.tree.map(lambda x: x[0], fresh.learner)
-    wanted, made = (jax.tree.map(jnp.shape, tree) for tree in (policy.params, algorithm.actor(one)))
+    trees = (policy.params, algorithm.actor(one))
+    wanted, made = (jax.tree.map(jnp.shape, tree) for tree in trees)
     if wanted != made:
+        shapes = [[jnp.shape(x) for x in jax.tree.leaves(tree)] for tree in trees]
         raise ValueError(
-            f"expected a policy of the layers that {algorithm.name} makes, got others: pass the hyper-parameters that "
-            "it was trained with."
+            f"the policy's layers {shapes[0]} do not fit {algorithm.name}, which makes {shapes[1]}: pass the "
+            "hyper-parameters of the policy's training"
         )
     numbers, rest = _split(one)
 
@@ -238,7 +238,7 @@ def _with_policy(algorithm: Algorithm, fresh: TrainState, policy: Policy) -> Any
         return [jnp.where(mark != 0, new, old) for mark, new, old in zip(marks, values, numbers, strict=True)]
 
     learner = _joined(placed(numbers, policy.params), rest)
-    # Of a discrete action the values are the policy, and their target is its.
+    # For discrete actions the critic is the policy, so its target is set as well.
     targets = {"actor_target", "critic_target"} if algorithm.discrete else {"actor_target"}
     for target in targets & set(getattr(learner, "_fields", ())):
         learner = learner._replace(**{target: jax.tree.map(jnp.copy, policy.params)})
@@ -246,7 +246,7 @@ def _with_policy(algorithm: Algorithm, fresh: TrainState, policy: Policy) -> Any
 
 
 def _split(tree: Any) -> tuple[list[Any], Any]:
-    """The floats of a tree, and all that is needed to put it together again."""
+    """Return the floating-point leaves of a tree, and the rest needed to join them again."""
     leaves, structure = jax.tree.flatten(tree)
     floating = [bool(jnp.issubdtype(x.dtype, jnp.floating)) for x in leaves]
     numbers = [x for x, yes in zip(leaves, floating, strict=True) if yes]

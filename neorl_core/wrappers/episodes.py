@@ -1,7 +1,8 @@
-"""Episodes of a plant one step at a time: the pure programs under the environments of this package."""
+"""Episodes of a plant, one step at a time: pure programs and helpers shared by the environments of this package."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src import xla_bridge  # JAX has no public way to ask whether a backend is running.
 from jaxtyping import Array, Float, Int, UInt32
 
 from neorl_core.history import History, begun, followed, history_of, stacked_spec
@@ -19,75 +21,75 @@ from neorl_core.types import Constraint, Params, Plant, PlantSpec, Space, Timest
 
 
 class Running(NamedTuple):
-    """An episode under way; of N plants every array has the leading axis N."""
+    """State of an episode; for N plants every array has the leading axis N."""
 
     root: UInt32[Array, "*n 2"]
-    """Data of the key that the seed gave."""
+    """Key data of the seed."""
     episode: Int[Array, "*n"]
-    """Which episode since the seed: each folds its number into the root."""
+    """Number of the episode since the seed, folded into the root."""
     state: Any
     params: Params
-    """The plant's constants, drawn for this episode."""
+    """Constants of the plant, drawn for this episode."""
     steps: UInt32[Array, "*n 2"]
-    """Data of the key of its steps."""
+    """Key data of the steps."""
     step: Int[Array, "*n"]
     seen: Any = ()
-    """(*n, S) the last observation with its history, where there is one."""
+    """(*n, S), last observation with history, if any."""
 
 
 def plant_of(plant: str | Plant) -> Plant:
-    """The plant of that name, or the plant itself.
+    """Look up a plant by name; a plant is returned as it is.
 
     Raises:
-        ValueError: with the names that there are.
+        ValueError: on an unknown name.
     """
     if isinstance(plant, Plant):
         return plant
     if plant not in PLANTS:
-        raise ValueError(f"expected a plant among {', '.join(PLANTS)}, got '{plant}': correct the name.")
+        raise ValueError(f"'{plant}' is not a plant: use one of {', '.join(PLANTS)}")
     return PLANTS[plant]
 
 
 def domain_of(plant: Plant, changes: Mapping[str, float] | None) -> Params:
-    """The plant's operating domain with some values replaced; an argument of programs, so that no value is compiled in.
+    """Return the plant's operating domain with some values replaced.
 
-    No array is made: a process that only builds environments does not start JAX, and may be forked.
+    Contains no JAX arrays: a process that only builds environments does not start JAX, and may be forked.
 
     Raises:
-        ValueError: on a name that the domain lacks.
+        ValueError: on a name that the domain does not have.
     """
     unknown = set(changes or {}) - set(plant.domain._fields)
     if unknown:
         raise ValueError(
-            f"expected domain values of {plant.spec.name} ({', '.join(plant.domain._fields)}), got {sorted(unknown)}: "
-            "correct the names."
+            f"{plant.spec.name} does not have the domain values {sorted(unknown)}: use "
+            f"{', '.join(plant.domain._fields)}"
         )
     return plant.domain._replace(**(changes or {}))
 
 
 def seen_of(plant: Plant, history: Mapping[str, int] | None) -> PlantSpec:
-    """The plant's spec, its observation with as many earlier values of each named signal or action.
+    """Return the plant's spec with a number of earlier values, by name of a signal or action.
 
     Raises:
-        ValueError: on an unknown name or a number that is none of steps.
+        ValueError: on an unknown name or an invalid number of steps.
     """
     return stacked_spec(plant.spec, history_of(history or {}, plant.spec))
 
 
 def root_of(generator: np.random.Generator) -> UInt32[np.ndarray, " 2"]:
-    """Two words of a generator, which make a key."""
+    """Draw the data of a key from a generator."""
     return generator.integers(0, 2**32, 2, np.uint32)
 
 
 def box(space: Space, indices: tuple[int, ...] | None = None) -> gymnasium.spaces.Box:
-    """The bounds of a vector, or of some of its components, in physical units."""
+    """Return the range of a vector, or of some components, in physical units."""
     chosen = list(range(space.size) if indices is None else indices)
     low, high = (np.asarray(x, np.float32)[chosen] for x in (space.low, space.high))
     return gymnasium.spaces.Box(low, high, dtype=np.float32)
 
 
 def action_box(space: Space, physical: bool, indices: tuple[int, ...] | None = None) -> gymnasium.spaces.Box:
-    """The bounds of an action: the actuators' own, or -1 to 1.
+    """Return the range of an action: the actuators' range, or -1 to 1.
 
     Args:
         space: the plant's action space.
@@ -99,17 +101,17 @@ def action_box(space: Space, physical: bool, indices: tuple[int, ...] | None = N
 
 
 def action_space(spec: PlantSpec, physical: bool) -> gymnasium.Space[Any]:
-    """What an environment of a plant takes: `action_box`, or the numbers of a discrete action's choices."""
+    """Return the action space of an environment: `action_box`, or the choices of a discrete action."""
     return action_box(spec.action, physical) if spec.choices is None else gymnasium.spaces.Discrete(len(spec.choices))
 
 
 def to_command(spec: PlantSpec, action: Float[Array, " A"], physical: bool) -> Float[Array, " A"]:
-    """The physical command that an action stands for: middle + half range · clip(action, -1, 1), or the action.
+    """Return the physical command of an action: middle + half range · clip(action, -1, 1), or the action itself.
 
     Args:
-        spec: the plant's.
+        spec: spec of the plant.
         action: (A,), action of the agent.
-        physical: whether actions are in physical units rather than between -1 and 1; the number of a choice always is.
+        physical: whether actions are in physical units rather than between -1 and 1; choices always are.
     """
     if physical or spec.choices is not None:
         return action
@@ -120,17 +122,17 @@ def to_command(spec: PlantSpec, action: Float[Array, " A"], physical: bool) -> F
 def start(
     plant: Plant, history: History | None, domain: Params, root: UInt32[Array, " 2"], episode: Int[Array, ""]
 ) -> Any:
-    """The beginning of an episode, with the keys of `plants.base.rollouts`.
+    """Start an episode, with the keys of `plants.base.rollouts`.
 
     Args:
         plant: the simulator.
-        history: earlier values that are shown beside the observation.
-        domain: operating domain that its constants are drawn from.
-        root: (2,), data of the environment's key.
+        history: earlier values in the observation.
+        domain: operating domain that constants are drawn from.
+        root: (2,), key data of the seed.
         episode: number of the episode.
 
     Returns:
-        Running, and the observation (S,) as the sensors show it, with its history.
+        The running episode, and the observation (S,) clipped to the sensors' range, with history.
     """
     key = jax.random.fold_in(jax.random.wrap_key_data(root, impl="threefry2x32"), episode)
     key_constants, key_run = jax.random.split(key)
@@ -146,13 +148,13 @@ def start(
 def advance(
     plant: Plant, physical: bool, history: History | None, running: Running, action: Float[Array, " A"]
 ) -> tuple[Running, Timestep]:
-    """One step. Sensors end at the bounds of the observation space; the plant's state does not.
+    """Simulate one step; observations are clipped to the sensors' range, the plant's state is not.
 
     Args:
         plant: the simulator.
         physical: whether actions are in physical units rather than between -1 and 1.
-        history: earlier values that are shown beside the observation; those of actions are in physical units.
-        running: the episode under way.
+        history: earlier values in the observation; actions in physical units.
+        running: the running episode.
         action: (A,), action of the agent.
     """
     key = jax.random.fold_in(jax.random.wrap_key_data(running.steps, impl="threefry2x32"), running.step)
@@ -164,12 +166,12 @@ def advance(
 
 
 def _shown(seen: Float[Array, " S"]) -> Float[Array, " S"]:
-    """In the precision of the observation space, whatever the plant computes in."""
+    """Cast to the observation space's float32, at any precision of the plant."""
     return seen.astype(jnp.float32)
 
 
 class Programs(NamedTuple):
-    """Compiled once per plant."""
+    """Compiled programs of a plant."""
 
     start: Callable[[Params, Any, Any], tuple[Running, Float[Array, " O"]]]
     """(domain, root, episode) -> (running, observation)"""
@@ -179,7 +181,7 @@ class Programs(NamedTuple):
 
 @cache
 def programs(plant: Plant, physical: bool, history: History | None) -> Programs:
-    """The compiled start and step of one plant; the same arguments give the same programs."""
+    """Return the compiled start and step of a plant; equal arguments return the same programs."""
     return Programs(
         jax.jit(lambda domain, root, episode: start(plant, history, domain, root, episode)),
         jax.jit(lambda running, action: advance(plant, physical, history, running, action)),
@@ -187,67 +189,67 @@ def programs(plant: Plant, physical: bool, history: History | None) -> Programs:
 
 
 def as_action(action: Any, shape: tuple[int, ...]) -> Float[np.ndarray, ...]:
-    """An action as single precision numbers.
+    """Convert an action to float32.
 
     Raises:
-        ValueError: when its shape is another, or a number is NaN.
+        ValueError: on a wrong shape or NaN.
     """
     found = np.asarray(action, np.float32)
     if found.shape != shape:
-        raise ValueError(f"expected an action of shape {shape}, got {found.shape}: one number for each actuator.")
+        raise ValueError(f"action must have the shape {shape}, got {found.shape}: pass one number per actuator")
     if np.isnan(found).any():
-        raise ValueError(f"expected numbers in an action, got NaN in {found.tolist()}: look at the policy that acts.")
+        raise ValueError(f"action must not contain NaN, got {found.tolist()}: check the policy")
     return found
 
 
 def as_vectors(spec: PlantSpec, action: Any, plants: tuple[int, ...] = ()) -> Float[np.ndarray, "*n A"]:
-    """What an environment was given as vectors of the plant's actions: `as_action`, or of each choice its number.
+    """Convert actions of an environment to vectors of the plant: `as_action`, or the number of a choice.
 
     Args:
-        spec: the plant's.
-        action: one for each plant.
-        plants: (N,) how many are stepped together; () for one.
+        spec: spec of the plant.
+        action: one per plant.
+        plants: (N,), number of plants stepped together; () for one.
 
     Raises:
-        ValueError: as `as_action`, and on what is no number of a choice.
+        ValueError: as for `as_action`, and on an invalid number of a choice.
     """
     if spec.choices is None:
         return as_action(action, (*plants, spec.action.size))
     found = as_action(action, plants)
     if not np.isin(found, np.arange(len(spec.choices))).all():
         raise ValueError(
-            f"expected numbers of choices, 0 to {len(spec.choices) - 1}, got {np.asarray(action).tolist()}: "
-            f"they stand for {', '.join(spec.choices)}."
+            f"choices must be numbers from 0 to {len(spec.choices) - 1} ({', '.join(spec.choices)}), got "
+            f"{np.asarray(action).tolist()}"
         )
     return found[..., None]
 
 
-def check_options(options: Mapping[str, Any] | None, known: tuple[str, ...] = ()) -> None:
-    """Refuse options of `reset` that would do nothing.
+def check_options(options: Mapping[str, Any] | None, allowed: tuple[str, ...] = ()) -> None:
+    """Reject options of `reset` that would have no effect.
 
     Raises:
-        ValueError: naming them.
+        ValueError: on an unknown option.
     """
-    if unknown := sorted(map(str, set(options or {}) - set(known))):
+    if unknown := sorted(map(str, set(options or {}) - set(allowed))):
         raise ValueError(
-            f"expected {f'no option but {known[0]}' if known else 'no options'} in reset, got {unknown}: leave them "
-            "out; what a plant shall be like is 'domain', given when the environment is made."
+            f"reset() takes {f'only the option {allowed[0]}' if allowed else 'no options'}, got {unknown}: set the "
+            "plant's conditions by `domain` when creating the environment"
         )
 
 
 def table_name(plant: Plant) -> str | Plant:
-    """What stands for a plant in a pickle: its name, where it is of the table, for its functions may not pickle."""
+    """Return the name of a built-in plant, for pickles, because functions of a plant may not pickle; else the plant."""
     name = plant.spec.name
     return name if name in PLANTS and PLANTS[name] is plant else plant
 
 
 def violations(margins: Float[np.ndarray, "*n K"]) -> Float[np.ndarray, "*n K"]:
-    """The amount by which each limit is violated, in its unit; NaN counts as infinitely much."""
+    """Return the violation of each limit, in the limit's unit; NaN counts as infinite."""
     return np.where(np.isnan(margins), np.inf, np.maximum(-margins, 0.0))
 
 
 def info_of(constraints: tuple[Constraint, ...], margins: Float[np.ndarray, " K"]) -> dict[str, Any]:
-    """What a step tells besides: margins and costs by the limit's name, and whether any limit is violated (0 or 1)."""
+    """Return the info of a step: margins and costs by name of the limit, and whether any limit is violated (0 or 1)."""
     costs = violations(margins)
     names = [limit.name for limit in constraints]
     return {
@@ -255,3 +257,29 @@ def info_of(constraints: tuple[Constraint, ...], margins: Float[np.ndarray, " K"
         "costs": dict(zip(names, map(float, costs), strict=True)),
         "cost": float(np.any(costs > 0)),
     }
+
+
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = _forked or xla_bridge.backends_are_initialized()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def check_process() -> None:
+    """Check that JAX can run in this process: after a fork, JAX's threads are gone and the first computation hangs.
+
+    Raises:
+        RuntimeError: if the process was forked from one in which JAX runs.
+    """
+    if _forked:
+        raise RuntimeError(
+            f"process {os.getpid()} was forked from one in which JAX runs, so JAX would hang: pass "
+            "vector_kwargs={'context': 'spawn'} to make_vec (context='spawn' to AsyncVectorEnv, start_method to "
+            "SubprocVecEnv), or leave vectorization_mode out to run all plants in one compiled call"
+        )

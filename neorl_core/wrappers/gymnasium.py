@@ -1,6 +1,6 @@
-"""Plants as Gymnasium environments, and their registration: `neorl/ChemicalReactor-v0` and so on, from the table.
+"""Plants as Gymnasium environments, registered as `neorl/ChemicalReactor-v0` and so on.
 
-Gymnasium 1.x loads no plug-ins by itself: importing this module registers the ids, and so does the prefix in
+Gymnasium 1.x does not load plug-ins. Import this module to register the ids, or use the prefix in
 `gymnasium.make("neorl_core.wrappers.gymnasium:neorl/ChemicalReactor-v0")`. Libraries that read the entry point group
 `gymnasium.envs` call `register_plants`.
 """
@@ -24,6 +24,7 @@ from neorl_core.wrappers.episodes import (
     as_vectors,
     box,
     check_options,
+    check_process,
     domain_of,
     info_of,
     plant_of,
@@ -33,34 +34,33 @@ from neorl_core.wrappers.episodes import (
     table_name,
     to_command,
 )
-from neorl_core.wrappers.forks import check_process
 from neorl_core.wrappers.picture import Moment, frame_of
 
 Observation = Float[np.ndarray, " O"]
 NAMESPACE = "neorl"
 ABBREVIATIONS = ("hvac",)
-"""Parts of names that are written in capitals."""
+"""Parts of names in capitals."""
 
 
 class PlantEnv(gymnasium.Env[Observation, Float[np.ndarray, " A"]]):
-    """One plant. Each episode draws its constants from the operating domain; a seed fixes all that follows it.
+    """One plant. Each episode draws constants from the operating domain; a seed determines everything.
 
-    Observations are in physical units, within their sensors' ranges. Actions are -1 to 1 over the actuators' ranges, as
-    Gymnasium recommends, or physical; discrete ones are numbers of choices. `info` holds `margins` (signed distance to
-    each limit, by its name), `costs` (amount by which each is violated) and `cost` (1 where any is). Environments
-    pickle, in an episode too.
+    Observations are in physical units, clipped to the sensors' ranges. Actions are -1 to 1 over the actuators' ranges,
+    as Gymnasium recommends, or physical; discrete actions are numbers of choices. `info` has `margins` (signed distance
+    to each limit by name), `costs` (amount of each violation) and `cost` (1 if any limit is violated). Environments can
+    be pickled, also during an episode.
 
     Args:
-        plant: a key of `PLANTS`, or a plant of your own.
-        domain: values of the operating domain that differ from the plant's own; zero spreads and noise, for example.
+        plant: a key of `PLANTS`, or a plant.
+        domain: values of the operating domain that differ from the plant's default, for example zero noise.
         physical: take actions in the plant's units.
-        render_mode: "rgb_array" for pictures of the episode so far, its controlled signals and actions against set
-            points and limits; None for none.
-        history: how many earlier values of a signal or an action are shown behind the observation, by its name, as a
-            run's `history` gives them to its policies; actions in physical units.
+        render_mode: "rgb_array" for pictures of the episode: controlled signals and actions with set points and limits;
+            None for no pictures.
+        history: number of earlier values, by name of a signal or action, that are appended to the observation, as in a
+            run's `history`; actions in physical units.
 
     Raises:
-        ValueError: on an unknown plant, domain value, signal or way to render.
+        ValueError: on an unknown plant, domain value, signal or render mode.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012  (Gymnasium's name and type)
@@ -75,7 +75,7 @@ class PlantEnv(gymnasium.Env[Observation, Float[np.ndarray, " A"]]):
     ) -> None:
         self.plant = plant_of(plant)
         if render_mode not in (None, *self.metadata["render_modes"]):
-            raise ValueError(f"expected render_mode 'rgb_array' or None, got {render_mode!r}: a plant has no window.")
+            raise ValueError(f"render_mode must be 'rgb_array' or None, got {render_mode!r}: plants have no window")
         self.render_mode = render_mode
         seen = seen_of(self.plant, history)
         self.observation_space = box(seen.observation)
@@ -91,11 +91,11 @@ class PlantEnv(gymnasium.Env[Observation, Float[np.ndarray, " A"]]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin an episode: after a seed the first one of that seed, otherwise the next one. There are no options.
+        """Start an episode: the first of a given seed, otherwise the next of the last seed. There are no options.
 
         Raises:
             ValueError: on options.
-            RuntimeError: in a process that was forked from one where JAX runs.
+            RuntimeError: in a process forked from one in which JAX runs.
         """
         check_process()
         check_options(options)
@@ -110,14 +110,14 @@ class PlantEnv(gymnasium.Env[Observation, Float[np.ndarray, " A"]]):
         return np.array(observation), {}
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """One control period under an action (A,), or the number of a choice.
+        """Simulate one control period under an action (A,), or the number of a choice.
 
         Raises:
-            ValueError: on an action of another shape, or with NaN.
+            ValueError: on an action with the wrong shape or NaN.
             gymnasium.error.ResetNeeded: before the first reset.
         """
         if self._running is None:
-            raise gymnasium.error.ResetNeeded("expected reset() before step(), got none: call it first.")
+            raise gymnasium.error.ResetNeeded("step() was called before reset(): call reset() first")
         chosen = as_vectors(self.plant.spec, action)
         self._running, now = self._programs.step(self._running, chosen)
         now = jax.device_get(now)
@@ -131,7 +131,7 @@ class PlantEnv(gymnasium.Env[Observation, Float[np.ndarray, " A"]]):
         action: Float[np.ndarray, " A"] | None = None,
         margins: Float[np.ndarray, " K"] | None = None,
     ) -> None:
-        """Keep what pictures show, where any are wanted: what was observed, and what was done before it."""
+        """Store a step for pictures, if a render mode is set."""
         if self.render_mode is None:
             return
         spec = self.plant.spec
@@ -143,7 +143,7 @@ class PlantEnv(gymnasium.Env[Observation, Float[np.ndarray, " A"]]):
         self._moments.append(Moment(observation[: spec.observation.size], *nothing))
 
     def render(self) -> UInt8[np.ndarray, "Y X 3"] | None:
-        """The episode so far as pixels; None without a `render_mode`.
+        """Return a picture of the episode so far; None without a `render_mode`.
 
         Raises:
             gymnasium.error.ResetNeeded: before the first reset.
@@ -151,7 +151,7 @@ class PlantEnv(gymnasium.Env[Observation, Float[np.ndarray, " A"]]):
         if self.render_mode is None:
             return None
         if not self._moments:
-            raise gymnasium.error.ResetNeeded("expected reset() before render(), got none: call it first.")
+            raise gymnasium.error.ResetNeeded("render() was called before reset(): call reset() first")
         spec = self.plant.spec
         return frame_of(spec, self.plant.drawn, self._moments, max(spec.horizon, len(self._moments) - 1))
 
@@ -165,13 +165,13 @@ class PlantEnv(gymnasium.Env[Observation, Float[np.ndarray, " A"]]):
 
 
 def environment_id(name: str) -> str:
-    """The Gymnasium id of a plant: `hvac_control` -> `neorl/HVACControl-v0`."""
+    """Return the Gymnasium id of a plant: `hvac_control` -> `neorl/HVACControl-v0`."""
     words = [word.upper() if word in ABBREVIATIONS else word.capitalize() for word in name.split("_")]
     return f"{NAMESPACE}/{''.join(words)}-v0"
 
 
 def register_plants() -> None:
-    """Register every plant of the table, once."""
+    """Register all built-in plants that are not registered yet."""
     for name, plant in PLANTS.items():
         if environment_id(name) not in gymnasium.registry:
             gymnasium.register(

@@ -1,5 +1,4 @@
-"""Plants that several agents share, as PettingZoo parallel environments: each moves its own actuators, all share the
-reward."""
+"""Plants with several agents as PettingZoo parallel environments: own actuators, equal rewards."""
 
 from __future__ import annotations
 
@@ -19,16 +18,16 @@ PerAgent = dict[str, Any]
 
 
 class ParallelPlantEnv(pettingzoo.ParallelEnv[str, Any, Any]):
-    """The views of a plant's agents, all stepped at once; the episode ends for all of them together.
+    """The agents of a plant, stepped together; the episode ends for all agents at once.
 
     Args:
-        plant: a key of `PLANTS` whose plant has agents, or such a plant.
-        domain: values of the operating domain that differ from the plant's own.
+        plant: a key of `PLANTS` or a plant, with agents.
+        domain: values of the operating domain that differ from the plant's default.
         physical: take actions in the plant's units instead of -1 to 1.
-        render_mode: as of `PlantEnv`, whose pictures are of the whole plant.
+        render_mode: as for `PlantEnv`; pictures show the whole plant.
 
     Raises:
-        ValueError: on an unknown plant, domain value or way to render, or a plant without agents.
+        ValueError: on an unknown plant, domain value or render mode, or a plant without agents.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class ParallelPlantEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         self._env = PlantEnv(plant, domain, physical, render_mode)
         spec, views = self._env.plant.spec, self._env.plant.agents
         if not views:
-            raise ValueError(f"expected a plant that several agents share, got '{spec.name}': use PlantEnv.")
+            raise ValueError(f"{spec.name} does not have several agents: use PlantEnv")
         self.metadata = {"name": spec.name, **PlantEnv.metadata}
         self.render_mode = render_mode
         self.views = {view.name: view for view in views}
@@ -58,34 +57,34 @@ class ParallelPlantEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         return self.action_spaces[agent]
 
     def state(self) -> Float[np.ndarray, " O"]:
-        """The whole plant's observation, for training with a central critic."""
+        """Return the plant's whole observation, for training with a central critic."""
         return self._observation.copy()
 
     def render(self) -> UInt8[np.ndarray, "Y X 3"] | None:
-        """The episode so far, as `PlantEnv.render`."""
+        """Return the picture of `PlantEnv.render`."""
         return self._env.render()
 
     def _seen(self) -> PerAgent:
         return {agent: self._observation[list(self.views[agent].observation)] for agent in self.agents}
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[PerAgent, PerAgent]:
-        """Begin an episode, as `PlantEnv.reset`; options mean nothing, but PettingZoo's own check gives some."""
+        """Start an episode, as `PlantEnv.reset`; options are ignored, because PettingZoo's own check passes some."""
         self._observation, _ = self._env.reset(seed=seed)
         self.agents = self.possible_agents.copy()
         return self._seen(), {agent: {} for agent in self.agents}
 
     def step(self, actions: PerAgent) -> tuple[PerAgent, PerAgent, PerAgent, PerAgent, PerAgent]:
-        """One control period under each agent's action.
+        """Simulate one control period under each agent's action.
 
         Returns:
-            Observations, rewards (the plant's, the same for all), terminations, truncations and infos by agent.
+            Observations, rewards (the plant's, equal for all), terminations, truncations and infos by agent.
 
         Raises:
-            ValueError: when an agent's action is missing or of another shape.
+            ValueError: if an agent's action is missing or has the wrong shape.
         """
         if set(actions) != set(self.agents):
             raise ValueError(
-                f"expected actions of {self.agents}, got {sorted(actions)}: every agent acts at every step."
+                f"actions must be given for the agents {self.agents}, got {sorted(actions)}: all agents act at once"
             )
         if not self.agents:
             return {}, {}, {}, {}, {}

@@ -1,6 +1,6 @@
-"""A frame of an episode as pixels: each controlled quantity, then the actions, against set points and limits.
+"""Frames of an episode: each controlled quantity, then the actions, with set points and limits.
 
-Drawn by Pillow, for the core knows no plotting library.
+Drawn with Pillow, because the core does not use a plotting library.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from neorl_core.panels import Curve, curve, panels_of, unit_of
 from neorl_core.types import Panel, PlantSpec
 
 MOST = 8
-"""Panels of a frame; of more actions the first ones are drawn."""
+"""Largest number of panels of a frame; further actions are left out."""
 WIDTH, HEIGHT = 640, 96
-"""Pixels of a panel."""
+"""Size of a panel [pixels]."""
 LEFT, RIGHT, TOP, BOTTOM = 64, 10, 20, 8
-"""Pixels around its axes, for numbers and title."""
+"""Space around the axes [pixels], for numbers and title."""
 BLUE, INK, RED, SHADE, AXIS = (0, 114, 178), (34, 38, 43), (161, 18, 27), (246, 226, 227), (184, 189, 196)
 
 
 class Moment(NamedTuple):
-    """A step of an episode as a frame shows it."""
+    """One step of an episode in a frame."""
 
     observation: Float[np.ndarray, " O"]
-    """At its begin, or after the last one."""
+    """Before the step, or after the last step."""
     action: Float[np.ndarray, " A"]
-    """In force, in physical units; NaN after the last one."""
+    """In force, in physical units; NaN after the last step."""
     margins: Float[np.ndarray, " K"]
-    """During it, to each limit; NaN after the last one."""
+    """Distance to each limit during the step; NaN after the last step."""
 
 
 def frame_of(
     spec: PlantSpec, drawn: Sequence[Panel], episode: Sequence[Moment], steps: int
 ) -> UInt8[np.ndarray, "Y X 3"]:
-    """A picture of an episode so far.
+    """Draw an episode.
 
     Args:
-        spec: names, units and bounds of the plant.
-        drawn: what it says that pictures show.
-        episode: its steps so far.
-        steps: how many the time axis has.
+        spec: spec of the plant.
+        drawn: panels of the plant.
+        episode: steps so far.
+        steps: length of the time axis.
     """
     observations, actions, margins = (np.stack(rows) for rows in zip(*episode, strict=True))
     found = [
@@ -74,7 +74,7 @@ def _draw(
     numbers: Curve,
     steps: int,
 ) -> None:
-    """One panel: limits in red with what lies beyond them shaded, the set point dark, the quantity blue."""
+    """Draw one panel: limits in red with the violated range shaded, set point dark, quantity blue."""
     limits = [x for x in (numbers.low, numbers.high) if math.isfinite(x)]
     known = [*np.ravel(numbers.values), *np.ravel([] if numbers.set_point is None else numbers.set_point), *limits]
     seen = [x for x in known if math.isfinite(x)] or [0.0]

@@ -1,4 +1,4 @@
-"""N plants as one Gymnasium vector environment: a step of all of them, resets included, is one compiled call."""
+"""N plants as one Gymnasium vector environment; a step of all plants, including resets, is one compiled call."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from neorl_core.wrappers.episodes import (
     as_vectors,
     box,
     check_options,
+    check_process,
     domain_of,
     plant_of,
     root_of,
@@ -32,13 +33,12 @@ from neorl_core.wrappers.episodes import (
     table_name,
     violations,
 )
-from neorl_core.wrappers.forks import check_process
 
 Step = Callable[
     [Params, Running, Bool[AnyArray, " N"], Float[AnyArray, "N A"], Any],
     tuple[Running, Timestep, Float[Array, "N O"]],
 ]
-"""(domain, running, ended before, actions, longest) -> (running, timestep, observations shown)."""
+"""(domain, running, ended before, actions, step limit) -> (running, timestep, returned observations)."""
 
 
 def _where(choice: Bool[AnyArray, " N"], yes: Any, no: Any) -> Any:
@@ -50,20 +50,20 @@ def _where(choice: Bool[AnyArray, " N"], yes: Any, no: Any) -> Any:
 
 @cache
 def step_program(plant: Plant, physical: bool, mode: AutoresetMode, history: History | None) -> Step:
-    """One step of N plants.
+    """Return the compiled step of N plants.
 
-    NEXT_STEP: plants that had ended begin anew instead, at no reward. SAME_STEP: plants that end begin anew at once;
-    the timestep is the old episode's, what is shown is the new one's. DISABLED: nothing begins anew.
+    NEXT_STEP: ended plants restart instead of stepping, with reward 0. SAME_STEP: plants restart in the step in which
+    they end; the timestep is of the old episode, the returned observation of the new one. DISABLED: no restarts.
 
     Args:
         plant: the simulator.
         physical: whether actions are in physical units rather than between -1 and 1.
-        mode: when plants that ended begin anew.
-        history: earlier values that are shown beside the observation.
+        mode: when ended plants restart.
+        history: earlier values in the observation.
     """
 
     def renewed(domain: Params, running: Running, shown: Float[Array, "N O"], which: Bool[Array, " N"]) -> Any:
-        """`running` and `shown` with some episodes begun anew; nothing is computed where none is."""
+        """Restart some episodes; computes nothing if none restarts."""
 
         def begin() -> Any:
             begun = jax.vmap(partial(start, plant, history, domain))(running.root, running.episode + 1)
@@ -99,26 +99,26 @@ def step_program(plant: Plant, physical: bool, mode: AutoresetMode, history: His
 
 @cache
 def start_program(plant: Plant, history: History | None) -> Callable[..., tuple[Running, Float[Array, "N O"]]]:
-    """(domain, roots, episodes) -> (running, observations) of N plants."""
+    """Return the compiled start of N plants: (domain, roots, episodes) -> (running, observations)."""
     return jax.jit(lambda domain, roots, episodes: jax.vmap(partial(start, plant, history, domain))(roots, episodes))
 
 
 class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
-    """N plants in one jitted call. Plant i, given seed i, does what `PlantEnv` does with that seed.
+    """N plants in one jitted call. Plant i with seed i behaves like `PlantEnv` with that seed.
 
     Args:
-        plant: a key of `PLANTS`, or a plant of your own.
+        plant: a key of `PLANTS`, or a plant.
         num_envs: N.
-        domain: values of the operating domain that differ from the plant's own.
+        domain: values of the operating domain that differ from the plant's default.
         physical: take actions in the plant's units.
-        autoreset_mode: `AutoresetMode`, or its value.
-        max_episode_steps: steps after which an episode is cut, at most the plant's horizon, which is also what None and
-            Gymnasium's -1 mean.
-        render_mode: None, for nobody looks at many plants at once.
-        history: earlier values that are shown behind the observation, as of `PlantEnv`.
+        autoreset_mode: an `AutoresetMode`, or its value.
+        max_episode_steps: step limit of an episode, at most the plant's horizon; None and Gymnasium's -1 mean the
+            horizon.
+        render_mode: must be None, because many plants are not rendered.
+        history: earlier values in the observation, as for `PlantEnv`.
 
     Raises:
-        ValueError: on an unknown plant, domain value, signal or mode, a way to render, or episodes without a step.
+        ValueError: on an unknown plant, domain value, signal or mode, a render mode, or an empty episode.
     """
 
     def __init__(
@@ -134,12 +134,12 @@ class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     ) -> None:
         if render_mode is not None:
             raise ValueError(
-                f"expected no render_mode of plants that are stepped together, got {render_mode!r}: make one plant, or "
-                "give vectorization_mode='sync'."
+                f"plants that are stepped together have no render_mode, got {render_mode!r}: make a single plant, or "
+                "use vectorization_mode='sync'"
             )
         if max_episode_steps not in (None, -1) and max_episode_steps < 1:
             raise ValueError(
-                f"expected max_episode_steps from 1, got {max_episode_steps}: -1 leaves episodes their whole length."
+                f"max_episode_steps must be at least 1, got {max_episode_steps}: use -1 for the plant's horizon"
             )
         self.plant = plant_of(plant)
         self.num_envs = num_envs
@@ -175,15 +175,15 @@ class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Float[np.ndarray, "N O"], dict[str, Any]]:
-        """Begin episodes: of all plants, or of those in `options["reset_mask"]` (N,), which has to hold booleans.
+        """Start episodes of all plants, or of those in the boolean mask `options["reset_mask"]` (N,).
 
         Args:
-            seed: s seeds plant i with s + i; a sequence seeds each with its own; without, each goes on from its seed.
-            options: `reset_mask`, as Gymnasium's own vector environments take it.
+            seed: s seeds plant i with s + i; a sequence has one seed per plant; None continues each plant's sequence.
+            options: `reset_mask`, as in Gymnasium's own vector environments.
 
         Raises:
-            ValueError: on another number of seeds, another shape of the mask, or other options.
-            RuntimeError: in a process that was forked from one where JAX runs.
+            ValueError: on a wrong number of seeds, a wrong mask, or other options.
+            RuntimeError: in a process forked from one in which JAX runs.
         """
         check_process()
         check_options(options, ("reset_mask",))
@@ -193,11 +193,13 @@ class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         mask = np.asarray((options or {}).get("reset_mask", np.ones(self.num_envs, np.bool_)))
         if len(seeds) != self.num_envs or mask.shape != (self.num_envs,) or mask.dtype != np.bool_ or not mask.any():
             raise ValueError(
-                f"expected {self.num_envs} seeds and a mask of as many booleans, at least one of them true, got "
-                f"{len(seeds)} and {mask.dtype} {mask.shape}: pass one for each plant."
+                f"seeds and reset_mask must have {self.num_envs} entries, the mask boolean with at least one true, got "
+                f"{len(seeds)} seeds and a mask of {mask.dtype} {mask.shape}"
             )
         if self._running is None and not mask.all():
-            raise gymnasium.error.ResetNeeded("expected a reset of all plants first, got a mask: reset without one.")
+            raise gymnasium.error.ResetNeeded(
+                f"reset_mask selects {int(mask.sum())} of {self.num_envs} plants in the first reset: reset all first"
+            )
         old = self._running
         roots = np.zeros((self.num_envs, 2), np.uint32) if old is None else np.array(old.root)
         episodes = np.zeros(self.num_envs, np.int32) if old is None else np.array(old.episode) + 1
@@ -211,23 +213,23 @@ class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         return np.array(self._shown), {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """One control period under actions (N, A), or the numbers (N,) of choices.
+        """Simulate one control period under actions (N, A), or the numbers (N,) of choices.
 
         Returns:
-            Observations (N, O), rewards, terminations and truncations (N,), and infos as Gymnasium batches them:
-            an entry `name` has a mask `_name` of the plants that gave it. With SAME_STEP, `final_obs` and `final_info`
-            tell of the episodes that ended.
+            Observations (N, O), rewards, terminations and truncations (N,), and infos as Gymnasium batches them: an
+            entry `name` has a mask `_name` of the plants that set it. With SAME_STEP, `final_obs` and `final_info` are
+            those of the ended episodes.
 
         Raises:
-            ValueError: on actions of another shape, or with NaN.
-            gymnasium.error.ResetNeeded: before the first reset, and with DISABLED for a plant that has ended.
+            ValueError: on actions with the wrong shape or NaN.
+            gymnasium.error.ResetNeeded: before the first reset, and with DISABLED for an ended plant.
         """
         if self._running is None:
-            raise gymnasium.error.ResetNeeded("expected reset() before step(), got none: call it first.")
+            raise gymnasium.error.ResetNeeded("step() was called before reset(): call reset() first")
         if self.autoreset_mode is AutoresetMode.DISABLED and self._ended.any():
             raise gymnasium.error.ResetNeeded(
-                f"expected plants under way, got ended ones {np.flatnonzero(self._ended).tolist()}: reset them with "
-                "options={'reset_mask': mask}."
+                f"the episodes of plants {np.flatnonzero(self._ended).tolist()} have ended: reset them with "
+                "options={'reset_mask': mask}"
             )
         actions = as_vectors(self.plant.spec, actions, (self.num_envs,))
         self._running, now, self._shown = self._step(self._domain, self._running, self._ended, actions, self._longest)
@@ -237,41 +239,41 @@ class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
             infos = {**_final(limits, now, ends), **infos_of(limits, now.margins, ~ends)}
         else:
-            # Where an episode has just begun there was no step to tell of.
+            # A restarted episode had no step to report.
             began = self._ended if self.autoreset_mode is AutoresetMode.NEXT_STEP else np.zeros_like(ends)
             infos = infos_of(limits, now.margins, ~began)
         self._ended = ends
-        # Copies: what JAX hands out cannot be written to.
+        # Copies, because arrays from JAX are read-only.
         flags = np.array(now.terminated), np.array(now.truncated)
         return np.array(shown), np.asarray(now.reward, np.float64), *flags, infos
 
 
 def infos_of(
-    constraints: tuple[Constraint, ...], margins: Float[np.ndarray, "N K"], told: Bool[np.ndarray, " N"]
+    constraints: tuple[Constraint, ...], margins: Float[np.ndarray, "N K"], present: Bool[np.ndarray, " N"]
 ) -> dict[str, Any]:
-    """`episodes.info_of` of many plants as Gymnasium batches it; zeros where nothing was told.
+    """Batch `episodes.info_of` of many plants as Gymnasium does, with zeros where absent.
 
     Args:
         constraints: K limits.
-        margins: (N, K), distance to each limit, in its unit.
-        told: (N,), which plants have something to tell.
+        margins: (N, K), distance to each limit, in the limit's unit.
+        present: (N,), plants with an info.
     """
-    if not told.any():
+    if not present.any():
         return {}
 
     def by_name(values: Float[np.ndarray, "N K"]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for k, limit in enumerate(constraints):
-            found[limit.name] = np.where(told, values[:, k], 0.0).astype(np.float64)
-            found[f"_{limit.name}"] = told.copy()
+            found[limit.name] = np.where(present, values[:, k], 0.0).astype(np.float64)
+            found[f"_{limit.name}"] = present.copy()
         return found
 
     costs = violations(margins)
     entries = {"margins": by_name(margins), "costs": by_name(costs)}
-    cost = np.where(told, np.any(costs > 0, axis=1), 0.0).astype(np.float64)
+    cost = np.where(present, np.any(costs > 0, axis=1), 0.0).astype(np.float64)
     infos: dict[str, Any] = {}
     for name, value in {**entries, "cost": cost}.items():
-        infos[name], infos[f"_{name}"] = value, told.copy()
+        infos[name], infos[f"_{name}"] = value, present.copy()
     return infos
 
 
@@ -281,5 +283,5 @@ def _final(constraints: tuple[Constraint, ...], now: Timestep, ends: Bool[np.nda
     observations = np.full(len(ends), None, dtype=object)
     for i in np.flatnonzero(ends):
         observations[i] = np.array(now.observation[i])
-    told = infos_of(constraints, np.asarray(now.margins), ends)
-    return {"final_obs": observations, "_final_obs": ends.copy(), "final_info": told, "_final_info": ends.copy()}
+    final = infos_of(constraints, np.asarray(now.margins), ends)
+    return {"final_obs": observations, "_final_obs": ends.copy(), "final_info": final, "_final_info": ends.copy()}

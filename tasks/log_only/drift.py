@@ -21,7 +21,7 @@ from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.run import OpenedRun
 from configs.units import conversion
-from neorl_core.safety.drift import LEAST_REFERENCE, YEAR, alarm_threshold, detect
+from neorl_core.safety.drift_test import LEAST_REFERENCE, YEAR, alarm_threshold, detect
 from neorl_core.types import PlantSpec, moves
 from neorl_core.world_model.prediction import fit_autoregression
 from tasks.data.store.episodes import Logs, action_vectors, read_logs, unseen_of, vector_space

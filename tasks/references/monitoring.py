@@ -19,14 +19,14 @@ def blocks_to_alarm(reference_blocks: int, log_evidence: float) -> int | None:
         log_evidence: that raises it, of these blocks alone.
     """
     # It brings NumPy, which who reads references needs not wait for.
-    from neorl_core.safety.drift import LEAST_REFERENCE, fewest_to_alarm
+    from neorl_core.safety.drift_test import LEAST_REFERENCE, fewest_to_alarm
 
     return fewest_to_alarm(reference_blocks, log_evidence) if reference_blocks >= LEAST_REFERENCE else None
 
 
 def least_reference() -> int:
     """The fewest blocks of a reference beside which a drift is found."""
-    from neorl_core.safety.drift import LEAST_REFERENCE
+    from neorl_core.safety.drift_test import LEAST_REFERENCE
 
     return LEAST_REFERENCE
 

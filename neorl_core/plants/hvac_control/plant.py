@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from neorl_core.control.receding import RecedingParams, receding
+from neorl_core.control.mpc import RecedingParams, receding
 from neorl_core.plants.base import AnyArray, clip_to, two_sided_margin
 from neorl_core.plants.hvac_control import weather
 from neorl_core.plants.hvac_control.thermostat import ThermostatParams, comfort_band, thermostat

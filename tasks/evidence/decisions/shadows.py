@@ -183,7 +183,7 @@ def check_comparison(history: Sequence[Entry], entry: Entry) -> None:
         Refused: naming what is wrong.
     """
     # It brings NumPy, which the signer of a home without shadows needs not wait for.
-    from neorl_core.safety.drift import YEAR, alarm_threshold
+    from neorl_core.safety.drift_test import YEAR, alarm_threshold
 
     found = entry.read(ShadowComparison)
     shadow = next((e for e in history if (e.kind, e.digest) == ("shadow", found.shadow)), None)

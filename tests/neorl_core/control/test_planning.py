@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from neorl_core.control.receding import RecedingParams, receding
+from neorl_core.control.mpc import RecedingParams, receding
 
 
 def test_the_plan_is_that_of_the_finite_horizon_regulator() -> None:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from neorl_core.identify import Posterior, Unknown
-from neorl_core.identify.noise import Noise
+from neorl_core.identify.forecast import Noise
 from neorl_core.identify.unknowns import constants, prior_of
 from neorl_core.plants import PLANTS
 from neorl_core.types import Constraint, Plant, Space

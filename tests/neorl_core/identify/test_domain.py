@@ -41,7 +41,7 @@ def test_the_domain_draws_from_the_posterior_and_keeps_the_rest() -> None:
 
 def test_no_domain_follows_from_two_episodes() -> None:
     found = posterior_of([0.0, 0.0], [[0.2, 0.0], [0.0, 0.2]])._replace(degrees=jnp.asarray([9.0, 2.0]))
-    with pytest.raises(ValueError, match="expected four episodes or more that tell of cooling_rate, got 3: "):
+    with pytest.raises(ValueError, match="cooling_rate needs at least four informative episodes, got 3: "):
         posterior_fields(UNKNOWNS, found)
 
 
@@ -82,7 +82,7 @@ def test_a_plant_rebuilt_from_the_fields_draws_the_same_bits() -> None:
     keys = jax.random.split(jax.random.key(7), 50)
     one, other = (jax.vmap(plant.sample_params, (0, None))(keys, plant.domain) for plant in (known, again))
     jax.tree.map(np.testing.assert_array_equal, one, other)
-    with pytest.raises(ValueError, match="got fields that differ by 'identified_cooling_rate_2'"):
+    with pytest.raises(ValueError, match="field 'identified_cooling_rate_2' must be in both"):
         drawing_plant(REACTOR, told, {name: x for name, x in fields.items() if name != "identified_cooling_rate_2"})
 
 

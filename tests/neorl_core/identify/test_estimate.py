@@ -12,8 +12,7 @@ from scipy.optimize import least_squares
 
 from neorl_core.identify import Episodes, Unknown, described, identify, stack_rows, step_test
 from neorl_core.identify.estimate import Posterior, estimate
-from neorl_core.identify.forecast import errors, forecast
-from neorl_core.identify.noise import inflation_of
+from neorl_core.identify.forecast import errors, forecast, inflation_of
 from neorl_core.identify.unknowns import constants, prior_of, with_constants
 from tests.neorl_core.identify.small_models import CHAIN, LINEAR, Gains, Rates, chain, linear
 
@@ -230,13 +229,13 @@ def test_nothing_is_compiled_again_for_other_logs() -> None:
 @pytest.mark.parametrize(
     ("unknown", "words"),
     [
-        (Unknown("third", 0.1), "expected a constant among first, second, got 'third'"),
-        (Unknown("first", 0.0), "expected a positive spread of first"),
-        (Unknown("first", 0.1, centre=-1.0), "expected a positive centre of first"),
-        (Unknown("first", 0.1, centre=0), "expected a positive centre of first"),
-        (Unknown("first", 0.1, "normal", centre=np.nan), "expected a finite centre of first, got nan: correct it."),
-        (Unknown("first", np.inf), "expected a positive spread of first"),
-        (Unknown("first", 0.1, "lognormal"), "expected law 'log-normal' or 'normal' of first, got 'lognormal'"),  # type: ignore[arg-type]
+        (Unknown("third", 0.1), "'third' is not a constant of the plant: use one of first, second"),
+        (Unknown("first", 0.0), "spread of first must be positive and finite, got 0.0"),
+        (Unknown("first", 0.1, centre=-1.0), "centre of first must be positive, got"),
+        (Unknown("first", 0.1, centre=0), "centre of first must be positive, got"),
+        (Unknown("first", 0.1, "normal", centre=np.nan), "centre of first must be finite, got nan: correct it"),
+        (Unknown("first", np.inf), "spread of first must be positive and finite, got inf"),
+        (Unknown("first", 0.1, "lognormal"), "law of first must be 'log-normal' or 'normal', got 'lognormal'"),  # type: ignore[arg-type]
         (Unknown("first", 0.1, entry=0), "leave the entry out"),
     ],
 )
@@ -247,23 +246,23 @@ def test_unknowns_that_are_none_are_refused(unknown: Unknown, words: str) -> Non
 
 @pytest.mark.parametrize("unknowns", [(), (BOTH[0], Unknown("first", 0.1))])
 def test_each_constant_is_named_once(unknowns: tuple[Unknown, ...]) -> None:
-    with pytest.raises(ValueError, match="expected different unknowns, at least one"):
+    with pytest.raises(ValueError, match="unknowns must be at least one and different"):
         identify(LINEAR, unknowns, linear_logs(jax.random.key(9), 2))
 
 
 def test_logs_that_do_not_fit_are_refused() -> None:
     logs = linear_logs(jax.random.key(10), 2)
-    with pytest.raises(ValueError, match="expected observations"):
+    with pytest.raises(ValueError, match="observations must have the shape"):
         identify(LINEAR, BOTH, Episodes(logs.observations[:, 1:], logs.actions))
-    with pytest.raises(ValueError, match="expected finite actions"):
+    with pytest.raises(ValueError, match=r"actions must be finite, got (nan|inf) in episode"):
         identify(LINEAR, BOTH, Episodes(logs.observations, logs.actions.at[0, 0].set(jnp.nan)))
-    with pytest.raises(ValueError, match="expected y0 to be measured where an episode starts, got none in episode 0"):
+    with pytest.raises(ValueError, match="y0 is not measured at the start of episode 0"):
         identify(CHAIN, CHAINED, chain_logs(jax.random.key(11)))
-    with pytest.raises(ValueError, match="expected a signal among y0, y1, got 'level'"):
+    with pytest.raises(ValueError, match=r"'level' is not a signal of .*: use one of y0, y1"):
         identify(CHAIN, CHAINED, chain_logs(jax.random.key(11)), inputs=("level",))
-    with pytest.raises(ValueError, match="expected a confidence between 0 and 1, got 95: "):
+    with pytest.raises(ValueError, match="confidence must lie between 0 and 1, got 95: "):
         identify(LINEAR, BOTH, logs, confidence=95)
-    with pytest.raises(ValueError, match="expected a finite start of y0 and a spread from 0, got None and nan"):
+    with pytest.raises(ValueError, match="finite spread of at least 0, got None and nan"):
         identify(CHAIN, CHAINED, chain_logs(jax.random.key(11)), starts={"y0": (None, np.nan)})
 
 
@@ -272,7 +271,7 @@ def test_episodes_of_rows_have_a_step_each() -> None:
     stacked = stack_rows(rows, rows, rows + 1, np.array([2, 1]))
     np.testing.assert_array_equal(stacked.observations[..., 0], [[0, 1, 2], [2, 3, np.nan]])
     for lengths in ([3, 0], []):
-        with pytest.raises(ValueError, match="expected lengths from 1 that add up to"):
+        with pytest.raises(ValueError, match="lengths must be at least 1 and sum to"):
             stack_rows(rows[: sum(lengths)], rows, rows, np.array(lengths, int))
 
 

@@ -185,7 +185,7 @@ def test_not_a_number_counts_as_a_violation() -> None:
 
 
 def test_too_few_episodes_are_refused_beforehand() -> None:
-    with pytest.raises(ValueError, match="at least 3327 episodes"):
+    with pytest.raises(ValueError, match="max_episodes must be at least 3327"):
         run_ar(1.1, 0, most=3000)
 
 
