@@ -25,7 +25,7 @@ WIDTH = 100
 
 FILES = (
     ("Run", "configs.run", "RunFile", "`configs/PLANT.yaml`, read by `neorl retrain`."),
-    ("Mapping", "configs.mapping", "HistorianMapping", "Named by `data.mapping` of a run. See [mappings](mapping.md)."),
+    ("Mapping", "configs.mapping", "HistorianMapping", "Named by `data.mapping` of a run."),
     ("File specification", "configs.process", "FileSpec", "Read by `neorl ingest --spec`."),
     (
         "Fleet",
@@ -35,6 +35,12 @@ FILES = (
     ),
     ("Federation", "configs.federation", "Federation", "Read by `neorl federate run`."),
     ("Federation site", "configs.federation", "Site", "Read by `neorl federate join`."),
+    (
+        "Safety policy",
+        "configs.safety_policy",
+        "SafetyPolicy",
+        "Written by `neorl policy draft`, read by `neorl policy sign`.",
+    ),
 )
 """Title, module and model of each YAML file, and the sentence below its title."""
 
@@ -112,10 +118,13 @@ def configuration() -> str:
         "The comment above a key is the meaning, the one behind it the type. Capitalised types have a section below.",
         "",
     ]
+    written: set[type] = set()
     for title, module, name, about in FILES:
         lines += [f"## {title}", "", about, ""]
         for model in _models(getattr(importlib.import_module(module), name)):
-            lines += _model(model)
+            if model not in written:
+                lines += _model(model)
+                written.add(model)
     return "\n".join(lines)
 
 
