@@ -1,4 +1,4 @@
-"""What every reference is: a small frozen model that knows the files it names."""
+"""Base class of references: small frozen results of tasks, which know the files that they name."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from tasks.files.stored import is_stored
 
 
 class Reference(BaseModel):
-    """A frozen model that refuses unknown fields; its `Path` fields name files or folders that belong to it."""
+    """A frozen model without unknown fields; `Path` fields name files or folders that belong to it."""
 
-    # A number that is not finite is a finding too (an estimate that does not exist), and JSON has no number for it.
+    # NaN is a valid result, an estimate that does not exist, and JSON has no number for it.
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     def files(self) -> Iterator[Path]:
-        """Every file or folder that this reference, or one inside it, names."""
+        """Yield every file or folder that this reference or a nested one names."""
         for _, value in self:
             yield from _files(value)
 
     @property
     def complete(self) -> bool:
-        """Whether all of its files are there."""
+        """Whether all files exist."""
         return all(is_stored(path) for path in self.files())
 
     @property
     def found(self) -> str:
-        """What was found, in one line for a log."""
+        """Summary of the result in one log line."""
         return type(self).__name__
 
 

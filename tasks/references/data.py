@@ -1,4 +1,4 @@
-"""What is handed on about data: sources, datasets, and whether they are fit for training."""
+"""References about data: sources, datasets and their validation."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tasks.references.base import Reference
 
 
 class Source(Reference):
-    """A file or folder of logs that a dataset was made of; it may be taken away once it is ingested."""
+    """A file or folder of logs in a dataset; it may be deleted after ingestion."""
 
     path: str
     sha256: str
 
 
 class Dataset(Reference):
-    """What `ingest` makes of logs, named by the digest of its manifest."""
+    """An ingested dataset, named by the digest of its manifest."""
 
     digest: str
     plant: str
@@ -29,30 +29,30 @@ class Dataset(Reference):
     shards: tuple[Path, ...]
     view: Path | None = None
     card: Path | None = None
-    """The dataset card as a page for readers."""
+    """The dataset card as Markdown."""
     card_record: Path | None = None
     """The dataset card as JSON."""
     card_pictures: tuple[Path, ...] = ()
-    """The pictures beside the card."""
+    """Pictures of the card."""
     rows: int
     episodes: int
     quarantined: int = 0
     quarantine: Path | None = None
-    """Folder of the rows that failed and, in its folder `raw`, of the raw rows that do not count."""
+    """Folder of quarantined rows; `raw` in it has the quarantined raw rows."""
     quarantine_files: tuple[Path, ...] = ()
-    """Files of the rows that failed, and of raw rows that do not count."""
+    """Files of quarantined rows and raw rows."""
     accounted: tuple[str, ...] = ()
-    """Where every row and step went, a line each."""
+    """Account of all rows and steps, one line each."""
     reasons: dict[str, int] = Field(default_factory=dict)
     """Quarantined rows by reason."""
     accounts: tuple[StepAccount | None, ...] = ()
-    """What became of a historian's control steps, by source; None for other sources."""
+    """Account of a historian's control steps, by source; None for other sources."""
     sources: tuple[Source, ...] = ()
     notes: tuple[str, ...] = ()
-    """A line for each thing that a reader should check."""
+    """Points to check, one line each."""
 
     def at(self, store: Path) -> Dataset:
-        """The same dataset with its files in another folder of datasets."""
+        """Return the dataset with its files in another folder of datasets."""
         moved = {name: _moved(value, self.store, store) for name, value in self}
         return self.model_copy(update=moved)
 
@@ -63,14 +63,14 @@ class Dataset(Reference):
 
 
 def _moved(value: object, before: Path, now: Path) -> object:
-    """A path below one folder as below another; anything else as it is."""
+    """Move paths below one folder to another folder; return other values unchanged."""
     if isinstance(value, tuple):
         return tuple(_moved(each, before, now) for each in value)
     return now / value.relative_to(before) if isinstance(value, Path) and value.is_relative_to(before) else value
 
 
 class DriftReference(Reference):
-    """The dataset that drift is measured against: of the last champion that learned from another one."""
+    """Reference for drift: the dataset of the last champion that learned from a different dataset."""
 
     dataset: Dataset | None = None
 

@@ -1,4 +1,4 @@
-"""What is decided, and what the registry and the ledger say of it."""
+"""References about decisions, and their records in the registry and the ledger."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from tasks.references.process import LearnedModel, ModelEstimate, ProcessEvidenc
 Verdict = Literal[
     "promoted", "waiting", "fallback", "fallback_waiting", "shadow", "shadow_waiting", "refused", "unchanged"
 ]
-"""What a retraining came to."""
+"""Result of a retraining."""
 
 
 Role = Literal["candidate", "fallback"]
-"""What is proposed: a trained candidate, or the plant's own controller."""
+"""Kind of a proposed composite: a trained candidate, or the tuned controller."""
 
 
 class Version(Reference):
-    """A candidate's place in the MLflow registry."""
+    """A candidate's version in the MLflow registry."""
 
     version: str
     run_id: str
     url: str
     digest: str
-    """SHA-256 digest of its composite."""
+    """SHA-256 digest of the composite."""
 
 
 class Digests(Reference):
-    """SHA-256 digests of everything that a version rests on."""
+    """SHA-256 digests of everything that a version depends on."""
 
     composite: str
     dataset: str
@@ -45,11 +45,11 @@ class Digests(Reference):
     code: str
     lock: str
     certificate: str | None = None
-    """Digest of the certificate's file; none where certification was not attempted."""
+    """Digest of the certificate's file; None if certification was not attempted."""
 
 
 class ChampionInForce(Reference):
-    """The champion that the ledger names, with who approved it and what is claimed of it."""
+    """The champion by the ledger, with approver and claim."""
 
     version: str
     url: str
@@ -60,29 +60,29 @@ class ChampionInForce(Reference):
 
 
 class ShadowInForce(Reference):
-    """The version that the ledger lets run in shadow: beside the plant, never on it."""
+    """The shadow by the ledger."""
 
     version: str
     url: str
     composite: str
     since: str
     until: str
-    """When its period ends, extensions included."""
+    """End of the shadow period, including extensions."""
     approver: str
 
 
 class LedgerHead(Reference):
-    """The ledger's head: how many entries there are, the last one's digest and the Merkle root of all."""
+    """The ledger's head: number of entries, digest of the last entry, and Merkle root."""
 
     size: int
     last: str
     root: str
     signed: str
-    """The head as a signed envelope, for an auditor to keep."""
+    """The head as a signed envelope, for auditors to keep."""
 
 
 class HistoryRow(Reference):
-    """A ledger entry in a few words."""
+    """Summary of a ledger entry."""
 
     sequence: int
     timestamp: str
@@ -91,25 +91,25 @@ class HistoryRow(Reference):
 
 
 class Outcome(Reference):
-    """What a retraining ends with: the flow's result, and what `neorl retrain --json` prints."""
+    """The flow's result, which `neorl retrain --json` prints."""
 
     run: str
-    """The flow run's id in Prefect."""
+    """Id of the flow run in Prefect."""
     run_key: str
     plant: str
     verdict: Verdict
     decided: Verdict | None = None
-    """The earlier verdict on the same inputs, where this run changed nothing."""
+    """Earlier verdict on the same inputs, if this run changed nothing."""
     headline: str
     gates: tuple[Gate, ...]
     candidate: Version | None = None
     certificate: Certificate | None = None
-    """The certificate of the composite that was proposed."""
+    """Certificate of the proposed composite."""
     score: float | None = None
     difference: Interval | None = None
-    """Gain over the plant's own controller in return per episode, by rollouts on the simulator."""
+    """Gain over the tuned controller in return per episode, by rollouts."""
     ope_difference: Interval | None = None
-    """Gain over the logged controller, by off-policy evaluation on held-out logs."""
+    """Gain over the logged controller, by off-policy evaluation."""
     population: str
     dataset: str
     champion: ChampionInForce | None = None
@@ -119,15 +119,15 @@ class Outcome(Reference):
     links: dict[str, str] = Field(default_factory=dict)
     seconds: dict[str, float] = Field(default_factory=dict)
     reused: tuple[str, ...] = ()
-    """Stages whose cached results were used."""
+    """Tasks whose cached results were reused."""
 
 
 class Learned(Reference):
-    """What the stages of any retraining found before anything was decided."""
+    """Results of the tasks of any retraining before a decision."""
 
     run: OpenedRun
     run_key: str
-    """Names the retraining by content: data, configuration, what was selected, what it is compared with, and code."""
+    """Digest of data, configuration, selected member, champion and code."""
     dataset: Dataset
     validation: Validation
     population: Population
@@ -142,26 +142,26 @@ class Learned(Reference):
         return self.population.members[self.evaluation.selected]
 
     def certificate_of(self, role: Role) -> Certificate | None:
-        """The certificate of the candidate, or of the plant's own controller; a process has none."""
+        """Return the certificate of the candidate or the tuned controller; None for a log-only plant."""
         return None
 
 
 class Findings(Learned):
-    """Everything that the stages found of a plant that is simulated."""
+    """Results of all tasks for a simulated plant."""
 
     identification: Identification = KNOWN
     rollouts: Rollouts
     protection: Certificate
-    """The fallback's own certificate."""
+    """Certificate of the fallback."""
     certification: Certification
 
     def certificate_of(self, role: Role) -> Certificate | None:
-        """The certificate of the candidate, or of the plant's own controller."""
+        """Return the certificate of the candidate or the tuned controller."""
         return self.protection if role == "fallback" else self.certification.certificate
 
 
 class ProcessFindings(Learned):
-    """Everything that the stages found of a process without a simulator."""
+    """Results of all tasks for a log-only plant."""
 
     model: LearnedModel
     protection: Protection
@@ -172,20 +172,20 @@ class ServedFile(Reference):
     """A file of a model in MLflow."""
 
     path: str
-    """From the model's folder."""
+    """Path relative to the model's folder."""
     sha256: str
 
 
 class ServedModel(Reference):
-    """Every file of a model in MLflow: its code and MLmodel, which loading executes, as well as its bundle."""
+    """All files of a model in MLflow: bundle, MLmodel, and the code that loading executes."""
 
     model: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-    """Its id there, under which its files lie."""
+    """MLflow's id of the model, the name of its folder."""
     contents: tuple[ServedFile, ...]
 
 
 class CandidateRecord(Reference):
-    """What the ledger says of a candidate: what it is, the gates, and the numbers that they follow from."""
+    """Body of a candidate's ledger entry: identity, gates, and the evidence of the gates."""
 
     run_key: str
     composite: str
@@ -202,19 +202,19 @@ class CandidateRecord(Reference):
     config: str
     """Digest of the configuration."""
     sources: str = ""
-    """Digest of the source files of the flow; empty in entries from before it was recorded."""
+    """Digest of the flow's source files; empty in early entries."""
     author: str = ""
-    """Who ran the retraining: the login of the machine that it ran on."""
+    """Login of the person who ran the retraining."""
     champion: str | None
-    """Digest of the promotion in force when it was judged, of a process of its last shadow; only that one may it
-    replace."""
+    """Digest of the promotion in force at judgement (last shadow for a log-only plant); the candidate may replace only
+    that one."""
     shadow_days: int | None = None
-    """How long it may run in shadow, of a process without a simulator."""
+    """Days in shadow, for a log-only plant."""
     model: LearnedModel | None = None
-    """What the drift of such a process is watched with."""
+    """Learned model for drift detection, for a log-only plant."""
 
     def at(self, root: Path) -> CandidateRecord:
-        """The same record with its files in another home: the ledger names them where theirs was then."""
+        """Return the record with its files in another home; the ledger has the paths of the original home."""
         plant = self.dataset.plant
         model = self.model and self.model.at(root / "runs" / plant / "models")
         return self.model_copy(update={"dataset": self.dataset.at(root / "datasets" / plant), "model": model})
@@ -224,7 +224,7 @@ class Candidate(Reference):
     """A candidate in the registry and in the ledger."""
 
     entry: str
-    """Digest of its ledger entry."""
+    """Digest of the ledger entry."""
     record: CandidateRecord
     plots: dict[str, Path]
     """Pictures of the retraining, by name."""
@@ -236,7 +236,7 @@ class Candidate(Reference):
 
 
 class Proposal(Reference):
-    """What the rule makes of a candidate: who is proposed for promotion, if anybody, and why."""
+    """Result of the promotion rule: the proposed composite, if any, and the reason."""
 
     verdict: Verdict
     reason: str
@@ -244,7 +244,7 @@ class Proposal(Reference):
     """Whether a person rejected the candidate's composite before."""
     candidate: Candidate
     proposed: Candidate | None = None
-    """The candidate itself, or the plant's own controller."""
+    """The candidate, or the tuned controller."""
 
     @property
     def found(self) -> str:
@@ -252,15 +252,15 @@ class Proposal(Reference):
 
 
 class Decision(Reference):
-    """What came of a proposal."""
+    """Decision on a proposal."""
 
     verdict: Verdict
     reason: str
     rejected: bool
     candidate: Candidate
-    """What the verdict is about: the candidate, or the plant's own controller that stands in for it."""
+    """Subject of the verdict: the candidate, or the tuned controller in its place."""
     promotion: str | None = None
-    """Digest of the promotion's ledger entry, or of the shadow's."""
+    """Digest of the ledger entry of the promotion or shadow."""
 
     @property
     def found(self) -> str:
@@ -268,7 +268,7 @@ class Decision(Reference):
 
 
 class Aliases(Reference):
-    """What MLflow's aliases say after they were brought into line with the ledger."""
+    """MLflow's aliases after reconciliation with the ledger."""
 
     champion: str | None
     challenger: str | None
@@ -281,7 +281,7 @@ class Aliases(Reference):
 
 
 class DecisionRecord(Reference):
-    """What the ledger says of a retraining that was concluded: the same key again changes nothing."""
+    """Body of a concluded retraining's ledger entry; a run with the same key changes nothing."""
 
     run_key: str
     verdict: Verdict

@@ -1,4 +1,4 @@
-"""What a candidate of a simulated plant is judged by: certificates, servability, and the numbers beside them."""
+"""Evidence about a candidate of a simulated plant: certificates, servability and numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tasks.references.learning import SimulatorErrors
 
 
 class Certificate(Reference):
-    """The outcome of an attempt at certification."""
+    """Result of an attempt at certification."""
 
     claim: str
     passed: bool
@@ -30,7 +30,7 @@ class Certificate(Reference):
 
 
 class Certification(Reference):
-    """The candidate's certificate, or none where an earlier gate failed and no attempt was made."""
+    """The candidate's certificate; None if an earlier gate failed."""
 
     certificate: Certificate | None = None
 
@@ -40,14 +40,14 @@ class Certification(Reference):
 
 
 class Latency(Reference):
-    """Percentiles of the time that one action takes, in microseconds."""
+    """Percentiles of the time per action, in microseconds."""
 
     p50: float
     p99: float
 
 
 class Servability(Reference):
-    """Whether a bundle loads in a fresh process, answers as recorded and keeps its latency budget."""
+    """Check that a bundle loads in a fresh process, reproduces recorded actions and keeps its latency budget."""
 
     reasons: tuple[str, ...]
     answers: int
@@ -60,7 +60,7 @@ class Servability(Reference):
 
     @property
     def passed(self) -> bool:
-        """Whether nothing was found against it."""
+        """Whether the check found no fault."""
         return not self.reasons
 
     @property
@@ -71,7 +71,7 @@ class Servability(Reference):
 
 
 class Service(Reference):
-    """The check of servability, or none where an earlier gate failed."""
+    """The servability check; None if an earlier gate failed."""
 
     check: Servability | None = None
 
@@ -81,32 +81,32 @@ class Service(Reference):
 
 
 class Evidence(Reference):
-    """The numbers that a candidate is judged by, without files: whoever doubts a verdict computes it from these."""
+    """Numbers that decide the gates; an auditor can recompute every verdict from them."""
 
     beat_plant: bool
-    """Whether lower bounds above the plant's own controller are required, or only shown."""
+    """Whether a gain over the tuned controller is required or only shown."""
     data: tuple[str, ...]
-    """What validation found against the dataset."""
+    """Faults that validation found in the dataset."""
     simulator: SimulatorErrors
     ope: Interval
-    """Gain over the logged controller, by held-out logs."""
+    """Gain over the logged controller, by off-policy evaluation."""
     supported: bool
     reason: str = ""
-    """Why the logs do not support it; empty where they do."""
+    """Reason if the logs do not support the estimate; else empty."""
     unweighed: str = ""
-    """That its discount weighs few of the steps that it is of; empty where it does not."""
+    """Warning if the discount covers few steps of the horizon; else empty."""
     rollouts: Interval
-    """Return against the plant's own controller, on the simulator."""
+    """Gain in return over the tuned controller, by rollouts."""
     fallback_share: float = 0.0
-    """Share of the candidate's steps on the simulator that the fallback decided."""
+    """Share of rollout steps that the fallback decided."""
     champion: Interval | None = None
-    """Gain over the champion, by held-out logs; none where it has no policy to compare, or there is none."""
+    """Gain over the champion, by off-policy evaluation; None without a champion that has a policy."""
     champion_unsupported: str = ""
-    """Why the logs do not support that estimate; empty where they do, and in entries from before it was recorded."""
+    """Reason if the logs do not support the estimate; else empty, and in early entries."""
     champion_rollouts: Interval | None = None
-    """Return against that champion, on the simulator; none as above, and in entries from before it was asked for."""
+    """Gain over the champion, by rollouts; None as above, and in early entries."""
     incomparable: bool = False
-    """Whether the champion was made for other limits."""
+    """Whether the champion was made for different limits."""
     fallback: Certificate
     certificate: Certificate | None = None
     servability: Servability | None = None

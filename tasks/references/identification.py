@@ -1,4 +1,4 @@
-"""What is handed on about a plant's constants that were estimated from its logs."""
+"""References about plant constants estimated from logs."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ class IdentifiedConstant(Reference):
 
     name: str
     entry: int | None = None
-    """Which entry, where the field is a vector."""
+    """Index if the field is a vector."""
     law: Literal["log-normal", "normal"]
     estimate: float
     lower: float
     upper: float
-    """95 % interval of the constant by itself."""
+    """Marginal 95 % interval."""
     prior: float
-    """Its value in the plant's file."""
+    """Value in the plant's file."""
     deviation: float
-    """Prior standard deviation, as a share of that value."""
+    """Prior standard deviation, as a share of the value."""
     share: float
-    """Posterior deviation as a share of the prior's."""
+    """Posterior standard deviation as a share of the prior's."""
     identified: bool
     test: str = ""
-    """Of one that is not identified, the step test that would tell it."""
+    """Step test that would identify the constant, if it is not identified."""
 
     @property
     def label(self) -> str:
@@ -43,15 +43,15 @@ class IdentifiedConstant(Reference):
 
 
 class Identification(Reference):
-    """The posterior of a plant's unknown constants; empty where those in the plant's file are taken as known."""
+    """Posterior of a plant's unknown constants; empty if all constants are taken as known."""
 
     dataset: str = ""
-    """Digest of the logs."""
+    """Digest of the dataset."""
     episodes: int = 0
-    """How many of their training episodes were estimated on."""
+    """Number of training episodes used."""
     constants: tuple[IdentifiedConstant, ...] = ()
     domain: dict[str, float] = Field(default_factory=dict)
-    """What the operating domain has beyond the plant's own: `neorl_core.identify.posterior_fields`."""
+    """Additional fields of the operating domain: `neorl_core.identify.posterior_fields`."""
 
     @property
     def found(self) -> str:
@@ -62,4 +62,4 @@ class Identification(Reference):
 
 
 KNOWN = Identification()
-"""Nothing was estimated."""
+"""All constants are taken as known."""

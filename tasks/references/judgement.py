@@ -1,4 +1,4 @@
-"""Gates with their verdicts, and all of a candidate's gates with the evidence that they follow from."""
+"""Gates with their verdicts and evidence."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GateName = Literal[
 
 
 class Gate(Reference):
-    """One verdict; `passed` is None where an earlier gate made this one pointless."""
+    """One verdict; `passed` is None if an earlier gate failed first."""
 
     name: GateName
     passed: bool | None
@@ -32,7 +32,7 @@ class Gate(Reference):
 
 
 class Judgement(Reference):
-    """Every gate, with the evidence that it follows from."""
+    """All gates, with their evidence."""
 
     evidence: Evidence | ProcessEvidence
     gates: tuple[Gate, ...]

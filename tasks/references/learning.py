@@ -1,4 +1,4 @@
-"""What is handed on about policies: bundles, populations, their evaluation, and rollouts on the simulator."""
+"""References about policies: bundles, populations, evaluation and rollouts."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Bundle(Reference):
 
 
 class Member(Reference):
-    """One member of a population, as a composite that could ship."""
+    """One member of a population, as a composite."""
 
     index: int
-    """Its position among all that were trained, whatever became of the others."""
+    """Position among all trained members, including diverged ones."""
     learner: int
-    """Which of the population's learners trained it."""
+    """Index of the learner that trained the member."""
     row: int
-    """Its row in that learner's curves."""
+    """Row in the learner's curves."""
     algorithm: str
     seed: int
     hyperparameters: dict[str, float] = Field(default_factory=dict)
@@ -37,7 +37,7 @@ class Member(Reference):
 
 
 def member_name(algorithm: str, seed: int, hyperparameters: Mapping[str, float]) -> str:
-    """What a member is called where people read of it.
+    """Return the display name of a member.
 
     Example:
         >>> member_name("bptt", 0, {"support": 0.3})
@@ -47,53 +47,53 @@ def member_name(algorithm: str, seed: int, hyperparameters: Mapping[str, float])
 
 
 class Placement(Reference):
-    """How the members of a population ran: in one program, or in a process each."""
+    """Execution of a population: members in one program, or each in a process."""
 
     processes: bool
     reason: str
 
 
 class LearningMember(Reference):
-    """A member that is about to learn, as a record of its curves names it."""
+    """A member of a training, for the record of its curves."""
 
     name: str
     params: dict[str, str]
-    """Its own settings, by their dotted names."""
+    """Settings of the member, by dotted name."""
 
 
 class Learning(Reference):
-    """A learner's training, as a record of its curves names it."""
+    """A learner's training, for the record of its curves."""
 
     plant: str
     key: str
-    """Of the training, by content: a training that is gone on with has the same."""
+    """Content key of the training; a resumed training has the same key."""
     dataset: str
     """Digest of the dataset."""
     members: tuple[LearningMember, ...]
 
 
 class RatedMember(Reference):
-    """What off-policy evaluation says of a member."""
+    """Off-policy evaluation of a member."""
 
     key: str
-    """Of its training."""
+    """Content key of the training."""
     row: int
-    """Its row in that training's curves."""
+    """Row in the training's curves."""
     composite: str
     metrics: dict[str, float]
 
 
 class TrainedLearner(Reference):
-    """How one algorithm's members were trained."""
+    """Training of one algorithm's members."""
 
     algorithm: str
     key: str = ""
-    """Of the training, by content."""
+    """Content key of the training."""
     place: int = 0
-    """Which of the run's learners it is, counted from 0."""
+    """Index among the run's learners."""
     updates: int
     curves: Path
-    """Learning curves of all its members, those that diverged included."""
+    """Learning curves of all members, including diverged ones."""
     steps_per_second: float
     placement: Placement
 
@@ -104,14 +104,14 @@ class TrainedLearner(Reference):
 
 
 class Population(Reference):
-    """What `train` makes: the members whose training stayed finite, and the learning curves of all."""
+    """Members whose training stayed finite, and the learning curves of all."""
 
     digest: str
     folder: Path
     learners: tuple[TrainedLearner, ...]
     members: tuple[Member, ...]
     diverged: tuple[str, ...] = ()
-    """Why a learner has no member here, where none of its training stayed finite."""
+    """Reasons why learners have no member: all their trainings diverged."""
     rows: int
 
     @property
@@ -121,16 +121,16 @@ class Population(Reference):
 
 
 class Champion(Reference):
-    """The champion that candidates are compared with, found in the ledger."""
+    """The champion to compare candidates with."""
 
     digest: str | None = None
-    """SHA-256 digest of its composite; none where a plant has no champion yet."""
+    """SHA-256 digest of the composite; None if the plant has no champion."""
     bundle: Bundle | None = None
-    """Its files; none where there is no champion, or it was made for other limits and cannot be compared here."""
+    """The composite's files; None without a champion, or if it was made for different limits."""
 
     @property
     def incomparable(self) -> bool:
-        """Whether there is a champion that no candidate can be compared with."""
+        """Whether there is a champion but candidates cannot be compared with it."""
         return self.digest is not None and self.bundle is None
 
     @property
@@ -142,7 +142,7 @@ class Champion(Reference):
 
 
 class MemberEvaluation(Reference):
-    """Estimates of one member's value per episode, by the episodes that select; NaN where the logs support none."""
+    """Estimates of one member's value per episode on the selection half; NaN if the logs do not support them."""
 
     index: int
     ope: Interval
@@ -150,52 +150,52 @@ class MemberEvaluation(Reference):
     gain: Interval
     """Gain over the logged controller."""
     supported: bool
-    """Whether the logs support the estimate and the gain; where they do not, all of these are NaN."""
+    """Whether the logs support the estimates."""
     reason: str = ""
-    """Why they do not; empty where they do."""
+    """Reason if not supported; else empty."""
     outside: float
-    """Discounted share of the steps it would visit that lie outside the logged ones."""
+    """Discounted share of visited steps outside the logged data."""
     disagreement: float
-    """How far the models' values lie apart, in deviations of the logged returns."""
+    """Spread of the models' values, in standard deviations of the logged returns."""
     effective_rows: float
 
 
 class Evaluation(Reference):
-    """Off-policy evaluation: half of the held-out episodes select a member, and the other half says what it gains."""
+    """Off-policy evaluation: one half of the held-out episodes selects a member, the other half estimates its gain."""
 
     selected: int
-    """Position among the population's members."""
+    """Index among the population's members."""
     members: tuple[MemberEvaluation, ...]
     behaviour: Interval
     difference: Interval
     """Gain of the selected member over the logged controller."""
     supported: bool
-    """Whether the logs support the selected member's estimate and gain; where they do not, the differences are NaN."""
+    """Whether the logs support the estimates of the selected member; if not, differences are NaN."""
     reason: str = ""
-    """Why they do not; empty where they do."""
+    """Reason if not supported; else empty."""
     champion_difference: Interval | None = None
-    """Gain over the champion; NaN where the logs do not support the estimate of either."""
+    """Gain over the champion; NaN if the logs do not support it."""
     champion_unsupported: str = ""
-    """Why they do not; empty where they do."""
+    """Reason if not supported; else empty."""
     discount: float
     horizon: int = 0
-    """Steps whose return is estimated: an episode's, or what half of the logged ones last; 0 if it is not recorded."""
+    """Steps of the estimated return: the median logged length at most; 0 if not recorded."""
     episodes: int
 
     @property
     def unweighed(self) -> str:
-        """That the discount weighs few of these steps, `1 / (1 - discount)`; empty of a tenth or more."""
+        """Warning if the discount covers less than a tenth of the horizon; else empty."""
         if self.horizon * (1.0 - self.discount) <= 10.0 + 1e-9:
             return ""
         weighed = round(1.0 / (1.0 - self.discount))
         return (
-            f"a discount of {self.discount:g} weighs the next {weighed:,} of {self.horizon:,} steps: of what a policy "
-            "comes to later this says little"
+            f"a discount of {self.discount:g} covers about {weighed:,} of {self.horizon:,} steps: later effects are "
+            "hardly counted"
         )
 
     @property
     def unsupported(self) -> str:
-        """That the logs do not support the estimate, and why, where that was recorded."""
+        """Message that the logs do not support the estimate, with the reason if recorded."""
         return "not supported by the logs" + (f": {self.reason}" if self.reason else "")
 
     @property
@@ -205,16 +205,16 @@ class Evaluation(Reference):
 
 
 MOSTLY = 0.5
-"""Share of steps above which it is said that the fallback, and not the policy, ran the plant."""
+"""Share of steps decided by the fallback above which reports mention it."""
 
 
 class ControllerRollouts(Reference):
-    """A controller on the simulator, over the evaluation's episodes."""
+    """Rollouts of one controller over the evaluation's episodes."""
 
     returns: Interval
     score: float
     violated: int
-    """Episodes with a violation."""
+    """Number of episodes with a violation."""
     episodes: int
     handovers_per_episode: float
     fallback_share: float
@@ -223,11 +223,11 @@ class ControllerRollouts(Reference):
 
 
 class Rollouts(Reference):
-    """Controllers compared on the same episodes of the simulator; nothing is selected by them."""
+    """Comparison of controllers on the same simulated episodes; not used for selection."""
 
     controllers: dict[str, ControllerRollouts]
     differences: dict[str, Interval]
-    """The candidate's return minus that of another, on the same episodes."""
+    """Return of the candidate minus that of each other controller, paired by episode."""
     member_scores: tuple[Interval, ...]
     score: float
     trajectories: Path
@@ -241,20 +241,20 @@ class Rollouts(Reference):
 
 
 class SignalError(Reference):
-    """Root mean square prediction errors of the simulator for one signal, in its unit."""
+    """RMS prediction errors of the simulator for one signal, in the signal's unit."""
 
     logs: float
     domain: float
-    """The largest among plants of the operating domain, put where the logs say and given the logged actions."""
+    """Largest error among plants of the operating domain, from logged states under logged actions."""
     spread: float
     """Standard deviation of the signal in the logs."""
 
 
 class SimulatorErrors(Reference):
-    """How well the simulator predicts held-out logs, beside what its operating domain explains there."""
+    """Prediction errors of the simulator on held-out logs, and the errors that the operating domain explains."""
 
     signals: dict[str, SignalError]
 
     @property
     def found(self) -> str:
-        return f"{len(self.signals)} prediction errors on held-out logs, and of the operating domain's plants there"
+        return f"prediction errors of {len(self.signals)} signals on held-out logs and on plants of the domain"

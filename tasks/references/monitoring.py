@@ -1,4 +1,4 @@
-"""What is found of a plant's newest logs beside those that its champion, or shadow, learned from."""
+"""References about drift: newest logs compared with the data of the champion or shadow."""
 
 from __future__ import annotations
 
@@ -12,83 +12,83 @@ from tasks.references.base import Reference
 
 
 def blocks_to_alarm(reference_blocks: int, log_evidence: float) -> int | None:
-    """The fewest blocks of newer logs that can raise an alarm, however far they drifted; None where hardly any can.
+    """Return the least number of newer blocks that can raise an alarm; None if the reference is too short.
 
     Args:
-        reference_blocks: that they are ranked among.
-        log_evidence: that raises it, of these blocks alone.
+        reference_blocks: number of blocks of the reference.
+        log_evidence: log evidence that raises an alarm.
     """
-    # It brings NumPy, which who reads references needs not wait for.
+    # Imports NumPy, which readers of references do not need.
     from neorl_core.safety.drift_test import LEAST_REFERENCE, fewest_to_alarm
 
     return fewest_to_alarm(reference_blocks, log_evidence) if reference_blocks >= LEAST_REFERENCE else None
 
 
 def least_reference() -> int:
-    """The fewest blocks of a reference beside which a drift is found."""
+    """Return the least number of reference blocks for drift detection."""
     from neorl_core.safety.drift_test import LEAST_REFERENCE
 
     return LEAST_REFERENCE
 
 
 DriftGroup = Literal["observations", "actions", "rewards", "model"]
-"""What is watched: the three that are logged, and the errors of one-step predictions."""
+"""Monitored quantities: three that are logged, and the errors of one-step predictions."""
 
 
 class SignalDrift(Reference):
-    """What the drift alarm made of one signal."""
+    """Drift of one signal."""
 
     name: str
     group: DriftGroup
     shift: float
-    """How far its mean moved, in deviations of the reference; of the model, its mean error there less 1."""
+    """Shift of the mean, in standard deviations of the reference; for the model, mean error minus 1."""
     log_evidence: float
-    """Largest over time, against the threshold of all."""
+    """Largest log evidence over time, comparable with the common threshold."""
     blocks: int
     """Blocks of the newer logs."""
     reference_blocks: int
-    """Blocks of the reference that they were ranked among."""
+    """Blocks of the reference."""
     block_steps: int
-    """Steps of a block, over which the signal has lost its memory."""
+    """Steps per block: long enough for blocks to be uncorrelated."""
 
 
 class DriftRecord(Reference):
-    """A window of newer logs beside the data of the champion, or of the shadow of a process."""
+    """A window of newer logs compared with the data of the champion or shadow."""
 
     against: str
-    """Digest of the ledger entry of the promotion, or of the shadow."""
+    """Digest of the ledger entry of the promotion or shadow."""
     reference: str
-    """Digest of the dataset that it learned from."""
+    """Digest of the dataset that the champion or shadow learned from."""
     dataset: str
     """Digest of the newer logs' dataset."""
     rows: int
     episodes: int
-    """Those watched, counted from 1 wherever one is named."""
+    """Number of monitored episodes; numbering starts at 1."""
     left_out: int = 0
-    """Further episodes, which the reference holds."""
+    """Episodes left out because the reference contains them."""
     model: Literal["learned model", "linear model"]
-    """What predicts one step ahead: the process's own ensemble, or a linear law fitted to the reference."""
+    """One-step predictor: the plant's learned ensemble, or a linear law fitted to the reference."""
     step_seconds: float
-    """Seconds of a step; of a plant whose time has no unit, 1."""
+    """Seconds per step; 1 if the plant's time has no unit."""
     alarms_per_year: float
-    """False alarms in a year of watching, at most on average, while blocks are exchangeable with the reference."""
+    """Largest mean number of false alarms per year, if blocks are exchangeable with the reference."""
     log_evidence: float
-    """Largest over time, of all signals together."""
+    """Largest log evidence over time, of all signals together."""
     log_threshold: float
-    """Log of the steps that pass on average, at least, before a false alarm."""
+    """Log of the least mean number of steps before a false alarm."""
     alarm: str | None = None
-    """Where the threshold was reached first: episode and step."""
+    """Episode and step of the first alarm."""
     signals: tuple[SignalDrift, ...] = Field(min_length=1)
 
     def needed(self, signal: SignalDrift) -> int | None:
-        """The fewest blocks of a signal that can raise an alarm by itself, or None: see `blocks_to_alarm`."""
+        """Return the least number of blocks with which a signal alone can raise an alarm: see `blocks_to_alarm`."""
         groups = Counter(one.group for one in self.signals)
         share = math.log(len(groups) * groups[signal.group])
         return blocks_to_alarm(signal.reference_blocks, self.log_threshold + share - math.log(signal.block_steps))
 
     @property
     def unwatched(self) -> tuple[SignalDrift, ...]:
-        """Signals that could have raised no alarm by themselves, whatever they did; none where there is one."""
+        """Signals with too few blocks to raise an alarm; empty after an alarm."""
         if self.alarm is not None:
             return ()
         needed = ((signal, self.needed(signal)) for signal in self.signals)
@@ -96,7 +96,7 @@ class DriftRecord(Reference):
 
     @property
     def watched(self) -> bool:
-        """Whether any signal could have raised an alarm: where none could, that there is none says nothing."""
+        """Whether any signal had enough blocks to raise an alarm."""
         return len(self.unwatched) < len(self.signals)
 
     @property
@@ -104,25 +104,25 @@ class DriftRecord(Reference):
         """The finding in one sentence."""
         seen = f"{self.rows:,} steps of {self.episodes} episodes"
         if not self.watched:
-            return f"drift not watched in {seen}: {self._lacking()}"
+            return f"drift not monitored in {seen}: {self._lacking()}"
         worst = max(self.signals, key=lambda signal: signal.log_evidence)
         least = f"log evidence {self.log_evidence:.1f} of {self.log_threshold:.1f}"
         rate = f"at most {self.alarms_per_year:g} false alarms a year on average"
         drift = "no drift in" if self.alarm is None else f"drift at {self.alarm} of"
-        left = f"; not watched: {', '.join(signal.name for signal in self.unwatched)}" if self.unwatched else ""
+        left = f"; not monitored: {', '.join(signal.name for signal in self.unwatched)}" if self.unwatched else ""
         return f"{drift} {seen}: {least}, most in {worst.name} of the {worst.group}, {rate}{left}"
 
     def _lacking(self) -> str:
-        """What it takes to watch the signal that lacks least."""
+        """Return the requirement for the signal that is closest to being monitored."""
         known = [(blocks, signal) for signal in self.signals if (blocks := self.needed(signal)) is not None]
         if known:
             blocks, nearest = min(known, key=lambda one: (one[0] - one[1].blocks) * one[1].block_steps)
             return (
-                f"expected at least {blocks} blocks of {nearest.block_steps} steps of {nearest.name}, got "
-                f"{nearest.blocks}: wait for more logs"
+                f"{nearest.name} has {nearest.blocks} blocks of {nearest.block_steps} steps, {blocks} are needed: wait "
+                "for more logs"
             )
         nearest = max(self.signals, key=lambda signal: signal.reference_blocks)
         return (
-            f"expected a reference of {least_reference()} blocks of {nearest.block_steps} steps of {nearest.name}, got "
-            f"{nearest.reference_blocks}: learn from longer logs"
+            f"the reference of {nearest.name} has {nearest.reference_blocks} blocks of {nearest.block_steps} steps, at "
+            f"least {least_reference()} are needed: train on longer logs"
         )

@@ -1,4 +1,4 @@
-"""What is known of a process without a simulator: learned model, protection, and estimates that certify nothing."""
+"""References about log-only plants: learned model, protection, shadow. They certify nothing."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from tasks.references.evidence import Servability
 from tasks.references.monitoring import blocks_to_alarm
 
 NO_CLAIM = "no statistical safety claim"
-"""The first line of what is claimed of a policy without a simulator."""
+"""First line of the claims about a policy of a log-only plant."""
 
 NAIVE_PREDICTORS = ("persistence", "linear autoregression")
-"""What needs no learning, and has to be beaten by a model that did."""
+"""Baselines that a learned model must beat."""
 
 
 class PredictionErrors(Reference):
-    """Root mean square errors of free-running predictions of held-out episodes, in deviations of the signals."""
+    """RMS errors of free-running predictions on held-out episodes, in standard deviations of the signals."""
 
     horizons: tuple[int, ...]
-    """Steps; those that the held-out episodes are long enough for."""
+    """Steps, as far as held-out episodes are long enough."""
     errors: dict[str, tuple[float, ...]]
-    """By predictor, at each horizon; the learned model first."""
+    """Error by predictor and horizon; the learned model comes first."""
     ratios: dict[str, Interval]
-    """The learned model's error beside each other predictor's, geometric mean over signals and horizons."""
+    """Error of the learned model divided by that of each baseline, geometric mean over signals and horizons."""
     episodes: int
     confidence: float
 
     @property
     def found(self) -> str:
-        versus = ", ".join(f"{ratio.value:.3f} of that of {name}" for name, ratio in self.ratios.items())
+        versus = ", ".join(f"{ratio.value:.3f} of {name}" for name, ratio in self.ratios.items())
         return f"error of the learned model over {'/'.join(map(str, self.horizons))} steps: {versus}"
 
 
 class LearnedModel(Reference):
-    """An ensemble that was fitted to bootstrapped training episodes, and how it predicts held-out ones."""
+    """An ensemble fitted to bootstrapped training episodes, with its prediction errors on held-out episodes."""
 
     digest: str
     weights: Path
     residuals: Path
-    """Scores of its one-step errors on the held-out rows, for the drift alarm of a shadow."""
+    """Scores of one-step errors on held-out rows, for drift detection."""
     prediction: PredictionErrors
 
     def at(self, models: Path) -> LearnedModel:
-        """The same model with its files in another folder of models."""
+        """Return the model with its files in another folder of models."""
         folder = models / self.weights.parent.name
         return self.model_copy(
             update={"weights": folder / self.weights.name, "residuals": folder / self.residuals.name}
@@ -57,45 +57,45 @@ class LearnedModel(Reference):
 
 
 class FallbackCheck(Reference):
-    """What takes over, named for what it is."""
+    """Check of the fallback."""
 
     kind: str
     about: str
-    """In words, for people."""
+    """Description for people."""
     explained: dict[str, float] = Field(default_factory=dict)
     """R² of a cloned law on held-out episodes, by action."""
     least_explained: float = 0.0
     rows: int
-    """Held-out rows that it answered."""
+    """Held-out rows that the fallback answered."""
     unsound: int
-    """Of these, how many with an action that is not finite or beyond the bounds."""
+    """Rows with an action that is not finite or out of bounds."""
 
 
 class BoundsCheck(Reference):
-    """Actions of the composite for inputs of every kind, those that are not finite included."""
+    """Check of the composite's actions for inputs of every kind, including infinite and NaN."""
 
     inputs: int
     beyond_bounds: float
-    """Largest excess over a bound, as a share of the action's range; at most 0 where all hold."""
+    """Largest excess over a bound, as a share of the action's range; at most 0 if all actions respect it."""
     beyond_rates: float
-    """Largest excess over a rate limit, as a share of the range; rounding apart at most 0."""
+    """Largest excess over a rate limit, as a share of the range; at most 0 apart from rounding."""
 
 
 class SupportCheck(Reference):
-    """Where the policy is trusted."""
+    """Check of the support."""
 
     quantile: float
     radius: float
-    """Largest distance to logged steps inside the support, in deviations."""
+    """Largest distance to logged steps inside the support, in standard deviations."""
     outside: float
-    """Share of the rows of held-out episodes that did not calibrate it, with their logged actions, outside of it."""
+    """Share of held-out rows, not used for calibration, whose logged action is outside the support."""
     handed_over: float
-    """Share of the same rows at which the policy's own action is outside of it."""
+    """Share of the same rows at which the policy's action is outside the support."""
     most_handed_over: float
 
 
 class Protection(Reference):
-    """What was found of fallback, bounds and support of the selected composite."""
+    """Checks of fallback, bounds and support of the selected composite."""
 
     fallback: FallbackCheck
     bounds: BoundsCheck
@@ -110,41 +110,41 @@ class Protection(Reference):
 
 
 class ModelEstimate(Reference):
-    """What composite and fallback come to in the learned model: an estimate that holds as far as the model does."""
+    """Returns of composite and fallback in the learned model: an estimate as good as the model."""
 
     returns: Interval
     fallback_returns: Interval
     violated: float
-    """Share of episodes that left a limit, in the model."""
+    """Share of episodes in the model that violate a limit."""
     fallback_violated: float
     handed_over: float
     """Share of steps."""
     horizon: int
     episodes: int
-    """Held-out starts, each run in every member: a member more is no episode more."""
+    """Number of held-out starts. Each runs in every member, which adds no episodes."""
 
     @property
     def found(self) -> str:
         return (
             f"estimate on the learned model, no certificate: return {self.returns}, the fallback's "
-            f"{self.fallback_returns}; limits left in {self.violated:.1%} of episodes, by the "
+            f"{self.fallback_returns}; limits violated in {self.violated:.1%} of episodes, by the "
             f"fallback in {self.fallback_violated:.1%}; {self.episodes} held-out starts, {self.horizon} steps each"
         )
 
 
 class ProcessEvidence(Reference):
-    """The numbers that a candidate of a process without a simulator is judged by."""
+    """Numbers that decide the gates of a log-only plant's candidate."""
 
     beat_plant: bool
     data: tuple[str, ...]
     model: PredictionErrors
     ope: Interval
-    """Gain over the logged controller, by held-out logs."""
+    """Gain over the logged controller, by off-policy evaluation."""
     supported: bool
     reason: str = ""
-    """Why the logs do not support it; empty where they do."""
+    """Reason if the logs do not support the estimate; else empty."""
     unweighed: str = ""
-    """That its discount weighs few of the steps that it is of; empty where it does not."""
+    """Warning if the discount covers few steps of the horizon; else empty."""
     bounds: BoundsCheck
     support: SupportCheck
     fallback: FallbackCheck
@@ -152,34 +152,34 @@ class ProcessEvidence(Reference):
 
 
 class DriftFinding(Reference):
-    """What the drift alarm made of newer logs."""
+    """Result of drift detection on newer logs."""
 
     blocks: int
-    """Blocks of steps whose mean scores were watched."""
+    """Blocks of newer logs."""
     step_seconds: float
-    """Seconds of a step; with the steps of a block and the alarms in a year it gives the threshold."""
+    """Seconds per step; gives the threshold together with block_steps and alarms_per_year."""
     block_steps: int
-    """Steps of a block, over which scores have lost their memory."""
+    """Steps per block: long enough for scores of different blocks to be uncorrelated."""
     reference_blocks: int
-    """Blocks of held-out steps that they were ranked among."""
+    """Blocks of the reference."""
     alarms_per_year: float
-    """False alarms in a year of watching, at most on average, while blocks are exchangeable with the reference."""
+    """Largest mean number of false alarms per year, if blocks are exchangeable with the reference."""
     log_evidence: float
-    """Largest over time."""
+    """Largest log evidence over time."""
     log_threshold: float
-    """Log of the blocks that pass on average, at least, before a false alarm."""
+    """Log of the least mean number of blocks before a false alarm."""
     alarm: str | None = None
-    """Where the threshold was reached first: episode and step."""
+    """Episode and step of the first alarm."""
 
     @property
     def watched(self) -> bool:
-        """Whether an alarm was possible: where there is next to nothing to compare, silence says nothing."""
+        """Whether there were enough blocks for an alarm to be possible."""
         needed = blocks_to_alarm(self.reference_blocks, self.log_threshold)
         return self.alarm is not None or (needed is not None and self.blocks >= needed)
 
 
 class ShadowComparison(Reference):
-    """A shadow's proposals beside what the plant did; of actions that were not taken no return is told."""
+    """Comparison of a shadow's proposals with the plant's actions; returns of proposals are unknown."""
 
     shadow: str
     """Digest of the shadow's ledger entry."""
@@ -187,17 +187,17 @@ class ShadowComparison(Reference):
     """Digest of the newer logs' dataset."""
     rows: int
     episodes: int
-    """Those compared, counted from 1 wherever one is named."""
+    """Number of compared episodes; numbering starts at 1."""
     left_out: int = 0
-    """Further episodes, which the shadow's own dataset holds."""
+    """Episodes left out because the shadow's dataset contains them."""
     agreement: float
-    """Share of steps at which every proposed action was within a tenth of its range of what was done."""
+    """Share of steps at which every proposed action differs from the plant's by at most a tenth of its range."""
     support: float
-    """Share of steps, with what was done, inside the support of the shadow's own data."""
+    """Share of steps whose actual action is inside the support of the shadow's data."""
     interventions: float
-    """Share of steps at which the shield handed over, or changed what the policy asked for."""
+    """Share of steps at which the shield handed over or changed the policy's action."""
     difference: dict[str, float]
-    """Root mean square difference of each proposed action from what was done, as a share of its range."""
+    """RMS difference between proposed and actual action, as a share of its range."""
     model_error: float
-    """Mean one-step score of the learned model under the operator's actions; 1 is that of held-out episodes."""
+    """Mean one-step score of the learned model under the plant's actions; 1 on held-out episodes."""
     drift: DriftFinding

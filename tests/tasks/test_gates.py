@@ -139,9 +139,9 @@ def test_the_ope_gate_says_where_its_discount_sees_little_of_an_episode(
     assert bool(unweighed) is said
     for required in (True, False):
         detail = found("ope", evidence(unweighed=unweighed, ope=interval(-1.0, 1.0), beat_plant=required)).detail
-        assert ("weighs the next" in detail) is said
+        assert ("covers about" in detail) is said
     if discount == 0.97 and said:
-        assert "weighs the next 33 of 1,000 steps" in detail
+        assert "covers about 33 of 1,000 steps" in detail
 
 
 def test_the_rollouts_gate_says_where_the_fallback_ran_the_plant() -> None:

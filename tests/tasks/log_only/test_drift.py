@@ -83,18 +83,18 @@ def test_no_drift_is_told_only_where_one_could_have_been_found() -> None:
         _, (found,) = evidence_of([Stream("level", "rewards", (known,), known.astype(int) * 0, (new,), 30.0)], rows)
         told = judged.drift_record("0", "1", "2", signals=(found,))
         assert not told.watched
-        assert told.found.startswith("drift not watched in 100 steps of 2 episodes: expected ")
+        assert told.found.startswith("drift not monitored in 100 steps of 2 episodes: ")
         assert numbers_of(told).keys() == {"drift/rows", "drift/watched"}
         assert _evidence(told) == "not watched"
         # What raised an alarm was watched, however little there was of it.
         alarmed = told.model_copy(update={"alarm": "episode 1, step 2"})
         assert alarmed.found.startswith("drift at episode 1, step 2 of")
-        assert "not watched" not in alarmed.found
+        assert "not monitored" not in alarmed.found
     told = judged.drift_record("0", "1", "2")
     assert told.found.startswith("no drift in")
-    assert "not watched" not in told.found
+    assert "not monitored" not in told.found
     unseen = told.signals[0].model_copy(update={"name": "slow", "blocks": 0})
-    assert told.model_copy(update={"signals": (*told.signals, unseen)}).found.endswith("; not watched: slow")
+    assert told.model_copy(update={"signals": (*told.signals, unseen)}).found.endswith("; not monitored: slow")
 
 
 def test_many_newer_logs_leave_the_reference_blocks_enough_to_be_ranked_among() -> None:
