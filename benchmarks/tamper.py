@@ -132,6 +132,7 @@ def resign(home: Home, scratch: Path) -> None:
                 "artefacts": [file._asdict() for file in entry.artefacts],
                 "body": entry.body,
                 "predecessor": last,
+                "rules": entry.rules,
             }
             envelope = key.seal(ENTRY_TYPE, payload)
             row = (last, sha256_hex(envelope), envelope.decode(), entry.sequence)

@@ -57,6 +57,7 @@ from tasks.references import (
     Population,
 )
 from tasks.stages import effect
+from tasks.versions.versions import current
 
 if TYPE_CHECKING:
     from tasks.progress import Report
@@ -205,7 +206,9 @@ def certify(
     write_atomic(path, envelope)
     found = Outcome(
         passed=counts.certified,
-        claim=claim.lines(bundle.digest, materials.simulator, counts.certified, witnesses_of(ledger, attempt)),
+        claim=claim.lines(
+            bundle.digest, materials.simulator, counts.certified, witnesses_of(ledger, attempt), current().texts
+        ),
         episodes=counts.episodes,
         violations=counts.violations,
         upper_bound=counts.upper_bound,

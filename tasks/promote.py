@@ -37,6 +37,7 @@ from tasks.references import (
     Version,
 )
 from tasks.stages import config_digest, effect
+from tasks.versions.versions import version_of
 
 FLOW = "flows.retrain"
 """The flow's module, whose source and imports a decision depends on; a worker may load it under another name."""
@@ -273,7 +274,7 @@ def promote_candidate(
     """
     ledger = Ledger.open(home)
     plant, record = candidate.plant, record_of(candidate)
-    check_record(record, plant)
+    check_record(record, plant, version_of(candidate.rules))
     if not record.passed:
         failed = ", ".join(gate.name for gate in record.gates if not gate.passed)
         raise Refused(

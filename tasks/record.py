@@ -15,7 +15,6 @@ from tasks.references import (
     Digests,
     Evaluation,
     Gate,
-    GateName,
     HistoryRow,
     Identification,
     LearnedModel,
@@ -50,7 +49,7 @@ VERDICTS: dict[Known, str] = {
     "failed": "The candidate did not pass every gate",
 }
 """`passed` and `failed` are what is known at registration, before anything is decided, and what stays so."""
-GATE_TITLES: dict[GateName, str] = {
+GATE_TITLES: dict[str, str] = {
     "data": "the logs meet every expectation",
     "simulator": "it predicts held-out logs",
     "learned_model": "it predicts held-out logs",

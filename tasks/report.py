@@ -124,7 +124,7 @@ def view(record: Record) -> View:
         verdict=CERTIFIED if alone else verdict_text(record.verdict, record.gates, record.champion),
         tone=TONES.get(record.verdict, "wait"),
         gates=tuple(
-            GateRow(f"{gate.name}: {GATE_TITLES[gate.name]}", mark(gate), gate.detail) for gate in record.gates
+            GateRow(f"{gate.name}: {GATE_TITLES.get(gate.name, '')}", mark(gate), gate.detail) for gate in record.gates
         ),
         certificate=certificate,
         certificate_of=of,

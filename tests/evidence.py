@@ -50,6 +50,7 @@ from tasks.files.canonical import digests_in, sha256_hex, write_atomic, write_js
 from tasks.gates import REQUIRED, judge
 from tasks.lifecycle.policy import sign
 from tasks.references import CandidateRecord, Certificate, Dataset, Evidence, ProcessEvidence, ServedFile, ServedModel
+from tasks.versions.versions import current
 from tests import judged
 
 PLANT = "chemical_reactor"
@@ -157,7 +158,7 @@ def outcome(composite: str, found: Counts, claim: Claim = CLAIM, witnesses: Sequ
     """What a result says of these counts."""
     return Outcome(
         passed=found.certified,
-        claim=claim.lines(composite, SIMULATOR, found.certified, witnesses),
+        claim=claim.lines(composite, SIMULATOR, found.certified, witnesses, current().texts),
         episodes=found.episodes,
         violations=found.violations,
         upper_bound=found.upper_bound,

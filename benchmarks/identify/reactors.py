@@ -33,8 +33,8 @@ from neorl_core.safety.certify import certify
 from neorl_core.safety.composite import composite_controller, make_composite
 from neorl_core.types import Plant, Timestep
 from tasks.files.canonical import write_json
-from tasks.gates import simulator_gate
 from tasks.simulate import SIMULATED_PLANTS, STEPS_AHEAD, signal_errors
+from tasks.versions.verdicts import domain_explains
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "identify.json"
@@ -143,7 +143,7 @@ def gates(logged: Logged, posterior: Posterior, key: Array) -> dict[str, Any]:
         passed = 0
         for i in range(len(domains)):
             errors, its = (jax.tree.map(lambda x, i=i: x[i], of) for of in (found, logs))
-            passed += bool(simulator_gate(signal_errors(PLANT.spec.observation.names, errors, its, STEPS_AHEAD)).passed)
+            passed += domain_explains(signal_errors(PLANT.spec.observation.names, errors, its, STEPS_AHEAD))
         return passed / len(domains)
 
     wrong = {f"k0 × {a:g}, UA × {b:g}": 1 - share((a, b)) for a, b in WRONG}

@@ -27,8 +27,8 @@ from neorl_core.plants.base import Trajectory, rollout
 from neorl_core.plants.replay import LoggedEpisodes
 from neorl_core.types import Controller, Params, Plant
 from tasks.data.synthetic.behaviours import policy_of
-from tasks.gates import simulator_gate
 from tasks.simulate import LONGEST_EPISODE, SIMULATED_ROWS, prediction_errors
+from tasks.versions.verdicts import domain_explains
 
 RESULTS = Path(__file__).parents[1] / "results" / "simulator-gate.json"
 BEHAVIOURS = ("pid", "mixed")
@@ -81,7 +81,7 @@ def study(name: str, seeds: int) -> dict[str, Any]:
             log = jax.device_get(played(plant, policy.base, policy.base_params, each, keys, scale))
             rows = (log.observations, log.actions, log.next_observations, log.alive)
             logs = LoggedEpisodes(*(jnp.asarray(np.asarray(x)[:, :longest]) for x in rows))
-            return not simulator_gate(prediction_errors(plant, logs, plant.domain, seed)).passed
+            return not domain_explains(prediction_errors(plant, logs, plant.domain, seed))
 
         wrong = {
             f"{constant} x {factor:g}": sum(refused({**right, constant: factor}, seed) for seed in range(seeds))

@@ -53,6 +53,7 @@ from tasks.references import (
     SignalError,
     SimulatorErrors,
 )
+from tasks.versions.versions import current, newest
 
 SERVED = Servability(
     reasons=(), answers=1, max_error=0.0, tolerance=1.0, latency_us=None, budget_us=1.0, seconds_to_ready=None
@@ -143,7 +144,7 @@ class Stage:
         path = write_atomic(self.home.folder("certificates") / f"{composite[:12]}.dsse.json", envelope)
         found = Outcome(
             passed=True,
-            claim=claim.lines(composite, digest, True, witnesses_of(ledger, attempt)),
+            claim=claim.lines(composite, digest, True, witnesses_of(ledger, attempt), current().texts),
             episodes=counts.episodes,
             violations=0,
             upper_bound=counts.upper_bound,
@@ -240,6 +241,7 @@ def forge(
         "kind": kind,
         "plant": plant,
         "predecessor": history[-1].digest if history else GENESIS,
+        "rules": newest(),
         "sequence": len(history) + 1,
         "timestamp": timestamp or (history[-1].timestamp if history else "2026-11-20T10:00:00.000000Z"),
     }

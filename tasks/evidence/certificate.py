@@ -34,6 +34,7 @@ from tasks.evidence.policies import lacking, policy_of
 from tasks.evidence.witness.seeds import SeedBody, names_of, nonces_of, of_attempt
 from tasks.evidence.witness.stated import DrawnSeed, pinned_as_stated, seed_fault, witnesses_stated
 from tasks.files.canonical import canonical_json, sha256_hex
+from tasks.versions.versions import current, newest, version_of
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
@@ -102,7 +103,7 @@ def state(opened: Entry, drawn: DrawnSeed, request: Certify, signed_head: str) -
         subject=(Subject(name=f"composite/{claim.plant}", digest=Digest(sha256=attempt.composite)),),
         predicateType=PREDICATE_TYPE,
         predicate=Predicate(
-            claim=claim.lines(attempt.composite, materials.simulator, passed, witnesses),
+            claim=claim.lines(attempt.composite, materials.simulator, passed, witnesses, current().texts),
             nonClaims=NON_CLAIMS,
             passed=passed,
             scope=claim,
@@ -118,6 +119,7 @@ def state(opened: Entry, drawn: DrawnSeed, request: Certify, signed_head: str) -
             seed=drawn.stated(),
             counts=request.counts,
             ledgerHead=signed_head,
+            rules=newest(),
         ),
     )
     named, logged = (materials.dataset, materials.config), (attempt.dataset, attempt.config)
@@ -230,6 +232,9 @@ def _signer_now(path: Path, trust: TrustRoot, with_ledger: bool) -> list[Check]:
 def _own_checks(statement: Statement) -> list[Check]:
     """What a statement shows by itself."""
     predicate = statement.predicate
+    if predicate.rules > newest():
+        detail = f"uses rules version {predicate.rules}, this NeoRL knows up to {newest()}: upgrade NeoRL"
+        return [Check("statement", False, detail)]
     try:
         return [_seed(predicate), _alpha(predicate), _statistics(predicate), _claim(statement)]
     except (IndexError, ValueError) as error:
@@ -297,7 +302,8 @@ def _statistics(predicate: Predicate) -> Check:
 def _claim(statement: Statement) -> Check:
     predicate = statement.predicate
     names = names_of(witnesses_stated(predicate))
-    lines = predicate.scope.lines(statement.composite, predicate.materials.simulator, predicate.passed, names)
+    texts, simulator = version_of(predicate.rules).texts, predicate.materials.simulator
+    lines = predicate.scope.lines(statement.composite, simulator, predicate.passed, names, texts)
     return Check("claim", lines == predicate.claim, " ".join(lines.split()))
 
 

@@ -7,6 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tasks.versions.texts import Texts
+
 LOCAL = "neorl.local/"
 """How the name of a witness begins that runs on the machine of those whom it watches."""
 STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
@@ -77,21 +79,26 @@ class Claim(Stated):
     batch_seconds: float
     """What a batch may take; one that takes longer, or ends in an error, is violated as a whole."""
 
-    def lines(self, composite: str, simulator: str, passed: bool, witnesses: Sequence[str]) -> str:
-        """The claim for people, and in its second line who saw to it that no seed was chosen.
+    def lines(self, composite: str, simulator: str, passed: bool, witnesses: Sequence[str], texts: Texts) -> str:
+        """Render the claim, and on a second line the witnesses of the seed.
 
         Args:
             composite: digest.
             simulator: digest.
-            passed: whether it was shown.
-            witnesses: names of those whose nonces made the seed.
+            passed: whether the claim was certified.
+            witnesses: names of the witnesses whose nonces made the seed.
+            texts: wording of the version that writes or wrote it.
         """
-        text = (
-            f"P(an episode of {self.horizon} steps under {self.domain_name} violates {self.phi}) <= "
-            f"{_short(self.p0)} with confidence {100 * self.confidence:g} %, for composite {composite[:12]} on "
-            f"simulator {simulator[:12]}"
+        claim = texts.claim.format(
+            steps=self.horizon,
+            domain=self.domain_name,
+            limits=self.phi,
+            p0=_short(self.p0),
+            confidence=100 * self.confidence,
+            composite=composite[:12],
+            simulator=simulator[:12],
         )
-        return f"{text if passed else f'Not shown: {text}'}.\n{_seen_by(witnesses)}"
+        return f"{claim if passed else texts.not_shown.format(claim=claim)}.\n{_witnessed(witnesses, texts)}"
 
 
 class Counts(Stated):
@@ -179,6 +186,8 @@ class Predicate(Stated):
     seed: Seed
     counts: Counts
     ledgerHead: str
+    rules: int = Field(default=1, exclude_if=lambda version: version == 1)
+    """Version whose wording the claim has (`tasks.versions`); no key in certificates of version 1."""
 
 
 class Statement(Stated):
@@ -197,14 +206,11 @@ class Statement(Stated):
         return self.subject[0].digest.sha256
 
 
-def _seen_by(witnesses: Sequence[str]) -> str:
-    """The second line of a claim."""
+def _witnessed(witnesses: Sequence[str], texts: Texts) -> str:
     if not witnesses:
-        return "Without a witness: that no seed was tried before, and no entry left out, is its owner's word alone"
-    named = " and ".join(witnesses)
-    if all(name.startswith(LOCAL) for name in witnesses):
-        return f"Witnessed by {named}, a process on the same machine: one machine is no second party"
-    return f"Witnessed by {named}: its seed could not be known before its attempt was logged"
+        return texts.unwitnessed
+    local = all(name.startswith(LOCAL) for name in witnesses)
+    return (texts.witnessed_locally if local else texts.witnessed).format(names=" and ".join(witnesses))
 
 
 def _short(value: float) -> str:

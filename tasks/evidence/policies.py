@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import get_args
 
 from configs.errors import BadInput, Refused
 from configs.safety_policy import RULE, SafetyPolicy
@@ -20,7 +19,9 @@ from tasks.evidence.people.rules import check_signed, signed_by_person
 from tasks.evidence.people.statement import Said
 from tasks.files.canonical import digest_json
 from tasks.files.times import parse_time
-from tasks.references import CandidateRecord, GateName
+from tasks.references import CandidateRecord
+from tasks.versions.texts import Texts
+from tasks.versions.versions import current, version_of
 
 POSTERIOR = "identified_"
 """How the parameters of a domain begin that draw a constant from a posterior."""
@@ -67,9 +68,9 @@ def check_policy(history: Sequence[Entry], entry: Entry) -> None:
         raise Refused(f"expected a policy of {entry.plant}, got one of {body.policy.plant}: correct its plant.")
     if not (body.by.strip() and body.why.strip()):
         raise Refused("expected who changes a policy, and why, got nothing: say both.")
-    unknown = sorted(set(body.policy.gates) - set(get_args(GateName)))
-    if unknown:
-        raise Refused(f"expected gates among {', '.join(get_args(GateName))}, got {unknown[0][:40]!r}: correct it.")
+    known = version_of(entry.rules).gate_names
+    if unknown := sorted(set(body.policy.gates) - set(known)):
+        raise Refused(f"gates must be among {', '.join(known)}, got {unknown[0][:40]!r}: correct the policy.")
     wanted = body.policy.approvers
     if (wanted.keys or wanted.not_author or wanted.reviewers) and not wanted.count:
         raise Refused("expected at least one approver where the policy asks for keys, reviewers or another than the "
@@ -192,36 +193,43 @@ def check_met(
 
 
 def lacking_approvals(
-    policy: SafetyPolicy, signed: Entry, approvals: Sequence[Entry], at: str, *, used: bool = False
+    policy: SafetyPolicy,
+    signed: Entry,
+    approvals: Sequence[Entry],
+    at: str,
+    texts: Texts | None = None,
+    *,
+    used: bool = False,
 ) -> str | None:
-    """What is missing of the approvals that a policy asks for, or None.
+    """Name the first approval that a policy requires and that is missing; None if none is.
 
     Args:
         policy: in force.
         signed: its entry; an approval from before was given under another.
         approvals: of a candidate, which nothing has used or taken back.
         at: when they are to be used.
+        texts: wording, the newest by default; MLflow's pages show it.
         used: whether they were used in time before.
     """
-    wanted, valid = policy.approvers, []
+    texts, wanted, valid = texts or current().texts, policy.approvers, []
     for approval in approvals:
         fresh = approval.sequence > signed.sequence and expires(approval, policy.approval_days) >= parse_time(at)
         if used or fresh:
             valid.append(approval)
-    stale = f", and {len(approvals) - len(valid)} expired" if len(valid) < len(approvals) else ""
+    expired = texts.expired.format(count=len(approvals) - len(valid)) if len(valid) < len(approvals) else ""
     if wanted.keys:
         valid = [entry for entry in valid if entry.body.get("signature")]
     closing = [entry for entry in valid if entry.body.get("meaning") != "reviewed"]
     if (got := len(_people(closing))) < wanted.count:
-        return f"expected approvals by {wanted.count} persons, got {got}{stale}"
+        return texts.few_approvals.format(wanted=wanted.count, got=got, expired=expired)
     reviews = [entry for entry in valid if entry.body.get("meaning") == "reviewed"]
     # Who did both may stand for either, but not for both at once.
     if (got := min(len(_people(reviews)), len(_people(valid)) - wanted.count)) < wanted.reviewers:
-        return f"expected {wanted.reviewers} persons who reviewed it besides, got {got}{stale}"
+        return texts.few_reviews.format(wanted=wanted.reviewers, got=got, expired=expired)
     if not closing:
-        return f"expected an approval of at most {policy.approval_days} days, got none"
+        return texts.stale_approval.format(days=policy.approval_days)
     missing = sorted(set(wanted.roles) - {entry.body["role"] for entry in closing})
-    return f"expected an approval as {missing[0]}, got none" if missing else None
+    return texts.missing_role.format(role=missing[0]) if missing else None
 
 
 def _people(approvals: Sequence[Entry]) -> set[str]:

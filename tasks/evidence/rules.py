@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from pydantic import ValidationError
 
 from configs.errors import Refused
-from neorl_core.plants import NAMES
 from tasks.evidence.attempts import ResultBody, check_attempt, check_result
 from tasks.evidence.decisions.champions import IN_FORCE, check_promotion, check_rollback, check_withdrawal
 from tasks.evidence.decisions.shadows import check_comparison, check_extension, check_shadow
@@ -18,8 +17,8 @@ from tasks.evidence.ledger.ledger import Body, Entry
 from tasks.evidence.people.rules import check_key, check_revocation, check_rotation
 from tasks.evidence.policies import check_policy
 from tasks.evidence.witness.seeds import check_nonce, check_seed
-from tasks.gates import check_gates
 from tasks.references import CandidateRecord, Certificate, DecisionRecord, DriftRecord, ProcessEvidence
+from tasks.versions.versions import Version, version_of
 
 Rule = Callable[[Sequence[Entry], Entry], None]
 """(all entries before it, the entry) -> nothing, or Refused: it reads nothing else, so that it can be repeated."""
@@ -63,11 +62,11 @@ def check_candidate(history: Sequence[Entry], entry: Entry) -> None:
     Raises:
         Refused: naming the gate or the certificate.
     """
-    record = entry.read(CandidateRecord)
-    check_record(record, entry.plant)
+    record, version = entry.read(CandidateRecord), version_of(entry.rules)
+    check_record(record, entry.plant, version)
     evidence = record.evidence
     if isinstance(evidence, ProcessEvidence):
-        check_without_simulator(record, entry.plant)
+        check_without_simulator(record, entry.plant, version)
         return
     own = evidence.fallback if record.role == "fallback" else evidence.certificate
     if own is not None and own.composite != record.composite:
@@ -84,13 +83,13 @@ def check_candidate(history: Sequence[Entry], entry: Entry) -> None:
             )
 
 
-def check_without_simulator(record: CandidateRecord, plant: str) -> None:
+def check_without_simulator(record: CandidateRecord, plant: str, version: Version) -> None:
     """Refuse a record without a simulator's evidence where there is a simulator, or of more than a candidate.
 
     Raises:
         Refused: saying which.
     """
-    if plant in NAMES:
+    if plant in version.simulators:
         raise Refused(f"expected evidence of a simulator for {plant}, got a process's: retrain it on its simulator.")
     if record.role != "candidate" or record.claim is not None:
         raise Refused(
@@ -99,20 +98,21 @@ def check_without_simulator(record: CandidateRecord, plant: str) -> None:
         )
 
 
-def check_record(record: CandidateRecord, plant: str) -> None:
+def check_record(record: CandidateRecord, plant: str, version: Version) -> None:
     """Refuse a candidate whose gates are incomplete, or whose verdicts do not follow from the numbers beside them.
 
     Args:
         record: what was, or is to be, written down.
         plant: the plant's name.
+        version: rules that it was judged by.
 
     Raises:
         Refused: naming the gate.
     """
-    fault = check_gates(record.gates, record.evidence, record.role == "fallback")
+    fault = version.fault(record.gates, record.evidence, record.role == "fallback")
     passed = all(gate.passed for gate in record.gates)
     if fault is None and record.passed is not passed:
-        fault = f"expected 'passed' to be {passed} by its gates, got {record.passed}"
+        fault = f"'passed' must be {passed} by the gates, got {record.passed}"
     if fault is not None:
         raise Refused(f"{fault}, in version {record.version} of {plant}: retrain it, no decision can mend a record.")
 

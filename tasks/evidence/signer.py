@@ -60,6 +60,7 @@ from tasks.files.canonical import sha256_hex, write_atomic
 from tasks.files.secrets import read_secret
 from tasks.files.sockets import OwnedSocketServer, serve_in_child
 from tasks.files.times import format_time
+from tasks.versions.versions import newest
 
 Clock = Callable[[], datetime]
 PATIENCE = 10.0
@@ -210,6 +211,7 @@ class Signer:
             "kind": request.kind,
             "plant": request.plant,
             "predecessor": request.predecessor,
+            "rules": newest(),
             "sequence": len(history) + 1,
             "timestamp": max(now, last.timestamp if last else ""),
         }

@@ -18,9 +18,9 @@ from tasks.evidence.ledger.ledger import Entry
 from tasks.evidence.policies import policy_of
 from tasks.evidence.rules import RefusalBody
 from tasks.fleet.records import Standing
-from tasks.gates import simulator_excess
 from tasks.record import champion_in_force, shadow_in_force
 from tasks.references import CandidateRecord, DecisionRecord, Evidence, Outcome
+from tasks.versions.verdicts import simulator_excess
 
 
 def standings(path: Path, entries: Sequence[Entry]) -> tuple[Standing, ...]:

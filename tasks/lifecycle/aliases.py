@@ -16,6 +16,7 @@ from tasks.references import Aliases
 from tasks.registry.registry import CHALLENGER, CHAMPION, SHADOW, Registry
 from tasks.registry.upload import COMPOSITE, STATUS_TAG
 from tasks.registry.version_page import TOLD_ONCE, Page, split
+from tasks.versions.versions import VERSIONS, newest, version_of
 
 
 def wanted_aliases(entries: Sequence[Entry], plant: str) -> dict[str, str]:
@@ -53,8 +54,16 @@ def reconcile(home: Home, plant: str, registry: Registry) -> Aliases:
 
 
 def check_pages(entries: Sequence[Entry], plant: str, found: Mapping[str, Page]) -> list[Check]:
-    """Hold MLflow's pages of a plant, by version, against what follows from the ledger."""
-    return [
+    """Compare MLflow's pages of a plant with the ledger.
+
+    A page in the wording of an earlier version is unaltered; the next command renders it anew.
+    """
+    stale = stale_pages(entries, plant, found)
+    old: dict[str, int] = {}
+    for number in sorted(VERSIONS, reverse=True):
+        altered = stale_pages(entries, plant, {name: found[name] for name in stale.keys() - old.keys()}, number)
+        old |= dict.fromkeys(stale.keys() - old.keys() - altered.keys(), number)
+    checks = [
         Check(
             "pages",
             False,
@@ -62,19 +71,28 @@ def check_pages(entries: Sequence[Entry], plant: str, found: Mapping[str, Page])
             f"{page.tags[STATUS_TAG]!r} and who decided: the next `neorl candidates`, `approve` or `retrain` puts "
             "it right; ask who changed it",
         )
-        for version, (_, page) in stale_pages(entries, plant, found).items()
+        for version, (_, page) in stale.items()
+        if version not in old
     ]
+    if old:
+        named = ", ".join(f"{name} (text version {old[name]})" for name in sorted(old))
+        detail = f"MLflow's pages of {plant} in the words of an earlier NeoRL: versions {named}; unaltered"
+        checks.append(Check("pages", None, f"{detail}, the next command renders them anew"))
+    return checks
 
 
-def stale_pages(entries: Sequence[Entry], plant: str, found: Mapping[str, Page]) -> dict[str, tuple[Page, Page]]:
-    """The versions of which MLflow says otherwise than follows from the ledger: version -> (found, wanted).
+def stale_pages(
+    entries: Sequence[Entry], plant: str, found: Mapping[str, Page], rules: int | None = None
+) -> dict[str, tuple[Page, Page]]:
+    """Find the pages in MLflow that differ from the ledger's: version -> (found, wanted).
 
     Args:
         entries: verified, from `Ledger.entries()`.
         plant: the plant's name.
-        found: what MLflow says, by version.
+        found: MLflow's pages, by version.
+        rules: version whose wording is wanted, the newest by default.
     """
-    wanted = wanted_pages(entries, plant, datetime.now(UTC))
+    wanted = wanted_pages(entries, plant, datetime.now(UTC), version_of(rules or newest()).texts)
     stale = {}
     for version, said in found.items():
         page = wanted.get(version)

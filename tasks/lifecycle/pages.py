@@ -13,6 +13,8 @@ from tasks.evidence.ledger.ledger import Entry
 from tasks.references import CandidateRecord
 from tasks.registry.upload import STATUS_TAG
 from tasks.registry.version_page import END, STATUS, Page
+from tasks.versions.texts import Texts
+from tasks.versions.versions import current
 
 DECISIONS = ("approval", "rejection", "promotion", "rollback", "withdrawal", "shadow", "extension")
 MOST = 12
@@ -21,14 +23,16 @@ NOTE = 300
 """Characters of a note that a page shows."""
 
 
-def wanted_pages(entries: Sequence[Entry], plant: str, now: datetime) -> dict[str, Page]:
-    """What MLflow is to say of each version of a plant that the ledger knows; of a description its first part.
+def wanted_pages(entries: Sequence[Entry], plant: str, now: datetime, texts: Texts | None = None) -> dict[str, Page]:
+    """Render each version's MLflow page from the ledger: the status tag and the first part of the description.
 
     Args:
         entries: verified, from `Ledger.entries()`.
         plant: the plant's name.
-        now: for what ends by itself.
+        now: decides whether a shadow's period has ended.
+        texts: wording, the newest by default.
     """
+    texts = texts or current().texts
     queue = {entry.digest for entry in waiting(entries, plant)}
     pages = {}
     for entry in entries:
@@ -36,7 +40,7 @@ def wanted_pages(entries: Sequence[Entry], plant: str, now: datetime) -> dict[st
             record = record_of(entry)
             decided = [e for e in entries if e.kind in DECISIONS and e.plant == plant and _is_about(e, entry, entries)]
             status = _status(entries, entry, record, entry.digest in queue, now)
-            pages[record.version] = Page({STATUS_TAG: status}, _text(status, decided, entries))
+            pages[record.version] = Page({STATUS_TAG: status}, _text(status, decided, entries, texts))
     return pages
 
 
@@ -75,48 +79,38 @@ def _status(entries: Sequence[Entry], candidate: Entry, record: CandidateRecord,
     return "superseded"
 
 
-EXPLAINED = {
-    "was champion": "Another version has taken its place, or a key that this rested on was revoked.",
-    "withdrawn": "It was taken out of service and is not promoted again.",
-    "rolled back from": "An earlier champion took its place again; only `neorl rollback` brings it back.",
-    "rejected": "It is not promoted; the champion stays.",
-    "refused": "It did not pass every gate, and no approval can skip one.",
-    "superseded": "It was compared with what is no longer in force: nothing can be decided about it.",
-}
-
-
-def _text(status: str, decided: Sequence[Entry], entries: Sequence[Entry]) -> str:
-    """The first part of a version's description."""
+def _text(status: str, decided: Sequence[Entry], entries: Sequence[Entry], texts: Texts) -> str:
     lines = [f"{STATUS}{status}", ""]
-    if status in EXPLAINED:
-        lines += [EXPLAINED[status], ""]
+    if explained := dict(texts.explained).get(status):
+        lines += [explained, ""]
     approvals = [entry for entry in decided if entry.kind == "approval"]
     if status == "waits for approval" and approvals:
-        missing = missing_approvals(entries, approvals[-1].plant, approvals[-1])
-        lines += [f"It needs more: {_cell(missing)}." if missing else "Approved: the next command promotes it.", ""]
+        missing = missing_approvals(entries, approvals[-1].plant, approvals[-1], texts)
+        lines += [texts.needs.format(missing=_cell(missing)) if missing else texts.approved, ""]
     if decided:
-        lines += ["| when | what | who | note | signed |", "|:--|:--|:--|:--|:--|"]
-        lines += [f"| {' | '.join(_row(entry, entries))} |" for entry in decided[-MOST:]]
+        lines += [f"| {' | '.join(texts.heading)} |", "|:--|:--|:--|:--|:--|"]
+        lines += [f"| {' | '.join(_row(entry, texts))} |" for entry in decided[-MOST:]]
         lines.append("")
-    return "\n".join([*lines, "By the ledger: `neorl history`."]) + END
+    return "\n".join([*lines, texts.footer]) + END
 
 
-def _row(entry: Entry, entries: Sequence[Entry]) -> tuple[str, ...]:
+def _row(entry: Entry, texts: Texts) -> tuple[str, ...]:
     body = entry.body
     when = f"{datetime.fromisoformat(entry.timestamp).astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
     if entry.kind in ("promotion", "shadow"):
-        return when, "promoted" if entry.kind == "promotion" else f"in shadow for {body['days']} days", "", "", ""
-    what = _meaning(entry) or f"{body.get('days')} more days in shadow"
+        what = texts.promoted if entry.kind == "promotion" else texts.in_shadow.format(days=body["days"])
+        return when, what, "", "", ""
+    what = _meaning(entry, texts) or texts.extended.format(days=body.get("days"))
     role = f" ({_cell(body['role'])})" if body.get("role") else ""
     note = _cell(body.get("note") or body.get("why") or "")
-    return when, what, f"{_cell(body['by'])}{role}", note, signed_how(entry)
+    return when, what, f"{_cell(body['by'])}{role}", note, signed_how(entry, texts)
 
 
-def _meaning(decision: Entry) -> str | None:
-    """What a person's decision means, in words; None of what is no decision on a candidate."""
+def _meaning(decision: Entry, texts: Texts) -> str | None:
+    """Return the meaning of a person's decision on a candidate; None for other decisions."""
     body = decision.body
     told = {"approval": "approved", "rejection": "rejected", "withdrawal": "withdrawn"}
-    told["rollback"] = f"version {body.get('version')} brought back"
+    told["rollback"] = texts.rolled_back.format(version=body.get("version"))
     return body.get("meaning") or told.get(decision.kind)
 
 

@@ -30,7 +30,7 @@ from tasks.references.decisions import (
 )
 from tasks.references.evidence import Certificate, Certification, Evidence, Latency, Servability, Service
 from tasks.references.identification import KNOWN, Identification, IdentifiedConstant
-from tasks.references.judgement import Gate, GateName, Judgement
+from tasks.references.judgement import Gate, Judgement
 from tasks.references.learning import (
     MOSTLY,
     Bundle,
@@ -94,7 +94,6 @@ __all__ = [
     "FallbackCheck",
     "Findings",
     "Gate",
-    "GateName",
     "HistoryRow",
     "Identification",
     "IdentifiedConstant",

@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from tasks.references.base import Reference
 from tasks.references.evidence import Evidence
 from tasks.references.process import ProcessEvidence
-
-GateName = Literal[
-    "data",
-    "simulator",
-    "learned_model",
-    "ope",
-    "rollouts",
-    "champion",
-    "bounds",
-    "shield",
-    "fallback",
-    "statistical",
-    "servability",
-]
 
 
 class Gate(Reference):
     """One verdict; `passed` is None if an earlier gate failed first."""
 
-    name: GateName
+    name: str
     passed: bool | None
     detail: str
 

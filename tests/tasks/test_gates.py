@@ -11,7 +11,6 @@ from tasks.gates import (
     BEFORE_CERTIFICATION,
     REQUIRED,
     REQUIRED_OF_PROCESS,
-    check_gates,
     judge,
     may_certify,
     may_serve,
@@ -21,18 +20,18 @@ from tasks.references import (
     Evaluation,
     Evidence,
     Gate,
-    GateName,
     Interval,
     ProcessEvidence,
     SignalError,
     SimulatorErrors,
 )
+from tasks.versions.versions import current
 from tests.judged import SERVED, certificate, evidence, interval, process_evidence, signal
 
 NAN = math.nan
 
 
-def found(name: GateName, numbers: Evidence) -> Gate:
+def found(name: str, numbers: Evidence) -> Gate:
     """The gate of that name."""
     return next(gate for gate in judge(numbers) if gate.name == name)
 
@@ -103,7 +102,7 @@ TABLE = [
 @pytest.mark.parametrize(("lower", "upper", "beat_plant", "passed"), TABLE)
 def test_ope_and_rollouts(lower: float, upper: float, beat_plant: bool, passed: bool) -> None:
     numbers = evidence(ope=interval(lower, upper), rollouts=interval(lower, upper), beat_plant=beat_plant)
-    names: tuple[GateName, GateName] = ("ope", "rollouts")
+    names: tuple[str, str] = ("ope", "rollouts")
     for name in names:
         gate = found(name, numbers)
         assert gate.passed is passed, name
@@ -213,27 +212,27 @@ def test_an_attempt_is_spent_only_where_every_earlier_gate_passed(
 def test_gates_that_follow_from_their_numbers_are_accepted() -> None:
     numbers = evidence(ope=interval(-1.0, 1.0), certificate=None, servability=None)
     gates = judge(numbers)
-    assert check_gates(gates, numbers, fallback=False) is None
-    assert check_gates(tuple(gate for gate in gates if gate.name == "fallback"), numbers, fallback=True) is None
+    assert current().fault(gates, numbers, fallback=False) is None
+    assert current().fault(tuple(gate for gate in gates if gate.name == "fallback"), numbers, fallback=True) is None
 
 
 @pytest.mark.parametrize("name", REQUIRED)
-def test_a_missing_gate_and_a_contradicted_verdict_are_named(name: GateName) -> None:
+def test_a_missing_gate_and_a_contradicted_verdict_are_named(name: str) -> None:
     numbers = evidence()
     gates = judge(numbers)
     fewer = tuple(gate for gate in gates if gate.name != name)
-    fault = check_gates(fewer, numbers, fallback=False)
+    fault = current().fault(fewer, numbers, fallback=False)
     assert fault is not None
-    assert fault.startswith(f"expected the gates {', '.join(REQUIRED)}, got ")
+    assert fault.startswith(f"the gates must be {', '.join(REQUIRED)}, got ")
     for verdict, word in ((False, "failed"), (None, "not run")):
         turned = tuple(gate.model_copy(update={"passed": verdict}) if gate.name == name else gate for gate in gates)
-        fault = check_gates(turned, numbers, fallback=False)
-        assert fault == f"expected gate {name} to be passed by its numbers, got {word}"
-    assert check_gates((), numbers, fallback=False) is not None
-    assert check_gates(gates, numbers, fallback=True) is not None
+        fault = current().fault(turned, numbers, fallback=False)
+        assert fault == f"gate {name} must be passed by its evidence, got {word}"
+    assert current().fault((), numbers, fallback=False) is not None
+    assert current().fault(gates, numbers, fallback=True) is not None
 
 
-def of_process(name: GateName, numbers: ProcessEvidence) -> Gate:
+def of_process(name: str, numbers: ProcessEvidence) -> Gate:
     """The gate of that name."""
     return next(gate for gate in judge(numbers) if gate.name == name)
 
@@ -244,7 +243,7 @@ def test_a_process_is_judged_by_its_own_table_and_the_absent_gates_say_why() -> 
     assert all(gate.passed for gate in gates)
     assert set(ABSENT_OF_PROCESS) == set(REQUIRED) - set(REQUIRED_OF_PROCESS)
     assert may_serve(gates)
-    assert check_gates(gates, process_evidence(), fallback=False) is None
+    assert current().fault(gates, process_evidence(), fallback=False) is None
 
 
 @pytest.mark.parametrize(
@@ -287,7 +286,7 @@ def test_a_learned_model_is_a_basis_only_where_it_beats_what_needs_no_learning(
         ("fallback", "fallback", {"rows": 0}, False),
     ],
 )
-def test_what_protects_a_process(name: GateName, part: str, changes: dict[str, object], passed: bool) -> None:
+def test_what_protects_a_process(name: str, part: str, changes: dict[str, object], passed: bool) -> None:
     numbers = process_evidence()
     changed = getattr(numbers, part).model_copy(update=changes)
     assert of_process(name, process_evidence(**{part: changed})).passed is passed
@@ -305,7 +304,7 @@ def test_what_protects_a_process(name: GateName, part: str, changes: dict[str, o
         ("fallback", {"explained": {"valve": 0.1}}, "(kind: pid), or hold (kind: hold)"),
     ],
 )
-def test_a_refusal_of_a_process_says_what_would_cure_it(name: GateName, changes: dict[str, object], cure: str) -> None:
+def test_a_refusal_of_a_process_says_what_would_cure_it(name: str, changes: dict[str, object], cure: str) -> None:
     part = {"learned_model": "model", "shield": "support"}.get(name, name)
     numbers = process_evidence()
     if part == "model":

@@ -25,6 +25,7 @@ from tasks.models.plants.known import plant_named
 from tasks.references import KNOWN, Dataset, Identification, IdentifiedConstant
 from tasks.simulate import validate_simulator
 from tasks.training.train import fallback_composite
+from tasks.versions.versions import current
 from tests.neorl_core.identify.small_models import UNKNOWNS, posterior_of
 from tests.small_data import PLANT, reactor_dataset, reactor_run
 
@@ -179,7 +180,7 @@ def test_a_claim_says_what_was_identified_and_its_domain_is_rebuilt_to_the_bit()
     assert re.fullmatch(
         r"domain chemical_reactor/custom-[0-9a-f]{8} identified from dataset 555555555555", claim.domain_name
     )
-    assert f"under {claim.domain_name} violates" in claim.lines("c" * 64, "s" * 64, passed=True, witnesses=[])
+    assert f"under {claim.domain_name} violates" in claim.lines("c" * 64, "s" * 64, True, [], current().texts)
     again = Claim.model_validate_json(claim.model_dump_json())
     plant, domain = claimed_simulator(REACTOR, again)
     known = simulator_of(plant_named(PLANT), FOUND)

@@ -94,10 +94,10 @@ def test_a_record_that_was_tampered_with_cannot_be_approved(ledger: Ledger) -> N
     said = queue.record_of(entry)
     gates = tuple(gate.model_copy(update={"passed": True}) for gate in said.gates)
     forged = forge(ledger.home, "candidate", said.model_copy(update={"gates": gates, "passed": True}))
-    with pytest.raises(Refused, match="expected gate data to be failed by its numbers, got passed"):
+    with pytest.raises(Refused, match="gate data must be failed by its evidence, got passed"):
         promote.promote_candidate(ledger.home, forged, "a reviewer", "")
     fewer = forge(ledger.home, "candidate", said.model_copy(update={"gates": gates[1:], "passed": True}))
-    with pytest.raises(Refused, match="expected the gates data, simulator, ope"):
+    with pytest.raises(Refused, match="the gates must be data, simulator, ope"):
         promote.promote_candidate(ledger.home, fewer, "a reviewer", "")
     assert ledger.entries("approval") == []
 

@@ -243,7 +243,7 @@ def test_a_refusal_without_a_champion_says_that_nothing_stands(
 
 def test_a_fallback_champion_shows_its_own_certificate(sample: Record) -> None:
     assert sample.certificate is not None
-    failed = sample.certificate.model_copy(update={"claim": "Not shown: P(...)", "passed": False})
+    failed = sample.certificate.model_copy(update={"claim": "Not certified: P(...)", "passed": False})
     text = describe(changed(sample, verdict="fallback", certificate=failed))
     assert f"**Claim** (plant controller): {CLAIM}" in text
 

@@ -30,6 +30,7 @@ from tasks.files.canonical import files_in, folder_differences
 from tasks.files.stored import is_stored, stored_sha256
 from tasks.models.bundles.manifest import MANIFEST, has_policy, read_manifest, stored_digest
 from tasks.references import CandidateRecord
+from tasks.versions.versions import newest
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ def audit(
     entries = ledger.verified
     checks += _heads(ledger, heads) if checks[-1].passed else []
     checks += [
+        *_versions(entries),
         *_replayed(entries),
         _champions(entries, ledger.trust),
         *_policies(ledger, counting(entries, ledger.trust.pins)),
@@ -128,6 +130,13 @@ def _heads(ledger: Ledger, heads: Iterable[str]) -> list[Check]:
         except Refused as error:
             failures.append(Check("heads", False, f"{name}: {error}"))
     return failures or [Check("heads", True, f"{len(named)} signed heads are in the ledger's history")]
+
+
+def _versions(entries: Sequence[Entry]) -> list[Check]:
+    """Name the versions of the rules that the entries were judged by."""
+    counts = Counter(entry.rules for entry in entries)
+    named = ", ".join(f"{counts[number]} entries by version {number}" for number in sorted(counts)) or "no entry"
+    return [Check("versions", True, f"rules and texts: {named}; this NeoRL writes version {newest()}")]
 
 
 def _replayed(entries: Sequence[Entry]) -> list[Check]:

@@ -10,6 +10,8 @@ from tasks.evidence.ledger.ledger import Body, Entry
 from tasks.evidence.ledger.signing import keyid_of
 from tasks.evidence.people.keyring import counts, keyring
 from tasks.evidence.people.statement import Meaning, read_payload
+from tasks.versions.texts import Texts
+from tasks.versions.versions import current, version_of
 
 RULED_OUT = {"rejection": "rejected", "withdrawal": "withdrew"}
 """Kinds after which a composite of the plant is never promoted again, with what their persons did."""
@@ -48,6 +50,22 @@ def check_version(candidate: Entry, version: str) -> None:
         raise Refused(
             f"expected version {candidate.body['version']} of {candidate.plant}, as its candidate has it, got "
             f"{version!r}: name that one."
+        )
+
+
+def check_all_gates(candidate: Entry, rules: int) -> None:
+    """Refuse a candidate that an earlier version of the rules judged by fewer gates than this one has.
+
+    Args:
+        candidate: its entry.
+        rules: version by which it is to be approved, promoted or run in shadow.
+    """
+    required = version_of(rules).required(of_process(candidate), candidate.body["role"] == "fallback")
+    passed = {gate["name"] for gate in candidate.body["gates"] if gate["passed"] is True}
+    if missing := [name for name in required if name not in passed]:
+        raise Refused(
+            f"version {candidate.body['version']} of {candidate.plant} was judged by rules version {candidate.rules}, "
+            f"without the gate {missing[0]} of rules version {rules}: retrain it."
         )
 
 
@@ -128,9 +146,10 @@ def of_process(candidate: Entry) -> bool:
     return "simulator" not in candidate.body["evidence"]
 
 
-def signed_how(decision: Entry) -> str:
-    """By whose key a decision was signed, in words."""
+def signed_how(decision: Entry, texts: Texts | None = None) -> str:
+    """Name the key that signed a decision, in the newest wording by default."""
+    texts = texts or current().texts
     signature = decision.body.get("signature")
     if signature:
-        return f"key {keyid_of(signature.encode())}"
-    return "by the rule" if decision.body.get("by") == RULE else "in the home's name"
+        return texts.signed_by_key.format(key=keyid_of(signature.encode()))
+    return texts.signed_by_rule if decision.body.get("by") == RULE else texts.signed_by_home

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from configs.errors import Refused
 from tasks.evidence.attempts import certificate_file
 from tasks.evidence.decisions.approvals import (
+    check_all_gates,
     check_not_ruled_out,
     check_signed_time,
     check_version,
@@ -305,6 +306,7 @@ def check_promotion(history: Sequence[Entry], entry: Entry) -> None:
     if candidate is None:
         raise Refused(f"expected a logged candidate of {plant} to promote, got none: retrain it.")
     check_version(candidate, body.version)
+    check_all_gates(candidate, entry.rules)
     check_compared(history, candidate)
     given = [e for e in open_approvals(history, plant, body.composite) if e.body["candidate"] == body.candidate]
     check_met(history, candidate, given, entry.timestamp)

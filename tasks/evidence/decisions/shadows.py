@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from configs.errors import Refused
 from tasks.evidence.decisions.approvals import (
+    check_all_gates,
     check_not_ruled_out,
     check_signed_time,
     check_version,
@@ -128,6 +129,7 @@ def check_shadow(history: Sequence[Entry], entry: Entry) -> None:
     if not of_process(candidate):
         raise Refused(f"expected a candidate without a simulator as shadow of {plant}, got one with: promote it.")
     check_version(candidate, body.version)
+    check_all_gates(candidate, entry.rules)
     check_not_ruled_out(history, plant, body.composite)
     approval = open_approval(history, plant, body.composite)
     named = approval is not None and (approval.digest, approval.body["candidate"]) == (body.approval, body.candidate)

@@ -11,6 +11,7 @@ from configs.safety_policy import RULE
 from tasks.evidence.attempts import certificate_file
 from tasks.evidence.decisions.approvals import (
     VerdictBody,
+    check_all_gates,
     check_signed_time,
     check_version,
     of_process,
@@ -29,6 +30,7 @@ from tasks.evidence.policies import (
     policy_entry,
     policy_of,
 )
+from tasks.versions.texts import Texts
 
 
 def said_of_verdict(
@@ -70,6 +72,7 @@ def check_approval(history: Sequence[Entry], entry: Entry) -> None:
             f"expected a candidate that passed every gate, got composite {body.composite[:12]} of {entry.plant}, which "
             "did not: retrain it, no approval can skip a gate."
         )
+    check_all_gates(candidate, entry.rules)
     policy = policy_of(history, entry.plant)
     if policy is not None and body.by == RULE and policy.approvers.count:
         raise Refused(
@@ -170,13 +173,13 @@ def signed(
     return verdict.model_copy(update={"signature": envelope, "signed": read_payload(envelope)["signed"]})
 
 
-def missing_approvals(history: Sequence[Entry], plant: str, approval: Entry) -> str | None:
-    """What is missing of the approvals that the policy asks for, once this one is there; None where nothing is."""
+def missing_approvals(history: Sequence[Entry], plant: str, approval: Entry, texts: Texts | None = None) -> str | None:
+    """Name the first approval that the policy requires besides this one, in the newest wording by default."""
     signed, body = policy_entry(history, plant), approval.body
     if signed is None:
         return None
     given = [e for e in open_approvals(history, plant, body["composite"]) if e.body["candidate"] == body["candidate"]]
-    return lacking_approvals(signed.read(PolicyBody).policy, signed, given, approval.timestamp)
+    return lacking_approvals(signed.read(PolicyBody).policy, signed, given, approval.timestamp, texts)
 
 
 def _expired(approval: Entry, ledger: Ledger, plant: str) -> bool:

@@ -25,6 +25,7 @@ from tasks.files.canonical import sha256_hex
 from tasks.files.merkle import MerkleTree, merkle_root
 from tasks.files.stored import stored_sha256
 from tasks.files.times import format_time, parse_time
+from tasks.versions.versions import newest
 
 ENTRY_TYPE = "application/vnd.neorl.ledger-entry.v3+json"
 EARLIER = re.compile(rb'"payloadType":"application/vnd\.neorl\.ledger-entry(\.v2)?\+json"')
@@ -57,6 +58,8 @@ class Entry:
     digest: str
     """SHA-256 of the envelope: the entry's name for its successor and for other entries."""
     envelope: bytes = field(repr=False)
+    rules: int = 1
+    """Version of the rules and texts that it was judged and written by (`tasks.versions`)."""
     void: str = ""
     """Why it does not count, where it was read as a void one; no entry is signed with it."""
     root: bytes = field(default=b"", repr=False, compare=False)
@@ -286,6 +289,13 @@ class Ledger:
                         f"expected {name} {expected.get(name, signed)!r}, got {stored!r} beside a signed {signed!r}: "
                         "restore the row."
                     )
+            if entry.rules > newest():
+                raise Refused(f"uses rules version {entry.rules}, this NeoRL knows up to {newest()}: upgrade NeoRL.")
+            if last is not None and entry.rules < last.rules:
+                raise Refused(
+                    f"uses rules version {entry.rules} after an entry of version {last.rules}, and versions never "
+                    "decrease: restore the row."
+                )
             if format_time(parse_time(entry.timestamp)) != entry.timestamp:
                 raise Refused(f"expected a time as the ledger writes it, got {entry.timestamp!r}: restore the row.")
             if last is not None and entry.timestamp < last.timestamp:
@@ -344,7 +354,11 @@ def read_entry(payload: Any, envelope: bytes = b"") -> Entry:
     """
     if not isinstance(payload["body"], dict):
         raise TypeError(f"expected an object as its body, got {payload['body']!r}: restore the row.")
-    said = {**payload, "artefacts": tuple(Artefact(**file) for file in payload["artefacts"])}
+    # Entries of version 1 have no such field, and a signed 1 would be a second way to write the same.
+    rules = payload["rules"] if "rules" in payload else 1  # noqa: SIM401, a payload may be a list
+    if "rules" in payload and (type(rules) is not int or rules < 2):
+        raise ValueError(f"rules must be a whole number of at least 2, got {rules!r}: restore the row.")
+    said = {**payload, "artefacts": tuple(Artefact(**file) for file in payload["artefacts"]), "rules": rules}
     return Entry(**said, digest=sha256_hex(envelope), envelope=envelope, void="", root=b"")
 
 

@@ -31,6 +31,7 @@ from tasks.evidence.claims import Counts, Materials, Predicate
 from tasks.evidence.ledger.keys import open_keys
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.files.canonical import write_atomic
+from tasks.versions.versions import current
 from tests.evidence import CLAIM, MATERIALS, SIMULATOR, attempt_for, certify, counts, forge, inputs, open_ledger
 
 A, B = "a" * 64, "b" * 64
@@ -185,7 +186,7 @@ def test_the_statement_is_in_toto_and_says_what_it_does_not_claim(ledger: Ledger
     assert predicate["claim"] == (
         "P(an episode of 60 steps under the nominal domain violates 316<=T<=332 K) <= 1e-3 with confidence 95 %, "
         f"for composite aaaaaaaaaaaa on simulator {SIMULATOR[:12]}.\n"
-        "Without a witness: that no seed was tried before, and no entry left out, is its owner's word alone"
+        "No witness: only the home's owner says that no other seed was tried and that no entry was left out"
     )
     assert any("about the simulator, not about the plant" in text for text in predicate["nonClaims"])
     assert any("SIL" in text for text in predicate["nonClaims"])
@@ -270,7 +271,7 @@ def test_a_failed_test_is_certified_as_not_shown(ledger: Ledger, tmp_path: Path)
     path = write_atomic(tmp_path / "c.json", make_certificate(ledger, attempt.entry, found, MATERIALS))
     predicate = read_certificate(path, ledger.trust).predicate
     assert predicate.passed is False
-    assert predicate.claim.startswith("Not shown: P(")
+    assert predicate.claim.startswith("Not certified: P(")
     assert all(check.passed is not False for check in verify_certificate(path, ledger.trust))
 
 
@@ -344,7 +345,7 @@ def test_going_on_after_the_stop_is_another_test(ledger: Ledger, certificate: Pa
         predicate = statement["predicate"]
         found = counts(predicate["attempt"]["alpha"], (4500,)).model_dump(mode="json")
         predicate |= {"counts": {**found, "certified": passed}, "passed": passed}
-        predicate["claim"] = CLAIM.lines(A, SIMULATOR, passed, ())
+        predicate["claim"] = CLAIM.lines(A, SIMULATOR, passed, (), current().texts)
 
     checks = verify_certificate(resealed(ledger, certificate, change), ledger.trust)
     assert [check.name for check in checks if check.passed is False] == ["statistics"]

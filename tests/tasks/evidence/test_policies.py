@@ -112,11 +112,11 @@ def test_two_persons_approve_where_the_policy_says_two(ledger: Ledger) -> None:
     said = verdict_of(ledger, A, "Ada")
     first = approve(ledger, PLANT, said)
     assert approve(ledger, PLANT, said) == first
-    with pytest.raises(Refused, match="expected approvals by 2 persons, got 1"):
+    with pytest.raises(Refused, match="approvals needed from 2 persons, got 1"):
         put(ledger, first, None)
     # The same person is one, however the name is written.
     again = approve(ledger, PLANT, said.model_copy(update={"by": " ada ", "role": "safety engineer"}))
-    with pytest.raises(Refused, match="expected approvals by 2 persons, got 1"):
+    with pytest.raises(Refused, match="approvals needed from 2 persons, got 1"):
         put(ledger, again, None)
     with pytest.raises(Refused, match="by a person, by the policy of chemical_reactor, got the rule's"):
         approve(ledger, PLANT, said.model_copy(update={"by": RULE}))
@@ -129,7 +129,7 @@ def test_two_persons_approve_where_the_policy_says_two(ledger: Ledger) -> None:
 def test_a_role_that_the_policy_names_must_be_among_them(ledger: Ledger) -> None:
     sign(ledger, changed(approvers=Approvers(count=1, roles=["safety engineer"])), "a reviewer", "first")
     said = verdict_of(ledger, A, "Ada")
-    with pytest.raises(Refused, match="expected an approval as safety engineer, got none"):
+    with pytest.raises(Refused, match="an approval as safety engineer is needed, got none"):
         put(ledger, approve(ledger, PLANT, said), None)
     put(ledger, approve(ledger, PLANT, said.model_copy(update={"role": "safety engineer"})), None)
 
@@ -142,7 +142,7 @@ def test_approvals_and_certificates_expire(home: Path) -> None:
     sign(ledger, changed(approval_days=30, certificate_days=60), "a reviewer", "first")
     approval = approve(ledger, PLANT, verdict_of(ledger, A))
     now = start + timedelta(days=31)
-    with pytest.raises(Refused, match="expected an approval of at most 30 days, got none"):
+    with pytest.raises(Refused, match="an approval must be at most 30 days old, got none"):
         put(ledger, approval, None)
     now = start + timedelta(days=61)
     approval = approve(ledger, PLANT, verdict_of(ledger, A, "another"))
@@ -158,14 +158,14 @@ def test_a_change_of_the_policy_is_an_entry_and_voids_what_was_approved_before(l
     entry = sign(ledger, changed(approval_days=7), "a reviewer", "approvals get old")
     assert sign(ledger, changed(approval_days=7), "a reviewer", "again") == entry
     assert [e.body["why"] for e in ledger.entries("policy")] == ["before the first promotion", "approvals get old"]
-    with pytest.raises(Refused, match="expected an approval of at most 7 days, got none"):
+    with pytest.raises(Refused, match="an approval must be at most 7 days old, got none"):
         put(ledger, approval, None)
     put(ledger, approve(ledger, PLANT, verdict_of(ledger, A)), None)
     last = PolicyBody(policy=POLICY, by="x", why="y", replaces=None)
     for change, said in (
         ({}, "replaces the one in force"),
         ({"replaces": entry.digest, "why": " "}, "who changes a policy, and why"),
-        ({"replaces": entry.digest, "policy": changed(gates=["none"])}, "expected gates among data"),
+        ({"replaces": entry.digest, "policy": changed(gates=["none"])}, "gates must be among data"),
         ({"replaces": entry.digest, "policy": changed(plant="double_mass")}, "got one of double_mass"),
     ):
         with pytest.raises(Refused, match=said):

@@ -18,7 +18,6 @@ from tasks.references import (
     Certification,
     Champion,
     Evaluation,
-    GateName,
     Interval,
     Judgement,
     Population,
@@ -76,7 +75,7 @@ def versus(rollouts: Rollouts, plant: Interval, champion: Interval) -> Rollouts:
     return rollouts.model_copy(update={"differences": {"plant controller": plant, "champion": champion}})
 
 
-def failing(found: Found) -> dict[GateName, Found]:
+def failing(found: Found) -> dict[str, Found]:
     """What was found, with one input changed so that this gate fails."""
     changed = found.evaluation.model_copy
     return {
@@ -93,7 +92,7 @@ def judged(found: Found) -> Judgement:
     return screen(reactor_run(gates={"beat_plant": True}), *found)
 
 
-def names(judgement: Judgement) -> list[GateName]:
+def names(judgement: Judgement) -> list[str]:
     """The gates that failed."""
     return [gate.name for gate in judgement.gates if gate.passed is False]
 
@@ -105,7 +104,7 @@ def test_what_passes_everywhere_passes_every_gate_before_certification(trained: 
 
 
 @pytest.mark.parametrize("name", BEFORE_CERTIFICATION)
-def test_each_gate_is_judged_by_its_own_input(trained: Trained, name: GateName) -> None:
+def test_each_gate_is_judged_by_its_own_input(trained: Trained, name: str) -> None:
     assert set(failing(trained.found)) == set(BEFORE_CERTIFICATION)
     assert names(judged(failing(trained.found)[name])) == [name]
 
@@ -134,7 +133,7 @@ def test_the_estimates_are_taken_from_their_own_fields(trained: Trained) -> None
 
 
 @pytest.mark.parametrize("name", BEFORE_CERTIFICATION)
-def test_no_error_probability_is_spent_where_an_earlier_gate_failed(trained: Trained, name: GateName) -> None:
+def test_no_error_probability_is_spent_where_an_earlier_gate_failed(trained: Trained, name: str) -> None:
     home, found, population = trained
     screening = judged(failing(found)[name])
     dataset = sample_record(home.folder("record"))[0].dataset

@@ -46,7 +46,7 @@ def test_each_version_says_what_it_is_now(ledger: Ledger) -> None:
     assert said(ledger) == {"1": "waits for approval", "2": "waits for approval", "3": "refused"}
     given = approval(ledger, first, ada, "compared | trajectories <b>")
     page = wanted_pages(ledger.entries(), PLANT, datetime.now(UTC))["1"]
-    assert "Approved: the next command promotes it." in page.description
+    assert "It is approved. The next command promotes it." in page.description
     assert (
         f"| approved for closed loop | Ada | compared \\| trajectories &lt;b&gt; | key {ada.id} |" in page.description
     )

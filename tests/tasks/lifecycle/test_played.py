@@ -101,11 +101,11 @@ def test_decisions_are_played_through_and_every_page_follows(
     )
     write_atomic(tmp_path / "ada.signed", late.encode())
     given = neorl("approve", PLANT, v1, "--statement", str(tmp_path / "ada.signed"))
-    assert given["missing"] == "expected approvals by 2 persons, got 0, and 1 expired"
+    assert given["missing"] == "approvals needed from 2 persons, got 0, and 1 expired"
     given = neorl("approve", PLANT, v1, "--by", BEN, "--note", "compared | trajectories")
-    assert (given["champion"], given["missing"]) == (None, "expected approvals by 2 persons, got 1, and 1 expired")
+    assert (given["champion"], given["missing"]) == (None, "approvals needed from 2 persons, got 1, and 1 expired")
     page = served.page(v1)
-    assert "It needs more: expected approvals by 2 persons, got 1, and 1 expired." in page.description
+    assert "Missing: approvals needed from 2 persons, got 1, and 1 expired." in page.description
     assert f"| approved for closed loop | {BEN} | compared \\| trajectories |" in page.description
 
     # One is rejected.

@@ -75,7 +75,7 @@ def test_an_earlier_champion_comes_back_and_what_it_replaces_does_not_by_itself(
     pages = wanted_pages(entries, PLANT, datetime.now(UTC))
     assert [pages[v].tags["neorl.status"] for v in ("1", "2")] == ["champion", "rolled back from"]
     for version in ("1", "2"):
-        told = f"| version 1 brought back | shift engineer | {WHY} | in the home's name |"
+        told = f"| rolled back to version 1 | shift engineer | {WHY} | in the home's name |"
         assert told in pages[version].description
     # The next retraining that comes to the same composite does not put it into force.
     again = ledger.entry(propose(ledger, B, version="3", run_key="3"))
@@ -162,10 +162,10 @@ def test_the_policy_of_now_decides_and_who_rolls_back_counts_as_one_who_approves
     assert back(ledger, "1", "Ben").kind == "rollback"
     sign(ledger, policy(approvers=Approvers(count=2)), "a reviewer", "two from now on")
     # Ada approved it then, which counts on; with Ben there are two, and twice Ada is one.
-    with pytest.raises(Refused, match="expected approvals by 2 persons, got 1: see"):
+    with pytest.raises(Refused, match="approvals needed from 2 persons, got 1: see"):
         back(ledger, "2", "ADA")
     assert back(ledger, "2", "Ben").kind == "rollback"
-    with pytest.raises(Refused, match="expected approvals by 2 persons, got 1: see"):
+    with pytest.raises(Refused, match="approvals needed from 2 persons, got 1: see"):
         back(ledger, "1", "Ben")
     sign(ledger, policy(p0=1e-4), "a reviewer", "stricter")
     with pytest.raises(Refused, match=r"expected a p0 of at most 0\.0001, got 0\.001: see"):
@@ -179,7 +179,7 @@ def test_who_ran_the_retraining_does_not_approve_its_return(ledger: Ledger) -> N
     crowned(ledger, A, "1", author="Ada")
     crowned(ledger, B, "2")
     sign(ledger, policy(approvers=Approvers(count=2, not_author=True)), "a reviewer", "not who made it")
-    with pytest.raises(Refused, match="expected approvals by 2 persons, got 1"):
+    with pytest.raises(Refused, match="approvals needed from 2 persons, got 1"):
         back(ledger, "1", "Ada")
     assert back(ledger, "1", "Ben").kind == "rollback"
 

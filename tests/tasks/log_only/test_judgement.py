@@ -9,7 +9,6 @@ from tasks.gates import REQUIRED_OF_PROCESS
 from tasks.log_only.judgement import check_process_service, screen_process
 from tasks.references import (
     Evaluation,
-    GateName,
     Judgement,
     LearnedModel,
     Protection,
@@ -45,7 +44,7 @@ def found(evaluation: Evaluation) -> Found:
     )
 
 
-def failing(good: Found) -> dict[GateName, Found]:
+def failing(good: Found) -> dict[str, Found]:
     """What was found, with one input changed so that this gate fails."""
     no_better = NUMBERS.model.model_copy(update={"ratios": {}})
 

@@ -178,7 +178,7 @@ def test_a_simulated_plant_cannot_pass_for_a_process(ledger: Ledger) -> None:
 @pytest.mark.parametrize("name", REQUIRED_OF_PROCESS)
 def test_a_missing_gate_is_refused(ledger: Ledger, name: str) -> None:
     gates = tuple(gate for gate in record(A).gates if gate.name != name)
-    with pytest.raises(Refused, match="expected the gates data, learned_model, ope, bounds, shield, fallback, serv"):
+    with pytest.raises(Refused, match="the gates must be data, learned_model, ope, bounds, shield, fallback, serv"):
         logged(ledger, A, gates=gates)
 
 

@@ -36,6 +36,7 @@ from tasks.evidence.ledger.protocol import Artefact
 from tasks.evidence.ledger.signing import HEAD_TYPE, signed_by
 from tasks.evidence.ledger.table import GENESIS, connect
 from tasks.evidence.rules import NoteBody, RefusalBody
+from tasks.versions.versions import newest
 from tests.evidence import open_ledger
 
 
@@ -88,6 +89,7 @@ def test_rows_are_what_they_say(ledger: Ledger) -> None:
             "kind": kind,
             "plant": plant,
             "predecessor": predecessor,
+            "rules": newest(),
             "sequence": sequence,
             "timestamp": timestamp,
         }

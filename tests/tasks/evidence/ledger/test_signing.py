@@ -231,6 +231,7 @@ def test_an_entry_whose_body_is_no_object_is_refused_where_it_is_read(home: Path
         "kind": kind,
         "plant": "",
         "predecessor": first.digest,
+        "rules": first.rules,
         "sequence": 2,
         "timestamp": first.timestamp,
     }

@@ -248,13 +248,13 @@ def test_two_persons_with_their_roles_one_of_them_a_reviewer(keyed: Ledger, ada:
     sign(keyed, both, ada.name, "a second pair of eyes", [ada.signs])
     candidate = proposed(keyed, A)
     first = approval(keyed, candidate, ben, reviewed=True)
-    with pytest.raises(Refused, match="expected approvals by 1 persons, got 0"):
+    with pytest.raises(Refused, match="approvals needed from 1 persons, got 0"):
         crowned(keyed, first)
     with pytest.raises(Refused, match=r"expected a role of Ben \(operator\), got 'safety engineer'"):
         approval(keyed, candidate, ben, role="safety engineer")
     # Ben's approval besides his review does not make him two.
     second = approval(keyed, candidate, ben, role="operator")
-    with pytest.raises(Refused, match="expected 1 persons who reviewed it besides, got 0"):
+    with pytest.raises(Refused, match="further reviews needed from 1 persons, got 0"):
         crowned(keyed, second)
     last = approval(keyed, candidate, ada, role="safety engineer")
     crowned(keyed, last)
@@ -273,11 +273,11 @@ def test_a_review_meets_no_role_and_an_approval_is_no_review(keyed: Ledger, ada:
     sign(keyed, demanding(roles=["safety engineer"]), ada.name, "an engineer decides", [ada.signs])
     candidate = proposed(keyed, A)
     approval(keyed, candidate, ada, role="safety engineer", reviewed=True)
-    with pytest.raises(Refused, match="expected an approval as safety engineer, got none"):
+    with pytest.raises(Refused, match="an approval as safety engineer is needed, got none"):
         crowned(keyed, approval(keyed, candidate, ben, role="operator"))
     sign(keyed, demanding(reviewers=1), ada.name, "somebody looks at it first", [ada.signs])
     approval(keyed, candidate, ada)
-    with pytest.raises(Refused, match="expected 1 persons who reviewed it besides, got 0"):
+    with pytest.raises(Refused, match="further reviews needed from 1 persons, got 0"):
         crowned(keyed, approval(keyed, candidate, ben))
     crowned(keyed, approval(keyed, candidate, ada, reviewed=True))
     assert audit(keyed.home).passed
@@ -303,7 +303,7 @@ def test_approvals_expire_from_when_they_were_signed(home: Path, ada: Person) ->
     sign(ledger, month, ada.name, "a month", [with_key(ada.name, ada.key, lambda: now)])
     candidate = proposed(ledger, A)
     kept = approve(ledger, PLANT, verdict_on(candidate, ada.name, ""), early)
-    with pytest.raises(Refused, match="expected approvals by 1 persons, got 0, and 1 expired"):
+    with pytest.raises(Refused, match="approvals needed from 1 persons, got 0, and 1 expired"):
         crowned(ledger, kept)
     for minutes, passes in ((6, False), (4, True)):
         ahead = with_key(ada.name, ada.key, lambda minutes=minutes: now + timedelta(minutes=minutes))

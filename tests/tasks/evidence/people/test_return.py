@@ -121,7 +121,7 @@ def test_an_approval_by_a_key_that_was_revoked_since_brings_nothing_back(
     gone = RevocationBody(key=ada.id, since=stolen, by=ben.name, why="the laptop was stolen")
     ledger.append("revocation", gone.model_copy(update={"signature": ben.signs.sign(said_of_revocation(gone))}))
     pin(ledger)
-    with pytest.raises(Refused, match="expected approvals by 2 persons, got 1"):
+    with pytest.raises(Refused, match="approvals needed from 2 persons, got 1"):
         ledger.append("rollback", signed_rollback(ledger, ben), plant=PLANT)
 
 

@@ -63,6 +63,7 @@ def forged(home: Home, key: SigningKey, kind: str, body: dict[str, object], plan
         "kind": kind,
         "plant": plant,
         "predecessor": history[-1].digest,
+        "rules": history[-1].rules,
         "sequence": len(history) + 1,
         "timestamp": history[-1].timestamp,
     }

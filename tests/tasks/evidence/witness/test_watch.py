@@ -313,7 +313,7 @@ def test_a_certificate_says_who_saw_to_its_seed_and_can_be_checked_without_the_l
     path = certify(ledger, A)
     stated = read_certificate(path, ledger.trust).predicate
     assert stated.claim.splitlines()[1] == (
-        "Witnessed by witness.example/w1: its seed could not be known before its attempt was logged"
+        "Witnessed by witness.example/w1: the seed could not be known before the attempt was logged"
     )
     checks = {check.name: check for check in verify_certificate(path, ledger.trust, ledger=ledger)}
     assert all(check.passed is not False for check in checks.values())
@@ -393,5 +393,5 @@ def test_a_folder_of_heads_is_followed(place: Home, ledger: Ledger, witness: Wit
 def test_a_home_without_witnesses_says_so(home: Path) -> None:
     ledger = open_ledger(Home(home))
     path = certify(ledger, C)
-    assert read_certificate(path, ledger.trust).predicate.claim.splitlines()[1].startswith("Without a witness: ")
+    assert read_certificate(path, ledger.trust).predicate.claim.splitlines()[1].startswith("No witness: ")
     assert not (home / FILE).exists()
