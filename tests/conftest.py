@@ -62,7 +62,7 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 
 class Truth(Protocol):
-    """Holds a number to one that did not come from this project."""
+    """Compare a number with one from outside this project."""
 
     def __call__(
         self, quantity: str, theirs: float, ours: float, allowed: float, source: str, plant: str | None = None
@@ -71,7 +71,7 @@ class Truth(Protocol):
 
 @pytest.fixture
 def truth(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Truth:
-    """Asserts |ours − theirs| <= allowed and keeps the comparison, of which `make plants` makes docs/studies/plants.md."""
+    """Assert |ours − theirs| <= allowed and keep the comparison for docs/studies/plants.md."""
     named = request.path.stem.removeprefix("test_plant_")
 
     def hold(quantity: str, theirs: float, ours: float, allowed: float, source: str, plant: str | None = None) -> None:

@@ -1,15 +1,15 @@
-"""`make ope-study`: off-policy evaluation held against the truth, on every plant and behaviour.
+"""`make ope-study`: compare off-policy evaluation with true values, on nine plants and three logged controllers.
 
-    python -m benchmarks.ope_study                                   # every cell that has no result yet
+    python -m benchmarks.ope_study                                   # every cell without a result
     python -m benchmarks.ope_study chemical_reactor --behaviours medium
-    python -m benchmarks.ope_study --table                           # docs/studies/ope.md from the results alone
-    python -m benchmarks.ope_study --peers LOGS                      # what benchmarks/peers/fqe_d3rlpy.py reads
+    python -m benchmarks.ope_study --page                            # docs/studies/ope.md from the kept results
+    python -m benchmarks.ope_study --peers LOGS                      # logs for benchmarks/peers/fqe_d3rlpy.py
 
-A cell is a plant and a behaviour: 50,000 generated rows, at least twenty policies of widely different worth that are
-made of its training episodes, their estimates from its held-out episodes, and their discounted returns by rollouts of
-the simulator, which nothing is estimated or chosen by. Each finished cell is a file in benchmarks/results/ope, and a
-study that is stopped goes on with the cells that are missing.
+A cell is a plant and a logged controller: 50,000 generated rows, at least twenty policies of very different quality
+made from the training episodes, their estimates on the held-out episodes, and their discounted returns in rollouts,
+which no estimator sees. Cells are kept in benchmarks/results/ope with the commit of their sources; a study that was
+stopped continues with the missing cells.
 
-Developed on chemical_reactor, hvac_control and water_treatment with seed 0; the other six plants took no part, and have
-seeds of their own. A cell says which commit its sources are of, and none is run while they differ from it.
+The estimator was developed on chemical_reactor, hvac_control and water_treatment with seed 0. The other six plants use
+fresh seeds.
 """

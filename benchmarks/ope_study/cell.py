@@ -1,4 +1,4 @@
-"""A cell of the study: data, policies, their estimates, and the truth."""
+"""Run one cell: data, policies, estimates and true values."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.ope_study.policies import evaluated
+from benchmarks.pages import ROOT
 from configs.home import Home
 from configs.load import load_run
 from configs.run import CLONE_UPDATES, OpenedRun
@@ -22,30 +23,28 @@ from tasks.data.store.reader import StoredDataset
 from tasks.data.synthetic.episodes import generate
 from tasks.evaluation.estimators import decisions, episodes_of, fit_estimators
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 class Size(NamedTuple):
-    """How large a cell is."""
+    """Size of a cell."""
 
     rows: int = 50_000
     updates: int = 900
-    """Gradient steps of each learner but the clone."""
+    """Gradient steps of each learner except the clone."""
     cloned: int = CLONE_UPDATES
     """Gradient steps of the clone."""
     truth: int = 256
-    """Episodes of the simulator behind each true value."""
+    """Simulated episodes for each true value."""
     evaluate: Mapping[str, int] = {}
-    """Overrides of a run's `evaluate`."""
+    """Overrides of the plant's `evaluate`."""
 
 
 FULL = Size()
 SMALL = Size(2_000, 60, 60, 16, {"model_updates": 40, "bootstraps": 50})
-"""A cell of the tests."""
+"""Size of a cell in the tests."""
 
 
 def logged(run: OpenedRun, behaviour: str, home: Home, size: Size, seed: int) -> tuple[Logs, Logs, str]:
-    """Generated episodes: those to train on and those held out, and the digest of all."""
+    """Return training episodes, held-out episodes and the digest of the dataset."""
     horizon = PLANTS[run.plant].spec.horizon
     made = generate(run.plant, behaviour, -(-size.rows // horizon), seed, home.folder("generated", run.plant))
     assert made.digest is not None
@@ -55,7 +54,7 @@ def logged(run: OpenedRun, behaviour: str, home: Home, size: Size, seed: int) ->
 
 
 def configured(plant: str, size: Size, seed: int) -> OpenedRun:
-    """The plant's run with its own discount, as configs/ has it."""
+    """Return the plant's run of configs/, which has the plant's discount."""
     known = load_run(ROOT / "configs" / f"{plant}.yaml")
     return OpenedRun(plant=plant, seed=seed, evaluate=known.evaluate.model_copy(update=dict(size.evaluate)))
 
@@ -63,21 +62,21 @@ def configured(plant: str, size: Size, seed: int) -> OpenedRun:
 def cell(
     plant: str, behaviour: str, home: Home, size: Size = FULL, seed: int = 0, peers: Path | None = None
 ) -> dict[str, Any]:
-    """One cell.
+    """Run one cell.
 
     Args:
-        plant: its name.
-        behaviour: what played the episodes.
-        home: where generated episodes, policies and true values are kept.
-        size: of the cell.
-        seed: of episodes, training and estimates.
-        peers: where the held-out steps, and what the policies do there, are written for estimators of others.
+        plant: name of the plant.
+        behaviour: name of the logged controller.
+        home: home that stores episodes, policies and true values.
+        size: size of the cell.
+        seed: seed of episodes, training and estimates.
+        peers: file for the held-out steps and the policies' actions on them, read by other estimators.
     """
     began = time.perf_counter(), time.process_time()
     run = configured(plant, size, seed)
     ours, held_out, dataset = logged(run, behaviour, home, size, seed)
     discount = run.evaluate.discount
-    # True values are kept beside the policies; no estimator is told of them.
+    # True values are kept beside the policies; no estimator sees them.
     found, truth = evaluated(ours, dataset, plant, size.updates, size.cloned, discount, size.truth, home)
     estimators = fit_estimators(episodes_of(run, held_out, NO_PAST, found.policies[0].normaliser))
     if peers is not None:
@@ -103,7 +102,7 @@ def cell(
 
 
 def estimated(found: Estimate, confidence: float) -> dict[str, Any]:
-    """An estimate as it is kept; numbers that are not finite are null."""
+    """Return an estimate as JSON; non-finite numbers become null."""
     lower, upper = found.bounds(confidence)
     numbers = {"value": found.value, "lower": lower, "upper": upper, "outside": found.outside}
     kept: dict[str, Any] = {name: float(x) if np.isfinite(x) else None for name, x in numbers.items()}

@@ -1,4 +1,4 @@
-"""Policies of widely different worth and what they are truly worth, kept so that other estimators cost no training."""
+"""Train policies of very different quality and measure their true values; both are cached in the home."""
 
 from __future__ import annotations
 
@@ -33,28 +33,27 @@ LEARNERS: dict[str, tuple[dict[str, Any], dict[str, list[float]]]] = {
     "iql": ({"actor_lr": 1e-3, "critic_lr": 1e-3, "discount": 0.97}, {}),
     "bptt": ({"discount": 0.97}, {"penalty": [0.1, 2.0]}),
 }
-"""What policies are learned with: overrides, and what the members differ in. The clone is the default population's."""
+"""Overrides and grid of each learner. The clone is that of the default population."""
 EARLY = {"bptt": 5 / 6}
-"""Share of the updates at which a policy is kept, besides the last: half of them, of `bptt` half of what follows its
-warm-up, which only clones."""
+"""Share of the updates after which an early policy is kept. `bptt` only clones for the first two thirds."""
 NOISES = (0.03, 0.1, 0.2, 0.4)
-"""Deviations, beside a weight's size, of the normal noise on the clone's weights."""
+"""Standard deviations of the noise on the clone's weights, relative to their root mean square."""
 
 
 class Candidates(NamedTuple):
-    """Policies by name; the first is the clone of the behaviour."""
+    """Policies by name; the first is the clone of the logged controller."""
 
     names: list[str]
     policies: list[Policy]
 
 
 def candidates(logs: Logs, plant: str, updates: int, cloned: int) -> Candidates:
-    """Policies of widely different worth from training episodes: learned ones, half-learned ones, and noisy clones.
+    """Train policies of very different quality: final and early policies of each learner, and noisy clones.
 
     Args:
         logs: training episodes.
-        plant: its name.
-        updates: gradient steps of each learner but the clone.
+        plant: name of the plant.
+        updates: gradient steps of each learner except the clone.
         cloned: gradient steps of the clone.
     """
     spec, found = PLANTS[plant].spec, Candidates([], [])
@@ -96,7 +95,7 @@ def _keep(kept: dict[int, RunState], state: RunState, _: int) -> None:
 
 
 def shaken(params: dict[str, Any], key: jax.Array, noise: float) -> dict[str, Any]:
-    """Weights with normal noise of a share of each array's root mean square."""
+    """Return weights with normal noise, scaled by each array's root mean square."""
     leaves, structure = jax.tree.flatten(params)
     keys = jax.random.split(key, len(leaves))
     moved = [
@@ -107,7 +106,7 @@ def shaken(params: dict[str, Any], key: jax.Array, noise: float) -> dict[str, An
 
 
 def true_values(plant: str, found: Sequence[Policy], discount: float, episodes: int) -> list[list[float]]:
-    """Mean discounted return of each policy on the simulator, and its standard error."""
+    """Return the mean discounted return of each policy on the simulator and its standard error."""
     simulator = PLANTS[plant]
     keys = jax.random.split(jax.random.key(TRUTH_SEED), episodes)
     weight = discount ** np.arange(simulator.spec.horizon)
@@ -123,17 +122,17 @@ def true_values(plant: str, found: Sequence[Policy], discount: float, episodes: 
 def evaluated(
     logs: Logs, dataset: str, plant: str, updates: int, cloned: int, discount: float, episodes: int, home: Home
 ) -> tuple[Candidates, list[list[float]]]:
-    """`candidates` and their `true_values`, from the home where it has them of the same episodes and sources.
+    """Return `candidates` and their `true_values`, cached in the home by episodes and sources.
 
     Args:
         logs: training episodes.
-        dataset: digest of the dataset that they are part of.
-        plant: its name.
-        updates: gradient steps of each learner but the clone.
+        dataset: digest of the dataset that contains them.
+        plant: name of the plant.
+        updates: gradient steps of each learner except the clone.
         cloned: gradient steps of the clone.
-        discount: per step.
-        episodes: of the simulator behind each true value.
-        home: where they are kept.
+        discount: discount per step.
+        episodes: simulated episodes for each true value.
+        home: home with the cache.
     """
     made_of = {
         "dataset": dataset,
@@ -154,6 +153,6 @@ def evaluated(
     truth = true_values(plant, found.policies, discount, episodes)
     for i, policy in enumerate(found.policies):
         save_policy(folder / f"{i}.npz", policy, PLANTS[plant].spec, MadeBy())
-    # Written last: a folder without it is made anew.
+    # Written last: a folder without an index is incomplete and is made again.
     write_json(index, {"names": found.names, "truth": truth})
     return found, truth

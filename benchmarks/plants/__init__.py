@@ -1,1 +1,1 @@
-"""docs/studies/plants.md: what the plants are, what they are held against, and what their controllers come to."""
+"""Measure the simulated plants and write docs/studies/plants.md."""

@@ -1,16 +1,14 @@
-"""`make plants`: what the plants are and are held against, how fast they run, and what their controllers come to.
+"""`make plants`: measure the simulated plants and write docs/studies/plants.md.
 
-    python -m benchmarks.plants truths        # runs the plants' tests and keeps the outside values they were held to
-    python -m benchmarks.plants speed         # environment steps per second, beside peers (NEORL_PEERS_PYTHON)
-    python -m benchmarks.plants scores        # idle, own controller as found and tuned, and the best known
-    python -m benchmarks.plants pictures      # an episode of each against its limits
-    python -m benchmarks.plants steps         # what the step of integration costs
-    python -m benchmarks.plants sensitivity   # what the tuned controller's record owes to constants without a source
-    python -m benchmarks.plants page          # only writes docs/studies/plants.md
-    python -m benchmarks.plants               # all of it
-    python -m benchmarks.plants sensitivity --plants steel_annealing
-
-Each part is kept as JSON, and docs/studies/plants.md is made of what is kept.
+python -m benchmarks.plants truths        # run the plants' tests and keep their comparisons with outside values
+python -m benchmarks.plants speed         # environment steps per second, beside peers (NEORL_PEERS_PYTHON)
+python -m benchmarks.plants scores        # idle, as-found, tuned and best known controller
+python -m benchmarks.plants pictures      # draw an episode of each plant
+python -m benchmarks.plants steps         # integration error with the plant's own number of substeps
+python -m benchmarks.plants sensitivity   # violations when a constant without a source changes by a fifth
+python -m benchmarks.plants page          # only write the page from the kept results
+python -m benchmarks.plants               # everything
+python -m benchmarks.plants sensitivity --plants steel_annealing
 """
 
 from __future__ import annotations
@@ -32,11 +30,13 @@ PARTS = ("truths", "speed", "scores", "pictures", "steps", "sensitivity", "page"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--plants", nargs="*", default=list(NAMES), choices=NAMES, help="all by default")
-    parser.add_argument("--peers", default=os.environ.get("NEORL_PEERS_PYTHON"), help="a Python with the peers")
+    parser.add_argument("--plants", nargs="*", default=list(NAMES), choices=NAMES, help="default: all plants")
+    parser.add_argument(
+        "--peers", default=os.environ.get("NEORL_PEERS_PYTHON"), help="Python interpreter with the peers"
+    )
     options = parser.parse_args()
     if unknown := [part for part in options.parts if part not in PARTS]:
-        parser.error(f"expected parts among {', '.join(PARTS)}, got '{unknown[0]}'")
+        parser.error(f"unknown part '{unknown[0]}': choose among {', '.join(PARTS)}")
     for part in options.parts or PARTS:
         if part == "truths":
             keep(part, truths.truths(options.plants))
@@ -49,11 +49,11 @@ def main() -> None:
                 path = draw(name)
                 print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1e3:.0f} kB", flush=True)
             elif part in ("steps", "sensitivity"):
-                found = steps.measure(name) if part == "steps" else sensitivity.measure(name)
-                keep_own(name, part, found)
-                print(name, part, json.dumps(found), flush=True)
+                result = steps.measure(name) if part == "steps" else sensitivity.measure(name)
+                keep_own(name, part, result)
+                print(name, part, json.dumps(result), flush=True)
     PAGE.write_text(page())
-    print(f"docs: {PAGE.relative_to(ROOT)}")
+    print(f"wrote {PAGE.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

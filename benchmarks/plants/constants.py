@@ -1,4 +1,4 @@
-"""Equations, constants and sources of the plants, as their modules' docstrings and classes have them."""
+"""Collect the constants of the plants and their sources from the docstrings of the plants' modules."""
 
 from __future__ import annotations
 
@@ -18,14 +18,11 @@ from neorl_core.plants import PLANTS
 from neorl_core.types import Plant
 
 DRAWS = 1_024
-"""Of constants from a domain, whose least and greatest are told."""
+"""Number of draws from the operating domain that give a constant's range."""
 OURS = "ours"
-"""How the source of what no source was found for begins."""
+"""Beginning of the source of a constant without an outside source."""
 MOST = 6
-"""Numbers of a constant that a table shows."""
-VALID = "Valid "
-"""How the paragraph about a plant's range of validity begins."""
-FORMULA = re.compile(r"[=²√Σ∂]")
+"""Constants with more numbers have an empty value."""
 
 
 class Constant(NamedTuple):
@@ -33,15 +30,15 @@ class Constant(NamedTuple):
 
     name: str
     value: str
-    """Nominal, a number or a few; empty of what is no number."""
+    """Nominal value: one or a few numbers; empty for other types."""
     drawn: tuple[float, float] | None
-    """Least and greatest of what the operating domain draws; None where that is the nominal value."""
+    """Range in the operating domain; None if it is the nominal value."""
     about: str
     source: str
 
 
 def modules(name: str) -> list[ModuleType]:
-    """The modules of a plant: its own first, of a package what is in it after that."""
+    """Return the modules of a plant: the plant's own first, then those of its package."""
     own = import_module(PLANTS.module(name))
     inside = [each.name for each in pkgutil.iter_modules(getattr(own, "__path__", []))]
     order = sorted(inside, key=lambda each: (each != "plant", each))
@@ -49,7 +46,7 @@ def modules(name: str) -> list[ModuleType]:
 
 
 def sources(name: str) -> dict[str, str]:
-    """Source of each constant by name, from the tables in the docstrings of a plant's modules."""
+    """Return the source of each constant, from the tables in the docstrings of a plant's modules."""
     found = {}
     for module in modules(name):
         rows = [line.strip("| ").split(" | ") for line in (module.__doc__ or "").splitlines() if line.startswith("| ")]
@@ -60,86 +57,36 @@ def sources(name: str) -> dict[str, str]:
 
 
 def constants(name: str) -> list[Constant]:
-    """Every constant of a plant: the fields of its parameters, then what else its tables of sources name."""
+    """Return the constants of a plant: the fields of its parameters, then others that its tables of sources name."""
     plant, known = PLANTS[name], sources(name)
     drawn, about = dict(_drawn(plant)), _about(plant.params)
     found = []
     for path, value in _leaves(plant.params):
         first, last = path.split(".")[0], path.rsplit(".", maxsplit=1)[-1]
         source = next((known[each] for each in (path, last, first) if each in known), "")
-        found.append(Constant(path, _told(value), drawn.get(path), about.get(last, ""), source))
+        found.append(Constant(path, _text(value), drawn.get(path), about.get(last, ""), source))
     named = {part for each in found for part in each.name.split(".")}
     others, about = _named(name), _about(plant.domain)
     for each in (each for each in known if each not in named):
-        value, said = others.get(each, (getattr(plant.domain, each, None), about.get(each, "")))
-        found.append(Constant(each, _told(value), None, said, known[each]))
+        value, text = others.get(each, (getattr(plant.domain, each, None), about.get(each, "")))
+        found.append(Constant(each, _text(value), None, text, known[each]))
     return found
 
 
-def equations(name: str) -> list[str]:
-    """The paragraphs of a plant's docstrings, without tables and sources, and the formulas that its functions name."""
-    lines: list[str] = []
-    for place, module in enumerate(modules(name)):
-        formulas = _formulas(module)
-        head, *rest = inspect.cleandoc(module.__doc__ or "").split("\n\n")
-        if place == 0 or formulas or rest:
-            # A package's module `plant` begins as the package does.
-            begun = [head] if head not in lines else []
-            said = [*begun, *(text for text in rest if not text.startswith(("|", VALID)))]
-            lines += [line for text in said for line in ("", text)] + formulas
-    return lines
-
-
-def validity(name: str) -> str:
-    """What a plant's module says of its range of validity; empty where it says nothing."""
-    for module in modules(name):
-        for text in inspect.cleandoc(module.__doc__ or "").split("\n\n"):
-            if text.startswith(VALID):
-                return " ".join(text.split())
-    return ""
-
-
-def lines_of(name: str) -> list[str]:
-    """Equations, constants and range of validity of a plant as a part of its section."""
-    lines = [
-        *equations(name),
-        "",
-        "| constant | value | in the domain | what it is | source |",
-        "|---|---|---|---|---|",
-    ]
-    for each in constants(name):
-        drawn = "" if each.drawn is None else " to ".join(dict.fromkeys(f"{x:.4g}" for x in each.drawn))
-        cells = (each.name, each.value or "–", drawn or "–", each.about.replace("|", "\\|"), each.source)
-        lines.append(f"| {' | '.join(cells)} |")
-    said = validity(name)
-    return [*lines, *(["", said] if said else [])]
-
-
-def _formulas(module: ModuleType) -> list[str]:
-    """A line for each function whose docstring says by a formula what it computes."""
-    lines = []
-    for node in ast.parse(inspect.getsource(module)).body:
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-            said = (ast.get_docstring(node) or "").split("\n\nArgs:")[0].split("\n\nReturns:")[0]
-            if FORMULA.search(said):
-                lines.append(f"- `{node.name}`: {' '.join(said.split())}")
-    return ["", *lines] if lines else []
-
-
 def _about(values: Any) -> dict[str, str]:
-    """What the docstrings below the fields of a NamedTuple say, in one line; of those nested in it, too."""
+    """Return the docstrings of the fields of a NamedTuple and of NamedTuples inside it, each in one line."""
     found = {}
     for kind in {type(values)} | {type(x) for x in values if hasattr(x, "_fields")}:
         body = ast.parse(inspect.getsource(kind)).body[0]
         assert isinstance(body, ast.ClassDef)
         for field, said in zip(body.body, body.body[1:], strict=False):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                found[field.target.id] = _said(said)
+                found[field.target.id] = _docstring(said)
     return found
 
 
 def _leaves(values: Any, under: str = "") -> Iterator[tuple[str, Any]]:
-    """Fields of nested NamedTuples by their paths; what is None is none."""
+    """Yield the fields of nested NamedTuples with their paths, except None."""
     for field, value in zip(values._fields, values, strict=True):
         if hasattr(value, "_fields"):
             yield from _leaves(value, f"{under}{field}.")
@@ -148,7 +95,7 @@ def _leaves(values: Any, under: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _drawn(plant: Plant) -> Iterator[tuple[str, tuple[float, float]]]:
-    """Least and greatest of every number that the domain draws other than it is by itself."""
+    """Yield the range of every number that differs from the nominal one in the operating domain."""
     sample: Callable[..., Any] = jax.jit(jax.vmap(plant.sample_params, (0, None)))
     drawn = sample(jax.random.split(jax.random.key(0), DRAWS), plant.domain)
     for (path, values), (_, nominal) in zip(_leaves(drawn), _leaves(plant.params), strict=True):
@@ -159,7 +106,7 @@ def _drawn(plant: Plant) -> Iterator[tuple[str, tuple[float, float]]]:
 
 
 def _named(name: str) -> dict[str, tuple[Any, str]]:
-    """Values of the constants that a plant's modules name in capitals, and what the docstrings below them say."""
+    """Return the values and docstrings of constants in capitals in a plant's modules."""
     found = {}
     for module in modules(name):
         body = ast.parse(inspect.getsource(module)).body
@@ -167,18 +114,18 @@ def _named(name: str) -> dict[str, tuple[Any, str]]:
             if isinstance(node, ast.Assign):
                 for target in ast.walk(node.targets[0]):
                     if isinstance(target, ast.Name) and target.id.isupper():
-                        found[target.id] = getattr(module, target.id), _said(following)
+                        found[target.id] = getattr(module, target.id), _docstring(following)
     return found
 
 
-def _said(node: ast.stmt) -> str:
-    """A docstring, in one line."""
+def _docstring(node: ast.stmt) -> str:
+    """Return a docstring in one line."""
     text = node.value.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else ""
     return " ".join(text.split()) if isinstance(text, str) else ""
 
 
-def _told(value: Any) -> str:
-    """A number, or a few of them; nothing of what is neither."""
+def _text(value: Any) -> str:
+    """Return one or a few numbers as text, and an empty string for other types."""
     if value is None or isinstance(value, str) or np.asarray(value).dtype.kind not in "fiu" or np.size(value) > MOST:
         return ""
     return ", ".join(f"{x:.5g}" for x in np.ravel(value))

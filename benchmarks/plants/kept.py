@@ -1,4 +1,4 @@
-"""Where the parts of docs/studies/plants.md are kept: one file for the parts about all plants, one for each plant's own."""
+"""Read and write the kept results: one file for each part about all plants, and one file for each plant."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pages import ROOT, STUDIES
 from tasks.files.canonical import write_json
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "studies" / "plants.md"
-PICTURES = ROOT / "docs" / "studies" / "plants"
+PAGE = STUDIES / "plants.md"
+PICTURES = STUDIES / "plants"
 
 
 def kept(part: str) -> Any:
-    """What a part about all plants found when it was last run; None if it never was."""
+    """Return the last result of a part about all plants; None if it was never run."""
     return _read(RESULTS / f"plants-{part}.json")
 
 
 def keep(part: str, found: Any) -> None:
-    """Keep what a part about all plants found."""
+    """Keep the result of a part about all plants."""
     write_json(RESULTS / f"plants-{part}.json", found)
 
 
 def own(name: str) -> dict[str, Any]:
-    """What is kept about one plant, by part."""
+    """Return the kept results about one plant, by part."""
     return _read(RESULTS / "plants" / f"{name}.json") or {}
 
 
 def keep_own(name: str, part: str, found: Any) -> None:
-    """Keep what a part found about one plant, beside its other parts."""
+    """Keep the result of a part about one plant."""
     path = RESULTS / "plants" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
     write_json(path, own(name) | {part: found})

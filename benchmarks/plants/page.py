@@ -1,4 +1,4 @@
-"""docs/studies/plants.md, from what is kept of each part and what the plants' modules say."""
+"""Write docs/studies/plants.md from the kept results."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from typing import Any
 
 from PIL import Image
 
-from benchmarks.plants import constants, scores, sensitivity, speed, steps, truths
-from benchmarks.plants.kept import PICTURES, kept, own
+from benchmarks import pages
+from benchmarks.pages import wrap
+from benchmarks.plants import scores, sensitivity, speed, steps, truths
+from benchmarks.plants.kept import PICTURES, kept
 from benchmarks.tuning import report
 from configs.plant_scores import PATH as SCORES
 from neorl_core.plants import NAMES, PLANTS
 from tasks.pictures.trajectories import draw_plant
 
 COLOURS = 32
-"""Of a picture, which keeps its file small."""
+"""Number of colours of a picture; few colours make small files."""
 
 
 def draw(name: str) -> Path:
-    """The picture of a plant: an episode under its tuned and its best known controller, against its limits."""
+    """Draw an episode of a plant with the tuned and the best known controller, and the limits."""
     PICTURES.mkdir(exist_ok=True)
     path = PICTURES / f"{name}.png"
     draw_plant(PLANTS[name], path, seed=0, episodes=1)
@@ -32,52 +34,79 @@ def draw(name: str) -> Path:
 
 
 def page() -> str:
-    """The whole page."""
-    lines = [
-        "# The plants",
-        "",
-        "Made by `make plants`. `neorl plants` lists them, `neorl plants show NAME` draws one.",
-        "",
-        "| plant | observed | manipulated | period | steps | hard limits |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name, plant in PLANTS.items():
-        spec = plant.spec
-        limits = "; ".join(f"{c.name} {c.low:g} to {c.high:g} {c.unit}".removesuffix(" 1") for c in spec.constraints)
-        sizes = f"{spec.observation.size} | {spec.action.size} | {spec.dt:.4g} {spec.time_unit}"
-        lines.append(f"| [{name}](#{name}) | {sizes} | {spec.horizon} | {limits} |")
+    """Return the page."""
     measured, searched = json.loads(SCORES.read_text()) if SCORES.exists() else {}, report.kept()
-    lines += [*scores.lines_of(measured), *without_row(measured)]
-    lines += [*report.table(searched), *without_row(searched)]
-    lines += truths.lines_of(kept("truths") or [])
-    lines += speed.lines_of(kept("speed"))
-    lines += [
-        "",
-        "## Each plant",
-        "",
-        "Equations, constants and sources are those of the code's own docstrings; 'ours' is what no source was found "
-        "for. Values that the operating domain draws stand as the least and the greatest of its draws. What is "
-        "measured has noise where a constant says so; commands in force, set points, clocks and counted goods are "
-        "known exactly, and so is what a published benchmark shows exactly.",
-    ]
-    for name in NAMES:
-        lines += section(name)
-    return "\n".join([*lines, ""])
+    rows, speeds = kept("truths") or [], kept("speed")
+    drawn = [name for name in NAMES if (PICTURES / f"{name}.png").exists()]
+    return pages.study(
+        "Plants, measured",
+        QUESTION,
+        answer(rows, searched),
+        COMMAND,
+        "## Outside values",
+        OUTSIDE,
+        truths.section(rows),
+        "## Controllers",
+        CONTROLLERS,
+        scores.section(measured),
+        without_row(measured),
+        "## Search for better parameters",
+        SEARCH,
+        report.table(searched),
+        without_row(searched),
+        "## Speed",
+        speed.section(speeds) if speeds else "",
+        "## Step size",
+        STEPS,
+        steps.section(),
+        "## Sensitivity",
+        SENSITIVITY,
+        sensitivity.section(),
+        "## An episode of each plant",
+        "\n\n".join(f"![{name}](plants/{name}.png)" for name in drawn),
+    )
 
 
-def without_row(kept: Mapping[str, Any]) -> list[str]:
-    """A sentence that names the plants of which a table has no row; nothing below a table that is left out."""
-    missing = [name for name in NAMES if name not in kept]
-    return ["", f"Not measured here so far: {', '.join(missing)}."] if kept and missing else []
+def answer(rows: list[dict[str, Any]], searched: Mapping[str, Any]) -> str:
+    """Return the answer in two sentences."""
+    sources = {row["source"] for row in rows}
+    best = max((row["gain"][0] for row in searched.values()), default=0.0)
+    return (
+        f"All {len(rows)} compared values from {len(sources)} outside sources agree within their tolerance. A search "
+        f"over each tuned controller's parameters finds at most {best:.2f} points more."
+    )
 
 
-def section(name: str) -> list[str]:
-    """What the page says of one plant alone."""
-    about = own(name)
-    lines = ["", f"### {name}"]
-    if (PICTURES / f"{name}.png").exists():
-        lines += ["", f"![an episode of {name} against its limits](plants/{name}.png)"]
-    lines += constants.lines_of(name)
-    lines += steps.lines_of(name, about.get("steps"))
-    lines += sensitivity.lines_of(name, about.get("sensitivity"))
-    return lines
+def without_row(rows: Mapping[str, Any]) -> str:
+    """Return a sentence that names the plants without a row; empty if there is no table or no such plant."""
+    missing = [name for name in NAMES if name not in rows]
+    return f"Not measured yet: {', '.join(missing)}." if rows and missing else ""
+
+
+QUESTION = """Do the simulated plants agree with published values and other simulators, and how good and how fast are
+the tuned controllers and the simulators?"""
+COMMAND = """`make plants` (an hour) and `make tune` (half an hour) measure; `python -m benchmarks.plants page` only
+writes this page. Signals and limits of each plant are in the [reference](../reference/plants.md)."""
+OUTSIDE = """Values that the plants' tests compare with sources outside this project. Every single value is in
+`benchmarks/results/plants-truths.json`."""
+CONTROLLERS = wrap(
+    """Mean return with a 95 % interval over episodes of the default operating domain, score (0 is a sensible idle, 100
+    the best known), and episodes in which a limit was violated. The controller as found plays the `pid` logs. The
+    tuned controller is the shield's fallback and the reference of gates and tables. A better controller than the best
+    known may exist."""
+)
+SEARCH = wrap(
+    f"""`make tune` starts from 1,000 uniform draws of the controller's own parameters, then uses successive halving on
+    paired episodes and the cross-entropy method. Fresh episodes compare the result with the controllers as found and
+    as tuned. A controller counts as tuned if the search gains at most {report.BAR:g} points; a violation in 0.01 % of
+    the episodes costs one point. *Violated* is for as found, tuned and searched."""
+)
+STEPS = wrap(
+    """Errors with each plant's own number of substeps, against eight times as many: four episodes with the same actions
+    in double precision. Plants without a row are discrete-time by definition."""
+)
+SENSITIVITY = wrap(
+    """Each constant without an outside source was changed by a fifth in both directions (the end of a range by a fifth
+    of the range), with the tuned controller unchanged. The table shows violated episodes and least margins with
+    nominal constants, and the worst change. All changes are in `benchmarks/results/plants`."""
+)

@@ -1,4 +1,4 @@
-"""What a plant's controllers come to: idle, its own as found and as tuned, and the best known, by rollouts."""
+"""Score the controllers of each plant by rollouts: idle, as found, tuned and best known."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from benchmarks.pages import table
 from benchmarks.tuning import report
 from configs.plant_scores import PATH as SCORES
 from neorl_core.control.behaviour import idle
@@ -22,11 +23,11 @@ from tasks.simulate import score
 EPISODES = 1_000
 PLANNED_EPISODES = 100
 WHO = ("idle", "as_found", "tuned", "best_known")
-"""Controllers, from the bottom of the scale to its top."""
+"""Controllers, from the bottom to the top of the scale."""
 
 
 def scores(names: list[str]) -> dict[str, Any]:
-    """Mean returns of each plant's controllers: idle, its own as found and as tuned, and the best known."""
+    """Return the mean return, score and violations of each plant's controllers."""
     kept: dict[str, Any] = json.loads(SCORES.read_text()) if SCORES.exists() else {}
     for name in names:
         plant = PLANTS[name]
@@ -48,7 +49,7 @@ def scores(names: list[str]) -> dict[str, Any]:
 
 
 def controllers(plant: Plant) -> dict[str, tuple[Controller, Params]]:
-    """What a plant's scale is made of, from idling to the best known controller."""
+    """Return the controllers that define a plant's scale."""
     found = plant.fallback_params if plant.found_params is None else plant.found_params
     known: dict[str, tuple[Controller, Params]] = {
         "idle": (idle(plant), ()),
@@ -60,27 +61,14 @@ def controllers(plant: Plant) -> dict[str, tuple[Controller, Params]]:
     return known
 
 
-def lines_of(kept: Mapping[str, Any]) -> list[str]:
-    """The scores as a section of docs/studies/plants.md."""
-    if not kept:
-        return []
-    lines = [
-        "",
-        "## Controllers",
-        "",
-        "Mean return with its 95 % interval, score (0 is a sensible idle, 100 the best known) and episodes in which a "
-        "limit was crossed, over the default operating domain. The controller as found wrote the logs (`pid`); tuned, "
-        "it is what the shield hands over to and what gates and tables compare with. The best known was found by a "
-        "search or a planner, and is a bound on nothing.",
-        "",
-        "| plant | controller | return | score | beyond a limit | what it is |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name, rows in kept.items():
-        for who in (each for each in WHO if each in rows):
-            r = rows[who]
+def section(kept: Mapping[str, Any]) -> str:
+    """Return the scores as a table."""
+    rows = []
+    for name, measured in kept.items():
+        for who in (each for each in WHO if each in measured):
+            r = measured[who]
             value = f"{r['return']:.4g} ± {r['half_width']:.2g}"
             beyond = f"{r['violated']} of {r['episodes']}"
-            what = report.ABOUT[name].get(who, "as tuned")
-            lines.append(f"| {name} | {who.replace('_', ' ')} | {value} | {r['score']:.1f} | {beyond} | {what} |")
-    return lines
+            about = report.ABOUT[name].get(who, "as tuned")
+            rows.append((name, who.replace("_", " "), value, f"{r['score']:.1f}", beyond, about))
+    return table(("plant", "controller", "return", "score", "violated", "description"), rows)

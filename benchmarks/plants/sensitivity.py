@@ -1,7 +1,8 @@
-"""What '0 of 1,000 beyond a limit' owes to constants without a source: each of them a fifth lower and higher."""
+"""Count limit violations of the tuned controller when a constant without a source is a fifth lower or higher."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -10,34 +11,37 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
+from benchmarks.pages import table
 from benchmarks.plants.constants import OURS, sources
-from neorl_core.plants import PLANTS
+from benchmarks.plants.kept import own
+from neorl_core.plants import NAMES, PLANTS
 from neorl_core.plants.base import EpisodeResult, rollout, summarise
-from neorl_core.types import Params, Plant
+from neorl_core.types import Constraint, Params, Plant
 
 EPISODES = 256
 PART = 0.2
-"""By which share of its value a constant is moved; the end of a range by that share of the range."""
+"""Relative change of a constant. The end of a range moves by this share of the range."""
+SIDES = {"down": "lower", "up": "higher"}
 
 
 @partial(jax.jit, static_argnames="plant")
 def moved(plant: Plant, domain: Params, factors: dict[str, Array], params: Params, keys: Array) -> EpisodeResult:
-    """Episodes of the plant's own controller, whose constants are drawn and then multiplied by factors."""
+    """Play episodes of the tuned controller on plants with constants that are drawn and multiplied by factors."""
 
     def episode(key: PRNGKeyArray) -> EpisodeResult:
         key_constants, key_run = jax.random.split(key)
-        own = plant.sample_params(key_constants, domain)
-        own = own._replace(**{name: getattr(own, name) * factor for name, factor in factors.items()})
-        return summarise(rollout(plant, plant.fallback, params, key_run, own))
+        drawn = plant.sample_params(key_constants, domain)
+        drawn = drawn._replace(**{name: getattr(drawn, name) * factor for name, factor in factors.items()})
+        return summarise(rollout(plant, plant.fallback, params, key_run, drawn))
 
     return jax.vmap(episode)(keys)
 
 
 def measure(name: str) -> dict[str, Any]:
-    """Violated episodes and least margins with each of a plant's own constants a fifth lower and higher.
+    """Count violated episodes and least margins with each constant of our own a fifth lower and higher.
 
     Args:
-        name: the plant. Its controller is the tuned one, and stays as it is.
+        name: plant; the tuned controller stays the same.
     """
     plant = PLANTS[name]
     keys = jax.random.split(jax.random.key(3), EPISODES)
@@ -71,46 +75,39 @@ def measure(name: str) -> dict[str, Any]:
 
 
 def _width(domain: Params, name: str) -> float:
-    """What a share is taken of: a number itself, or the range whose end it is."""
+    """Return the quantity to take the share of: the number, or the width of the range that it ends."""
     stem, _, end = name.rpartition("_")
     if end in ("low", "high"):
         return float(getattr(domain, f"{stem}_high") - getattr(domain, f"{stem}_low"))
     return abs(float(getattr(domain, name)))
 
 
-def lines_of(name: str, found: dict[str, Any] | None) -> list[str]:
-    """What `measure` found as a part of the plant's section."""
-    if not found:
-        return []
-    limits = PLANTS[name].spec.constraints
-    base = found["base"]
-    least = ", ".join(
-        f"{x:.3g} {c.unit} ({c.name})".replace(" 1 (", " (") for x, c in zip(base["least"], limits, strict=True)
-    )
-    lines = [
-        "",
-        f"Sensitivity: with the tuned controller {base['violated']} of {found['episodes']} episodes cross a limit, and "
-        f"the least margins are {least}.",
+def row(name: str, found: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the row of a plant: violations and margins with nominal constants, and with the worst change."""
+    limits, base = PLANTS[name].spec.constraints, found["base"]
+    changes = [
+        (change["violated"], -min(_shares(change, base)), each, SIDES[side], change)
+        for each, sides in found["rows"].items()
+        for side, change in sides.items()
     ]
-    if found["rows"]:
-        lines += [
-            f"With each constant that is ours a fifth lower and higher (the end of a range by a fifth of it): episodes "
-            f"of {found['episodes']} beyond a limit, and the margin that then is the smallest part of its above.",
-            "",
-            "| constant | lower | least margin | higher | least margin |",
-            "|---|---|---|---|---|",
-        ]
-    for each, row in found["rows"].items():
-        cells = []
-        for side in ("down", "up"):
-            share = [x / b if b > 0 else x for x, b in zip(row[side]["least"], base["least"], strict=True)]
-            k = int(np.argmin(share))
-            unit = "" if limits[k].unit == "1" else f" {limits[k].unit}"
-            cells += [str(row[side]["violated"]), f"{row[side]['least'][k]:.3g}{unit}, {limits[k].name}"]
-        lines.append(f"| {each} | {' | '.join(cells)} |")
-    if found["left"]:
-        lines += [
-            "",
-            f"Not varied, for they are zero, a limit, a price or part of the layout: {', '.join(found['left'])}.",
-        ]
-    return lines
+    cells = (name, f"{base['violated']} of {found['episodes']}", ", ".join(map(_margin, base["least"], limits)))
+    if not changes:
+        return (*cells, "–", "–", "–")
+    violated, _, each, side, change = max(changes, key=lambda one: one[:2])
+    nearest = int(np.argmin(_shares(change, base)))
+    return (*cells, f"{each} {side}", str(violated), _margin(change["least"][nearest], limits[nearest]))
+
+
+def _shares(change: Mapping[str, Any], base: Mapping[str, Any]) -> list[float]:
+    """Return the margins as shares of those with nominal constants."""
+    return [x / b if b > 0 else x for x, b in zip(change["least"], base["least"], strict=True)]
+
+
+def _margin(least: float, limit: Constraint) -> str:
+    return f"{least:.3g} {limit.unit} ({limit.name})".replace(" 1 (", " (")
+
+
+def section() -> str:
+    """Return the sensitivity of all plants as a table."""
+    head = ("plant", "violated", "least margins", "worst change", "then violated", "then least margin")
+    return table(head, [row(name, own(name)["sensitivity"]) for name in NAMES if "sensitivity" in own(name)])

@@ -1,6 +1,7 @@
-"""Environment steps per second of every plant, vectorised and single, and of peers.
+"""Measure environment steps per second of every plant, vectorised and single, and of peers.
 
-Speeds are medians of windows in which other processes used under a tenth of a core, ours and the peers' in turn.
+Speeds are medians of windows in which other processes used less than a tenth of a core; our windows alternate with the
+peers'.
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks import power_flow
-from benchmarks.plants.kept import ROOT
+from benchmarks.pages import ROOT, table, wrap
 from benchmarks.windows import interleaved
 from neorl_core.plants import PLANTS
 from neorl_core.types import Plant
 
 BATCH = 4096
-"""Plants of a vectorised window."""
+"""Number of plants in a vectorised window."""
 STEPS = 50
-"""Of each plant in a vectorised window."""
+"""Steps of each plant in a vectorised window."""
 ROUNDS, LIMIT = 5, 20.0
-MEASURED = {"industrial_benchmark": ("Siemens' NumPy code, measured before on one core", 13_000.0)}
-"""References that are on no package index: name and steps/s. No ratio is told of them: it would be of two machines."""
+MEASURED = {"industrial_benchmark": ("Siemens' NumPy code on another machine", 13_000.0)}
+"""References that are on no package index, with steps/s on another machine; the table shows no ratio to them."""
 PEERS = {"chemical_reactor": "pc-gym 0.1.8"}
-"""References in the same run."""
+"""References that run beside ours."""
 
 
 def vectorised(plant: Plant) -> Callable[[], float]:
-    """A window of `BATCH` plants, `STEPS` steps each, under random actions; returns seconds per step of one plant."""
+    """Return a function that plays `BATCH` plants for `STEPS` random steps and returns seconds per plant and step."""
     low, high = jnp.asarray(plant.spec.action.low), jnp.asarray(plant.spec.action.high)
 
     @jax.jit
@@ -47,7 +48,7 @@ def vectorised(plant: Plant) -> Callable[[], float]:
                 key_action, key_step = jax.random.split(jax.random.fold_in(key, t))
                 action = low + (high - low) * jax.random.uniform(key_action, low.shape)
                 state, now = plant.step(key_step, state, action, plant.params)
-                # All that a step tells counts: what nobody takes, such as an observation's noise, is not computed.
+                # Use every output, because XLA removes computations of unused outputs, such as measurement noise.
                 return state, sum(jnp.sum(leaf, dtype=jnp.float32) for leaf in jax.tree.leaves(now))
 
             return jnp.sum(jax.lax.scan(step, start, jnp.arange(STEPS))[1])
@@ -63,7 +64,7 @@ def vectorised(plant: Plant) -> Callable[[], float]:
 
 
 def single(plant: Plant, steps: int = 300) -> Callable[[], float]:
-    """A window of one plant, stepped from Python; returns seconds per step."""
+    """Return a function that steps one plant from Python and returns seconds per step."""
     step = jax.jit(plant.step)
     start, _ = jax.jit(plant.reset)(jax.random.key(0), plant.params)
     action = (jnp.asarray(plant.spec.action.low) + jnp.asarray(plant.spec.action.high)) / 2
@@ -81,7 +82,7 @@ def single(plant: Plant, steps: int = 300) -> Callable[[], float]:
 
 @contextmanager
 def pcgym(python: str | None) -> Iterator[Callable[[], float] | None]:
-    """Windows of pc-gym's reactor, in seconds per step; None where the peers' Python has none."""
+    """Yield a function that returns seconds per step of pc-gym's reactor; None if pc-gym is not installed."""
     if python is None:
         yield None
         return
@@ -106,7 +107,7 @@ def pcgym(python: str | None) -> Iterator[Callable[[], float] | None]:
 
 
 def speed(python: str | None) -> dict[str, Any]:
-    """Steps per second of every plant, vectorised and single, and of the peers, in one run."""
+    """Measure every plant, vectorised and single, and the peers, in one run."""
     rates: dict[str, Any] = {}
     for name, plant in PLANTS.items():
         works: dict[str, Callable[[], float | None]] = {"vectorised": vectorised(plant), "single": single(plant)}
@@ -128,42 +129,34 @@ def speed(python: str | None) -> dict[str, Any]:
     return {"cores": os.cpu_count(), "machine": machine, "peers": bool(python), "plants": rates, "power_flow": flows}
 
 
-def lines_of(kept: Mapping[str, Any] | None) -> list[str]:
-    """The speeds as a section of docs/studies/plants.md."""
-    if not kept:
-        return []
-    without = "" if kept.get("peers") else ", which had none: NEORL_PEERS_PYTHON names a Python that has them"
-    lines = [
-        "",
-        "## Speed",
-        "",
-        f"Environment steps per second on {kept['cores']} cores: {BATCH} plants in one jitted call under random "
-        "actions, with all that a step tells, and one plant stepped from Python. A ratio is told where the reference "
-        f"ran in the same run{without}.",
-        "",
-        "| plant | vectorised | single | reference | its rate | vectorised / reference |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name, row in kept["plants"].items():
+def section(kept: Mapping[str, Any]) -> str:
+    """Return the speeds as a table."""
+    rows = []
+    for name, measured in kept["plants"].items():
         rates = [
-            f"{row[work]['steps_per_second']:,.0f}" + ("" if row[work]["quiet"] else " (not quiet)")
+            f"{measured[work]['steps_per_second']:,.0f}" + ("" if measured[work]["quiet"] else " (not quiet)")
             for work in ("vectorised", "single")
         ]
-        reference = row.get("reference")
-        if reference:
-            ratio = row["vectorised"]["steps_per_second"] / reference["steps_per_second"]
-            told = f"{ratio:,.0f}×" if "peer" in row else "–"
-            rest = f"{reference['name']} | {reference['steps_per_second']:,.0f} | {told}"
-        else:
-            rest = "– | – | –"
-        lines.append(f"| {name} | {' | '.join(rates)} | {rest} |")
+        reference = measured.get("reference")
+        shown = f"{reference['name']}: {reference['steps_per_second']:,.0f}" if reference else "–"
+        ratio = "–"
+        if reference and "peer" in measured:
+            ratio = f"{measured['vectorised']['steps_per_second'] / reference['steps_per_second']:,.0f}×"
+        rows.append((name, *rates, shown, ratio))
+    parts = [
+        wrap(
+            f"Environment steps per second on {kept['cores']} cores: {BATCH} plants in one compiled call with random "
+            "actions, and one plant stepped from Python."
+        ),
+        table(("plant", "vectorised", "single", "reference", "ratio"), rows),
+    ]
     if flows := kept.get("power_flow"):
         ours, theirs = (flows[who]["flows_per_second"] for who in ("ours", "pandapower"))
-        quiet = "" if all(row["quiet"] for row in flows.values()) else " (not quiet)"
-        lines += [
-            "",
-            f"AC power flow of the 33-bus feeder, each case with random loads and a radial topology of its own: "
-            f"{ours:,.0f} flows per second, pandapower 3.5.6 (`runpp`, with numba) {theirs:,.0f} in the same "
-            f"run{quiet}: {ours / theirs:,.0f}×.",
-        ]
-    return lines
+        quiet = "" if all(each["quiet"] for each in flows.values()) else " (not quiet)"
+        parts.append(
+            wrap(
+                "AC power flow of the 33-bus feeder, with random loads and a random radial topology in each case: "
+                f"{ours:,.0f} flows per second. pandapower 3.5.6 (`runpp` with numba) solves {theirs:,.0f}{quiet}."
+            )
+        )
+    return "\n\n".join(parts)

@@ -1,4 +1,4 @@
-"""How far a plant's own integration is from one with steps an eighth as long, under the same actions."""
+"""Measure the integration error of each plant against steps an eighth as long, with the same actions."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from neorl_core.plants import PLANTS
+from benchmarks.pages import table
+from benchmarks.plants.kept import own
+from neorl_core.plants import NAMES, PLANTS
 from neorl_core.plants.base import rollout
 from neorl_core.types import Controller
 
 
 class Integrated(NamedTuple):
-    """What a plant calls to get through a step."""
+    """The function that integrates a plant over one control step."""
 
     module: str
-    """Within `neorl_core.plants`."""
+    """Module in `neorl_core.plants`."""
     call: str
     argument: str = "substeps"
 
@@ -34,20 +36,20 @@ INTEGRATED = {
     "steel_annealing": Integrated("steel_annealing.plant", "advance"),
     "water_treatment": Integrated("water_treatment", "integrate"),
 }
-"""The others are sequences by their own definition, and exact."""
+"""The other plants are discrete-time by definition, hence exact."""
 EPISODES = 4
 FINEST = 8
-"""How many times the plant's own number of substeps stands for the exact answer."""
+"""Factor on the number of substeps that gives the reference solution."""
 FACTORS = (1, 2)
 REPEATED = Controller(lambda params, observation: 0, lambda params, at, observation, applied: (at + 1, params[at]))
-"""Plays a sequence of actions."""
+"""Controller that plays a sequence of actions."""
 
 
 def measure(name: str) -> dict[str, Any] | None:
-    """Largest differences of margins and of an episode's score, by how many times the plant's own substeps.
+    """Return the largest errors of margins and scores, by factor on the plant's number of substeps.
 
     Args:
-        name: the plant; None is found of one that has no steps of integration.
+        name: plant; the result is None for a discrete-time plant.
     """
     if name not in INTEGRATED:
         return None
@@ -55,12 +57,12 @@ def measure(name: str) -> dict[str, Any] | None:
     with jax.enable_x64(True):
         keys = jax.random.split(jax.random.key(1), EPISODES)
         constants = [plant.sample_params(key, plant.domain) for key in keys]
-        fallback = jax.jit(lambda key, own: rollout(plant, plant.fallback, plant.fallback_params, key, own))
-        actions = [fallback(key, own).actions for key, own in zip(keys, constants, strict=True)]
+        fallback = jax.jit(lambda key, drawn: rollout(plant, plant.fallback, plant.fallback_params, key, drawn))
+        actions = [fallback(key, drawn).actions for key, drawn in zip(keys, constants, strict=True)]
         found = {}
         for factor in (*FACTORS, FINEST):
             with finer(INTEGRATED[name], factor):
-                again = jax.jit(lambda key, own, actions: rollout(plant, REPEATED, actions, key, own))
+                again = jax.jit(lambda key, drawn, actions: rollout(plant, REPEATED, actions, key, drawn))
                 runs = [jax.device_get(again(*each)) for each in zip(keys, constants, actions, strict=True)]
             found[factor] = np.stack([x.margins for x in runs]), np.stack([np.sum(x.rewards) for x in runs])
     low, high = plant.spec.score_range
@@ -77,38 +79,32 @@ def measure(name: str) -> dict[str, Any] | None:
 
 @contextmanager
 def finer(place: Integrated, factor: int) -> Iterator[None]:
-    """The plant integrates with this many times its own number of substeps."""
+    """Multiply the plant's number of substeps within the block."""
     module = import_module(f"neorl_core.plants.{place.module}")
-    own: Callable[..., Any] = getattr(module, place.call)
-    signature = inspect.signature(own)
+    original: Callable[..., Any] = getattr(module, place.call)
+    signature = inspect.signature(original)
 
     def more(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.arguments[place.argument] *= factor
-        return own(*bound.args, **bound.kwargs)
+        return original(*bound.args, **bound.kwargs)
 
     setattr(module, place.call, more)
     try:
         yield
     finally:
-        setattr(module, place.call, own)
+        setattr(module, place.call, original)
 
 
-def lines_of(name: str, found: dict[str, Any] | None) -> list[str]:
-    """What `measure` found as a part of the plant's section."""
-    spec = PLANTS[name].spec
-    if not found:
-        return []
-    names = [f"{limit.name} [{limit.unit}]".replace(" [1]", "") for limit in spec.constraints]
-    lines = [
-        "",
-        f"Step size: {EPISODES} episodes under the same actions in double precision, against {found['finest']} times "
-        f"the plant's own {found['what']}; largest differences of margins, and of an episode's score.",
-        "",
-        f"| {found['what']} | {' | '.join(names)} | points |",
-        f"|---|{'---|' * len(names)}---|",
-    ]
-    for factor, row in found["rows"].items():
-        cells = [f"{x:.2g}" for x in (*row["margins"], row["points"])]
-        lines.append(f"| {'its own' if factor == '1' else f'{factor} times'} | {' | '.join(cells)} |")
-    return lines
+def section() -> str:
+    """Return the integration errors of all plants as a table."""
+    rows = []
+    for name in NAMES:
+        if found := own(name).get("steps"):
+            limits, errors = PLANTS[name].spec.constraints, found["rows"]["1"]
+            margins = ", ".join(
+                f"{error:.2g} {limit.unit} ({limit.name})".replace(" 1 (", " (")
+                for error, limit in zip(errors["margins"], limits, strict=True)
+            )
+            rows.append((name, margins, f"{errors['points']:.2g}"))
+    return table(("plant", "largest error of a margin", "of a score"), rows)

@@ -1,4 +1,4 @@
-"""The outside values that the plants' tests hold them to, and what came out."""
+"""Collect the outside values that the plants' tests compare with."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.plants.kept import ROOT, kept
+from benchmarks.pages import ROOT, table
+from benchmarks.plants.kept import kept
 from neorl_core.plants import NAMES
 
 
 def truths(names: Sequence[str] = NAMES) -> list[dict[str, Any]]:
-    """Run the plants' tests; every outside value that one of them was held to by the `truth` fixture.
+    """Run the plants' tests and return every value that their `truth` fixture compared.
 
     Args:
-        names: of plants; with fewer than all, those that have a file of tests of their own are run, and what is kept of
-            the others stays.
+        names: plants. With fewer than all plants, only their own test files run, and kept values of others stay.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
@@ -31,7 +31,7 @@ def truths(names: Sequence[str] = NAMES) -> list[dict[str, Any]]:
         command = [sys.executable, "-m", "pytest", *options, *tests]
         done = subprocess.run(command, cwd=ROOT, check=False)
         if done.returncode != 0:
-            raise SystemExit("expected every test of the plants to pass, got failures: see above.")
+            raise SystemExit(f"plant tests failed with exit code {done.returncode}: see the output above.")
         found = [
             json.loads(item.get("value", ""))
             for item in ElementTree.parse(report).iter("property")
@@ -41,22 +41,18 @@ def truths(names: Sequence[str] = NAMES) -> list[dict[str, Any]]:
     return sorted(others + found, key=lambda row: row["plant"])
 
 
-def lines_of(rows: list[dict[str, Any]]) -> list[str]:
-    """The outside values as a section of docs/studies/plants.md."""
-    if not rows:
-        return []
-    lines = [
-        "",
-        "## Outside values",
-        "",
-        "What the plants' tests hold them to, and what came out in the run that made this page.",
-        "",
-        "| plant | quantity | theirs | ours | allowed | source |",
-        "|---|---|---|---|---|---|",
+def section(rows: list[dict[str, Any]]) -> str:
+    """Return the number of compared values and the largest error, by plant and source, as a table."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["plant"], row["source"]), []).append(row)
+    shown = [
+        (plant, source, len(group), f"{max(_share(row) for row in group):.2g}")
+        for (plant, source), group in groups.items()
     ]
-    for r in rows:
-        lines.append(
-            f"| {r['plant']} | {r['quantity']} | {r['theirs']:.8g} | {r['ours']:.8g} | ± {r['allowed']:.2g} "
-            f"| {r['source']} |"
-        )
-    return lines
+    return table(("plant", "source", "values", "largest error / tolerance"), shown)
+
+
+def _share(row: dict[str, Any]) -> float:
+    """Return the error of a value as a share of its tolerance; an exact value has none."""
+    return float(abs(row["ours"] - row["theirs"]) / row["allowed"]) if row["allowed"] else 0.0

@@ -1,15 +1,14 @@
-"""`make study`: what the default population, selected by its own estimates, comes to on nine plants.
+"""`make study`: retrain with the default population on nine plants, and compare the result with the truth.
 
-    python -m benchmarks.study                                    # every run that has no result yet
+    python -m benchmarks.study                                    # every run without a result
     python -m benchmarks.study hvac_control --behaviours medium
     python -m benchmarks.study --official                         # double_mass on NeoRL-2's own episodes, ten runs
-    python -m benchmarks.study --table                            # docs/studies/retraining.md from the results alone
+    python -m benchmarks.study --page                             # docs/studies/retraining.md from the kept results
 
-A cell is a plant and a behaviour. Each of its runs generates episodes, trains the default population, selects a member
-by off-policy evaluation, and only then scores every member, the behaviour and the plant's own controller in the same
-episodes of the simulator. A cell is a file in benchmarks/results/study that grows by a run at a time, so that a study
-that is stopped goes on where it was.
+A cell is a plant and a logged controller ("behaviour"). Each run generates episodes, trains the default population and
+selects a member by off-policy evaluation. Only then are all members, the logged controller and the tuned controller
+scored in the same simulated episodes. Runs are kept in benchmarks/results/study with the commit of their sources; a
+study that was stopped continues with the missing runs.
 
-Developed on chemical_reactor, hvac_control and water_treatment; the other six plants have seeds that nothing was found
-on. A run says which commit its sources are of, and none is made while they differ from it.
+Defaults were developed on chemical_reactor, hvac_control and water_treatment. The other six plants use fresh seeds.
 """

@@ -1,4 +1,4 @@
-"""The runs that are missing, and the page."""
+"""Make the missing runs and write the page."""
 
 from __future__ import annotations
 
@@ -32,57 +32,55 @@ from tasks.files.canonical import write_json
 from tasks.training.programs import forget_programs
 
 SOURCES = ("neorl_core", "tasks", "configs", "benchmarks/study", "benchmarks/ope_study", "benchmarks/score.py")
-"""What a run depends on."""
+"""Files and folders that a run depends on."""
 
 
 def main() -> None:
-    known = argparse.ArgumentParser(description=study.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    every = (*DEVELOPMENT, *OTHERS)
-    known.add_argument("plants", nargs="*", type=known_plant, default=every, help="all plants by default")
-    known.add_argument("--behaviours", nargs="*", default=BEHAVIOURS, choices=BEHAVIOURS)
-    known.add_argument("--official", action="store_true", help="double_mass on the episodes that NeoRL-2 publishes")
-    known.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so many minutes")
-    known.add_argument("--table", action="store_true", help="write the page alone")
-    options = known.parse_args()
+    parser = argparse.ArgumentParser(description=study.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    plants = (*DEVELOPMENT, *OTHERS)
+    parser.add_argument("plants", nargs="*", type=known_plant, default=plants, help="default: all plants")
+    parser.add_argument("--behaviours", nargs="*", default=BEHAVIOURS, choices=BEHAVIOURS)
+    parser.add_argument("--official", action="store_true", help="double_mass on the episodes that NeoRL-2 publishes")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after this many minutes")
+    parser.add_argument("--page", action="store_true", help="only write the page")
+    options = parser.parse_args()
     try:
-        if not options.table:
+        if not options.page:
             run(options)
-    except BadInput as refused:
-        known.error(str(refused))
+    except BadInput as error:
+        parser.error(str(error))
     PAGE.write_text(page())
 
 
 def run(options: argparse.Namespace) -> None:
-    """Every run that is asked for and has no result yet.
+    """Make every requested run that has no result.
 
     Raises:
-        BadInput: when the sources differ from the commit, or NeoRL-2's episodes are asked for and not there.
+        BadInput: if the sources differ from their commit, or NeoRL-2's episodes are requested but missing.
     """
-    of = ([OFFICIAL[0]], [OFFICIAL[1]]) if options.official else (options.plants, options.behaviours)
-    if next(missing(*of), None) is None:
+    cells = ([OFFICIAL[0]], [OFFICIAL[1]]) if options.official else (options.plants, options.behaviours)
+    if next(missing(*cells), None) is None:
         return
     at, end = commit(SOURCES), time.monotonic() + 60 * options.minutes
     data = official() if options.official else []
     if options.official and not data:
-        raise BadInput(
-            "expected NeoRL-2's DMSD-*.npz in shared/data/dmsd beside this checkout, got none: put them there."
-        )
-    for plant, behaviour, seed in missing(*of):
+        raise BadInput("no file matches shared/data/dmsd/DMSD-*.npz beside this checkout: put NeoRL-2's files there.")
+    for plant, behaviour, seed in missing(*cells):
         if time.monotonic() > end:
             return
         home = Home(Home.locate().folder("study", f"{plant}-{behaviour}-{seed}"))
-        # What a killed run left would be gone on with, by this commit and on a clock that begins anew.
+        # Remains of a killed run would be resumed, with another commit and a clock that starts late.
         shutil.rmtree(home.root, ignore_errors=True)
-        found = one_run(plant, behaviour, seed, home, data=data) | {"commit": at}
-        runs = [*runs_of(plant, behaviour), found]
+        result = one_run(plant, behaviour, seed, home, data=data) | {"commit": at}
+        runs = [*runs_of(plant, behaviour), result]
         write_json(path_of(plant, behaviour), {"plant": plant, "behaviour": behaviour, "runs": runs})
-        # Checkpoints and bundles of eighty runs would fill a disk, and the scores are known.
+        # Checkpoints and bundles of eighty runs would fill the disk.
         shutil.rmtree(home.root)
         forget_programs()
-        verdict = "" if ships(found) else ", refused"
+        verdict = "" if ships(result) else ", refused"
         print(
-            f"{plant} {behaviour} {seed}: {chosen(found):.1f}{verdict}, regret {regret(found):.1f}, "
-            f"{found['seconds']:.0f} s",
+            f"{plant} {behaviour} {seed}: {chosen(result):.1f}{verdict}, regret {regret(result):.1f}, "
+            f"{result['seconds']:.0f} s",
             file=sys.stderr,
             flush=True,
         )

@@ -1,4 +1,4 @@
-"""One run of a cell: episodes, the default population, the member that its estimates select; afterwards the truth."""
+"""One run: generate episodes, train the default population, select a member, then score everything."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.study.table import ROOT
+from benchmarks.pages import ROOT
 from configs.home import Home
 from configs.load import load_run
 from configs.run import OpenedRun, Train
@@ -31,18 +31,18 @@ from tasks.simulate import ROLLOUT_SEED
 from tasks.training.train import train
 
 NOT_FINITE = -1_000.0
-"""Score of an episode whose return is no number."""
+"""Score of an episode with a non-finite return."""
 
 
 class Size(NamedTuple):
-    """How large a run is."""
+    """Size of a run."""
 
     rows: int = 50_000
     rollouts: int = 256
     train: Mapping[str, Any] = {}
-    """What differs from the default `train` of a run."""
+    """Overrides of a run's `train`."""
     evaluate: Mapping[str, int] = {}
-    """What differs from the plant's own `evaluate`."""
+    """Overrides of the plant's `evaluate`."""
 
 
 FULL = Size()
@@ -53,11 +53,11 @@ SMALL = Size(
     {"algorithm": "iql", **_LEARNER, "beside": [{"algorithm": "td3_bc", **_LEARNER}]},
     {"model_updates": 40, "bootstraps": 50},
 )
-"""A run of the tests."""
+"""Size of a run in the tests."""
 
 
 def configured(plant: str, seed: int, size: Size) -> OpenedRun:
-    """The plant's run as configs/ has it, but for the learners: those are the default of a run that names none."""
+    """Return the plant's run of configs/ with the default learners."""
     known = load_run(ROOT / "configs" / f"{plant}.yaml")
     evaluated = known.evaluate.model_copy(update=dict(size.evaluate))
     trained = Train.model_validate(dict(size.train))
@@ -65,7 +65,7 @@ def configured(plant: str, seed: int, size: Size) -> OpenedRun:
 
 
 def generated(plant: str, behaviour: str, seed: int, home: Home, size: Size) -> Path:
-    """A file of episodes by a behaviour, made where there is none."""
+    """Return a file of episodes by a logged controller; generate it if it is missing."""
     path = home.folder("generated", plant) / f"{behaviour}-{seed}-{size.rows}.hdf5"
     if not path.exists():
         generate(plant, behaviour, -(-size.rows // PLANTS[plant].spec.horizon), seed, path)
@@ -75,18 +75,18 @@ def generated(plant: str, behaviour: str, seed: int, home: Home, size: Size) -> 
 def one_run(
     plant: str, behaviour: str, seed: int, home: Home, size: Size = FULL, data: Sequence[Path] = ()
 ) -> dict[str, Any]:
-    """One run.
+    """Make one run.
 
     Args:
-        plant: its name.
-        behaviour: what played the episodes; any word where `data` is given, and then nothing is scored for it.
-        seed: of episodes, training, estimates and scoring.
-        home: where everything is kept.
-        size: of the run.
-        data: files of episodes in place of generated ones.
+        plant: name of the plant.
+        behaviour: name of the logged controller. With `data` any name will do, and the logged controller is not scored.
+        seed: seed of episodes, training, estimates and scoring.
+        home: home that stores everything.
+        size: size of the run.
+        data: files with episodes, instead of generated ones.
 
     Returns:
-        Scores, with the estimates that the selection saw, and its wall-clock seconds from the file to the selection.
+        Scores, the estimates that selection used, and the wall-clock seconds from the file to the selection.
     """
     run = configured(plant, seed, size)
     files = list(data) or [generated(plant, behaviour, seed, home, size)]
@@ -117,15 +117,15 @@ def one_run(
 
 
 def _processor() -> float:
-    """Seconds of the processor that this process and those that it waited for took: members may train in their own."""
-    found = os.times()
-    return found.user + found.system + found.children_user + found.children_system
+    """Return the CPU seconds of this process and of its finished children, which may train members."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def _scores(
     plant: str, behaviour: str | None, seed: int, population: Population, episodes: int
 ) -> dict[str, npt.NDArray[np.float64]]:
-    """Scores (E,) of the behaviour and the plant's tuned controller, (M, E) of the members, in the same episodes."""
+    """Return scores (E,) of the logged and the tuned controller and (M, E) of the members, in the same episodes."""
     simulator = PLANTS[plant]
     keys = jax.random.split(jax.random.key(ROLLOUT_SEED + seed), episodes)
     bare = bare_controller(simulator)

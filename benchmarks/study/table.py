@@ -1,4 +1,4 @@
-"""What runs, cells and plants come to, and where they are kept."""
+"""Statistics of runs and cells, and the files that keep them."""
 
 from __future__ import annotations
 
@@ -12,55 +12,54 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.ope_study.table import BEHAVIOURS, DEVELOPMENT, OTHERS
+from benchmarks.pages import ROOT, STUDIES
 from neorl_core.safety.bounds import Interval, mean_interval
 from tasks.evaluation.evaluate import rank
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "study"
-PAGE = ROOT / "docs" / "studies" / "retraining.md"
+PAGE = STUDIES / "retraining.md"
 RUNS = {"medium": 5, "pid": 2, "mixed": 2, "official": 10}
-"""Runs of a cell; `official` is double_mass on the episodes that NeoRL-2 publishes."""
+"""Number of runs of a cell. `official` is double_mass on the episodes that NeoRL-2 publishes."""
 OFFICIAL = "double_mass", "official"
 FRESH_SEED, OFFICIAL_SEED = 3800, 9000
-"""From here on seeds count up over the runs of the plants that took no part in the development, and over those on
-NeoRL-2's own episodes; the study of estimates has others."""
+"""First seeds of the plants that were not used for development, and of NeoRL-2's episodes. Seeds count up from here."""
 FEW = 3
-"""Runs of a cell from which on an interval over runs is told."""
+"""Least number of runs for an interval over runs."""
 MODEL_FREE = ("bc", "iql", "td3_bc")
 Floats = npt.NDArray[np.float64]
 
 
 class Cell(NamedTuple):
-    """What the runs of a cell come to, in points of the plant's scale."""
+    """Statistics of a cell's runs, in points of the plant's scale. Scores are means over the runs that ship."""
 
     runs: int
     unsupported: int
-    """Runs that are refused because the logs do not support the selected member's estimate."""
+    """Runs refused because the logs do not support the selected member's estimate."""
     gainless: int
-    """Runs that are refused because its gain, as estimated by episodes that did not select it, is not above 0."""
+    """Runs refused because the gain estimated on separate held-out episodes is not above 0."""
     score: float
-    """Of the selected members, mean over the runs that are not refused, as all that follows; NaN where all are."""
+    """Score of the selected members; NaN if all runs are refused."""
     behaviour: float
     controller: float
     over_behaviour: Interval
     over_controller: Interval
     regret: float
-    """Best member less the selected one."""
+    """Score of the best member minus that of the selected one."""
     seconds: float
-    """Of the longest run, as `seconds` says."""
+    """Duration of the longest run, see `seconds`."""
     shown: int
-    """Runs of which episodes that did not select show a gain over the logged controller, which the gate asks for."""
+    """Runs with a proven gain: the lower bound on separate held-out episodes is above 0."""
     shown_rightly: int
-    """Those of them that score above the behaviour."""
+    """Runs with a proven gain that score above the logged controller."""
 
     @property
     def refused(self) -> int:
-        """Runs that expect no gain, or cannot tell: by default the gate refuses them; no other number has them."""
+        """Number of refused runs."""
         return self.unsupported + self.gainless
 
     @property
     def refuses(self) -> bool:
-        """Whether most of its runs are refused."""
+        """Whether more than half of the runs are refused."""
         return 2 * self.refused > self.runs
 
 
@@ -68,7 +67,7 @@ NOTHING = Interval(math.nan, math.nan, math.nan)
 
 
 def summary(result: Mapping[str, Any]) -> Cell:
-    """What the runs of a cell come to."""
+    """Return the statistics of a cell."""
     runs, kept = result["runs"], [run for run in result["runs"] if ships(run)]
     supported = [run for run in runs if run["supported"]]
     shown = [run for run in kept if (run["claimed"][0] or 0.0) > 0]
@@ -93,40 +92,39 @@ def summary(result: Mapping[str, Any]) -> Cell:
 
 
 def seconds(run: Mapping[str, Any]) -> float:
-    """About how many seconds a run takes by itself: the processor's, or the clock's where two cores shared the work.
+    """Return the duration of a run: CPU seconds, or wall-clock seconds if two cores shared the work.
 
-    What the clock says of a run beside others counts their work, too. Of most runs that had a core to themselves it
-    says one to five seconds more than the processor, for files are waited for.
+    Wall-clock time of a run beside other runs would include their work.
     """
     return float(min(run["seconds"], run["cpu_seconds"]))
 
 
 def ships(run: Mapping[str, Any]) -> bool:
-    """Whether the logs support the selected member, and other episodes than those that selected it expect a gain."""
+    """Return whether the estimate is supported and separate held-out episodes expect a gain."""
     return bool(run["supported"] and (run["expected"] or 0.0) > 0)
 
 
 def learner(member: Mapping[str, Any]) -> str:
-    """What a member was trained by, in words."""
+    """Return the name of a member's learner."""
     best = "best_episodes" in member["hyperparameters"]
     return f"{member['algorithm']} of the best episodes" if best else str(member["algorithm"])
 
 
 def chosen(run: Mapping[str, Any]) -> float:
-    """Score of the selected member."""
+    """Return the score of the selected member."""
     return float(run["members"][run["selected"]]["score"])
 
 
 def regret(run: Mapping[str, Any]) -> float:
-    """What the best member scores above the selected one."""
+    """Return the score of the best member minus that of the selected one."""
     return float(max(member["score"] for member in run["members"])) - chosen(run)
 
 
 def gain(runs: Sequence[Mapping[str, Any]], over: str) -> Interval:
-    """Mean over runs of what the selected members score above another controller in the same episodes, and 95 %.
+    """Return the mean score difference to another controller in the same episodes, with a 95 % interval.
 
-    The runs are what varies: Student's t over `FEW` of them or more. Fewer say too little of that, so that the interval
-    is over their episodes then, and says nothing of other runs.
+    With `FEW` runs or more the interval is Student's t over runs. With fewer it covers episodes only, and says nothing
+    about other runs.
     """
     found = [run["gains"][over] for run in runs if over in run["gains"]]
     if not found:
@@ -139,7 +137,7 @@ def gain(runs: Sequence[Mapping[str, Any]], over: str) -> Interval:
 
 
 def select(members: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The member that selection takes."""
+    """Return the member that the pipeline selects."""
 
     def ranked(member: Mapping[str, Any]) -> tuple[bool, bool, float]:
         known = {"supported": member["supported"], "outside": member["outside"]}
@@ -152,12 +150,12 @@ def select(members: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def model_free(run: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The member that would have been selected had there been no model-based one."""
+    """Return the member that the pipeline would select from the model-free ones."""
     return select([member for member in run["members"] if member["algorithm"] in MODEL_FREE])
 
 
 def interquartile_mean(values: npt.ArrayLike) -> float:
-    """Mean of the middle half of values: a quarter, rounded down, is left out at each end.
+    """Return the mean of the middle half of the values: a quarter, rounded down, is left out at each end.
 
     Source: Agarwal et al., Deep reinforcement learning at the edge of the statistical precipice (2021), section 4.3.
     """
@@ -167,15 +165,15 @@ def interquartile_mean(values: npt.ArrayLike) -> float:
 
 
 def stratified_interval(values: Sequence[Sequence[float]], draws: int = 10_000, seed: int = 0) -> Interval:
-    """Interquartile mean over tasks and runs, with its 95 % percentile interval: runs are drawn again within each task.
+    """Return the interquartile mean over tasks and runs with a 95 % interval by a stratified bootstrap.
 
     Args:
-        values: scores of the runs of each task; tasks may differ in their number.
-        draws: resamples.
-        seed: of the resamples.
+        values: scores of the runs of each task; tasks may have different numbers of runs.
+        draws: number of resamples.
+        seed: seed of the resamples.
 
     Returns:
-        The mean, and its interval where every task has at least `FEW` runs: of one run nothing can be drawn again.
+        The mean and its interval; the interval is NaN if a task has fewer than `FEW` runs.
 
     Source: as `interquartile_mean`, section 4.1.
     """
@@ -193,24 +191,24 @@ def stratified_interval(values: Sequence[Sequence[float]], draws: int = 10_000, 
 
 
 def path_of(plant: str, behaviour: str) -> Path:
-    """Where a cell is kept."""
+    """Return the file of a cell."""
     return RESULTS / f"{plant}-{behaviour}.json"
 
 
 def kept() -> list[dict[str, Any]]:
-    """All cells that have a run."""
+    """Return all cells that have a run."""
     return [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
 
 
 def runs_of(plant: str, behaviour: str) -> list[dict[str, Any]]:
-    """The finished runs of a cell."""
+    """Return the finished runs of a cell."""
     path = path_of(plant, behaviour)
     found: list[dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else []
     return found
 
 
 def missing(plants: Sequence[str], behaviours: Sequence[str]) -> Iterator[tuple[str, str, int]]:
-    """Plant, behaviour and seed of each run that has no result yet; first runs first, one behaviour after the other."""
+    """Yield plant, behaviour and seed of each missing run, one behaviour after the other."""
     for behaviour in behaviours:
         for number in range(RUNS[behaviour]):
             for plant in plants:
@@ -219,7 +217,7 @@ def missing(plants: Sequence[str], behaviours: Sequence[str]) -> Iterator[tuple[
 
 
 def seed_of(plant: str, behaviour: str, number: int) -> int:
-    """Seed of a run: of the plants that were not developed on one that no cell of either study has had."""
+    """Return the seed of a run. Plants that were not used for development have seeds of their own."""
     if behaviour == OFFICIAL[1]:
         return OFFICIAL_SEED + number
     if plant in DEVELOPMENT:

@@ -1,12 +1,12 @@
-"""`make tune`: a search over the parameters of each plant's own controller, and what it finds beyond the tuned ones.
+"""`make tune`: search for better parameters of each plant's tuned controller.
 
     python -m benchmarks.tuning                   # all plants; the table goes into docs/studies/plants.md
-    python -m benchmarks.tuning water_treatment   # one
+    python -m benchmarks.tuning water_treatment   # one plant
     python -m benchmarks.tuning --idle            # the best constant actions, which score 0
 
-Every plant's controller is searched from 1,000 uniform starts by successive halving on paired episodes, then by the
-cross-entropy method (`neorl_core.control.search`). What comes of it is judged on fresh episodes beside the controller
-as tuned and as found. A controller is tuned where that finds no more than two points of 100.
+The search starts from 1,000 uniform draws, uses successive halving on paired episodes and then the cross-entropy method
+(`neorl_core.control.search`). Fresh episodes compare the result with the controllers as tuned and as found. A
+controller counts as tuned if the search gains at most two points.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ EFFORTS = {
     "power_grid": Effort(episodes=4, rounds=16, draws=48, draw_episodes=16),
     "robot_assembly": Effort(episodes=1, rounds=10, draws=32, draw_episodes=16),
     "steel_annealing": Effort(episodes=2, draws=48, draw_episodes=16),
-    # Its violations are so rare that fewer episodes show none of them.
+    # Violations are rare: fewer episodes show none.
     "supply_chain": Effort(episodes=32, draw_episodes=512, fresh=16_384),
 }
-"""Of plants whose episodes take most time, or whose controllers have most parameters."""
+"""Efforts of plants with slow episodes or many parameters."""
 
 
 def fresh_keys(effort: Effort) -> jax.Array:
-    """The keys of the episodes on which `search` judges, for a seed of `SEED`."""
+    """Return the keys of the episodes that `search` uses for the final comparison with seed `SEED`."""
     return jax.random.split(jax.random.split(jax.random.key(SEED), 4)[3], effort.fresh)
 
 
 def measure(plant: Plant, effort: Effort) -> dict[str, Any]:
-    """What a search finds, and the tuned and the found parameters on the same fresh episodes."""
-    # Of the processor, for the machine may be shared.
+    """Search, and compare the result with the tuned and the as-found parameters on the same fresh episodes."""
+    # CPU time, because the machine may be shared.
     space, started = SPACES[plant.spec.name], time.process_time()
     best = search(plant, plant.fallback, space, jax.random.key(SEED), effort)
     seconds = time.process_time() - started
@@ -62,7 +62,7 @@ def measure(plant: Plant, effort: Effort) -> dict[str, Any]:
         for params in (plant.fallback_params, found)
     )
     low, high = plant.spec.score_range
-    # Points less the cost of violations: what earns more by breaking limits is not better.
+    # Violations cost points: earning more by violating limits is not better.
     ours, theirs = (
         100.0 * np.asarray(returns, np.float64) / (high - low) - VIOLATION_COST * np.asarray(violated)
         for returns, violated in ((best.returns, best.violated), (tuned.ret, tuned.violated))
@@ -83,8 +83,8 @@ def measure(plant: Plant, effort: Effort) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("plants", nargs="*", default=[], help="all by default")
-    parser.add_argument("--idle", action="store_true", help="only name the best constant action")
+    parser.add_argument("plants", nargs="*", default=[], help="default: all plants")
+    parser.add_argument("--idle", action="store_true", help="only print the best constant action")
     given = parser.parse_args()
     if given.idle:
         for name in given.plants or NAMES:
@@ -98,7 +98,7 @@ def main() -> None:
         kept = {each: kept[each] for each in NAMES if each in kept}
         write_json(report.RESULTS, kept)
         print(name, json.dumps(kept[name]), flush=True)
-    print("\n".join(report.table(kept)))
+    print(report.table(kept))
     PAGE.write_text(page())
 
 

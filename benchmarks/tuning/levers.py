@@ -1,9 +1,9 @@
-"""What each of the feeder's levers is worth: batteries, reactive power, switching.
+"""Compare the levers of the feeder's tuned controller: batteries, reactive power, switching.
 
     python -m benchmarks.tuning.levers
 
-The tuned controller with every subset of its levers, the others at rest, on the same episodes; a lever's worth is its
-Shapley value, the mean over all orders of what it adds when it comes in (Shapley, A value for n-person games, 1953).
+Every subset of the levers plays the same episodes, with the other levers at rest. The result is each lever's Shapley
+value: the mean over all orders of the gain when the lever is added (Shapley, A value for n-person games, 1953).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LEVERS = ("batteries", "reactive power", "switching")
 
 
 def resting(params: VoltVarParams, levers: frozenset[str]) -> VoltVarParams:
-    """The controller with the levers that are not named at rest, as far as what was in force lets them be."""
+    """Return the controller with all other levers at rest."""
     if "batteries" not in levers:
         params = params._replace(charge_power=0.0, discharge_power=0.0)
     if "reactive power" not in levers:
@@ -34,7 +34,7 @@ def resting(params: VoltVarParams, levers: frozenset[str]) -> VoltVarParams:
 
 
 def played(episodes: int) -> dict[frozenset[str], tuple[float, int]]:
-    """Mean return [$] of each subset of the levers, and the episodes in which it crossed a limit."""
+    """Return the mean return [$] of each subset of the levers, and the number of episodes with a violation."""
     plant = PLANTS["power_grid"]
     keys = jax.random.split(jax.random.key(SEED), episodes)
     found = {}
@@ -47,7 +47,7 @@ def played(episodes: int) -> dict[frozenset[str], tuple[float, int]]:
 
 
 def worths(returns: Mapping[frozenset[str], float]) -> dict[str, float]:
-    """Each lever's Shapley value, which sum up to what all are worth together.
+    """Return each lever's Shapley value. The values sum to the gain of all levers together.
 
     Args:
         returns: mean return by subset of the levers.
@@ -63,7 +63,7 @@ def worths(returns: Mapping[frozenset[str], float]) -> dict[str, float]:
 def main() -> None:
     found = played(EPISODES)
     for levers, (value, violated) in found.items():
-        print(f"{', '.join(sorted(levers)) or 'none'}: {value:.1f} $ a day, {violated} of {EPISODES} beyond a limit")
+        print(f"{', '.join(sorted(levers)) or 'none'}: {value:.1f} $ a day, {violated} of {EPISODES} violate a limit")
     worth = worths({levers: value for levers, (value, _) in found.items()})
     for lever, value in worth.items():
         print(f"{lever}: {value:.1f} $ a day, {100 * value / sum(worth.values()):.0f} %")

@@ -1,4 +1,4 @@
-"""What the search's results say in docs/studies/plants.md, and how each of the plants' controllers came about."""
+"""Describe the plants' controllers, and write the table of the search for better parameters."""
 
 from __future__ import annotations
 
@@ -7,64 +7,64 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks import pages
+
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "tuning.json"
 BAR = 2.0
-"""Points of 100 that a search may find beyond a tuned controller."""
+"""Points that a search may gain over a tuned controller."""
 
-CONSTANT = "the best constant action, by the same search"
-RESTING = "what is in force at the start is held"
+CONSTANT = "best constant action, by the search"
+RESTING = "initial action held"
 ABOUT: Mapping[str, Mapping[str, str]] = {
     "chemical_reactor": {
         "idle": CONSTANT,
-        "as_found": "PI by lambda tuning, three times as slow as the open loop",
+        "as_found": "PI by lambda tuning, three times slower than the open loop",
         "tuned": "PID by the search",
         "best_known": "NMPC over 17 steps on the nominal model",
     },
     "double_mass": {
         "idle": "no force; the scale is NeoRL-2's own",
         "as_found": "saturated LQR with feedforward on the true model",
-        "tuned": "the same: the search finds none better",
+        "tuned": "the same; the search finds nothing better",
     },
     "hvac_control": {
         "idle": CONSTANT,
-        "as_found": "thermostats with a set-back, as set by hand",
+        "as_found": "thermostats with a night set-back, set by hand",
         "tuned": "the same thermostats by the search",
-        "best_known": "receding horizon of ten hours with the nominal house and mean weather",
+        "best_known": "model predictive control over ten hours with the nominal house and mean weather",
     },
     "industrial_benchmark": {
         "idle": RESTING,
         "as_found": "best constants by set point",
-        "tuned": "the same constants, and a shift that goes round as dynamic programming over the Goldstone "
-        "cost has it; the best known",
+        "tuned": "the same constants and a cyclic shift from dynamic programming over the Goldstone cost; best known",
     },
     "power_grid": {
         "idle": RESTING,
-        "as_found": "volt-var curve of IEEE 1547, a timetable and the paper's best lines open, as set by hand",
-        "tuned": "the same by the search, which chooses among six switching states; the best known",
+        "as_found": "volt-var curve of IEEE 1547, a battery timetable and the paper's best topology, set by hand",
+        "tuned": "the same by the search, which also chooses one of six topologies; best known",
     },
     "pumping_station": {
-        "idle": "one pump throughout, the best constant choice",
-        "as_found": "staged two-point control of the level, as set by hand",
-        "tuned": "the same with levels of its own at night, by the cross-entropy method",
+        "idle": "one pump always on, the best constant choice",
+        "as_found": "staged on-off control of the level, set by hand",
+        "tuned": "the same with separate night levels, by the cross-entropy method",
         "best_known": "dynamic programming over the day with the nominal station and mean demand",
     },
     "robot_assembly": {
         "idle": RESTING,
-        "as_found": "touch, sweep, insert, as set by hand",
-        "tuned": "the same strategy by the search; the best known",
+        "as_found": "touch, sweep, insert, set by hand",
+        "tuned": "the same by the search; best known",
     },
     "steel_annealing": {
         "idle": RESTING,
-        "as_found": "PI loops on the furnace's table, without trim",
-        "tuned": "the same loops by the cross-entropy method, the second zone lowered until none of 5,317 episodes "
-        "crossed a limit",
-        "best_known": "the same loops by the cross-entropy method, which cross a limit now and then",
+        "as_found": "PI loops with the furnace's set-point table, without trim",
+        "tuned": "the same loops by the cross-entropy method, with the second zone lowered until no violation in 5,317 "
+        "episodes",
+        "best_known": "the same loops by the cross-entropy method, with rare violations",
     },
     "supply_chain": {
         "idle": CONSTANT,
         "as_found": "or-gym's echelon base stock",
-        "tuned": "echelon base stock and each stage's last period, by the search; the best known: levels by period, "
-        "searched likewise, gain nothing",
+        "tuned": "echelon base stock with a rule for the last periods, by the search; best known",
     },
     "water_treatment": {
         "idle": CONSTANT,
@@ -73,37 +73,23 @@ ABOUT: Mapping[str, Mapping[str, str]] = {
         "best_known": "NMPC over 315 s on the nominal tanks",
     },
 }
-"""How each controller came about."""
+"""Description of each controller."""
 
 
 def kept() -> dict[str, Any]:
-    """The results of the last search of each plant."""
-    found: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    return found
+    """Return the last search result of each plant."""
+    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    return results
 
 
-def table(kept: Mapping[str, Any]) -> list[str]:
-    """The results as a section of docs/studies/plants.md."""
-    if not kept:
-        return []
-    lines = [
-        "",
-        "## A search for better parameters",
-        "",
-        "Made by `make tune`: from 1,000 uniform starts in the space of each controller's own parameters, successive "
-        "halving on paired episodes and then the cross-entropy method; the winner is judged on fresh episodes, on "
-        "which the controllers as found and as tuned are played too. A tuned controller is one beyond which a search "
-        f"finds no more than {BAR:g} points, where a share of 1e-4 of episodes beyond a limit costs one.",
-        "",
-        "| plant | parameters | CPU [s] | as found | tuned | by the search | gain over tuned, 95 % | beyond a limit |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for name, r in kept.items():
+def table(results: Mapping[str, Any]) -> str:
+    """Return the results as a table."""
+    rows = []
+    for name, r in results.items():
         value, lower, upper = r["gain"]
-        scores = " | ".join(f"{r[who]:.1f}" for who in ("found", "tuned", "searched"))
-        beyond = f"{', '.join(map(str, r['violated']))} of {r['episodes']:,}"
-        lines.append(
-            f"| {name} | {len(r['numbers'])} | {r['seconds']:.0f} | {scores} | {value:+.2f} [{lower:+.2f}, "
-            f"{upper:+.2f}] | {beyond} |"
-        )
-    return lines
+        scores = (f"{r[who]:.1f}" for who in ("found", "tuned", "searched"))
+        gain = f"{value:+.2f} [{lower:+.2f}, {upper:+.2f}]"
+        violated = f"{', '.join(map(str, r['violated']))} of {r['episodes']:,}"
+        rows.append((name, len(r["numbers"]), f"{r['seconds']:.0f}", *scores, gain, violated))
+    head = ("plant", "parameters", "CPU s", "as found", "tuned", "searched", "gain over tuned, 95 %", "violated")
+    return pages.table(head, rows)

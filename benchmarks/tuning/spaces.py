@@ -1,4 +1,4 @@
-"""What is searched of each plant's controller: its own parameters, and their ranges around what a controller can do."""
+"""Search spaces of the plants' controllers: parameters and their ranges."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Numbers = Float[Array, " n"]
 
 
 class Range(NamedTuple):
-    """One number, or several of a kind."""
+    """Range of one number, or of several of a kind."""
 
     name: str
     low: float
@@ -44,7 +44,7 @@ def _reactor(z: Numbers) -> PIDParams:
 
 
 def _masses(z: Numbers) -> LinearParams:
-    """The two masses are alike, and so is what drives them."""
+    """Use the same gains for both masses, which are identical."""
     own, other = z[0::2], z[1::2]
     rows = [[own[i], other[i]] for i in range(3)], [[other[i], own[i]] for i in range(3)]
     gain = jnp.stack([jnp.stack([x for pair in row for x in pair]) for row in rows])
@@ -64,7 +64,7 @@ def _tanks(z: Numbers) -> tuple[PIDParams, ...]:
 
 
 def _grid(z: Numbers) -> VoltVarParams:
-    """A curve that falls from one side of a dead band to the other."""
+    """Return a volt-var curve that falls on both sides of a dead band."""
     voltages = jnp.stack([z[0] - z[1] - z[2], z[0] - z[1], z[0] + z[1], z[0] + z[1] + z[2]])
     reactive = jnp.stack([z[3], jnp.zeros_like(z[3]), jnp.zeros_like(z[3]), -z[3]])
     return VoltVarParams(voltages, reactive, *z[4:])
@@ -78,7 +78,7 @@ INSERTION = {
     **{"approach": (0.05, 0.8), "press": (1.0, 15.0), "sweep": (0.02, 0.5), "reach": (0.2, 2.0)},
     **{"found": (0.2, 2.0), "push": (3.0, 30.0), "yielding": (0.0, 0.8), "landing": (20.0, 29.5), "gentle": (0.3, 4.0)},
 }
-"""Ranges of the insertion's settings, in their own units."""
+"""Ranges of the insertion controller's parameters."""
 
 SPACES = {
     "chemical_reactor": _space(
@@ -131,21 +131,21 @@ SPACES = {
     ),
     "water_treatment": _space(
         tuple(
-            Range(f"{what} of pump {pump}", low, high)
+            Range(f"{gain} of pump {pump}", low, high)
             for pump in (1, 2)
-            for what, low, high in (("kp", 0.1, 20.0), ("ki", 0.002, 1.0), ("kd", -5.0, 20.0))
+            for gain, low, high in (("kp", 0.1, 20.0), ("ki", 0.002, 1.0), ("kd", -5.0, 20.0))
         ),
         _tanks,
     ),
 }
-"""The parameters of each plant's own controller."""
+"""Search space of each plant's tuned controller."""
 
 
 def constant_of(plant: Plant) -> Space:
-    """Actions that are held throughout, for the best of which the idle controller is named."""
+    """Return the space of constant actions; the best one defines the idle controller."""
     action = plant.spec.action
     return Space(action.names, action.low, action.high, lambda z: z)
 
 
 constant = Controller(lambda params, observation: (), lambda params, state, observation, applied: (state, params))
-"""Holds its parameters."""
+"""Controller with a constant action."""

@@ -1,4 +1,4 @@
-"""A small search over two plants' controllers, and what the whole one found of all nine."""
+"""A small search over two plants' controllers, and the kept results of the full search."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from neorl_core.control.search import Effort
 from neorl_core.plants import NAMES, PLANTS
 
 UNMEASURED = ("pumping_station",)
-"""Whose controllers neither `make tune` nor `make plants` has measured yet."""
+"""Plants with controllers that `make tune` and `make plants` have not measured yet."""
 SMALL = Effort(starts=64, episodes=8, finalists=8, rounds=4, draws=16, draw_episodes=32, fresh=128)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param("chemical_reactor", marks=pytest.mark.slow), "supply_chain"])
-def test_a_small_search_finds_nothing_much_better_than_the_tuned_controller(name: str) -> None:
+def test_small_search_gains_little_over_the_tuned_controller(name: str) -> None:
     found = measure(PLANTS[name], SMALL)
     assert found["gain"][0] < report.BAR
-    # It does find much that is better than what was found on the plant.
+    # The search gains much over the controller as found.
     assert found["searched"] > found["found"] + 5.0
     assert found["tuned"] > found["found"] + 5.0
     assert found["violated"][1] <= 1
     if not any(found["violated"]):
         assert found["searched"] - found["tuned"] == pytest.approx(found["gain"][0], abs=1e-3)
-    # The same seeds find the same.
+    # The same seed gives the same result.
     again = measure(PLANTS[name], SMALL)
     assert (again["numbers"], again["gain"]) == (found["numbers"], found["gain"])
 
 
-def test_the_whole_search_found_no_more_than_the_bar_of_any_plant() -> None:
+def test_kept_search_results_gain_at_most_two_points() -> None:
     kept = report.kept()
     assert {*kept, *UNMEASURED} == set(NAMES)
     assert not {*kept} & {*UNMEASURED}
@@ -43,12 +43,12 @@ def test_the_whole_search_found_no_more_than_the_bar_of_any_plant() -> None:
         assert row["starts"] == 1_000
         assert row["violated"][1] <= 1e-3 * row["episodes"], name
         assert len(row["numbers"]) == len(SPACES[name].names)
-    assert len(report.table(kept)) == len(kept) + 7
+    assert len(report.table(kept).splitlines()) == len(kept) + 2
     assert sum(row["seconds"] for row in kept.values()) < 3_600
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_space_makes_parameters_of_the_plants_own_controller(name: str) -> None:
+def test_every_space_makes_parameters_of_the_tuned_controller(name: str) -> None:
     plant, space = PLANTS[name], SPACES[name]
     places = np.random.default_rng(0).uniform(size=(3, len(space.names)))
     params = space.params(jax.numpy.asarray(space.numbers(places)[0], float))
@@ -62,13 +62,12 @@ def test_every_space_makes_parameters_of_the_plants_own_controller(name: str) ->
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in UNMEASURED])
-def test_the_scale_is_made_of_what_was_measured(name: str) -> None:
-    # Where it is missing, the plant's physics is newer than its scores: run `python -m benchmarks.plants scores`.
+def test_score_range_agrees_with_measured_scores(name: str) -> None:
+    # If the scores are missing or older than the plant, run `python -m benchmarks.plants scores`.
     rows = plant_scores()[name]
     low, high = PLANTS[name].spec.score_range
     if name != "double_mass":
-        # That one has NeoRL-2's own scale.
-        # Without another, the tuned controller is the best that is known.
+        # double_mass has NeoRL-2's scale. Without a best known controller the tuned one scores 100.
         for who, score in (("idle", 0.0), ("best_known" if "best_known" in rows else "tuned", 100.0)):
             allowed = 1.0 + 2 * 100.0 * rows[who].half_width / (high - low)
             assert rows[who].score == pytest.approx(score, abs=allowed), who
