@@ -60,7 +60,7 @@ def test_statistics_of_a_cell() -> None:
 def test_a_cell_without_support_has_no_numbers() -> None:
     nothing = {**RESULT, "policies": [{**one, "supported": False} for one in RESULT["policies"]]}
     assert table.summary(nothing) == {"policies": 5, "supported": 0.0, "clone": 0.0}
-    assert "| 0.00 | no | – | – | – | – | – | – |" in page.cells([nothing])
+    assert "| 0.00 | no | – | – | – | – | – |" in page.cells([nothing])
     assert table.by_plant([nothing])["double_mass"]["supported"] == 0.0
 
 
