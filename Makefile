@@ -165,7 +165,7 @@ federation-lock: $(READY)  ## pin the newest allowed versions of what Flower bri
 	  --generate-hashes --no-emit-index-url --no-annotate --no-header --upgrade -q -o infra/federation.lock
 
 docs: $(READY)  ## the documentation as a site in site/, which opens from the disk; a warning is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet -d site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -d site
 
 secrets: $(READY)  ## passwords, keys and certificates for infra/compose.yaml and infra/kubernetes, in infra/secrets
 	$(BIN)/python infra/make_secrets.py

@@ -17,7 +17,7 @@ ELSEWHERE = re.compile(r"""(?:src|href)=["'](?:https?:)?//[^"']+\.(?:js|css|woff
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(folder)]
     variables = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
