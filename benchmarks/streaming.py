@@ -26,7 +26,7 @@ from neorl_core.training.population import configure, init_population, make_trai
 from neorl_core.training.preparation import moments, scaled, scaling
 from tasks.data.store.reader import StoredDataset
 from tasks.data.store.records import Provenance
-from tasks.data.store.stream import Ring, Stream, row_bytes, shape_of
+from tasks.data.store.stream import Ring, Stream, row_bytes, window_shape
 from tasks.data.store.writer import DatasetWriter
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "streaming.json"
@@ -92,7 +92,7 @@ def main() -> int:
         log = transitions(arguments.rows)
         how = scaling(moments(log), SPEC)
         memory = arguments.rows * row_bytes(SPEC) // TIMES
-        shape = shape_of(memory, SPEC, CHUNK * 256)
+        shape = window_shape(memory, SPEC, CHUNK * 256)
         print(f"data {arguments.rows * row_bytes(SPEC) / 1e6:.0f} MB, allowed {memory / 1e6:.0f} MB, {shape}")
         print("| algorithm | network | resident, steps/s | streamed, steps/s | share |\n|---|---|---|---|---|")
         for algorithm, hidden in (("td3_bc", 256), ("iql", 256), ("td3_bc", 64)):

@@ -352,7 +352,7 @@ def _hold_to_threshold(records: Sequence[IngestedSource], allowed: Data, root: P
         if loss.share > most:
             there = _quarantine_folder(root, records)
             raise Refused(
-                f"expected at most {most:.2%} of the {loss.what} to be lost, got {loss.share:.2%} "
+                f"expected at most {most:.2%} of the {loss.kind} to be lost, got {loss.share:.2%} "
                 f"({loss.reasons.total():,} of {loss.read:,}){by_reason(dict(loss.reasons.most_common(5)))}; "
                 f"{f'see {there} and ' if there else ''}mend the source or its mapping, or raise data.{loss.key}."
             )

@@ -14,13 +14,12 @@ from configs.run import Data, OpenedRun
 from neorl_core.types import Clock, PlantSpec, moves
 from tasks.data.store.cards.card import read_card, write_card
 from tasks.data.store.cards.pictures import pictures_of
-from tasks.data.store.distribution_shift import mean_shift, stability_index
 from tasks.data.store.expectations import Check, check_episode_table, check_tables
 from tasks.data.store.losses import losses
 from tasks.data.store.reader import StoredDataset
 from tasks.data.store.records import SourceRecord, by_reason
 from tasks.data.store.row_checks import widened
-from tasks.data.store.statistics import Signal, Statistics, signal_bounds, summarise
+from tasks.data.store.statistics import Signal, Statistics, mean_shift, signal_bounds, stability_index, summarise
 from tasks.files.canonical import digest_json, write_json
 from tasks.models.plants.known import plant_of
 from tasks.models.plants.opening import opened
@@ -207,8 +206,8 @@ def dataset_checks(
     for loss in losses(sources):
         if loss.read:
             got = f"got {loss.share:.1%}{by_reason(loss.reasons)}"
-            reason = f"expected at most {MAX_LOST:.0%} of the {loss.what} to be lost, {got}: mend the source."
-            found.expect(f"share of {loss.what} lost", loss.share, reason, high=MAX_LOST, refuses=False)
+            reason = f"expected at most {MAX_LOST:.0%} of the {loss.kind} to be lost, {got}: mend the source."
+            found.expect(f"share of {loss.kind} lost", loss.share, reason, high=MAX_LOST, refuses=False)
     low, high = signal_bounds(spec)
     for (name, signal), least, most in zip(summary.signals.items(), low.tolist(), high.tolist(), strict=True):
         found.table[f"{name}: mean"] = signal.mean

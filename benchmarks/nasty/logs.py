@@ -109,7 +109,7 @@ def discrete() -> list[Case]:
             "choices-none.h5",
             "most actions below the first choice",
             flat(actions=chosen(3) - 1),
-            "actions.action_0 is no choice of 0..1",
+            "actions.action_0 is not a choice of 0..1",
         ),
     ]
 

@@ -24,7 +24,7 @@ from configs.units import conversion
 from neorl_core.safety.drift_test import LEAST_REFERENCE, YEAR, alarm_threshold, detect
 from neorl_core.types import PlantSpec, moves
 from neorl_core.world_model.prediction import fit_autoregression
-from tasks.data.store.episodes import Logs, action_vectors, read_logs, unseen_of, vector_space
+from tasks.data.store.episodes import Logs, action_vectors, new_episodes, read_logs, vector_space
 from tasks.data.store.reader import StoredDataset
 from tasks.evidence.decisions import shadows
 from tasks.evidence.decisions.champions import champion
@@ -255,7 +255,7 @@ def _finding(run: OpenedRun, watched: Watched, dataset: Dataset, alarms_per_year
     spec, record = plant_of(run).spec, watched.record
     own = StoredDataset.open(record.dataset.store, record.dataset.digest)
     store = StoredDataset.open(dataset.store, dataset.digest)
-    unseen = unseen_of(store, own)
+    unseen = new_episodes(store, own)
     # All that came is looked at, so that some of it may be the champion's own; read in another way its episodes differ.
     same = {source.sha256 for source in dataset.sources} <= {source.sha256 for source in record.dataset.sources}
     if same or not unseen.size:

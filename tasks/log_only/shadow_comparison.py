@@ -24,7 +24,7 @@ from neorl_core.safety.drift_test import YEAR, alarm_threshold, autocorrelation_
 from neorl_core.safety.support import SupportShield, inside_support
 from neorl_core.types import Params, PlantSpec, Process
 from tasks.data.store import reader
-from tasks.data.store.episodes import Logs, read_logs, unseen_of
+from tasks.data.store.episodes import Logs, new_episodes, read_logs
 from tasks.evidence.decisions import shadows
 from tasks.evidence.decisions.queue import record_of
 from tasks.evidence.ledger.ledger import Entry, Ledger, artefact
@@ -111,7 +111,7 @@ def unseen_episodes(own: Dataset, newer: Dataset) -> tuple[reader.StoredDataset,
         Refused: when a source is the shadow's own, however it was read, or no other episodes are left.
     """
     store = reader.StoredDataset.open(newer.store, newer.digest)
-    unseen = unseen_of(store, reader.StoredDataset.open(own.store, own.digest))
+    unseen = new_episodes(store, reader.StoredDataset.open(own.store, own.digest))
     # A comparison is given what came last. Drift is looked for in all that came, where the champion's own are expected.
     if {s.sha256 for s in own.sources} & {s.sha256 for s in newer.sources} or not unseen.size:
         raise Refused(

@@ -21,7 +21,7 @@ from neorl_core.types import PlantSpec
 from tasks.data.store.episodes import best_episodes, read_logs
 from tasks.data.store.histories import past_of
 from tasks.data.store.reader import StoredDataset
-from tasks.data.store.stream import Ring, Stream, row_bytes, shape_of
+from tasks.data.store.stream import Ring, Stream, row_bytes, window_shape
 
 
 class TrainingData(NamedTuple):
@@ -88,7 +88,7 @@ def training_data(
     how = scaling(known, spec)
     # The window moves with the rows of the curves, which no cadence of saving changes.
     plan = schedule(updates, 1, batches, warm_up)
-    shape = shape_of(memory, spec, plan.log_every * run.train.batch_size)
+    shape = window_shape(memory, spec, plan.log_every * run.train.batch_size)
 
     @contextmanager
     def stream(mesh: Mesh | None) -> Iterator[TrainingRows]:

@@ -152,7 +152,7 @@ def test_an_export_that_has_grown_is_taken_beside_the_earlier_one(tmp_path: Path
         ingest(Home(home), run, [earlier, later, save(tmp_path / "copy.npz", head)])
     # What is the same rows in another form is no new source either.
     np.savez_compressed(tmp_path / "packed.npz", **head)
-    with pytest.raises(BadInput, match=r"got only those of shard .* a second time: give each source once"):
+    with pytest.raises(BadInput, match=r"a second time: all its rows are in shard .* already; give each source once"):
         ingest(Home(home), run, [earlier, tmp_path / "packed.npz"])
 
 

@@ -17,13 +17,12 @@ from configs.home import Home
 from configs.run import OpenedRun
 from neorl_core.plants import PLANTS
 from neorl_core.types import Clock, PlantSpec
-from tasks.data.store.distribution_shift import stability_index
 from tasks.data.store.expectations import check_episode_table
 from tasks.data.store.reader import StoredDataset
 from tasks.data.store.records import Provenance
 from tasks.data.store.row_checks import find_failures
 from tasks.data.store.schema import Rows
-from tasks.data.store.statistics import summarise
+from tasks.data.store.statistics import stability_index, summarise
 from tasks.data.store.writer import DatasetWriter
 from tasks.references import Dataset, DriftReference
 from tasks.validate import dataset_checks, validate
@@ -120,10 +119,10 @@ def test_a_dataset_passes_drifts_and_is_refused_and_each_has_pages_that_open_off
         assert not re.search(r"""(src|href)\s*=|@import|url\(\s*['"]?http""", text)
         assert "<script" not in text
         # Without timestamps rows are counted as they were read; what is not finite is not drawn.
-        for title in ("When rows were used", "How often each value was seen"):
+        for title in ("Used and lost rows over time", "Histograms of signals"):
             assert (title in text) is (result is not refused)
         # Random rows answer to no action.
-        assert "How signals move after an action" not in text
+        assert "Responses of signals to actions" not in text
     # The same dataset again replaces its pages.
     assert validate(home, RUN, sound) == passed
     assert [p.name for p in passed.data_docs.parent.parent.iterdir() if p.name.startswith(".")] == []
@@ -287,7 +286,7 @@ def test_the_table_of_episodes_has_a_schema(tmp_path: Path) -> None:
     assert "is finite" in check_episode_table(table | {"return": returns})[0]
     assert "field_uniqueness" in check_episode_table(table | {"episode": np.array([0, 0, 1])})[0]
     swapped = table | {"action force_1 min": table["action force_1 max"] + 1}
-    assert "min <= mean <= max of action force_1" in check_episode_table(swapped)[0]
+    assert "action force_1 must have min <= mean <= max, got" in check_episode_table(swapped)[0]
 
 
 def test_a_split_of_few_episodes_leaves_two_on_either_side(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from configs.errors import BadInput
 from tasks.data.formats.hdf5.minari import INFOS, first_difference, metadata_of, write_episode
 from tasks.data.store.reader import StoredDataset
 from tasks.data.store.records import Record
-from tasks.data.store.schema import ALWAYS, Rows, kept_as
+from tasks.data.store.schema import ALWAYS, Rows, stored_dtype
 from tasks.data.store.shards import LIBVER
 from tasks.files.canonical import (
     SHARED,
@@ -132,7 +132,7 @@ class Flat:
             tail = rows[key].shape[1:]
             grows: dict[str, Any] = {} if self.rows else {"maxshape": (None, *tail), "chunks": (CHUNK_ROWS, *tail)}
             self.file.create_dataset(
-                key, (self.rows or 0, *tail), kept_as(key, rows[key].dtype), track_times=False, **grows
+                key, (self.rows or 0, *tail), stored_dtype(key, rows[key].dtype), track_times=False, **grows
             )
 
     def append(self, rows: Rows) -> None:

@@ -1,7 +1,7 @@
-"""What a shard holds, as canonical blocks of rows: its content digest and its episodes' digests.
+"""Content digests of shards and episodes, over canonical blocks of rows.
 
-A block is at most `BLOCK_ROWS` rows of one episode. Its hash is a leaf of the shard's Merkle tree (RFC 6962) and of its
-episode's, so that rows are hashed once for both; neither depends on the chunking of a file or on the HDF5 library.
+A block is at most `BLOCK_ROWS` rows of one episode. Each block hash is a leaf of the shard's Merkle tree (RFC 6962) and
+of the episode's tree, so that rows are hashed once. The digests do not depend on HDF5 or on a file's chunking.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.errors import Refused
-from tasks.data.store.schema import ROW_KEYS, kept_as
+from tasks.data.store.schema import ROW_KEYS, stored_dtype
 from tasks.files.canonical import canonical_json
 from tasks.files.merkle import leaf_hash, root_of_hashes
 
 Columns = Mapping[str, Sequence[npt.NDArray[Any]]]
-"""Consecutive arrays by key, of the types of `kept_as` and in C order; a key's arrays are as long as another's."""
+"""Consecutive arrays by key, with the dtypes of `stored_dtype`, in C order; all keys have equally long arrays."""
 
 
 class Stored(Protocol):
@@ -32,33 +32,35 @@ class Stored(Protocol):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of its values."""
+        """Type of the values."""
         ...
 
     def __getitem__(self, rows: slice, /) -> npt.NDArray[Any]:
-        """Some of its rows."""
+        """Read some rows."""
         ...
 
 
 BLOCK_ROWS = 4096
 READ_ROWS = 16 * BLOCK_ROWS
-"""Rows that are read at once for hashing."""
+"""Rows to read at once for hashing."""
 
 
 def episode_bounds(terminals: npt.NDArray[Any], timeouts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Where episodes begin, and one past the last row: (E + 1,).
+    """Return the first row of each episode, and one past the last row: (E + 1,).
 
     Raises:
-        Refused: when the last row ends no episode.
+        Refused: if the last row does not end an episode.
     """
     ends = np.flatnonzero(terminals | timeouts) + 1
     if len(terminals) and (len(ends) == 0 or ends[-1] != len(terminals)):
-        raise Refused("expected a shard to end with an episode's last row, got an open one: mark it as a timeout.")
+        raise Refused(
+            f"the last episode of a shard is open at row {len(terminals) - 1}: mark the last row as a timeout."
+        )
     return np.concatenate([[0], ends]).astype(np.int64)
 
 
 def block_bounds(episodes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Where the blocks of episodes begin, and one past the last row: (B + 1,), B >= E.
+    """Return the first row of each block, and one past the last row: (B + 1,), B >= E.
 
     Args:
         episodes: `episode_bounds`, (E + 1,).
@@ -73,15 +75,14 @@ def block_bounds(episodes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _blocks_each(episodes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """How many blocks each episode has: (E,)."""
     return -(-np.diff(episodes) // BLOCK_ROWS)
 
 
 def block_hashes(columns: Columns, bounds: Iterable[int]) -> list[bytes]:
-    """The leaf hash of each block: SHA-256(0x00 || block), the block's bytes key after key in the order of `ROW_KEYS`.
+    """Return the leaf hash of each block: SHA-256(0x00 || block), the block's keys in the order of `ROW_KEYS`.
 
     Args:
-        columns: rows; a block may reach over several arrays of a key.
+        columns: rows; a block may extend over several arrays of a key.
         bounds: first row of each block, and one past the last row.
 
     Returns:
@@ -109,12 +110,12 @@ def block_hashes(columns: Columns, bounds: Iterable[int]) -> list[bytes]:
 
 
 def byte_view(values: npt.NDArray[Any]) -> memoryview:
-    """A C-ordered array's own bytes, not copied."""
+    """Return a C-ordered array's bytes without copying."""
     return values.reshape(-1).view(np.uint8).data
 
 
 def episode_digests(hashes: Sequence[bytes], episodes: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """The Merkle root over each episode's blocks: (E, 32).
+    """Return the Merkle root over each episode's blocks: (E, 32).
 
     Args:
         hashes: `block_hashes` of all blocks.
@@ -129,10 +130,10 @@ def episode_digests(hashes: Sequence[bytes], episodes: npt.NDArray[np.int64]) ->
 def content_root(
     shard: Mapping[str, Stored], hashes: Sequence[bytes], episodes: npt.NDArray[Any], digests: npt.NDArray[Any]
 ) -> str:
-    """RFC 6962 Merkle root, in hexadecimal, over how to read the rest, the blocks, and the episodes.
+    """Return the RFC 6962 Merkle root, in hexadecimal, over the header, the blocks, and the episodes.
 
     Args:
-        shard: an array of each key, of any number of rows: types and shapes are taken of them.
+        shard: an array of each key, with any number of rows: only types and shapes are used.
         hashes: `block_hashes` of all blocks.
         episodes: `episode_bounds`, (E + 1,).
         digests: `episode_digests`, (E, 32).
@@ -147,7 +148,7 @@ def _first_leaf(shard: Mapping[str, Stored], episodes: npt.NDArray[Any]) -> byte
             "block_rows": BLOCK_ROWS,
             "episodes": len(episodes) - 1,
             "keys": [
-                [key, kept_as(key, shard[key].dtype).str, list(shard[key].shape[1:])]
+                [key, stored_dtype(key, shard[key].dtype).str, list(shard[key].shape[1:])]
                 for key in ROW_KEYS
                 if key in shard
             ],
@@ -161,36 +162,33 @@ def _last_leaf(episodes: npt.NDArray[Any], digests: npt.NDArray[Any]) -> bytes:
 
 
 def content_digest(shard: Mapping[str, Stored]) -> str:
-    """The `content_root` of a shard as it stands in a file; rows are read as they are needed.
+    """Return the `content_root` of a stored shard, reading rows in parts.
 
     Args:
         shard: arrays or open HDF5 datasets by key.
 
     Raises:
-        Refused: when the last row ends no episode.
+        Refused: if the last row does not end an episode.
     """
     hashes: list[bytes] = []
     for bounds, rows in _read(shard):
         hashes += block_hashes({key: [values] for key, values in rows.items()}, bounds)
-    return content_root(shard, hashes, _held_episodes(shard), shard["episode_digests"][:])
+    # The stored episodes are digested, even if they contradict the rows' flags.
+    episodes = np.append(shard["episode_starts"][:], shard["rewards"].shape[0])
+    return content_root(shard, hashes, episodes, shard["episode_digests"][:])
 
 
 def _read(shard: Mapping[str, Stored]) -> Iterator[tuple[list[int], dict[str, npt.NDArray[Any]]]]:
-    """Whole blocks, some at a time: their bounds among the rows that come with them."""
+    """Yield whole blocks, some at a time: their bounds, relative to the rows that come with them."""
     bounds = block_bounds(episode_bounds(shard["terminals"][:], shard["timeouts"][:]))
     first = 0
     while first < len(bounds) - 1:
         last = int(np.searchsorted(bounds, bounds[first] + READ_ROWS, "right")) - 1
         start, stop = int(bounds[first]), int(bounds[last])
         rows = {
-            key: np.ascontiguousarray(shard[key][start:stop], kept_as(key, shard[key].dtype))
+            key: np.ascontiguousarray(shard[key][start:stop], stored_dtype(key, shard[key].dtype))
             for key in ROW_KEYS
             if key in shard
         }
         yield (bounds[first : last + 1] - start).tolist(), rows
         first = last
-
-
-def _held_episodes(shard: Mapping[str, Stored]) -> npt.NDArray[Any]:
-    """The episodes that a shard says it has, which its flags need not bear out."""
-    return np.append(shard["episode_starts"][:], shard["rewards"].shape[0])

@@ -1,4 +1,4 @@
-"""A dataset's episodes as the arrays that training and evaluation read."""
+"""A dataset's episodes as arrays for training and evaluation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from neorl_core.types import PlantSpec, Space, Transition
 from tasks.data.store.schema import Rows
 
 if TYPE_CHECKING:
-    # Recordings are read where the store's own dependencies are not installed.
+    # Recordings are read without the store's own dependencies.
     from tasks.data.store.reader import StoredDataset
 
 KEYS = ("observations", "actions", "rewards", "costs", "next_observations", "terminals")
@@ -24,22 +24,19 @@ class Logs(NamedTuple):
     transitions: Transition
     """NumPy arrays with leading axis N."""
     episode: npt.NDArray[np.int64]
-    """(N,) which episode a row belongs to, counted from 0 within these logs."""
+    """(N,) episode of each row, numbered from 0 within these logs."""
     starts: npt.NDArray[np.int64]
     """(E,) first row of each episode."""
     followed: npt.NDArray[np.bool_]
-    """(N,) whether the next row is the next step of the same episode, so that its action was logged."""
+    """(N,) whether the next row is the next step of the same episode, so that the next action is known."""
 
 
 def read_logs(dataset: StoredDataset, episodes: npt.NDArray[np.int64]) -> Logs:
-    """Rows of the named episodes; no other rows are loaded, and little memory is taken besides theirs.
+    """Read the rows of some episodes in the order of the dataset; other rows are not loaded.
 
     Args:
         dataset: the store.
-        episodes: (E,) episode numbers, as `StoredDataset.split` gives them.
-
-    Returns:
-        The rows in the order of the dataset.
+        episodes: (E,) episode numbers, as from `StoredDataset.split`.
     """
     lengths = np.diff(dataset.episodes)[np.unique(episodes)]
     total, shapes = int(lengths.sum()), dataset.read(0, 1, KEYS)
@@ -54,11 +51,11 @@ def read_logs(dataset: StoredDataset, episodes: npt.NDArray[np.int64]) -> Logs:
     return Logs(transitions_of(rows), episode, np.cumsum(lengths) - lengths, followed)
 
 
-def unseen_of(newer: StoredDataset, own: StoredDataset) -> npt.NDArray[np.int64]:
-    """The numbers of the newer episodes that another dataset does not hold.
+def new_episodes(newer: StoredDataset, own: StoredDataset) -> npt.NDArray[np.int64]:
+    """Return the numbers of the newer dataset's episodes that are not in `own`.
 
-    It holds an episode with the same digest, and one all of whose rows it has at their times: an export that begins at
-    another moment cuts the same rows into other episodes.
+    An episode is known if its digest is known, or if all its rows are known by time and values: an export that begins
+    at another time cuts the same rows into other episodes.
     """
     seen = set(map(bytes, own.episode_digests))
     unseen = np.flatnonzero([bytes(digest) not in seen for digest in newer.episode_digests])
@@ -68,33 +65,32 @@ def unseen_of(newer: StoredDataset, own: StoredDataset) -> npt.NDArray[np.int64]
     blocks = list(newer.episode_blocks(unseen, keys))
     rows = {key: np.concatenate([block[key] for block in blocks]) for key in keys}
     order = np.argsort(rows["timestamps"], kind="stable")
-    times, held = rows["timestamps"][order], np.zeros(len(order), bool)
+    times, known = rows["timestamps"][order], np.zeros(len(order), bool)
     for block in own.blocks(keys):
         place = np.minimum(np.searchsorted(times, block["timestamps"]), len(times) - 1)
         row = order[place]
         same = [(rows[key][row] == block[key]).reshape(len(row), -1).all(axis=1) for key in keys]
-        held[row[np.all(same, axis=0)]] = True
+        known[row[np.all(same, axis=0)]] = True
     lengths = np.diff(newer.episodes)[unseen]
-    found: npt.NDArray[np.int64] = unseen[~np.logical_and.reduceat(held, np.cumsum(lengths) - lengths)]
-    return found
+    new: npt.NDArray[np.int64] = unseen[~np.logical_and.reduceat(known, np.cumsum(lengths) - lengths)]
+    return new
 
 
 def best_episodes(dataset: StoredDataset, episodes: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.int64]:
-    """The episodes of the highest returns that hold a share of the rows, in one pass over their rewards.
+    """Return the episodes with the highest returns that contain a given share of the rows.
 
-    An episode that was cut before the longest goes on as it went: `R = T_max / T sum r`. One that terminated, or whose
-    clock read its end, has had all that it was to have: `R = sum r`.
+    Returns of episodes that were cut are extrapolated to the longest length, `R = T_max / T sum r`. Episodes that
+    terminated, or whose clock reads its end, are complete: `R = sum r`.
 
-    Chen et al. 2021, Decision transformer (arXiv 2106.01345), section 5, clone the best tenth to two fifths of the
-    steps of logs.
+    Chen et al. 2021, Decision transformer (arXiv 2106.01345), section 5, clone the best 10 % to 40 % of the steps.
 
     Args:
         dataset: the store.
-        episodes: (E,) episode numbers, as `StoredDataset.split` gives them.
-        share: above 0 and at most 1.
+        episodes: (E,) episode numbers, as from `StoredDataset.split`.
+        share: in (0, 1].
 
     Returns:
-        Numbers, ascending, of as few of the best as hold the share or more.
+        The smallest set of best episodes with at least that share, in ascending order.
     """
     numbers = np.unique(episodes)
     lengths = np.diff(dataset.episodes)[numbers]
@@ -115,12 +111,7 @@ def best_episodes(dataset: StoredDataset, episodes: npt.NDArray[np.int64], share
 
 
 def select_episodes(logs: Logs, chosen: npt.NDArray[np.bool_]) -> Logs:
-    """The logs of some of their episodes, numbered anew from 0.
-
-    Args:
-        logs: of E episodes.
-        chosen: (E,) whether an episode is kept.
-    """
+    """Return the logs of the chosen episodes (E,), renumbered from 0."""
     rows = chosen[logs.episode]
     lengths = np.bincount(logs.episode, minlength=len(chosen))[chosen]
     columns: list[Any] = [None if column is None else np.asarray(column)[rows] for column in logs.transitions]
@@ -129,33 +120,30 @@ def select_episodes(logs: Logs, chosen: npt.NDArray[np.bool_]) -> Logs:
 
 
 def halves(held_out: Logs) -> tuple[Logs, Logs]:
-    """Every second held-out episode, and the others: what is set or chosen by the one half is judged by the other.
-
-    Args:
-        held_out: in the order of the dataset.
+    """Split held-out episodes into every second one and the others: one half tunes or selects, the other judges.
 
     Raises:
-        BadInput: when there are fewer than two.
+        BadInput: if there are fewer than two.
     """
     count = len(held_out.starts)
     if count < 2:
         raise BadInput(
-            "expected two held-out episodes at least, to choose by one and judge by another, "
-            f"got {count}: give more episodes, or raise data.held_out."
+            f"two held-out episodes are needed, one to choose and one to judge, got {count}: add episodes, or raise "
+            "data.held_out."
         )
     even = np.arange(count) % 2 == 0
     return select_episodes(held_out, even), select_episodes(held_out, ~even)
 
 
 def transitions_of(rows: Rows) -> Transition:
-    """Rows as the core takes them: NumPy arrays (N, ...) in float32, rewards and costs (N,)."""
-    # The core's types name JAX arrays; it takes NumPy's alike.
+    """Return rows as a Transition of NumPy arrays (N, ...) in float32, rewards and costs (N,)."""
+    # The core's types name JAX arrays, but NumPy arrays work, too.
     columns: dict[str, Any] = rows | {key: rows[key].astype(np.float32, copy=False) for key in ("actions", "terminals")}
     return Transition(*(columns[key] for key in KEYS))
 
 
 def vector_space(spec: PlantSpec) -> Space:
-    """Actions as vectors: the plant's own space, or of a discrete action a component from 0 to 1 for each choice."""
+    """Return the space of actions as vectors; a discrete action has one component from 0 to 1 per choice."""
     if spec.choices is None:
         return spec.action
     count = len(spec.choices)
@@ -163,13 +151,13 @@ def vector_space(spec: PlantSpec) -> Space:
 
 
 def action_vectors(actions: npt.NDArray[Any], spec: PlantSpec) -> npt.NDArray[Any]:
-    """Stored actions as vectors: as they are, or of a discrete action one-hot.
+    """Return stored actions as vectors; discrete actions become one-hot.
 
     Args:
-        actions: (n, A); of a discrete action (n, 1), the numbers of its choices.
+        actions: (n, A); (n, 1) numbers of choices for a discrete action.
         spec: of the plant, with C choices.
 
     Returns:
-        (n, A), or (n, C): 1 at the choice and 0 elsewhere.
+        (n, A), or (n, C) for a discrete action.
     """
     return actions if spec.choices is None else (actions == np.arange(len(spec.choices))).astype(np.float32)

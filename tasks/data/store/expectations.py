@@ -1,4 +1,4 @@
-"""Tables checked by pandera (schemas) and Great Expectations (summary tables, with Data Docs that open offline)."""
+"""Check tables with pandera and Great Expectations, and write the Data Docs page, which opens offline."""
 
 from __future__ import annotations
 
@@ -24,36 +24,37 @@ if TYPE_CHECKING:
 
 Columns = Mapping[str, npt.NDArray[Any]]
 
+ORDER = ("min", "mean", "max")
 MAX_CASES = 3
-"""Failure cases that are reported; a schema's report can hold millions."""
+"""Failure cases to report; a schema's report can contain millions."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """A number of a summary table and where it should lie."""
+    """An expectation about a column of a summary table."""
 
     table: Literal["episodes", "dataset"]
     column: str
     low: float | None
     high: float | None
     refuses: bool
-    """Whether failing it refuses the dataset; otherwise it warns."""
+    """Whether a failure refuses the dataset; otherwise it is a warning."""
     reason: str
-    """What to say when it fails: expected, got, cure."""
+    """Message on failure: the problem with the value, and the cure."""
     of: Literal["values", "median"] = "values"
 
 
 def check_episode_table(columns: Columns) -> list[str]:
-    """Hold the table of episodes to its schema: unique numbers, whole lengths, finite and ordered statistics.
+    """Check the schema of the table of episodes: unique numbers, whole lengths, finite and ordered statistics.
 
     Returns:
-        One sentence per failed rule.
+        One message per failed rule.
     """
     import pandera.polars as pa
     import polars as pl
 
     frame = pl.DataFrame(dict(columns))
-    # In pandera an infinity is no null, so finiteness is a check of its own.
+    # pandera's nullable=False lets infinities pass, so finiteness is checked separately.
     finite = pa.Check(lambda data: data.lazyframe.select(pl.col(data.key).is_finite()), name="is finite")
     schema = pa.DataFrameSchema(
         {
@@ -63,18 +64,22 @@ def check_episode_table(columns: Columns) -> list[str]:
         | {name: pa.Column(pl.Float64, finite) for name in columns if name not in ("episode", "length")},
         strict=True,
     )
-    reasons = _failures(schema, frame, "the table of episodes")
+    reasons = _failures(schema, frame)
     for name in (key.removesuffix(" mean") for key in columns if key.endswith(" mean")):
         slack = 1e-6 * (1 + frame[f"{name} max"].abs())
         ordered = (frame[f"{name} min"] <= frame[f"{name} mean"] + slack) & (
             frame[f"{name} mean"] <= frame[f"{name} max"] + slack
         )
         if not ordered.all():
-            reasons.append(f"expected min <= mean <= max of {name} in every episode, got none such: ingest it again.")
+            episode, *values = frame.filter(~ordered).select("episode", *(f"{name} {x}" for x in ORDER)).row(0)
+            reasons.append(
+                f"{name} must have min <= mean <= max, got {', '.join(f'{x:g}' for x in values)} in episode {episode}: "
+                "ingest the dataset again."
+            )
     return reasons
 
 
-def _failures(schema: Any, frame: pl.DataFrame, what: str) -> list[str]:
+def _failures(schema: Any, frame: pl.DataFrame) -> list[str]:
     from pandera.errors import SchemaErrors
 
     try:
@@ -82,8 +87,8 @@ def _failures(schema: Any, frame: pl.DataFrame, what: str) -> list[str]:
     except SchemaErrors as error:
         cases = error.failure_cases.head(MAX_CASES).to_dicts()
         return [
-            f"expected {what} to hold its schema, got {case['failure_case']} in column {case['column']} "
-            f"({case['check']}): correct the source and ingest it again."
+            f"column {case['column']} of the table of episodes fails the check {case['check']}, got "
+            f"{case['failure_case']}: correct the source and ingest it again."
             for case in cases
         ]
     return []
@@ -105,14 +110,14 @@ def check_tables(
         plant: for titles.
         digest: of the dataset.
         tables: columns by name, by table.
-        checks: what is expected.
-        found: reasons for refusal that were found before; the first page shows them too.
-        accounted: where every row that was read went, a line each.
-        pictures: SVG by title, for the first page.
-        folder: of the Data Docs; replaced whole.
+        checks: the expectations.
+        found: earlier reasons for refusal, to show on the page.
+        accounted: accounts of all rows read, a line each.
+        pictures: SVG by title.
+        folder: of the Data Docs; replaced as a whole.
 
     Returns:
-        The checks that failed, and the first page.
+        The failed checks, and the page.
     """
     gx = _great_expectations()
     import pandas as pd
@@ -124,7 +129,7 @@ def check_tables(
     missed: dict[str, str] = {}
     for name, columns in tables.items():
         asset = source.add_dataframe_asset(name)
-        # Whole at once: a suite to which one more is added is written anew, all of it, each time.
+        # Add all expectations at once: adding one to a suite rewrites the whole suite.
         expected = [_expectation(gx.expectations, check, i) for i, check in enumerate(checks) if check.table == name]
         suite = context.suites.add(gx.ExpectationSuite(name=f"{plant} {name}", expectations=expected))
         definition = context.validation_definitions.add(
@@ -148,7 +153,7 @@ def check_tables(
 
 
 def _missed(result: Any) -> str:
-    """How often an expectation of every line of a table failed, and with what."""
+    """Say how often an expectation about each line of a table failed, and for which values."""
     if "unexpected_count" not in result:
         return f"got {_number(float(result['observed_value']))}" if "observed_value" in result else ""
     some = ", ".join(f"{float(value):.4g}" for value in result.get("partial_unexpected_list", ())[:MAX_CASES])
@@ -156,7 +161,7 @@ def _missed(result: Any) -> str:
 
 
 def _replace(folder: Path, page: str) -> Path:
-    """Write the page into its folder, which is replaced whole: whoever reads meanwhile never meets half of it."""
+    """Write the page into its folder, which is replaced as a whole, so that no reader sees half a page."""
     make_folder(folder.parent)
     with unwritable_is_bad_input(folder):
         building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".data_docs."))
@@ -164,7 +169,7 @@ def _replace(folder: Path, page: str) -> Path:
     try:
         (building / "index.html").write_text(page, encoding="utf-8")
         while not _moved(building, folder):
-            # Another validation may put its own there between the two moves.
+            # Another validation may create the folder between the two moves.
             old = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".data_docs."))
             try:
                 with suppress(FileNotFoundError):
@@ -177,7 +182,7 @@ def _replace(folder: Path, page: str) -> Path:
 
 
 def _moved(building: Path, folder: Path) -> bool:
-    """Whether a folder could be given its name, which none that holds something has."""
+    """Rename the new folder; False if the target is a folder that is not empty."""
     try:
         os.replace(building, folder)
     except OSError as error:
@@ -188,7 +193,7 @@ def _moved(building: Path, folder: Path) -> bool:
 
 
 def _great_expectations() -> Any:
-    """The library, imported late for its import takes seconds, without its telemetry."""
+    """Import Great Expectations without telemetry; late, because the import takes seconds."""
     os.environ.update(GX_ANALYTICS_ENABLED="false", DO_NOT_TRACK="true")
     with warnings.catch_warnings():
         # It imports sre_constants, deprecated in Python 3.11.
@@ -234,17 +239,17 @@ def _page(
     accounted: Sequence[str],
     pictures: Mapping[str, str],
 ) -> str:
-    """The verdict, its reasons, pictures and every check, on one page that needs no script and no other file."""
+    """Return the verdict, reasons, pictures and checks as one HTML page without scripts or external files."""
     say = html.escape
     refusals = [*found, *(check.reason for check in failed if check.refuses)]
     warnings = [check.reason for check in failed if not check.refuses]
     verdict = '<span class="no">refused</span>' if refusals else '<span class="ok">passed</span>'
     body = [
         f"<h1>Data validation of {say(plant)}</h1>",
-        f'<p class="verdict">{verdict}: {len(checks) - len(failed)} of {len(checks)} expectations hold</p>',
+        f'<p class="verdict">{verdict}: {len(checks) - len(failed)} of {len(checks)} checks passed</p>',
         f'<p>Dataset <span class="badge">{say(digest[:12])}</span></p>',
     ]
-    sections = ("Reasons", "no", refusals), ("Warnings", "warn", warnings), ("Where the rows went", "", accounted)
+    sections = ("Reasons", "no", refusals), ("Warnings", "warn", warnings), ("Use of the rows", "", accounted)
     for title, kind, sentences in sections:
         if sentences:
             items = "".join(f'<li class="{kind}">{say(sentence)}</li>' for sentence in sentences)
@@ -255,28 +260,28 @@ def _page(
     def cell(name: str) -> str:
         check = by_column.get(name)
         mark = "" if check is None else _mark(check, check in failed) + " "
-        value, wanted = _number(float(dataset[name][0])), say(_wanted(check)) if check else ""
+        value, wanted = _number(float(dataset[name][0])), say(_interval(check)) if check else ""
         return f'<td class="n" title="{wanted}">{mark}{value}</td>'
 
     whole = [name for name in dataset if ": " not in name]
     rows = "".join(
-        f"<tr><td>{say(name)}</td>{cell(name)}<td>{_wanted(by_column[name]) if name in by_column else ''}</td></tr>"
+        f"<tr><td>{say(name)}</td>{cell(name)}<td>{_interval(by_column[name]) if name in by_column else ''}</td></tr>"
         for name in whole
     )
     head = "<tr><th>Quantity</th><th>Observed</th><th>Expected</th></tr>"
-    body.append(f"<h2>The dataset</h2><table>{head}{rows}</table>")
+    body.append(f"<h2>Dataset</h2><table>{head}{rows}</table>")
     pairs = [name.split(": ", 1) for name in dataset if ": " in name]
-    whats = list(dict.fromkeys(what for _, what in pairs))
-    head = "".join(f"<th>{say(what)}</th>" for what in whats)
+    quantities = list(dict.fromkeys(quantity for _, quantity in pairs))
+    head = "".join(f"<th>{say(quantity)}</th>" for quantity in quantities)
     rows = "".join(
         f"<tr><td>{say(signal)}</td>"
-        + "".join(cell(f"{signal}: {what}") if f"{signal}: {what}" in dataset else "<td></td>" for what in whats)
+        + "".join(cell(f"{signal}: {x}") if f"{signal}: {x}" in dataset else "<td></td>" for x in quantities)
         + "</tr>"
         for signal in dict.fromkeys(signal for signal, _ in pairs)
     )
-    body.append(f"<h2>Its signals</h2><table><tr><th>Signal</th>{head}</tr>{rows}</table>")
+    body.append(f"<h2>Signals</h2><table><tr><th>Signal</th>{head}</tr>{rows}</table>")
     limits = _episode_rows(checks, failed, missed)
-    body.append(f"<h2>Expected of every episode</h2><table>{limits}</table>")
+    body.append(f"<h2>Checks of each episode</h2><table>{limits}</table>")
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         f"<title>Data validation of {say(plant)}</title><style>{STYLE}</style></head>"
@@ -287,7 +292,7 @@ def _page(
 def _episode_rows(checks: Sequence[Check], failed: Sequence[Check], missed: Mapping[str, str]) -> str:
     say = html.escape
     return "".join(
-        f"<tr><td>{_mark(check, check in failed)}</td><td>{say(check.column)}</td><td>{say(_wanted(check))}</td>"
+        f"<tr><td>{_mark(check, check in failed)}</td><td>{say(check.column)}</td><td>{say(_interval(check))}</td>"
         f"<td>{say(missed.get(check.column, ''))}</td></tr>"
         for check in checks
         if check.table == "episodes"
@@ -304,7 +309,7 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value.is_integer() else f"{value:.4g}"
 
 
-def _wanted(check: Check) -> str:
+def _interval(check: Check) -> str:
     if check.low is not None and check.high is not None:
         return f"{check.low:.4g} to {check.high:.4g}"
     return f"at least {check.low:.4g}" if check.low is not None else f"at most {check.high:.4g}"

@@ -1,4 +1,4 @@
-"""Stored rows with the history that a run asks for: datasets stay plain, so that one serves runs of any history."""
+"""Add a run's observation history to stored rows. Datasets stay plain, so that runs with any history can share one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.floating]
 
 
 class Past(NamedTuple):
-    """Which earlier values rows get, and what is taken for applied before an episode's first."""
+    """A history, and the actions assumed before an episode's first row."""
 
     history: History | None
     applied: Callable[[Floats], Floats]
@@ -31,11 +31,11 @@ class Past(NamedTuple):
 
     @property
     def longest(self) -> int:
-        """The steps that the oldest value is old."""
+        """The longest lag in steps."""
         return 0 if self.history is None else longest(self.history)
 
     def rows(self, transitions: Transition, starts: npt.NDArray[np.int64]) -> Transition:
-        """Rows (N, ...) with their history.
+        """Return rows (N, ...) with their history.
 
         Args:
             transitions: physical units, each episode's in order.
@@ -47,15 +47,15 @@ class Past(NamedTuple):
         return stacked_transitions(self.history, transitions, starts, first)
 
     def stacked(self, logs: Logs) -> Logs:
-        """Logs whose observations have their history."""
+        """Return logs whose observations include their history."""
         return logs._replace(transitions=self.rows(logs.transitions, logs.starts))
 
 
 def observed_spec(run: OpenedRun) -> PlantSpec:
-    """The run's plant as its policies see it, earlier values included.
+    """Return the spec of the run's plant as policies see it, with history.
 
     Raises:
-        ValueError: where the run's history does not fit the plant.
+        ValueError: if the run's history does not fit the plant.
     """
     spec = plant_of(run).spec
     return stacked_spec(spec, history_of(run.history, spec))
@@ -65,11 +65,13 @@ NO_PAST = Past(None, lambda observation: observation)
 
 
 def past_of(run: OpenedRun, store: StoredDataset) -> Past:
-    """The history that a run asks for.
+    """Return the history of a run.
+
+    A log-only plant assumes the median action of the training episodes before each episode.
 
     Args:
-        run: its plant, history and share of held-out episodes.
-        store: of a process the training episodes, whose median action is taken for applied before an episode begins.
+        run: plant, history and share of held-out episodes.
+        store: the dataset.
 
     Raises:
         ValueError: as `neorl_core.history.history_of`.
@@ -85,18 +87,18 @@ def past_of(run: OpenedRun, store: StoredDataset) -> Past:
 
 
 def of_simulator(history: History | None, plant: Plant) -> Past:
-    """The history of a simulated plant, whose first observation tells what is applied, as far as it does."""
+    """Return the history of a simulated plant, which derives earlier actions from the first observation."""
     return Past(history, jax.jit(jax.vmap(lambda row: clip_to(plant.spec.action, plant.applied(row)))))
 
 
 def resting(history: History | None, rest: Floats) -> Past:
-    """The history of a process, where one action (A,) is taken for applied before any episode."""
+    """Return the history of a log-only plant, which assumes one action (A,) before each episode."""
     before = np.asarray(rest, np.float32)
     return Past(history, lambda observation: np.broadcast_to(before, (len(observation), len(before))))
 
 
 def past_of_composite(plant: Plant | Process, composite: Composite) -> Past:
-    """The history that a composite keeps."""
+    """Return the history of a composite."""
     if composite.history is None:
         return NO_PAST
     if isinstance(plant, Plant):

@@ -1,4 +1,4 @@
-"""What was lost of the rows that were read, without anybody's wish: what a dataset may be refused for."""
+"""Unintended losses of rows, for which a dataset may be refused."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tasks.data.store.schema import NO_SUCCESSOR
 
 
 class Loss(NamedTuple):
-    """What was lost, of what was read, without anybody's wish."""
+    """Rows or control steps lost unintentionally."""
 
-    what: str
+    kind: str
     read: int
     reasons: Counter[str]
     key: str
-    """The key of `data` that says what share may be lost."""
+    """The key of `data` that limits the share lost."""
 
     @property
     def share(self) -> float:
@@ -25,11 +25,10 @@ class Loss(NamedTuple):
 
 
 def losses(records: Sequence[SourceRecord]) -> tuple[Loss, ...]:
-    """What was lost of raw rows, and of rows or control steps, by failing and by gaps.
+    """Return the losses of raw rows, and of rows or control steps, by failed checks and by gaps.
 
-    What the mapping leaves out (ignored tags, modes, trips) is no loss. Nor is a silence of the whole archive, nor a
-    row that nothing follows: formats without next observations end episodes so. Nor is a raw row that says what an
-    earlier one said, as in files that overlap.
+    Not counted: exclusions by the mapping (ignored tags, modes, trips), silence of the whole archive, rows without a
+    next observation (some formats end episodes so), and raw rows that repeat an earlier one, as overlapping files do.
     """
     accounts = [record.account for record in records if record.account is not None]
     raw, failed = Counter[str](), Counter[str]()

@@ -1,8 +1,8 @@
-"""The dataset store: a manifest names immutable shards, and the manifest's SHA-256 is the dataset's name.
+"""Datasets on disk: a manifest names immutable shards, and the manifest's SHA-256 is the dataset's name.
 
-<root>/manifests/<digest>.json   what the dataset is: spec, provenance, shards
-<root>/shards/<sha256>.h5        rows; shared by all manifests, so an append copies nothing
-<root>/views/<sha256>.h5         one virtual file over all shards of a manifest, for other libraries
+<root>/manifests/<digest>.json   spec, provenance, shards
+<root>/shards/<sha256>.h5        rows; shared by all manifests, so that an append copies nothing
+<root>/views/<sha256>.h5         a virtual file over all shards of a manifest, for other libraries
 """
 
 from __future__ import annotations
@@ -28,39 +28,39 @@ from tasks.files.canonical import file_sha256, sha256_hex
 from tasks.files.spec import spec_of_record
 
 LEAST_OF_A_SIDE = 2
-"""Episodes that either side of a split gets where there are enough: one says nothing of how results vary."""
+"""Least episodes on each side of a split, if there are enough: one episode does not show variation."""
 NEAR_ROWS = 4096
-"""Rows between two chosen episodes up to which both are read at once: every reading has its price."""
+"""Longest gap between two chosen episodes, in rows, that is read with them: each read has a fixed cost."""
 SCHEMA = 2
-"""2: a canonical block ends where its episode does, and an episode's digest is the Merkle root over its blocks."""
+"""Since 2, a canonical block ends with its episode, and an episode's digest is the Merkle root over its blocks."""
 
 
 def dataset_of(folders: Sequence[Path], digest: str) -> StoredDataset:
-    """Open the dataset whose digest begins so.
+    """Open the dataset whose digest begins with `digest`.
 
     Args:
-        folders: of plants' datasets.
-        digest: some of its first hexadecimal digits.
+        folders: plants' folders of datasets.
+        digest: first hexadecimal digits.
 
     Raises:
-        BadInput: when none or several begin so.
+        BadInput: if none or several match.
         Refused: as `StoredDataset.open`.
     """
     found = sorted({path for folder in folders for path in folder.glob(f"manifests/{digest}*.json")})
     if len({path.stem for path in found}) != 1:
-        cure = "give more of its digits." if found else "ingest its sources first, or name its folder by --root."
-        raise BadInput(f"expected one dataset {digest}, got {len(found)}: {cure}")
+        cure = "give more digits." if found else "ingest its sources first, or name its folder by --root."
+        raise BadInput(f"{len(found) or 'no'} datasets begin with {digest}: {cure}")
     return StoredDataset.open(found[0].parents[1], found[0].stem)
 
 
 def newest_first(folder: Path) -> list[Path]:
-    """The manifests of a plant's folder of datasets."""
+    """Return the manifests in a plant's folder of datasets, newest first."""
     return sorted(folder.glob("manifests/*.json"), key=lambda path: (-path.stat().st_mtime_ns, path.stem))
 
 
 @dataclass(frozen=True)
 class StoredDataset:
-    """A dataset on disk, opened by its digest; nothing is read before its files' digests are checked."""
+    """A dataset on disk. Files are checked against their digests before they are read."""
 
     root: Path
     digest: str
@@ -73,38 +73,37 @@ class StoredDataset:
         Args:
             root: the plant's folder of datasets.
             digest: the dataset's name.
-            verify: hold every shard's file against its SHA-256 first.
+            verify: check every shard's SHA-256 first.
 
         Raises:
-            BadInput: when there is no such dataset.
-            Refused: when a manifest, shard or view is not what its digest says.
+            BadInput: if there is no such dataset.
+            Refused: if a manifest, shard or view does not match its digest.
         """
         path = root / "manifests" / f"{digest}.json"
         if not path.exists():
-            raise BadInput(f"expected dataset {digest} in {root}, got no such manifest: ingest its sources again.")
+            raise BadInput(f"no dataset {digest[:12]} in {root}: ingest its sources again.")
         data = path.read_bytes()
         if (got := sha256_hex(data)) != digest:
             raise Refused(
-                f"expected manifest {path.name} to have SHA-256 {digest}, got {got}: "
-                "restore it from a backup or ingest its sources again."
+                f"manifest {path.name} has SHA-256 {got}: restore it from a backup or ingest its sources again."
             )
         found = json.loads(data)
         if (version := found.get("schema")) != SCHEMA:
-            raise Refused(f"expected a dataset of schema {SCHEMA}, got {version}: ingest its sources again.")
+            raise Refused(f"dataset {digest[:12]} has schema {version}, not {SCHEMA}: ingest its sources again.")
         try:
             dataset = cls(root, digest, Manifest.model_validate(found))
         except ValidationError as error:
             wrong = error.errors()[0]
             raise Refused(
-                f"expected a whole manifest in {path.name}, got '{wrong['msg']}' at "
-                f"{'.'.join(map(str, wrong['loc']))}: ingest its sources again."
+                f"manifest {path.name} is invalid at {'.'.join(map(str, wrong['loc']))} ({wrong['msg']}): ingest its "
+                "sources again."
             ) from error
         if verify:
             dataset.check_files()
         return dataset
 
     def check_files(self) -> None:
-        """Hold every shard's file against its SHA-256, two at a time.
+        """Check every shard's SHA-256, two at a time.
 
         Raises:
             Refused: naming the first shard that differs.
@@ -115,41 +114,39 @@ class StoredDataset:
 
     @property
     def spec(self) -> PlantSpec:
-        """The plant's spec as it was when the dataset was made."""
+        """The plant's spec when the dataset was made."""
         return spec_of_record(self.manifest.spec)
 
     @property
     def manifest_path(self) -> Path:
-        """The file that says what the dataset is."""
         return self.root / "manifests" / f"{self.digest}.json"
 
     def shard_path(self, record: ShardRecord) -> Path:
-        """The file of a shard's record in the manifest."""
+        """Return the file of a shard."""
         return self.root / "shards" / record.file
 
     @property
     def view_path(self) -> Path:
-        """The virtual file that shows all shards as one."""
+        """The virtual file over all shards."""
         return self.root / "views" / self.manifest.view.file
 
     @property
     def rows(self) -> int:
-        """How many rows all shards hold."""
         return sum(record.rows for record in self.manifest.shards)
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys that have one entry per row."""
+        """Keys with one entry per row."""
         return self.manifest.keys
 
     @cached_property
     def episodes(self) -> npt.NDArray[np.int64]:
-        """Where episodes begin, and one past the last row: (E + 1,)."""
+        """First row of each episode, and one past the last row: (E + 1,)."""
         return np.append(self._per_episode("episode_starts"), self.rows).astype(np.int64)
 
     @cached_property
     def episode_digests(self) -> npt.NDArray[np.uint8]:
-        """What names each episode by its rows: (E, 32)."""
+        """Digest of each episode's rows: (E, 32)."""
         return self._per_episode("episode_digests")
 
     def _per_episode(self, key: str) -> npt.NDArray[Any]:
@@ -161,7 +158,7 @@ class StoredDataset:
         return np.concatenate(parts)
 
     def blocks(self, keys: Sequence[str] | None = None, rows: int = 65536) -> Iterator[Rows]:
-        """Consecutive blocks of at most `rows` rows, in order; a block never spans shards."""
+        """Yield consecutive blocks of at most `rows` rows; a block never spans shards."""
         names = self._known(keys)
         for record in self.manifest.shards:
             with open_shard(self.shard_path(record)) as file:
@@ -171,15 +168,12 @@ class StoredDataset:
     def episode_blocks(
         self, episodes: npt.NDArray[np.int64], keys: Sequence[str] | None = None, rows: int = 65536
     ) -> Iterator[Rows]:
-        """The rows of some episodes in the order of the dataset; no shard is opened that holds none of them.
+        """Yield the rows of some episodes in the order of the dataset; only their shards are opened.
 
         Args:
             episodes: (E,) episode numbers, in any order.
-            keys: arrays to read; all when not given.
-            rows: rows that are read at once.
-
-        Returns:
-            Blocks of at most `rows` rows; a block never spans shards.
+            keys: arrays to read; all by default.
+            rows: most rows per block; a block never spans shards.
         """
         names, chosen = self._known(keys), np.unique(episodes)
         starts, stops = self.episodes[:-1][chosen], self.episodes[1:][chosen]
@@ -194,7 +188,7 @@ class StoredDataset:
             first += record.rows
 
     def read(self, start: int, stop: int, keys: Sequence[str] | None = None) -> Rows:
-        """Rows [start, stop), wherever shards end."""
+        """Return rows [start, stop), across shards."""
         names, first, parts = self._known(keys), 0, []
         for record in self.manifest.shards:
             last = first + record.rows
@@ -206,7 +200,7 @@ class StoredDataset:
         return {key: np.concatenate([part[key] for part in parts]) for key in names}
 
     def arrays(self, keys: Sequence[str] | None = None) -> Rows:
-        """All rows, resident, with `episode_starts` (E,): every array (N, ...)."""
+        """Return all rows (N, ...), and `episode_starts` (E,)."""
         names = self._known(keys)
         parts = list(self.blocks(names))
         arrays = {key: np.concatenate([part[key] for part in parts]) for key in names}
@@ -215,23 +209,23 @@ class StoredDataset:
     def _known(self, keys: Sequence[str] | None) -> tuple[str, ...]:
         names = tuple(key for key in (keys or self.keys) if key != "episode_starts")
         if unknown := [key for key in names if key not in self.keys]:
-            raise BadInput(f"expected keys among {', '.join(self.keys)}, got '{unknown[0]}': ask for one of those.")
+            raise BadInput(f"'{unknown[0]}' is not a key of the dataset: choose from {', '.join(self.keys)}.")
         return names
 
     @property
     def sources(self) -> list[SourceRecord]:
-        """What became of the rows that it was made of, by source."""
+        """Accounts of the dataset's sources."""
         return [source for entry in self.manifest.provenance for source in entry.sources]
 
     def split(self, held_out: float = 0.2) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Divide episodes by a hash of what they hold, so that an append moves no episode from one side to the other.
+        """Split episodes by a hash of their rows, so that an append never moves an episode to the other side.
 
         Args:
             held_out: share of episodes to hold out, between 0 and 1.
 
         Returns:
-            Episode numbers for training (E - h,) and held out (h,). Each side gets two where there are four or more,
-            and one where there are two: a small dataset whose hashes fall on one side gives up its nearest episodes.
+            Episode numbers for training (E - h,) and held out (h,). Each side gets at least two of four or more
+            episodes, and one of two: if too few hashes fall on one side, it gets the episodes nearest to the threshold.
         """
         position = self.episode_digests[:, :8].copy().view(">u8")[:, 0] / 2.0**64
         out = position < held_out
@@ -241,10 +235,10 @@ class StoredDataset:
         return np.flatnonzero(~out), np.flatnonzero(out)
 
     def verify(self) -> None:
-        """Hold every file against its SHA-256 and every shard's rows against their content digest.
+        """Check every file's SHA-256, and every shard's rows against their content digest.
 
         Raises:
-            Refused: naming the shard, view or quarantine file that is not what the manifest says.
+            Refused: naming the shard, view or quarantine file that differs from the manifest.
         """
         self.check_files()
         records = self.manifest.shards
@@ -258,15 +252,15 @@ class StoredDataset:
         for path, sha256 in others:
             if not path.exists() or file_sha256(path) != sha256:
                 raise Refused(
-                    f"expected {path.parent.name}/{path.name} to have SHA-256 {sha256}, got another file or none: "
-                    "remove it and ingest the sources again."
+                    f"{path.parent.name}/{path.name} is missing or does not have SHA-256 {sha256}: remove it and "
+                    "ingest the sources again."
                 )
 
 
 def _spans(
     starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64], rows: int
 ) -> Iterator[tuple[slice, slice | npt.NDArray[np.bool_]]]:
-    """Which rows to read at once, and which of those belong to the ranges [start, stop), which increase (E,)."""
+    """Yield slices to read, and which of their rows belong to the ascending ranges [start, stop) (E,)."""
     far = np.flatnonzero(starts[1:] - stops[:-1] > NEAR_ROWS) + 1
     for begins, ends in zip(np.split(starts, far), np.split(stops, far), strict=True):
         for at in range(int(begins[0]), int(ends[-1]), rows):

@@ -1,4 +1,4 @@
-"""The records that a dataset consists of besides its rows: typed and frozen here, JSON on disk."""
+"""Typed, frozen records of a dataset besides the rows: manifest, sources and card. JSON on disk."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Record(BaseModel):
 
 
 class FileRecord(Record):
-    """A file and the digest by which it is known."""
+    """A file and its digest."""
 
     file: str
-    """The file's name, or its path relative to the folder of the plant's datasets."""
+    """The file's name, or a path relative to the plant's folder of datasets."""
     sha256: str
 
 
@@ -26,7 +26,7 @@ class ShardRecord(FileRecord):
     """One shard: an immutable file of whole episodes."""
 
     content: str
-    """Merkle root over its canonical blocks of rows."""
+    """Merkle root over the canonical blocks of rows."""
     rows: int
     episodes: int
 
@@ -36,7 +36,7 @@ REPEATED = "repeats an earlier row"
 
 
 def by_reason(counts: Mapping[str, int]) -> str:
-    """Counts by reason, most first, after a colon; nothing where there are none."""
+    """Format counts by reason, most frequent first, after a colon; empty if there are none."""
     shown = ", ".join(f"{reason} ({n:,})" for reason, n in sorted(counts.items(), key=lambda item: -item[1]) if n)
     return f": {shown}" if shown else ""
 
@@ -49,13 +49,13 @@ class SampleCounts(Record):
     bad: int
 
     def shares(self) -> tuple[float, float, float]:
-        """Of all samples those that are Good, Uncertain and Bad."""
+        """Return the shares of Good, Uncertain and Bad samples."""
         total = max(self.good + self.uncertain + self.bad, 1)
         return self.good / total, self.uncertain / total, self.bad / total
 
 
 class RawAccount(Record):
-    """What became of the raw rows of a historian's export."""
+    """Counts of the raw rows of a historian export."""
 
     rows: int
     ignored: int
@@ -63,12 +63,12 @@ class RawAccount(Record):
     rejected: int
     reasons: dict[str, int]
     put_in_place: int
-    """Rows that came late and were put in their place."""
+    """Late rows that were sorted into their place."""
     in_order_of_time: bool
 
 
 class StepAccount(Record):
-    """What became of a historian's control steps: rows + rejected + gap + not_running + outside_limits = steps."""
+    """Counts of a historian's control steps: rows + rejected + gap + not_running + outside_limits = steps."""
 
     steps: int
     rows: int
@@ -76,22 +76,22 @@ class StepAccount(Record):
     gap: int
     """Steps at which a signal was not archived."""
     silent: int
-    """Steps of a silence of the whole archive; they are among `gap`."""
+    """Steps at which the whole archive was silent; included in `gap`."""
     not_running: int
     outside_limits: int
     trips: int
-    """Rows that terminate their episode at a hard limit; they are among `rows`."""
+    """Rows that terminate their episode at a hard limit; included in `rows`."""
     beyond_limits: int
-    """Rows that end beyond a hard limit; they are among `rows`."""
+    """Rows that end beyond a hard limit; included in `rows`."""
     alarms: dict[str, int]
-    """Rows that end beyond a signal's soft limits, by signal; they are among `rows`."""
+    """Rows that end beyond a signal's soft limits, by signal; included in `rows`."""
     samples: dict[str, SampleCounts]
     """Counts of raw rows by tag."""
     raw: RawAccount
 
 
 class SourceRecord(Record):
-    """What became of one source's rows."""
+    """Counts of one source's rows."""
 
     sha256: str
     seen: int
@@ -102,53 +102,53 @@ class SourceRecord(Record):
     quarantine: tuple[FileRecord, ...] = ()
     raw_quarantine: tuple[FileRecord, ...] = ()
     account: StepAccount | None = None
-    """What became of control steps; only of a historian's export."""
+    """Counts of control steps, for a historian export."""
 
     @property
     def used(self) -> int:
-        """Rows of the dataset."""
+        """Rows in the dataset."""
         return self.seen - self.quarantined
 
     @property
     def lost(self) -> dict[str, int]:
-        """Rows, or of a historian's export control steps, that did not become rows of the dataset, by reason."""
-        found = dict(self.reasons)
+        """Rows (control steps of a historian export) that are not in the dataset, by reason."""
+        lost = dict(self.reasons)
         if (steps := self.account) is not None:
-            found |= {GAP: steps.gap, "the plant was not running": steps.not_running}
-            found |= {"outside the limits after a trip": steps.outside_limits}
-        return {reason: count for reason, count in sorted(found.items(), key=lambda item: -item[1]) if count}
+            lost |= {GAP: steps.gap, "the plant was not running": steps.not_running}
+            lost |= {"outside the limits after a trip": steps.outside_limits}
+        return {reason: count for reason, count in sorted(lost.items(), key=lambda item: -item[1]) if count}
 
     def lines(self) -> tuple[str, ...]:
-        """Where every row that was read went: used and lost make all of them."""
+        """Account for every row read, as text lines; used + lost = read."""
         if (steps := self.account) is None:
             return (f"{self.seen:,} rows read: {self.used:,} used, {self.quarantined:,} lost{by_reason(self.lost)}",)
         raw = steps.raw
         ignored = f", {raw.ignored:,} of ignored tags" if raw.ignored else ""
         used, lost = raw.rows - raw.ignored - raw.rejected, sum(self.lost.values())
-        found = [
+        lines = [
             f"{raw.rows:,} raw rows read: {used:,} used{ignored}, {raw.rejected:,} lost{by_reason(raw.reasons)}",
             f"{steps.steps:,} control steps: {self.used:,} used, {lost:,} lost{by_reason(self.lost)}",
         ]
         if steps.beyond_limits:
-            found.append(f"{steps.beyond_limits:,} steps end beyond a limit ({steps.beyond_limits / steps.rows:.1%})")
+            lines.append(f"{steps.beyond_limits:,} steps end beyond a limit ({steps.beyond_limits / steps.rows:.1%})")
         if alarms := {name: count for name, count in steps.alarms.items() if count}:
-            found.append(f"beyond soft limits{by_reason(alarms)}")
-        return tuple(found)
+            lines.append(f"beyond soft limits{by_reason(alarms)}")
+        return tuple(lines)
 
 
 class IngestedSource(SourceRecord):
-    """What a source became, so that it need not be read a second time."""
+    """Result of ingesting a source, cached so that the source is read only once."""
 
     keys: tuple[str, ...]
     shards: tuple[ShardRecord, ...]
 
     def public(self) -> SourceRecord:
-        """What a manifest says of the source; its shards are listed there anyway."""
+        """Return the manifest's record of the source, without the shards, which the manifest lists itself."""
         return SourceRecord.model_validate(self.model_dump(exclude={"keys", "shards"}))
 
 
 class Provenance(BaseModel):
-    """Where some rows came from. Fields that are not listed here are kept as they are."""
+    """Origin of some rows. Unknown fields are kept."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -159,25 +159,25 @@ class Provenance(BaseModel):
     """The historian's mapping as JSON."""
     horizon: int | None = None
     code: str | None = None
-    """Digest of the sources of the code that made the rows."""
+    """Digest of the source code that generated the rows."""
     sources: tuple[SourceRecord, ...] = ()
 
 
 class Manifest(Record):
-    """What a dataset is; the SHA-256 of its canonical JSON is the dataset's name."""
+    """Contents of a dataset; the SHA-256 of the canonical JSON is the dataset's name."""
 
     version: int = Field(alias="schema")
     spec: dict[str, JsonValue]
     """The plant's spec as JSON."""
     provenance: tuple[Provenance, ...]
     keys: tuple[str, ...]
-    """Keys that have one entry per row."""
+    """Keys with one entry per row."""
     shards: tuple[ShardRecord, ...]
     view: FileRecord
 
 
 class MappingCard(Record):
-    """A historian's mapping in brief."""
+    """Summary of a historian mapping."""
 
     sha256: str
     tags: int
@@ -188,22 +188,22 @@ class MappingCard(Record):
 
 
 class FileCard(Record):
-    """What became of one source."""
+    """Account of one source."""
 
     account: tuple[str, ...]
-    """Where every row and step went, a line each."""
+    """One line each for rows and steps; see `SourceRecord.lines`."""
 
     sha256: str
     reasons: dict[str, int]
     steps: dict[str, int]
-    """Control steps by what became of them; empty where the source is no historian's export."""
+    """Control steps by outcome; empty except for a historian export."""
     raw: RawAccount | None
     samples: dict[str, SampleCounts]
-    """Raw rows of each tag by their status; empty where the source is no historian's export."""
+    """Raw rows of each tag by status; empty except for a historian export."""
 
 
 class SourceCard(Record):
-    """Where some rows came from."""
+    """Origin of some rows."""
 
     format: str | None
     mapping: MappingCard | None
@@ -222,16 +222,16 @@ class SignalCard(Record):
     change: float
     """Mean absolute difference of consecutive rows."""
     covered: float | None
-    """Share of its range between its 5 % and 95 % quantiles; None where no range was given."""
+    """Share of the range between the 5 % and 95 % quantiles; None if no range is given."""
     histogram: tuple[int, ...]
     """Rows in equal bins from `low` to `high`."""
     low: float
-    """Lower end of its range, or of what was seen where it has none."""
+    """Lower end of the range, or the least value if there is no range."""
     high: float
 
 
 class ActionCard(Record):
-    """How an action was varied."""
+    """Variation of an action."""
 
     deviation_share: float
     """Standard deviation as a share of the range."""
@@ -243,7 +243,7 @@ class ActionCard(Record):
 
 
 class CoverageCard(Record):
-    """Cells of a grid over all signals that rows fall into."""
+    """Coverage of a grid over all signals."""
 
     rows_looked_at: int
     bins: int
@@ -255,7 +255,7 @@ class CoverageCard(Record):
 
 
 class LimitCard(Record):
-    """How often and by how much a limit is violated."""
+    """Violations of a limit."""
 
     unit: str
     low: float | None
@@ -266,7 +266,7 @@ class LimitCard(Record):
 
 
 class GapsCard(Record):
-    """Time that is missing between episodes."""
+    """Missing time between episodes."""
 
     known: bool
     """Whether there are timestamps."""
@@ -274,43 +274,43 @@ class GapsCard(Record):
     longest_s: float
     total_s: float
     present: tuple[float, ...]
-    """Share of each of equal periods, from the first row to the last, that rows cover; empty where time is unknown."""
+    """Share of equal periods, from the first row to the last, that rows cover; empty without timestamps."""
 
 
 class TimelineCard(Record):
-    """When rows were used and lost, in equal periods of time, or of rows as they were read where time is unknown."""
+    """Used and lost rows in equal periods of time, or of row numbers if there are no timestamps."""
 
     by: Literal["time", "row"]
     first: int
-    """Where the periods begin: ns since 1970, UTC, or number of the row."""
+    """Start of the first period: ns since 1970, UTC, or a row number."""
     last: int
-    """Where they end."""
+    """End of the last period."""
     steps_per_period: float
-    """Control steps, or rows, that a period has room for."""
+    """Control steps, or rows, in a full period."""
     used: tuple[float, ...]
     """Share of each period that rows of the dataset cover."""
     lost: dict[str, tuple[int, ...]]
     """Control steps, or rows, in quarantine by reason and period."""
     raw_lost: dict[str, tuple[int, ...]]
-    """Raw rows of a historian's export in quarantine by reason and period."""
+    """Raw rows of a historian export in quarantine, by reason and period."""
     astray: int
-    """Rows in quarantine whose time is unknown or outside of these periods."""
+    """Quarantined rows without a time, or outside these periods."""
 
 
 class ChangeCard(Record):
-    """The mean change of a signal after some steps, by how large an action was."""
+    """Mean change of a signal after some steps, by size of an action."""
 
     steps: int
     level: tuple[float, ...]
-    """Mean of the action in each group of rows."""
+    """Mean action of each group of rows."""
     change: tuple[float, ...]
-    """Mean change of the signal there."""
+    """Mean change of the signal in each group."""
     error: tuple[float, ...]
-    """Two standard errors of it."""
+    """Two standard errors of the change."""
 
 
 class ResponseCard(Record):
-    """How a signal moved after an action."""
+    """Response of a signal to an action."""
 
     action: str
     action_unit: str
@@ -333,7 +333,7 @@ class EpisodesCard(Record):
 
 
 class Card(Record):
-    """What a dataset holds, how it was made, and what cannot be learned from it."""
+    """Summary of a dataset: contents, origin, and what cannot be learned from it."""
 
     version: int = Field(alias="schema")
     dataset: str
@@ -342,18 +342,17 @@ class Card(Record):
     rows: int
     source: tuple[SourceCard, ...]
     order: tuple[str, ...]
-    """Names of the signals as the plant has them; those of JSON's objects are sorted."""
+    """Names of the signals in the plant's order; JSON objects are sorted by name."""
     signals: dict[str, SignalCard]
     actions: dict[str, ActionCard]
-    """Of continuous actions."""
+    """Empty for a discrete action."""
     choices: dict[str, float] = {}
-    """Shares of the rows that take each choice of a discrete action; empty of continuous actions."""
+    """Share of rows that take each choice of a discrete action; empty for continuous actions."""
     coverage: CoverageCard
     limits: dict[str, LimitCard]
     gaps: GapsCard
     timeline: TimelineCard
     responses: tuple[ResponseCard, ...]
-    """The clearest ones."""
+    """The clearest responses."""
     episodes: EpisodesCard
     cannot_learn: tuple[str, ...]
-    """One sentence for each thing."""

@@ -1,6 +1,6 @@
-"""Checks that every row must pass, and the quarantine that keeps those which do not, with the reason.
+"""Checks of every row, and the quarantine for rows that fail.
 
-An episode is split around a row that fails: the row before it becomes a timeout, for a cut is never a termination.
+A failed row splits its episode: the row before it becomes a timeout, because a cut is never a termination.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from neorl_core.types import PlantSpec, Space
-from tasks.data.store.schema import ROW_KEYS, Rows, kept_as
+from tasks.data.store.schema import ROW_KEYS, Rows, stored_dtype
 from tasks.files.canonical import sha256_hex, write_atomic
 
 RANGE_TOLERANCE = 0.01
-"""Share of a signal's range by which a reading may leave it: transmitters are calibrated no better."""
+"""Share of a signal's range by which a reading may exceed it, the usual calibration error of transmitters."""
 
 CONTINUITY_TOLERANCE = 1e-4
 """Share of a signal's range by which next_observations may differ from the next row's observations."""
@@ -27,12 +27,12 @@ Mask = npt.NDArray[np.bool_]
 
 
 class Quarantine:
-    """Rows that failed, in Parquet files of about `part_records` records: source, row, timestamp, reason, values.
+    """Parquet files of rejected rows: source, row number, timestamp, reason, values.
 
     Args:
-        folder: where the files go; made when the first record comes.
-        spec: names the values' columns.
-        part_records: records after which a file is closed; a longer quarantine has several.
+        folder: made with the first record.
+        spec: names the columns.
+        part_records: records per file.
     """
 
     def __init__(self, folder: Path, spec: PlantSpec, part_records: int = 65536) -> None:
@@ -43,7 +43,7 @@ class Quarantine:
         self._waiting = 0
 
     def add(self, source: str, numbers: npt.NDArray[np.int64], reasons: npt.NDArray[Any], rows: Rows) -> None:
-        """Keep rows (n, ...) with their numbers (n,) in the source and reasons (n,)."""
+        """Add rows (n, ...) with their numbers in the source (n,) and reasons (n,)."""
         if not len(numbers):
             return
         self.reasons.update(str(reason) for reason in reasons)
@@ -63,11 +63,11 @@ class Quarantine:
 
     @property
     def count(self) -> int:
-        """How many rows were kept here."""
+        """Number of quarantined rows."""
         return self.reasons.total()
 
     def close(self) -> None:
-        """Write the records at hand."""
+        """Write pending records."""
         if not self._columns:
             return
         import io
@@ -96,33 +96,33 @@ def _components(spec: PlantSpec) -> dict[str, tuple[str, ...]]:
 
 
 class RowChecker:
-    """Passes on rows that are finite, within range and continuous; the others go to the quarantine.
+    """Passes on rows that are finite, within range and continuous, and quarantines the others.
 
     Args:
         spec: bounds and names.
-        quarantine: takes the rows that fail.
-        source: the name under which they are kept.
+        quarantine: for rows that fail.
+        source: name of the source in the quarantine.
     """
 
     def __init__(self, spec: PlantSpec, quarantine: Quarantine, source: str) -> None:
         self.spec, self.quarantine, self.source = spec, quarantine, source
         self.seen = 0
-        self._held: Rows | None = None
+        self._pending: Rows | None = None
 
     def push(self, rows: Rows) -> Rows:
-        """Take the next rows (n, ...) and return those which are settled: the last two wait for what follows them.
+        """Add rows (n, ...) and return the checked ones; the last two wait for the rows after them.
 
         Args:
-            rows: the keys of `ROW_KEYS`, flags as numbers; `rejected` (n,) may name a reason that the reader found,
-                `numbers` (n,) the rows' numbers in the source.
+            rows: keys of `ROW_KEYS`, flags as numbers. Optional: `rejected` (n,), reasons from the reader, and
+                `numbers` (n,), the rows' numbers in the source.
         """
-        if self._held is not None:
-            rows = {key: np.concatenate([self._held[key], values]) for key, values in rows.items()}
+        if self._pending is not None:
+            rows = {key: np.concatenate([self._pending[key], values]) for key, values in rows.items()}
         return self._settle(rows, max(len(rows["rewards"]) - 2, 0))
 
     def flush(self) -> Rows | None:
-        """The last rows; where the data end inside an episode, its last row becomes a timeout."""
-        return None if self._held is None else self._settle(self._held, len(self._held["rewards"]))
+        """Return the last rows; if the data end inside an episode, its last row becomes a timeout."""
+        return None if self._pending is None else self._settle(self._pending, len(self._pending["rewards"]))
 
     def _settle(self, rows: Rows, count: int) -> Rows:
         reasons = find_failures(rows, self.spec)
@@ -139,22 +139,19 @@ class RowChecker:
             self.source, numbers[failed], reasons[:count][failed], {k: v[failed] for k, v in done.items()}
         )
         self.seen += count
-        self._held = {key: values[count:] for key, values in rows.items()} if count < len(ended) else None
-        good = {key: done[key][passed].astype(kept_as(key, done[key].dtype)) for key in ROW_KEYS if key in done}
-        # A terminated episode is not also cut by time: only one of the two says whether to bootstrap.
+        self._pending = {key: values[count:] for key, values in rows.items()} if count < len(ended) else None
+        good = {key: done[key][passed].astype(stored_dtype(key, done[key].dtype)) for key in ROW_KEYS if key in done}
+        # Keep only the termination of a row with both flags, because it alone says whether to bootstrap.
         good["timeouts"] = (good["timeouts"] | cut[:count][passed]) & ~good["terminals"]
         return good
 
 
 def find_failures(rows: Mapping[str, npt.NDArray[Any]], spec: PlantSpec) -> npt.NDArray[Any]:
-    """The first reason why each row fails, or ''.
+    """Return the first reason why each row fails, or '', as an object array (n,).
 
     Args:
         rows: keys as in `ROW_KEYS`, (n, ...).
         spec: names and bounds.
-
-    Returns:
-        Strings (n,) as an object array.
     """
     reasons: npt.NDArray[Any] = np.full(len(rows["rewards"]), "", dtype=object)
 
@@ -168,7 +165,7 @@ def find_failures(rows: Mapping[str, npt.NDArray[Any]], spec: PlantSpec) -> npt.
     spaces = {"observations": spec.observation, "actions": spec.action, "next_observations": spec.observation}
     if spec.choices is not None:
         chosen, last = rows["actions"][:, 0], len(spec.choices) - 1
-        note((chosen < 0) | (chosen > last), f"actions.{spaces.pop('actions').names[0]} is no choice of 0..{last}")
+        note((chosen < 0) | (chosen > last), f"actions.{spaces.pop('actions').names[0]} is not a choice of 0..{last}")
     for key, space in spaces.items():
         for i, name in enumerate(space.names):
             values = rows[key][:, i]
@@ -179,33 +176,33 @@ def find_failures(rows: Mapping[str, npt.NDArray[Any]], spec: PlantSpec) -> npt.
     for key in ("terminals", "timeouts"):
         note((rows[key] != 0) & (rows[key] != 1), f"{key} is neither 0 nor 1")
     for key in ("costs", "constraint_costs"):
-        if key in rows:  # of a plant without limits, constraint_costs are (n, 0)
+        if key in rows:  # constraint_costs of a plant without limits are (n, 0)
             axes = tuple(range(1, rows[key].ndim))
             note(~np.isfinite(rows[key]).all(axis=axes), f"{key} is not finite")
     return reasons
 
 
 def widened(low: float, high: float, kind: np.dtype[Any] = ROW_KEYS["observations"]) -> tuple[float, float]:
-    """Bounds with their tolerance, rounded as values of a type are: a reading at its bound is within it however kept.
+    """Return bounds with the range tolerance, rounded to the precision of the values compared with them.
 
     Args:
-        low: least value; of a range with an open side there is no tolerance.
+        low: least value. A range with an infinite side has no tolerance.
         high: greatest value.
-        kind: type of the values that are held against them; as the store keeps them when not given.
+        kind: type of the values.
     """
     slack = RANGE_TOLERANCE * (high - low)
     edges = (low - slack, high + slack) if np.isfinite(slack) else (low, high)
-    with np.errstate(over="ignore"):  # what single precision does not hold is no bound to its values
+    with np.errstate(over="ignore"):  # a bound beyond single precision becomes infinite
         least, greatest = np.asarray(edges).astype(np.promote_types(kind, np.float32)).tolist()
     return least, greatest
 
 
 def _continues(rows: Mapping[str, npt.NDArray[Any]], space: Space) -> Mask:
-    """Whether each row but the last leads to the row after it."""
+    """Whether each row but the last is continued by the row after it."""
     span = np.subtract(space.high, space.low)
     before, after = rows["next_observations"][:-1], rows["observations"][1:]
     close: Mask = (before == after).all(axis=1)
-    # Most rows lead to the very same numbers; a tolerance is for the others.
+    # Compare exactly first: most rows continue exactly.
     others = np.flatnonzero(~close)
     before, after = before[others], after[others]
     scale = np.where(np.isfinite(span), span, 1 + np.abs(before))

@@ -1,4 +1,4 @@
-"""The arrays that the store keeps for each row and each episode: names, types and order."""
+"""Keys and dtypes of the arrays that the store keeps for each row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 Rows = dict[str, npt.NDArray[Any]]
-"""Arrays by key with a common first axis, the rows."""
+"""Arrays by key; the first axis is rows."""
 
 ROW_KEYS: dict[str, np.dtype[Any]] = {
     "observations": np.dtype("<f4"),
@@ -21,19 +21,19 @@ ROW_KEYS: dict[str, np.dtype[Any]] = {
     "constraint_costs": np.dtype("<f4"),
     "timestamps": np.dtype("<i8"),
 }
-"""Keys per row in their canonical order; `timestamps` (ns since 1970, UTC) only where they are known."""
+"""Keys per row in canonical order; `timestamps` (ns since 1970, UTC) are optional."""
 
 NO_SUCCESSOR = "no next observation"
-"""Why the last row of an episode is left out: a time limit cut it, or the file ends, and nothing tells what came."""
+"""Reason for leaving out an episode's last row: the episode or file was cut, so that the next state is unknown."""
 CHOICE = np.dtype("<i4")
-"""A discrete action, which is the number of its choice, in place of `ROW_KEYS`' type."""
+"""Type of a discrete action, the number of a choice, in place of the type in `ROW_KEYS`."""
 MOST_CHOICES = 1_000
-"""Choices of a discrete action at most: integers beyond are rather a continuous action, read off a converter."""
+"""Most choices of a discrete action: larger integers are probably a continuous action read from a converter."""
 
 ALWAYS = ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts")
-"""The keys that every dataset has; costs are only there where a source or the plant's limits tell them."""
+"""Keys that every dataset has; costs need a source or plant limits."""
 
 
-def kept_as(key: str, found: np.dtype[Any]) -> np.dtype[Any]:
-    """The type in which a key's values are kept: actions that are integers stay integers."""
-    return CHOICE if key == "actions" and found.kind in "iu" else ROW_KEYS[key]
+def stored_dtype(key: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type in which a key's values are stored: integer actions stay integers."""
+    return CHOICE if key == "actions" and dtype.kind in "iu" else ROW_KEYS[key]

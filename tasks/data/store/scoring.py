@@ -1,4 +1,4 @@
-"""What a plant's formulas say of logged rows: rewards, costs, and by how much each limit is violated."""
+"""Rewards, costs and margins of logged rows, by the plant's formulas."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from neorl_core.plants.base import LoggedSignals
 from tasks.data.store.schema import Rows
 
 BLOCK_ROWS = 65536
-"""Rows that an importer passes on at once."""
+"""Rows that an importer yields at once."""
 
 SMALLEST = 1024
 
 
 def by_rows(function: Callable[..., jax.Array], *columns: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """A core function over rows (n, ...), in blocks padded to few sizes so that it is compiled no more than needed."""
+    """Apply a core function to rows (n, ...), in blocks padded to a few sizes to limit recompilation."""
     compiled = jax.jit(function)
     parts = []
     for start in range(0, len(columns[0]), BLOCK_ROWS):
@@ -33,19 +33,19 @@ def by_rows(function: Callable[..., jax.Array], *columns: npt.NDArray[Any]) -> n
 
 
 def margins_of(logged: LoggedSignals, next_observations: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Signed distances (n, K) to each limit in its unit, positive while it holds."""
+    """Return signed distances (n, K) to each limit in the limit's unit, positive while it is respected."""
     return by_rows(logged.margins, next_observations)
 
 
 def with_rewards(rows: Rows, logged: LoggedSignals) -> Rows:
-    """Add rewards (n,) by the plant's formula, where a log has none."""
+    """Add rewards (n,) by the plant's formula."""
     return rows | {
         "rewards": by_rows(logged.reward, *(rows[key] for key in ("observations", "actions", "next_observations")))
     }
 
 
 def with_costs(rows: Rows, logged: LoggedSignals) -> Rows:
-    """Add constraint_costs (n, K), the excess over each limit in its unit, and costs (n,), 1 where there is any."""
+    """Add constraint_costs (n, K), the excess over each limit in its unit, and costs (n,), 1 if any is exceeded."""
     excess = np.maximum(-margins_of(logged, rows["next_observations"]), np.float32(0))
     violated: npt.NDArray[np.bool_] = np.asarray((excess > 0).any(axis=1))
     return rows | {"constraint_costs": excess, "costs": violated.astype(np.float32)}

@@ -1,7 +1,7 @@
-"""One shard: some whole episodes as flat arrays in an immutable HDF5 file.
+"""Shards: immutable HDF5 files of whole episodes as flat arrays.
 
-The file is composed in memory and written in one go, for HDF5 itself hangs or crashes when a disk is full; so a shard's
-size is the memory that writing takes.
+A file is composed in memory and written at once, because HDF5 hangs or crashes when a disk is full. Writing therefore
+takes as much memory as a shard.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
 LIBVER = ("v110", "v110")
-"""The file format is fixed, so that the same rows make the same file."""
+"""HDF5 file format, fixed so that the same rows give the same bytes."""
 
 
 def write_shard(folder: Path, parts: Sequence[Rows]) -> ShardRecord:
     """Write whole episodes as one immutable file, named by its SHA-256.
 
-    Besides the rows it holds `episode_starts` (E,), i8, and `episode_digests` (E, 32), by which splits are drawn.
+    Besides the rows, the file contains `episode_starts` (E,), i8, and `episode_digests` (E, 32), which decide splits.
 
     Args:
-        folder: where shards live.
-        parts: consecutive rows, all with the same keys, of the types of `kept_as` and in C order.
+        folder: the folder of shards.
+        parts: consecutive rows, all with the same keys, with the dtypes of `stored_dtype`, in C order.
 
     Returns:
-        The shard's record in a manifest.
+        The shard's record for a manifest.
 
     Raises:
-        BadInput: when the disk is full; nothing is left behind.
+        BadInput: if the disk is full; no file remains.
     """
     columns = {key: [part[key] for part in parts] for key in ROW_KEYS if key in parts[0]}
     episodes = episode_bounds(np.concatenate(columns["terminals"]), np.concatenate(columns["timeouts"]))
@@ -76,9 +76,9 @@ def write_shard(folder: Path, parts: Sequence[Rows]) -> ShardRecord:
 
 
 def _file_pieces(columns: Columns) -> list[memoryview]:
-    """The bytes of a shard's HDF5 file, in order: headers that HDF5 made, and the arrays' own memory.
+    """Return a shard's HDF5 file in pieces: headers made by HDF5, and the arrays' own memory.
 
-    HDF5 gives each key its place without being given the arrays, which it would copy.
+    HDF5 assigns each key a place without receiving the arrays, which it would copy.
     """
     image = SparseFile()
     places: dict[int, list[memoryview]] = {}
@@ -101,17 +101,17 @@ def _file_pieces(columns: Columns) -> list[memoryview]:
 
 
 def open_shard(path: Path) -> h5py.File:
-    """Open an immutable shard for reading; no lock is taken, so a read-only disk will do.
+    """Open a shard for reading, without a lock, so that read-only disks work.
 
     Raises:
-        Refused: when the file is missing, cut short or not HDF5.
+        Refused: if the file is missing, cut short or not HDF5.
     """
     try:
         file = h5py.File(path if path.exists() else open_stored(path), "r", locking=False)
     except OSError as error:
         raise Refused(
-            f"expected a whole HDF5 file in shard {path.name}, got '{' '.join(str(error).split())}': "
-            "restore it from a backup or ingest its source again."
+            f"shard {path.name} is not a complete HDF5 file ({' '.join(str(error).split())}): restore it from a backup "
+            "or ingest its source again."
         ) from error
     _open.add(file)
     return file
@@ -122,48 +122,47 @@ _open: WeakSet[h5py.File] = WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """HDF5 would close what is open behind the interpreter's end, and crash where that is a Python object's bytes."""
+    """Close open files before the interpreter ends: HDF5 would crash closing a file that is a Python object."""
     for file in list(_open):
         file.close()
 
 
 def check_file(path: Path, record: ShardRecord) -> None:
-    """Hold a shard's file against its record in the manifest, byte for byte.
+    """Check a shard's file against the SHA-256 in the manifest.
 
-    A file that this process has read before is read again only if it was changed since.
+    A file that this process has checked before is read again only if it changed.
 
     Raises:
-        Refused: when it is missing or differs, naming the shard.
+        Refused: naming the shard if it is missing or differs.
     """
     cure = "restore it from a backup or ingest its source again."
     if not is_stored(path) and not setting(DATASETS):
-        cure = f"restore it from a backup, ingest its source again, or name the bucket that it lies in by {DATASETS}."
+        cure = f"restore it from a backup, ingest its source again, or name the bucket that contains it by {DATASETS}."
     if not is_stored(path):
-        raise Refused(f"expected shard {path.name} in {path.parent}, got no such file: {cure}")
+        raise Refused(f"shard {path.name} is missing from {path.parent}: {cure}")
     if (got := sha256_while_unchanged(path)) != record.sha256:
-        raise Refused(f"expected shard {path.name} to have SHA-256 {record.sha256}, got {got}: {cure}")
+        raise Refused(f"shard {path.name} has SHA-256 {got}, not {record.sha256}: {cure}")
 
 
 def check_content(path: Path, record: ShardRecord) -> None:
-    """Hold what a shard says against its content digest.
+    """Check a shard's rows against the content digest in the manifest.
 
     Raises:
-        Refused: when it differs, naming the shard.
+        Refused: naming the shard if they differ.
     """
     with open_shard(path) as file:
         got = content_digest(file)
     if got != record.content:
         raise Refused(
-            f"expected shard {path.name} to hold content {record.content}, got {got}: "
-            "restore it from a backup or ingest its source again."
+            f"shard {path.name} has content {got}, not {record.content}: restore it from a backup or ingest its source "
+            "again."
         )
 
 
 class SparseFile(io.RawIOBase):
-    """A seekable binary file that keeps what was written and where; the rest reads as zeros.
+    """A seekable binary file that stores only the written parts; the rest reads as zeros.
 
-    For a few small writes far apart, as HDF5 makes when it lays out arrays that it is not given: every read goes
-    through all that was written.
+    Suited to a few small writes far apart, as when HDF5 lays out arrays: each read goes through all writes.
 
     Example:
         >>> file = SparseFile()
@@ -194,11 +193,11 @@ class SparseFile(io.RawIOBase):
         return self._at
 
     def write(self, data: ReadableBuffer) -> int:
-        if held := bytes(data):
-            self._written.append((self._at, held))
-            self._at += len(held)
+        if written := bytes(data):
+            self._written.append((self._at, written))
+            self._at += len(written)
             self._size = max(self._size, self._at)
-        return len(held)
+        return len(written)
 
     def truncate(self, size: int | None = None) -> int:
         self._size = self._at if size is None else size
@@ -207,17 +206,17 @@ class SparseFile(io.RawIOBase):
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         into = memoryview(buffer).cast("B")
-        found = self.stretch(self._at, min(self._at + len(into), self._size))
-        into[: len(found)] = found
-        self._at += len(found)
-        return len(found)
+        data = self.stretch(self._at, min(self._at + len(into), self._size))
+        into[: len(data)] = data
+        self._at += len(data)
+        return len(data)
 
     def stretch(self, start: int, stop: int) -> bytes:
-        """Bytes [start, stop), wherever the file ends."""
-        found = bytearray(max(stop - start, 0))
-        # In the order of writing, so that the last one holds.
+        """Return bytes [start, stop), beyond the end as zeros."""
+        result = bytearray(max(stop - start, 0))
+        # In the order of writing, so that later writes win.
         for at, data in self._written:
             first, last = max(at, start), min(at + len(data), stop)
             if first < last:
-                found[first - start : last - start] = data[first - at : last - at]
-        return bytes(found)
+                result[first - start : last - start] = data[first - at : last - at]
+        return bytes(result)

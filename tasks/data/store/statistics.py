@@ -1,7 +1,7 @@
-"""Statistics of a dataset, gathered in one pass and little memory: what its card shows and validation decides by.
+"""Statistics of a dataset for the card and for validation, in one pass and constant memory.
 
-Observations and actions together are the signals, F of them; a dataset has N rows, E episodes and K limits. A discrete
-action counts as as many signals as it has choices, each 1 where it was taken and 0 elsewhere.
+Signals are the F observations and actions together. A discrete action counts as one signal per choice: 1 if taken,
+otherwise 0. A dataset has N rows, E episodes and K limits.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from tasks.data.store.schema import Rows
 Floats = npt.NDArray[np.float64]
 Index = npt.NDArray[np.int64]
 Columns = dict[str, npt.NDArray[Any]]
-"""Columns of a table by name, all of one length."""
+"""Columns of a table by name."""
 
 BLOCK_ROWS = 32768
-"""Rows that are counted at a time: fewer cost calls, and what is computed of more leaves the processor's cache."""
+"""Rows per block: smaller blocks cost calls, larger ones leave the processor's cache."""
 SAMPLE = 50_000
-"""Rows, evenly spaced, from which quantiles are taken."""
+"""Evenly spaced rows for quantiles."""
 AT_BOUND = 1e-3
-"""Share of an action's range within which it counts as at its bound."""
+"""Distance from a bound, as a share of the range, within which an action counts as at the bound."""
 PERIODS = 60
-"""Equal periods in which the presence of rows is drawn."""
+"""Equal periods of the timeline."""
+DECILES = 10
 NO_GAP = 1.5
-"""Control periods between two episodes up to which no time is missing."""
+"""Longest step between two episodes, in control periods, that counts as no gap."""
 
 
 class Signal(NamedTuple):
@@ -48,64 +49,64 @@ class Signal(NamedTuple):
     high: float
     """95 % quantile."""
     covered: float
-    """Share of the range between these two; the range is the signal's bounds, or what was seen where it has none."""
+    """Share of the range between these quantiles; the range is the signal's bounds, otherwise the values seen."""
     change: float
     """Mean absolute difference of consecutive rows within episodes."""
     distinct: int
-    """Different values in the sample."""
+    """Number of distinct values in the sample."""
     at_bounds: float
     """Share of rows at a bound."""
 
 
 class Statistics(NamedTuple):
-    """What is known of a dataset without its rows."""
+    """Summary of a dataset."""
 
     rows: int
     episodes: Columns
-    """One line per episode (E,)."""
+    """Table with one line per episode (E,)."""
     signals: dict[str, Signal]
-    """Signals by 'observation x' and 'action y', in the order of `signal_names`."""
+    """By 'observation x' and 'action y', in the order of `signal_names`."""
     covariance: Floats
     """Covariance of the signals (F, F)."""
     sample: dict[str, Floats]
     """Evenly spaced values by signal."""
     violated: Index
-    """Rows that violate each limit (K,); of a log with one cost, those with any; of others none (0,)."""
+    """Rows that violate each limit (K,); (1,) for a log with only a total cost, (0,) for a log without costs."""
     worst: Floats
-    """Greatest excess over each limit, in its unit (K,)."""
+    """Greatest excess over each limit, in the limit's unit (K,)."""
     gaps: Floats
-    """Seconds missing between consecutive episodes, of those that time tells (n,)."""
+    """Seconds missing between consecutive episodes (n,)."""
     present: Floats
-    """Share of each of `PERIODS` equal periods, from the first row to the last, that rows cover; empty without time."""
+    """Share of each of `PERIODS` equal periods that rows cover; empty without timestamps."""
     span: tuple[int, int]
-    """When the first row begins and the last one ends, ns since 1970; zeros without time."""
+    """Start of the first row and end of the last, ns since 1970; zeros without timestamps."""
     period: float
-    """Seconds of a control step; 0 without time."""
+    """Seconds per control step; 0 without timestamps."""
     doubled: float
-    """Share of the episodes' time in which an earlier one goes on."""
+    """Share of the episodes' time that an earlier episode covers, too."""
     terminated: int
-    """Episodes that terminate."""
+    """Number of terminated episodes."""
     over: tuple[int, int]
-    """Steps after which the spec's clock reads its end: the last of their episodes, and others."""
+    """Steps after which the spec's clock reads its end: at the end of an episode, and elsewhere."""
     rewards: tuple[float, float]
-    """The least and the greatest."""
+    """Least and greatest."""
     faults: Counter[str]
-    """Rows that are not as a dataset's rows must be, by reason; empty where rows were not checked."""
+    """Invalid rows by reason; empty if rows were not checked."""
 
 
 def signal_names(spec: PlantSpec) -> list[str]:
-    """'observation x', ..., 'action y', ...: an observation and an action may have one name."""
+    """Return 'observation x', ..., 'action y', ...: an observation and an action may share a name."""
     return [f"observation {n}" for n in spec.observation.names] + [f"action {n}" for n in vector_space(spec).names]
 
 
 def signals_of(rows: Rows, spec: PlantSpec) -> Floats:
-    """Observations and actions (n, F), in the order of `signal_names`."""
+    """Return observations and actions (n, F), in the order of `signal_names`."""
     acting = action_vectors(rows["actions"], spec)
     return np.concatenate([rows["observations"], acting], axis=1, dtype=np.float64)
 
 
 def signal_bounds(spec: PlantSpec) -> tuple[Floats, Floats]:
-    """Lower and upper bounds (F,) in the order of `signal_names`."""
+    """Return lower and upper bounds (F,) in the order of `signal_names`."""
     both: tuple[Space, Space] = (spec.observation, vector_space(spec))
     return np.concatenate([s.low for s in both]), np.concatenate([s.high for s in both])
 
@@ -117,14 +118,14 @@ def summarise(
     block_rows: int = BLOCK_ROWS,
     check_rows: bool = True,
 ) -> Statistics:
-    """Read a dataset once, block by block.
+    """Summarise a dataset in one pass.
 
     Args:
         dataset: rows in order.
         spec: names and bounds.
         progress: called with (done, total, unit); the unit is rows.
         block_rows: rows in memory at a time; the result does not depend on it.
-        check_rows: whether to count rows that are not as they must be, which takes about as long as all the rest.
+        check_rows: count invalid rows, too, which doubles the time.
     """
     low, high = signal_bounds(spec)
     origin: Floats = signals_of(dataset.read(0, 1, ["observations", "actions"]), spec)[0]
@@ -141,23 +142,23 @@ def summarise(
 
 
 class _Block(NamedTuple):
-    """Some consecutive rows, divided into parts of one episode each."""
+    """Consecutive rows, divided into parts of one episode each."""
 
     rows: Rows
     x: Floats
     """Signals (n, F)."""
     apart: Floats
-    """Their differences from the dataset's first row: squares of large values would drown deviations (n, F)."""
+    """Signals minus the dataset's first row (n, F): squares of large values would lose the deviations."""
     first: int
-    """Number of the first row in the dataset."""
+    """Number of the block's first row in the dataset."""
     cut: Index
-    """Where the parts begin within the block (p,)."""
+    """First row of each part within the block (p,)."""
     episode: Index
     """Episode of each part (p,)."""
     begins: npt.NDArray[np.bool_]
-    """Whether a part is the begin of its episode (p,)."""
+    """Whether a part begins its episode (p,)."""
     ends: npt.NDArray[np.bool_]
-    """Whether a row is the last of its episode (n,)."""
+    """Whether a row ends its episode (n,)."""
 
 
 def _blocks(dataset: StoredDataset, spec: PlantSpec, origin: Floats, rows: int) -> Iterator[_Block]:
@@ -176,7 +177,6 @@ def _blocks(dataset: StoredDataset, spec: PlantSpec, origin: Floats, rows: int) 
 
 
 def _faults(block: _Block, spec: PlantSpec) -> Counter[str]:
-    """Rows that are not as a dataset's rows must be, by reason."""
     faults = Counter(str(reason) for reason in find_failures(block.rows, spec) if reason)
     terminals, timeouts = block.rows["terminals"], block.rows["timeouts"]
     if wrong := int(((terminals | timeouts) != block.ends).sum()):
@@ -187,14 +187,7 @@ def _faults(block: _Block, spec: PlantSpec) -> Counter[str]:
 
 
 class _PerEpisode:
-    """Sums and extremes of the signals per episode: arrays (E, F), filled block by block.
-
-    Args:
-        dataset: what is counted.
-        origin: the signals' values from which differences are taken (F,).
-        low: lower bounds of the signals (F,).
-        high: upper bounds (F,).
-    """
+    """Sums and extremes of the signals per episode: arrays (E, F), filled block by block."""
 
     def __init__(self, dataset: StoredDataset, origin: Floats, low: Floats, high: Floats) -> None:
         self.lengths = np.diff(dataset.episodes)
@@ -208,7 +201,7 @@ class _PerEpisode:
         self._before = np.zeros(len(low))
 
     def add(self, block: _Block) -> None:
-        """Count the next rows."""
+        """Add a block."""
         x, apart, cut, which = block.x, block.apart, block.cut, block.episode
         step = np.abs(np.diff(x, axis=0, prepend=self._before[None]))
         step[cut[block.begins]] = 0.0
@@ -224,7 +217,7 @@ class _PerEpisode:
         self._before = x[-1]
 
     def table(self, names: list[str]) -> Columns:
-        """One line per episode."""
+        """Return the table of episodes."""
         mean = self.plain / self.lengths[:, None]
         deviation = np.sqrt(np.maximum(self.square / self.lengths[:, None] - mean**2, 0.0))
         table: Columns = {
@@ -234,7 +227,7 @@ class _PerEpisode:
             "rows violating a limit": self.violating,
         }
         columns = {"mean": self.origin + mean, "deviation": deviation, "min": self.least, "max": self.greatest}
-        table |= {f"{name} {what}": values[:, i] for i, name in enumerate(names) for what, values in columns.items()}
+        table |= {f"{name} {key}": values[:, i] for i, name in enumerate(names) for key, values in columns.items()}
         for i, name in enumerate(names):
             if name.startswith("action "):
                 table[f"{name} at bounds"] = self.at_bounds[:, i] / self.lengths
@@ -243,7 +236,7 @@ class _PerEpisode:
 
 
 class _Whole:
-    """What is counted over all rows, block by block."""
+    """Totals over all rows, filled block by block."""
 
     def __init__(self, dataset: StoredDataset, spec: PlantSpec) -> None:
         self._spec, signals = spec, len(signal_names(spec))
@@ -259,9 +252,9 @@ class _Whole:
         self.rewards = np.inf, -np.inf
 
     def add(self, block: _Block) -> None:
-        """Count the next rows."""
+        """Add a block."""
         self.product += block.apart.T @ block.apart
-        # A copy, lest a view keep the whole block.
+        # Copy, because a view would keep the whole block in memory.
         self._sample.append(block.x[-block.first % self._stride :: self._stride].copy())
         excess = _excess(block.rows)
         if not block.first:
@@ -282,20 +275,18 @@ class _Whole:
 
     @property
     def gaps(self) -> Floats:
-        """Seconds missing between consecutive episodes (n,); at the usual distance none are missing."""
+        """Seconds missing between consecutive episodes (n,), beyond the control period."""
         apart = (self._begins[1:] - self._ends[:-1]) / 1e9
         return np.asarray(apart[apart > NO_GAP * self.period] - self.period)
 
     @property
     def span(self) -> tuple[int, int]:
-        """When the first row begins and the last one ends."""
         if not len(self._begins):
             return 0, 0
         return int(self._begins.min()), int(self._ends.max()) + round(self.period * 1e9)
 
     @property
     def doubled(self) -> float:
-        """Share of the episodes' time in which one that began before goes on; 0 without time."""
         order = np.argsort(self._begins)
         begins, ends = self._begins[order], self._ends[order] + round(self.period * 1e9)
         twice = np.maximum(np.minimum(np.maximum.accumulate(ends)[:-1], ends[1:]) - begins[1:], 0)
@@ -310,7 +301,7 @@ class _Whole:
         begins, ends = self._begins.astype(float), self._ends + self.period * 1e9
         order = np.argsort(begins)
         times = np.stack([begins[order], np.maximum(ends[order], begins[order])], axis=1).ravel()
-        # It grows from the begin of an episode to its end, and stands still between two.
+        # Covered time grows during an episode and is constant between two.
         covered = np.append(0.0, np.repeat(np.cumsum((ends - begins)[order]), 2)[:-1])
         edges = np.linspace(first, last, PERIODS + 1)
         share = np.diff(np.interp(edges, np.maximum.accumulate(times), covered)) / (edges[1] - edges[0])
@@ -318,19 +309,18 @@ class _Whole:
 
     @property
     def sample(self) -> Floats:
-        """Evenly spaced rows (n, F)."""
         return np.concatenate(self._sample)
 
 
 def _excess(rows: Rows) -> npt.NDArray[Any]:
-    """Excess over each limit (n, K); of a foreign log, whether any is (n, 1), or nothing at all (n, 0)."""
+    """Return the excess over each limit (n, K); (n, 1) for a log with one cost, (n, 0) for a log without costs."""
     if "constraint_costs" in rows:
         return rows["constraint_costs"]
     return rows["costs"][:, None] if "costs" in rows else np.zeros((len(rows["rewards"]), 0))
 
 
 def _period(dataset: StoredDataset) -> float:
-    """Seconds between the first rows of an episode; 0 where time is unknown or no episode has two rows."""
+    """Return the seconds between two rows of an episode; 0 without timestamps or if no episode has two rows."""
     if "timestamps" not in dataset.keys:
         return 0.0
     bounds = dataset.episodes
@@ -385,7 +375,7 @@ def _statistics(per: _PerEpisode, whole: _Whole, faults: Counter[str], spec: Pla
 
 
 def signal_ranges(spec: PlantSpec, least: Floats, greatest: Floats) -> tuple[Floats, Floats]:
-    """The range of every signal: its bounds, or what was seen where there are none.
+    """Return the lower and upper end (F,) of each signal's range: the bounds, otherwise the values seen.
 
     Args:
         spec: the bounds.
@@ -393,8 +383,31 @@ def signal_ranges(spec: PlantSpec, least: Floats, greatest: Floats) -> tuple[Flo
         greatest: greatest values seen (F,).
 
     Returns:
-        Lower and upper ends (F,); a range that is a point is made one unit wide.
+        Lower and upper ends; an empty range becomes one unit wide.
     """
     low, high = signal_bounds(spec)
     low, high = np.where(np.isfinite(low), low, least), np.where(np.isfinite(high), high, greatest)
     return low, np.where(high > low, high, low + 1.0)
+
+
+def mean_shift(new: Statistics, old: Statistics, name: str) -> float:
+    """Return the change of a signal's mean, in standard deviations of the older data."""
+    a, b = new.signals[name], old.signals[name]
+    gap = abs(a.mean - b.mean)
+    return gap / b.deviation if b.deviation > 0 else float(gap > 0) * 1e9
+
+
+def stability_index(new: Floats, old: Floats) -> float:
+    """Return the population stability index over the older data's deciles: `sum (p - q) ln(p / q)`.
+
+    Empty bins count as half a value. The usual rule: below 0.1 is stable, above 0.25 is drift (Siddiqi 2006, Credit
+    Risk Scorecards).
+
+    Args:
+        new: (n,) values.
+        old: (m,) values.
+    """
+    edges = np.unique(np.quantile(old, np.linspace(0, 1, DECILES + 1)[1:-1]))
+    counts = [np.bincount(np.searchsorted(edges, x, side="right"), minlength=len(edges) + 1) for x in (new, old)]
+    p, q = np.maximum(counts[0], 0.5) / len(new), np.maximum(counts[1], 0.5) / len(old)
+    return float(np.sum((p - q) * np.log(p / q)))

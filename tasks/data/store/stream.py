@@ -1,9 +1,9 @@
-"""Transitions of a dataset larger than memory: a window of blocks in random order that moves on while training goes.
+"""Training data larger than memory: a window of blocks in random order that advances during training.
 
-The rows of the training episodes are numbered as if they lay in a ring. An epoch cuts the ring at a random place into
-blocks of consecutive rows and shuffles them; the epochs' blocks, one after the other, are numbered 0, 1, 2, ... Step c
-of the window holds blocks [c turn, c turn + slots), so that its content depends on the seed and on c alone, and
-resuming is bit-exact. Batches are drawn from the window as they are from resident data; a thread reads the next blocks.
+Rows of the training episodes are numbered as a ring. Each epoch cuts the ring at a random place into blocks of
+consecutive rows and shuffles the blocks; blocks of all epochs are numbered 0, 1, 2, ... At step c the window contains
+blocks [c turn, c turn + slots). Its content depends only on the seed and c, so that resuming is bit-exact. Batches are
+drawn from the window as from resident data, while a thread reads the next blocks.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from tasks.data.store.reader import StoredDataset
 from tasks.data.store.schema import Rows
 
 BLOCKS = 64
-"""Blocks that a window holds, at least; rows of one block are neighbours in the log."""
+"""Least number of blocks in a window; rows of one block are neighbours in the log."""
 MOST_ROWS = 4096
-"""Rows of a block, at most."""
+"""Most rows per block."""
 IN_WINDOW = 0.5
-"""Share of the memory that the window takes; the rest is for its copy in motion and what is being read."""
+"""Share of the memory for the window; the rest is for its copy while it advances and for blocks being read."""
 DRAWS = 8
-"""How often a row is drawn, on average, while it is in the window; where the window is small, more often."""
+"""Average number of draws of a row while it is in the window; more in small windows."""
 
 
 class Shape(NamedTuple):
-    """How a window is made up."""
+    """Sizes of a window."""
 
     block: int
-    """Rows of a block."""
+    """Rows per block."""
     slots: int
     """Blocks in the window."""
     turn: int
-    """Blocks that are replaced at each step of the window."""
+    """Blocks replaced at each step of the window."""
 
 
 def row_bytes(spec: PlantSpec) -> int:
-    """Bytes of one prepared transition on the device; its observations are those of the spec, a history included."""
+    """Return the bytes of one prepared transition on the device; observations include any history."""
     return 4 * (2 * spec.observation.size + 2 * spec.acting + 3)
 
 
-def shape_of(memory: int, spec: PlantSpec, drawn: int) -> Shape:
-    """The window that a memory has room for.
+def window_shape(memory: int, spec: PlantSpec, drawn: int) -> Shape:
+    """Return the largest window for a given memory.
 
     Args:
         memory: bytes.
@@ -61,13 +61,13 @@ def shape_of(memory: int, spec: PlantSpec, drawn: int) -> Shape:
         drawn: rows drawn between two steps of the window.
 
     Raises:
-        BadInput: when there is no room for `BLOCKS` rows.
+        BadInput: if the memory is too small for `BLOCKS` rows.
     """
     rows = int(IN_WINDOW * memory) // row_bytes(spec)
     if rows < BLOCKS:
         raise BadInput(
-            f"expected room for {BLOCKS} rows of {row_bytes(spec)} bytes and as much beside them in train.memory_mb, "
-            f"got {memory:,} bytes: allow more."
+            f"train.memory_mb allows {memory:,} bytes, too few for twice {BLOCKS} rows of {row_bytes(spec)} bytes: "
+            "raise it."
         )
     block = min(rows // BLOCKS, MOST_ROWS)
     slots = rows // block
@@ -75,7 +75,7 @@ def shape_of(memory: int, spec: PlantSpec, drawn: int) -> Shape:
 
 
 class Ring:
-    """Rows of some episodes of a dataset, numbered as if they lay one after the other in a ring."""
+    """Rows of some episodes of a dataset, numbered consecutively as a ring."""
 
     def __init__(self, dataset: StoredDataset, episodes: npt.NDArray[np.int64], past: Past = NO_PAST) -> None:
         self._dataset, self._episodes, self._past = dataset, episodes, past
@@ -90,27 +90,27 @@ class Ring:
         return int(self._before[-1])
 
     def moments(self) -> Moments:
-        """Moments of all rows without a history, in one pass and little memory."""
+        """Return the moments of all rows, without history, in one pass."""
         blocks = self._dataset.episode_blocks(self._episodes, KEYS)
         return reduce(merged, (moments(transitions_of(rows)) for rows in blocks))
 
     def read(self, start: int, rows: int) -> Transition:
-        """`rows` rows from `start` on, round the ring, with their history and the next actions."""
+        """Return `rows` rows from `start` on, around the ring, with their history and the next actions."""
         start %= len(self)
-        # Rows before the first are read for its history; an episode that begins among them begins anew there.
+        # Also read earlier rows for the first row's history; an episode that begins among them starts there.
         first = max(start - self._past.longest, 0)
         numbers = np.arange(first, start + rows + 1) % len(self)
         parts = [self._span(first, min(start + rows + 1, len(self)))]
         if (beyond := start + rows + 1 - len(self)) > 0:
             parts.append(self._span(0, beyond))
         joined = transitions_of({key: np.concatenate([part[key] for part in parts]) for key in KEYS})
-        begins = np.isin(numbers, self._before[:-1])
-        begins[0] = True
-        joined = self._past.rows(joined, np.flatnonzero(begins))
+        starts = np.isin(numbers, self._before[:-1])
+        starts[0] = True
+        joined = self._past.rows(joined, np.flatnonzero(starts))
         following: Any = successors(joined)
-        # One row more than asked for was read, to know the next action of the last one.
-        found: Transition = jax.tree.map(lambda x: x[start - first :][:rows], joined._replace(next_action=following))
-        return found
+        # One extra row was read for the next action of the last row.
+        read: Transition = jax.tree.map(lambda x: x[start - first :][:rows], joined._replace(next_action=following))
+        return read
 
     def _span(self, start: int, stop: int) -> Rows:
         first, last = self._in_dataset(start), self._in_dataset(stop - 1) + 1
@@ -123,21 +123,21 @@ class Ring:
 
 
 class Stream:
-    """Prepared transitions of a ring, window by window; used as a context manager.
+    """Prepared transitions of a ring, window by window; a context manager.
 
     Args:
         ring: the rows.
         how: their scaling.
-        shape: of the window; it must be smaller than the ring.
+        shape: of the window, which must be smaller than the ring.
         every: gradient steps between two steps of the window.
-        seed: of the order of blocks.
+        seed: for the order of blocks.
     """
 
     def __init__(self, ring: Ring, how: Scaling, shape: Shape, every: int, seed: int) -> None:
         self._ring, self._how, self._shape, self._every, self._seed = ring, how, shape, every, seed
         if shape.slots * shape.block > len(ring):
             raise BadInput(
-                f"expected a window within {len(ring):,} rows, got {shape.slots * shape.block:,}: keep them resident."
+                f"the window of {shape.slots * shape.block:,} rows exceeds the {len(ring):,} rows: keep them resident."
             )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stream")
         self._at: int | None = None
@@ -152,25 +152,25 @@ class Stream:
         self._window = None
 
     def source(self) -> TrainingRows:
-        """What the training loop takes."""
+        """Return the rows for the training loop."""
         rows = self._shape.slots * self._shape.block
         one = jax.eval_shape(lambda: self._read(range(1)))
         shape: Any = jax.ShapeDtypeStruct  # a class without types
         return TrainingRows(jax.tree.map(lambda x: shape((rows, *x.shape[1:]), x.dtype), one), self.at)
 
     def at(self, done: int) -> Transition:
-        """The window after so many gradient steps. The one before it is gone: its memory is used again."""
+        """Return the window after `done` gradient steps; the memory of the previous window is reused."""
         step, slots, turn = done // self._every, self._shape.slots, self._shape.turn
         if self._window is None or self._next is None or self._at != step - 1:
             if self._at != step or self._window is None:
                 first = step * turn
-                # The slot of a block is its number modulo their count, whether it came alone or with all others.
+                # A block's slot is its number modulo `slots`, whether it is read alone or with the whole window.
                 order = sorted(range(first, first + slots), key=lambda block: block % slots)
                 self._window = self._read(order)
         else:
-            came = self._next.result()
+            new = self._next.result()
             places = jnp.asarray([(self._at * turn + slots + i) % slots for i in range(turn)])
-            self._window = _replaced(self._window, came, places, slots)
+            self._window = _replaced(self._window, new, places, slots)
         self._at = step
         first = step * turn + slots
         self._next = self._thread.submit(self._read, range(first, first + turn))
@@ -181,7 +181,7 @@ class Stream:
         return scaled(self._how, jax.tree.map(lambda *x: np.concatenate(x), *parts))
 
     def _start(self, number: int) -> int:
-        """The first row of a block, by its number."""
+        """Return the first row of a block."""
         count = len(self._ring) // self._shape.block
         epoch, place = divmod(number, count)
         cut, order = _epoch(self._seed, epoch, len(self._ring), count)
@@ -190,16 +190,16 @@ class Stream:
 
 @lru_cache(maxsize=4)
 def _epoch(seed: int, epoch: int, rows: int, blocks: int) -> tuple[int, npt.NDArray[np.int64]]:
-    """Where an epoch cuts the ring and the order of its blocks; rows that fill no block are others in every epoch."""
+    """Return an epoch's cut and order of blocks; the rows left over at the end differ between epochs."""
     rng = np.random.default_rng([seed, epoch])
     return int(rng.integers(rows)), rng.permutation(blocks)
 
 
 @partial(jax.jit, static_argnames="slots", donate_argnums=0)
-def _replaced(window: Transition, came: Transition, places: jax.Array, slots: int) -> Transition:
+def _replaced(window: Transition, blocks: Transition, places: jax.Array, slots: int) -> Transition:
     def one(old: jax.Array, new: jax.Array) -> jax.Array:
-        blocks = old.reshape(slots, -1, *old.shape[1:])
-        return blocks.at[places].set(new.reshape(places.shape[0], *blocks.shape[1:])).reshape(old.shape)
+        parts = old.reshape(slots, -1, *old.shape[1:])
+        return parts.at[places].set(new.reshape(places.shape[0], *parts.shape[1:])).reshape(old.shape)
 
-    replaced: Transition = jax.tree.map(one, window, came)
+    replaced: Transition = jax.tree.map(one, window, blocks)
     return replaced

@@ -1,4 +1,4 @@
-"""Writing a dataset: rows become shards while further ones come, and a manifest names them when all are there."""
+"""Write a dataset: rows become shards as they arrive, and a manifest names the shards at the end."""
 
 from __future__ import annotations
 
@@ -18,23 +18,21 @@ from configs.errors import BadInput
 from neorl_core.types import PlantSpec
 from tasks.data.store.reader import SCHEMA, StoredDataset
 from tasks.data.store.records import FileRecord, Manifest, Provenance, ShardRecord
-from tasks.data.store.schema import CHOICE, ROW_KEYS, Rows, kept_as
+from tasks.data.store.schema import CHOICE, ROW_KEYS, Rows, stored_dtype
 from tasks.data.store.shards import LIBVER, open_shard, write_shard
 from tasks.files.canonical import canonical_json, make_folder, sha256_hex, write_atomic
 from tasks.files.spec import same_limits, spec_record
 
 SHARD_BYTES = 32 * 2**20
-"""Rows of about this many bytes make a shard; some of them are the memory that writing takes, whatever the size."""
+"""Approximate bytes of rows per shard; writing takes a few times this memory for any size of dataset."""
 IN_FLIGHT = 3
-"""Shards that are hashed and written while the next one's rows come."""
-
-
+"""Shards that are hashed and written while the next shard's rows arrive."""
 FEW_ROWS = 4096
-"""Fewer rows than these are joined with their neighbours, for every array has its price."""
+"""Smaller arrays are joined with their neighbours, because each array has a fixed cost."""
 
 
 class _Buffer:
-    """The rows of a shard that is being filled: kept and not copied, for fresh memory costs time."""
+    """Rows of the shard being filled; kept without copying, because allocating memory takes time."""
 
     def __init__(self) -> None:
         self.count = self.nbytes = 0
@@ -43,16 +41,16 @@ class _Buffer:
         self._small_count = 0
 
     def append(self, rows: Rows) -> None:
-        """Put rows (n, ...) behind those that are there; they are not to be written to any more.
+        """Append rows (n, ...), which must not be changed afterwards.
 
         Raises:
-            ValueError: when arrays differ in their number of rows, or in shape from those that are there.
+            ValueError: if an array's length or shape differs from the others.
         """
         count = len(rows["rewards"])
         before = next(iter(self._parts or self._small), rows)
         for key, values in rows.items():
             if values.shape != (count, *before[key].shape[1:]):
-                raise ValueError(f"expected {key} of shape {(count, *before[key].shape[1:])}, got {values.shape}")
+                raise ValueError(f"{key} must have shape {(count, *before[key].shape[1:])}, got {values.shape}")
         if count >= FEW_ROWS:
             self._join()
             self._parts.append(rows)
@@ -65,28 +63,27 @@ class _Buffer:
         self.nbytes += sum(values.nbytes for values in rows.values())
 
     def _join(self) -> None:
-        """Make one part of the small ones."""
         if self._small:
             self._parts.append({key: np.concatenate([part[key] for part in self._small]) for key in self._small[0]})
             self._small, self._small_count = [], 0
 
     def parts(self) -> list[Rows]:
-        """All rows, in blocks one after the other."""
+        """Return all rows as consecutive blocks."""
         self._join()
         return self._parts
 
 
 class DatasetWriter:
-    """Writes a dataset shard by shard; used as a context manager, and `commit` gives it its name.
+    """Writes a dataset shard by shard; a context manager, whose `commit` returns the dataset's name.
 
-    Without `commit` no manifest is written, so a dataset exists whole or not at all; shards left by an interrupted
-    writer are found again by their digest.
+    Without `commit` no manifest is written, so that a dataset is complete or absent. A later run finds the shards of an
+    interrupted writer by their digests.
 
     Args:
         root: the plant's folder of datasets.
         spec: the plant.
-        parent: the dataset to append to; its shards are named again, not copied.
-        shard_bytes: size at which a shard is closed, at the next end of an episode.
+        parent: the dataset to append to; its shards are listed again, not copied.
+        shard_bytes: size after which a shard is closed at the next end of an episode.
     """
 
     def __init__(
@@ -102,8 +99,8 @@ class DatasetWriter:
         self._waiting: deque[Future[ShardRecord]] = deque()
         if parent and not same_limits(parent.spec, spec):
             raise BadInput(
-                f"expected dataset {parent.digest} to be of plant {spec.name} as it is now, got another spec: "
-                "ingest its sources again."
+                f"dataset {parent.digest[:12]} was ingested with another spec of plant {spec.name}: ingest its sources "
+                "again."
             )
         make_folder(root / "shards")
 
@@ -114,13 +111,13 @@ class DatasetWriter:
         self._beside.shutdown()
 
     def append(self, rows: Rows) -> None:
-        """Add consecutive rows (n, ...); an episode may go on over several calls.
+        """Append consecutive rows (n, ...); an episode may span several calls.
 
-        Arrays that own their memory are kept, and no longer writeable; views are copied.
+        Arrays that own their memory are kept and made read-only; views are copied.
 
         Raises:
-            BadInput: when there are other keys than in the rows before.
-            ValueError: when arrays differ in their number of rows, or in shape from the rows before.
+            BadInput: if the keys differ from those of earlier rows.
+            ValueError: if an array's length or shape differs from the others.
         """
         keys = [key for key in ROW_KEYS if key in rows]
         self.adopt_keys(keys)
@@ -136,28 +133,28 @@ class DatasetWriter:
         self._buffer.append({key: rows[key] for key in keys})
 
     def adopt_keys(self, keys: Sequence[str]) -> None:
-        """Hold the keys of rows to come against those already there."""
+        """Check that rows to come have the same keys as earlier rows."""
         if self.keys and list(keys) != self.keys:
             raise BadInput(
-                f"expected rows with {', '.join(self.keys)}, got {', '.join(keys)}: "
-                "ingest sources with and without timestamps into datasets of their own."
+                f"the rows have {', '.join(keys)}, earlier rows have {', '.join(self.keys)}: ingest sources with and "
+                "without timestamps into separate datasets."
             )
         self.keys = list(keys)
 
     def _hand_over(self) -> None:
-        """Have the rows at hand written as a shard while further ones come, `IN_FLIGHT` shards at a time."""
+        """Start writing the buffered rows as a shard, at most `IN_FLIGHT` shards at a time."""
         self._adopt(IN_FLIGHT - 1)
         if self._buffer.count:
             self._waiting.append(self._beside.submit(write_shard, self.root / "shards", self._buffer.parts()))
             self._buffer = _Buffer()
 
     def _adopt(self, left: int) -> None:
-        """Take shards in their order until only so many are still being written."""
+        """Collect finished shards in order until only `left` are being written."""
         while len(self._waiting) > left:
             self._written.append(self._waiting.popleft().result())
 
     def end_source(self) -> None:
-        """Write the rows at hand as a shard, and name all that were written since the source before.
+        """Write the buffered rows as a shard, and list all shards of this source.
 
         Raises:
             BadInput: as `adopt_shards`.
@@ -168,19 +165,19 @@ class DatasetWriter:
         self.adopt_shards(written)
 
     def adopt_shards(self, records: Sequence[ShardRecord]) -> None:
-        """Name the shards that a source became, which are in the folder already.
+        """List shards of a source that are already in the folder.
 
-        Exports of one log that begin at one moment begin with the same shards, which are named once for each: rows
-        count as often as sources have them. A source that has no others is the caller's mistake.
+        Exports of one log may begin with the same shards; these are listed once per source, so that rows count as often
+        as they occur in the sources.
 
         Raises:
-            BadInput: when every shard is named before.
+            BadInput: if all shards are already listed, because the source was probably given twice.
         """
         known = {record.sha256 for record in self.shards}
         if records and all(record.sha256 in known for record in records):
             raise BadInput(
-                f"expected new rows of every source, got only those of shard {records[0].file} a second time: give "
-                "each source once."
+                f"a source was given a second time: all its rows are in shard {records[0].file} already; give each "
+                "source once."
             )
         self.shards.extend(records)
 
@@ -188,17 +185,17 @@ class DatasetWriter:
         """Write the view and the manifest.
 
         Args:
-            provenance: where the rows came from.
+            provenance: origin of the rows.
 
         Returns:
             The dataset's digest.
 
         Raises:
-            BadInput: when there are no rows, or no room to write.
+            BadInput: if there are no rows, or no room to write.
         """
         self.end_source()
         if not self.shards:
-            raise BadInput("expected at least one row, got an empty dataset: check the sources and the mapping.")
+            raise BadInput("the dataset would be empty, got no rows: check the sources and the mapping.")
         view = _virtual_view(self.root / "shards", self.shards, self.keys)
         view_sha256 = sha256_hex(view)
         manifest = Manifest(
@@ -217,7 +214,7 @@ class DatasetWriter:
 
 
 def _owned(values: npt.NDArray[Any], kind: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The array itself, locked, where it is as the store wants it and no view of another's memory; else a copy."""
+    """Return the array itself, made read-only, if it owns its memory and has the right type and order; else a copy."""
     if values.base is not None or values.dtype != kind or not values.flags.c_contiguous:
         values = np.array(values, kind, order="C")
     values.flags.writeable = False
@@ -225,7 +222,7 @@ def _owned(values: npt.NDArray[Any], kind: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def _virtual_view(folder: Path, shards: Sequence[ShardRecord], keys: Sequence[str]) -> bytes:
-    """An HDF5 file whose datasets lie in the shards; the same shards make the same bytes."""
+    """Return an HDF5 file of virtual datasets over the shards; the bytes depend on the shards only."""
     rows = [record.rows for record in shards]
     first = np.cumsum([0, *rows])
     starts, tails, kinds = [], {}, {}
@@ -233,12 +230,12 @@ def _virtual_view(folder: Path, shards: Sequence[ShardRecord], keys: Sequence[st
         with open_shard(folder / record.file) as file:
             starts.append(file["episode_starts"][:] + offset)
             tails = {key: file[key].shape[1:] for key in keys}
-            kinds = {key: kept_as(key, file[key].dtype) for key in keys}
+            kinds = {key: stored_dtype(key, file[key].dtype) for key in keys}
     image = io.BytesIO()
     with h5py.File(image, "w", libver=LIBVER) as view:
         view.create_dataset("episode_starts", data=np.concatenate(starts), track_times=False)
         for key in keys:
-            # The low-level interface, because the high-level one stamps virtual datasets with the time.
+            # The low-level interface, because the high-level one writes the time into virtual datasets.
             plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
             plan.set_obj_track_times(False)
             space = h5py.h5s.create_simple((int(first[-1]), *tails[key]))

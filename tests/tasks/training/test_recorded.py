@@ -102,7 +102,7 @@ def test_what_names_no_dataset_is_one_sentence(home: Home, log: Path, tmp_path: 
             {},
             r"expected a file, six or more digits of a dataset's digest .*, got 'kettl': did you mean 'kettle'\?",
         ),
-        ("abcdef12", {}, "expected one dataset abcdef12, got 0: ingest its sources first"),
+        ("abcdef12", {}, "no datasets begin with abcdef12: ingest its sources first"),
         ("abc", {}, "expected a file, six or more digits"),
         ("../../etc/nothing", {}, "expected a source at ../../etc/nothing, got none"),
         ("*" * 8, {"folder": log.parent}, "expected a file, six or more digits"),

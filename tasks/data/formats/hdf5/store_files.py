@@ -11,7 +11,7 @@ import h5py
 
 from configs.errors import BadInput
 from tasks.data.formats.hdf5.guard import find_array, open_guarded
-from tasks.data.store.schema import ALWAYS, ROW_KEYS, Rows, kept_as
+from tasks.data.store.schema import ALWAYS, ROW_KEYS, Rows, stored_dtype
 from tasks.files.canonical import file_sha256
 
 BLOCK_ROWS = 65536
@@ -48,12 +48,12 @@ def read_store_layout(path: Path) -> StoreLayout:
         for key, array in held.items():
             ranks = 1 + (key in VECTORS)
             if (
-                array.dtype != kept_as(key, array.dtype)
+                array.dtype != stored_dtype(key, array.dtype)
                 or len(array.shape or ()) != ranks
                 or array.shape[0] != shape[0]
             ):
                 raise BadInput(
-                    f"expected '{key}' of {path.name} as {kept_as(key, array.dtype)} of {shape[0]} rows, got "
+                    f"expected '{key}' of {path.name} as {stored_dtype(key, array.dtype)} of {shape[0]} rows, got "
                     f"{array.dtype} {array.shape}: {again}"
                 )
             empty = 0 in array.shape and key != "constraint_costs"  # of a plant without limits

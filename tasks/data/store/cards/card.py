@@ -1,7 +1,7 @@
-"""The dataset card: what a dataset holds, how it was made, and what cannot be learned from it; JSON and Markdown.
+"""Dataset cards: contents of a dataset, origin, and what cannot be learned from it, as JSON and Markdown.
 
-It takes one pass over all rows and one over evenly spaced ones, in constant memory, and lies in the folder `cards`
-beside that of the manifests.
+A card takes one pass over all rows and one over evenly spaced rows, in constant memory. Cards are in the folder `cards`
+beside the folder of manifests.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pydantic import ValidationError
 from configs.errors import BadInput
 from configs.mapping import HistorianMapping
 from neorl_core.types import Constraint, PlantSpec, moves
+from tasks.data.store.cards.cannot_learn import cut_short, never_violated, no_variation, not_taken
 from tasks.data.store.cards.markdown import card_markdown
 from tasks.data.store.cards.pictures import pictures_of
 from tasks.data.store.cards.response import responses_of
-from tasks.data.store.cards.sentences import cut_short, never_violated, no_variation, not_taken
 from tasks.data.store.cards.timeline import timeline_of
 from tasks.data.store.episodes import vector_space
 from tasks.data.store.reader import StoredDataset
@@ -49,40 +49,34 @@ from tasks.data.store.statistics import (
 from tasks.files.canonical import canonical_json, digest_json, read_json, write_atomic, write_json
 
 SCHEMA = 4
-"""2: a signal's covered share lies between its 5 % and 95 % quantiles. 3: where every row and step went, and no covered
-share where no range was given. 4: when rows were lost, responses to actions, and the ends of histograms."""
+"""Since 2, a signal's covered share is between the 5 % and 95 % quantiles. Since 3, rows and steps are accounted for,
+and a signal without a range has no covered share. Since 4, there are timelines, responses and ends of histograms."""
 ANY_LIMIT = Constraint("any limit, by the log's own cost", "1", -np.inf, 0.0)
-"""What stands for the limits of a log that says only whether one was exceeded."""
+"""Stands for all limits of a log with a single cost."""
 BINS = 20
-"""Bins of a signal's range, by which an action's entropy is taken."""
+"""Bins per signal for histograms and an action's entropy."""
 CELL_BINS = 5
-"""Bins of every signal's range, whose product is the grid of cells in which states and actions are counted."""
+"""Bins per signal of the grid for coverage."""
 CELL_BITS = 2**22
-"""Bits by which visited cells are counted (linear counting: Whang et al. 1990, ACM TODS 15(2)); 1 % up to millions."""
+"""Bits to count visited cells, linear counting: Whang et al. 1990, ACM TODS 15(2); 1 % accurate up to millions."""
 LOOKED_AT = 2_000_000
-"""Rows, evenly spaced, of which cells and entropy are taken."""
+"""Evenly spaced rows for coverage and entropy."""
 RIDGE = 1e-6
-"""Regularisation of the behaviour fit, relative to a standardised observation's variance."""
+"""Regularisation of the behaviour fit, relative to the variance of a standardised observation."""
 
 
 class CardFiles(NamedTuple):
     """A dataset card on disk."""
 
     record: Path
-    """As JSON."""
     page: Path
-    """As Markdown, for readers."""
+    """Markdown."""
     pictures: tuple[Path, ...]
-    """Beside it, as SVG."""
+    """SVG files."""
 
 
 def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
-    """Describe a dataset.
-
-    Args:
-        dataset: opened.
-        spec: of its plant.
-    """
+    """Describe an opened dataset of a plant."""
     found = summarise(dataset, spec, block_rows=BLOCK_ROWS, check_rows=False)
     least, greatest = (np.array([getattr(x, end) for x in found.signals.values()]) for end in ("least", "greatest"))
     low, high = signal_ranges(spec, least, greatest)
@@ -102,7 +96,7 @@ def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
         total_s=float(found.gaps.sum()),
         present=tuple(found.present.tolist()),
     )
-    said = no_variation(signals, actions, found.rewards)
+    fixed = no_variation(signals, actions, found.rewards)
     return Card(
         schema=SCHEMA,
         dataset=dataset.digest,
@@ -125,19 +119,19 @@ def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
         timeline=timeline_of(dataset, found),
         responses=responses_of(dataset, spec),
         episodes=episodes,
-        cannot_learn=(*never_violated(limits), *said, *not_taken(choices), *cut_short(episodes, gaps, spec)),
+        cannot_learn=(*never_violated(limits), *fixed, *not_taken(choices), *cut_short(episodes, gaps, spec)),
     )
 
 
 def write_card(dataset: StoredDataset, spec: PlantSpec) -> CardFiles:
-    """Make the card, unless it is there and whole."""
+    """Write the card, unless a valid one exists, and return the files."""
     folder = dataset.root / "cards"
     path, page = folder / f"{dataset.digest}.json", folder / f"{dataset.digest}.md"
     card = _recall(path)
     if card is None:
         record = build_card(dataset, spec).model_dump(mode="json", by_alias=True)
         write_json(path, {"card": record, "digest": digest_json(record)})
-        # Through its canonical form, so that a card just made and one read again are the same to the last byte.
+        # Read the canonical form again, so that a new card and a stored one give the same bytes.
         card = Card.model_validate_json(canonical_json(record))
     pictures = {folder / picture.file: picture.svg for picture in pictures_of(card)}
     for file, text in (pictures | {page: card_markdown(card)}).items():
@@ -147,40 +141,31 @@ def write_card(dataset: StoredDataset, spec: PlantSpec) -> CardFiles:
 
 
 def read_card(root: Path, digest: str) -> Card:
-    """The card of a dataset.
+    """Return the card of a dataset.
 
     Raises:
-        BadInput: when there is none, or it was altered.
+        BadInput: if it is missing or was altered.
     """
     card = _recall(root / "cards" / f"{digest}.json")
     if card is None:
-        raise BadInput(f"expected the card of dataset {digest[:12]} in {root / 'cards'}, got none: ingest it again.")
+        raise BadInput(f"the card of dataset {digest[:12]} in {root / 'cards'} is missing or altered: ingest it again.")
     return card
 
 
 def _recall(path: Path) -> Card | None:
     try:
-        held = read_json(path)
-        card = Card.model_validate(held["card"])
-        whole = card.version == SCHEMA and held["digest"] == digest_json(held["card"])
+        stored = read_json(path)
+        card = Card.model_validate(stored["card"])
+        valid = card.version == SCHEMA and stored["digest"] == digest_json(stored["card"])
     except (BadInput, ValidationError, KeyError, TypeError):
         return None
-    return card if whole else None
+    return card if valid else None
 
 
 def _signals(
     spec: PlantSpec, found: Statistics, spread: Floats, histogram: npt.NDArray[np.int64], low: Floats, high: Floats
 ) -> dict[str, SignalCard]:
-    """Each signal's statistics.
-
-    Args:
-        spec: F signals.
-        found: of the dataset.
-        spread: standard deviations (F,).
-        histogram: counts per bin of their ranges (F, `BINS`).
-        low: lower ends of the ranges (F,).
-        high: upper ends (F,).
-    """
+    """Return each signal's card, from standard deviations (F,), histograms (F, `BINS`) and ends of ranges (F,)."""
     least, greatest = (np.array([getattr(x, end) for x in found.signals.values()]) for end in ("least", "greatest"))
     units = (*spec.observation.units, *vector_space(spec).units)
     return {
@@ -212,14 +197,7 @@ def _signals(
 def _visited(
     dataset: StoredDataset, spec: PlantSpec, low: Floats, high: Floats
 ) -> tuple[npt.NDArray[np.int64], int, int]:
-    """Counts per bin of each signal's range (F, `BINS`), visited cells of the grid, and how many rows were looked at.
-
-    Args:
-        dataset: rows in order.
-        spec: the plant.
-        low: lower ends of the signals' ranges (F,).
-        high: upper ends (F,).
-    """
+    """Return histograms (F, `BINS`) over the ranges (F,), the number of visited cells, and of rows counted."""
     stride = max(-(-dataset.rows // LOOKED_AT), 1)
     histogram = np.zeros((len(low), BINS), np.int64)
     weights = np.random.default_rng(0).integers(1, 2**63, len(low), dtype=np.uint64) | np.uint64(1)
@@ -243,15 +221,7 @@ def _visited(
 def _actions(
     spec: PlantSpec, covariance: Floats, spread: Floats, width: Floats, histogram: npt.NDArray[np.int64]
 ) -> dict[str, ActionCard]:
-    """How each action was varied.
-
-    Args:
-        spec: O observations and A actions, F signals together.
-        covariance: of the signals (F, F).
-        spread: their standard deviations (F,).
-        width: of their ranges (F,).
-        histogram: counts per bin of their ranges (F, `BINS`).
-    """
+    """Return each action's card, from the covariance (F, F), deviations, range widths (F,) and histograms."""
     scale = np.where(spread > 0, spread, np.inf)
     fit = _explained(covariance / np.outer(scale, scale), spec.observation.size)
     return {
@@ -266,21 +236,17 @@ def _actions(
 
 
 def _explained(correlation: Floats, observations: int) -> list[float]:
-    """R^2 of each action's linear fit on the observation, from the correlations alone.
+    """Return R^2 of each action's linear fit on the observation, from the correlation (F, F) of all signals.
 
-    R^2 = 1 - (c - 2 b^T s + b^T S b) / c with b = (S + lambda I)^-1 s, S the correlation of the observation, s its
-    correlation with the action and c = 1.
-
-    Args:
-        correlation: of observations and actions (F, F).
-        observations: how many of the signals are observations.
+    R^2 = 1 - (c - 2 b^T s + b^T S b) / c with b = (S + lambda I)^-1 s, where S is the correlation of the observations,
+    s their correlation with the action, and c = 1.
     """
-    within, found = correlation[:observations, :observations], []
+    within, fits = correlation[:observations, :observations], []
     for across in correlation[:observations, observations:].T:
         b = np.linalg.solve(within + RIDGE * np.eye(observations), across)
         left = 1 - 2 * b @ across + b @ within @ b
-        found.append(float(np.clip(1 - left, 0.0, 1.0)))
-    return found
+        fits.append(float(np.clip(1 - left, 0.0, 1.0)))
+    return fits
 
 
 def _entropy(counts: npt.NDArray[np.int64]) -> float:
@@ -321,7 +287,6 @@ def _episodes(found: Statistics) -> EpisodesCard:
 
 
 def _source(entry: Provenance) -> SourceCard:
-    """What a provenance entry says of where rows came from."""
     files = tuple(
         FileCard(
             account=source.lines(),
@@ -342,7 +307,7 @@ def _mapping(entry: Provenance) -> MappingCard | None:
     try:
         mapping = HistorianMapping.model_validate(entry.mapping)
     except ValidationError:
-        return None  # rows of an append may have been read by a mapping of an earlier version
+        return None  # the mapping of an appended dataset may be from an earlier version
     return MappingCard(
         sha256=digest_json(entry.mapping),
         tags=len(mapping.tags),
@@ -353,8 +318,8 @@ def _mapping(entry: Provenance) -> MappingCard | None:
 
 
 def _ranged(spec: PlantSpec, least: Floats, greatest: Floats) -> list[bool]:
-    """Whether the range of each signal was given, and not made of what was seen (F,)."""
+    """Whether each signal has a given range, not one derived from the values seen (F,)."""
     low, high = signal_bounds(spec)
     made = np.isclose(low, least, rtol=1e-6, atol=0) & np.isclose(high, greatest, rtol=1e-6, atol=0)
-    made[spec.observation.size :] = False  # a policy that acts at its bounds is no sign that they were made
+    made[spec.observation.size :] = False  # policies often act at their bounds, so equality proves nothing
     return list(map(bool, np.isfinite(high - low) & ~made))

@@ -1,4 +1,4 @@
-"""A dataset's card for readers: Markdown made of its record."""
+"""Markdown page of a dataset card."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ LEVELS = " ▁▂▃▄▅▆▇█"
 
 
 def bars(values: Sequence[float], top: float | None = None) -> str:
-    """A picture of numbers in one line, a bar each, as high as its share of the greatest; nothing is a blank (·)."""
+    """Draw numbers as one line of bars, scaled to the greatest or to `top`; zero is shown as '·'."""
     most = max(values, default=0) if top is None else top
     heights = [math.ceil(value / most * (len(LEVELS) - 1)) if most else 0 for value in values]
     return "".join(LEVELS[min(height, len(LEVELS) - 1)] if height else "·" for height in heights)
 
 
 def card_markdown(card: Card) -> str:
-    """The card for readers."""
+    """Return the card as Markdown."""
     episodes, coverage = card.episodes, card.coverage
     lines = [
         f"# Dataset {card.dataset[:12]} of plant {card.plant}",
@@ -28,9 +28,9 @@ def card_markdown(card: Card) -> str:
         f"steps (median {episodes.median:g}); {episodes.terminated:,} terminated. Returns "
         f"{episodes.return_least:.4g} to {episodes.return_greatest:.4g}, mean {episodes.return_mean:.4g}.",
         "",
-        "## What cannot be learned from it",
+        "## What cannot be learned",
         "",
-        *([f"- {sentence}" for sentence in card.cannot_learn] or ["Nothing that this card looks for."]),
+        *([f"- {sentence}" for sentence in card.cannot_learn] or ["The card found no limitation."]),
         "",
         "## Source",
         "",
@@ -46,9 +46,9 @@ def card_markdown(card: Card) -> str:
     lines += [
         "",
         f"States and actions visit {coverage.cells:,} cells of a grid with {coverage.bins} bins per signal, "
-        f"{coverage.rows_per_cell:.1f} rows each ({coverage.rows_looked_at:,} rows looked at).",
+        f"{coverage.rows_per_cell:.1f} rows each (counted over {coverage.rows_looked_at:,} rows).",
         "",
-        "## Actions and behaviour",
+        "## Actions and logged controller",
         "",
         *_actions(card),
         "",
@@ -68,12 +68,12 @@ def _mapping_line(mapping: MappingCard | None) -> str:
 
 def _file_lines(file: FileCard) -> list[str]:
     late = file.raw.put_in_place if file.raw else 0
-    placed = f"  - {late:,} raw rows came late and were put in their place"
+    placed = f"  - {late:,} late raw rows sorted into place"
     return [f"  - {file.sha256[:12]}", *(f"  - {line}" for line in file.account), *([placed] if late else [])]
 
 
 def _quality(files: Sequence[FileCard]) -> list[str]:
-    """A table of the tags' statuses, where a historian kept them."""
+    """Table of the tags' statuses, if the historian recorded them."""
     rows = [
         (f"{tag} ({file.sha256[:8]})" if len(files) > 1 else tag, *(f"{share:.2%}" for share in counts.shares()))
         for file in files
@@ -122,11 +122,10 @@ def _actions(card: Card) -> list[str]:
 
 def _gaps(gaps: GapsCard) -> str:
     if not gaps.known:
-        return "Unknown, for there are no timestamps."
-    drawn = f"\n\nRows from the first to the last, in {len(gaps.present)} equal periods: {bars(gaps.present, 1.0)}"
-    return (
-        f"{gaps.count:,} gaps between episodes, the longest of {gaps.longest_s:,.0f} s, {gaps.total_s:,.0f} s in all."
-        + (drawn if gaps.present else "")
+        return "Unknown, because there are no timestamps."
+    drawn = f"\n\nRows from first to last, in {len(gaps.present)} equal periods: {bars(gaps.present, 1.0)}"
+    return f"{gaps.count:,} gaps between episodes, longest {gaps.longest_s:,.0f} s, total {gaps.total_s:,.0f} s." + (
+        drawn if gaps.present else ""
     )
 
 

@@ -1,4 +1,4 @@
-"""The pictures of a card as SVG, drawn from its record alone: histograms, losses along time, responses to actions."""
+"""SVG pictures of a card, from its record alone: timeline of losses, responses to actions, histograms."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from tasks.data.store.records import Card, ResponseCard, SignalCard, TimelineCar
 
 BLUE, INK, FAINT, NOTHING = "#0072B2", "#22262B", "#DDE3EA", "#E3E7EB"
 LOST = ("#A1121B", "#D55E00", "#E69F00", "#CC79A7", "#56B4E9", "#8A8F98")
-"""Of the reasons, most frequent first; the last is that of all others."""
+"""Colours of reasons, most frequent first; the last is for all others."""
 AFTER = ("#56B4E9", BLUE)
-"""Of the shorter and the longer time ahead."""
+"""Colours of the shorter and the longer time ahead."""
 WIDTH = 860
 MOST_HISTOGRAMS = 32
 
 
 class Picture(NamedTuple):
-    """A picture and what it shows."""
+    """A titled picture."""
 
     title: str
     file: str
-    """Its name beside the card."""
+    """File name beside the card."""
     svg: str
 
 
 def pictures_of(card: Card) -> list[Picture]:
-    """What a reader should see of a dataset; a picture without anything in it is left out."""
+    """Draw a card's pictures; empty ones are left out."""
     drawn = (
-        ("When rows were used and when they were lost", "timeline", _timeline(card.timeline)),
-        ("How signals move after an action", "response", _responses(card.responses)),
-        ("How often each value was seen", "histograms", _histograms(card)),
+        ("Used and lost rows over time", "timeline", _timeline(card.timeline)),
+        ("Responses of signals to actions", "response", _responses(card.responses)),
+        ("Histograms of signals", "histograms", _histograms(card)),
     )
     return [Picture(title, f"{card.dataset}-{name}.svg", svg) for title, name, svg in drawn if svg]
 
@@ -44,10 +44,10 @@ def _text(x: float, y: float, words: str, anchor: str = "start", size: int = 11,
     )
 
 
-def _bar(x: float, y: float, width: float, height: float, colour: str, said: str) -> str:
+def _bar(x: float, y: float, width: float, height: float, colour: str, tooltip: str) -> str:
     return (
         f'<rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}" fill="{colour}">'
-        f"<title>{html.escape(said)}</title></rect>"
+        f"<title>{html.escape(tooltip)}</title></rect>"
     )
 
 
@@ -71,7 +71,7 @@ LEFT, RIGHT, STRIP = 52.0, 12.0, 96.0
 
 
 def _timeline(found: TimelineCard) -> str:
-    """Shares of each period that were used, lost by reason, or had no row; below it, what was lost of raw rows."""
+    """Share of each period that was used, lost by reason, or without rows; below, lost raw rows."""
     across = WIDTH - LEFT - RIGHT
     wide = across / len(found.used) if found.used else 0.0
     if not wide or found.steps_per_period <= 0:
@@ -86,13 +86,13 @@ def _timeline(found: TimelineCard) -> str:
             for i, (reason, counts) in enumerate(found.lost.items())
         ]
         below = 0.0
-        for part, colour, said in layers:
+        for part, colour, label in layers:
             shown = min(part, 1.0 - below)
             if shown > 0:
                 where = top + STRIP * (1 - below - shown)
-                # A single lost row of thousands is still to be seen.
+                # Keep a single lost row visible among thousands.
                 tall = max(STRIP * shown, 1.5 if colour != BLUE else 0.0)
-                words = f"{_when(found, period)}: {said if colour != BLUE else f'used {share:.1%}'}"
+                words = f"{_when(found, period)}: {label if colour != BLUE else f'used {share:.1%}'}"
                 parts.append(_bar(LEFT + wide * period, where, wide, tall, colour, words))
                 below += shown
     parts += [_text(LEFT - 6, top + 9, "100 %", "end"), _text(LEFT - 6, top + STRIP, "0", "end")]
@@ -113,9 +113,9 @@ def _raw(found: TimelineCard, top: float, wide: float) -> list[str]:
         for i, (reason, counts) in enumerate(found.raw_lost.items()):
             tall = STRIP * counts[period] / max(most, 1)
             if tall:
-                said = f"{_when(found, period)}: {reason}, {counts[period]:,} raw rows"
+                tooltip = f"{_when(found, period)}: {reason}, {counts[period]:,} raw rows"
                 where = top + STRIP - below - tall
-                parts.append(_bar(LEFT + wide * period, where, wide, tall, _colour(i, reason), said))
+                parts.append(_bar(LEFT + wide * period, where, wide, tall, _colour(i, reason), tooltip))
                 below += tall
     return [*parts, _text(LEFT - 6, top + 9, f"{most:,}", "end"), _text(LEFT - 6, top + STRIP, "0", "end")]
 
@@ -138,12 +138,12 @@ def _axis(found: TimelineCard, bottom: float) -> list[str]:
         x, anchor = LEFT + across * tick / 4, ("start", "middle", "middle", "middle", "end")[tick]
         parts.append(_line(x, bottom, x, bottom + 4, INK))
         parts.append(_text(x, bottom + 16, _when(found, len(found.used) * tick / 4, short=True), anchor))
-    unit = "time, UTC" if found.by == "time" else "number of the row as it was read"
+    unit = "time, UTC" if found.by == "time" else "row number in the source"
     return [*parts, _text(WIDTH - RIGHT, bottom + 30, unit, "end")]
 
 
 def _legend(found: TimelineCard, top: float, parts: list[str]) -> tuple[float, list[str]]:
-    """What colours mean, a line each, with how many there are in all."""
+    """Colours with their meaning and totals, a line each."""
     steps = "control steps" if found.by == "time" else "rows"
     rows = [(BLUE, "used")]
     if found.by == "time":
@@ -154,7 +154,7 @@ def _legend(found: TimelineCard, top: float, parts: list[str]) -> tuple[float, l
             for i, (reason, counts) in enumerate(losses.items())
         ]
     if found.astray:
-        rows.append(("none", f"{found.astray:,} lost rows have no time, or one outside of this picture"))
+        rows.append(("none", f"{found.astray:,} lost rows have no time, or a time outside this picture"))
     for colour, words in rows:
         top += 17
         parts += [_bar(LEFT, top - 9, 12, 10, colour, words), _text(LEFT + 18, top, words)]
@@ -162,13 +162,13 @@ def _legend(found: TimelineCard, top: float, parts: list[str]) -> tuple[float, l
 
 
 def _responses(found: Sequence[ResponseCard]) -> str:
-    """A row of panels for each signal, a column for each action."""
+    """A row of panels per signal, a column per action."""
     signals, actions = (list(dict.fromkeys(getattr(x, key) for x in found)) for key in ("signal", "action"))
     if not found:
         return ""
     wide, tall, head = (WIDTH - 8) / max(len(actions), 2), 136.0, 62.0
     steps = [change.steps for change in found[0].after]
-    parts = [_text(10, 18, "Mean change of each signal, by how large the action was (tenths of all rows)", size=12)]
+    parts = [_text(10, 18, "Mean change of each signal by size of the action (ten groups of equal size)", size=12)]
     for i, count in enumerate(steps):
         x = 10.0 + 190 * i
         parts += [
@@ -179,7 +179,7 @@ def _responses(found: Sequence[ResponseCard]) -> str:
     for response in found:
         x, y = 8 + wide * actions.index(response.action), head + tall * signals.index(response.signal)
         parts += _response(response, x, y, wide, tall)
-    note = "The clearest responses are shown; where a controller answers to the signals, its answers are in them."
+    note = "Only the clearest responses are shown. They include the reactions of the logged controller."
     return _svg(
         head + tall * len(signals) + 22, [*parts, _text(10, head + tall * len(signals) + 12, note, colour="#596673")]
     )
@@ -213,12 +213,12 @@ def _response(found: ResponseCard, x: float, y: float, wide: float, tall: float)
 
 
 def _histograms(card: Card) -> str:
-    """Bars over each signal's range, four in a row."""
+    """Histogram of each signal, four in a row."""
     names = card.order[:MOST_HISTOGRAMS]
     wide, tall, columns = (WIDTH - 16) / 4, 104.0, 4
     parts = [
         _text(
-            10, 18, "Rows in equal parts of each signal's range, or of what was seen where no range is given", size=12
+            10, 18, "Rows in equal bins over each signal's range, or over the values seen if no range is given", size=12
         )
     ]
     for i, name in enumerate(names):
@@ -238,8 +238,8 @@ def _histogram(name: str, signal: SignalCard, x: float, y: float, wide: float, t
     for i, count in enumerate(signal.histogram):
         height = (bottom - top) * count / max(most, 1)
         if count:
-            said = f"{signal.low + size * i:.4g} to {signal.low + size * (i + 1):.4g} {signal.unit}: {count:,} rows"
-            parts.append(_bar(left + each * i, bottom - max(height, 1), each - 0.8, max(height, 1), BLUE, said))
+            tooltip = f"{signal.low + size * i:.4g} to {signal.low + size * (i + 1):.4g} {signal.unit}: {count:,} rows"
+            parts.append(_bar(left + each * i, bottom - max(height, 1), each - 0.8, max(height, 1), BLUE, tooltip))
     ends = (
         _text(left, bottom + 13, f"{signal.low:.4g}", size=10),
         _text(right, bottom + 13, f"{signal.high:.4g}", "end", 10),

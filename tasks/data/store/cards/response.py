@@ -1,6 +1,6 @@
-"""How signals move after actions, as the rows show it: the mean change of a signal by how large an action was.
+"""Responses of signals to actions: the mean change of a signal by size of the action, without a model.
 
-No model is fitted. Where a controller answers to the signals, its answers are part of what is seen.
+Reactions of the logged controller are part of the responses.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from tasks.data.store.records import ChangeCard, ResponseCard
 from tasks.data.store.statistics import BLOCK_ROWS, Floats
 
 AHEAD = (1, 10)
-"""Control steps after which the change is taken."""
+"""Control steps over which the change is taken."""
 LEVELS = 10
-"""Groups of equally many rows, by an action's size."""
+"""Groups of equally many rows, by size of an action."""
 LOOKED_AT = 20_000
-"""Rows, evenly spaced."""
+"""Evenly spaced rows to use."""
 MOST_BLOCKS = 16
-"""Blocks of rows that are read."""
+"""Blocks of rows to read."""
 LEAST = 20
-"""Rows of a group below which its mean says nothing."""
+"""Least rows of a group for a mean."""
 CHANCE = 4.0
-"""Deviations above what chance explains, from which on a response is shown."""
+"""Deviations above chance from which a response is shown."""
 MOST_SIGNALS, MOST_ACTIONS = 6, 4
-"""Signals and actions that are kept, those of the clearest responses."""
+"""Signals and actions with the clearest responses to show."""
 
 Index = npt.NDArray[np.int64]
 
 
 class _Changes(NamedTuple):
-    """What each signal changed by, so many steps ahead."""
+    """Changes of each signal over a number of steps."""
 
     sums: tuple[Floats, Floats, Floats]
-    """Of every row whether it is known, the change, 0 where it is not, and its square: what is summed (n, O)."""
+    """To be summed up: whether a row's change is known, the change (otherwise 0), and its square (n, O)."""
     total: Floats
-    """Known changes (O,), at least 1."""
+    """Number of known changes (O,), at least 1."""
     centre: Floats
     """Mean change (O,)."""
     spread: Floats
-    """Sum of the squared deviations from it (O,)."""
+    """Sum of squared deviations from the mean (O,)."""
 
     @classmethod
     def of(cls, change: Floats) -> _Changes:
-        """Of changes (n, O), NaN where the episode ends before."""
+        """Summarise changes (n, O); NaN marks steps beyond the end of an episode."""
         known = np.isfinite(change)
         value = np.where(known, change, 0.0)
         total = np.maximum(known.sum(axis=0), 1).astype(np.float64)
@@ -66,13 +66,9 @@ class _Rows(NamedTuple):
 
 
 def responses_of(dataset: StoredDataset, spec: PlantSpec) -> tuple[ResponseCard, ...]:
-    """The clearest responses of signals to actions, in the plant's order.
+    """Return the clearest responses of signals to actions, in the plant's order.
 
-    Neither an action's own reading nor a set point responds to anything.
-
-    Args:
-        dataset: rows in order.
-        spec: of its plant.
+    An action's own reading and set points are left out.
     """
     rows, acting = _sample(dataset, spec), vector_space(spec)
     grouped = [_grouped(rows.actions[:, i]) for i in range(acting.size)]
@@ -94,7 +90,7 @@ def responses_of(dataset: StoredDataset, spec: PlantSpec) -> tuple[ResponseCard,
 
 
 def _sample(dataset: StoredDataset, spec: PlantSpec) -> _Rows:
-    """Evenly spaced rows of evenly spaced blocks, with what follows them in their episode and block."""
+    """Sample evenly spaced rows of evenly spaced blocks, with their later values in the same episode and block."""
     blocks, bounds = _blocks(dataset.rows), dataset.episodes
     stride = max(-(-sum(stop - first for first, stop in blocks) // LOOKED_AT), 1)
     actions, changes = list[Floats](), list[Floats]()
@@ -115,14 +111,14 @@ def _sample(dataset: StoredDataset, spec: PlantSpec) -> _Rows:
 
 
 def _blocks(rows: int) -> list[tuple[int, int]]:
-    """First row of each block that is read, and one past its last: not of all, where reading them would take long."""
+    """Return the first row of each block to read, and one past its last; large datasets are sampled to save time."""
     count = -(-rows // BLOCK_ROWS)
     chosen = np.unique(np.linspace(0, count - 1, min(count, MOST_BLOCKS)).astype(np.int64))
     return [(int(i) * BLOCK_ROWS, min((int(i) + 1) * BLOCK_ROWS, rows)) for i in chosen]
 
 
 def _grouped(action: Floats) -> Index | None:
-    """The group of each row (n,), by the action's size; None of an action that hardly differs."""
+    """Return the group of each row (n,) by size of the action; None if the action hardly varies."""
     edges = np.unique(np.quantile(action, np.linspace(0, 1, LEVELS + 1)[1:-1]))
     groups = np.searchsorted(edges, action, side="right")
     _, groups, counts = np.unique(groups, return_inverse=True, return_counts=True)
@@ -130,9 +126,9 @@ def _grouped(action: Floats) -> Index | None:
 
 
 def _means(change: _Changes, groups: Index) -> tuple[Floats, Floats, Floats]:
-    """Of each group the mean change and its standard error (B, O), and how many rows have one (B, O)."""
+    """Return each group's mean change and standard error (B, O), and number of rows (B, O)."""
     size = int(groups.max()) + 1
-    # Sums of groups as a product of matrices: adding row by row takes ten times as long.
+    # Group sums as a matrix product: adding row by row takes ten times as long.
     member = (np.arange(size)[:, None] == groups).astype(np.float64)
     count, plain, square = (member @ part for part in change.sums)
     most = np.maximum(count, 1)
@@ -142,9 +138,10 @@ def _means(change: _Changes, groups: Index) -> tuple[Floats, Floats, Floats]:
 
 
 def _explained(change: _Changes, groups: Index) -> Floats:
-    """Share of each signal's changes that the action's group explains (O,), less what chance hardly reaches.
+    """Return the share of each signal's variance explained by the groups (O,), minus what chance explains.
 
-    Of B groups chance explains (B - 1) / n on average, with a deviation of sqrt(2 (B - 1)) / n.
+    Chance explains (B - 1) / n on average, with a standard deviation of sqrt(2 (B - 1)) / n, for B groups; `CHANCE`
+    deviations are added.
     """
     mean, _, count = _means(change, groups)
     between = (count * (mean - change.centre) ** 2).sum(axis=0)
@@ -154,7 +151,7 @@ def _explained(change: _Changes, groups: Index) -> Floats:
 
 
 def _best(clear: Floats, most: int) -> list[int]:
-    """The clearest, in the plant's order."""
+    """Return the indices of the clearest, in the plant's order."""
     chosen = np.argsort(-clear, kind="stable")[:most]
     return sorted(int(i) for i in chosen if clear[i] > 0)
 

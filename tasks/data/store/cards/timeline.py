@@ -1,4 +1,4 @@
-"""When rows were used and when they were lost, and why: counted in equal periods from the quarantine's files."""
+"""Used and lost rows in equal periods, with reasons, from the quarantine files."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tasks.data.store.records import TimelineCard
 from tasks.data.store.statistics import PERIODS, Statistics
 
 MOST_REASONS = 5
-"""Reasons that are told apart; the others are one."""
+"""Reasons shown separately; the rest are summed up."""
 OTHERS = "other reasons"
 
 Counts = dict[str, list[int]]
 
 
 def timeline_of(dataset: StoredDataset, found: Statistics) -> TimelineCard:
-    """Where in time, or where among the rows as they were read, rows are missing.
+    """Count used and lost rows in periods of time, or of row numbers if there are no timestamps.
 
     Args:
-        dataset: opened; a quarantine file that has gone is left out.
+        dataset: opened; missing quarantine files are skipped.
         found: its statistics.
     """
     first, last = found.span
@@ -35,7 +35,7 @@ def timeline_of(dataset: StoredDataset, found: Statistics) -> TimelineCard:
     astray = before = 0
     for source in sources:
         parts = [dataset.root / part.file for part in source.quarantine]
-        # A source's rows are numbered from 0.
+        # Rows of each source are numbered from 0.
         shift = 0 if by_time else before
         counted, away = _counts(parts, "timestamp" if by_time else "row", first - shift, last - shift)
         lost, astray = lost + counted, astray + away
@@ -59,7 +59,7 @@ def timeline_of(dataset: StoredDataset, found: Statistics) -> TimelineCard:
 
 
 def _rest(lost: Counter[tuple[int, str]], steps: float) -> list[float]:
-    """Without time nothing is missing but what was lost."""
+    """Shares that were not lost, for a log without timestamps."""
     per = np.zeros(PERIODS)
     for (period, _), count in lost.items():
         per[period] += count
@@ -67,7 +67,7 @@ def _rest(lost: Counter[tuple[int, str]], steps: float) -> list[float]:
 
 
 def _counts(files: Sequence[Path], column: str, first: int, last: int) -> tuple[Counter[tuple[int, str]], int]:
-    """Rows by period and reason, and how many have no place in these periods."""
+    """Count rows by period and reason, and the rows outside these periods."""
     there = [file for file in files if file.exists()]
     if not there or last <= first:
         return Counter(), 0
@@ -91,12 +91,12 @@ def _counts(files: Sequence[Path], column: str, first: int, last: int) -> tuple[
 
 
 def _by_reason(counted: Counter[tuple[int, str]]) -> dict[str, tuple[int, ...]]:
-    """Counts of each period, the most frequent reasons first."""
+    """Return counts per period, most frequent reasons first."""
     totals: Counter[str] = Counter()
     for (_, reason), count in counted.items():
         totals[reason] += count
-    named = [reason for reason, _ in totals.most_common(MOST_REASONS)]
-    found: Counts = {reason: [0] * PERIODS for reason in named}
+    frequent = [reason for reason, _ in totals.most_common(MOST_REASONS)]
+    result: Counts = {reason: [0] * PERIODS for reason in frequent}
     for (period, reason), count in sorted(counted.items()):
-        found.setdefault(reason if reason in named else OTHERS, [0] * PERIODS)[period] += count
-    return {reason: tuple(counts) for reason, counts in found.items()}
+        result.setdefault(reason if reason in frequent else OTHERS, [0] * PERIODS)[period] += count
+    return {reason: tuple(counts) for reason, counts in result.items()}

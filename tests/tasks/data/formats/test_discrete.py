@@ -125,7 +125,7 @@ def test_validation_checks_the_range_and_that_the_action_varies(tmp_path: Path, 
     # The same rows as of a plant with fewer choices: each second action is none of them.
     fewer = held.spec._replace(choices=("0",), action=held.spec.action._replace(high=(0.0,)))
     reasons = validate_dataset(Home(home), held, fewer, Data(), "fewer").reasons
-    assert any(f"got {EPISODES * 4} where actions.action_0 is no choice of 0..0" in reason for reason in reasons)
+    assert any(f"got {EPISODES * 4} where actions.action_0 is not a choice of 0..0" in reason for reason in reasons)
     arrays = with_choices(walk(200), 2)
     constant = {**arrays, "actions": np.zeros_like(arrays["actions"])}
     lazy = opened(ingest_file(Home(home), write_d3rlpy(tmp_path / "lazy.h5", constant)))
@@ -142,7 +142,7 @@ def test_actions_that_are_no_choice_are_quarantined(tmp_path: Path, home: Path) 
     allowed = Data(max_quarantined=0.9)
     reference = ingest_file(Home(home), folder, allowed=allowed)
     # Counted from 1, the zeros are -1: 5 of 9 steps of every episode.
-    assert reference.reasons == {"actions.action_0 is no choice of 0..1": 5 * EPISODES}
+    assert reference.reasons == {"actions.action_0 is not a choice of 0..1": 5 * EPISODES}
     assert set(opened(reference).arrays(["actions"])["actions"][:, 0]) == {0}
 
 

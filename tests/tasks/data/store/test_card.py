@@ -1,4 +1,4 @@
-"""The dataset card against counts by hand and second implementations, and the refusal that rests on it."""
+"""The dataset card, checked by hand calculations and second implementations."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_counts_by_hand(dataset: StoredDataset) -> None:
     assert card.gaps.model_copy(update={"present": ()}) == GapsCard(
         known=True, count=2, longest_s=3600.0, total_s=3660.0, present=()
     )
-    # 400 rows of 10 s and 3660 s without: 7660 s, whose periods from row 200 on hold the hour that is missing.
+    # 400 rows of 10 s and 3660 s of gaps: 7660 s. The missing hour begins at row 200.
     assert sum(card.gaps.present) / len(card.gaps.present) == pytest.approx(4000 / 7660, abs=1e-6)
     assert card.gaps.present[40] == 0.0
     assert card.gaps.present[-1] == pytest.approx(1.0)
@@ -93,7 +93,7 @@ def test_counts_by_hand(dataset: StoredDataset) -> None:
     assert (signal.least, signal.greatest) == (level.min(), level.max())
     inside = np.abs(np.diff(level)).reshape(-1)[np.arange(ROWS - 1) % LENGTH != LENGTH - 1]
     assert signal.change == pytest.approx(inside.mean())
-    # What 5 % and 95 % quantiles span of 0..10; of the level, which has no upper bound, nothing is said.
+    # The level has no upper bound and so no covered share.
     low, high = np.quantile(held["observations"][:, 0].astype(float), [0.05, 0.95])
     assert card.signals["observation temperature"].covered == pytest.approx((high - low) / 10.0)
     assert card.signals["observation level"].covered is None
@@ -104,7 +104,7 @@ def test_counts_by_hand(dataset: StoredDataset) -> None:
         np.stack(
             [
                 held["observations"][:, 0] / 10,
-                level / level.max(),  # from its bound to what was seen, for it has no upper one
+                level / level.max(),  # from its bound to the greatest value, because it has no upper bound
                 held["observations"][:, 2],
                 held["actions"][:, 0],
                 (held["actions"][:, 1] + 5) / 10,
@@ -114,11 +114,11 @@ def test_counts_by_hand(dataset: StoredDataset) -> None:
         )
         * cards.CELL_BINS
     )
-    # Linear counting in 2^22 bits: hardly two of some hundred cells share one.
+    # Linear counting in 2^22 bits: collisions of a few hundred cells are rare.
     assert card.coverage.cells == pytest.approx(len(np.unique(np.minimum(cells, 4), axis=0)), abs=2)
 
 
-def test_the_behaviour_fit_agrees_with_least_squares(dataset: StoredDataset) -> None:
+def test_behaviour_fit_agrees_with_least_squares(dataset: StoredDataset) -> None:
     held = rows()
     fit = {name: action.explained for name, action in build_card(dataset, SPEC).actions.items()}
     x = np.column_stack([held["observations"].astype(float), np.ones(ROWS)])
@@ -129,22 +129,22 @@ def test_the_behaviour_fit_agrees_with_least_squares(dataset: StoredDataset) -> 
     assert fit["fixed"] is None
 
 
-def test_what_cannot_be_learned_is_said(dataset: StoredDataset) -> None:
+def test_limitations_are_listed(dataset: StoredDataset) -> None:
     card = build_card(dataset, SPEC)
-    said = " ".join(card.cannot_learn)
+    text = " ".join(card.cannot_learn)
     for sentence in (
         "Limit 'level' is never violated",
         "Action 'pump' follows from the observation",
         "Action 'fixed' is constant",
-        "observation idle never moves",
+        "observation idle never changes",
         "The longest episode has 20 steps of 50",
     ):
-        assert sentence in said
-    assert "'temperature' is never" not in said
-    assert "'valve'" not in said
+        assert sentence in text
+    assert "'temperature' is never" not in text
+    assert "'valve'" not in text
 
 
-def test_what_moves_moves_in_any_unit(tmp_path: Path) -> None:
+def test_small_units_do_not_make_a_signal_constant(tmp_path: Path) -> None:
     small = rows()
     for key in ("observations", "next_observations"):
         small[key] = small[key] * np.float32(1e-12)
@@ -153,16 +153,16 @@ def test_what_moves_moves_in_any_unit(tmp_path: Path) -> None:
         digest = writer.commit(
             Provenance(format="test", sources=(SourceRecord(sha256="0" * 64, seen=ROWS, quarantined=0),))
         )
-    said = " ".join(build_card(StoredDataset.open(tmp_path, digest), SPEC).cannot_learn)
-    assert "observation idle never moves" in said
-    assert "Action 'pump' follows from the observation" in said
+    text = " ".join(build_card(StoredDataset.open(tmp_path, digest), SPEC).cannot_learn)
+    assert "observation idle never changes" in text
+    assert "Action 'pump' follows from the observation" in text
 
 
-def test_a_log_that_teaches_little_is_said_to(tmp_path: Path) -> None:
+def test_limitations_of_a_poor_log(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     held = rows()
     line = 0.9 * (held["observations"][:, 0] - 5)
-    # An action within 1 % of its range, one that is a line to R^2 .998, and a logger's word for no value.
+    # An action within 1 % of its range, an action linear with R^2 0.998, and a placeholder for a missing value.
     held["actions"][:, 0] = 0.5 + rng.uniform(-0.01, 0.01, ROWS)
     held["actions"][:, 1] = line + rng.normal(0, 0.0447 * line.std(), ROWS)
     held["observations"][7, 1] = -999.0
@@ -172,14 +172,14 @@ def test_a_log_that_teaches_little_is_said_to(tmp_path: Path) -> None:
         writer.append(held)
         digest = writer.commit(Provenance(format="test"))
     card = build_card(StoredDataset.open(tmp_path, digest), spec)
-    said = " ".join(card.cannot_learn)
+    text = " ".join(card.cannot_learn)
     for sentence in (
         "No limit is known",
         "Action 'pump' follows from the observation (R^2 0.9978)",
         "Action 'valve' is nearly constant (deviation 0.6% of its range)",
-        "observation level goes to -999, as loggers write",
+        "observation level contains -999, a common placeholder",
     ):
-        assert sentence in said
+        assert sentence in text
     assert all(card.signals[f"observation {name}"].covered is None for name in SPEC.observation.names)
     assert "| no range given |" in card_markdown(card)
 
@@ -191,7 +191,7 @@ def test_bars_by_hand() -> None:
     assert bars([0, 0]) == "··"
 
 
-def test_the_card_does_not_depend_on_blocks(dataset: StoredDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_size_does_not_change_the_card(dataset: StoredDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = build_card(dataset, SPEC)
     monkeypatch.setattr(cards, "BLOCK_ROWS", 7)
     parts = build_card(dataset, SPEC)
@@ -205,25 +205,24 @@ def test_the_card_does_not_depend_on_blocks(dataset: StoredDataset, monkeypatch:
         assert parts.signals[name].model_dump(exclude=texts) == pytest.approx(signal.model_dump(exclude=texts))
 
 
-def test_the_card_is_kept_beside_the_dataset_and_mended(dataset: StoredDataset) -> None:
+def test_damaged_cards_are_written_again(dataset: StoredDataset) -> None:
     path = write_card(dataset, SPEC).page
     text, record = path.read_text(), path.with_suffix(".json").read_bytes()
     assert path == dataset.root / "cards" / f"{dataset.digest}.md"
     assert text == card_markdown(read_card(dataset.root, dataset.digest))
     assert "- Limit 'level' is never violated" in text
     path.with_suffix(".json").write_bytes(record.replace(b'"violated_rows":0', b'"violated_rows":9'))
-    with pytest.raises(BadInput, match="expected the card of dataset"):
+    with pytest.raises(BadInput, match="missing or altered"):
         read_card(dataset.root, dataset.digest)
     path.write_text("spoilt")
     assert write_card(dataset, SPEC).page.read_text() == text
     assert path.with_suffix(".json").read_bytes() == record
 
 
-def test_signals_keep_the_plant_s_order(tmp_path: Path, dataset: StoredDataset) -> None:
+def test_signals_keep_the_plants_order(tmp_path: Path, dataset: StoredDataset) -> None:
     page = write_card(dataset, SPEC).page.read_text()
     shown = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.startswith("| observation ")]
     assert shown == [f"observation {name}" for name in SPEC.observation.names]
-    told = page[page.index("## Actions and behaviour") :]
-    assert [told.index(f"| {name} |") for name in SPEC.action.names] == sorted(
-        told.index(f"| {name} |") for name in SPEC.action.names
-    )
+    actions = page[page.index("## Actions and logged controller") :]
+    places = [actions.index(f"| {name} |") for name in SPEC.action.names]
+    assert places == sorted(places)

@@ -1,4 +1,4 @@
-"""A card's pictures: losses and responses against counts by hand, and SVG that says them."""
+"""Timeline, responses and pictures of a card."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SPEC = PlantSpec(
 
 
 def rows(timed: bool = True) -> Rows:
-    """A level that moves by twice the valve's opening each step; the valve is held over an episode."""
+    """A level that changes by twice the valve's opening each step; the valve is constant in each episode."""
     rng = np.random.default_rng(0)
     valve = np.repeat(rng.uniform(-1, 1, EPISODES), LENGTH)
     level = 2 * valve * (np.arange(ROWS) % LENGTH)
@@ -72,7 +72,7 @@ def quarantined(folder: Path, name: str, **columns: object) -> FileRecord:
     return FileRecord(file=f"quarantine/{name}", sha256="0" * 64)
 
 
-def test_losses_are_counted_when_they_were(tmp_path: Path) -> None:
+def test_losses_are_counted_by_time(tmp_path: Path) -> None:
     # Sixty periods of 500 s: fifty steps each.
     reasons = ["too hot"] * 3 + ["too cold"] * 2 + [f"rare {i}" for i in range(5)] + ["astray"]
     seconds = [0, 499, 500, 29_999, 29_500, *[700] * 5, 30_000]
@@ -91,7 +91,7 @@ def test_losses_are_counted_when_they_were(tmp_path: Path) -> None:
     np.testing.assert_allclose(found.used, 1.0)
     assert found.lost["too hot"][:3] == (2, 1, 0)
     assert found.lost["too cold"][-2:] == (0, 2)
-    # Five reasons are told apart, the most frequent first; two of the rare ones are the others.
+    # Five reasons are shown separately, most frequent first; the other two are summed up.
     assert list(found.lost)[:2] == ["too hot", "too cold"]
     assert len(found.lost) == 6
     assert found.lost[OTHERS][1] == 2
@@ -99,8 +99,8 @@ def test_losses_are_counted_when_they_were(tmp_path: Path) -> None:
     assert found.astray == 2
 
 
-def test_without_time_rows_are_counted_as_they_were_read(tmp_path: Path) -> None:
-    # 3,060 rows were read, 51 a period, of which sixty in the second half were lost.
+def test_without_timestamps_losses_are_counted_by_row(tmp_path: Path) -> None:
+    # 3,060 rows, 51 per period; sixty rows in the second half were lost.
     lost = list(range(2000, 2060))
     part = quarantined(tmp_path, "rows.parquet", timestamp=[-1] * 60, row=lost, reason=["not finite"] * 60)
     source = SourceRecord(sha256="0" * 64, seen=ROWS + 60, quarantined=60, quarantine=(part,))
@@ -112,22 +112,22 @@ def test_without_time_rows_are_counted_as_they_were_read(tmp_path: Path) -> None
     np.testing.assert_allclose(found.used, 1 - counts / 51)
 
 
-def test_responses_are_means_by_hand(tmp_path: Path) -> None:
+def test_responses_match_hand_calculated_means(tmp_path: Path) -> None:
     (level,) = responses_of(held(tmp_path), SPEC)
-    # The valve's own reading is no response, noise has none, and what is fixed moves nothing.
+    # The valve's own reading, the noise and the fixed action are left out.
     assert (level.action, level.signal, level.unit) == ("valve", "level", "m")
     assert [change.steps for change in level.after] == [1, 10]
     for change in level.after:
         assert 9 <= len(change.level) <= 10
         np.testing.assert_allclose(change.change, 2 * change.steps * np.array(change.level), rtol=1e-4, atol=0.15)
-    # After ten steps only rows count whose episode goes on so long: those up to step 20.
+    # Changes over ten steps are known up to step 20 of each episode.
     valve, step = rows()["actions"][:, 0], np.arange(ROWS) % LENGTH
     lowest = valve <= np.quantile(valve, 0.1)
     np.testing.assert_allclose(level.after[0].change[0], 2 * valve[lowest].mean(), rtol=0.02)
     np.testing.assert_allclose(level.after[1].change[0], 20 * valve[lowest & (step <= 20)].mean(), rtol=0.02)
 
 
-def test_of_many_rows_some_blocks_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_datasets_are_sampled_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(response, "BLOCK_ROWS", 153)
     monkeypatch.setattr(response, "MOST_BLOCKS", 5)
     dataset, read = held(tmp_path), list[int]()
@@ -145,7 +145,7 @@ def test_of_many_rows_some_blocks_are_read(tmp_path: Path, monkeypatch: pytest.M
         np.testing.assert_allclose(change.change, 2 * change.steps * np.array(change.level), rtol=1e-4, atol=0.5)
 
 
-def test_pictures_are_whole_and_say_what_they_show(tmp_path: Path) -> None:
+def test_pictures_are_complete_svg_with_labels(tmp_path: Path) -> None:
     part = quarantined(tmp_path, "rows.parquet", timestamp=[0], row=[0], reason=["a <b> & c"])
     dataset = held(tmp_path, source=SourceRecord(sha256="0" * 64, seen=ROWS + 1, quarantined=1, quarantine=(part,)))
     card = build_card(dataset, SPEC)
@@ -154,7 +154,7 @@ def test_pictures_are_whole_and_say_what_they_show(tmp_path: Path) -> None:
     for name, svg in pictures.items():
         root = ElementTree.fromstring(svg)
         words[name] = " | ".join(element.text or "" for element in root.iter() if element.tag.endswith("}text"))
-        # It needs nothing from elsewhere.
+        # The file refers to no other file.
         assert not re.search(r"href|url\(|<script|<image", svg)
     assert list(words) == ["timeline.svg", "response.svg", "histograms.svg"]
     assert "1 control steps lost: a <b> & c" in words["timeline.svg"]

@@ -1,4 +1,4 @@
-"""The digest of what a shard holds: independent of its layout, extended by appends."""
+"""Content digests of shards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tasks.data.store.writer import DatasetWriter
 from tests.tasks.data.store.test_store import SPEC, make_rows, sliced, write
 
 
-def test_content_digest_ignores_how_the_file_is_laid_out(tmp_path: Path) -> None:
+def test_content_digest_ignores_the_file_layout(tmp_path: Path) -> None:
     held = write(tmp_path, make_rows(40))
     record = held.manifest.shards[0]
     with h5py.File(held.shard_path(record)) as file, h5py.File(tmp_path / "other.h5", "w") as other:
@@ -29,8 +29,8 @@ def test_content_digest_ignores_how_the_file_is_laid_out(tmp_path: Path) -> None
         assert content_digest(other) == record.content
 
 
-def test_content_digest_is_that_of_rfc_6962(tmp_path: Path) -> None:
-    # A second implementation: RFC 6962, section 2.1, by its recursive definition.
+def test_content_digest_follows_rfc_6962(tmp_path: Path) -> None:
+    # Second implementation: the recursive definition of RFC 6962, section 2.1.
     def tree(records: list[bytes]) -> bytes:
         if len(records) == 1:
             return hashlib.sha256(b"\0" + records[0]).digest()
@@ -39,7 +39,7 @@ def test_content_digest_is_that_of_rfc_6962(tmp_path: Path) -> None:
             k *= 2
         return hashlib.sha256(b"\1" + tree(records[:k]) + tree(records[k:])).digest()
 
-    # Episodes of 10, 20, 10,000 and 4,096 rows: less than a block, more than two, and one to the row.
+    # Episodes of 10, 20, 10,000 and 4,096 rows: less than a block, more than two, and exactly one.
     parts = [make_rows(1, steps=10), make_rows(1, steps=20), make_rows(1, steps=10_000), make_rows(1, steps=4096)]
     bounds = [0, 10, 30, 10_030, 14_126]
     held = write(tmp_path, *parts, shard_bytes=10**9)
@@ -59,7 +59,7 @@ def test_content_digest_is_that_of_rfc_6962(tmp_path: Path) -> None:
     assert held.manifest.shards[0].content == tree(records).hex()
 
 
-def test_the_digest_of_an_append_is_made_of_new_blocks_only(tmp_path: Path) -> None:
+def test_appending_does_not_read_old_blocks(tmp_path: Path) -> None:
     old, new = make_rows(12), make_rows(4, seed=1)
     digests = []
     for name in ("whole", "spoilt"):
@@ -75,13 +75,13 @@ def test_the_digest_of_an_append_is_made_of_new_blocks_only(tmp_path: Path) -> N
         with DatasetWriter(tmp_path / name, SPEC, first) as writer:
             writer.append(new)
             digests.append(writer.commit(Provenance()))
-    # Had old blocks been read, the digest of the spoilt store would be another; they are found when it is verified.
+    # Reading old blocks would have changed the digest of the damaged store. Verification finds the damage.
     assert digests[0] == digests[1]
-    with pytest.raises(Refused, match="to have SHA-256"):
+    with pytest.raises(Refused, match="has SHA-256"):
         StoredDataset.open(tmp_path / "spoilt", digests[1])
 
 
-def test_rows_that_differ_from_their_content_digest_are_refused(tmp_path: Path) -> None:
+def test_rows_that_differ_from_the_content_digest_are_refused(tmp_path: Path) -> None:
     held = write(tmp_path, make_rows(20))
     record = held.manifest.shards[0]
     check_content(held.shard_path(record), record)

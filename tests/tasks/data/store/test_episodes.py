@@ -1,4 +1,4 @@
-"""Reading chosen episodes: the same as masking all rows, without reading the others."""
+"""Reading and selecting episodes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def uneven(seed: int) -> Rows:
 @pytest.mark.slow
 @pytest.mark.parametrize("near", [0, 30, 4096])
 @pytest.mark.parametrize("seed", range(4))
-def test_it_is_what_masking_all_rows_gives(
+def test_reading_episodes_equals_masking_all_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, near: int
 ) -> None:
     monkeypatch.setattr(reader, "NEAR_ROWS", near)
@@ -62,32 +62,32 @@ def test_it_is_what_masking_all_rows_gives(
         np.testing.assert_array_equal(logs.episode, np.repeat(np.arange(count), lengths))
         ends = (rows["terminals"] | rows["timeouts"])[wanted]
         np.testing.assert_array_equal(logs.followed, ~ends)
-        # However few rows are read at once.
+        # In small blocks, too.
         parts = list(held.episode_blocks(chosen, ["rewards"], rows=7))
         assert all(0 < len(part["rewards"]) <= 7 for part in parts)
         found = np.concatenate([part["rewards"] for part in parts]) if parts else np.zeros(0)
         np.testing.assert_array_equal(found, rows["rewards"][wanted])
 
 
-def test_the_best_episodes_are_those_of_the_highest_returns(tmp_path: Path) -> None:
+def test_best_episodes_have_the_highest_returns(tmp_path: Path) -> None:
     rows = make_rows(5, steps=4)
-    ends = np.array([3, 5, 9, 12, 15])  # Of 4, 2, 4, 3 and 3 steps; the second and the last are cut, the fourth ends.
+    ends = np.array([3, 5, 9, 12, 15])  # 4, 2, 4, 3 and 3 steps; the second and the last are cut, the fourth terminates
     rows = {key: values[:16] for key, values in rows.items()}
     rows["terminals"], rows["timeouts"] = np.zeros(16, bool), np.isin(np.arange(16), ends)
     rows["terminals"][12], rows["timeouts"][12] = True, False
     rows["rewards"][:] = [1, 1, 1, 1, 2, 2, 0, 0, 0, 5, 2, 2, 2, -3, -3, -3]
     held = write(tmp_path, rows)
-    # Returns, as if all but the fourth went on for 4 steps: 4, 8, 5, 6 and -12.
-    # As few as hold the share of the 16 steps.
+    # Returns, all but the fourth extrapolated to 4 steps: 4, 8, 5, 6 and -12.
+    # The smallest sets with the share of the 16 steps.
     steps = ((1, [1]), (2, [1]), (3, [1, 3]), (5, [1, 3]), (6, [1, 2, 3]), (13, [0, 1, 2, 3]), (16, [0, 1, 2, 3, 4]))
     for share, wanted in ((count / 16, numbers) for count, numbers in steps):
         np.testing.assert_array_equal(best_episodes(held, np.arange(5), share), wanted)
     np.testing.assert_array_equal(best_episodes(held, np.array([4, 0, 3]), 0.5), [0, 3])
-    # Equal ones in the order of the dataset, and of plants whose rewards are costs the same.
+    # Equal returns are in the order of the dataset; negative rewards work, too.
     rows["rewards"][:] = -1
     alike = write(tmp_path / "alike", rows)
     np.testing.assert_array_equal(best_episodes(alike, np.arange(5), 0.4), [0, 3])
-    # Where a clock reads its end, nothing would have come after: the last has its -3 alone.
+    # An episode whose clock reads its end is complete: the last one's return is -3.
     rows["next_observations"][:, 0] = 0.5
     rows["next_observations"][-1, 0] = 1.0
     with DatasetWriter(tmp_path / "timed", SPEC._replace(clock=Clock(SPEC.observation.names[0], 1.0))) as writer:
@@ -97,7 +97,7 @@ def test_the_best_episodes_are_those_of_the_highest_returns(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_best_episodes_are_the_same_however_shards_and_blocks_cut_them(tmp_path: Path, seed: int) -> None:
+def test_best_episodes_do_not_depend_on_shards_and_blocks(tmp_path: Path, seed: int) -> None:
     rows = uneven(seed)
     held = write(tmp_path, *sliced(rows, 100), shard_bytes=10_000)
     bounds = held.episodes
@@ -117,7 +117,7 @@ def test_the_best_episodes_are_the_same_however_shards_and_blocks_cut_them(tmp_p
     np.testing.assert_array_equal(best_episodes(held, chosen, 0.25), wanted)
 
 
-def test_shards_without_a_chosen_episode_are_not_opened(tmp_path: Path) -> None:
+def test_only_shards_with_chosen_episodes_are_opened(tmp_path: Path) -> None:
     held = write(tmp_path, *sliced(make_rows(40), 50))
     expected = held.arrays()["rewards"][:150]
     for record in held.manifest.shards[1:]:
@@ -126,7 +126,7 @@ def test_shards_without_a_chosen_episode_are_not_opened(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_logs(held, np.arange(3)).transitions.reward, expected)
 
 
-def test_few_episodes_of_a_large_dataset_take_little_memory(tmp_path: Path) -> None:
+def test_reading_few_episodes_takes_little_memory(tmp_path: Path) -> None:
     def peak(held: StoredDataset) -> int:
         tracemalloc.start()
         read_logs(held, np.arange(0, len(held.episodes) - 1, 100))

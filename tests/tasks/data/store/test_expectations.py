@@ -1,4 +1,4 @@
-"""Data Docs that several validations write into one folder at a time."""
+"""Concurrent writing of Data Docs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from tasks.data.store.expectations import _replace
 
 
-def test_validations_of_one_dataset_at_a_time_leave_one_whole_page(tmp_path: Path) -> None:
+def test_concurrent_validations_leave_one_complete_page(tmp_path: Path) -> None:
     folder, pages = tmp_path / "docs", [str(number) * 1000 for number in range(8)]
     with ThreadPoolExecutor(8) as pool:
         for _ in range(50):

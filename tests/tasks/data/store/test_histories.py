@@ -1,4 +1,4 @@
-"""Histories of stored rows: read from plain datasets, resident or streamed, alike."""
+"""Observation histories of stored rows, resident and streamed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.tasks.data.store.test_store import sliced, write
 HISTORY = History((4, 0, 1), (2, 0))
 
 
-def test_a_stream_stacks_its_blocks_as_all_rows_are_stacked(tmp_path: Path) -> None:
+def test_streamed_blocks_have_the_same_history_as_resident_rows(tmp_path: Path) -> None:
     rows = uneven(0)
     ends = rows["terminals"] | rows["timeouts"]
     rows["next_observations"][:-1][~ends[:-1]] = rows["observations"][1:][~ends[:-1]]
@@ -24,7 +24,7 @@ def test_a_stream_stacks_its_blocks_as_all_rows_are_stacked(tmp_path: Path) -> N
     chosen = np.flatnonzero(np.arange(EPISODES) % 4)
     size, acting = held.spec.observation.size, held.spec.action.size
     history = History(tuple(np.resize(HISTORY.observation, size).tolist()), tuple(np.resize([2, 0], acting).tolist()))
-    # What is taken for applied differs between episodes, as it does where the observation tells it.
+    # The action assumed before the first row differs between episodes.
     past = Past(history, lambda x: np.repeat(x[:, :1], acting, axis=1))
     logs = read_logs(held, chosen)
     whole = past.stacked(logs).transitions
@@ -41,13 +41,12 @@ def test_a_stream_stacks_its_blocks_as_all_rows_are_stacked(tmp_path: Path) -> N
     assert NO_PAST.longest == 0
 
 
-def test_a_process_begins_with_its_resting_action() -> None:
+def test_a_log_only_plant_begins_with_the_resting_action() -> None:
     past = resting(HISTORY, np.array([0.25, -1.0]))
     assert past.applied(np.zeros((3, 3), np.float32)).tolist() == [[0.25, -1.0]] * 3
 
 
-def test_episodes_are_found_where_rows_do_not_continue(tmp_path: Path) -> None:
-    """The rule by which an agent stacks rows that come without episodes is that of the store's own episodes."""
+def test_episodes_found_by_continuity_are_those_of_the_store(tmp_path: Path) -> None:
     rows = uneven(1)
     ends = rows["terminals"] | rows["timeouts"]
     rows["next_observations"][:-1][~ends[:-1]] = rows["observations"][1:][~ends[:-1]]

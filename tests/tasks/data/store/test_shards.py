@@ -1,4 +1,4 @@
-"""A sparse file in memory gives what an ordinary file gives after the same operations."""
+"""The sparse file in memory behaves like an ordinary file."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, max_size=12))
-def test_reads_writes_and_cuts_as_an_ordinary_file_does(tmp_path_factory, steps: list[tuple[str, int, bytes]]) -> None:
+def test_same_results_as_an_ordinary_file(tmp_path_factory, steps: list[tuple[str, int, bytes]]) -> None:
     sparse = SparseFile()
     with (tmp_path_factory.getbasetemp() / "ordinary").open("wb+") as ordinary:
-        for what, place, data in steps:
+        for action, place, data in steps:
             for file in (sparse, ordinary):
                 file.seek(place)
-            if what == "write":
+            if action == "write":
                 assert sparse.write(data) == ordinary.write(data)
-            elif what == "truncate":
+            elif action == "truncate":
                 assert sparse.truncate() == ordinary.truncate()
             else:
                 assert sparse.read(len(data)) == ordinary.read(len(data))
@@ -38,7 +38,7 @@ def test_reads_writes_and_cuts_as_an_ordinary_file_does(tmp_path_factory, steps:
     assert sparse.stretch(0, len(whole) + 3) == whole + bytes(3)
 
 
-def test_hdf5_lays_out_a_terabyte_in_it() -> None:
+def test_hdf5_allocates_a_terabyte_in_a_sparse_file() -> None:
     image = SparseFile()
     plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     plan.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)

@@ -1,4 +1,4 @@
-"""The dataset store: what it gives back, what its digests cover, and what it does when something breaks."""
+"""The dataset store: round trips, digests, splits, damage."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SPEC = PLANTS["double_mass"].spec
 
 
 def make_rows(episodes: int, steps: int = 50, seed: int = 0, timestamps: bool = True) -> Rows:
-    """Whole episodes of random numbers."""
+    """Complete episodes of random numbers."""
     rng = np.random.default_rng(seed)
     n = episodes * steps
     ends = np.arange(n) % steps == steps - 1
@@ -57,8 +57,8 @@ def write(root: Path, *parts: Rows, parent: StoredDataset | None = None, shard_b
     return StoredDataset.open(root, digest)
 
 
-def test_datasets_keep_the_digests_that_they_have_had(tmp_path: Path) -> None:
-    # Kept from the version before actions could be integers; another digest would orphan every dataset on disk.
+def test_digests_are_stable_between_versions(tmp_path: Path) -> None:
+    # Recorded before actions could be integers. Other digests would orphan every dataset on disk.
     rows = {
         key: values if values.dtype.kind != "f" else (np.arange(values.size) % 97 / 8).reshape(values.shape)
         for key, values in make_rows(7, steps=30).items()
@@ -77,7 +77,7 @@ def sliced(rows: Rows, size: int) -> list[Rows]:
     return [{k: v[i : i + size] for k, v in rows.items()} for i in range(0, len(rows["rewards"]), size)]
 
 
-def test_gives_back_what_was_written(tmp_path: Path) -> None:
+def test_round_trip(tmp_path: Path) -> None:
     rows = make_rows(40)
     held = write(tmp_path, *sliced(rows, 77))
     assert len(held.manifest.shards) > 3
@@ -90,17 +90,17 @@ def test_gives_back_what_was_written(tmp_path: Path) -> None:
     assert held.rows == 2000
 
 
-def test_blocks_are_consecutive_and_hold_only_what_was_asked(tmp_path: Path) -> None:
+def test_blocks_are_consecutive_and_contain_only_the_given_keys(tmp_path: Path) -> None:
     rows = make_rows(40)
     blocks = list(write(tmp_path, rows).blocks(["rewards", "terminals"], rows=64))
     assert {frozenset(block) for block in blocks} == {frozenset(["rewards", "terminals"])}
     assert max(len(block["rewards"]) for block in blocks) <= 64
     np.testing.assert_array_equal(np.concatenate([block["rewards"] for block in blocks]), rows["rewards"])
-    with pytest.raises(BadInput, match="got 'reward'"):
+    with pytest.raises(BadInput, match="'reward' is not a key"):
         next(write(tmp_path, rows).blocks(["reward"]))
 
 
-def test_the_same_rows_make_the_same_digest_and_the_same_bytes(tmp_path: Path) -> None:
+def test_same_rows_give_same_digest_and_bytes(tmp_path: Path) -> None:
     rows = make_rows(40)
     one, two = write(tmp_path / "a", *sliced(rows, 50)), write(tmp_path / "b", *sliced(rows, 50))
     assert one.digest == two.digest
@@ -111,7 +111,7 @@ def test_the_same_rows_make_the_same_digest_and_the_same_bytes(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("size", [1, 4095, 4096, 5000, 14_000])
-def test_how_rows_came_makes_no_difference(tmp_path: Path, size: int) -> None:
+def test_part_sizes_do_not_change_the_dataset(tmp_path: Path, size: int) -> None:
     rows = make_rows(1, steps=20_000)
     for end in (300, 9000, 9001):
         rows["timeouts"][end] = True
@@ -122,14 +122,14 @@ def test_how_rows_came_makes_no_difference(tmp_path: Path, size: int) -> None:
     assert write(tmp_path / "parts", *parts, shard_bytes=10**9).digest == whole.digest
 
 
-def test_the_writer_owns_what_it_keeps(tmp_path: Path) -> None:
+def test_the_writer_locks_or_copies_arrays(tmp_path: Path) -> None:
     rows, base = make_rows(2), make_rows(2, seed=1)
     expected = np.concatenate([rows["rewards"], base["rewards"], base["rewards"] + 1])
     with DatasetWriter(tmp_path, SPEC) as writer:
         writer.append(rows)
         with pytest.raises(ValueError, match="read-only"):
             rows["rewards"][0] = 1
-        # A reader that fills the same arrays again and again, and hands out views.
+        # A reader that refills the same arrays and passes views.
         for _ in range(2):
             writer.append({key: values[:] for key, values in base.items()})
             base["rewards"] += 1
@@ -138,17 +138,17 @@ def test_the_writer_owns_what_it_keeps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [20, 6000])
-def test_arrays_that_do_not_fit_are_refused(tmp_path: Path, size: int) -> None:
+def test_arrays_of_wrong_shape_are_refused(tmp_path: Path, size: int) -> None:
     rows = make_rows(1, steps=size)
     wrong = [{**rows, "actions": rows["actions"][:-1]}, {**rows, "observations": rows["observations"][:, :5]}]
     for other in wrong:
         with DatasetWriter(tmp_path, SPEC) as writer:
             writer.append(make_rows(1, steps=size))
-            with pytest.raises(ValueError, match=r"expected (actions|observations) of shape"):
+            with pytest.raises(ValueError, match=r"(actions|observations) must have shape"):
                 writer.append(other)
 
 
-def test_an_append_names_old_shards_and_copies_nothing(tmp_path: Path) -> None:
+def test_an_append_reuses_old_shards(tmp_path: Path) -> None:
     old = write(tmp_path, make_rows(40))
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "shards").iterdir()}
     new = write(tmp_path, make_rows(10, seed=1), parent=old)
@@ -161,26 +161,26 @@ def test_an_append_names_old_shards_and_copies_nothing(tmp_path: Path) -> None:
     )
 
 
-def test_splits_survive_appends_and_hold_out_about_the_share_asked_for(tmp_path: Path) -> None:
+def test_splits_survive_appends_and_have_the_right_share(tmp_path: Path) -> None:
     old = write(tmp_path, make_rows(200, steps=5))
     new = write(tmp_path, make_rows(203, steps=5, seed=1), parent=old)
     train, held_out = new.split(0.2)
     assert sorted([*train, *held_out]) == list(range(403))
     np.testing.assert_array_equal(held_out[held_out < 200], old.split(0.2)[1])
-    # Nor does it matter where an episode stands: here the 203 new ones come before the 200 old ones.
+    # The order of episodes does not matter: here the 203 new ones precede the 200 old ones.
     turned = write(tmp_path / "turned", make_rows(203, steps=5, seed=1), make_rows(200, steps=5))
     np.testing.assert_array_equal(np.sort((turned.split(0.2)[1] - 203) % 403), held_out)
-    # 4 standard deviations of a binomial with n = 403, p = 0.2 around its mean.
+    # Within 4 standard deviations of a binomial with n = 403, p = 0.2.
     assert 81 - 32 < len(held_out) < 81 + 32
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_split_of_few_episodes_leaves_no_side_empty(tmp_path: Path, seed: int) -> None:
+def test_splits_of_few_episodes_have_no_empty_side(tmp_path: Path, seed: int) -> None:
     train, held_out = write(tmp_path, make_rows(2, seed=seed)).split(0.01)
     assert (len(train), len(held_out)) == (1, 1)
 
 
-def test_the_view_shows_all_shards_as_one_file(tmp_path: Path) -> None:
+def test_the_view_contains_all_shards(tmp_path: Path) -> None:
     rows = make_rows(40)
     held = write(tmp_path, *sliced(rows, 50))
     with h5py.File(held.view_path) as view:
@@ -189,7 +189,7 @@ def test_the_view_shows_all_shards_as_one_file(tmp_path: Path) -> None:
         np.testing.assert_array_equal(view["episode_starts"][:], held.episodes[:-1])
 
 
-def test_every_changed_byte_is_refused_and_the_record_named(tmp_path: Path) -> None:
+def test_any_changed_byte_is_refused_by_file_name(tmp_path: Path) -> None:
     held = write(tmp_path, *sliced(make_rows(20), 50))
     rng = np.random.default_rng(0)
     for path in (p for p in sorted(tmp_path.rglob("*.*")) if p.is_file()):
@@ -202,7 +202,7 @@ def test_every_changed_byte_is_refused_and_the_record_named(tmp_path: Path) -> N
     StoredDataset.open(tmp_path, held.digest).verify()
 
 
-def test_a_shard_is_hashed_once_while_it_is_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_shards_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[Path] = []
 
     def count(path: Path) -> str:
@@ -218,20 +218,20 @@ def test_a_shard_is_hashed_once_while_it_is_unchanged(tmp_path: Path, monkeypatc
     assert sorted(hashed) == sorted(map(held.shard_path, held.manifest.shards))
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
-    told = path.stat()
+    before = path.stat()
     path.write_bytes(data)
-    os.utime(path, ns=(told.st_atime_ns, told.st_mtime_ns))
-    assert path.stat().st_size == told.st_size
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
     with pytest.raises(Refused, match=path.name):
         StoredDataset.open(tmp_path, held.digest)
 
 
-def test_a_shard_that_has_just_been_written_is_not_taken_for_settled(tmp_path: Path) -> None:
+def test_hashes_of_fresh_shards_are_not_cached(tmp_path: Path) -> None:
     held = write(tmp_path, make_rows(4))
     path = held.shard_path(held.manifest.shards[0])
     whole = path.read_bytes()
     for at in range(0, len(whole), len(whole) // 50):
-        # Both writes may fall into one tick of the file system's clock.
+        # Both writes may fall within one tick of the file system's clock.
         path.write_bytes(whole)
         StoredDataset.open(tmp_path, held.digest)
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
@@ -239,53 +239,53 @@ def test_a_shard_that_has_just_been_written_is_not_taken_for_settled(tmp_path: P
             StoredDataset.open(tmp_path, held.digest)
 
 
-def test_a_truncated_or_missing_shard_is_refused_before_it_is_read(tmp_path: Path) -> None:
+def test_truncated_and_missing_shards_are_refused(tmp_path: Path) -> None:
     held = write(tmp_path, make_rows(20))
     path = held.shard_path(held.manifest.shards[0])
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(Refused, match=path.name):
         StoredDataset.open(tmp_path, held.digest)
-    with pytest.raises(Refused, match="whole HDF5 file"):
+    with pytest.raises(Refused, match="is not a complete HDF5 file"):
         StoredDataset.open(tmp_path, held.digest, verify=False).arrays()
     path.unlink()
-    with pytest.raises(Refused, match="no such file"):
+    with pytest.raises(Refused, match="is missing from"):
         StoredDataset.open(tmp_path, held.digest)
 
 
-def test_a_dataset_of_another_schema_is_refused(tmp_path: Path) -> None:
+def test_other_schemas_are_refused(tmp_path: Path) -> None:
     held = write(tmp_path, make_rows(2))
     data = canonical_json(json.loads(held.manifest_path.read_bytes()) | {"schema": 1})
     (tmp_path / "manifests" / f"{sha256_hex(data)}.json").write_bytes(data)
-    with pytest.raises(Refused, match="schema 2, got 1: ingest"):
+    with pytest.raises(Refused, match="has schema 1, not 2: ingest"):
         StoredDataset.open(tmp_path, sha256_hex(data))
 
 
-def test_unknown_digest_empty_dataset_and_open_episode(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="no such manifest"):
+def test_unknown_digests_empty_datasets_and_open_episodes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no dataset 000000000000 in"):
         StoredDataset.open(tmp_path, "0" * 64)
-    with pytest.raises(BadInput, match="empty dataset"):
+    with pytest.raises(BadInput, match="got no rows"):
         write(tmp_path)
-    with pytest.raises(Refused, match="mark it as a timeout"):
+    with pytest.raises(Refused, match="open at row 98: mark the last row as a timeout"):
         write(tmp_path, {key: values[:-1] for key, values in make_rows(2).items()})
     assert not (tmp_path / "manifests").exists()
 
 
-def test_an_append_must_be_of_the_same_plant_and_keys_and_be_new(tmp_path: Path) -> None:
+def test_appends_need_same_plant_same_keys_and_new_rows(tmp_path: Path) -> None:
     old = write(tmp_path, make_rows(4))
     with pytest.raises(BadInput, match="second time"):
         write(tmp_path, make_rows(4), parent=old)
     with pytest.raises(BadInput, match="timestamps"):
         write(tmp_path, make_rows(4, timestamps=False), parent=old)
-    with pytest.raises(BadInput, match="another spec"):
+    with pytest.raises(BadInput, match="with another spec of plant"):
         DatasetWriter(tmp_path, SPEC._replace(horizon=7), old)
-    # A clock says of no row that it is another: older datasets are extended with it.
+    # A clock changes no rows, so older datasets can be extended.
     timed = SPEC._replace(clock=Clock(SPEC.observation.names[0], 1.0))
     DatasetWriter(tmp_path, timed, old)
 
 
 @pytest.mark.slow
-def test_writing_takes_a_shard_s_memory_whatever_the_size(tmp_path: Path) -> None:
+def test_memory_of_writing_does_not_grow_with_size(tmp_path: Path) -> None:
     def peak(blocks: int) -> int:
         tracemalloc.start()
         with DatasetWriter(tmp_path / str(blocks), SPEC, shard_bytes=300_000) as writer:
@@ -296,14 +296,13 @@ def test_writing_takes_a_shard_s_memory_whatever_the_size(tmp_path: Path) -> Non
         tracemalloc.stop()
         return highest
 
-    peak(4)  # what is imported and cached on first use
-    # Five times the rows, and more shards than are written at once in both; the manifest's records, 300 bytes per
-    # shard, are all that may grow.
+    peak(4)  # imports and caches
+    # Five times the rows. Only the manifest's records may grow, 300 bytes per shard.
     assert peak(160) < 1.1 * peak(32) + 160 * 2000
 
 
 @pytest.mark.slow
-def test_validating_takes_a_shard_s_memory_whatever_the_size(tmp_path: Path) -> None:
+def test_memory_of_validation_does_not_grow_with_size(tmp_path: Path) -> None:
     def peak(shards: int) -> int:
         dataset = write(tmp_path / str(shards), *(make_rows(1, steps=20_000, seed=i) for i in range(shards)))
         tracemalloc.start()
@@ -313,14 +312,14 @@ def test_validating_takes_a_shard_s_memory_whatever_the_size(tmp_path: Path) -> 
         tracemalloc.stop()
         return highest
 
-    # Four times the rows, and both more than the 50,000 of the sample from which quantiles are taken.
+    # Four times the rows; both have more than the 50,000 rows sampled for quantiles.
     assert peak(12) < 1.1 * peak(3)
     assert validate(tmp_path, 128_000)["rows"] == 128_000
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_one_sentence_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    # A child process with a quota on its files' size, for a disk cannot be filled in a test.
+def test_a_full_disk_leaves_no_files(tmp_path: Path) -> None:
+    # A limit on file size in a child process stands in for a full disk.
     script = textwrap.dedent(
         """
         import resource, signal, sys

@@ -1,4 +1,4 @@
-"""Data larger than memory: what a window holds, that it depends on seed and step alone, and what is drawn from it."""
+"""Streaming of data larger than memory: contents of the window, reproducibility, uniform draws."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from neorl_core.training.preparation import merged, moments, scaled, scaling
 from neorl_core.types import Transition
 from tasks.data.store.episodes import KEYS
 from tasks.data.store.reader import StoredDataset
-from tasks.data.store.stream import Ring, Shape, Stream, row_bytes, shape_of
+from tasks.data.store.stream import Ring, Shape, Stream, row_bytes, window_shape
 from tests.tasks.data.store.test_store import SPEC, make_rows, sliced, write
 
 EPISODES, STEPS = 40, 50
@@ -30,7 +30,7 @@ SHAPE = Shape(block=70, slots=8, turn=3)
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> StoredDataset:
-    """Episodes whose rows follow each other, in several shards; costs number the rows of those kept."""
+    """Continuous episodes in several shards; the costs number the rows of the kept episodes."""
     rows = make_rows(EPISODES, STEPS)
     follows = ~(rows["terminals"] | rows["timeouts"])[:-1]
     rows["next_observations"][:-1][follows] = rows["observations"][1:][follows]
@@ -58,7 +58,7 @@ def numbers(window: Transition) -> np.ndarray:
     return np.asarray(window.cost).astype(int)
 
 
-def test_moments_in_one_pass_are_those_of_all_rows(dataset: StoredDataset, all_rows: Transition) -> None:
+def test_moments_in_one_pass_equal_those_of_all_rows(dataset: StoredDataset, all_rows: Transition) -> None:
     ring = Ring(dataset, KEPT)
     assert len(ring) == ROWS
     whole = ring.moments()
@@ -68,13 +68,13 @@ def test_moments_in_one_pass_are_those_of_all_rows(dataset: StoredDataset, all_r
     np.testing.assert_allclose([whole.reward_mean, whole.reward_deviation], [reward.mean(), reward.std()], rtol=1e-12)
     assert whole.terminates
     np.testing.assert_array_equal(whole.action_high, all_rows.action.max(axis=0))
-    # Far from zero, where sums of squares would lose every digit.
+    # Far from zero, where sums of squares would lose all digits.
     far = all_rows._replace(reward=(reward + 1e9))
     halves = [moments(jax.tree.map(lambda x, part=part: x[part], far)) for part in (slice(0, 7), slice(7, None))]
     np.testing.assert_allclose(merged(*halves).reward_deviation, reward.std(), rtol=1e-6)
 
 
-def test_a_window_holds_whole_rows_as_they_are_prepared(dataset: StoredDataset, all_rows: Transition) -> None:
+def test_a_window_contains_prepared_rows(dataset: StoredDataset, all_rows: Transition) -> None:
     prepared = scaled(scaling(moments(all_rows), SPEC), all_rows)
     with stream_of(dataset, all_rows) as stream:
         for done in (0, 10, 200):
@@ -86,7 +86,7 @@ def test_a_window_holds_whole_rows_as_they_are_prepared(dataset: StoredDataset, 
             assert np.isfinite(window.next_action).mean() > 0.9
 
 
-def test_it_depends_on_seed_and_step_alone(dataset: StoredDataset, all_rows: Transition) -> None:
+def test_a_window_depends_only_on_seed_and_step(dataset: StoredDataset, all_rows: Transition) -> None:
     def bits(window: Transition) -> list[bytes]:
         return [np.asarray(x).tobytes() for x in window]
 
@@ -101,7 +101,7 @@ def test_it_depends_on_seed_and_step_alone(dataset: StoredDataset, all_rows: Tra
                     assert bits(resumed.at(10 * step + 10)) == passed[step + 1]
 
 
-def test_an_epoch_brings_every_row_once_but_for_a_remainder(dataset: StoredDataset, all_rows: Transition) -> None:
+def test_an_epoch_contains_every_row_once_except_a_remainder(dataset: StoredDataset, all_rows: Transition) -> None:
     shape = Shape(block=70, slots=5, turn=5)
     blocks = ROWS // 70
     assert blocks % 5 == 0
@@ -120,7 +120,7 @@ def test_an_epoch_brings_every_row_once_but_for_a_remainder(dataset: StoredDatas
 
 
 class NoConfig(NamedTuple):
-    """Nothing can be set."""
+    """No options."""
 
 
 class Census(NamedTuple):
@@ -128,7 +128,7 @@ class Census(NamedTuple):
 
 
 def count(state: Census, batches: Transition, key: jax.Array) -> tuple[Census, dict[str, jax.Array]]:
-    """Learns nothing and counts the rows it is given."""
+    """Count the rows instead of learning."""
     return Census(state.drawn.at[batches.cost.astype(jnp.int32)].add(1)), {"one": jnp.ones(())}
 
 
@@ -144,8 +144,8 @@ CENSUS = Algorithm(
 
 
 @pytest.mark.slow
-def test_what_is_drawn_over_a_run_is_uniform_over_all_rows(dataset: StoredDataset, all_rows: Transition) -> None:
-    """Pearson's test over rows, and over blocks of rows where a window that stays too long would show."""
+def test_draws_of_a_run_are_uniform_over_all_rows(dataset: StoredDataset, all_rows: Transition) -> None:
+    """Pearson's test over rows, and the variation over blocks, which would reveal a window that advances too slowly."""
     steps = 300
     with stream_of(dataset, all_rows) as stream:
         fresh = init_population(CENSUS, SPEC, NoConfig(), members([0], {}))
@@ -153,31 +153,31 @@ def test_what_is_drawn_over_a_run_is_uniform_over_all_rows(dataset: StoredDatase
     drawn = np.asarray(end.population.learner.drawn)[0]
     assert drawn.sum() == 80 * steps
     assert stats.chisquare(drawn).pvalue > 0.01
-    # Neighbours come and go together, so that their sums vary more than draws from all rows would; not by much.
+    # Neighbours enter and leave together, so that their sums vary a little more than with draws from all rows.
     assert stats.variation(drawn.reshape(-1, 20).sum(axis=1)) < 0.1
 
 
-def test_the_shape_worked_by_hand_and_too_little_memory() -> None:
+def test_window_shape_by_hand_and_too_little_memory() -> None:
     # Six observations and two actions: 4 (12 + 4 + 3) bytes.
     assert row_bytes(SPEC) == 76
     # 10^6 / 2 / 76 = 6578 rows; 64 blocks of 6578 // 64 = 102 rows; 4096 draws are eight of 512 rows, 5 blocks.
-    assert shape_of(1_000_000, SPEC, 4096) == Shape(102, 64, 5)
-    assert shape_of(1_000_000, SPEC, 1).turn == 1
-    assert shape_of(1_000_000, SPEC, 10**9).turn == 16
-    assert shape_of(10**9, SPEC, 1024).block == 4096
-    with pytest.raises(BadInput, match="expected room for 64 rows of 76 bytes"):
-        shape_of(9_000, SPEC, 1024)
+    assert window_shape(1_000_000, SPEC, 4096) == Shape(102, 64, 5)
+    assert window_shape(1_000_000, SPEC, 1).turn == 1
+    assert window_shape(1_000_000, SPEC, 10**9).turn == 16
+    assert window_shape(10**9, SPEC, 1024).block == 4096
+    with pytest.raises(BadInput, match="allows 9,000 bytes, too few for twice 64 rows of 76 bytes"):
+        window_shape(9_000, SPEC, 1024)
 
 
-def test_errors_of_the_reading_thread_end_the_run(dataset: StoredDataset, all_rows: Transition, tmp_path: Path) -> None:
+def test_errors_of_the_reading_thread_are_raised(dataset: StoredDataset, all_rows: Transition, tmp_path: Path) -> None:
     gone: Any = StoredDataset(tmp_path, dataset.digest, dataset.manifest)
     with stream_of(dataset, all_rows) as stream:
         stream.at(0)
         stream._ring._dataset = gone
 
         def go_on() -> None:
-            for done in (10, 20):  # what comes at 10 may have been read before
+            for done in (10, 20):  # the blocks for 10 may have been read before
                 stream.at(done)
 
-        with pytest.raises(Refused, match="expected a whole HDF5 file in shard"):
+        with pytest.raises(Refused, match="is not a complete HDF5 file"):
             go_on()
