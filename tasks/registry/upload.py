@@ -239,7 +239,7 @@ def _pyfunc() -> ModuleType:
 def loadable_code(folder: Path) -> list[Path]:
     """Copy the code that a model needs into a folder, so that it loads where the project is not installed."""
     shutil.copytree(ROOT / "neorl_core", folder / "neorl_core", ignore=shutil.ignore_patterns("__pycache__"))
-    for module in modules_of("tasks.models.bundles.bundle"):
+    for module in modules_of("tasks.models.mlflow_entry"):
         source = source_file(module)
         copy = folder / source.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,13 @@
+"""Old import path of the MLflow models that NeoRL logged before `tasks.models.mlflow_entry` existed.
+
+Their stored code imports `tasks.adapters.models.bundle`. Nothing else uses this module.
+"""
+
+import sys
+
+from tasks.models import bundles
+from tasks.models.bundles import bundle
+
+__path__: list[str] = []
+sys.modules[f"{__name__}.models"] = bundles
+sys.modules[f"{__name__}.models.bundle"] = bundle

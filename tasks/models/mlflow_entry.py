@@ -1,0 +1,55 @@
+"""Entry point of the models that MLflow stores: their code imports this module and nothing else of NeoRL.
+
+Stored models of every version import it, so the module stays where it is, and `load_policy` keeps its arguments and
+the fields that it returns. Models logged before it existed import `tasks.adapters`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+
+class StoredPolicy(NamedTuple):
+    """A composite that answers tables of observations."""
+
+    observations: tuple[str, ...]
+    """Names of the observed signals."""
+    actions: tuple[str, ...]
+    """Names of the actions."""
+    first_actions: Callable[[np.ndarray], np.ndarray]
+    """(N, O) observations, each the first of an episode -> (N, A) actions, all in physical units."""
+
+
+def load_policy(bundle: Path, digest: str) -> StoredPolicy:
+    """Load a bundle after comparing it with its digest.
+
+    Args:
+        bundle: folder of the composite.
+        digest: the composite's digest.
+
+    Raises:
+        Refused: if a byte of the bundle was altered, or it is another composite.
+    """
+    import jax
+
+    from neorl_core.safety.composite import composite_controller, first_applied
+    from tasks.models.bundles.bundle import load_bundle
+
+    plant, composite = load_bundle(bundle, digest)
+    controller = composite_controller(plant)
+
+    @jax.jit
+    @jax.vmap
+    def first_action(observation: jax.Array) -> jax.Array:
+        memory = controller.init(composite, observation)
+        applied = first_applied(plant, composite, observation)
+        return controller.act(composite, memory, observation, applied)[1]
+
+    def first_actions(observations: np.ndarray) -> np.ndarray:
+        return np.asarray(first_action(np.asarray(observations, np.float32)), float)
+
+    return StoredPolicy(plant.spec.observation.names, plant.spec.action.names, first_actions)
