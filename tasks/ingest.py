@@ -1,4 +1,4 @@
-"""Ingest: logs become a dataset, named by the digest of what it holds and of where that came from."""
+"""Ingest logs into a dataset, which the digest of content and provenance names."""
 
 from __future__ import annotations
 
@@ -38,33 +38,29 @@ if TYPE_CHECKING:
 
 AS_USUAL = Data()
 DIGITS = "[0-9a-f]{6,64}"
-"""What names a dataset by its digest."""
+"""Prefix of a dataset's digest."""
 MOST_NAMED = 10
-"""Files that are named one by one."""
+"""Files that a message names one by one."""
 
 
 @cached()
 def ingest(home: Home, run: OpenedRun, sources: Sequence[Path], progress: Report | None = None) -> Dataset:
-    """Turn source files into a dataset; a source that was read before is not read again.
+    """Ingest source files into a dataset; unchanged sources are not read again.
 
-    A shard, view, card or quarantine file that has gone, or was altered, is made again.
+    Missing or altered shards, views, cards and quarantine files are written again.
 
     Args:
-        home: holds the datasets.
-        run: names the plant, the mapping and how many rows may fail.
-        sources: files in the order in which their rows shall come.
+        home: home with the datasets.
+        run: names the plant, the mapping and the accepted losses.
+        sources: files, in the order of their rows in the dataset.
         progress: called with (done, total, unit).
 
-    Returns:
-        The dataset with all of its files.
-
     Raises:
-        BadInput: when a source or the mapping cannot be read, or holds no rows.
-        Refused: when more than `data.max_quarantined` of the raw rows, or of the control steps, are
-            lost; the quarantine stays.
+        BadInput: if a source or the mapping cannot be read, or there are no rows.
+        Refused: if more raw rows or control steps are lost than the run accepts; the quarantine stays.
     """
     if not sources:
-        raise BadInput("expected at least one source file, got none: name the plant's logs.")
+        raise BadInput(f"{run.plant} has no source files: name the plant's logs")
     check_there(sources)
     run = opened(run)
     mapping, plant = mapping_of(run), plant_of(run)
@@ -75,19 +71,19 @@ def ingest(home: Home, run: OpenedRun, sources: Sequence[Path], progress: Report
 
 
 def check_there(sources: Iterable[Path]) -> None:
-    """Refuse a path where nothing is, or what this account may not read: a file, or a part of a folder.
+    """Check that sources exist and that this account may read them, including everything in folders.
 
     Raises:
-        BadInput: when one of them is missing or closed.
+        BadInput: if a path is missing or may not be read.
     """
     for source in sources:
-        # pathlib's `exists` and `rglob` raise at a name that is too long, and pass over a folder that is closed.
+        # pathlib's `exists` and `rglob` raise on long names and skip folders that may not be read.
         if not os.path.exists(source):
-            raise BadInput(f"expected a source at {source}, got none: check the path.")
+            raise BadInput(f"there is no source {source}: check the path")
         inside = (os.path.join(folder, name) for folder, *names in os.walk(source) for name in chain(*names))
         for path in (os.fspath(source), *inside):
             if os.path.exists(path) and not os.access(path, os.R_OK | (os.X_OK if os.path.isdir(path) else 0)):
-                raise BadInput(f"expected a source that this account may read, got {path}: change its owner or mode.")
+                raise BadInput(f"this account may not read {path}: change its owner or mode")
 
 
 def ingest_file(
@@ -97,32 +93,29 @@ def ingest_file(
     allowed: Data = AS_USUAL,
     progress: Report | None = None,
 ) -> Dataset:
-    """Recognise a file and turn it into a dataset; without a known plant its spec is made from the data.
+    """Recognise a file and ingest it; without a known plant the spec is inferred from the data.
 
     Args:
-        home: holds the datasets.
-        path: a file, or Minari's folder.
-        options: what the file does not tell by itself.
-        allowed: shares that may be lost.
+        home: home with the datasets.
+        path: a file, or a Minari folder.
+        options: facts that the file lacks.
+        allowed: accepted losses.
         progress: called with (done, total, unit).
 
     Returns:
-        The dataset, with a note for each thing that a reader should check.
+        The dataset, with notes on points to check.
 
     Raises:
-        BadInput: when the file is none of the known formats, damaged, or does not fit the plant.
-        Refused: when too many of its rows fail; the quarantine stays.
+        BadInput: if the format is unknown, the file is damaged, or it does not fit the plant.
+        Refused: if too many rows fail; the quarantine stays.
     """
     plant, mapping, horizon, declared = options
     if declared is not None and plant is not None:
-        raise BadInput(f"expected a plant or --spec, got {plant} and {declared.name}: leave out one of the two.")
+        raise BadInput(f"plant {plant} and --spec {declared.name} exclude each other: leave out one")
     if mapping is not None:
         named = load_yaml(mapping, HistorianMapping)
         if horizon is not None or declared is not None or plant not in (None, named.subject):
-            raise BadInput(
-                f"expected a historian's mapping alone, got one of {named.subject} with another plant, a spec or a "
-                "horizon: leave those out."
-            )
+            raise BadInput(f"{mapping} is a mapping of {named.subject}: leave out --spec, --horizon and other plants")
         data = allowed.model_copy(update={"mapping": mapping.resolve()})
         run = OpenedRun(plant=named.subject, data=data)
         made = ingest(home, run, [path], progress)
@@ -142,16 +135,16 @@ def ingest_file(
 
 
 class _Meaning(NamedTuple):
-    """Whose rows a source's are."""
+    """Plant and rows of a source."""
 
     plant: KnownPlant
     blocks: Callable[[], Blocks]
     file: FileSpec | None
-    """What declares it."""
+    """Declaration of the plant, if any."""
 
 
 def _meaning(source: FoundSource, plant: str | None, declared: Path | None) -> _Meaning:
-    """Whose a source's rows are: of a known plant, as a file declares, or as the rows tell by themselves."""
+    """Find the plant of a source: a known plant, a declared one, or one inferred from the rows."""
     if plant is not None:
         known = plant_at(plant)
         return _Meaning(known, for_plant(source, known.spec, known.logged), None)
@@ -161,24 +154,24 @@ def _meaning(source: FoundSource, plant: str | None, declared: Path | None) -> _
         return _Meaning(KnownPlant(spec, None, None), source.blocks, None)
     file = load_yaml(declared, FileSpec)
     if file.name in NAMES:
-        raise BadInput(f"expected another name than {file.name}, which is simulated here, in {declared}: rename it.")
+        raise BadInput(f"{declared} declares {file.name}, the name of a built-in plant: rename it")
     try:
         spec = declared_spec(file, spec, source.choices)
         costs = cost_formulas(file, spec)
     except ValueError as error:
-        raise BadInput(f"{error}: correct {declared.name}, which is of {source.path.name}.") from error
+        raise BadInput(f"{error}: correct {declared.name}, which describes {source.path.name}") from error
     return _Meaning(KnownPlant(spec, None, None), for_declared(source, spec, costs), file)
 
 
 class FoundDataset(NamedTuple):
-    """The dataset that an argument of a command names."""
+    """The dataset that a command's argument names."""
 
     held: StoredDataset
     made: Dataset | None
-    """How it was ingested, where the argument is a source."""
+    """Result of ingestion, if the argument is a source."""
 
     def lines(self) -> list[str]:
-        """What a reader should know of its ingestion."""
+        """Return notes about the ingestion, one per line."""
         return [] if self.made is None else [*self.made.notes, f"dataset {self.held.digest}", *self.made.accounted]
 
 
@@ -189,24 +182,24 @@ def find_dataset(
     folder: Path | None = None,
     progress: Report | None = None,
 ) -> FoundDataset:
-    """The dataset that a command is about: of a digest, of a plant that has only one here, or made of a source.
+    """Find the dataset of a digest or of a plant with a single dataset, or ingest a source.
 
     Args:
-        home: holds the datasets.
-        named: a file or folder that `ingest_file` takes, six or more digits of a digest, or a plant's name.
-        options: what a source does not tell by itself.
-        folder: where the dataset is, if it was generated outside of the home.
+        home: home with the datasets.
+        named: a source for `ingest_file`, six or more digits of a digest, or a plant's name.
+        options: facts that a source lacks.
+        folder: folder of a dataset that was generated outside the home.
         progress: called with (done, total, unit).
 
     Raises:
-        BadInput: when the argument names none, or several; or as `ingest_file`.
+        BadInput: if the argument names no dataset or several; or as `ingest_file`.
         Refused: as `ingest_file` and `StoredDataset.open`.
     """
     if named.exists() and folder is None:
         made = ingest_file(home, named, options, AS_USUAL, progress)
         return FoundDataset(StoredDataset.open(made.store, made.digest, verify=False), made)
     if options != UNTOLD:
-        raise BadInput(f"expected a file for --plant, --mapping, --spec or --horizon, got none at {named}: name one.")
+        raise BadInput(f"--plant, --mapping, --spec and --horizon need a file, and {named} is none: name a file")
     root, name = home.root / "datasets", str(named)
     plants = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
     if re.fullmatch(DIGITS, name):
@@ -217,25 +210,25 @@ def find_dataset(
             return FoundDataset(StoredDataset.open(root / name, digests[0]), None)
         if digests:
             some = ", ".join(digest[:12] for digest in digests[:MOST_NAMED])
-            raise BadInput(f"expected one dataset of {name}, got {len(digests):,}: name one of {some}, newest first.")
+            raise BadInput(f"{name} has {len(digests):,} datasets: name one of {some} (newest first)")
     if named.suffix or named.parent != Path():
-        raise BadInput(f"expected a source at {named}, got none: check the path.")
+        raise BadInput(f"there is no source {named}: check the path")
     raise BadInput(
-        f"expected a file, six or more digits of a dataset's digest or a plant that has one, got '{name[:80]}': "
-        + (nearest(name, [path.name for path in plants]) if plants else "ingest its logs first.")
+        f"'{name[:80]}' is no file, digest of a dataset (six or more digits) or plant with a dataset: "
+        + (nearest(name, [path.name for path in plants]) if plants else "ingest logs first")
     )
 
 
 def logs_of(home: Home, named: Path, mapped: bool) -> Path:
-    """The file that a run reads where its logs are named: the path itself, or the view of a dataset of the home.
+    """Return the log file of a run: the path itself, or the view of a dataset in the home.
 
     Args:
-        home: holds the datasets.
-        named: a path, or a dataset as `find_dataset` takes it.
-        mapped: whether the run reads its logs by a mapping.
+        home: home with the datasets.
+        named: a path, or a dataset as for `find_dataset`.
+        mapped: whether the run reads logs by a mapping.
 
     Raises:
-        BadInput: when it names a dataset and the run has a mapping, or several datasets.
+        BadInput: if a run with a mapping names a dataset, or the name is ambiguous.
     """
     known = re.fullmatch(DIGITS, str(named)) or (home.root / "datasets" / named / "manifests").is_dir()
     if os.path.exists(named) or not known:
@@ -243,25 +236,25 @@ def logs_of(home: Home, named: Path, mapped: bool) -> Path:
     held = find_dataset(home, named).held
     if mapped:
         raise BadInput(
-            f"expected logs for a run with a mapping, got dataset {held.digest[:12]}, whose rows are made: name "
-            "the files that it was made of, which are not read a second time."
+            f"a run with a mapping needs logs, got dataset {held.digest[:12]}: name the dataset's source files, which "
+            "are not read again"
         )
     return held.view_path
 
 
 def _skipped(sources: Sequence[Path]) -> Iterator[str]:
-    """A line for each folder that holds what is no table by its name, or links that are not followed."""
+    """Yield a line for each folder with files that are no tables, or with links that are not followed."""
     from tasks.data.historian.folders import links_not_followed, skipped_files
 
     whys = (
-        (skipped_files, "their names are no tables'"),
-        (links_not_followed, "they are links to a folder or to nothing"),
+        (skipped_files, "no table by name"),
+        (links_not_followed, "a link to a folder, or broken"),
     )
     for source in sources:
         for found_in, why in whys:
             if skipped := [str(file.relative_to(source)) for file in found_in(source)]:
                 more = f" and {len(skipped) - MOST_NAMED:,} more" if len(skipped) > MOST_NAMED else ""
-                yield f"  not read in {source.name}, for {why}: {', '.join(skipped[:MOST_NAMED])}{more}"
+                yield f"  not read in {source.name} ({why}): {', '.join(skipped[:MOST_NAMED])}{more}"
 
 
 def _ingest(
@@ -273,16 +266,14 @@ def _ingest(
     allowed: Data,
     progress: Report | None,
 ) -> Dataset:
-    """Add all sources to one dataset, and name it if few enough of its rows failed."""
+    """Add all sources to one dataset, and commit it if losses are acceptable."""
     root = home.folder("datasets", spec.name)
     paths, records = list[Path](), list[IngestedSource]()
     with DatasetWriter(root, spec) as writer:
         for path, source in sources:
             twins = [there for there, record in zip(paths, records, strict=True) if record.sha256 == source.sha256]
             if twins:
-                raise BadInput(
-                    f"expected every source once, got {twins[0]} and {path} of one content: leave out one of the two."
-                )
+                raise BadInput(f"{twins[0]} and {path} have the same content: leave out one")
             records.append(add_source(writer, source, spec, recipe))
             paths.append(path)
             if progress:
@@ -296,7 +287,7 @@ def _ingest(
 def _reference(
     held: StoredDataset, spec: PlantSpec, recipe: Provenance, records: Sequence[IngestedSource], paths: Sequence[Path]
 ) -> Dataset:
-    """The dataset with all of its files; its card is made where there is none."""
+    """Return the reference to a dataset, and write the card if there is none."""
     card = write_card(held, spec)
     return Dataset(
         digest=held.digest,
@@ -304,7 +295,7 @@ def _reference(
         format=str(recipe.format),
         store=held.root,
         manifest=held.manifest_path,
-        # Files, each once: sources that begin with the same rows share shards.
+        # Sources that begin with the same rows share shards.
         shards=tuple(dict.fromkeys(map(held.shard_path, held.manifest.shards))),
         view=held.view_path,
         card=card.page,
@@ -332,7 +323,7 @@ def _reasons(records: Sequence[IngestedSource]) -> Counter[str]:
 
 
 def _quarantine_folder(root: Path, records: Sequence[IngestedSource]) -> Path | None:
-    """The folder of the only source with failed rows, or that of all of them."""
+    """Return the folder of the only source with quarantined rows, or the common folder."""
     folders = {root / "quarantine" / Path(part.file).parts[1] for record in records for part in _parts(record)}
     if len(folders) > 1:
         return root / "quarantine"
@@ -346,13 +337,13 @@ def _parts(record: IngestedSource) -> tuple[FileRecord, ...]:
 def _hold_to_threshold(records: Sequence[IngestedSource], allowed: Data, root: Path) -> None:
     if not sum(record.seen for record in records):
         went = "; ".join(line for record in records for line in record.lines())
-        raise BadInput(f"expected at least one row, got an empty dataset ({went}): check the sources and the mapping.")
+        raise BadInput(f"the dataset would be empty ({went}): check the sources and the mapping")
     for loss in losses(records):
         most = float(getattr(allowed, loss.key))
         if loss.share > most:
             there = _quarantine_folder(root, records)
             raise Refused(
-                f"expected at most {most:.2%} of the {loss.kind} to be lost, got {loss.share:.2%} "
-                f"({loss.reasons.total():,} of {loss.read:,}){by_reason(dict(loss.reasons.most_common(5)))}; "
-                f"{f'see {there} and ' if there else ''}mend the source or its mapping, or raise data.{loss.key}."
+                f"{loss.share:.2%} of the {loss.kind} are lost ({loss.reasons.total():,} of {loss.read:,}), at most "
+                f"{most:.2%} may be{by_reason(dict(loss.reasons.most_common(5)))}; "
+                f"{f'see {there} and ' if there else ''}correct the source or its mapping, or raise data.{loss.key}"
             )

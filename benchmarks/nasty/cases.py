@@ -343,7 +343,7 @@ def files() -> list[Case]:
             "f",
             "a folder of .csv, .CSV, a sub-folder with .csv.gz and a note",
             folder,
-            says="not read in f.*readme.txt",
+            says="not read in f .*readme.txt",
         ),
         used("packed.csv.gz", "a gzip", gzip.compress(text())),
         used("packed.csv", "a gzip by another name", gzip.compress(text())),

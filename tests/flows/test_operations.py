@@ -174,7 +174,7 @@ def test_a_cron_fires_by_itself_and_a_wrong_path_is_one_sentence(plant: Operated
     wait_until(lambda: plant.runs("retrain/misnamed-log", "SCHEDULE"), PATIENCE)
     run = plant.end(plant.runs("retrain/misnamed-log", "SCHEDULE")[0])
     plant.services.ask_prefect(switch, {"active": False}, method="PATCH")
-    sentence = "expected a source at logs/nowhere.csv, got none: check the path."
+    sentence = "there is no source logs/nowhere.csv: check the path"
     assert (run["state_type"], run["state"]["message"]) == ("FAILED", sentence)
     # The last lines come after the state.
     wait_until(lambda: plant.lines(run)[-1:] == [sentence])

@@ -102,7 +102,7 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, home: Path) -> None
         ingest_file(Home(home), save(tmp_path / "a.npz", archive()), SourceOptions(horizon=20))
     rewards = walk(100)["rewards"]
     rewards[:6] = np.nan
-    with pytest.raises(Refused, match=r"at most 5\.00% of the rows to be lost, got 6\.00% \(6 of 100\)"):
+    with pytest.raises(Refused, match=r"6\.00% of the rows are lost \(6 of 100\), at most 5\.00% may be"):
         ingest_file(Home(home), write_d4rl(path, walk(100), rewards=rewards))
     assert not list(home.rglob("manifests/*"))
 
@@ -148,7 +148,7 @@ def test_an_export_that_has_grown_is_taken_beside_the_earlier_one(tmp_path: Path
     np.testing.assert_array_equal(sides[:24_000], sides[24_000:48_000])
     assert read_logs(held, np.array([3, 24_003])).transitions.reward.tolist() == every[60:80].tolist() * 2
     assert ingest(Home(home), run, [earlier, later]) == both
-    with pytest.raises(BadInput, match=r"expected every source once, got .*week1\.npz and .*copy\.npz of one content"):
+    with pytest.raises(BadInput, match=r"week1\.npz and .*copy\.npz have the same content"):
         ingest(Home(home), run, [earlier, later, save(tmp_path / "copy.npz", head)])
     # What is the same rows in another form is no new source either.
     np.savez_compressed(tmp_path / "packed.npz", **head)

@@ -59,7 +59,7 @@ def no_servers(home: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 def test_logs_that_are_not_there_start_no_server(no_servers: Home, tmp_path: Path) -> None:
     gone = tmp_path / "gone.hdf5"
-    with pytest.raises(BadInput, match=f"expected a source at {re.escape(str(gone))}, got none: check the path"):
+    with pytest.raises(BadInput, match=f"there is no source {re.escape(str(gone))}: check the path"):
         run_retrain(CONFIGS / "chemical_reactor.yaml", [gone])
 
 
@@ -68,7 +68,7 @@ def test_a_path_may_begin_with_the_home_wherever_it_is_and_the_usual_log_is_made
     with pytest.raises(Started):
         run_retrain(config, [Path(".neorl/generated/double_mass/episodes.hdf5")])
     own = Path(".neorl/logs.hdf5")
-    with pytest.raises(BadInput, match=f"expected a source at {re.escape(str(no_servers.root / 'logs.hdf5'))}, got no"):
+    with pytest.raises(BadInput, match=f"there is no source {re.escape(str(no_servers.root / 'logs.hdf5'))}"):
         run_retrain(config, [own])
     (no_servers.folder() / "logs.hdf5").touch()
     with pytest.raises(Started):
@@ -80,7 +80,7 @@ def test_a_fleet_starts_no_server_where_no_site_has_its_logs(
 ) -> None:
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text("fleet: masses\nplant: double_mass\nlogs: ['{site}.hdf5']\nsites: {east: , west: }\n")
-    with pytest.raises(BadInput, match=f"expected a source at {re.escape(str(tmp_path / 'east.hdf5'))}, got none"):
+    with pytest.raises(BadInput, match=f"there is no source {re.escape(str(tmp_path / 'east.hdf5'))}"):
         run_fleet(fleet, None)
     (tmp_path / "west.hdf5").touch()
     with pytest.raises(BadInput, match=r"east\.hdf5"):

@@ -128,5 +128,5 @@ def test_a_dataset_in_the_place_of_newer_logs_is_told_of_before_any_server_is_as
     """A run with a mapping reads no dataset, whose rows are made."""
     config, log = small_process.project(tmp_path), small_process.export(tmp_path / "log.csv", 400)
     digest = ingest(Home(home), load_run(config), [log]).digest
-    with pytest.raises(BadInput, match=f"expected logs for a run with a mapping, got dataset {digest[:12]}"):
+    with pytest.raises(BadInput, match=f"a run with a mapping needs logs, got dataset {digest[:12]}"):
         compare_shadow(Home(home), config, [Path(digest)])

@@ -93,28 +93,28 @@ def test_a_npz_archive_and_its_digest_train_the_same_policy(
 
 def test_what_names_no_dataset_is_one_sentence(home: Home, log: Path, tmp_path: Path) -> None:
     mapping = log.parent / "mapping.yaml"
-    with pytest.raises(BadInput, match=r"a plant that has one, got 'kettle': ingest its logs first\."):
+    with pytest.raises(BadInput, match=r"'kettle' is no file, .*: ingest logs first"):
         find_dataset(home, Path("kettle"))
     find_dataset(home, log, SourceOptions(mapping=mapping))
     for named, options, says in (
         (
             "kettl",
             {},
-            r"expected a file, six or more digits of a dataset's digest .*, got 'kettl': did you mean 'kettle'\?",
+            r"'kettl' is no file, digest of a dataset .*: did you mean 'kettle'\?",
         ),
         ("abcdef12", {}, "no datasets begin with abcdef12: ingest its sources first"),
-        ("abc", {}, "expected a file, six or more digits"),
-        ("../../etc/nothing", {}, "expected a source at ../../etc/nothing, got none"),
-        ("*" * 8, {"folder": log.parent}, "expected a file, six or more digits"),
+        ("abc", {}, "is no file, digest of a dataset"),
+        ("../../etc/nothing", {}, "there is no source ../../etc/nothing"),
+        ("*" * 8, {"folder": log.parent}, "is no file, digest of a dataset"),
         (
             "none.csv",
             {"options": SourceOptions(mapping=mapping)},
-            "expected a file for --plant, --mapping, --spec or --horizon, got none at none.csv",
+            "--plant, --mapping, --spec and --horizon need a file, and none.csv is none",
         ),
         (
             "kettle",
             {"options": SourceOptions(horizon=5)},
-            "expected a file for --plant, --mapping, --spec or --horizon, got none at kettle",
+            "--plant, --mapping, --spec and --horizon need a file, and kettle is none",
         ),
         (str(log), {}, "expected a mapping for log.csv, which is a table"),
     ):
@@ -122,9 +122,7 @@ def test_what_names_no_dataset_is_one_sentence(home: Home, log: Path, tmp_path: 
             find_dataset(home, Path(named), **options)
     frame()[:500].write_csv(log)
     find_dataset(home, log, SourceOptions(mapping=mapping))
-    with pytest.raises(
-        BadInput, match=r"expected one dataset of kettle, got 2: name one of [0-9a-f]{12}, [0-9a-f]{12}, newest"
-    ):
+    with pytest.raises(BadInput, match=r"kettle has 2 datasets: name one of [0-9a-f]{12}, [0-9a-f]{12} \(newest"):
         find_dataset(home, Path("kettle"))
 
 
@@ -134,7 +132,7 @@ def test_a_runs_logs_may_be_a_dataset_where_no_mapping_reads_them(home: Home, lo
     assert logs_of(home, Path("nothing.csv"), mapped=False) == Path("nothing.csv")
     for named in (held.digest[:10], "kettle"):
         assert logs_of(home, Path(named), mapped=False) == held.view_path
-        with pytest.raises(BadInput, match=f"expected logs for a run with a mapping, got dataset {held.digest[:12]}"):
+        with pytest.raises(BadInput, match=f"a run with a mapping needs logs, got dataset {held.digest[:12]}"):
             logs_of(home, Path(named), mapped=True)
     # A view is a source as all others, and holds the same rows.
     again = find_dataset(home, held.view_path).held

@@ -167,7 +167,7 @@ WRONG = [
     (("next.speed - speed", "next.sped - speed"), "cost surge: unknown signal 'next.sped': choose from pressure"),
     (("- quantity(0.25, 'rpm')", "- quantity(1, 'bar')"), "mixes a frequency and a pressure"),
     (("surge:", "pressure:"), "'pressure' is the name of a limit and of a cost"),
-    (("name: kettle", "name: double_mass"), "expected another name than double_mass, which is simulated here"),
+    (("name: kettle", "name: double_mass"), "declares double_mass, the name of a built-in plant"),
     (("valve: {unit: '%',", "valve: {choices: [a, b],"), "exclude unit and range"),
     (("valve: {unit: '%', range: [-2, 2]}", "valve: {choices: [a, a]}"), "have a duplicate"),
     (("actions:", "actions:\n  other: {choices: [a, b]}"), "a discrete action must be the only action"),
@@ -187,7 +187,7 @@ def test_a_wrong_spec_is_one_sentence(tmp_path: Path, home: Path, change: tuple[
 
 def test_a_spec_stands_alone(tmp_path: Path, home: Path) -> None:
     path = save(tmp_path / "a.npz", archive())
-    with pytest.raises(BadInput, match=r"expected a plant or --spec, got double_mass and kettle\.yaml"):
+    with pytest.raises(BadInput, match=r"plant double_mass and --spec kettle\.yaml exclude each other"):
         ingest_file(Home(home), path, SourceOptions("double_mass", spec=spec_file(tmp_path)))
     with pytest.raises(BadInput, match="the log has 6 observation"):
         ingest_file(Home(home), path, SourceOptions(spec=spec_file(tmp_path)))
