@@ -30,17 +30,17 @@ from neorl_core.types import PlantSpec, Transition
 
 
 class Fitted(NamedTuple):
-    """What training gave: one policy for each member of the population."""
+    """Result of training, with one policy per member of the population."""
 
     algorithm: str
     config: Any
-    """The algorithm's `Config` in full, defaults included."""
+    """The algorithm's complete `Config`."""
     policies: tuple[Policy, ...]
     members: tuple[Member, ...]
     sound: Bool[np.ndarray, " P"]
-    """Whether a member's metrics stayed finite and small; a policy that did not pass is of no use."""
+    """Whether a member's metrics stayed finite and small; do not use the policies of other members."""
     steps: Int[np.ndarray, " L"]
-    """Updates made at each row of the curves."""
+    """Updates taken at each row of the curves."""
     curves: dict[str, Float[np.ndarray, "P L"]]
 
     def __str__(self) -> str:
@@ -71,37 +71,37 @@ def fit(
     """Train a population of policies on logged transitions.
 
     Args:
-        transitions: (N, ...), physical units.
+        transitions: (N, ...) in physical units.
         spec: names and bounds of observations and actions.
-        algorithm: one of `ALGORITHMS` by name, or an `Algorithm` of your own.
-        updates: gradient steps; rounded up as `schedule` says.
-        seeds: one member for each, and for each point of the grid.
-        overrides: hyper-parameters that differ from the algorithm's defaults.
-        grid: values of numeric hyper-parameters in which members differ.
+        algorithm: a name in `ALGORITHMS` or your own `Algorithm`.
+        updates: gradient steps, rounded up as in `schedule`.
+        seeds: one member per seed and point of the grid.
+        overrides: hyper-parameters that differ from the defaults.
+        grid: values of numeric hyper-parameters that members vary.
         batch_size: transitions per gradient step.
         chunk: gradient steps between two calls of `report`; no result depends on it.
-        mesh: devices to spread members and batches over, from `sharding.mesh_of`; one device by default.
-        resume: gives the state to begin with, as `train` takes it.
-        report: told of the state after each chunk, as `train` takes it.
+        mesh: devices for members and batches, from `sharding.mesh_of`; one device by default.
+        resume: callback that returns the state to start from, as in `train`.
+        report: callback with the state after each chunk, as in `train`.
 
     Returns:
-        Policies and curves, ordered as `members`.
+        Policies and curves in the order of `members`.
 
     Raises:
-        ValueError: on an unknown algorithm or hyper-parameter, an algorithm of another kind of actions, or transitions
-            that do not fit.
-        FloatingPointError: when every member diverged; the state that `report` was told of last is the last good one.
+        ValueError: on an unknown algorithm or hyper-parameter, an algorithm for the other kind of actions, or
+            transitions that do not fit the spec.
+        FloatingPointError: if every member diverged; the last reported state is the last good one.
 
     Example:
-        >>> learned = fit(transitions, spec, "td3_bc", updates=100_000)  # doctest: +SKIP
-        >>> action = policy_act(learned.policies[0], observation)  # doctest: +SKIP
+        >>> result = fit(transitions, spec, "td3_bc", updates=100_000)  # doctest: +SKIP
+        >>> action = policy_act(result.policies[0], observation)  # doctest: +SKIP
     """
     learner = known_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
     check_actions(learner, spec)
     check_transitions(transitions, spec)
     config = configure(learner, overrides or {}, updates)
-    found = members(seeds, grid or {})
-    fresh = init_population(learner, spec, config, found)
+    population = members(seeds, grid or {})
+    fresh = init_population(learner, spec, config, population)
     plan = schedule(updates, chunk, learner.batches_per_update, warm_up_updates(learner, config))
     how = scaling(moments(transitions), spec, np.asarray(transitions.observation).dtype)
     data = scaled(how, transitions)
@@ -109,8 +109,9 @@ def fit(
         learner, fresh = sharding.split(learner, mesh), sharding.placed(mesh, fresh)
         data = sharding.replicated(mesh, data)
     state = train(learner, fresh, resident(data), plan, batch_size, limit=how.limit, resume=resume, report=report)
-    population = state.population if mesh is None else jax.tree.map(jnp.asarray, on_host(state.population))
-    return fitted(learner, config, found, how, plan, state._replace(population=population))
+    if mesh is not None:
+        state = state._replace(population=jax.tree.map(jnp.asarray, on_host(state.population)))
+    return fitted(learner, config, population, how, plan, state)
 
 
 def fitted(
@@ -121,15 +122,15 @@ def fitted(
     plan: Plan,
     end: RunState,
 ) -> Fitted:
-    """What a run has come to.
+    """Return the result of a run.
 
     Args:
-        algorithm: what was trained.
+        algorithm: trained algorithm.
         config: its `Config`.
         population: the members.
-        how: the training data were scaled.
-        plan: how the run was cut.
-        end: the run's last state.
+        how: scaling of the training data.
+        plan: division of the run.
+        end: final state of the run.
     """
     return Fitted(
         algorithm=algorithm.name,
@@ -143,29 +144,29 @@ def fitted(
 
 
 def known_algorithm(name: str) -> Algorithm:
-    """The algorithm of that name.
+    """Return the algorithm of that name.
 
     Raises:
-        ValueError: with the names that there are.
+        ValueError: listing the available names.
     """
     if name not in ALGORITHMS:
-        raise ValueError(f"expected an algorithm among {', '.join(ALGORITHMS)}, got '{name}': correct the name.")
+        raise ValueError(f"unknown algorithm '{name}': choose one of {', '.join(ALGORITHMS)}")
     return ALGORITHMS[name]
 
 
 def check_transitions(transitions: Transition, spec: PlantSpec) -> None:
-    """Refuse rows that no learner can take.
+    """Check that rows fit the spec of a plant.
 
     Args:
-        transitions: (N, ...), physical units.
-        spec: of the plant that they are said to be of.
+        transitions: (N, ...) in physical units.
+        spec: spec of the plant.
 
     Raises:
-        ValueError: when there are none, or on shapes, numbers or choices that do not fit.
+        ValueError: if there are no rows, or shapes, numbers or choices do not fit.
     """
     rows = np.shape(transitions.reward)[0] if np.ndim(transitions.reward) else 0
     if rows == 0:
-        raise ValueError("expected at least one transition, got none: check what was read.")
+        raise ValueError("training needs at least one transition, got 0: check the file and the filters")
     widths = {"observation": (spec.observation.size,), "action": (spec.action.size,)}
     widths["next_observation"] = widths["observation"]
     widths["next_action"] = widths["action"]
@@ -174,12 +175,15 @@ def check_transitions(transitions: Transition, spec: PlantSpec) -> None:
             continue
         shape = (rows, *widths.get(name, ()))
         if np.shape(values) != shape:
-            raise ValueError(f"expected {name} of shape {shape}, got {np.shape(values)}: check it against the spec.")
-        # Infinity is how a next action says that none was logged.
-        if not (np.isfinite(values) | ((name == "next_action") & np.isposinf(values))).all():
-            raise ValueError(f"expected finite numbers in {name}, got NaN or infinity: leave those rows out.")
-    if spec.choices is not None and not np.isin(transitions.action, np.arange(len(spec.choices))).all():
+            raise ValueError(f"{name} must have shape {shape}, got {np.shape(values)}: compare it with the spec")
+        # A next action of infinity means that none was logged.
+        valid = np.isfinite(values) | ((name == "next_action") & np.isposinf(values))
+        if not valid.all():
+            where = tuple(int(i) for i in np.argwhere(~valid)[0])
+            raise ValueError(f"{name} must be finite, got {values[where]} in row {where[0]}: remove such rows")
+    if spec.choices is not None and not (valid := np.isin(transitions.action, np.arange(len(spec.choices)))).all():
+        wrong = np.asarray(transitions.action)[~valid][0]
         raise ValueError(
-            f"expected actions of {spec.name} that are numbers of its choices, 0 to {len(spec.choices) - 1}, got "
-            "others: check what was read."
+            f"actions of {spec.name} must number the choices from 0 to {len(spec.choices) - 1}, got {wrong:g}: check "
+            "the action column"
         )

@@ -1,12 +1,12 @@
-"""Earlier values beside an observation, for plants of which a single observation shows too little.
+"""Observation histories, for plants with states that a single observation does not show.
 
-A stacked observation (S,) is the plain one (O,), followed by the last values of some of its components and then of some
-actions, each newest first. A step later all of them have moved on by one place, so that the whole memory is the stacked
-observation itself, and one table of indices says what becomes of it: the same for logs, for a controller that runs, for
-an environment and within a learned model. Where an episode begins, its first observation and the action that is taken
-for applied stand for all that was before.
+A stacked observation (S,) is the plain one (O,) followed by earlier values of some of its components and of some
+actions, each newest first. One step later every earlier value moves on by one place, so the stacked observation is the
+whole memory. One index table describes this move for logs, running controllers, environments and learned models. At the
+start of an episode, the first observation and the initially applied action fill the history.
 
-Mnih et al. 2015, Human-level control through deep reinforcement learning (Nature 518), stack frames to the same end.
+Mnih et al. 2015, Human-level control through deep reinforcement learning (Nature 518), stack frames for the same
+purpose.
 """
 
 from __future__ import annotations
@@ -26,89 +26,87 @@ from neorl_core.networks import Normaliser
 from neorl_core.types import PlantSpec, Space, Transition
 
 LAG = "_lag_"
-"""Between a signal's name and how many steps ago it had the value."""
+"""Separator between the name of a signal and the number of steps back."""
 MOST = 1_024
-"""Numbers of a stacked observation at most: beyond, one is better off with another representation."""
+"""Largest size of a stacked observation."""
 
 
 class History(NamedTuple):
-    """How many earlier values of each signal a policy sees beside the observation."""
+    """Number of earlier values of each signal in the stacked observation."""
 
     observation: tuple[int, ...]
-    """(O,) of each component of the observation."""
+    """(O,) per observation component."""
     action: tuple[int, ...]
-    """(A,) of each component of the action."""
+    """(A,) per action component."""
 
 
-# Its numbers shape programs: they are structure, not arrays.
+# Static structure: the numbers determine array shapes.
 jax.tree_util.register_static(History)
 
 
 def history_of(counts: Mapping[str, int], spec: PlantSpec) -> History | None:
-    """The history of signals and actions by name; None where nothing is asked for.
+    """Return the history given by names and counts, or None if `counts` is empty.
 
     Args:
-        counts: earlier values of each named signal or action. A name that is both means the action, for the observation
-            of a command is the older one.
-        spec: the plant's own.
+        counts: earlier values per signal or action. A name that is both means the action, because the observation of a
+            command is older.
+        spec: spec of the plant.
 
     Raises:
-        ValueError: naming what is unknown, no whole number from 1, longer than an episode, or too wide together.
+        ValueError: on unknown names, counts outside 1 to horizon - 1, or a stacked observation that is too large.
     """
     names = (*spec.observation.names, *spec.action.names)
     for name, count in counts.items():
         if name not in names:
             close = difflib.get_close_matches(name, names, n=1)
-            cure = f"did you mean '{close[0]}'?" if close else "choose one of those."
-            raise ValueError(f"expected history of {', '.join(names)}, got '{name[:80]}': {cure}")
+            cure = f"did you mean '{close[0]}'?" if close else "choose one of these"
+            raise ValueError(f"history can name {', '.join(names)}, got '{name[:80]}': {cure}")
         if not (isinstance(count, int | np.integer) and 1 <= count < spec.horizon):
             raise ValueError(
-                f"expected a history of '{name}' of 1 to {spec.horizon - 1} steps, fewer than the {spec.horizon} of an "
-                f"episode, got {count}: correct the number."
+                f"history of '{name}' must be 1 to {spec.horizon - 1} steps (episodes have {spec.horizon}), got "
+                f"{count}: correct the number"
             )
     if not counts:
         return None
     if spec.choices is not None and (chosen := spec.action.names[0]) in counts:
-        raise ValueError(
-            f"expected a history of signals, got one of '{chosen}', whose choices are no quantities: drop it."
-        )
+        raise ValueError(f"history cannot include '{chosen}', an action of choices without a numeric order: remove it")
     acting = tuple(counts.get(name, 0) for name in spec.action.names)
     observed = tuple(0 if name in spec.action.names else counts.get(name, 0) for name in spec.observation.names)
     history = History(observed, acting)
-    past = stacked_spec(spec, history).observation.names[len(spec.observation.names) :]
-    if doubled := next((name for name in past if name in names), None):
-        raise ValueError(f"expected no signal of the name '{doubled}', got one, which its history needs: rename it.")
+    earlier = stacked_spec(spec, history).observation.names[len(spec.observation.names) :]
+    if doubled := next((name for name in earlier if name in names), None):
+        raise ValueError(f"history needs the signal name '{doubled}', which is taken: rename that signal")
     if stacked_size(history) > MOST:
         raise ValueError(
-            f"expected at most {MOST:,} numbers in an observation with its history, got {stacked_size(history):,}: "
-            "name fewer signals or steps."
+            f"an observation with history must have at most {MOST:,} numbers, got {stacked_size(history):,}: use fewer "
+            "signals or steps"
         )
     return history
 
 
 def stacked_size(history: History) -> int:
-    """S, the numbers of a stacked observation."""
+    """Return S, the size of a stacked observation."""
     return len(history.observation) + sum(history.observation) + sum(history.action)
 
 
 def longest(history: History) -> int:
-    """The steps that the oldest value is old."""
+    """Return the age of the oldest value in steps."""
     return max(*history.observation, *history.action)
 
 
 def stacked_spec(spec: PlantSpec, history: History | None) -> PlantSpec:
-    """The plant as a policy with this history sees it; its own spec where there is none."""
+    """Return the spec as a policy with this history sees it."""
     if history is None:
         return spec
     o, a = spec.observation, spec.action
-    past = [
+    earlier = [
         (f"{name}{LAG}{k}", unit, low, high)
         for space, counts in ((o, history.observation), (a, history.action))
         for *row, count in zip(*space, counts, strict=True)
         for name, unit, low, high in [row]
         for k in range(1, count + 1)
     ]
-    names, units, low, high = (tuple(column) for column in zip(*past, strict=True))
+    names, units, low, high = (tuple(column) for column in zip(*earlier, strict=True))
     return spec._replace(
         observation=Space(o.names + names, o.units + units, o.low + low, o.high + high), history=history
     )
@@ -116,33 +114,33 @@ def stacked_spec(spec: PlantSpec, history: History | None) -> PlantSpec:
 
 @cache
 def _sources(history: History) -> npt.NDArray[np.int64]:
-    """(S - O,) which component of observation and action each earlier value is of."""
+    """Return the observation or action component (S - O,) of each earlier value."""
     counts = (*history.observation, *history.action)
     return np.repeat(np.arange(len(counts)), counts)
 
 
 @cache
 def _moved(history: History) -> npt.NDArray[np.int64]:
-    """(S - O,) where each earlier value stood a step before: in the stacked observation with the action behind it."""
+    """Return the previous index (S - O,) of each earlier value in the stacked observation followed by the action."""
     observed, at = len(history.observation), stacked_size(history)
     now = np.append(np.arange(observed), at + np.arange(len(history.action)))
-    found, place = list[int](), observed
+    indices, place = list[int](), observed
     for component, count in enumerate((*history.observation, *history.action)):
         if count:
-            found += [int(now[component]), *range(place, place + count - 1)]
+            indices += [int(now[component]), *range(place, place + count - 1)]
         place += count
-    return np.asarray(found, np.int64)
+    return np.asarray(indices, np.int64)
 
 
 def begun(
     history: History | None, observation: Float[Array, "*n O"], applied: Float[Array, "*n A"]
 ) -> Float[Array, "*n S"]:
-    """The stacked observation at an episode's beginning.
+    """Return the stacked observation at the start of an episode.
 
     Args:
-        history: which earlier values; None leaves the observation as it is.
-        observation: (..., O), the first.
-        applied: (..., A), what is taken for applied before it.
+        history: the history; None returns the observation unchanged.
+        observation: (..., O) first observation.
+        applied: (..., A) action taken as applied before it.
     """
     if history is None:
         return observation
@@ -156,13 +154,13 @@ def followed(
     action: Float[Array, "*n A"],
     following: Float[Array, "*n O"],
 ) -> Float[Array, "*n S"]:
-    """The stacked observation a step later.
+    """Return the stacked observation one step later.
 
     Args:
-        history: which earlier values; None leaves what follows as it is.
-        stacked: (..., S), now.
-        action: (..., A), what was in force during the step.
-        following: (..., O), what was observed after it.
+        history: the history; None returns `following` unchanged.
+        stacked: (..., S) current stacked observation.
+        action: (..., A) action in force during the step.
+        following: (..., O) observation after the step.
     """
     if history is None:
         return following
@@ -171,7 +169,7 @@ def followed(
 
 
 def stacked_normaliser(history: History | None, plain: Normaliser) -> Normaliser:
-    """Earlier values are scaled as present ones, so that a step within normalised numbers is a move of places."""
+    """Scale earlier values as current ones, so that a step only moves normalised numbers."""
     if history is None:
         return plain
     return plain._replace(
@@ -185,13 +183,13 @@ def stacked_transitions(
     starts: Int[np.ndarray, " E"],
     applied: Float[np.ndarray, "E A"],
 ) -> Transition:
-    """Logged rows with their history, as a controller would have had it: the values of `begun` and `followed`, copied.
+    """Return logged rows with the history that a controller would have had (`begun`, then `followed`).
 
     Args:
-        history: which earlier values; None leaves the rows as they are.
-        transitions: (N, ...), each episode's rows in order.
+        history: the history; None returns the rows unchanged.
+        transitions: (N, ...) rows of each episode in order.
         starts: (E,) first row of each episode, ascending from 0.
-        applied: (E, A) what is taken for applied before each.
+        applied: (E, A) action taken as applied before each episode.
     """
     if history is None:
         return transitions
@@ -212,7 +210,7 @@ def stacked_transitions(
                 own = component - observed
                 stacked[:, place] = np.where(rows - k >= first, action[there, own], applied[episode, own])
             place += 1
-    # Of the row after the last of an episode nothing is stored but its observation, and nothing else is new in it.
+    # The row after the last of an episode stores only its observation; all else moves on from the last row.
     both, after = np.concatenate([stacked, action], axis=1), np.asarray(transitions.next_observation)
     following = np.concatenate([after, both[:, _moved(history)]], axis=1)
     columns: dict[str, np.ndarray] = {"observation": stacked, "next_observation": following}
@@ -220,13 +218,13 @@ def stacked_transitions(
 
 
 def begins(transitions: Transition) -> Int[np.ndarray, " E"]:
-    """The rows that do not continue, bit for bit, what the row before them saw next."""
+    """Return the rows that do not continue the previous row's next observation bit for bit."""
     observation, after = np.asarray(transitions.observation), np.asarray(transitions.next_observation)
     continued = np.all(after[:-1] == observation[1:], axis=1)
     return np.flatnonzero(np.append(True, ~continued)[: len(observation)])
 
 
 def resting_action(action: npt.ArrayLike, low: Sequence[float], high: Sequence[float]) -> npt.NDArray[np.floating]:
-    """The action that is taken for applied where nothing tells what is: the median of the logged ones (N, A)."""
+    """Return the action taken as applied if unknown: the median of the logged actions (N, A), within the bounds."""
     rest: npt.NDArray[np.floating] = np.clip(np.median(np.asarray(action), axis=0), low, high)
     return rest

@@ -16,25 +16,25 @@ from neorl_core.recurrent import Recurrence, gru_apply, gru_init, recurrence_of
 from neorl_core.types import PlantSpec
 
 Params = dict[str, Any]
-"""Weights of one network: `{"Dense_0": {"kernel", "bias"}, ...}`, and `"LayerNorm_0": {"scale", "bias"}, ...`; before
-those of a recurrent one `"gru"`; those of a graph network are under `"graph"` alone."""
+"""Weights of one network: `{"Dense_0": {"kernel", "bias"}, ...}`, `"LayerNorm_0": {"scale", "bias"}, ...`, preceded by
+`"gru"` if recurrent; a graph network has `"graph"` alone."""
 
 Ensemble = tuple[Params, ...]
-"""Weights of separate networks of one shape. Apart, not stacked: XLA's batched product is slower on a CPU."""
+"""Weights of separate networks of one shape; not stacked, because XLA's batched product is slower on a CPU."""
 
 LOG_STD_RANGE = (-5.0, 2.0)
-"""Bounds of a Gaussian actor's log standard deviation before the tanh, as the code of An et al. 2021 (EDAC, arXiv
-2110.01548) has them; that of Haarnoja et al. 2018 goes down to -20."""
+"""Bounds of a Gaussian actor's log standard deviation before the tanh, from the code of An et al. 2021 (EDAC, arXiv
+2110.01548); Haarnoja et al. 2018 use -20 as the lower bound."""
 WITHIN = 1.0 - 1e-6
-"""Logged unit actions are pulled this far inside before atanh, which is infinite at 1."""
+"""Logged unit actions are clipped to this before atanh, which is infinite at 1."""
 
 
 @jax.custom_vjp
 def product(x: Float[Array, "*n I"], kernel: Float[Array, "I F"]) -> Float[Array, "*n F"]:
-    """`x @ kernel`, whose gradient for the kernel comes out row by row as the kernel lies in memory.
+    """Return `x @ kernel` with the kernel gradient in the memory layout of the kernel.
 
-    JAX's own rule gives that gradient as the transpose of `g^T x`, and on a CPU all that follows it (Adam's moments,
-    the new weights) then reads memory across its rows.
+    JAX's own rule computes the transpose of `g^T x`; on a CPU, all later operations (Adam's moments, new weights) then
+    read memory across rows.
     """
     return x @ kernel
 
@@ -62,12 +62,12 @@ def _dot_general(x: Array, kernel: Array, *_: Any, **__: Any) -> Array:
 
 
 class MLP(nn.Module):
-    """Dense layers with ReLU between them; the last is linear. Weights follow the precision of the input."""
+    """Dense layers with ReLU between them and a linear last layer, in the precision of the input."""
 
     features: tuple[int, ...]
     layer_norm: bool = False
-    """Whether each hidden layer is normalised, after its ReLU as in the code of Tarasov et al. 2023 (ReBRAC, arXiv
-    2305.09836); Ball et al. 2023 (arXiv 2302.02948) do it before."""
+    """Normalise each hidden layer after its ReLU, as in the code of Tarasov et al. 2023 (ReBRAC, arXiv 2305.09836);
+    Ball et al. 2023 (arXiv 2302.02948) normalise before it."""
 
     @nn.compact
     def __call__(self, x: Float[Array, "*n I"]) -> Float[Array, "*n F"]:
@@ -79,21 +79,20 @@ class MLP(nn.Module):
 
 
 def mlp_init(key: PRNGKeyArray, inputs: int, features: tuple[int, ...], layer_norm: bool = False) -> Params:
-    """Fresh weights of an MLP from `inputs` numbers to `features[-1]`.
+    """Return fresh weights of an MLP.
 
     Args:
-        key: randomness of the weights.
-        inputs: how many numbers go in.
-        features: widths of the layers, the last one's is the output's.
-        layer_norm: whether hidden layers are normalised.
+        key: PRNG key of the weights.
+        inputs: number of inputs.
+        features: widths of the layers, including the output.
+        layer_norm: normalise hidden layers.
     """
     params: Params = MLP(features, layer_norm).init(key, jnp.zeros((inputs,)))["params"]
     return params
 
 
 def mlp_apply(params: Params, x: Float[Array, "*n I"]) -> Float[Array, "*n F"]:
-    """Apply an MLP, after its recurrent unit if it has one, or a graph network; its shape is read off the weights, so
-    that arrays are all that a policy needs."""
+    """Apply an MLP (after its GRU, if any) or a graph network; the shape follows from the weights."""
     if "graph" in params:
         return graph_apply(params["graph"], x)
     if "gru" in params:
@@ -111,99 +110,91 @@ def _dense(params: Params) -> int:
 
 
 Body = Recurrence | Passing | Talk
-"""What stands in place of dense layers that see all numbers at once."""
+"""Replacement for dense layers on all inputs."""
 
 
 def body_of(spec: PlantSpec, hidden: tuple[int, ...], gru: int = 0, graph: int = 0) -> Body | None:
-    """The body of an actor as its hyper-parameters ask for it; None of one of dense layers alone.
+    """Return the body of an actor from its hyper-parameters, or None for dense layers.
 
     Args:
-        spec: as the policy sees the plant.
+        spec: spec of the plant as the policy sees it.
         hidden: widths of the hidden layers.
-        gru: units of a recurrent unit that reads the history; 0 for none.
-        graph: rounds of message passing over the plant's layout; 0 for none.
+        gru: units of a GRU that reads the history; 0 for none.
+        graph: rounds of message passing over the layout; 0 for none.
 
     Raises:
-        ValueError: when the plant has no history, or no layout, or both are asked for.
+        ValueError: if both are requested, or the plant has no history or layout.
     """
     if gru and graph:
-        raise ValueError(f"expected a recurrent unit or a graph, got gru {gru} and graph {graph}: leave one out.")
+        raise ValueError(f"gru and graph exclude each other, got gru {gru} and graph {graph}: leave one out")
     return passing_of(spec, graph, hidden) if graph else recurrence_of(spec, gru)
 
 
 def actor_init(
     key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[int, ...], body: Body | None = None
 ) -> Params:
-    """Fresh weights of a deterministic actor.
+    """Return fresh weights of a deterministic actor.
 
     Args:
-        key: randomness of the weights.
-        observations: how many observations, O.
-        actions: how many actions, A.
+        key: PRNG key of the weights.
+        observations: observation size O.
+        actions: action size A.
         hidden: widths of the hidden layers.
-        body: of a recurrent actor, whose layers see the plain observation and the state of its unit, or of one on a
-            graph, which replaces them.
+        body: a GRU before the layers, or a graph network instead of them.
     """
     if body is None:
         return mlp_init(key, observations, (*hidden, actions))
     if isinstance(body, Passing | Talk):
         return graph_actor_init(key, body)
-    of_unit, of_layers = jax.random.split(key)
+    gru_key, layers_key = jax.random.split(key)
     inputs = len(body.history.observation) + body.units
-    return {"gru": gru_init(of_unit, body), **mlp_init(of_layers, inputs, (*hidden, actions))}
+    return {"gru": gru_init(gru_key, body), **mlp_init(layers_key, inputs, (*hidden, actions))}
 
 
 def actor_apply(params: Params, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]:
-    """Unit action in (-1, 1): tanh of an MLP of the normalised observation."""
+    """Return the unit action in (-1, 1): tanh of an MLP of the normalised observation."""
     return jnp.tanh(mlp_apply(params, observation))
 
 
 class Gaussian(NamedTuple):
-    """A diagonal normal distribution before the tanh that squashes it into unit actions."""
+    """A diagonal normal distribution before the tanh."""
 
     mean: Float[Array, "*n A"]
     log_std: Float[Array, "*n A"]
 
 
 def gaussian_init(key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[int, ...]) -> Params:
-    """Fresh weights of a tanh-Gaussian actor: an MLP whose last layer gives means, then log deviations.
-
-    Args:
-        key: randomness of the weights.
-        observations: how many observations, O.
-        actions: how many actions, A.
-        hidden: widths of the hidden layers.
-    """
+    """Return fresh weights of a tanh-Gaussian actor: an MLP with means, then log deviations, as outputs."""
     return mlp_init(key, observations, (*hidden, 2 * actions))
 
 
 def gaussian_apply(params: Params, observation: Float[Array, "*n O"]) -> Gaussian:
-    """The distribution at normalised observations; log deviations are clipped to `LOG_STD_RANGE`."""
+    """Return the distribution at normalised observations, with log deviations clipped to `LOG_STD_RANGE`."""
     mean, log_std = jnp.split(mlp_apply(params, observation), 2, axis=-1)
     return Gaussian(mean, jnp.clip(log_std, *LOG_STD_RANGE))
 
 
 def mean_actor(params: Params) -> Params:
-    """The deterministic actor tanh(mean) of a tanh-Gaussian one, as weights for `actor_apply`: what ships."""
+    """Return the weights of the deterministic actor tanh(mean), which ships."""
     last = f"Dense_{_dense(params) - 1}"
     actions = params[last]["bias"].shape[-1] // 2
     return {**params, last: jax.tree.map(lambda x: x[..., :actions], params[last])}
 
 
 def squash(distribution: Gaussian, noise: Float[Array, "*n A"]) -> tuple[Float[Array, "*n A"], Float[Array, "*n"]]:
-    """A unit action drawn with standard normal `noise`, and its log density.
+    """Sample a unit action with standard normal `noise`, and return its log density.
 
-    `a = tanh(u)`, `u = mean + std noise`, `log pi(a) = sum log N(u) - log(1 - tanh(u)^2)`; the last term is written
-    as `2 (log 2 - u - softplus(-2 u))`, which does not underflow.
+    `a = tanh(u)`, `u = mean + std noise`, `log pi(a) = sum log N(u) - log(1 - tanh(u)^2)`, the last term as `2 (log 2 -
+    u - softplus(-2 u))`, which does not underflow.
 
-    Source: Haarnoja et al. 2018 (arXiv 1812.05905), appendix C, equation 26.
+    Reference: Haarnoja et al. 2018 (arXiv 1812.05905), appendix C, equation 26.
     """
     raw = distribution.mean + jnp.exp(distribution.log_std) * noise
     return jnp.tanh(raw), _log_density(distribution, noise, raw)
 
 
 def log_prob(distribution: Gaussian, action: Float[Array, "*n A"]) -> Float[Array, "*n"]:
-    """Log density of a given unit action, such as a logged one; at the edges it is that of `WITHIN`."""
+    """Return the log density of a given unit action, clipped to `WITHIN`."""
     raw = jnp.arctanh(jnp.clip(action, -WITHIN, WITHIN))
     return _log_density(distribution, (raw - distribution.mean) * jnp.exp(-distribution.log_std), raw)
 
@@ -216,45 +207,37 @@ def _log_density(distribution: Gaussian, noise: Float[Array, "*n A"], raw: Float
 
 
 class NormalActor(NamedTuple):
-    """A normal distribution over unit actions whose mean has passed a tanh and whose deviation is the same everywhere.
+    """A normal distribution over unit actions with a tanh mean and a state-independent deviation.
 
-    The policy of the code of Kostrikov et al. 2021 (arXiv 2110.06169) and of its peers. Logged actions at the bounds
-    have ordinary densities under it, where those of a tanh-Gaussian grow without limit.
+    The policy in the code of Kostrikov et al. 2021 (arXiv 2110.06169). Logged actions at the bounds have finite
+    densities, unlike under a tanh-Gaussian.
     """
 
     mean: Params
-    """Weights of the deterministic actor: what ships."""
+    """Weights of the deterministic actor, which ships."""
     log_std: Float[Array, " A"]
 
 
 def normal_init(
     key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[int, ...], body: Body | None = None
 ) -> NormalActor:
-    """Fresh weights, with deviation 1.
-
-    Args:
-        key: randomness of the weights.
-        observations: how many observations, O.
-        actions: how many actions, A.
-        hidden: widths of the hidden layers.
-        body: of an actor whose mean is recurrent or on a graph.
-    """
+    """Return fresh weights with deviation 1; arguments as in `actor_init`."""
     return NormalActor(actor_init(key, observations, actions, hidden, body), jnp.zeros(actions))
 
 
 def normal_apply(actor: NormalActor, observation: Float[Array, "*n O"]) -> Gaussian:
-    """The distribution at normalised observations, over the actions themselves."""
+    """Return the distribution over actions at normalised observations."""
     mean = actor_apply(actor.mean, observation)
     return Gaussian(mean, _along(mean, jnp.clip(actor.log_std, *LOG_STD_RANGE)))
 
 
 def normal_sample(distribution: Gaussian, noise: Float[Array, "*n A"]) -> Float[Array, "*n A"]:
-    """`clip(mean + std noise, -1, 1)`, noise standard normal: the plant has no action beyond the bounds."""
+    """Return `clip(mean + std noise, -1, 1)` for standard normal noise."""
     return jnp.clip(distribution.mean + jnp.exp(distribution.log_std) * noise, -1.0, 1.0)
 
 
 def normal_log_prob(distribution: Gaussian, action: Float[Array, "*n A"]) -> Float[Array, "*n"]:
-    """Log density of a given action: `-sum ((a - mean) / std)^2 / 2 + log std + log(2 pi) / 2`."""
+    """Return the log density of a given action: `-sum ((a - mean) / std)^2 / 2 + log std + log(2 pi) / 2`."""
     noise = (action - distribution.mean) * jnp.exp(-distribution.log_std)
     total: Float[Array, "*n"] = jnp.sum(-0.5 * noise**2 - distribution.log_std - 0.5 * math.log(2 * math.pi), axis=-1)
     return total
@@ -269,17 +252,16 @@ def critics_init(
     layer_norm: bool = False,
     body: Body | None = None,
 ) -> Ensemble:
-    """Fresh weights of `count` separate critics.
+    """Return fresh weights of `count` separate critics.
 
     Args:
-        key: randomness of the weights.
-        observations: how many observations, O.
-        actions: how many actions, A.
+        key: PRNG key of the weights.
+        observations: observation size O.
+        actions: action size A.
         hidden: widths of the hidden layers.
-        count: how many critics, C.
-        layer_norm: whether hidden layers are normalised.
-        body: of critics on a graph; a recurrent actor's critics see the whole history at once, and those of agents
-            the whole plant.
+        count: number of critics C.
+        layer_norm: normalise hidden layers.
+        body: a graph network; critics of recurrent actors and of agents are dense.
     """
     keys = jax.random.split(key, count)
     if isinstance(body, Passing):
@@ -288,14 +270,7 @@ def critics_init(
 
 
 def value_init(key: PRNGKeyArray, observations: int, hidden: tuple[int, ...], body: Body | None = None) -> Params:
-    """Fresh weights of a network of a state's value, read off by `mlp_apply` as its one number.
-
-    Args:
-        key: randomness of the weights.
-        observations: how many observations, O.
-        hidden: widths of the hidden layers.
-        body: of one on a graph.
-    """
+    """Return fresh weights of a state-value network, evaluated by `mlp_apply`; arguments as in `critics_init`."""
     if isinstance(body, Passing):
         return graph_critic_init(key, body, acting=False)
     return mlp_init(key, observations, (*hidden, 1))
@@ -304,27 +279,21 @@ def value_init(key: PRNGKeyArray, observations: int, hidden: tuple[int, ...], bo
 def critics_apply(
     ensemble: Ensemble, observation: Float[Array, "*n O"], action: Float[Array, "*n A"]
 ) -> Float[Array, "C ..."]:
-    """Q of each critic at normalised observations and unit actions.
-
-    Args:
-        ensemble: weights of the critics.
-        observation: (..., O), normalised.
-        action: (..., A), between -1 and 1.
-    """
+    """Return Q by each critic (C, ...) at normalised observations (..., O) and unit actions (..., A)."""
     x = jnp.concatenate([observation, action], axis=-1)
     return jnp.stack([mlp_apply(params, x)[..., 0] for params in ensemble])
 
 
 class Normaliser(NamedTuple):
-    """How physical observations and actions become the numbers that networks see; ships with the policy."""
+    """Scale between physical units and the numbers that networks see; ships with the policy."""
 
     mean: Float[Array, " O"]
     scale: Float[Array, " O"]
     action_centre: Float[Array, " A"]
     action_half_range: Float[Array, " A"]
     choices: Float[Array, " C"] | None = None
-    """Numbers of the choices of a discrete action, whose unit action has a component for each: a logged one is one-hot,
-    and of any other the greatest component counts. None of continuous actions."""
+    """Numbers of the choices of a discrete action, or None for continuous actions. Its unit action has one component
+    per choice: logged actions are one-hot, otherwise the greatest component counts."""
 
 
 def _along(x: Float[Array, "*n D"], vector: Float[Array, " D"]) -> Float[Array, "*n D"]:
@@ -332,13 +301,16 @@ def _along(x: Float[Array, "*n D"], vector: Float[Array, " D"]) -> Float[Array, 
 
 
 def normalise(n: Normaliser, observation: Float[Array, "*n O"]) -> Float[Array, "*n O"]:
-    """`(observation - mean) / scale`."""
+    """Return `(observation - mean) / scale`."""
     return (observation - _along(observation, n.mean)) / _along(observation, n.scale)
 
 
 def to_physical(n: Normaliser, unit_action: Float[Array, "*n U"]) -> Float[Array, "*n A"]:
-    """Action in the plant's units; -1 and 1 are the bounds of the action space. Of a discrete one the number of the
-    choice with the greatest component, NaN where a component is not finite."""
+    """Return the action in physical units.
+
+    For discrete actions, return the number of the choice with the greatest component, or NaN if a component is not
+    finite.
+    """
     if n.choices is not None:
         chosen = n.choices[jnp.argmax(unit_action, axis=-1, keepdims=True)]
         return jnp.where(jnp.all(jnp.isfinite(unit_action), axis=-1, keepdims=True), chosen, jnp.nan)
@@ -346,8 +318,7 @@ def to_physical(n: Normaliser, unit_action: Float[Array, "*n U"]) -> Float[Array
 
 
 def to_unit(n: Normaliser, action: Float[Array, "*n A"]) -> Float[Array, "*n U"]:
-    """Unit action (U = A), or one-hot of a discrete one (U = C); the inverse of `to_physical`. What is not finite stays
-    what it is."""
+    """Return the unit action (U = A) or one-hot choice (U = C), the inverse of `to_physical`; keep NaN and infinity."""
     if n.choices is not None:
         each = jnp.broadcast_to(action, (*action.shape[:-1], n.choices.size))
         hot = (each == _along(each, n.choices.astype(each.dtype))).astype(n.choices.dtype)
@@ -356,32 +327,29 @@ def to_unit(n: Normaliser, action: Float[Array, "*n A"]) -> Float[Array, "*n U"]
 
 
 class Policy(NamedTuple):
-    """What ships: an actor's weights and the normaliser that it was trained with."""
+    """A deployable policy: the weights of an actor and the normaliser it was trained with."""
 
     params: Params
     normaliser: Normaliser
 
 
 def preferences(policy: Policy, observation: Float[Array, "*n O"]) -> Float[Array, "*n U"]:
-    """The unit action for physical observations; of a discrete policy its network's outputs, of which the greatest is
-    chosen: logits, or values of the choices.
+    """Return the unit action at physical observations (..., O).
 
-    Args:
-        policy: weights and normaliser.
-        observation: (..., O), in the plant's units.
+    For discrete policies, return the outputs of the network (logits or values); the greatest one is chosen.
     """
     apply = actor_apply if policy.normaliser.choices is None else mlp_apply
     return apply(policy.params, normalise(policy.normaliser, observation))
 
 
 def policy_act(policy: Policy, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]:
-    """The policy's action for physical observations.
+    """Return the policy's action at physical observations.
 
     Args:
         policy: weights and normaliser.
-        observation: (..., O), in the plant's units.
+        observation: (..., O) in the plant's units.
 
     Returns:
-        (..., A), in the plant's units, within the bounds of the action space.
+        (..., A) in the plant's units, within the action bounds.
     """
     return to_physical(policy.normaliser, preferences(policy, observation))

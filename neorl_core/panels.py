@@ -1,6 +1,6 @@
-"""What a picture of an episode shows: each controlled quantity with its own set point and its own limit, in one unit.
+"""Panels for pictures of an episode: each controlled quantity with its set point and limit in one unit.
 
-A plant may say so itself (`Plant.drawn`); otherwise it is read off the names of its signals and limits.
+A plant may define its panels (`Plant.drawn`); otherwise they are derived from the names of signals and limits.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ CELSIUS = ("°C", "degC")
 
 
 class Curve(NamedTuple):
-    """The numbers of a panel over H steps, all in one unit."""
+    """Values of a panel over H steps, in one unit."""
 
     values: Float[np.ndarray, "H S"]
-    """The quantity, or several that one limit is on."""
+    """(H, S) one or more quantities that share a limit."""
     set_point: Float[np.ndarray, " H"] | None
     low: float
     high: float
 
 
 def set_points(spec: PlantSpec) -> dict[str, str]:
-    """Which observation is the set point of which, by name: `x_setpoint` of `x`, `target_1` of `position_1`."""
+    """Map observations to their set points by name: `x_setpoint` of `x`, `target_1` of `position_1`."""
     names, units = spec.observation.names, spec.observation.units
-    found = {}
+    goals = {}
     for goal in names:
         if goal.endswith("_setpoint") and goal.removesuffix("_setpoint") in names:
-            found[goal.removesuffix("_setpoint")] = goal
+            goals[goal.removesuffix("_setpoint")] = goal
         elif goal.startswith("target_"):
             number, unit = goal.removeprefix("target_"), units[names.index(goal)]
             same = [
                 n for n, u in zip(names, units, strict=True) if u == unit and n.endswith(f"_{number}") and n != goal
             ]
             if same:
-                found[same[0]] = goal
-    return found
+                goals[same[0]] = goal
+    return goals
 
 
 def limited(spec: PlantSpec) -> dict[str, Constraint]:
-    """Which measured quantity each limit is on: the same unit, the most words shared, the fewest left over."""
+    """Map observations to limits: the same unit, most common words, then fewest other words."""
     names, units = spec.observation.names, spec.observation.units
     goals = set(set_points(spec).values())
-    found: dict[str, Constraint] = {}
+    limits: dict[str, Constraint] = {}
     for constraint in spec.constraints:
         words = set(re.split(r"[^a-z0-9]+", constraint.name.lower()))
         scores = {}
@@ -59,42 +59,42 @@ def limited(spec: PlantSpec) -> dict[str, Constraint]:
             if unit == constraint.unit and name not in goals and words & parts:
                 scores[name] = (len(words & parts), -len(parts - words))
         if scores:
-            found[max(scores, key=lambda name: scores[name])] = constraint
-    return found
+            limits[max(scores, key=lambda name: scores[name])] = constraint
+    return limits
 
 
 def panels_of(spec: PlantSpec, drawn: Sequence[Panel] = ()) -> tuple[Panel, ...]:
-    """What a picture of the plant shows: what it says itself, else limited quantities, then those with a set point.
+    """Return the panels of a plant: its own, else limited quantities, then quantities with a set point.
 
-    A limit whose quantity is not measured is drawn by its margin. Without limits and set points, what is measured is
-    drawn, four signals of it.
+    A limit on an unmeasured quantity is shown by its margin. Without limits and set points, the first four signals are
+    shown.
 
     Args:
         spec: names, units and limits.
-        drawn: the plant's own word.
+        drawn: the plant's own panels.
 
     Raises:
-        ValueError: when the plant names a signal or a limit that it does not have, or units that do not go together.
+        ValueError: if a panel names an unknown signal or limit, or units cannot be combined.
     """
     if drawn:
         for panel in drawn:
             _check(panel, spec)
         return tuple(drawn)
     goals, measured = set_points(spec), {limit.name: name for name, limit in limited(spec).items()}
-    found = [
+    panels = [
         Panel(limit.name, limit=limit.name)
         if (name := measured.get(limit.name)) is None
         else Panel(name, (name,), goals.get(name, ""), limit.name)
         for limit in spec.constraints
     ]
     taken = {*measured.values()}
-    found += [Panel(name, (name,), goal) for name, goal in goals.items() if name not in taken]
+    panels += [Panel(name, (name,), goal) for name, goal in goals.items() if name not in taken]
     others = [name for name in spec.observation.names if name not in goals.values()][:4]
-    return tuple(found or [Panel(name, (name,)) for name in others])
+    return tuple(panels or [Panel(name, (name,)) for name in others])
 
 
 def unit_of(panel: Panel, spec: PlantSpec) -> str:
-    """The unit that a panel is drawn in: as it says, else its signals', else its limit's."""
+    """Return the unit of a panel: its own, else its signals', else its limit's."""
     own = [spec.observation.units[spec.observation.names.index(name)] for name in panel.signals]
     return panel.unit or (own[0] if own else _limit(panel, spec).unit)
 
@@ -105,16 +105,16 @@ def curve(
     observations: Float[np.ndarray, "H O"],
     margins: Float[np.ndarray, "H K"] | None,
 ) -> Curve | None:
-    """The numbers of a panel; None where they follow from margins that nobody kept.
+    """Return the values of a panel, or None if it needs margins and there are none.
 
-    A limit beyond what its sensor can show does not bind, and is left out. What is not measured is the limit less the
-    margin where the limit has one side, else the margin itself, which must not become negative.
+    A limit beyond the range of the sensor is omitted. An unmeasured quantity is the limit minus the margin if the limit
+    is one-sided; otherwise the margin itself is shown, with a limit at 0.
 
     Args:
-        panel: what is drawn.
-        spec: of the plant.
-        observations: (H, O), before each step.
-        margins: (H, K), to each limit, during each step.
+        panel: panel to show.
+        spec: spec of the plant.
+        observations: (H, O) before each step.
+        margins: (H, K) to each limit during each step.
     """
     unit, names = unit_of(panel, spec), spec.observation.names
 
@@ -157,8 +157,8 @@ def _check(panel: Panel, spec: PlantSpec) -> None:
     unknown += [panel.limit] if panel.limit and panel.limit not in limits else []
     if unknown or not (panel.signals or panel.limit):
         raise ValueError(
-            f"expected signals and limits of {spec.name} in panel '{panel.name}', got {unknown or 'none'}: name some "
-            f"of {', '.join((*known, *limits))}."
+            f"panel '{panel.name}' must show signals or limits of {spec.name}, got {unknown or 'none'}: choose from "
+            f"{', '.join((*known, *limits))}"
         )
     unit = unit_of(panel, spec)
     for given in (*(spec.observation.units[known.index(name)] for name in wanted), _limit(panel, spec).unit or unit):
@@ -166,11 +166,11 @@ def _check(panel: Panel, spec: PlantSpec) -> None:
 
 
 def _offset(given: str, wanted: str) -> float:
-    """What is added to a number to have it in another unit: kelvin and degrees Celsius are the only ones."""
+    """Return the offset between two units; only kelvin and degrees Celsius convert."""
     if given == wanted or (given in CELSIUS and wanted in CELSIUS):
         return 0.0
     if given == "K" and wanted in CELSIUS:
         return -ZERO_CELSIUS
     if given in CELSIUS and wanted == "K":
         return ZERO_CELSIUS
-    raise ValueError(f"expected one unit in a panel, got {given} and {wanted}: draw them in two.")
+    raise ValueError(f"a panel must have one unit, got {given} and {wanted}: use two panels")

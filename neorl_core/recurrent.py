@@ -1,9 +1,8 @@
-"""A gated recurrent unit that reads the history of an observation from its oldest step to the newest.
+"""A gated recurrent unit (GRU) that reads the history of an observation from the oldest step to the newest.
 
-A policy with a history sees a stacked observation (`neorl_core.history`). Dense layers weigh each of its numbers by
-itself; a recurrent unit uses the same weights at every step, and so has the fewer of them the longer the history is.
-It begins anew at each decision, from the history alone: no hidden state is carried, saved or lost, and a logged row
-tells a learner all that the policy would have known there.
+The policy sees a stacked observation (`neorl_core.history`). Unlike dense layers, a GRU uses the same weights at every
+step, so the number of weights does not grow with the history. It restarts at each decision from the history alone: no
+hidden state is carried, saved or lost, and a logged row contains everything the policy would have known.
 
 Cho et al. 2014, Learning phrase representations using RNN encoder-decoder (arXiv 1406.1078), with the reset gate after
 the recurrent product, as in cuDNN.
@@ -26,41 +25,42 @@ if TYPE_CHECKING:
     from neorl_core.history import History
 
 GATES = 3
-"""Reset, update, and the new state's candidate, side by side in every kernel."""
+"""Reset, update and candidate, concatenated in every kernel."""
 
 
 class Recurrence(NamedTuple):
-    """What a recurrent unit reads, and how much it remembers of it."""
+    """Input history and hidden size of a GRU."""
 
     history: History
     units: int
 
 
 def recurrence_of(spec: PlantSpec, units: int) -> Recurrence | None:
-    """The recurrence of a policy that sees a plant with its history; None of one without units.
+    """Return the recurrence of a policy, or None for zero units.
 
     Args:
-        spec: as the policy sees the plant, from `stacked_spec`.
-        units: numbers of the hidden state.
+        spec: spec from `stacked_spec`.
+        units: size of the hidden state.
 
     Raises:
-        ValueError: when there is no history to read.
+        ValueError: if the spec has no history.
     """
     if not units:
         return None
     if spec.history is None:
         raise ValueError(
-            f"expected a history for a recurrent policy of {units} units, got none: name earlier values in 'history', "
-            "or leave out 'gru'."
+            f"gru: {units} needs a history, but {spec.name} has no earlier values: name some in 'history', or leave "
+            "out 'gru'"
         )
     return Recurrence(spec.history, units)
 
 
 @cache
 def _sequence(history: History) -> npt.NDArray[np.int64]:
-    """(T, F) where in the stacked observation each step's numbers are, the oldest step first.
+    """Return (T, F) indices into the stacked observation for each step, oldest first.
 
-    A step has the signals with a history and the actions that led there; what is no longer kept stays what it was last.
+    A step has the signals with a history and the actions that led to it; values older than a signal's history repeat
+    its oldest one.
     """
     steps = max(max(history.observation) + 1, max(history.action))
     columns, place = list[list[int]](), len(history.observation)
@@ -76,20 +76,15 @@ def _sequence(history: History) -> npt.NDArray[np.int64]:
 
 
 def gru_init(key: PRNGKeyArray, recurrence: Recurrence) -> dict[str, Any]:
-    """Fresh weights: LeCun's normal ones for what is read, orthogonal ones for the state.
-
-    Args:
-        key: their randomness.
-        recurrence: what is read, and the units.
-    """
+    """Return fresh weights: LeCun normal input kernels, orthogonal state kernels."""
     units, read = recurrence.units, _sequence(recurrence.history).shape[1]
-    of_input, of_state = jax.random.split(key)
+    input_key, state_key = jax.random.split(key)
     orthogonal = jax.nn.initializers.orthogonal()
-    square = [orthogonal(each, (units, units)) for each in jax.random.split(of_state, GATES)]
+    square = [orthogonal(each, (units, units)) for each in jax.random.split(state_key, GATES)]
     return {
         "history": recurrence.history,
         "input": {
-            "kernel": jax.nn.initializers.lecun_normal()(of_input, (read, GATES * units)),
+            "kernel": jax.nn.initializers.lecun_normal()(input_key, (read, GATES * units)),
             "bias": jnp.zeros((GATES * units,)),
         },
         "state": {"kernel": jnp.concatenate(square, axis=1), "bias": jnp.zeros((units,))},
@@ -97,26 +92,26 @@ def gru_init(key: PRNGKeyArray, recurrence: Recurrence) -> dict[str, Any]:
 
 
 def gru_apply(params: dict[str, Any], x: Float[Array, "*n S"]) -> Float[Array, "*n OH"]:
-    """The plain observation, and beside it the state after the last step of its history.
+    """Return the plain observation concatenated with the hidden state after the last step of its history.
 
     `r, z = sigmoid(W x + b + U h)`, `c = tanh(W x + b + r (U h + d))`, `h' = (1 - z) c + z h`, from `h = 0`.
 
     Args:
-        params: weights, and the history that they are for.
+        params: weights with their history.
         x: (..., S) stacked observations.
     """
     history: History = params["history"]
     read, state = params["input"], params["state"]
     rows = jnp.moveaxis(x[..., _sequence(history)], -2, 0)
-    # What is read does not wait for the state: all steps are one product.
-    given = rows @ read["kernel"] + read["bias"]
+    # The input does not depend on the state: one product serves all steps.
+    inputs = rows @ read["kernel"] + read["bias"]
 
-    def step(h: Float[Array, "*n H"], given: Float[Array, "*n G"]) -> tuple[Float[Array, "*n H"], None]:
-        reset, update, candidate = jnp.split(given, GATES, axis=-1)
-        of_reset, of_update, of_candidate = jnp.split(h @ state["kernel"], GATES, axis=-1)
-        gate = jax.nn.sigmoid(update + of_update)
-        new = jnp.tanh(candidate + jax.nn.sigmoid(reset + of_reset) * (of_candidate + state["bias"]))
+    def step(h: Float[Array, "*n H"], inputs: Float[Array, "*n G"]) -> tuple[Float[Array, "*n H"], None]:
+        reset, update, candidate = jnp.split(inputs, GATES, axis=-1)
+        state_reset, state_update, state_candidate = jnp.split(h @ state["kernel"], GATES, axis=-1)
+        gate = jax.nn.sigmoid(update + state_update)
+        new = jnp.tanh(candidate + jax.nn.sigmoid(reset + state_reset) * (state_candidate + state["bias"]))
         return (1.0 - gate) * new + gate * h, None
 
-    begin = jnp.zeros((*x.shape[:-1], state["bias"].shape[0]), x.dtype)
-    return jnp.concatenate([x[..., : len(history.observation)], jax.lax.scan(step, begin, given)[0]], axis=-1)
+    initial = jnp.zeros((*x.shape[:-1], state["bias"].shape[0]), x.dtype)
+    return jnp.concatenate([x[..., : len(history.observation)], jax.lax.scan(step, initial, inputs)[0]], axis=-1)

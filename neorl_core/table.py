@@ -1,4 +1,4 @@
-"""A table of modules of one package, by name, each imported when it is first asked for."""
+"""A mapping from names to members of modules, each module imported on first access."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ Member = TypeVar("Member")
 
 
 class Table(Mapping[str, Member]):
-    """Reads like a dictionary. What one member's source says is no dependency of another's results.
+    """A read-only dictionary with lazily imported values.
+
+    Importing one module per member keeps cached results of one member independent of the source of the others.
 
     Args:
-        package: full name of the package whose modules are the members.
-        names: the modules' names, in the table's order.
-        member: what a module contributes.
+        package: full name of the package that contains the modules.
+        names: names of the modules, in the order of the table.
+        member: extracts the value from a module.
     """
 
     def __init__(self, package: str, names: Sequence[str], member: Callable[[Any], Member]) -> None:
@@ -23,10 +25,10 @@ class Table(Mapping[str, Member]):
         self._loaded: dict[str, Member] = {}
 
     def module(self, name: str) -> str:
-        """Full name of a member's module.
+        """Return the full module name of a member.
 
         Raises:
-            KeyError: when there is no such member.
+            KeyError: if there is no such member.
         """
         if name not in self._names:
             raise KeyError(name)

@@ -1,4 +1,4 @@
-"""The vocabulary of the core: what a plant is, what a transition is, what a controller is."""
+"""Core types: plants, transitions and controllers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    # What describes a plant is also read where nothing is computed: importing JAX takes longer than that.
+    # Programs that only describe plants avoid the import of JAX, which is slow.
     import numpy as np
     from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
@@ -18,18 +18,13 @@ Params = Any
 
 
 def moves(mean: Any, deviation: Any) -> Any:
-    """Whether signals deviate from their means by more than rounding to single precision does, whatever their units.
-
-    Args:
-        mean: (...) of each signal.
-        deviation: (...) about it; one that is no number does not move.
-    """
-    # The precision of single numbers, and the least that has all of it.
+    """Return whether signals vary about their means by more than single-precision rounding; NaN deviations do not."""
+    # Single precision, and the smallest normal number.
     return (deviation > 2.0**-23 * abs(mean)) & (deviation > 2.0**-126)
 
 
 class Space(NamedTuple):
-    """Names, units and bounds of a vector, in physical units."""
+    """Names, units and bounds of a vector in physical units."""
 
     names: tuple[str, ...]
     units: tuple[str, ...]
@@ -51,54 +46,50 @@ class Constraint(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """An observation that tells when an episode is over."""
+    """An observation that shows when an episode is over."""
 
     name: str
     end: float
-    """What it reads after the episode's last step, and after no other."""
+    """Reading after the episode's last step, and after no other."""
 
 
 class PlantSpec(NamedTuple):
-    """What is fixed about a plant and may be hashed, written down and compared."""
+    """Static description of a plant, hashable and serialisable."""
 
     name: str
     observation: Space
     action: Space
     constraints: tuple[Constraint, ...]
     dt: float
-    """Control period, in `time_unit`."""
+    """Control period in `time_unit`."""
     time_unit: str
     horizon: int
-    """Steps of an episode; reaching it truncates, it never terminates."""
+    """Steps of an episode; reaching it truncates and never terminates."""
     score_range: tuple[float, float]
-    """Returns that score 0 and 100 (for double_mass: the published NeoRL-2 normalisation)."""
+    """Returns that score 0 and 100 (double_mass: the published NeoRL-2 normalisation)."""
     history: History | None = None
-    """Which earlier values the observation ends with, where it is a stacked one; a plant's own has none."""
+    """Earlier values in a stacked observation; None for the plant itself."""
     choices: tuple[str, ...] | None = None
-    """Names of what a discrete action chooses among: its one component is their number, from 0 on. None of continuous
-    actions."""
+    """Names of the choices of a discrete action, a single component that numbers them from 0; None if continuous."""
     layout: Layout | None = None
-    """How observation and action lie on a graph, for graph policies; None of a plant that is none."""
+    """Graph layout of observation and action for graph policies; None without a graph."""
     clock: Clock | None = None
-    """Where the task ends with the episode and the observation tells when: learners take nothing to follow. None of a
-    plant that runs on, of which an episode is a piece."""
+    """Clock of a task that ends with the episode, so that learners do not bootstrap past it; None for continuous
+    operation."""
 
     def over(self, observation: Any) -> Bool[np.ndarray, "*n"]:
-        """Whether the clock tells of observations (..., O) that their episode is over; of none without a clock.
-
-        A clock in single precision may miss its end by a millionth of itself.
-        """
+        """Return whether the clock in observations (..., O) shows the end, within 1e-6; all False without a clock."""
         import numpy as np
 
-        seen = np.asarray(observation)
+        observation = np.asarray(observation)
         if self.clock is None:
-            return np.zeros(seen.shape[:-1], bool)
-        left = np.abs(seen[..., self.observation.names.index(self.clock.name)] - self.clock.end)
+            return np.zeros(observation.shape[:-1], bool)
+        left = np.abs(observation[..., self.observation.names.index(self.clock.name)] - self.clock.end)
         return left <= 1e-6 * max(1.0, abs(self.clock.end))
 
     @property
     def acting(self) -> int:
-        """Numbers of an action as learners see it: its components, or one for each choice of a discrete one."""
+        """Size of an action as learners see it: its components, or one per choice."""
         return self.action.size if self.choices is None else len(self.choices)
 
 
@@ -112,28 +103,26 @@ class Transition(NamedTuple):
     next_observation: Float[Array, "*n O"]
     terminated: Float[Array, "*n"]
     next_action: Float[Array, "*n A"] | None = None
-    """What was logged at `next_observation`, +inf where nothing was; `training.prepare` finds it.
-
-    Not NaN, which differs from itself: processes that share an array compare what each of them holds.
-    """
+    """Action logged at `next_observation`, +inf if none (not NaN, which would not compare equal); set by
+    `training.prepare`."""
 
 
 class Timestep(NamedTuple):
-    """What a plant answers to an action."""
+    """A plant's response to an action."""
 
     observation: Float[Array, " O"]
     reward: Float[Array, ""]
     margins: Float[Array, " K"]
-    """Signed distance to each limit in the limit's unit, positive while it holds."""
+    """Signed distance to each limit in the unit of the limit, positive within it."""
     terminated: Bool[Array, ""]
     truncated: Bool[Array, ""]
 
 
 class Controller(NamedTuple):
-    """Maps observations to physical actions. PID, LQR, a trained policy and the shielded composite are all controllers.
+    """A map from observations to physical actions: PID, LQR, a trained policy or the shielded composite.
 
-    `applied` is the action that was really in force during the step before `observation` (a shield or an
-    operator may have overruled this controller), so that integral action tracks it without a bump.
+    `applied` is the action that was in force during the step before `observation`. A shield or an operator may have
+    overridden the controller, so integral action can track it without a bump.
     """
 
     init: Callable[[Params, Float[Array, " O"]], Params]
@@ -143,7 +132,7 @@ class Controller(NamedTuple):
 
 
 class AgentView(NamedTuple):
-    """What one of a plant's several agents sees and moves."""
+    """Observation and action components of one of several agents."""
 
     name: str
     observation: tuple[int, ...]
@@ -153,21 +142,21 @@ class AgentView(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """A controlled quantity as pictures show it, with its set point and its limit, in one unit."""
+    """A controlled quantity in pictures, with its set point and limit in one unit."""
 
     name: str
     signals: tuple[str, ...] = ()
-    """Components of the observation; without any it is drawn by its limit's margin."""
+    """Observation components; if empty, the margin of the limit is drawn."""
     set_point: str = ""
-    """Component of the observation that it is to follow."""
+    """Observation component that is the set point."""
     limit: str = ""
-    """Name of the limit on it."""
+    """Name of the limit."""
     unit: str = ""
-    """To draw it in; that of the signals otherwise, or the limit's. Kelvin and degrees Celsius become each other."""
+    """Unit to draw in; by default that of the signals, else of the limit. Kelvin and degrees Celsius convert."""
 
 
 class Plant(NamedTuple):
-    """A simulated plant: pure functions and their default constants."""
+    """A simulator: pure functions and default constants."""
 
     spec: PlantSpec
     params: Params
@@ -175,37 +164,37 @@ class Plant(NamedTuple):
     domain: Params
     """Default operating domain, a NamedTuple of Python floats (spreads, noise, disturbances)."""
     sample_params: Callable[[PRNGKeyArray, Params], Params]
-    """(key, domain) -> plant params drawn from the operating domain."""
+    """(key, domain) -> plant params sampled from the operating domain."""
     reset: Callable[[PRNGKeyArray, Params], tuple[Params, Float[Array, " O"]]]
     """(key, params) -> (state, observation)."""
     step: Callable[[PRNGKeyArray, Params, Float[Array, " A"], Params], tuple[Params, Timestep]]
     """(key, state, action, params) -> (state, timestep)."""
     predict: Callable[[Float[Array, " O"], Float[Array, " A"], Params], tuple[Float[Array, " O"], Float[Array, " K"]]]
-    """(observation, action, params) -> (next observation, least margins on the way): the shield's noise-free model."""
+    """(observation, action, params) -> (next observation, smallest margins during the step): the shield's noise-free
+    model."""
     applied: Callable[[Float[Array, " O"]], Float[Array, " A"]]
-    """The action in force when `observation` was taken, as far as the observation tells; else the resting action."""
+    """The action in force at `observation`, as far as it shows; else the resting action."""
     fallback: Controller
     """The plant's own controller (PI or LQR)."""
     fallback_params: Params
-    """As a good practitioner tunes it: what the shield hands over to, and gates and tables compare with."""
+    """Well-tuned parameters: the fallback of the shield, and the baseline of gates and tables."""
     found_params: Params = None
-    """As it was found on the plant, whose logs it wrote; None where that is `fallback_params`."""
+    """Parameters as found on the plant, which wrote its logs; None if equal to `fallback_params`."""
     reference: Controller | None = None
-    """The best known controller, the top of the scale: found by a search or a planner, for comparison only."""
+    """Best known controller (from a search or a planner), the top of the scale; for comparison only."""
     reference_params: Params = None
     idle: tuple[float, ...] | None = None
-    """(A,) the action of a sensible idle, held throughout, which scores 0; None where the action in force at the start
-    is held."""
+    """(A,) constant action of sensible idling, which scores 0; None to keep the action in force at the start."""
     resume: Callable[[PRNGKeyArray, Params, Float[Array, " O"], Params], tuple[Params, Params]] | None = None
-    """(key, state, observation, params) -> (state, params) as an observation of the plant tells them: measurement noise
-    is drawn by the key and taken off, and what the observation does not tell stays. None where nobody wrote it."""
+    """(key, state, observation, params) -> (state, params) that match an observation of the plant: measurement noise is
+    sampled and subtracted, and anything the observation does not show stays. None if not implemented."""
     agents: tuple[AgentView, ...] = ()
-    """What each agent sees and does, where several share a plant (inverters on a feeder, stages of a supply chain)."""
+    """Views of several agents that share the plant (inverters on a feeder, stages of a supply chain)."""
     drawn: tuple[Panel, ...] = ()
-    """What pictures of it show; where it is empty, `panels.panels_of` reads it off the names."""
+    """Panels of pictures; if empty, `panels.panels_of` derives them from the names."""
 
 
 class Process(NamedTuple):
-    """A plant without a simulator: nothing is known of it but its signals, bounds and limits."""
+    """A log-only plant: signals, bounds and limits without a simulator."""
 
     spec: PlantSpec

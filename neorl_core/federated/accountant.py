@@ -1,9 +1,9 @@
-"""What noise spends: epsilon of many rounds of the Gaussian mechanism on samples, by two accountants.
+"""Privacy accountants: epsilon of many rounds of the subsampled Gaussian mechanism.
 
-A mechanism is (epsilon, delta)-private where adding or removing one site (or row) changes the probability of any
-outcome by at most a factor e^epsilon, but for delta. Each round takes every site with probability q by itself (Poisson
-sampling) and adds normal noise of z clip norms to the sum. A fixed number of sites, drawn anew in each round, is not
-quite that: the numbers are then those usually told, and no proof. Everything is float64 NumPy.
+A mechanism is (epsilon, delta)-private if adding or removing one site (or row) changes the probability of any outcome
+by at most a factor e^epsilon, up to delta. Each round includes every site independently with probability q (Poisson
+sampling) and adds normal noise of z clip norms to the sum. For a fixed number of sites per round the numbers are the
+customary approximation, not a proof. All computations are float64 NumPy.
 """
 
 from __future__ import annotations
@@ -18,57 +18,57 @@ from scipy.special import logsumexp, ndtr
 Floats = npt.NDArray[np.float64]
 
 ORDERS: Floats = np.concatenate([np.arange(1.1, 11.0, 0.1), np.arange(11.0, 64.0), [128.0, 256.0, 512.0, 1024.0]])
-"""Orders of Rényi's divergence that are tried."""
+"""Orders of the Rényi divergence to minimise over."""
 
 
 LEAST_NOISE = 0.1
-"""Below it, epsilon is in the hundreds, and counts as infinite."""
+"""Smallest accounted noise; below it epsilon is in the hundreds and reported as infinite."""
 LARGEST_GRID = 2**22
-"""Losses of a sum; where there are more, the grid is made wider, which never understates."""
+"""Largest size of the loss grid; larger sums use a coarser grid, which never understates epsilon."""
 
 
 class Mechanism(NamedTuple):
     """Rounds of the subsampled Gaussian mechanism."""
 
     noise: float
-    """z, the deviation of the noise in clip norms."""
+    """z, the standard deviation of the noise in clip norms."""
     rate: float
-    """q, the probability of a site, or row, to take part in a round."""
+    """q, the probability that a site (or row) takes part in a round."""
     rounds: int
 
 
 def renyi_epsilon(mechanism: Mechanism, delta: float) -> float:
-    """Epsilon by Rényi's divergences: `min_a T D_a + log(1 - 1/a) - log(a delta) / (a - 1)`.
+    """Return epsilon by Rényi divergences: `min_a T D_a + log(1 - 1/a) - log(a delta) / (a - 1)`.
 
     Mironov, Talwar & Zhang 2019 (arXiv 1908.10530), theorem 4 and section 3.3 for D; Canonne, Kamath & Steinke 2020
     (arXiv 2004.00010), proposition 12 for epsilon.
 
     Args:
-        mechanism: what was done.
+        mechanism: noise, rate and rounds.
         delta: in (0, 1).
 
     Raises:
-        ValueError: on numbers outside of their ranges.
+        ValueError: if a number is out of range.
     """
     _check(mechanism, delta)
     if mechanism.noise < LEAST_NOISE:
         return math.inf
     divergence = np.array([renyi_divergence(mechanism.noise, mechanism.rate, order) for order in ORDERS])
-    every = mechanism.rounds * divergence + np.log1p(-1 / ORDERS) - np.log(delta * ORDERS) / (ORDERS - 1)
-    return max(float(every.min()), 0.0)
+    epsilon = mechanism.rounds * divergence + np.log1p(-1 / ORDERS) - np.log(delta * ORDERS) / (ORDERS - 1)
+    return max(float(epsilon.min()), 0.0)
 
 
 def renyi_divergence(noise: float, rate: float, order: float) -> float:
-    """`log E_(x ~ N(0, z^2)) [(1 - q + q e^((2 x - 1) / (2 z^2)))^a] / (a - 1)`, by the trapezoidal rule.
+    """Return `log E_(x ~ N(0, z^2)) [(1 - q + q e^((2 x - 1) / (2 z^2)))^a] / (a - 1)` by the trapezoidal rule.
 
     Args:
-        noise: z, above 0.
+        noise: z, positive.
         rate: q.
         order: a, above 1.
     """
     if rate == 0.0:
         return 0.0
-    # The integrand has its peaks between 0 and a, each as wide as the noise.
+    # The integrand peaks between 0 and a; the peaks are as wide as the noise.
     x = np.linspace(-20 * noise, order + 20 * noise, math.ceil(20 * (order / noise + 40)) + 1)
     log_ratio = np.logaddexp(_log(1 - rate), math.log(rate) + (2 * x - 1) / (2 * noise**2))
     log_density = -0.5 * (x / noise) ** 2 - math.log(noise * math.sqrt(2 * math.pi))
@@ -76,18 +76,18 @@ def renyi_divergence(noise: float, rate: float, order: float) -> float:
 
 
 def loss_epsilon(mechanism: Mechanism, delta: float, width: float = 1e-4) -> float:
-    """Epsilon by the distribution of the privacy loss, convolved with itself: less than by Rényi's divergences.
+    """Return epsilon by convolving the privacy loss distribution; tighter than `renyi_epsilon`.
 
-    Koskela, Jälkö & Honkela 2020 (arXiv 1906.03049) for the convolution by Fourier's transform; Doroshenko et al. 2022
-    (arXiv 2207.04380) for losses on a grid that never understate.
+    Koskela, Jälkö & Honkela 2020 (arXiv 1906.03049) for the convolution by FFT; Doroshenko et al. 2022 (arXiv
+    2207.04380) for a loss grid that never understates.
 
     Args:
-        mechanism: what was done.
+        mechanism: noise, rate and rounds.
         delta: in (0, 1).
-        width: of the grid of losses.
+        width: grid width of the losses.
 
     Raises:
-        ValueError: on numbers outside of their ranges.
+        ValueError: if a number is out of range.
     """
     _check(mechanism, delta)
     if mechanism.noise < LEAST_NOISE:
@@ -99,27 +99,27 @@ def loss_epsilon(mechanism: Mechanism, delta: float, width: float = 1e-4) -> flo
 
 class _Losses(NamedTuple):
     first: int
-    """The least loss, in widths of the grid."""
+    """Index of the smallest loss on the grid."""
     mass: Floats
-    """Probability of each loss from there on; what is missing to 1 is an infinite loss."""
+    """Probability of each loss from there on; the rest to 1 belongs to an infinite loss."""
 
 
 def _losses(noise: float, rate: float, width: float, removed: bool) -> _Losses:
-    """Losses of one round on a grid.
+    """Return the privacy losses of one round on a grid, by connecting the dots.
 
-    With a site the outcome is `(1 - q) N(0, z^2) + q N(1, z^2)`, without it `N(0, z^2)`. The outcomes between two
-    losses of the grid, u < v as factors, have probabilities P and Q under the two. P is shared out between u and v so
-    that both are kept: `v (P - u Q) / (v - u)` goes to v. Delta is then as it was at every epsilon of the grid, and
-    between them above it: the method of connecting the dots.
+    The outcome is `(1 - q) N(0, z^2) + q N(1, z^2)` with the site and `N(0, z^2)` without it. The outcomes between two
+    grid losses, u < v as factors, have probabilities P and Q under the two. P is split between u and v so that both P
+    and Q are kept: `v (P - u Q) / (v - u)` goes to v. Delta is then exact at every epsilon of the grid and overstated
+    between.
     """
 
     def outcome(log_ratio: Floats) -> Floats:
-        """Where the ratio of the densities with and without is so much; below log(1 - q) nowhere."""
+        """Return the outcome with this log density ratio, or -inf if there is none."""
         with np.errstate(divide="ignore", invalid="ignore"):
             inner = np.log((np.exp(log_ratio) - (1 - rate)) / rate)
         return np.nan_to_num(noise**2 * inner + 0.5, nan=-np.inf, neginf=-np.inf)
 
-    # Outcomes beyond fifteen deviations have probabilities that float64 cannot tell from 0.
+    # Beyond fifteen standard deviations probabilities underflow to 0.
     ends = np.array([-15 * noise, 1 + 15 * noise])
     ratio = np.logaddexp(_log(1 - rate), math.log(rate) + (2 * ends - 1) / (2 * noise**2))
     low, high = ratio if removed else -ratio[::-1]
@@ -127,7 +127,7 @@ def _losses(noise: float, rate: float, width: float, removed: bool) -> _Losses:
     losses = width * np.arange(first, last + 1)
     edges = outcome(losses if removed else -losses)
     without, shifted = ndtr(edges / noise), ndtr((edges - 1) / noise)
-    # The upper tails by themselves, for near 1 differences of probabilities have no digits.
+    # Upper tails are computed separately: near 1, differences of probabilities lose all digits.
     without_up, shifted_up = ndtr(-edges / noise), ndtr((1 - edges) / noise)
     lower_half = edges[1:] < 0 if removed else edges[:-1] < 0
     empty = np.where(lower_half, np.abs(np.diff(without)), np.abs(np.diff(without_up)))
@@ -147,7 +147,7 @@ def _epsilon_of(mechanism: Mechanism, delta: float, width: float, removed: bool)
     losses = width * (one.first + np.arange(len(one.mass)))
     mean = float(one.mass @ losses)
     deviation = math.sqrt(max(float(one.mass @ losses**2) - mean**2, 0.0))
-    # Sums of T losses within this reach of their mean; what lies beyond has far less than any delta.
+    # Sums of T losses farther than this from their mean have far less probability than any delta.
     reach = 20 * deviation * math.sqrt(mechanism.rounds) + 2 * float(losses[-1] - losses[0])
     size = 2 ** math.ceil(math.log2(max(2 * reach / width, len(losses))))
     if size > LARGEST_GRID:
@@ -160,11 +160,11 @@ def _epsilon_of(mechanism: Mechanism, delta: float, width: float, removed: bool)
     if infinite > delta:
         return math.inf
 
-    # delta(epsilon) = sum over greater losses of m (1 - e^(epsilon - loss)), by sums from the greatest loss on.
+    # delta(epsilon) = sum over larger losses of m (1 - e^(epsilon - loss)), by cumulative sums from the largest loss.
     positive = sums > 0.0
     losses, above = sums[positive], np.cumsum(summed[positive][::-1])[::-1]
     shrunk = np.cumsum((summed[positive] * np.exp(-losses))[::-1])[::-1]
-    # Beyond 700 numbers overflow: a smaller factor overstates delta.
+    # exp overflows beyond 700; the smaller factor overstates delta.
     at_losses = np.append(above[1:] - np.exp(np.minimum(losses[:-1], 700.0)) * shrunk[1:], 0.0)
     first = int(np.argmax(at_losses <= delta - infinite))
     excess = above[first] - (delta - infinite)
@@ -181,6 +181,6 @@ def _check(mechanism: Mechanism, delta: float) -> None:
     noise, rate, rounds = mechanism
     if not (0.0 <= noise < math.inf and 0.0 <= rate <= 1.0 and rounds >= 1 and 0.0 < delta < 1.0):
         raise ValueError(
-            f"expected noise from 0, a rate from 0 to 1, at least one round and a delta between 0 and 1, got "
-            f"{mechanism} and {delta}."
+            f"noise must be at least 0, rate in [0, 1], rounds at least 1 and delta in (0, 1), got noise {noise:g}, "
+            f"rate {rate:g}, {rounds} rounds and delta {delta:g}"
         )

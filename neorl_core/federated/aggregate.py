@@ -1,4 +1,4 @@
-"""Aggregates of what sites send: each a function of a pytree whose arrays have a leading site axis, and of weights."""
+"""Aggregates of site updates: functions of a pytree with a leading site axis and of site weights."""
 
 from __future__ import annotations
 
@@ -11,49 +11,39 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 Aggregate = Callable[[Any, Float[Array, " S"]], Any]
-"""(tree of (S, ...), weights (S,) of sum 1) -> tree of (...)."""
+"""(tree of (S, ...), weights (S,) that sum to 1) -> tree of (...)."""
 
 
 def weighted_mean(stacked: Any, weights: Float[Array, " S"]) -> Any:
-    """`sum_i w_i x_i`.
+    """Return `sum_i w_i x_i` over arrays (S, ...), with weights that sum to 1.
 
-    McMahan et al. 2017 (arXiv 1602.05629), algorithm 1. One hostile site moves it as far as it likes.
-
-    Args:
-        stacked: arrays (S, ...).
-        weights: (S,), of sum 1.
+    McMahan et al. 2017 (arXiv 1602.05629), algorithm 1. A single hostile site can move it arbitrarily far.
     """
     return jax.tree.map(lambda x: jnp.tensordot(weights.astype(x.dtype), x, axes=1, precision="highest"), stacked)
 
 
 def median(stacked: Any, weights: Float[Array, " S"]) -> Any:
-    """The median of every coordinate by itself; weights do not count, for a site chooses its own.
-
-    A number that is none is left out: one hostile site would make all of the median so.
+    """Return the median of every coordinate, ignoring NaN and the weights, which a hostile site could choose.
 
     Yin et al. 2018 (arXiv 1803.01498), definition 1.
-
-    Args:
-        stacked: arrays (S, ...).
-        weights: (S,), not looked at.
     """
     return jax.tree.map(lambda x: jnp.nanmedian(x, axis=0), stacked)
 
 
 @cache
 def trimmed_mean(share: float) -> Aggregate:
-    """The mean of every coordinate without its `floor(share S)` least and greatest; weights do not count.
+    """Build the mean of every coordinate without the `floor(share S)` smallest and largest; weights are ignored.
 
     Yin et al. 2018 (arXiv 1803.01498), definition 2.
 
     Args:
-        share: of sites that are left out at each end, in [0, 1/2).
+        share: share of sites removed at each end, in [0, 1/2).
 
     Raises:
-        ValueError: when it lies outside.
+        ValueError: if the share is out of range.
     """
     if not 0.0 <= share < 0.5:
-        raise ValueError(f"expected a share from 0 to below one half, got {share}: it is left out at both ends.")
+        raise ValueError(f"the trimmed share must be in [0, 0.5), got {share}: it is removed at both ends")
 
     def aggregate(stacked: Any, weights: Float[Array, " S"]) -> Any:
         cut = int(share * weights.shape[0])
@@ -64,34 +54,34 @@ def trimmed_mean(share: float) -> Aggregate:
 
 @cache
 def krum(hostile: int, keep: int = 1) -> Aggregate:
-    """A mean of the `keep` sites with the least sum of squared distances to their `S - f - 2` nearest.
+    """Build the mean of the `keep` sites with the smallest sum of squared distances to their `S - f - 2` nearest.
 
-    Blanchard et al. 2017 (NeurIPS 30, Machine learning with adversaries), section 4; with `keep` above one multi-Krum.
+    Blanchard et al. 2017 (NeurIPS 30, Machine learning with adversaries), section 4; multi-Krum if `keep` exceeds one.
 
     Args:
-        hostile: f, how many sites may lie; the paper's guarantee needs S > 2 f + 2.
-        keep: how many are kept, averaged by their weights, or equally where these have no sum above 0.
+        hostile: f, the number of hostile sites; the guarantee needs S > 2 f + 2.
+        keep: sites in the mean, weighted by their weights, or equally if these do not have a positive sum.
 
     Raises:
-        ValueError: at the first use, when there are too few sites.
+        ValueError: at the first use, if there are too few sites.
     """
 
     def aggregate(stacked: Any, weights: Float[Array, " S"]) -> Any:
         sites = weights.shape[0]
         if sites <= 2 * hostile + 2 or not 1 <= keep <= sites:
             raise ValueError(
-                f"expected more than {2 * hostile + 2} sites against {hostile} hostile ones, and to keep 1 to all of "
-                f"them, got {sites} and {keep}: name fewer hostile sites, or use the median."
+                f"Krum against {hostile} hostile sites needs more than {2 * hostile + 2} sites and keep from 1 to all, "
+                f"got {sites} sites and keep {keep}: lower hostile, or use the median"
             )
-        apart = jnp.sum(jnp.stack([_squared_distances(x.reshape(sites, -1)) for x in jax.tree.leaves(stacked)]), axis=0)
-        apart = jnp.where(jnp.eye(sites, dtype=bool), jnp.inf, apart)
-        score = jnp.sum(jnp.sort(apart, axis=1)[:, : sites - hostile - 2], axis=1)
+        distances = [_squared_distances(x.reshape(sites, -1)) for x in jax.tree.leaves(stacked)]
+        distance = jnp.where(jnp.eye(sites, dtype=bool), jnp.inf, jnp.sum(jnp.stack(distances), axis=0))
+        score = jnp.sum(jnp.sort(distance, axis=1)[:, : sites - hostile - 2], axis=1)
         kept = jnp.argsort(score, stable=True)[:keep]
         chosen = jax.tree.map(lambda x: x[kept], stacked)
-        # Beside the huge weight that a hostile site may tell, those of all others are 0 in float32.
+        # Next to the huge weight of a hostile site, all other weights are 0 in float32.
         total = jnp.sum(weights[kept])
-        known = jnp.isfinite(total) & (total > 0.0)
-        return weighted_mean(chosen, jnp.where(known, weights[kept] / jnp.where(known, total, 1.0), 1.0 / keep))
+        valid = jnp.isfinite(total) & (total > 0.0)
+        return weighted_mean(chosen, jnp.where(valid, weights[kept] / jnp.where(valid, total, 1.0), 1.0 / keep))
 
     return aggregate
 

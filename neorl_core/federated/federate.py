@@ -1,4 +1,4 @@
-"""Federated training in one call: the transitions of several sites in, one policy for all of them out."""
+"""Federated training in one call: train one policy from the transitions of several sites."""
 
 from __future__ import annotations
 
@@ -37,46 +37,41 @@ from neorl_core.types import PlantSpec, Transition
 
 
 class Federated(NamedTuple):
-    """What federated training gave."""
+    """Result of federated training."""
 
     algorithm: Algorithm
     config: Any
     spec: PlantSpec
     scaling: Scaling
-    """Of all sites' rows together."""
+    """Scaling of the rows of all sites together."""
     policy: Policy
-    """The shared one."""
+    """The shared policy."""
     server: Server
     sites: Site
-    """What the sites kept, with a leading axis of sites."""
+    """State of the sites, with a leading site axis."""
     curves: dict[str, Float[np.ndarray, "R K"]]
-    """Each metric's mean in each round, by the sites that took part in it."""
+    """Mean of each metric per round and participant."""
 
 
 def federated_scaling(sites: Sequence[Transition], spec: PlantSpec) -> Scaling:
-    """How all sites scale their rows: exactly as if these lay in one place, from moments alone.
-
-    Args:
-        sites: each site's transitions (N_i, ...), in physical units. Only their `moments` have to leave a site.
-        spec: the plant.
-    """
-    known = reduce(merged, [moments(rows) for rows in sites])
-    return scaling(known, spec, np.asarray(sites[0].observation).dtype)
+    """Return the scaling of all rows together, computed from the `moments` of each site alone."""
+    total = reduce(merged, [moments(rows) for rows in sites])
+    return scaling(total, spec, np.asarray(sites[0].observation).dtype)
 
 
 def stacked_rows(how: Scaling | Sequence[Scaling], sites: Sequence[Transition]) -> Rows:
-    """The sites' scaled transitions with a leading site axis; shorter ones are padded, which is never drawn.
+    """Return the scaled transitions of all sites, padded to one length, with a leading site axis.
 
     Args:
-        how: the federated scaling, or one for each site where they learn apart.
-        sites: each site's transitions (N_i, ...), in physical units.
+        how: federated scaling, or one scaling per site.
+        sites: transitions (N_i, ...) of each site in physical units.
 
     Raises:
-        ValueError: when a site has none.
+        ValueError: if a site has no transitions.
     """
     counts = [len(np.asarray(rows.reward)) for rows in sites]
     if not sites or min(counts) < 1:
-        raise ValueError("expected at least one site, and transitions at each, got none: leave empty sites out.")
+        raise ValueError(f"every site needs transitions, got {counts} rows per site: leave out empty sites")
     most = max(counts)
 
     def padded(x: Any) -> Any:
@@ -88,13 +83,7 @@ def stacked_rows(how: Scaling | Sequence[Scaling], sites: Sequence[Transition]) 
 
 
 def fresh_sites(train: TrainState, method: Method, count: int) -> Site:
-    """Sites that begin with one learner and draw with keys of their own.
-
-    Args:
-        train: the learner that all begin with, and the key that theirs are made of.
-        method: gives the control variates.
-        count: how many.
-    """
+    """Return `count` sites that start from one learner, each with a key derived from the key of `train`."""
     key = jax.random.wrap_key_data(train.key, impl="threefry2x32")
     keys = jax.vmap(lambda i: jax.random.key_data(jax.random.fold_in(key, i)))(jnp.arange(count))
     one = fresh_site(train, method)
@@ -121,33 +110,33 @@ def federate(
     batch_size: int = 256,
     seed: int = 0,
 ) -> Federated:
-    """Train one policy from the rows of several sites, which stay where they are.
+    """Train one policy from the rows of several sites, which stay at the sites.
 
     Args:
-        sites: each site's transitions (N_i, ...), physical units.
+        sites: transitions (N_i, ...) of each site in physical units.
         spec: names and bounds of observations and actions.
-        algorithm: one of `ALGORITHMS` by name, or an `Algorithm` of your own.
+        algorithm: a name in `ALGORITHMS` or your own `Algorithm`.
         method: `FEDAVG`, `fedprox(...)`, `SCAFFOLD` or `fedora(...)`.
-        rounds: of exchanging weights; those of a warm-up come first and count among them.
-        updates: gradient steps of a site in each round.
-        aggregate: how the server makes one change of many.
-        participants: sites of a round, drawn anew each time; all by default. Sites that a warm-up leaves out look at
-            their rows after it, in the steps of a round, without moving a weight.
-        privacy: clip norm and noise of whole sites.
-        insist: whether noise that is larger than every signal is wanted all the same.
-        secure: bound of a site's numbers where the server sees their sum alone.
-        server_recipe: an optimiser of the server's own.
-        server_lr: what the aggregate is multiplied by, or the rate of that optimiser.
-        overrides: hyper-parameters that differ from the algorithm's defaults.
+        rounds: rounds of exchanging weights, including those of the warm-up.
+        updates: gradient steps per site and round.
+        aggregate: aggregation of the changes.
+        participants: random participants per round; all sites by default. Sites that miss the warm-up observe their
+            rows afterwards for one round without changing a weight.
+        privacy: clip norm and noise for site-level privacy.
+        insist: accept noise that exceeds every signal.
+        secure: bound of a site's numbers under secure aggregation, in which the server sees only their sum.
+        server_recipe: optimiser of the server.
+        server_lr: factor of the aggregate, or learning rate of the server's optimiser.
+        overrides: hyper-parameters that differ from the defaults.
         batch_size: transitions per gradient step.
-        seed: of everything that is drawn.
+        seed: seed of all random numbers.
 
     Raises:
-        ValueError: on parts that do not go together, and as `fit` does.
+        ValueError: on incompatible arguments, and as in `fit`.
 
     Example:
-        >>> learned = federate([one, other], spec, method=SCAFFOLD)  # doctest: +SKIP
-        >>> action = policy_act(learned.policy, observation)  # doctest: +SKIP
+        >>> result = federate([one, other], spec, method=SCAFFOLD)  # doctest: +SKIP
+        >>> action = policy_act(result.policy, observation)  # doctest: +SKIP
     """
     learner = known_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
     check_actions(learner, spec)
@@ -165,7 +154,7 @@ def federate(
     warm = -(-warm_up_updates(learner, config) // updates)
     if warm >= rounds:
         raise ValueError(
-            f"expected more rounds than the {warm} of the warm-up of {learner.name}, got {rounds}: ask for more."
+            f"rounds must exceed the {warm} warm-up rounds of {learner.name}, got {rounds}: increase rounds"
         )
     for warming, length in [(True, warm), (False, rounds - warm)]:
         if length:
@@ -174,106 +163,90 @@ def federate(
             run = make_rounds(rule._replace(algorithm=phase(learner, warming)), length, len(sites), participants)
             server, every, metrics = run(server, every, rows, key_of_rounds(seed, warming))
             curves.append(metrics)
-    told = {name: np.concatenate([np.asarray(part[name]) for part in curves]) for name in curves[0]}
-    shipped = Policy(learner.actor(with_parameters(train.learner, server.parameters)), how.normaliser)
-    return Federated(learner, config, spec, how, shipped, server, every, told)
+    curves_by_name = {name: np.concatenate([np.asarray(part[name]) for part in curves]) for name in curves[0]}
+    policy = Policy(learner.actor(with_parameters(train.learner, server.parameters)), how.normaliser)
+    return Federated(learner, config, spec, how, policy, server, every, curves_by_name)
 
 
 def key_of_rounds(seed: int, warming: bool) -> PRNGKeyArray:
-    """What rounds draw participants, noise and masks by; apart from whatever learners and sites draw by.
-
-    Args:
-        seed: of the federation.
-        warming: whether these are the rounds of the warm-up.
-    """
-    # `init_population` splits the same key in two, and `split(key)[i]` is `fold_in(key, i)`: with 0 and 1 the rounds'
-    # keys were those of the first networks and of the sites' gradient steps.
+    """Return the key of participants, noise and masks, distinct from all keys of learners and sites."""
+    # `init_population` splits the same key, and `split(key)[i]` is `fold_in(key, i)`: 0 and 1 are taken.
     return jax.random.fold_in(jax.random.key(seed), 2 if warming else 3)
 
 
 def fine_tuned(
-    found: Federated, sites: Sequence[Transition], updates: int, *, batch_size: int = 256, seed: int = 0
+    result: Federated, sites: Sequence[Transition], updates: int, *, batch_size: int = 256, seed: int = 0
 ) -> list[Policy]:
-    """A policy for each site: the shared weights, trained further on its own rows alone, with optimisers of its own.
+    """Fine-tune the shared weights on the rows of each site alone.
 
-    A site with few rows makes fewer steps, as `tuning_updates` says, for more would forget what is shared. A learner
-    with a model first looks at the rows in as many steps, so that it knows their range and support, which are not sent.
+    A site with few rows takes fewer steps (`tuning_updates`), because more would forget the shared policy. A learner
+    with a model first observes the rows for as many steps, because the range and support of the rows are never sent.
 
     Args:
-        found: what was shared.
-        sites: each site's transitions (N_i, ...), physical units; sites that took no part in it are welcome.
-        updates: gradient steps of each, at most, a multiple of the algorithm's `batches_per_update`.
+        result: result of the federation.
+        sites: transitions (N_i, ...) of each site in physical units, participants or not.
+        updates: largest number of gradient steps per site, a multiple of the algorithm's `batches_per_update`.
         batch_size: transitions per gradient step.
-        seed: of what is drawn.
+        seed: seed of all random numbers.
 
     Raises:
-        ValueError: on transitions that do not fit.
+        ValueError: if transitions do not fit the spec.
     """
-    _check_sites(sites, found.spec)
-    batches = found.algorithm.batches_per_update
+    _check_sites(sites, result.spec)
+    batches = result.algorithm.batches_per_update
     steps = np.asarray([tuning_updates(updates, len(site.reward), batch_size, batches) for site in sites])
-    rows = stacked_rows(found.scaling, sites)
-    train = member(init_population(found.algorithm, found.spec, found.config, members([seed], {})), 0)
+    rows = stacked_rows(result.scaling, sites)
+    train = member(init_population(result.algorithm, result.spec, result.config, members([seed], {})), 0)
     every = fresh_sites(train, FEDAVG, len(sites))
-    if found.algorithm.warm_up:
-        look = looking(Rule(found.algorithm, updates=int(steps.max()), batch_size=batch_size))
-        every = make_apart(look)(found.server.parameters, every, rows)
+    if result.algorithm.warm_up:
+        look = looking(Rule(result.algorithm, updates=int(steps.max()), batch_size=batch_size))
+        every = make_apart(look)(result.server.parameters, every, rows)
     policies: dict[int, Policy] = {}
     for count in np.unique(steps):
         which = np.flatnonzero(steps == count)
-        run = make_apart(Rule(found.algorithm, updates=int(count), batch_size=batch_size))
+        run = make_apart(Rule(result.algorithm, updates=int(count), batch_size=batch_size))
         some_sites, some_rows = jax.tree.map(itemgetter(which), (every, rows))
-        learners = run(found.server.parameters, some_sites, some_rows).train.learner
-        normalisers = [found.scaling.normaliser] * len(which)
-        policies |= dict(zip(which.tolist(), policies_of(found.algorithm, learners, normalisers), strict=True))
+        learners = run(result.server.parameters, some_sites, some_rows).train.learner
+        normalisers = [result.scaling.normaliser] * len(which)
+        policies |= dict(zip(which.tolist(), policies_of(result.algorithm, learners, normalisers), strict=True))
     return [policies[i] for i in range(len(sites))]
 
 
 def _seen_by_all(rule: Rule, parameters: Parameters, every: Site, rows: Rows) -> Site:
-    """The sites, of which those that no round of the warm-up drew have looked at their rows."""
+    """Let the sites that the warm-up never selected observe their rows."""
     missed = np.flatnonzero(np.asarray(every.train.step) == 0)
     if not missed.size:
         return every
     some, theirs = jax.tree.map(itemgetter(missed), (every, rows))
     looked = make_apart(looking(rule))(parameters, some, theirs)
-    found: Site = jax.tree.map(lambda x, new: x.at[missed].set(new), every, looked)
-    return found
+    updated: Site = jax.tree.map(lambda x, new: x.at[missed].set(new), every, looked)
+    return updated
 
 
 def _check_sites(sites: Sequence[Transition], spec: PlantSpec) -> None:
     if not sites:
-        raise ValueError("expected at least one site, got none: give each site's transitions.")
+        raise ValueError("federate needs at least one site, got 0: pass the transitions of each site")
     for rows in sites:
         check_transitions(rows, spec)
 
 
 @lru_cache(maxsize=16)
 def make_apart(rule: Rule) -> Callable[[Parameters, Site, Rows], Site]:
-    """Compile the updates of one round in which every site learns by itself, and nothing is sent.
-
-    Args:
-        rule: how they learn.
+    """Compile one round in which every site learns alone and sends nothing.
 
     Returns:
-        `(weights to begin with, sites, rows) -> sites`, all but the weights with a leading site axis.
+        `(initial weights, sites, rows) -> sites`, with a leading site axis on sites and rows.
     """
 
     def run(parameters: Parameters, sites: Site, rows: Rows) -> Site:
-        kept, _, _ = jax.vmap(partial(at_site, rule, Offer(parameters, {})))(sites, rows)
-        apart: Site = kept
-        return apart
+        sites, _, _ = jax.vmap(partial(at_site, rule, Offer(parameters, {})))(sites, rows)
+        return sites
 
     return jax.jit(run)
 
 
 def policies_of(algorithm: Algorithm, learners: Any, normalisers: Sequence[Normaliser]) -> list[Policy]:
-    """What each site would ship.
-
-    Args:
-        algorithm: what was trained.
-        learners: states with a leading site axis.
-        normalisers: each site's.
-    """
+    """Return the policy of each site from states with a leading site axis."""
     return [
         Policy(algorithm.actor(jax.tree.map(lambda x, i=i: x[i], learners)), own) for i, own in enumerate(normalisers)
     ]

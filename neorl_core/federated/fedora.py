@@ -1,10 +1,10 @@
-"""A method for offline RL after FEDORA (Rengarajan et al. 2024, arXiv 2305.03097): sites as an ensemble.
+"""A federated method for offline RL after FEDORA (Rengarajan et al. 2024, arXiv 2305.03097): sites as an ensemble.
 
-Sites whose policies are worth more count more; a site's critic may look up to the federated one; steps are drawn to the
-federated weights; and a site that the federated policy beats counts its own rows less. Three things differ from the
-paper, so that all learners are served by composition alone: optimism is added to rewards instead of maximising inside
-of the critic's target, the same number where both look at one action; steps are drawn back in weights and not in
-actions; and the influence shortens whole steps, the critic's included.
+Sites with better policies get more weight; the critic of a site may use the federated critic if it is higher; steps are
+pulled towards the federated weights; and a site that is beaten by the federated policy reduces the influence of its own
+rows. Three things differ from the paper, so that every learner works by composition: optimism is added to rewards
+instead of maximised inside the critic target (the same number for one action); the pull is in weights, not actions; and
+the influence scales whole steps, including the critic's.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from neorl_core.types import Transition
 
 @cache
 def fedora(pull: float = 0.01, temperature: float = 0.1, decay: float = 0.995) -> Method:
-    """Performance-weighted sites, optimism, steps drawn back, and influence that decays.
+    """Build the method: performance weights, optimism, a pull to the federated weights and decaying influence.
 
-    Learners without a critic (clones, and policies trained through a model) have no such values: their sites count by
-    rows, and steps are drawn back as in `fedprox`.
+    For learners without a critic (clones, and policies trained through a model) sites count by rows, and only the pull
+    of `fedprox` applies.
 
     Args:
-        pull: share of the way back to the federated weights at each step, as of `fedprox`.
-        temperature: beta in the weights `n_i exp(beta J_i)`; the authors' code has 0.1.
-        decay: what a site's influence is multiplied by after a round in which the federated policy was worth at least
-            its own; the authors' code has 0.995.
+        pull: share of the way back to the federated weights per step, as in `fedprox`.
+        temperature: beta in the weights `n_i exp(beta J_i)`; 0.1 in the authors' code.
+        decay: factor of a site's influence after a round in which the federated policy was at least as good; 0.995 in
+            the authors' code.
     """
-    drawn_back = fedprox(pull).step
+    pulled = fedprox(pull).step
 
     def rows(algorithm: Algorithm, learner: object, sent: object, batches: Transition) -> Transition:
         return optimistic(algorithm, learner, sent, batches)
 
     def step(before: Parameters, after: Parameters, offer: Offer, site: Site) -> Parameters:
-        shortened: Parameters = jax.tree.map(lambda y0, y1: y0 + site.influence * (y1 - y0), before, after)
-        return drawn_back(before, shortened, offer, site)
+        scaled: Parameters = jax.tree.map(lambda y0, y1: y0 + site.influence * (y1 - y0), before, after)
+        return pulled(before, scaled, offer, site)
 
     def close(ended: Ended) -> tuple[Site, Parameters, Float[Array, ""]]:
         site, control, log_rows = weighted_by_rows(ended)
@@ -58,28 +58,28 @@ def fedora(pull: float = 0.01, temperature: float = 0.1, decay: float = 0.995) -
 
 
 def worth(algorithm: Algorithm, learner: Any, rows: Transition) -> Float[Array, ""] | None:
-    """`J = E_s[min_c Q_c(s, pi(s))]` over a site's rows, by the learner's own critics; None where it has none."""
-    found = value(algorithm, learner, rows.observation)
-    return None if found is None else jnp.mean(found)
+    """Return `J = E_s[min_c Q_c(s, pi(s))]` over a site's rows by its own critics, or None without critics."""
+    values = value(algorithm, learner, rows.observation)
+    return None if values is None else jnp.mean(values)
 
 
 def optimistic(algorithm: Algorithm, learner: Any, sent: Any, batches: Transition) -> Transition:
-    """Rows whose rewards hold what the federated critic sees above the site's own target critic at the next step.
+    """Add to the rewards the excess of the federated critic over the site's target critic at the next step.
 
-    `r + gamma (1 - d) max(0, Q_fed(s', a') - Q_i'(s', a'))`, with `a' = pi_i(s')`: bootstrapped with Q_i' it is
-    `r + gamma (1 - d) max(Q_i', Q_fed)`.
+    `r + gamma (1 - d) max(0, Q_fed(s', a') - Q_i'(s', a'))` with `a' = pi_i(s')`; bootstrapped with Q_i' it equals `r +
+    gamma (1 - d) max(Q_i', Q_fed)`.
 
     Args:
-        algorithm: what learns.
-        learner: its state.
-        sent: the state with the federated weights.
+        algorithm: the learner's algorithm.
+        learner: state of the site's learner.
+        sent: the same state with the federated weights.
         batches: prepared transitions (batches, B, ...).
     """
     own = value(algorithm, learner, batches.next_observation, target=True)
     if own is None:
         return batches
     action = algorithm.act(learner, batches.next_observation)
-    federated = _least(algorithm, _critics(algorithm, sent) or (), batches.next_observation, action)
+    federated = _min_q(algorithm, _critics(algorithm, sent) or (), batches.next_observation, action)
     discount = getattr(learner, "sac", learner).hyper["discount"]
     bonus = discount * (1.0 - batches.terminated) * jax.nn.relu(federated - own)
     return batches._replace(reward=batches.reward + bonus)
@@ -88,34 +88,34 @@ def optimistic(algorithm: Algorithm, learner: Any, sent: Any, batches: Transitio
 def value(
     algorithm: Algorithm, learner: Any, observation: Float[Array, "*n O"], target: bool = False
 ) -> Float[Array, "*n"] | None:
-    """Value of the policy's own action by the least of the learner's critics; None where it has none.
+    """Return the minimum over the learner's critics at the policy's own action, or None without critics.
 
     Args:
-        algorithm: what learns.
-        learner: its state.
-        observation: (..., O), normalised.
-        target: whether target networks are asked in place of the critics themselves.
+        algorithm: the learner's algorithm.
+        learner: state of the learner.
+        observation: (..., O) normalised.
+        target: use the target networks.
     """
     critics = _critics(algorithm, learner, target)
-    return None if critics is None else _least(algorithm, critics, observation, algorithm.act(learner, observation))
+    return None if critics is None else _min_q(algorithm, critics, observation, algorithm.act(learner, observation))
 
 
 def _critics(algorithm: Algorithm, learner: Any, target: bool = False) -> tuple[Any, ...] | None:
     if algorithm.update is algorithm.warm_up:
-        # What is learned first is a model, of rewards as they are, and critics know nothing yet.
+        # The warm-up trains a model of the actual rewards; the critics are still untrained.
         return None
     state, suffix = getattr(learner, "sac", learner), "_target" if target else ""
     if hasattr(state, "critic"):
         return (getattr(state, f"critic{suffix}"),)
-    found: tuple[Any, ...] | None = getattr(state, f"critics{suffix}", None)
-    return found
+    critics: tuple[Any, ...] | None = getattr(state, f"critics{suffix}", None)
+    return critics
 
 
-def _least(
+def _min_q(
     algorithm: Algorithm, critics: tuple[Any, ...], observation: Float[Array, "*n O"], action: Float[Array, "*n A"]
 ) -> Float[Array, "*n"]:
     if not algorithm.discrete:
         return jnp.min(critics_apply(critics, observation, action), axis=0)
-    of_choices = jnp.min(jnp.stack([mlp_apply(critic, observation) for critic in critics]), axis=0)
+    q_choices = jnp.min(jnp.stack([mlp_apply(critic, observation) for critic in critics]), axis=0)
     chosen = jnp.argmax(action, axis=-1, keepdims=True)
-    return jnp.take_along_axis(of_choices, chosen, axis=-1)[..., 0]
+    return jnp.take_along_axis(q_choices, chosen, axis=-1)[..., 0]

@@ -17,15 +17,15 @@ from neorl_core.training.population import Metrics
 
 
 def metropolis_weights(adjacent: Bool[Array, "S S"]) -> Float[Array, "S S"]:
-    """`W_ij = 1 / (1 + max(d_i, d_j))` for neighbours, and on the diagonal what is left to 1.
+    """Return the Metropolis mixing weights `W_ij = 1 / (1 + max(d_i, d_j))`, with the rest to 1 on the diagonal.
 
-    Symmetric and of row sum 1 in every graph, so that mixing keeps the sites' mean; where the graph is connected, what
-    they differ by shrinks by the second largest |eigenvalue| at each mixing. A site without a link keeps its own.
+    The matrix is symmetric with unit row sums, so mixing keeps the mean over sites. In a connected graph, differences
+    shrink by the second largest |eigenvalue| per mixing. A site without links keeps its weights.
 
     Xiao, Boyd & Lall 2005, A scheme for robust distributed sensor fusion based on average consensus.
 
     Args:
-        adjacent: (S, S), symmetric: which sites have a link; its diagonal does not count.
+        adjacent: (S, S) symmetric, whether two sites are linked; the diagonal is ignored.
     """
     links = adjacent & ~jnp.eye(adjacent.shape[0], dtype=bool)
     degree = jnp.sum(links, axis=1)
@@ -34,21 +34,12 @@ def metropolis_weights(adjacent: Bool[Array, "S S"]) -> Float[Array, "S S"]:
 
 
 def mixed(stacked: Any, weights: Float[Array, "S S"]) -> Any:
-    """`x_i <- sum_j W_ij x_j`, for every site at once.
-
-    Args:
-        stacked: arrays (S, ...).
-        weights: (S, S), of row sum 1.
-    """
+    """Return `x_i <- sum_j W_ij x_j` for arrays (S, ...) of all sites."""
     return jax.tree.map(lambda x: jnp.tensordot(weights.astype(x.dtype), x, axes=1, precision="highest"), stacked)
 
 
 def contraction(weights: Float[Array, "S S"]) -> Float[Array, ""]:
-    """By how much a mixing shrinks what sites differ by, at worst: the second largest |eigenvalue|.
-
-    Args:
-        weights: (S, S), symmetric.
-    """
+    """Return the worst-case factor by which one mixing shrinks differences: the second largest |eigenvalue| of W."""
     return jnp.sort(jnp.abs(jnp.linalg.eigvalsh(weights)))[-2]
 
 
@@ -57,20 +48,20 @@ def make_gossip(rule: Rule) -> Callable[[Site, Rows, Float[Array, "R S S"]], tup
     """Compile rounds in which every site learns from its own weights and then mixes them with its neighbours'.
 
     Args:
-        rule: what sites do in a round; its method has no control variates, and its aggregate does not count.
+        rule: a rule without control variates; its aggregate is ignored.
 
     Returns:
-        `(sites, rows, weights) -> (sites, metrics (R, S))`, one mixing by the weights of each of R rounds: a graph that
-        changes, or loses links, has other weights in other rounds.
+        `(sites, rows, weights (R, S, S)) -> (sites, metrics (R, S))`, with one mixing matrix per round, so the graph
+        may change.
 
     Raises:
-        ValueError: on a method whose control variates a server would have to average, or private sites.
+        ValueError: if the method needs a server, or sites are private.
     """
     check(rule)
     if rule.method.fresh_control({"": jnp.zeros(())}) or rule.privacy:
         raise ValueError(
-            f"expected a method without control variates or private sites, got {rule.method.name}: gossip has no "
-            "server that averages or adds noise; choose fedavg or fedprox."
+            f"gossip has no server to average control variates or add noise, got method {rule.method.name} and "
+            f"privacy {rule.privacy}: choose fedavg or fedprox without privacy"
         )
 
     def alone(site: Site, rows: Rows) -> tuple[Site, Metrics]:

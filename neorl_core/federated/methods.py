@@ -1,8 +1,8 @@
-"""Federated methods: what each does around a site's updates, as pure functions.
+"""Federated methods as pure functions around the updates of a site.
 
-A method sees an algorithm's update as a step of its shared weights, `y <- U(y)`, whatever optimisers, networks and
-rates are in it, and corrects where the step ends. So every method serves every algorithm. Where U is a gradient step
-`y - eta g(y)` the corrections are those of the papers, with their constants times eta.
+A method treats an update of any algorithm as a step of its shared weights, `y <- U(y)`, and corrects the result. So
+every method works with every algorithm. For gradient steps `y - eta g(y)` the corrections are those of the papers, with
+constants times eta.
 """
 
 from __future__ import annotations
@@ -21,126 +21,126 @@ from neorl_core.types import Transition
 
 
 class Offer(NamedTuple):
-    """What the server sends in a round."""
+    """Message from the server to the sites at the start of a round."""
 
     parameters: Parameters
     control: Parameters
-    """Mean of the sites' control variates; without entries where the method has none."""
+    """Mean of the sites' control variates; empty if the method has none."""
 
 
 class Site(NamedTuple):
-    """What stays at a site between two rounds; in a simulation every array has a leading site axis."""
+    """State that a site keeps between rounds; simulations have a leading site axis on every array."""
 
     train: TrainState
     control: Parameters
     """The site's own control variate."""
     influence: Float[Array, "*s"]
-    """How much the site's own rows count in its updates, 1 at first."""
+    """Factor of the site's own steps, initially 1."""
 
 
 class Rows(NamedTuple):
     """A site's prepared transitions."""
 
     transitions: Transition
-    """(N, ...), padded behind `number`, so that sites have the same shapes."""
+    """(N, ...), padded beyond `number` so that all sites have the same shapes."""
     number: Int[Array, "*s"]
 
 
 class Reply(NamedTuple):
-    """What leaves a site: nothing else does."""
+    """Message from a site to the server; nothing else leaves the site."""
 
     change: Parameters
-    """Weights after the site's updates less those that were sent."""
+    """Weights after the updates minus the weights received."""
     control: Parameters
-    """New control variate less the old one."""
+    """New minus old control variate."""
     log_weight: Float[Array, "*s"]
-    """Logarithm of what the site counts in a weighted mean."""
+    """Logarithm of the site's weight in a weighted mean."""
 
 
 class Ended(NamedTuple):
-    """A site's round as a method's `close` sees it."""
+    """End of a site's round, as input of a method's `close`."""
 
     algorithm: Algorithm
     before: object
-    """The learner with the weights that were sent."""
+    """Learner with the weights received."""
     site: Site
-    """After the updates."""
+    """State after the updates."""
     offer: Offer
     change: Parameters
     steps: int
     """Calls of the algorithm's `update`."""
     sample: Transition
-    """Some of the site's rows."""
+    """Random sample of the site's rows."""
     number: Int[Array, ""]
 
 
 class Method(NamedTuple):
-    """A federated method as pure functions; a variant has another function in one of the places."""
+    """A federated method; variants replace one of the functions."""
 
     name: str
     fresh_control: Callable[[Parameters], Parameters]
-    """weights -> the control variate to begin with."""
+    """weights -> initial control variate."""
     rows: Callable[[Algorithm, object, object, Transition], Transition]
-    """(algorithm, learner, learner with the weights that were sent, batches) -> the batches to learn from."""
+    """(algorithm, learner, learner with the weights received, batches) -> batches to learn from."""
     step: Callable[[Parameters, Parameters, Offer, Site], Parameters]
-    """(weights before an update, after it, offer, site) -> where the step ends."""
+    """(weights before an update, weights after it, offer, site) -> corrected weights."""
     close: Callable[[Ended], tuple[Site, Parameters, Float[Array, ""]]]
-    """A round's end -> (site, change of its control variate, logarithm of its weight)."""
+    """end of a round -> (site, change of the control variate, log weight)."""
 
 
 def no_control(parameters: Parameters) -> Parameters:
-    """None."""
+    """Return no control variate."""
     return {}
 
 
 def rows_as_they_are(algorithm: Algorithm, learner: object, sent: object, batches: Transition) -> Transition:
-    """The batches themselves."""
+    """Return the batches unchanged."""
     return batches
 
 
 def step_as_it_is(before: Parameters, after: Parameters, offer: Offer, site: Site) -> Parameters:
-    """Where the algorithm's own update ends."""
+    """Return the weights after the update unchanged."""
     return after
 
 
 def weighted_by_rows(ended: Ended) -> tuple[Site, Parameters, Float[Array, ""]]:
-    """A site counts by its number of rows."""
+    """Weight a site by its number of rows."""
     return ended.site, {}, jnp.log(ended.number.astype(jnp.result_type(float)))
 
 
 FEDAVG = Method("fedavg", no_control, rows_as_they_are, step_as_it_is, weighted_by_rows)
 """Local updates and a mean (McMahan et al. 2017, arXiv 1602.05629, algorithm 1)."""
 LOOKING = FEDAVG._replace(name="looking", step=lambda before, after, offer, site: offer.parameters)
-"""Updates that move no weight: what stays of them is what a learned model keeps of rows."""
+"""Updates that change no weights: a learned model only records the range and support of the rows."""
 
 
 @cache
 def fedprox(pull: float) -> Method:
-    """FedAvg whose every step is drawn back to the weights x that were sent: `y <- U(y) - pull (y - x)`.
+    """Build FedAvg with every step pulled back to the weights x received: `y <- U(y) - pull (y - x)`.
 
-    Li et al. 2020 (arXiv 1812.06127), equation 2: with gradient steps of length eta it is the proximal term
-    `mu/2 |y - x|^2` with `mu = pull / eta`. It stands beside the optimiser, as decoupled weight decay does
-    (Loshchilov & Hutter 2019, arXiv 1711.05101): Adam would divide it by the gradient's size.
+    Li et al. 2020 (arXiv 1812.06127), equation 2: for gradient steps of length eta this is the proximal term `mu/2 |y -
+    x|^2` with `mu = pull / eta`. It is decoupled from the optimiser, like decoupled weight decay (Loshchilov & Hutter
+    2019, arXiv 1711.05101), because Adam would divide it by the gradient norm.
 
     Args:
-        pull: share of the way back at each step, in [0, 1).
+        pull: share of the way back per step, in [0, 1).
 
     Raises:
-        ValueError: when it lies outside.
+        ValueError: if `pull` is out of range.
     """
     if not 0.0 <= pull < 1.0:
-        raise ValueError(f"expected a pull from 0 to below 1, got {pull}: it is the share of the way back at a step.")
+        raise ValueError(f"pull must be in [0, 1), got {pull}: it is the share of the way back per step")
 
     def step(before: Parameters, after: Parameters, offer: Offer, site: Site) -> Parameters:
-        found: Parameters = jax.tree.map(lambda y0, y1, x: y1 - pull * (y0 - x), before, after, offer.parameters)
-        return found
+        pulled: Parameters = jax.tree.map(lambda y0, y1, x: y1 - pull * (y0 - x), before, after, offer.parameters)
+        return pulled
 
     return FEDAVG._replace(name="fedprox", step=step)
 
 
 def _corrected(before: Parameters, after: Parameters, offer: Offer, site: Site) -> Parameters:
-    found: Parameters = jax.tree.map(lambda y, h, h_i: y + h - h_i, after, offer.control, site.control)
-    return found
+    corrected: Parameters = jax.tree.map(lambda y, h, h_i: y + h - h_i, after, offer.control, site.control)
+    return corrected
 
 
 def _controls(ended: Ended) -> tuple[Site, Parameters, Float[Array, ""]]:
@@ -156,8 +156,8 @@ SCAFFOLD = FEDAVG._replace(
     step=_corrected,
     close=_controls,
 )
-"""Steps with the site's own drift taken off: `y <- U(y) + h - h_i`, then `h_i <- h_i - h + (y - x) / K`.
+"""Correct steps by the drift of the site: `y <- U(y) + h - h_i`, then `h_i <- h_i - h + (y - x) / K`.
 
-Karimireddy et al. 2020 (arXiv 1910.06378), algorithm 1 with option II. A control variate here is a mean step, minus eta
-times the paper's mean gradient, so that it is of every optimiser's steps.
+Karimireddy et al. 2020 (arXiv 1910.06378), algorithm 1 with option II. A control variate here is a mean step (minus eta
+times the paper's mean gradient), so it works with every optimiser.
 """

@@ -1,8 +1,9 @@
-"""Differential privacy: changes are clipped, and normal noise is added to their mean.
+"""Differential privacy: clip changes and add normal noise to their mean.
 
-Of sites: a site's whole change is clipped to a norm C, and the mean over k sites gets noise of deviation `z C / k` in
-every coordinate, with z the noise multiplier; sites count equally, for a weight would tell of their rows. Of rows: the
-step of each row is clipped and the batch's mean gets noise, at the site. `accountant` says what either spends.
+Site level: the change of a site is clipped to norm C, and the mean over k sites gets noise of standard deviation `z C /
+k` per coordinate, with z the noise multiplier. All sites have equal weight, because a weight would reveal their number
+of rows. Row level: the step of each row is clipped and the batch mean gets noise at the site. `accountant` computes the
+privacy spent.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from neorl_core.world_model.dynamics import Model
 
 
 class Privacy(NamedTuple):
-    """How much of a change is kept, and how much noise it gets."""
+    """Clip norm and noise of differential privacy."""
 
     clip: float
     """C, the largest norm of one change."""
     noise: float
-    """z, the deviation of the noise on a sum of changes, in units of C."""
+    """z, the standard deviation of the noise on a sum of changes, in units of C."""
 
 
 def norm(tree: Any) -> Float[Array, ""]:
-    """Euclidean norm of all numbers of a tree."""
+    """Return the Euclidean norm of all numbers of a tree."""
     return jnp.sqrt(sum((jnp.sum(x**2) for x in jax.tree.leaves(tree)), jnp.zeros(())))
 
 
 def clipped(tree: Any, clip: float | Float[Array, ""]) -> Any:
-    """`x min(1, C / |x|)`; nothing where a number of x is none, for nothing else bounds what that would move.
+    """Return `x min(1, C / |x|)`, or zeros if x has a non-finite number.
 
     Abadi et al. 2016 (arXiv 1607.00133), algorithm 1.
 
@@ -46,74 +47,63 @@ def clipped(tree: Any, clip: float | Float[Array, ""]) -> Any:
     """
     length = norm(tree)
     factor = jnp.where(length > clip, clip / jnp.where(length > clip, length, 1.0), 1.0)
-    known = jnp.isfinite(length)
-    return jax.tree.map(lambda x: jnp.where(known, factor.astype(x.dtype) * x, jnp.zeros_like(x)), tree)
+    finite = jnp.isfinite(length)
+    return jax.tree.map(lambda x: jnp.where(finite, factor.astype(x.dtype) * x, jnp.zeros_like(x)), tree)
 
 
 def noised(mean: Any, privacy: Privacy, count: int, key: PRNGKeyArray) -> Any:
-    """A mean of `count` clipped changes with normal noise of deviation `z C / count` in every coordinate.
-
-    Args:
-        mean: arrays.
-        privacy: C and z.
-        count: how many changes the mean is of.
-        key: randomness of the noise.
-    """
+    """Add normal noise of standard deviation `z C / count` to every coordinate of a mean of `count` clipped changes."""
     leaves, structure = jax.tree.flatten(mean)
     deviation = privacy.noise * privacy.clip / count
     keys = jax.random.split(key, len(leaves))
-    moved = [x + deviation * jax.random.normal(k, x.shape, x.dtype) for x, k in zip(leaves, keys, strict=True)]
-    return jax.tree.unflatten(structure, moved)
+    noisy = [x + deviation * jax.random.normal(k, x.shape, x.dtype) for x, k in zip(leaves, keys, strict=True)]
+    return jax.tree.unflatten(structure, noisy)
 
 
 def drowning(privacy: Privacy, numbers: int, count: int) -> float:
-    """Expected norm of the noise on a mean, in clip norms, which no mean exceeds: `z sqrt(d) / k`.
-
-    Args:
-        privacy: C and z.
-        numbers: d, how many numbers a change has.
-        count: k, how many changes the mean is of.
-    """
+    """Return the expected noise norm on a mean of k changes of d numbers, in clip norms: `z sqrt(d) / k`."""
     return privacy.noise * math.sqrt(numbers) / count
 
 
 def check(privacy: Privacy, numbers: int, count: int, insist: bool = False) -> None:
-    """Refuse noise that drowns what it is added to.
+    """Reject noise that exceeds every possible signal.
 
     Args:
         privacy: C and z.
-        numbers: how many numbers a change has.
-        count: how many changes a mean is of.
-        insist: whether noise that is larger than every signal is wanted all the same.
+        numbers: numbers d of a change.
+        count: changes k in a mean.
+        insist: accept larger noise.
 
     Raises:
-        ValueError: saying how much larger it is; or on numbers that make no sense.
+        ValueError: if the noise is too large, or C or z are invalid.
     """
     if not (privacy.clip > 0.0 and privacy.noise >= 0.0 and math.isfinite(privacy.clip + privacy.noise)):
-        raise ValueError(f"expected a clip norm above 0 and noise from 0, both finite, got {privacy}.")
+        raise ValueError(
+            f"clip must be positive and noise at least 0, both finite, got clip {privacy.clip:g} and noise "
+            f"{privacy.noise:g}"
+        )
     times = drowning(privacy, numbers, count)
     if times > 1.0 and not insist:
         raise ValueError(
-            f"expected noise below the clip norm, got {times:.3g} times as much ({numbers:,} numbers, a mean of "
-            f"{count}, noise multiplier {privacy.noise:g}): take more sites, a smaller network or less "
-            "noise, or insist on it."
+            f"the noise is {times:.3g} times the clip norm ({numbers:,} numbers, a mean of {count}, noise multiplier "
+            f"{privacy.noise:g}): use more sites, a smaller network or less noise, or insist on it"
         )
 
 
 @lru_cache(maxsize=16)
 def private_rows(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
-    """The algorithm whose every update is a clipped and noised mean of the updates of single rows.
+    """Return the algorithm with every update a clipped and noised mean of single-row updates.
 
-    With gradient steps (`{method: sgd}`) it is DP-SGD (Abadi et al. 2016, arXiv 1607.00133, algorithm 1), with C in
-    units of a step. Optimisers keep no memory, which would hold rows without noise: with Adam each row's step is its
-    first. The metrics are not private; they stay at the site.
+    With `{method: sgd}` this is DP-SGD (Abadi et al. 2016, arXiv 1607.00133, algorithm 1), with C in units of a step.
+    Optimisers keep no state, which would contain rows without noise: with Adam each row's step is its first step. The
+    metrics are not private and stay at the site.
 
     Args:
-        algorithm: what to train.
+        algorithm: algorithm to wrap.
         privacy: C, the largest norm of one row's step, and z.
 
     Raises:
-        ValueError: at the first update of an algorithm with a learned model, which keeps the range of its rows.
+        ValueError: at the first update of an algorithm with a learned model, which stores the range of its rows.
     """
 
     def wrap(update: Update) -> Update:
@@ -124,11 +114,11 @@ def private_rows(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
             alone: Transition = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0)[:, :, None], batches)
             rows = alone.reward.shape[0]
 
-            def of_row(row: Transition, key: PRNGKeyArray) -> tuple[Parameters, Metrics]:
+            def change_of(row: Transition, key: PRNGKeyArray) -> tuple[Parameters, Metrics]:
                 after, metrics = update(state, row, key)
                 return clipped(difference(parameters_of(after), start), privacy.clip), metrics
 
-            changes, metrics = jax.vmap(of_row)(alone, jax.random.split(update_key, rows))
+            changes, metrics = jax.vmap(change_of)(alone, jax.random.split(update_key, rows))
             mean, metrics = jax.tree.map(lambda x: jnp.mean(x, axis=0), (changes, metrics))
             moved: Parameters = jax.tree.map(jnp.add, start, noised(mean, privacy, rows, noise_key))
             return with_parameters(state, moved), metrics
@@ -141,6 +131,6 @@ def private_rows(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
 def _check_no_model(algorithm: Algorithm, state: Any) -> None:
     if any(isinstance(x, Model) for x in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Model))):
         raise ValueError(
-            f"expected an algorithm without a learned model where single rows are private, got {algorithm.name}, which "
-            "keeps the range of what it has seen: take one that has none, or make whole sites private."
+            f"row-level privacy needs an algorithm without a learned model, got {algorithm.name}, which stores the "
+            "range of its rows: choose another algorithm, or site-level privacy"
         )

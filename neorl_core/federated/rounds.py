@@ -1,7 +1,7 @@
-"""Rounds of federated learning: sites learn from the weights that they are sent, and a server steps by what they reply.
+"""Rounds of federated learning: sites learn from the weights they receive, and the server aggregates their replies.
 
-`at_site` and `at_server` are the two halves of a round, for whoever carries messages between them; `make_rounds` is a
-simulation of the same functions, all sites in one program.
+`at_site` and `at_server` are the two halves of a round, for any transport of messages; `make_rounds` simulates all
+sites in one program with the same functions.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from neorl_core.training.population import Algorithm, Metrics, TrainState, Updat
 from neorl_core.types import Transition
 
 SAMPLE = 1024
-"""Rows that a site's own worth is estimated on at a round's end."""
+"""Rows in the sample that estimates a site's value at the end of a round."""
 
 
 class Server(NamedTuple):
-    """What the server keeps between two rounds."""
+    """State of the server between rounds."""
 
     parameters: Parameters
     control: Parameters
@@ -38,64 +38,64 @@ class Server(NamedTuple):
 
     @property
     def offer(self) -> Offer:
-        """What it sends."""
+        """Message to the sites."""
         return Offer(self.parameters, self.control)
 
 
 class Rule(NamedTuple):
-    """How a federation works; static, so that each is a program of its own."""
+    """Settings of a federation; static, so each rule compiles its own program."""
 
     algorithm: Algorithm
     method: Method = FEDAVG
     aggregate: Aggregate = weighted_mean
     updates: int = 20
-    """Gradient steps of a site in a round, a multiple of the algorithm's `batches_per_update`."""
+    """Gradient steps per site and round, a multiple of the algorithm's `batches_per_update`."""
     batch_size: int = 256
     server_lr: float = 1.0
     privacy: Privacy | None = None
-    """Of whole sites."""
+    """Site-level privacy."""
     secure: float | None = None
-    """Bound of a site's numbers where the server is to see their sum alone (`secure`)."""
+    """Bound of a site's numbers under secure aggregation (`secure`); None without."""
 
     @property
     def steps(self) -> int:
-        """Calls of the algorithm's `update` in a round."""
+        """Calls of the algorithm's `update` per round."""
         return self.updates // self.algorithm.batches_per_update
 
 
 def check(rule: Rule) -> Rule:
-    """The rule itself, where its parts go together.
+    """Return the rule if it is consistent.
 
     Raises:
-        ValueError: when they do not.
+        ValueError: if it is not.
     """
     batches = rule.algorithm.batches_per_update
     if rule.updates < 1 or rule.updates % batches or rule.batch_size < 1:
         raise ValueError(
-            f"expected updates of a round that are a multiple of {batches} ({rule.algorithm.name}) and a batch of at "
-            f"least one row, got {rule.updates} and {rule.batch_size}."
+            f"updates per round must be a positive multiple of {batches} ({rule.algorithm.name}) and batch_size "
+            f"positive, got {rule.updates} and {rule.batch_size}"
         )
     if rule.aggregate is not weighted_mean and rule.secure:
         raise ValueError(
-            "expected a mean where sums are secure, got a robust aggregate, which has to see each site's change: "
-            "choose one of the two."
+            f"secure aggregation (bound {rule.secure:g}) needs the weighted mean, got a robust aggregate, which must "
+            "see the change of each site: choose one of the two"
         )
     if rule.aggregate is not weighted_mean and rule.privacy:
         raise ValueError(
-            "expected a mean where sites are private, got a robust aggregate, of which the accountant knows nothing: "
-            "choose one of the two."
+            f"site-level privacy (noise {rule.privacy.noise:g}) needs the weighted mean, got a robust aggregate, which "
+            "the accountant does not cover: choose one of the two"
         )
     return rule
 
 
 def fresh_server(learner: Any, method: Method, recipe: Recipe | None = None) -> Server:
-    """A server that begins with a learner's weights.
+    """Return a server with the weights of a learner.
 
     Args:
-        learner: an algorithm's state.
-        method: gives the control variate.
-        recipe: how the server follows the aggregate: by it alone, or by an optimiser of its own (FedAdam and the like;
-            Reddi et al. 2021, arXiv 2003.00295, algorithm 2).
+        learner: state of an algorithm.
+        method: federated method.
+        recipe: optimiser of the server (FedAdam and the like; Reddi et al. 2021, arXiv 2003.00295, algorithm 2), or
+            None to add the aggregate itself.
     """
     parameters = parameters_of(learner)
     memory = optimisers.init(recipe or Recipe(method="sgd"), parameters)
@@ -103,26 +103,21 @@ def fresh_server(learner: Any, method: Method, recipe: Recipe | None = None) -> 
 
 
 def fresh_site(train: TrainState, method: Method) -> Site:
-    """A site that has not taken part in a round.
-
-    Args:
-        train: its learner, key and step; the weights in it do not count, for the server sends others.
-        method: gives the control variate.
-    """
+    """Return a site before its first round; the weights in `train` are replaced by those of the server."""
     return Site(train, method.fresh_control(parameters_of(train.learner)), jnp.ones(()))
 
 
 def at_site(rule: Rule, offer: Offer, site: Site, rows: Rows) -> tuple[Site, Reply, Metrics]:
-    """A site's half of a round.
+    """Run the site's half of a round.
 
     Args:
-        rule: how the federation works.
-        offer: what the server sent.
-        site: what the site kept.
-        rows: its own.
+        rule: settings of the federation.
+        offer: message from the server.
+        site: state of the site.
+        rows: rows of the site.
 
     Returns:
-        What it keeps, what leaves it, and the mean of its metrics, which stay, too.
+        New state, reply to the server, and mean metrics, which also stay at the site.
     """
     algorithm, method = rule.algorithm, rule.method
     before = with_parameters(site.train.learner, offer.parameters)
@@ -140,9 +135,9 @@ def at_site(rule: Rule, offer: Offer, site: Site, rows: Rows) -> tuple[Site, Rep
     learner = algorithm._replace(update=corrected(algorithm.update))
     train, metrics = jax.lax.scan(step, site.train._replace(learner=before), length=rule.steps)
     change = difference(parameters_of(train.learner), offer.parameters)
-    of_sample = jax.random.fold_in(jax.random.wrap_key_data(train.key, impl="threefry2x32"), -1 - train.step)
-    drawn = jax.random.randint(of_sample, (SAMPLE,), 0, rows.number)
-    sample: Transition = jax.tree.map(lambda x: x[drawn], rows.transitions)
+    sample_key = jax.random.fold_in(jax.random.wrap_key_data(train.key, impl="threefry2x32"), -1 - train.step)
+    indices = jax.random.randint(sample_key, (SAMPLE,), 0, rows.number)
+    sample: Transition = jax.tree.map(lambda x: x[indices], rows.transitions)
     kept = site._replace(train=train)
     ended = Ended(algorithm, before, kept, offer, change, rule.steps, sample, rows.number)
     kept, control, log_weight = method.close(ended)
@@ -150,19 +145,19 @@ def at_site(rule: Rule, offer: Offer, site: Site, rows: Rows) -> tuple[Site, Rep
     if rule.privacy:
         change, control = clipped((change, control), rule.privacy.clip)
         reply = Reply(change, control, jnp.zeros_like(log_weight))
-        # The site keeps what it tells, or the server's control variate were no longer the mean of the sites'.
+        # Keep the clipped value, so that the server's control variate stays the mean of the sites'.
         kept = kept._replace(control=jax.tree.map(jnp.add, site.control, control))
     return kept, reply, jax.tree.map(jnp.mean, metrics)
 
 
 def looking(rule: Rule) -> Rule:
-    """How a site whose learned model has seen none of its rows looks at them, before it learns from rollouts.
+    """Return the rule by which a site that missed the warm-up observes its rows.
 
-    The range, the support and the errors that hold rollouts near the rows are never sent: a site that took part in no
-    round of the warm-up has none, though the shared model is trained.
+    Range, support and errors of a learned model limit rollouts to the rows and are never sent, so such a site lacks
+    them although the shared model is trained.
 
     Args:
-        rule: of the federation, with the algorithm as it is after its warm-up.
+        rule: rule of the federation after its warm-up.
     """
     return Rule(phase(rule.algorithm, True), LOOKING, updates=rule.updates, batch_size=rule.batch_size)
 
@@ -170,50 +165,50 @@ def looking(rule: Rule) -> Rule:
 def at_server(
     rule: Rule, server: Server, replies: Reply, share: float | Float[Array, ""] = 1.0, key: PRNGKeyArray | None = None
 ) -> Server:
-    """The server's half of a round.
+    """Run the server's half of a round.
 
-    `x <- x + server_lr aggregate_i(y_i - x)`, or a step of the server's own optimiser by it; of control variates
-    `h <- h + share aggregate_i(h_i' - h_i)`.
+    `x <- x + server_lr aggregate_i(y_i - x)`, or a step of the server's optimiser along it; control variates `h <- h +
+    share aggregate_i(h_i' - h_i)`.
 
     Args:
-        rule: how the federation works.
-        server: what it kept.
-        replies: arrays with a leading axis of the sites that replied.
-        share: of all sites that they are.
-        key: randomness of noise and masks, where sites are private or sums secure.
+        rule: settings of the federation.
+        server: state of the server.
+        replies: replies, with a leading axis of the sites that replied.
+        share: share of all sites that replied.
+        key: PRNG key of noise and masks, needed with privacy or secure aggregation.
 
     Raises:
-        ValueError: when there is none, but one is needed.
+        ValueError: if a key is needed and missing.
     """
     weights, sent = jax.nn.softmax(replies.log_weight), (replies.change, replies.control)
     if not (rule.privacy or rule.secure):
         return stepped(rule, server, rule.aggregate(sent, weights), share)
     if key is None:
-        raise ValueError("expected a key for noise and masks, got none: give one that nobody else has.")
+        raise ValueError("noise and masks need a PRNG key, got key=None: pass a secret one")
     masks, noise = jax.random.split(jax.random.fold_in(key, server.round))
-    found = secure_mean(sent, weights, rule.secure, masks) if rule.secure else rule.aggregate(sent, weights)
+    mean = secure_mean(sent, weights, rule.secure, masks) if rule.secure else rule.aggregate(sent, weights)
     if rule.privacy:
-        found = noised(found, rule.privacy, weights.shape[0], noise)
-    return stepped(rule, server, found, share)
+        mean = noised(mean, rule.privacy, weights.shape[0], noise)
+    return stepped(rule, server, mean, share)
 
 
 def stepped(
     rule: Rule, server: Server, aggregates: tuple[Parameters, Parameters], share: float | Float[Array, ""] = 1.0
 ) -> Server:
-    """The server after an aggregate, which may be made elsewhere: by secure sums of several machines, for one.
+    """Update the server by an aggregate, which may also come from a secure sum over several machines.
 
     Args:
-        rule: how the federation works.
-        server: what it kept.
-        aggregates: of the sites' changes, and of their control variates' changes.
-        share: of all sites that they are of.
+        rule: settings of the federation.
+        server: state of the server.
+        aggregates: aggregated changes of weights and of control variates.
+        share: share of all sites in the aggregate.
     """
     change, control = aggregates
     gradient = jax.tree.map(jnp.negative, change)
     parameters, memory = optimisers.step(
         server.parameters, gradient, server.optimiser, jnp.asarray(rule.server_lr, jnp.result_type(float))
     )
-    controls = jax.tree.map(lambda h, moved: h + share * moved, server.control, control)
+    controls = jax.tree.map(lambda h, change: h + share * change, server.control, control)
     return Server(parameters, controls, memory, server.round + 1)
 
 
@@ -226,30 +221,30 @@ def make_rounds(rule: Rule, rounds: int, sites: int, participants: int | None = 
     """Compile rounds of all sites as one program.
 
     Args:
-        rule: how the federation works.
-        rounds: how many.
-        sites: S.
-        participants: sites of a round, drawn anew for each; all by default.
+        rule: settings of the federation.
+        rounds: number of rounds.
+        sites: number of sites S.
+        participants: random participants per round; all sites by default.
 
     Raises:
-        ValueError: on a rule whose parts do not go together, or more participants than sites.
+        ValueError: on an inconsistent rule, or more participants than sites.
     """
     check(rule)
     some = sites if participants is None else participants
     if rounds < 1 or not 1 <= some <= sites:
-        raise ValueError(f"expected at least one round, and 1 to {sites} sites in each, got {rounds} and {some}.")
+        raise ValueError(f"rounds must be positive and participants from 1 to {sites}, got {rounds} and {some}")
 
     def one(carry: tuple[Server, Site], key: PRNGKeyArray, rows: Rows) -> tuple[tuple[Server, Site], Metrics]:
         server, every = carry
         draw_key, noise_key = jax.random.split(key)
         if some == sites:
-            drawn, theirs, those = None, rows, every
+            chosen, their_rows, active = None, rows, every
         else:
-            drawn = jax.random.choice(draw_key, sites, (some,), replace=False)
-            theirs, those = jax.tree.map(lambda x: x[drawn], (rows, every))
-        those, replies, metrics = jax.vmap(partial(at_site, rule, server.offer))(those, theirs)
+            chosen = jax.random.choice(draw_key, sites, (some,), replace=False)
+            their_rows, active = jax.tree.map(lambda x: x[chosen], (rows, every))
+        active, replies, metrics = jax.vmap(partial(at_site, rule, server.offer))(active, their_rows)
         server = at_server(rule, server, replies, some / sites, noise_key)
-        every = those if drawn is None else jax.tree.map(lambda x, new: x.at[drawn].set(new), every, those)
+        every = active if chosen is None else jax.tree.map(lambda x, new: x.at[chosen].set(new), every, active)
         return (server, every), metrics
 
     def run(server: Server, every: Site, rows: Rows, key: PRNGKeyArray) -> tuple[Server, Site, Metrics]:

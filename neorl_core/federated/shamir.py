@@ -1,4 +1,4 @@
-"""Shares of a secret of which some recover it and fewer tell nothing, in integers modulo a prime.
+"""Shamir's secret sharing in integers modulo a prime: enough shares recover the secret, fewer reveal nothing.
 
 Shamir 1979, How to share a secret, Communications of the ACM 22 (11).
 """
@@ -9,34 +9,37 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 PRIME = 2**521 - 1
-"""A Mersenne prime beyond every secret of 64 bytes."""
+"""A Mersenne prime larger than every secret of 64 bytes."""
 
 
 class Share(NamedTuple):
-    """A point of the polynomial whose value at 0 is the secret."""
+    """A point of the polynomial; the secret is the value at 0."""
 
     x: int
     y: int
 
 
 def shares(secret: int, sites: int, coefficients: Sequence[int], prime: int = PRIME) -> list[Share]:
-    """`f(1), ..., f(sites)` of `f(x) = secret + c_1 x + c_2 x^2 + ...` modulo the prime.
+    """Return `f(1), ..., f(sites)` of `f(x) = secret + c_1 x + c_2 x^2 + ...` modulo the prime.
 
     Args:
-        secret: from 0 to below the prime.
-        sites: how many shares.
-        coefficients: c, one less than the shares that recover the secret: drawn uniformly from 0 to below the prime, by
-            a generator that is fit for secrets, and told to nobody.
+        secret: in [0, prime).
+        sites: number of shares.
+        coefficients: c, one fewer than the shares needed: uniform in [0, prime), from a cryptographic generator, kept
+            secret.
         prime: modulus.
 
     Raises:
-        ValueError: on a secret or a coefficient outside of the field, or fewer sites than recover the secret.
+        ValueError: if a number is outside the field, or there are fewer sites than shares needed.
     """
     polynomial = [secret, *coefficients]
-    if not all(0 <= number < prime for number in polynomial):
-        raise ValueError("expected a secret and coefficients from 0 to below the prime, got others: take a larger one.")
+    if outside := sum(not 0 <= number < prime for number in polynomial):
+        raise ValueError(
+            f"secret and coefficients must be in [0, prime), got {outside} outside for a prime of {prime.bit_length()} "
+            "bits: use a larger prime"
+        )
     if not len(polynomial) <= sites < prime:
-        raise ValueError(f"expected at least {len(polynomial)} sites, which recover the secret, got {sites}.")
+        raise ValueError(f"sites must be at least {len(polynomial)}, the shares needed, got {sites}")
 
     def value(x: int) -> int:
         total = 0
@@ -47,23 +50,23 @@ def shares(secret: int, sites: int, coefficients: Sequence[int], prime: int = PR
     return [Share(x, value(x)) for x in range(1, sites + 1)]
 
 
-def recovered(known: Sequence[Share], prime: int = PRIME) -> int:
-    """The secret by Lagrange's interpolation at 0: `sum_i y_i prod_(j != i) x_j / (x_j - x_i)`.
+def recovered(given: Sequence[Share], prime: int = PRIME) -> int:
+    """Return the secret by Lagrange interpolation at 0: `sum_i y_i prod_(j != i) x_j / (x_j - x_i)`.
 
-    Too few shares give a wrong number, which cannot be told from the right one.
+    Too few shares give a wrong number without an error.
 
     Args:
-        known: different shares, as many as one more than there were coefficients.
+        given: distinct shares, one more than there were coefficients.
         prime: modulus.
 
     Raises:
-        ValueError: when there is none, or one comes twice.
+        ValueError: without shares, or on duplicates.
     """
-    places = [share.x for share in known]
-    if not known or len(set(places)) < len(places):
-        raise ValueError(f"expected different shares, got those at {places}: leave out what came twice.")
+    places = [share.x for share in given]
+    if not given or len(set(places)) < len(places):
+        raise ValueError(f"shares must be distinct and at least one, got x = {places}: remove duplicates")
     total = 0
-    for x, y in known:
+    for x, y in given:
         above, below = 1, 1
         for other in places:
             if other != x:

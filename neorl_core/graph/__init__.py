@@ -1,1 +1,1 @@
-"""Policies on graphs: the same weights at every node and edge, whatever their number, order and switching."""
+"""Policies on graphs, with weights shared by all nodes and edges, for any number, order and switching state."""

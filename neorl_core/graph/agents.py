@@ -1,7 +1,7 @@
-"""The layout of agents that share a plant, from what each of them sees and who talks to whom.
+"""Graph layout of agents that share a plant, from their views and communication links.
 
-A link is an edge between two agents, and a flag of the observation says whether it is up. Nothing else joins them: a
-component that several agents see is one that each of them measures, such as the hour of its own clock.
+A link is an edge between two agents; a flag in the observation is 1 while it is up. A component seen by several agents
+is one that each of them measures itself, such as the time of day.
 """
 
 from __future__ import annotations
@@ -13,25 +13,17 @@ from neorl_core.graph.layout import Layout, checked
 from neorl_core.types import AgentView, PlantSpec
 
 Links = tuple[tuple[str, str], ...]
-"""Pairs of agents, by name, that talk to each other."""
+"""Pairs of agent names that communicate."""
 
 
 def alike(spec: PlantSpec, agents: Sequence[AgentView]) -> tuple[int, ...]:
-    """One kind for all agents that see and do the same quantities, told by their units: they share their weights.
-
-    Args:
-        spec: of the plant.
-        agents: what each sees and does.
-
-    Returns:
-        (N,) the number of each agent's kind.
-    """
-    of = [
+    """Return the kind (N,) of each agent: agents with the same units of observations and actions share weights."""
+    quantities = [
         (tuple(spec.observation.units[k] for k in agent.observation), tuple(spec.action.units[k] for k in agent.action))
         for agent in agents
     ]
-    order = list(dict.fromkeys(of))
-    return tuple(order.index(quantities) for quantities in of)
+    order = list(dict.fromkeys(quantities))
+    return tuple(order.index(each) for each in quantities)
 
 
 def agents_layout(
@@ -41,26 +33,25 @@ def agents_layout(
     present: tuple[int, ...] = (),
     kinds: tuple[int, ...] | None = None,
 ) -> Layout:
-    """Agents as the nodes of a graph, whose edges are their links.
+    """Return the layout with agents as nodes and links as edges.
 
-    What several agents see is a feature of its own; what one of them sees alone stands beside what agents that are
-    alike see at the same place, and is scaled as theirs. Each agent has a constant that tells it from the others, so
-    that those of a kind may act differently where they stand.
+    A component seen by several agents is a feature of its own. Private components of agents of one kind share a feature
+    at the same position, and its scale. A one-hot constant identifies each agent, so agents of a kind may act
+    differently.
 
     Args:
-        spec: of the plant.
-        agents: what each sees and does; every component of the action has one of them.
-        links: who talks to whom.
-        present: component of the observation that is 1 while a link is up, for each; none where all always are.
-        kinds: (N,) agents of a kind share their weights: `alike` by default, zeros for one set of weights, `range(N)`
-            for weights of their own.
+        spec: spec of the plant.
+        agents: views of the agents; every action component belongs to one of them.
+        links: pairs of agents that communicate.
+        present: observation component of each link that is 1 while the link is up; empty if all links are always up.
+        kinds: (N,) kind of each agent; `alike` by default, zeros for shared weights, `range(N)` for separate weights.
 
     Raises:
-        ValueError: on a link to nobody, or when agents do not fit the spec.
+        ValueError: if a link names an unknown agent, or agents do not fit the spec.
     """
     names = [agent.name for agent in agents]
-    if strange := next((name for link in links for name in link if name not in names), None):
-        raise ValueError(f"expected links between {', '.join(names)}, got '{strange}': correct the name.")
+    if unknown := next((name for link in links for name in link if name not in names), None):
+        raise ValueError(f"links must join the agents {', '.join(names)}, got '{unknown}': correct the name")
     seen = [place for agent in agents for place in agent.observation if place not in present]
     common = [place for place in dict.fromkeys(seen) if seen.count(place) > 1]
     rows = [tuple(place if place in agent.observation else -1 for agent in agents) for place in common]
@@ -69,7 +60,7 @@ def agents_layout(
     for group in dict.fromkeys(groups):
         own = (part if kind == group else () for part, kind in zip(private, groups, strict=True))
         rows += zip_longest(*own, fillvalue=-1)
-    found = Layout(
+    layout = Layout(
         nodes=len(agents),
         edges=tuple((names.index(a), names.index(b)) for a, b in links),
         node_observation=tuple(rows),
@@ -79,4 +70,4 @@ def agents_layout(
         present=present,
         kinds=groups if kinds is None else kinds,
     )
-    return checked(found, spec.observation.size, spec.acting)
+    return checked(layout, spec.observation.size, spec.acting)

@@ -1,7 +1,7 @@
-"""A graph as arrays: nodes, edges and a context, padded to a size class so that many graphs share one program.
+"""Graphs as arrays of nodes, edges and a context, padded to a few size classes that share compiled programs.
 
-An edge joins two nodes, and both learn from each other along it. What is masked is not there: it sends and receives
-nothing, and counts in no mean. A size class is the shape of the arrays; graphs of one class are compiled for once.
+Edges are undirected: messages pass both ways. Masked nodes and edges send and receive nothing and do not count in
+means.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 SIZE_CLASSES = ((40, 48), (80, 96), (144, 176), (288, 352))
-"""Nodes and edges that graphs are padded to."""
+"""Numbers of nodes and edges to pad to."""
 
 
 class Graph(NamedTuple):
-    """A graph, or a batch of graphs of one structure: leading axes are of features and masks alone."""
+    """A graph or a batch of graphs with one structure; features and masks have the batch axes."""
 
     nodes: Float[Array, "*b N F"]
     edges: Float[Array, "*b E G"]
     context: Float[Array, "*b C"]
-    """What holds of the whole."""
+    """Features of the whole graph."""
     senders: Int[Array, " E"]
     """The first node of each edge."""
     receivers: Int[Array, " E"]
     """The second node of each edge."""
     node_mask: Float[Array, "*b N"]
-    """1 where there is a node, 0 where there is padding."""
+    """1 for nodes, 0 for padding."""
     edge_mask: Float[Array, "*b E"]
-    """1 where there is an edge, 0 where there is padding or one that was removed."""
+    """1 for edges, 0 for padding and removed edges."""
 
 
 def size_class(nodes: int, edges: int) -> tuple[int, int]:
-    """The smallest class that holds a graph; beyond the largest, the graph's own size.
+    """Return the smallest class that fits a graph, or the graph's own size if none does.
 
     Example:
         >>> size_class(33, 37)
@@ -43,35 +43,35 @@ def size_class(nodes: int, edges: int) -> tuple[int, int]:
 
 
 def padded(graph: Graph, size: tuple[int, int] | None = None) -> Graph:
-    """The graph with masked nodes and edges behind its own.
+    """Pad a graph or batch with masked nodes and edges.
 
     Args:
-        graph: one graph or a batch.
-        size: nodes and edges afterwards; those of its `size_class` by default.
+        graph: graph or batch.
+        size: resulting numbers of nodes and edges; the `size_class` by default.
 
     Raises:
-        ValueError: when the graph is larger.
+        ValueError: if the graph is larger.
     """
     nodes, edges = graph.nodes.shape[-2], graph.edges.shape[-2]
     size = size_class(nodes, edges) if size is None else size
-    more, further = size[0] - nodes, size[1] - edges
-    if min(more, further) < 0:
+    extra_nodes, extra_edges = size[0] - nodes, size[1] - edges
+    if min(extra_nodes, extra_edges) < 0:
         raise ValueError(
-            f"expected a graph of at most {size[0]} nodes and {size[1]} edges, got {nodes} and {edges}: "
-            "name a larger size."
+            f"the graph must have at most {size[0]} nodes and {size[1]} edges, got {nodes} and {edges}: use a larger "
+            "size"
         )
 
-    def behind(x: Array, count: int, axis: int) -> Array:
+    def pad(x: Array, count: int, axis: int) -> Array:
         width = [(0, 0)] * x.ndim
         width[axis] = (0, count)
         return jnp.pad(x, width)
 
     return Graph(
-        nodes=behind(graph.nodes, more, -2),
-        edges=behind(graph.edges, further, -2),
+        nodes=pad(graph.nodes, extra_nodes, -2),
+        edges=pad(graph.edges, extra_edges, -2),
         context=graph.context,
-        senders=behind(graph.senders, further, -1),
-        receivers=behind(graph.receivers, further, -1),
-        node_mask=behind(graph.node_mask, more, -1),
-        edge_mask=behind(graph.edge_mask, further, -1),
+        senders=pad(graph.senders, extra_edges, -1),
+        receivers=pad(graph.receivers, extra_edges, -1),
+        node_mask=pad(graph.node_mask, extra_nodes, -1),
+        edge_mask=pad(graph.edge_mask, extra_edges, -1),
     )

@@ -1,8 +1,8 @@
-"""How the flat observation and action of a plant lie on a graph.
+"""Mapping between a plant's flat observation and action vectors and a graph.
 
-Logs, normalisers, algorithms, shields and bundles know vectors. A layout says which of their components belong to which
-node or edge, and which of them tells whether an edge is there, so that the topology is a part of the observation. It is
-a part of a plant's spec and of a graph policy's weights: structure, not arrays.
+Logs, normalisers, algorithms, shields and bundles use vectors. A layout assigns their components to nodes and edges,
+and names the flags that say which edges are present, so the topology is part of the observation. It is static structure
+in a plant's spec and in the weights of a graph policy.
 """
 
 from __future__ import annotations
@@ -19,52 +19,52 @@ from jaxtyping import Array, Float
 from neorl_core.graph.graphs import Graph
 
 Columns = tuple[tuple[int, ...], ...]
-"""For each feature the component of each node or edge, -1 where one has none (it then reads 0)."""
+"""For each feature, the component of each node or edge, or -1 for none (reads 0)."""
 Ints = npt.NDArray[np.int64]
 
 
 class Layout(NamedTuple):
-    """N nodes and E edges, and what of observation (O,) and action (A,) is theirs."""
+    """N nodes, E edges and their components of observation (O,) and action (A,)."""
 
     nodes: int
     edges: tuple[tuple[int, int], ...]
-    """The nodes that each edge joins."""
+    """Pairs of nodes that the edges join."""
     node_observation: Columns = ()
-    """(F, N) components of the observation."""
+    """(F, N) observation components of the nodes."""
     edge_observation: Columns = ()
-    """(G, E) components of the observation."""
+    """(G, E) observation components of the edges."""
     context: tuple[int, ...] = ()
-    """Components of the observation that hold of the whole."""
+    """Observation components of the whole graph."""
     node_action: Columns = ()
-    """(K, N) components of the action."""
+    """(K, N) action components of the nodes."""
     edge_action: Columns = ()
-    """(J, E) components of the action."""
+    """(J, E) action components of the edges."""
     node_constants: tuple[tuple[float, ...], ...] = ()
-    """(·, N) numbers about as large as 1 that never change, such as which node is the source."""
+    """(·, N) constants of about unit size, such as which node is the source."""
     edge_constants: tuple[tuple[float, ...], ...] = ()
-    """(·, E) numbers about as large as 1 that never change, such as a line's impedance."""
+    """(·, E) constants of about unit size, such as the impedance of a line."""
     flags: tuple[int, ...] = ()
-    """Components of the observation that are 0 or 1; they stay what they are where others are normalised."""
+    """Observation components that are 0 or 1 and are not normalised."""
     present: tuple[int, ...] = ()
-    """(E,) flags that are 1 while an edge is there; none where all always are."""
+    """(E,) flags that are 1 while an edge is present; empty if all edges always are."""
     kinds: tuple[int, ...] = ()
-    """(N,) kinds of nodes that are agents: those of a kind share their weights, and none knows more than its own
-    components and what others tell it over edges that are there. None of nodes that one policy sees as a whole."""
+    """(N,) kinds of nodes that are agents: agents of a kind share weights and see only their own components and
+    messages over present edges. Empty for a policy that sees the whole graph."""
 
 
 jax.tree_util.register_static(Layout)
 
 
 def checked(layout: Layout, observed: int, acting: int) -> Layout:
-    """The layout, once it is one of these sizes.
+    """Return the layout after checking it against the numbers of observation and action components.
 
     Args:
-        layout: which may come from anywhere.
-        observed: components of the observation.
-        acting: components of the action, each of which one node or edge must have.
+        layout: layout from any source.
+        observed: number of observation components.
+        acting: number of action components; each must belong to one node or edge.
 
     Raises:
-        ValueError: naming what does not fit.
+        ValueError: naming the first field that does not fit.
     """
     n, e = layout.nodes, len(layout.edges)
     for name, rows, width, top in (
@@ -78,19 +78,32 @@ def checked(layout: Layout, observed: int, acting: int) -> Layout:
         ("present", (layout.present,) if layout.present else (), e, observed),
     ):
         least = -1 if name.endswith(("observation", "action")) else 0
-        if not all(len(row) == width and all(least <= place < top for place in row) for row in rows):
-            raise ValueError(f"expected {name} of a layout of {n} nodes and {e} edges below {top}, got another shape.")
+        wrong = [row for row in rows if len(row) != width or not all(least <= place < top for place in row)]
+        if wrong:
+            raise ValueError(
+                f"each row of {name} needs {width} indices from {least} to {top - 1} in a layout of {n} nodes and {e} "
+                f"edges, got {_short(wrong[0])}: correct the layout"
+            )
     for name, constants, width in (
         ("node_constants", layout.node_constants, n),
         ("edge_constants", layout.edge_constants, e),
     ):
-        if not all(len(row) == width and np.isfinite(row).all() for row in constants):
-            raise ValueError(f"expected finite {name} of {width} each, got others.")
+        odd = [row for row in constants if len(row) != width or not np.isfinite(row).all()]
+        if odd:
+            raise ValueError(
+                f"each row of {name} needs {width} finite numbers, got {_short(odd[0])}: correct the layout"
+            )
     places = [place for row in (*layout.node_action, *layout.edge_action) for place in row if place >= 0]
     if sorted(places) != list(range(acting)):
-        raise ValueError(f"expected each of {acting} actions at one node or edge, got others: correct the layout.")
+        raise ValueError(
+            f"each of the {acting} actions must be at exactly one node or edge, got {_short(sorted(places))}: correct "
+            "node_action and edge_action"
+        )
     if not set(layout.present) <= set(layout.flags):
-        raise ValueError("expected what tells of edges among the flags, got others: correct the layout.")
+        raise ValueError(
+            f"every component in present must be in flags, got present {_short(layout.present)} and flags "
+            f"{_short(layout.flags)}: correct the layout"
+        )
     _check_agents(layout)
     return layout
 
@@ -101,12 +114,19 @@ def _check_agents(layout: Layout) -> None:
         return
     if len(kinds) != layout.nodes or set(kinds) != set(range(max(kinds) + 1)):
         raise ValueError(
-            f"expected kinds of {layout.nodes} agents, counted from 0, got {list(kinds)}: correct the layout."
+            f"kinds must number the kinds of {layout.nodes} agents from 0, got {_short(kinds)}: correct the layout"
         )
     if layout.context or layout.edge_observation or layout.edge_action:
         raise ValueError(
-            "expected components at agents alone, got a context or edges with some: name the agent that has them."
+            f"a layout with kinds must have all components at nodes, got context {_short(layout.context)}, "
+            f"edge_observation {_short(layout.edge_observation)} and edge_action {_short(layout.edge_action)}: assign "
+            "them to agents"
         )
+
+
+def _short(values: Any) -> str:
+    text = str(values)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 @cache
@@ -116,34 +136,34 @@ def _gathered(rows: Columns) -> Ints:
 
 @cache
 def _action_places(layout: Layout) -> Ints:
-    """(A,) where in the numbers of all nodes, then of all edges, each action is."""
+    """Return the index of each action (A,) in the concatenated outputs of all nodes and edges."""
     columns = [_gathered(rows).ravel() for rows in (layout.node_action, layout.edge_action) if rows]
-    found = np.concatenate(columns)
-    places = np.flatnonzero(found >= 0)
-    return places[np.argsort(found[places])]
+    actions = np.concatenate(columns)
+    places = np.flatnonzero(actions >= 0)
+    return places[np.argsort(actions[places])]
 
 
 def _features(
     constants: tuple[tuple[float, ...], ...], count: int, parts: tuple[tuple[Columns, Float[Array, "*b I"]], ...]
 ) -> Float[Array, "*b M F"]:
-    """Constants, then what stands in the columns of each part, of each node or edge."""
+    """Concatenate constants and the columns of each part for all nodes or edges."""
     like = parts[0][1]
     fixed = jnp.asarray(np.asarray(constants, like.dtype).reshape(-1, count).T)
-    found = [jnp.broadcast_to(fixed, (*like.shape[:-1], *fixed.shape))]
+    features = [jnp.broadcast_to(fixed, (*like.shape[:-1], *fixed.shape))]
     for rows, values in parts:
         if rows:
-            # -1 is the last place, and there stands the 0 of those that have none.
+            # Index -1 reads the appended 0.
             absent = jnp.zeros((*values.shape[:-1], 1), values.dtype)
-            found.append(jnp.concatenate([values, absent], -1)[..., _gathered(rows)])
-    return jnp.concatenate(found, -1)
+            features.append(jnp.concatenate([values, absent], -1)[..., _gathered(rows)])
+    return jnp.concatenate(features, -1)
 
 
 def graph_of(layout: Layout, observation: Float[Array, "*b O"], action: Float[Array, "*b A"] | None = None) -> Graph:
-    """The graph that a normalised observation is, with an action at its nodes and edges where one is given.
+    """Return the graph of a normalised observation, with an action at its nodes and edges if given.
 
     Args:
-        layout: of the plant.
-        observation: (..., O), normalised, its flags 0 or 1.
+        layout: layout of the plant.
+        observation: (..., O) normalised; flags are 0 or 1.
         action: (..., A) unit action.
     """
     acts = () if action is None else (action,)
@@ -151,7 +171,7 @@ def graph_of(layout: Layout, observation: Float[Array, "*b O"], action: Float[Ar
     edges = ((layout.edge_observation, observation), *((layout.edge_action, act) for act in acts))
     ends, lead = np.asarray(layout.edges, np.int64).reshape(-1, 2), observation.shape[:-1]
     whole = jnp.ones((*lead, len(layout.edges)), observation.dtype)
-    # A context of nothing would be a dense layer of no inputs: it is at least a 1.
+    # The leading 1 keeps dense layers of an empty context valid.
     context = observation[..., np.asarray(layout.context, np.int64)]
     return Graph(
         nodes=_features(layout.node_constants, layout.nodes, nodes),
@@ -165,24 +185,19 @@ def graph_of(layout: Layout, observation: Float[Array, "*b O"], action: Float[Ar
 
 
 def action_of(
-    layout: Layout, of_nodes: Float[Array, "*b N K"], of_edges: Float[Array, "*b E J"]
+    layout: Layout, node_output: Float[Array, "*b N K"], edge_output: Float[Array, "*b E J"]
 ) -> Float[Array, "*b A"]:
-    """The flat action of what nodes and edges do; the inverse of how `graph_of` lays one on the graph."""
-    lead = of_nodes.shape[:-2]
-    every = jnp.concatenate([of_nodes.reshape(*lead, -1), of_edges.reshape(*lead, -1)], -1)
-    return every[..., _action_places(layout)]
+    """Return the flat action of node and edge outputs; the inverse of the placement in `graph_of`."""
+    lead = node_output.shape[:-2]
+    outputs = jnp.concatenate([node_output.reshape(*lead, -1), edge_output.reshape(*lead, -1)], -1)
+    return outputs[..., _action_places(layout)]
 
 
 def shared(layout: Layout, mean: npt.NDArray[Any], deviation: npt.NDArray[Any]) -> tuple[Any, Any]:
-    """Means and deviations of the observation with one pair for each feature, so that all its nodes or edges are scaled
-    alike; flags keep their 0 and 1.
+    """Return means and deviations (O,) pooled per feature, so that all nodes or edges of a feature share one scale.
 
-    `mean = mean_j m_j`, `variance = mean_j s_j² + mean_j (m_j - mean)²` over the feature's components j.
-
-    Args:
-        layout: of the plant.
-        mean: (O,) of each component.
-        deviation: (O,) of each component.
+    `mean = mean_j m_j`, `variance = mean_j s_j² + mean_j (m_j - mean)²` over the components j of the feature. Flags
+    keep mean 0 and deviation 1.
     """
     mean, deviation = mean.copy(), deviation.copy()
     for row in (*layout.node_observation, *layout.edge_observation):

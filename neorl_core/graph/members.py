@@ -1,7 +1,8 @@
-"""One agent's share of a policy, for a machine of its own: its own sensors and the messages it gets, and nothing else.
+"""Multi-agent policies on separate machines: the part of one agent.
 
-The policy of all agents is one function of the whole observation. This is the same function taken apart: `act` of every
-agent, where what each says is carried to its neighbours as often as there are rounds, gives the same actions.
+The policy of all agents is one function of the whole observation. `act` computes the part of one agent from its own
+sensors and the messages that it received. If messages are delivered between agents in every round, all agents together
+give the same actions.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from jaxtyping import Array, Float, Int
 
 from neorl_core.graph.layout import Layout
-from neorl_core.graph.messages import acted, heard, own_weights, rounds_of, said, seen
+from neorl_core.graph.messages import decode, encode, own_weights, receive, rounds_of, send
 from neorl_core.networks import Policy, normalise, to_physical
 from neorl_core.types import AgentView
 
@@ -23,77 +24,80 @@ Weights = dict[str, Any]
 
 
 class Member(NamedTuple):
-    """All that an agent needs of a policy."""
+    """Weights, scale and index maps of one agent."""
 
     policy: Policy
-    """The weights of its kind, and the scale of what it observes and does."""
+    """Weights of the agent's kind, and the scale of its observation and action."""
     places: Int[np.ndarray, " F"]
-    """Where in its observation each of its features is, -1 of those that are others'."""
+    """Index of each feature in the own observation, -1 for features of other agents."""
     constants: Float[Array, " C"]
     slots: Int[np.ndarray, " A"]
-    """Which of the numbers that its weights say each of its actions is."""
+    """Index of each own action in the output of the weights."""
 
 
 def member_of(policy: Policy, agents: Sequence[AgentView], name: str) -> Member:
-    """The share of one agent.
+    """Extract the share of one agent.
 
     Args:
-        policy: of all agents.
-        agents: of its plant, in the order of the policy's layout.
-        name: the agent's.
+        policy: policy of all agents.
+        agents: agents of the plant in the order of the policy's layout.
+        name: name of the agent.
 
     Raises:
-        ValueError: when there is no such agent, or the policy is none of agents.
+        ValueError: if the agent is unknown, or the policy is not one of agents.
     """
     network = policy.params.get("graph", {})
     if "agents" not in network:
-        raise ValueError("expected a policy of agents, got another: train one on a plant whose layout has kinds.")
+        raise ValueError(
+            f"{name} needs a policy of agents, got weights {sorted(policy.params)}: train on a plant with kinds in its "
+            "layout"
+        )
     names = [agent.name for agent in agents]
     if name not in names:
-        raise ValueError(f"expected an agent among {', '.join(names)}, got '{name}': correct the name.")
+        raise ValueError(f"the agent must be one of {', '.join(names)}, got '{name}': correct the name")
     layout: Layout = network["layout"]
     index, own = names.index(name), agents[names.index(name)]
-    observed, moved, n = list(own.observation), list(own.action), policy.normaliser
-    at, does = np.asarray(observed), np.asarray(moved)
+    observed, actuated, n = list(own.observation), list(own.action), policy.normaliser
+    sensors, actuators = np.asarray(observed), np.asarray(actuated)
     features = [row[index] for row in layout.node_observation]
     actions = [row[index] for row in layout.node_action]
     scale = n._replace(
-        mean=n.mean[at],
-        scale=n.scale[at],
-        action_centre=n.action_centre[does],
-        action_half_range=n.action_half_range[does],
+        mean=n.mean[sensors],
+        scale=n.scale[sensors],
+        action_centre=n.action_centre[actuators],
+        action_half_range=n.action_half_range[actuators],
     )
     return Member(
         Policy(own_weights(network["agents"], layout.kinds[index]), scale),
         np.asarray([observed.index(place) if place >= 0 else -1 for place in features]),
         jnp.asarray([row[index] for row in layout.node_constants], n.mean.dtype),
-        np.asarray([actions.index(place) for place in moved]),
+        np.asarray([actions.index(place) for place in actuated]),
     )
 
 
 def act(
     member: Member, observation: Float[npt.ArrayLike, " O"], received: Sequence[Sequence[Float[Array, " H"]]] = ()
 ) -> tuple[Float[Array, " A"], Float[Array, " H"] | None]:
-    """What an agent does, and what it says next, after what it has heard so far.
+    """Return the agent's action and next message.
 
-    Rounds in which nothing has come yet count as silent, so that there is an action at any time.
+    Rounds without messages count as silent, so an action is available at any time.
 
     Args:
-        member: the agent's share of the policy.
-        observation: (O,) its own, in the plant's units.
-        received: the messages that reached it in each round until now.
+        member: share of the policy.
+        observation: (O,) own observation in the plant's units.
+        received: messages received in each round so far.
 
     Returns:
-        Its own actions in the plant's units, and the message of the next round to everyone that it has a link to; None
-        after the last round.
+        Actions (A,) in the plant's units, and the message of the next round to all linked agents, or None after the
+        last round.
     """
     weights, scale = member.policy
     own = normalise(scale, jnp.asarray(observation, scale.mean.dtype))
     features = jnp.append(own, jnp.zeros((), own.dtype))[member.places]
-    knows, says = seen(weights, jnp.concatenate([member.constants, features])), None
+    hidden, outgoing = encode(weights, jnp.concatenate([member.constants, features])), None
     for turn in range(rounds_of(weights)):
-        told = said(weights, knows, turn)
-        says = told if turn == len(received) else says
+        message = send(weights, hidden, turn)
+        outgoing = message if turn == len(received) else outgoing
         messages = received[turn] if turn < len(received) else ()
-        knows = heard(weights, knows, sum(messages, jnp.zeros_like(told)), turn)
-    return to_physical(scale, jnp.tanh(acted(weights, knows)[member.slots])), says
+        hidden = receive(weights, hidden, sum(messages, jnp.zeros_like(message)), turn)
+    return to_physical(scale, jnp.tanh(decode(weights, hidden)[member.slots])), outgoing

@@ -1,12 +1,12 @@
-"""Agents that share a plant: each knows its own part of the observation and what others tell it, and acts upon that.
+"""Multi-agent policies with learned communication: each agent acts on its own observation and on messages.
 
-An agent makes numbers of what it sees, tells them to those that it has links to, takes in the sum of what arrives over
-links that are up, and so on for some rounds. Nothing is pooled: after R rounds an action depends on agents within R
-links that are up, and with all links cut on the agent's own observation alone.
+An agent encodes its observation, sends a message to linked agents, adds the sum of the messages that arrive over links
+that are up, and repeats this for R rounds. Nothing is pooled globally: an action depends on agents within R links only,
+and without links on the own observation alone.
 
-Foerster et al. 2016, Learning to communicate with deep multi-agent reinforcement learning (arXiv 1605.06676), have
-messages learned through the links, Sukhbaatar et al. 2016 (arXiv 1605.07736) sum them. Every function is of one agent;
-the policy of all is its vmap over agents and the sums over links.
+Foerster et al. 2016, Learning to communicate with deep multi-agent reinforcement learning (arXiv 1605.06676) learn
+messages; Sukhbaatar et al. 2016 (arXiv 1605.07736) sum them. Each function is for one agent; the policy of all agents
+is a vmap with sums over links.
 """
 
 from __future__ import annotations
@@ -27,58 +27,37 @@ Weights = dict[str, Any]
 
 
 class Talk(NamedTuple):
-    """What a policy of agents is made for, and its size."""
+    """Layout and size of a policy of agents."""
 
     layout: Layout
     rounds: int
     width: int
 
 
-def seen(own: Weights, features: Float[Array, "*b F"]) -> Float[Array, "*b H"]:
-    """What an agent knows before it hears anything: `h = relu(B relu(A x + a) + b)`.
-
-    Args:
-        own: weights of the agent's kind.
-        features: the agent's own, normalised, its constants before them.
-    """
+def encode(own: Weights, features: Float[Array, "*b F"]) -> Float[Array, "*b H"]:
+    """Return the initial hidden state of an agent from its constants and features: `h = relu(B relu(A x + a) + b)`."""
     return jax.nn.relu(_dense(own["sees_1"], jax.nn.relu(_dense(own["sees_0"], features))))
 
 
-def said(own: Weights, knows: Float[Array, "*b H"], turn: int) -> Float[Array, "*b H"]:
-    """What it tells everyone that it has a link to: `m = relu(C h + c)`.
-
-    Args:
-        own: weights of the agent's kind.
-        knows: the agent's h.
-        turn: number of the round.
-    """
-    return jax.nn.relu(_dense(own[f"says_{turn}"], knows))
+def send(own: Weights, hidden: Float[Array, "*b H"], turn: int) -> Float[Array, "*b H"]:
+    """Return the message of a round to all linked agents: `m = relu(C h + c)`."""
+    return jax.nn.relu(_dense(own[f"says_{turn}"], hidden))
 
 
-def heard(own: Weights, knows: Float[Array, "*b H"], arrived: Float[Array, "*b H"], turn: int) -> Float[Array, "*b H"]:
-    """What it knows after a round: `h + relu(D (h, Σ m) + d)`; of an agent that hears nothing the sum is 0.
-
-    Args:
-        own: weights of the agent's kind.
-        knows: the agent's h.
-        arrived: the sum of the messages that reached it.
-        turn: number of the round.
-    """
-    return knows + jax.nn.relu(_dense(own[f"hears_{turn}"], jnp.concatenate([knows, arrived], -1)))
+def receive(
+    own: Weights, hidden: Float[Array, "*b H"], arrived: Float[Array, "*b H"], turn: int
+) -> Float[Array, "*b H"]:
+    """Return the hidden state after a round: `h + relu(D (h, Σ m) + d)`, with the sum of the messages received."""
+    return hidden + jax.nn.relu(_dense(own[f"hears_{turn}"], jnp.concatenate([hidden, arrived], -1)))
 
 
-def acted(own: Weights, knows: Float[Array, "*b H"]) -> Float[Array, "*b K"]:
-    """Numbers for each of its actions before the tanh: `F relu(E h + e) + f`."""
-    return _dense(own["acts_1"], jax.nn.relu(_dense(own["acts_0"], knows)))
+def decode(own: Weights, hidden: Float[Array, "*b H"]) -> Float[Array, "*b K"]:
+    """Return the outputs for the actions before the tanh: `F relu(E h + e) + f`."""
+    return _dense(own["acts_1"], jax.nn.relu(_dense(own["acts_0"], hidden)))
 
 
 def agents_init(key: PRNGKeyArray, talk: Talk) -> Weights:
-    """Fresh weights, LeCun's normal ones and biases of 0, of every kind of agents.
-
-    Args:
-        key: their randomness.
-        talk: layout, rounds and width.
-    """
+    """Return fresh weights of every kind of agents: LeCun normal kernels, zero biases."""
     layout, width = talk.layout, talk.width
     sizes = {"sees_0": (_features(layout), width), "sees_1": (width, width)}
     for turn in range(talk.rounds):
@@ -93,38 +72,27 @@ def agents_init(key: PRNGKeyArray, talk: Talk) -> Weights:
 
 
 def agents_apply(weights: Weights, layout: Layout, observation: Float[Array, "*b O"]) -> Float[Array, "*b A"]:
-    """Numbers for each action of all agents, from normalised observations.
-
-    Args:
-        weights: of every kind of agents.
-        layout: whose nodes are agents and whose edges are their links.
-        observation: (..., O), normalised.
-    """
+    """Return the outputs of all agents, in the order of the action vector, from normalised observations (..., O)."""
     graph = graph_of(layout, observation)
     own, up = own_weights(weights, np.asarray(layout.kinds)), graph.edge_mask[..., None]
-    knows = _each(seen, own, graph.nodes)
+    hidden = _each(encode, own, graph.nodes)
     for turn in range(rounds_of(weights)):
-        told = _each(partial(said, turn=turn), own, knows)
-        forth, back = told[..., graph.senders, :] * up, told[..., graph.receivers, :] * up
+        messages = _each(partial(send, turn=turn), own, hidden)
+        forth, back = messages[..., graph.senders, :] * up, messages[..., graph.receivers, :] * up
         arrived = summed(forth, graph.receivers, layout.nodes) + summed(back, graph.senders, layout.nodes)
-        knows = _each(partial(heard, turn=turn), own, knows, arrived)
-    acts = _each(acted, own, knows)
-    return action_of(layout, acts, acts[..., :0, :0])
+        hidden = _each(partial(receive, turn=turn), own, hidden, arrived)
+    outputs = _each(decode, own, hidden)
+    return action_of(layout, outputs, outputs[..., :0, :0])
 
 
 def own_weights(weights: Weights, kind: Any) -> Weights:
-    """The weights of one kind of agents, or of several side by side.
-
-    Args:
-        weights: of every kind.
-        kind: its number, or (N,) numbers.
-    """
-    found: Weights = jax.tree.map(lambda x: x[kind], weights)
-    return found
+    """Return the weights of one kind of agents, or of kinds (N,) stacked."""
+    own: Weights = jax.tree.map(lambda x: x[kind], weights)
+    return own
 
 
 def rounds_of(weights: Weights) -> int:
-    """How often agents talk before they act."""
+    """Return the number of communication rounds."""
     return sum(name.startswith("says_") for name in weights)
 
 
@@ -137,8 +105,8 @@ def _dense(layer: Weights, x: Float[Array, "*b I"]) -> Float[Array, "*b J"]:
     return product + jnp.broadcast_to(layer["bias"], product.shape)
 
 
-def _each(function: Callable[..., Array], own: Weights, *of_agents: Array) -> Float[Array, "*b N J"]:
-    """A function of one agent for all of them: weights have them on the first axis, numbers on the last but one."""
-    along = (0, *(-2,) * len(of_agents))
-    found: Float[Array, "*b N J"] = jax.vmap(function, in_axes=along, out_axes=-2)(own, *of_agents)
-    return found
+def _each(function: Callable[..., Array], own: Weights, *inputs: Array) -> Float[Array, "*b N J"]:
+    """Apply a function of one agent to all agents: weights on the first axis, numbers on the second-last."""
+    along = (0, *(-2,) * len(inputs))
+    output: Float[Array, "*b N J"] = jax.vmap(function, in_axes=along, out_axes=-2)(own, *inputs)
+    return output

@@ -1,9 +1,9 @@
-"""Graph networks behind the flat contract of actors and critics.
+"""Graph networks behind the flat interface of actors and critics.
 
-`neorl_core.networks` applies whatever its weights say. Those of a graph network are `{"graph": {"layout", "actor" or
-"critic"}}`; its width and rounds are read off the arrays, and its layout says how observation and action lie on the
-graph. With another layout the same arrays are a policy for another graph. Where nodes are agents, the actor is theirs
-(`{"graph": {"layout", "agents"}}`), and its critics, which only training has, are dense and see the whole plant.
+`neorl_core.networks` dispatches on the weights. Graph networks have `{"graph": {"layout", "actor" or
+"critic"}}`; width and rounds follow from the arrays, and the layout maps observation and action to the graph. With
+another layout the same arrays are a policy for another graph. If nodes are agents, the weights are `{"graph":
+{"layout", "agents"}}`; their critics, used only in training, are dense and see the whole plant.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Weights = dict[str, Any]
 
 
 class Passing(NamedTuple):
-    """What a graph network is made for, and its size."""
+    """Layout and size of a graph network."""
 
     layout: Layout
     rounds: int
@@ -32,31 +32,33 @@ class Passing(NamedTuple):
 
 
 def passing_of(spec: PlantSpec, rounds: int, hidden: tuple[int, ...]) -> Passing | Talk | None:
-    """The graph network of a policy for a plant, or that of its agents; None of one without rounds.
+    """Return the graph network of a policy for a plant or its agents, or None for zero rounds.
 
     Args:
-        spec: as the policy sees the plant.
-        rounds: of message passing.
-        hidden: widths of hidden layers; the first is that of every node and edge.
+        spec: spec of the plant as the policy sees it.
+        rounds: rounds of message passing.
+        hidden: widths of hidden layers; the first is used for every node and edge.
 
     Raises:
-        ValueError: when the plant does not lie on a graph, or is seen with a history.
+        ValueError: if the plant has no layout, or has a history.
     """
     if not rounds:
         return None
     if spec.layout is None:
         raise ValueError(
-            f"expected a plant with a layout for a graph policy of {rounds} rounds, got {spec.name}, whose spec has "
-            "none: describe its graph in `layout`, or leave out 'graph'."
+            f"graph: {rounds} needs a plant with a layout, got {spec.name} without one: describe its graph in "
+            "`layout`, or leave out 'graph'"
         )
     if spec.history is not None:
-        raise ValueError("expected a graph policy without a history, got one: leave out 'history' or 'graph'.")
+        raise ValueError(
+            f"graph: {rounds} cannot be combined with a history, got {spec.history}: leave out 'history' or 'graph'"
+        )
     kind = Talk if spec.layout.kinds else Passing
     return kind(checked(spec.layout, spec.observation.size, spec.acting), rounds, hidden[0])
 
 
 def graph_actor_init(key: PRNGKeyArray, passing: Passing | Talk) -> Weights:
-    """Fresh weights of an actor: numbers for each action before the tanh."""
+    """Return fresh weights of an actor with one output per action, before the tanh."""
     layout = passing.layout
     if isinstance(passing, Talk):
         return {"graph": {"layout": layout, "agents": agents_init(key, passing)}}
@@ -65,17 +67,17 @@ def graph_actor_init(key: PRNGKeyArray, passing: Passing | Talk) -> Weights:
 
 
 def graph_critic_init(key: PRNGKeyArray, passing: Passing, acting: bool = True) -> Weights:
-    """Fresh weights of a critic of observation and action, or of the observation alone."""
+    """Return fresh weights of a critic of observation and action, or of the observation alone."""
     module = Critic(passing.width, passing.rounds)
     return {"graph": {"layout": passing.layout, "critic": module.init(key, _like(passing.layout, acting))["params"]}}
 
 
 def graph_apply(params: Weights, x: Float[Array, "*n I"]) -> Float[Array, "*n F"]:
-    """Numbers for each action, or a critic's one number.
+    """Apply a graph network: one output per action, or the one output of a critic.
 
     Args:
-        params: weights, and the layout that they are for.
-        x: (..., O) normalised observations, or (..., O + A) with unit actions behind them.
+        params: weights and layout.
+        x: (..., O) normalised observations, or (..., O + A) followed by unit actions.
     """
     layout: Layout = params["layout"]
     if "agents" in params:
@@ -91,25 +93,15 @@ def graph_apply(params: Weights, x: Float[Array, "*n I"]) -> Float[Array, "*n F"
 
 
 def act_on(weights: Weights, graph: Graph) -> tuple[Float[Array, "*b N K"], Float[Array, "*b E J"]]:
-    """What an actor's weights say at each node and edge of any graph with the features that they were made for.
-
-    Args:
-        weights: `params["graph"]["actor"]`.
-        graph: padded or not.
-    """
+    """Apply an actor's weights (`params['graph']['actor']`) to any graph with the same features, padded or not."""
     outputs = [weights[name]["bias"].shape[-1] if name in weights else 0 for name in ("per_node", "per_edge")]
     output: Any = Actor(*_size(weights), *outputs).apply({"params": weights}, graph)
-    of_nodes, of_edges = output
-    return of_nodes, of_edges
+    node_output, edge_output = output
+    return node_output, edge_output
 
 
 def moved_to(params: Weights, layout: Layout) -> Weights:
-    """The same weights as a policy for another graph, to be tuned there.
-
-    Args:
-        params: of a graph network.
-        layout: with as many features and kinds of actions as the one that they were trained on.
-    """
+    """Return the weights with another layout of as many features and kinds of actions, for fine-tuning there."""
     return {"graph": params["graph"] | {"layout": layout}}
 
 
@@ -126,12 +118,12 @@ def _actions(layout: Layout) -> int:
 def _sees_actions(critic: Weights, layout: Layout) -> bool:
     nodes = len(layout.node_constants) + len(layout.node_observation)
     edges = len(layout.edge_constants) + len(layout.edge_observation)
-    read = tuple(critic["body"][name]["kernel"].shape[-2] for name in ("nodes", "edges"))
-    return read != (nodes, edges)
+    inputs = tuple(critic["body"][name]["kernel"].shape[-2] for name in ("nodes", "edges"))
+    return inputs != (nodes, edges)
 
 
 def _like(layout: Layout, acting: bool) -> Graph:
-    """A graph of this layout, of zeros."""
+    """Return a graph of zeros with this layout."""
     columns = (*layout.node_observation, *layout.edge_observation, layout.context, layout.flags)
     observed = max((place for row in columns for place in row), default=-1) + 1
     return graph_of(layout, jnp.zeros((observed,)), jnp.zeros((_actions(layout),)) if acting else None)

@@ -1,4 +1,4 @@
-"""The training loop: chunks of a compiled program, resumable between any two of them."""
+"""The training loop: chunks of a compiled program, resumable after every chunk."""
 
 from __future__ import annotations
 
@@ -16,79 +16,75 @@ from neorl_core.training.preparation import LARGEST
 from neorl_core.types import Transition
 
 CURVE_ROWS = 200
-"""Rows of the learning curves, at least, where there are as many updates."""
+"""Smallest number of rows of the learning curves, if there are that many updates."""
 LONGEST_ROW = 500
-"""Gradient steps of a row, at most: what a slow algorithm needs for them is how long an interruption may wait."""
+"""Largest number of gradient steps per row, which bounds the steps lost by an interruption."""
 
 
 class Plan(NamedTuple):
-    """How a run is cut, so that each of its programs is compiled once; all in gradient steps."""
+    """Division of a run into rows and chunks, in gradient steps; every chunk runs the same program."""
 
     log_every: int
-    """Gradient steps whose metrics are averaged into one row of the learning curves."""
+    """Gradient steps averaged into one row of the learning curves."""
     chunk: int
     """Gradient steps between two returns to Python, a multiple of `log_every`."""
     updates: int
-    """Gradient steps of the whole run, a multiple of `chunk`."""
+    """Gradient steps of the run, a multiple of `chunk`."""
     warm_up: int = 0
-    """Gradient steps of the warm-up, which is a program of its own; a multiple of `chunk`."""
+    """Gradient steps of the warm-up, a separate program; a multiple of `chunk`."""
 
     @property
     def steps(self) -> Int[np.ndarray, " L"]:
-        """Gradient steps made at each row of the learning curves."""
+        """Gradient steps taken at each row of the learning curves."""
         return np.arange(self.log_every, self.updates + 1, self.log_every)
 
 
 class RunState(NamedTuple):
-    """The state of a training run: all that is needed to go on from it."""
+    """State of a run, sufficient to resume it."""
 
     population: TrainState
     curves: dict[str, Float[np.ndarray, "P L"]]
-    """Each metric's values by its name, a row for each member; NaN where training has not come yet."""
+    """Metric name -> values (P, L), one row per member; NaN where training has not arrived yet."""
 
     @property
     def done(self) -> int:
-        """Gradient steps made."""
+        """Gradient steps taken."""
         return int(on_host(self.population.step)[0])
 
 
 class TrainingRows(NamedTuple):
-    """The prepared transitions of a run, of which each chunk draws from those on the device."""
+    """Prepared transitions of a run; each chunk samples from those on the device."""
 
     shapes: Transition
-    """Like any answer of `at`: arrays, or shapes and types."""
+    """Arrays, or shapes and types, as returned by `at`."""
     at: Callable[[int], Transition]
-    """Updates made -> the transitions that the next chunk draws from, on the device. It depends on nothing else."""
+    """Updates taken -> transitions on the device for the next chunk; a pure function."""
 
 
 def resident(data: Transition) -> TrainingRows:
-    """Rows that stay on the device for the whole run."""
+    """Keep all rows on the device for the whole run."""
     return TrainingRows(data, lambda done: data)
 
 
 def schedule(updates: int, chunk: int, batches: int, warm_up: int = 0) -> Plan:
-    """Cut a run into chunks of equal size.
+    """Divide a run into chunks of equal size.
 
     Args:
-        updates: gradient steps asked for.
-        chunk: gradient steps wished for between two returns to Python.
+        updates: requested gradient steps, rounded up in the plan.
+        chunk: desired gradient steps between two returns to Python; it changes neither of the others.
         batches: the algorithm's `batches_per_update`.
-        warm_up: gradient steps of another program at the start, rounded up to whole rows; a chunk ends there.
-
-    Returns:
-        The plan, whose `updates` are the least that fit and are not fewer than asked for. The chunk changes neither of
-        the other two.
+        warm_up: gradient steps of the warm-up, rounded up to whole rows; a chunk ends there.
 
     Raises:
-        ValueError: when nothing is left after the warm-up.
+        ValueError: if nothing is left after the warm-up.
     """
     log_every = max(min(updates // CURVE_ROWS, LONGEST_ROW) // batches, 1) * batches
     rows = -(-updates // log_every)
     first = -(-warm_up // log_every)
     if first >= rows:
         raise ValueError(
-            f"expected more updates than the {warm_up:,} that come before the policy's, got {updates:,}: ask for more, "
-            "or lower warm_up_updates."
+            f"updates must exceed the {warm_up:,} of the warm-up, got {updates:,}: increase updates, or lower "
+            "warm_up_updates"
         )
     common = math.gcd(rows, first)
     divisors = [n for n in range(1, common + 1) if common % n == 0]
@@ -107,25 +103,26 @@ def train(
     resume: Callable[[RunState], RunState] | None = None,
     report: Callable[[RunState, int], None] | None = None,
 ) -> RunState:
-    """The loop over chunks: every run of the pipeline and of `fit` goes through it.
+    """Train a population chunk by chunk.
 
     Args:
-        algorithm: what to train.
-        fresh: state to begin with, from `init_population`.
+        algorithm: algorithm to train.
+        fresh: initial state from `init_population`.
         data: prepared transitions.
-        plan: how the run is cut, from `schedule`.
+        plan: division of the run from `schedule`.
         batch_size: transitions per gradient step.
-        limit: beyond which a metric has diverged, as the rows' `Scaling` has it.
-        resume: given the fresh start, returns where to begin: itself, or what an earlier run's `report` was told.
-        report: told of the progress and of the updates in all, at the start and after every chunk. Saving, evaluating
-            and showing are its affair; what it raises ends the run.
+        limit: value beyond which a metric counts as diverged (`Scaling.limit`).
+        resume: callback that maps the initial state to the state to start from: itself, or one passed to `report`
+            earlier.
+        report: callback (state, total updates), called at the start and after every chunk, for saving and display; an
+            exception ends the run.
 
     Returns:
-        The progress at the end.
+        The final state.
 
     Raises:
-        ValueError: when what `resume` gives does not fit the plan.
-        FloatingPointError: when every member diverged; the state that `report` was told of last is the last good one.
+        ValueError: if the resumed state does not fit the plan.
+        FloatingPointError: if every member diverged; the last reported state is the last good one.
     """
     advance = make_train_chunk(algorithm, plan.chunk, plan.log_every, batch_size)
     names = jax.eval_shape(advance, fresh, data.shapes)[1]
@@ -133,35 +130,31 @@ def train(
     state = RunState(fresh, {k: np.full((x.shape[0], rows), np.nan, x.dtype) for k, x in names.items()})
     state = state if resume is None else resume(state)
     if state.done % plan.chunk:
-        raise ValueError(
-            f"expected to go on from a multiple of {plan.chunk} updates, got {state.done}: keep the same chunk."
-        )
+        raise ValueError(f"a run resumes at a multiple of {plan.chunk} updates, got {state.done}: keep the same chunk")
     if report:
         report(state, plan.updates)
     for done in range(state.done, plan.updates, plan.chunk):
         advance = make_train_chunk(phase(algorithm, done < plan.warm_up), plan.chunk, plan.log_every, batch_size)
         population, metrics = advance(state.population, data.at(done))
-        told = on_host(metrics)
-        if np.asarray(diverged(told, limit)).all():
-            raise FloatingPointError(
-                f"expected training to stay finite, got divergence of every member by update {done + plan.chunk}: "
-                "lower the learning rates."
-            )
-        state = RunState(population, {k: _filled(x, told[k], done // plan.log_every) for k, x in state.curves.items()})
+        metrics = on_host(metrics)
+        if np.asarray(diverged(metrics, limit)).all():
+            raise FloatingPointError(f"every member diverged by update {done + plan.chunk:,}: lower the learning rates")
+        row = done // plan.log_every
+        state = RunState(population, {k: _filled(x, metrics[k], row) for k, x in state.curves.items()})
         if report:
             report(state, plan.updates)
     return state
 
 
 def on_host(tree: Any) -> Any:
-    """Every array as NumPy's, whole, on whatever devices and processes its parts are."""
+    """Return every array as a whole NumPy array, gathered from all devices and processes."""
     if all(getattr(x, "is_fully_addressable", True) for x in jax.tree.leaves(tree)):
         return jax.tree.map(np.asarray, tree)
     return multihost_utils.process_allgather(tree, tiled=True)
 
 
 def _filled(curve: np.ndarray, rows: np.ndarray, at: int) -> np.ndarray:
-    """A copy, for what `report` was told of before must stay as it was."""
+    """Return a filled copy; a curve passed to `report` must not change."""
     curve = np.array(curve)
     curve[:, at : at + rows.shape[1]] = rows
     return curve

@@ -1,4 +1,4 @@
-"""How parameters follow their gradients: a recipe is configuration, its learning rate an array in the state."""
+"""Optimisers from serialisable recipes; the learning rate is an array in the state, so members may differ in it."""
 
 from __future__ import annotations
 
@@ -16,59 +16,55 @@ from neorl_core.types import Params
 
 
 class Recipe(NamedTuple):
-    """What makes steps of gradients, but for the learning rate, in which the members of a population may differ.
-
-    A group of parameters (an actor, an ensemble of critics) has a recipe of its own.
-    """
+    """Static settings of the optimiser of one group of parameters (an actor, an ensemble of critics)."""
 
     method: str = "adam"
     """A key of METHODS."""
     clip: float = 0.0
-    """The gradient is shrunk to this global norm before the method sees it; 0 leaves it as it is. Each network of an
-    ensemble has a norm of its own: what one critic has to learn must not depend on how many others there are."""
+    """Clip the gradient to this global norm; 0 disables. Each network of an ensemble is clipped on its own, so that a
+    critic does not depend on the number of critics."""
     schedule: str = "constant"
-    """A key of SCHEDULES: what the learning rate is multiplied by."""
+    """A key of SCHEDULES, the factor of the learning rate."""
     warmup: int = 0
-    """Steps in which the rate first rises to its full height."""
+    """Steps of a linear rise of the learning rate at the start."""
     steps: int = 0
-    """Steps, with those of the warm-up, after which a falling schedule is at zero; a constant one has none."""
+    """Steps, including the warm-up, after which a decaying schedule reaches zero; 0 with a constant one."""
     accumulate: int = 1
-    """Gradients whose mean makes one step."""
+    """Number of gradients averaged into one step."""
 
 
 class Optimiser(NamedTuple):
-    """One group's recipe and what it remembers. The recipe is no array: it is part of the state's structure."""
+    """Recipe and optimiser state of one group; the recipe is static structure."""
 
     recipe: Recipe
     memory: optax.OptState
 
 
-# Without this a recipe's fields would be leaves. As structure, it reaches `step` through any jit, scan or vmap, and
-# another recipe is another compiled program.
+# As static structure a recipe passes through jit, scan and vmap, and each recipe compiles its own program.
 jax.tree_util.register_static(Recipe)
 
 TD3 = Recipe()
 SAC = Recipe(clip=1.0)
 PRESETS = {"td3": TD3, "sac": SAC}
-"""Named recipes, to which algorithms of these families add a learning rate of 3e-4."""
+"""Named recipes; algorithms of these families use a learning rate of 3e-4."""
 
 METHODS: dict[str, Callable[[], optax.GradientTransformation]] = {"adam": optax.scale_by_adam, "sgd": optax.identity}
-"""Kingma & Ba 2015 (arXiv 1412.6980), algorithm 1, with its constants; and the gradient itself."""
+"""Adam (Kingma & Ba 2015, arXiv 1412.6980, algorithm 1, with its constants) and plain gradient descent."""
 
 SCHEDULES: dict[str, Callable[[Float[Array, ""]], Float[Array, ""]]] = {
     "constant": jnp.ones_like,
     "linear": lambda part: 1.0 - part,
     "cosine": lambda part: 0.5 * (1.0 + jnp.cos(math.pi * part)),
 }
-"""Factor of the learning rate by the part of its fall that is over; the cosine is Loshchilov & Hutter 2017 (arXiv
+"""Factor of the learning rate by the elapsed share of the decay; cosine as in Loshchilov & Hutter 2017 (arXiv
 1608.03983), equation 5, without restarts."""
 
 
 def init(recipe: Recipe, params: Params) -> Optimiser:
-    """A fresh optimiser.
+    """Return a fresh optimiser.
 
     Raises:
-        ValueError: when the recipe makes no sense.
+        ValueError: if the recipe is invalid.
     """
     return Optimiser(recipe, _transformation(recipe, _precision(params)).init(params))
 
@@ -76,13 +72,13 @@ def init(recipe: Recipe, params: Params) -> Optimiser:
 def step(
     params: Params, gradient: Params, optimiser: Optimiser, learning_rate: Float[Array, ""]
 ) -> tuple[Params, Optimiser]:
-    """One gradient step: `params - learning_rate direction`, where the recipe makes the direction of the gradient.
+    """Take one gradient step: `params - learning_rate direction`, with the direction from the recipe.
 
     Args:
         params: weights before the step.
         gradient: gradient of the loss, shaped like the weights.
-        optimiser: recipe and state of the optimiser.
-        learning_rate: step length.
+        optimiser: recipe and state.
+        learning_rate: learning rate before the schedule.
     """
     transformation = _transformation(optimiser.recipe, _precision(params))
     direction, memory = transformation.update(gradient, optimiser.memory)
@@ -90,54 +86,54 @@ def step(
 
 
 def parse(value: Any) -> Recipe:
-    """A recipe as a run's YAML writes it.
+    """Parse a recipe from YAML.
 
     Args:
-        value: a preset's name; or fields of a `Recipe`, which may start from another one: `{preset: sac, warmup: 100}`.
+        value: name of a preset, or fields of a `Recipe` that may extend a preset: `{preset: sac, warmup: 100}`.
 
     Raises:
-        ValueError: saying what was expected and what came.
+        ValueError: with the invalid value and the allowed ones.
     """
     if isinstance(value, Recipe):
         return check(value)
     fields: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"preset": value}
     preset = fields.pop("preset", "td3")
     if not isinstance(preset, str) or preset not in PRESETS:
-        raise ValueError(f"expected a preset ({', '.join(PRESETS)}) or fields of a recipe, got {preset!r}.")
-    known = PRESETS[preset]._asdict()
+        raise ValueError(f"preset of a recipe must be one of {', '.join(PRESETS)}, got {preset!r}")
+    values = PRESETS[preset]._asdict()
     for name, item in fields.items():
-        if name not in known:
-            raise ValueError(f"expected fields of a recipe (preset, {', '.join(known)}), got {name!r}.")
-        kind = type(known[name])
+        if name not in values:
+            raise ValueError(f"unknown field {name!r} of a recipe: use preset, {', '.join(values)}")
+        kind = type(values[name])
         if type(item) is not kind and not (kind is float and type(item) is int):
-            raise ValueError(f"expected {name} of a recipe to be like {known[name]!r}, got {item!r}.")
-        known[name] = kind(item)
-    return check(Recipe(**known))
+            raise ValueError(f"{name} of a recipe must be of type {kind.__name__}, got {item!r}")
+        values[name] = kind(item)
+    return check(Recipe(**values))
 
 
 def check(recipe: Recipe) -> Recipe:
-    """The recipe itself.
+    """Return the recipe after checking it.
 
     Raises:
-        ValueError: on names that do not exist, or on numbers that do not go together.
+        ValueError: on unknown names or inconsistent numbers.
     """
     r = recipe
     if r.method not in METHODS:
-        raise ValueError(f"expected a recipe's method among {', '.join(METHODS)}, got {r.method!r}.")
+        raise ValueError(f"method of a recipe must be one of {', '.join(METHODS)}, got {r.method!r}")
     if r.schedule not in SCHEDULES:
-        raise ValueError(f"expected a recipe's schedule among {', '.join(SCHEDULES)}, got {r.schedule!r}.")
+        raise ValueError(f"schedule of a recipe must be one of {', '.join(SCHEDULES)}, got {r.schedule!r}")
     if not 0.0 <= r.clip < math.inf or min(r.warmup, r.steps) < 0 or r.accumulate < 1:
-        raise ValueError(f"expected a recipe's numbers from 0, and accumulate from 1, got {r}.")
+        raise ValueError(f"clip, warmup and steps of a recipe must be at least 0 and accumulate at least 1, got {r}")
     if (r.steps <= r.warmup) if r.schedule != "constant" else (r.steps > 0):
         raise ValueError(
-            f"expected steps beyond the warm-up with a falling schedule and none with a constant one, got {r.steps} "
-            f"with {r.schedule!r} and a warm-up of {r.warmup}."
+            "steps of a recipe must exceed warmup with a decaying schedule, and be 0 with a constant one, got steps "
+            f"{r.steps}, schedule {r.schedule!r} and warmup {r.warmup}"
         )
     return recipe
 
 
 def rate(recipe: Recipe, count: Int[Array, ""]) -> Float[Array, ""]:
-    """What multiplies the learning rate after `count` steps: `min(1, (count + 1) / warmup) schedule(part)`."""
+    """Return the factor of the learning rate after `count` steps: `min(1, (count + 1) / warmup) schedule(part)`."""
     part = jnp.clip((count - recipe.warmup) / max(recipe.steps - recipe.warmup, 1), 0.0, 1.0)
     rise = jnp.minimum(1.0, (count + 1) / max(recipe.warmup, 1))
     return rise * SCHEDULES[recipe.schedule](part)
@@ -162,7 +158,7 @@ def _precision(params: Params) -> Any:
 
 
 def _clipped(norm: float) -> optax.GradientTransformation:
-    """`g min(1, norm / |g|)`, of an ensemble, which is a plain tuple, for each of its networks."""
+    """Build clipping `g min(1, norm / |g|)`; an ensemble (a plain tuple) is clipped network by network."""
     whole = optax.clip_by_global_norm(norm)
 
     def update(

@@ -1,4 +1,4 @@
-"""Mixed precision: matrix products of bf16 numbers, everything else as it was."""
+"""Mixed precision: matrix products in bf16, everything else in float32."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from neorl_core.training.population import Algorithm, Metrics, Update, wrapped
 from neorl_core.types import Transition
 
 PRODUCTS = "BF16_BF16_F32"
-"""Operands of every product are rounded to bf16 (8 bits of mantissa), and the products summed in float32."""
+"""Round operands to bf16 (8-bit mantissa) and accumulate in float32."""
 
 
 @lru_cache(maxsize=16)
 def mixed(algorithm: Algorithm) -> Algorithm:
-    """The algorithm whose updates multiply matrices in bf16; parameters, optimisers and losses stay float32.
+    """Return the algorithm with bf16 matrix products in its updates; parameters, optimisers and losses stay float32.
 
-    For accelerators with bf16 units (GPUs since Ampere, TPUs). The small layers of a default retrain gain nothing by it
-    (docs/studies/accelerators.md). A CPU's XLA computes such products in float32 where it can compile them, and ends the
-    process on those of `bptt`'s model (JAX 0.10.2 and 0.11.2).
+    Useful on accelerators with bf16 units (GPUs since Ampere, TPUs); the small layers of a default run gain nothing
+    (docs/studies/accelerators.md). On CPUs, XLA computes such products in float32, and crashes on those of `bptt`'s
+    model (JAX 0.10.2 and 0.11.2).
     """
 
     def wrap(update: Update) -> Update:

@@ -1,4 +1,4 @@
-"""Physical transitions into what the learners see: once for all rows, or block by block to the same numbers."""
+"""Scaling of physical transitions for learners, over all rows at once or by blocks with the same result."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from neorl_core.types import PlantSpec, Transition, moves
 
 Vector = Float[np.ndarray, " D"]
 LARGEST = 1e6
-"""Largest metric of a training that has not diverged, where prepared rewards have a mean square of 1."""
+"""Metric above which training has diverged, for prepared rewards with a mean square of 1."""
 
 
 class Moments(NamedTuple):
-    """What has to be known of all rows before any is scaled; float64."""
+    """Statistics of all rows that the scaling needs; float64."""
 
     rows: int
     observation_mean: Vector
@@ -35,18 +35,19 @@ class Moments(NamedTuple):
 
 
 class Scaling(NamedTuple):
-    """How transitions are scaled."""
+    """Scale of observations, actions and rewards."""
 
     normaliser: Normaliser
     reward_shift: float
     reward_scale: float
     spec: PlantSpec
     limit: float = LARGEST
-    """Beyond which a metric has diverged: `LARGEST` times the mean square of prepared rewards: losses are squares."""
+    """Metric above which training has diverged: `LARGEST` times the mean square of prepared rewards, because losses are
+    squares."""
 
 
 def moments(transitions: Transition) -> Moments:
-    """Moments of some rows (N, ...)."""
+    """Return the moments of rows (N, ...)."""
     observation, action = np.asarray(transitions.observation), np.asarray(transitions.action)
     reward = np.asarray(transitions.reward, np.float64)
     return Moments(
@@ -64,9 +65,10 @@ def moments(transitions: Transition) -> Moments:
 
 
 def merged(one: Moments, other: Moments) -> Moments:
-    """Moments of two sets of rows together.
+    """Return the moments of two sets of rows together.
 
-    `mean = m1 + w d`, `variance = (1 - w) v1 + w v2 + w (1 - w) d^2`, with `d = m2 - m1` and `w` the second's share.
+    `mean = m1 + w d`, `variance = (1 - w) v1 + w v2 + w (1 - w) d^2`, with `d = m2 - m1` and w the share of the second
+    set.
 
     Chan, Golub & LeVeque 1983, Algorithms for computing the sample variance, equation 2.1.
     """
@@ -93,21 +95,19 @@ def merged(one: Moments, other: Moments) -> Moments:
 
 
 def scaling(known: Moments, spec: PlantSpec, dtype: Any = np.float32) -> Scaling:
-    """How rows with these moments are scaled.
+    """Return the scaling of rows with these moments.
 
-    Observations become zero mean and unit deviation (a column that does not move keeps deviation 1), rewards unit
-    deviation. Actions go to [-1, 1] by the range that the logs explored, widened by a tenth on both sides within the
-    action space's bounds: a policy cannot command what the plant has never been near. Where no transition
-    terminates, the rewards' mean is taken off as well, which shifts every value alike and moves no policy; with
-    terminations it would change what ending an episode is worth, so there it stays. Where the spec has a clock, a step
-    after which it reads the end is a termination: what an observation tells of the time left is part of the state, and
-    a value beyond would be of states that are in no log (Pardo et al. 2018, Time limits in reinforcement learning,
-    section 3). Earlier values, where the spec has
-    a history, are scaled as present ones. A discrete action becomes one-hot. On a plant with a
-    layout all nodes or edges of a feature are scaled alike.
+    - Observations: zero mean and unit deviation (constant columns keep deviation 1). On a plant with a layout, all
+    nodes or edges of a feature share one scale. Earlier values are scaled as current ones.
+    - Actions: [-1, 1] is the logged range widened by a tenth on both sides within the action bounds, so a policy cannot
+    command actions far from the logs. Discrete actions become one-hot.
+    - Rewards: unit deviation. They are centred if no row terminates, which shifts all values alike; with terminations,
+    centring would change the value of ending an episode. With a clock in the spec, the step at which it reads the end
+    counts as a termination, because the observation shows the remaining time and no log contains later states (Pardo et
+    al. 2018, Time limits in reinforcement learning, section 3).
 
     Args:
-        known: moments of all training rows, in physical units; of stacked observations only the plain ones count.
+        known: moments of all training rows in physical units; of stacked observations only the plain part is used.
         spec: bounds of the actions, and the history.
         dtype: precision of the normaliser.
     """
@@ -132,7 +132,7 @@ def scaling(known: Moments, spec: PlantSpec, dtype: Any = np.float32) -> Scaling
 
 
 def scaled(how: Scaling, transitions: Transition) -> Transition:
-    """Some rows as arrays on the device, with `next_action` as `successors` finds it."""
+    """Return scaled rows on the device, with `next_action` from `successors`."""
     normaliser = how.normaliser
     observation = np.asarray(transitions.observation)
     reward = np.asarray(transitions.reward, np.float64)
@@ -149,55 +149,52 @@ def scaled(how: Scaling, transitions: Transition) -> Transition:
 
 
 def prepare(transitions: Transition, spec: PlantSpec) -> tuple[Normaliser, Transition]:
-    """Turn physical transitions into what the learners see, once, before training: `scaled` by their own `scaling`.
+    """Scale physical transitions for learners: `scaled` by their own `scaling`.
 
     Args:
-        transitions: (N, ...), physical units, each episode's in order of time; only `next_action` looks at the order.
-        spec: the plant.
+        transitions: (N, ...) in physical units, each episode in order of time (used for `next_action` only).
+        spec: spec of the plant.
 
     Returns:
-        The normaliser that must ship with the policy, and the transitions as arrays on the device.
+        The normaliser, which ships with the policy, and the transitions on the device.
     """
     how = scaling(moments(transitions), spec, np.asarray(transitions.observation).dtype)
     return how.normaliser, scaled(how, transitions)
 
 
 def successors(transitions: Transition) -> np.ndarray[Any, Any]:
-    """The actions (N, A) that were logged at each next observation: the next row's, where it continues this one.
+    """Return the actions (N, A) logged at each next observation, +inf if none.
 
-    A row continues another when it observes, bit for bit, what the other saw next; where none does, the
-    answer is +inf. What the transitions say themselves counts first.
+    A row continues the previous one if its observation equals the previous next observation bit for bit. An existing
+    `next_action` is returned unchanged.
     """
     if transitions.next_action is not None:
         return np.asarray(transitions.next_action)
     action, after = np.asarray(transitions.action), np.asarray(transitions.next_observation)
     follows = np.all(after[:-1] == np.asarray(transitions.observation)[1:], axis=1)
-    found = np.full_like(action, np.inf)
-    found[:-1][follows] = action[1:][follows]
-    return found
+    following = np.full_like(action, np.inf)
+    following[:-1][follows] = action[1:][follows]
+    return following
 
 
 WIDENING = 0.1
-"""Share of the range of logged actions that is added on both sides."""
+"""Share of the range of logged actions added on both sides."""
 
 
 def explored_range(least: Vector, most: Vector, spec: PlantSpec) -> tuple[Vector, Vector]:
-    """The range of logged actions, widened by a share of itself and kept within the action space's bounds.
+    """Return the range of logged actions, widened by `WIDENING` within the action bounds, as float64 (A,) arrays.
 
-    An action that was never moved has explored nothing: it keeps its whole range.
+    An action that never varied keeps its whole range.
 
     Args:
         least: (A,) lowest logged action, float64.
-        most: (A,) highest.
-        spec: the plant.
-
-    Returns:
-        Lowest and highest action (A,), float64.
+        most: (A,) highest logged action, float64.
+        spec: spec of the plant.
     """
     low, high = np.asarray(spec.action.low, np.float64), np.asarray(spec.action.high, np.float64)
     reach = most - least
-    moved = reach > 1e-6 * (high - low)
+    varied = reach > 1e-6 * (high - low)
     return (
-        np.where(moved, np.maximum(low, least - WIDENING * reach), low),
-        np.where(moved, np.minimum(high, most + WIDENING * reach), high),
+        np.where(varied, np.maximum(low, least - WIDENING * reach), low),
+        np.where(varied, np.minimum(high, most + WIDENING * reach), high),
     )

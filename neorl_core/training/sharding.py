@@ -1,8 +1,8 @@
-"""One run over several devices: members on devices of their own, or each batch divided among devices.
+"""Training over several devices: members on separate devices, or each batch divided among devices.
 
-The same program runs on all of them (`jax.sharding`); with `jax.distributed` the devices may belong to several
-processes, each of which makes the same calls. Sums are taken in another order than on one device, so that results agree
-to float tolerance and not to the bit; the same devices give the same bits.
+All devices run the same program (`jax.sharding`); with `jax.distributed` they may belong to several processes that make
+the same calls. Sums are taken in another order than on one device, so results agree to float tolerance; the same
+devices give the same bits.
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ from neorl_core.types import Transition
 
 
 def mesh_of(members: int, batch_size: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Devices in two directions, members and parts of a batch: as many as can be in the first.
+    """Return a mesh with axes for members and for parts of a batch, as many devices as possible for members.
 
     Args:
-        members: how many members the population has.
+        members: number of members of the population.
         batch_size: transitions per gradient step.
-        devices: all by default.
+        devices: devices to use; all by default.
 
     Raises:
-        ValueError: when neither divides evenly among the devices.
+        ValueError: if neither divides evenly among the devices.
     """
-    found = list(devices or jax.devices())
-    across = int(np.gcd(members, len(found)))
-    if batch_size % (len(found) // across):
+    devices = list(devices or jax.devices())
+    across = int(np.gcd(members, len(devices)))
+    if batch_size % (len(devices) // across):
         raise ValueError(
-            f"expected members or batches that divide among {len(found)} devices, got {members} member(s) and batches "
-            f"of {batch_size}: make one of them a multiple."
+            f"members or batch_size must divide among {len(devices)} devices, got {members} member(s) and batches of "
+            f"{batch_size}: make one of them a multiple"
         )
-    return Mesh(np.array(found).reshape(across, -1), ("member", "batch"), axis_types=(AxisType.Auto,) * 2)
+    return Mesh(np.array(devices).reshape(across, -1), ("member", "batch"), axis_types=(AxisType.Auto,) * 2)
 
 
 def placed(mesh: Mesh, population: TrainState) -> TrainState:
-    """A population with its members spread over the mesh."""
+    """Distribute the members of a population over the mesh."""
     spread: TrainState = _put(population, _sharding(mesh, "member"))
     return spread
 
 
 def replicated(mesh: Mesh, data: Transition) -> Transition:
-    """The data on every device."""
+    """Copy the data to every device."""
     everywhere: Transition = _put(data, _sharding(mesh))
     return everywhere
 
 
 @lru_cache(maxsize=16)
 def split(algorithm: Algorithm, mesh: Mesh) -> Algorithm:
-    """The algorithm whose every batch is divided among the devices of a member; gradients are summed over them."""
+    """Return the algorithm with every batch divided among the devices of a member and gradients summed over them."""
     rows = _sharding(mesh, None, "batch")
 
     def wrap(update: Update) -> Update:
@@ -73,5 +73,5 @@ def _sharding(mesh: Mesh, *axes: str | None) -> NamedSharding:
 
 
 def _put(tree: Any, sharding: NamedSharding) -> Any:
-    # The values come from the host: every process holds the same ones, and gives its devices their part.
+    # Every process has the same host values and fills its own devices.
     return jax.tree.map(lambda x: jax.device_put(np.asarray(x), sharding), tree)

@@ -77,10 +77,10 @@ def test_without_a_word_of_the_plant_names_and_units_tell() -> None:
 @pytest.mark.parametrize(
     ("panel", "says"),
     [
-        (Panel("wall", ("wal",)), r"expected signals and limits of kettle in panel 'wall', got \['wal'\]"),
+        (Panel("wall", ("wal",)), r"panel 'wall' must show signals or limits of kettle, got \['wal'\]"),
         (Panel("wall", limit="heat"), r"got \['heat'\]"),
         (Panel("wall"), "got none"),
-        (Panel("wall", ("wall",), limit="stress"), "expected one unit in a panel, got MPa and degC"),
+        (Panel("wall", ("wall",), limit="stress"), "a panel must have one unit, got MPa and degC"),
     ],
 )
 def test_a_panel_that_cannot_be_drawn_is_one_sentence(panel: Panel, says: str) -> None:

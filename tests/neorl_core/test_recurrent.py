@@ -108,7 +108,7 @@ def test_learners_move_every_weight_and_cuts_leave_no_trace(algorithm: str) -> N
 
 
 def test_without_a_history_there_is_nothing_to_read() -> None:
-    with pytest.raises(ValueError, match="expected a history for a recurrent policy of 8 units, got none"):
+    with pytest.raises(ValueError, match="gru: 8 needs a history"):
         recurrence_of(PLANT.spec, 8)
     assert recurrence_of(PLANT.spec, 0) is None
 
@@ -125,5 +125,5 @@ def test_a_configuration_that_is_given_in_full_is_its_own() -> None:
     """A policy's file has all of its algorithm's settings, `gru: 0` among them."""
     every = BC.Config()._asdict()
     assert configure(BC, every) == BC.Config()
-    with pytest.raises(ValueError, match="expected gru of bc to be like 0, got -1"):
+    with pytest.raises(ValueError, match="gru of bc must be like 0, got -1"):
         configure(BC, {**every, "gru": -1})

@@ -113,9 +113,9 @@ def test_a_process_needs_what_its_log_cannot_tell(
     config.write_text(given + "train: {algorithm: td4}\n")
     assert any("expected an algorithm among" in said for said in checked(capsys)[1].values())
     config.write_text(given + "train: {algorithm: bptt, updates: 9, hyperparameters: {warm_up_updates: 9}}\n")
-    assert "expected more updates than the 9 that come before" in checked(capsys)[1]["training"]
+    assert "updates must exceed the 9 of the warm-up" in checked(capsys)[1]["training"]
     config.write_text(given + "train: {algorithm: td3_bc, grid: {alpha: [1, -2]}}\n")
-    assert "expected alpha of td3_bc to be at least 0, got -2" in checked(capsys)[1]["training"]
+    assert "alpha of td3_bc must be at least 0, got -2" in checked(capsys)[1]["training"]
     config.write_text(given + "tarin: {}\n")
     assert "unknown key" in checked(capsys)[1]["configuration"]
     config.write_text(given)

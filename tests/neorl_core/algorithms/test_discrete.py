@@ -279,16 +279,16 @@ def test_algorithms_are_found_by_the_kind_of_actions() -> None:
 
 
 def test_an_algorithm_of_the_other_kind_of_actions_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"of discrete actions for toy, such as discrete_bc, .* got td3_bc, which"):
+    with pytest.raises(ValueError, match="td3_bc cannot learn the discrete actions of toy: choose one of discrete_bc"):
         check_actions(ALGORITHMS["td3_bc"], gears(2, 2))
-    with pytest.raises(ValueError, match=r"of continuous actions for toy, such as bc, .* got double_dqn, which choo"):
+    with pytest.raises(ValueError, match="double_dqn cannot learn the continuous actions of toy: choose one of bc"):
         check_actions(ALGORITHMS["double_dqn"], spec(2, 1))
     rows = Transition(np.zeros((4, 2)), np.full((4, 1), 2.0), *np.zeros((2, 4)), np.zeros((4, 2)), np.zeros(4))
-    with pytest.raises(ValueError, match="numbers of its choices, 0 to 1, got others"):
+    with pytest.raises(ValueError, match="actions of toy must number the choices from 0 to 1, got 2"):
         fit(rows, gears(2, 2), "discrete_bc")
 
 
 @pytest.mark.parametrize("name", ["gru", "graph", "huber"])
 def test_a_discrete_clone_refuses_what_it_would_ignore(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"expected a hyper-parameter of discrete_bc \(hidden, .*\), got '{name}'"):
+    with pytest.raises(ValueError, match=f"unknown hyper-parameter '{name}' of discrete_bc: use hidden, "):
         configure(DISCRETE_BC, {name: 1})

@@ -50,5 +50,5 @@ def test_nothing_taken_spends_nothing_and_no_noise_everything() -> None:
     assert loss_epsilon(Mechanism(1.0, 0.0, 5), 1e-5) == 0.0
     assert renyi_epsilon(Mechanism(0.0, 0.1, 5), 1e-5) == loss_epsilon(Mechanism(0.0, 0.1, 5), 1e-5) == math.inf
     assert loss_epsilon(Mechanism(0.05, 1.0, 1), 1e-5) == math.inf
-    with pytest.raises(ValueError, match="expected noise from 0"):
+    with pytest.raises(ValueError, match="noise must be at least 0"):
         loss_epsilon(Mechanism(1.0, 1.5, 5), 1e-5)

@@ -56,5 +56,5 @@ def test_sites_that_gossip_learn_what_none_could_alone() -> None:
 
 
 def test_control_variates_have_no_place_in_gossip() -> None:
-    with pytest.raises(ValueError, match=r"expected a method without control variates .* got scaffold"):
+    with pytest.raises(ValueError, match=r"gossip has no server .* got method scaffold"):
         make_gossip(Rule(QUADRATIC, SCAFFOLD))

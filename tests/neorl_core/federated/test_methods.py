@@ -64,7 +64,7 @@ def test_fedprox_takes_the_papers_steps() -> None:
             y = y - LR * (A * (y - B) + mu * (y - x))
         x = y.mean(axis=0)
     np.testing.assert_allclose(weight(run(fedprox(LR * mu), 5).parameters), x, atol=1e-6)
-    with pytest.raises(ValueError, match="expected a pull from 0 to below 1"):
+    with pytest.raises(ValueError, match=r"pull must be in \[0, 1\)"):
         fedprox(1.0)
 
 

@@ -26,11 +26,11 @@ def test_the_known_example_of_shares() -> None:
 
 
 def test_shares_refuse_what_makes_no_sense() -> None:
-    with pytest.raises(ValueError, match="from 0 to below the prime"):
+    with pytest.raises(ValueError, match="use a larger prime"):
         shares(1613, 3, [1], prime=1613)
-    with pytest.raises(ValueError, match="expected at least 3 sites"):
+    with pytest.raises(ValueError, match="sites must be at least 3"):
         shares(1, 2, [1, 1])
-    with pytest.raises(ValueError, match="expected different shares"):
+    with pytest.raises(ValueError, match="shares must be distinct"):
         recovered([Share(1, 2), Share(1, 2)])
 
 
@@ -84,9 +84,9 @@ def test_fixed_point_keeps_numbers_and_cannot_overflow() -> None:
     np.testing.assert_allclose(decoded(encoded(x, fixed), fixed), x, atol=1 / fixed.scale)
     most = sum((encoded(jnp.asarray([1e9]), fixed) for _ in range(20)), jnp.zeros(1, jnp.uint32))
     assert decoded(most, fixed)[0] == 30.0
-    with pytest.raises(ValueError, match="expected a finite bound above 0"):
+    with pytest.raises(ValueError, match="bound times sites must be positive"):
         FixedPoint(0.0, 3).scale  # noqa: B018
-    with pytest.raises(ValueError, match=r"expected a finite bound above 0 .* got FixedPoint\(bound=1e\+30, sites=3\)"):
+    with pytest.raises(ValueError, match=r"got bound 1e\+30 and 3 sites"):
         FixedPoint(1e30, 3).scale  # noqa: B018
 
 

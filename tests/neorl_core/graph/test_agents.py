@@ -224,22 +224,22 @@ def test_a_members_share_is_of_its_own_kind_alone(grid_policy: Policy) -> None:
     every = sum(x.size for x in jax.tree.leaves(grid_policy.params))
     assert sum(x.size for x in jax.tree.leaves(member.policy.params)) == every // 3
     assert member.policy.normaliser.mean.shape == (len(GRID.agents[-1].observation),)
-    with pytest.raises(ValueError, match=r"expected an agent among solar_18, .*, got 'mayor'"):
+    with pytest.raises(ValueError, match=r"the agent must be one of solar_18, .*, got 'mayor'"):
         member_of(grid_policy, GRID.agents, "mayor")
-    with pytest.raises(ValueError, match="expected a policy of agents, got another"):
+    with pytest.raises(ValueError, match="dispatcher needs a policy of agents, got weights"):
         member_of(Policy({"Dense_0": {}}, grid_policy.normaliser), GRID.agents, "dispatcher")
 
 
-def test_what_does_not_fit_is_told() -> None:
+def test_invalid_layouts_are_rejected() -> None:
     layout = _spec().layout
     assert layout is not None
     assert checked(layout, 10, 5) == layout
-    for wrong, told in (
-        (layout._replace(kinds=(0, 0, 2, 0, 0)), "expected kinds of 5 agents, counted from 0, got"),
-        (layout._replace(kinds=(0,)), "expected kinds of 5 agents"),
-        (layout._replace(context=(0,)), "expected components at agents alone, got a context"),
+    for wrong, message in (
+        (layout._replace(kinds=(0, 0, 2, 0, 0)), "kinds must number the kinds of 5 agents from 0, got"),
+        (layout._replace(kinds=(0,)), "kinds must number the kinds of 5 agents"),
+        (layout._replace(context=(0,)), r"all components at nodes, got context \(0,\)"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             checked(wrong, 10, 5)
-    with pytest.raises(ValueError, match="expected links between a, b, c, d, e, got 'f'"):
+    with pytest.raises(ValueError, match="links must join the agents a, b, c, d, e, got 'f'"):
         agents_layout(_spec(), VIEWS, (("a", "f"),))

@@ -128,21 +128,22 @@ def test_critics_are_invariant_and_see_the_action() -> None:
     assert mlp_apply(value, jnp.asarray(data.observation)).shape == (6, 1)
 
 
-def test_what_does_not_fit_is_told() -> None:
-    with pytest.raises(
-        ValueError, match="expected a plant with a layout for a graph policy of 3 rounds, got double_mass"
-    ):
+def test_invalid_layouts_are_rejected() -> None:
+    with pytest.raises(ValueError, match="graph: 3 needs a plant with a layout, got double_mass without one"):
         passing_of(PLANTS["double_mass"].spec, 3, (8,))
     assert passing_of(SPEC, 0, (8,)) is None
-    with pytest.raises(ValueError, match="expected a recurrent unit or a graph, got gru 4 and graph 2"):
+    with pytest.raises(ValueError, match="gru and graph exclude each other, got gru 4 and graph 2"):
         body_of(SPEC, (8,), gru=4, graph=2)
     assert checked(LAYOUT, 7, 5) == LAYOUT
-    for wrong, told in (
-        (LAYOUT._replace(edges=((0, 1), (1, 2), (3, 4))), "expected edges of a layout"),
-        (LAYOUT._replace(node_observation=((0, 1, 2),)), "expected node_observation of a layout"),
-        (LAYOUT._replace(edge_action=((2, 3, 3),)), "expected each of 5 actions at one node or edge"),
-        (LAYOUT._replace(present=(3, 4, 6)), "expected what tells of edges among the flags"),
-        (LAYOUT._replace(node_constants=((float("nan"), 0.0, 0.0, 0.0),)), "expected finite node_constants"),
+    for wrong, message in (
+        (LAYOUT._replace(edges=((0, 1), (1, 2), (3, 4))), r"each row of edges needs 2 indices .* got \(3, 4\)"),
+        (LAYOUT._replace(node_observation=((0, 1, 2),)), "each row of node_observation needs"),
+        (LAYOUT._replace(edge_action=((2, 3, 3),)), "each of the 5 actions must be at exactly one node or edge"),
+        (LAYOUT._replace(present=(3, 4, 6)), "every component in present must be in flags"),
+        (
+            LAYOUT._replace(node_constants=((float("nan"), 0.0, 0.0, 0.0),)),
+            "node_constants needs 4 finite numbers",
+        ),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             checked(wrong, 7, 5)

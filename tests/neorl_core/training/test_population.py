@@ -277,7 +277,7 @@ def test_configure_takes_what_yaml_gives_and_names_what_is_wrong() -> None:
         {"critics": True},
         {"critics": np.True_},
     ):
-        with pytest.raises(ValueError, match="to be like"):
+        with pytest.raises(ValueError, match="must be like"):
             configure(TD3_BC, wrong)
 
 
@@ -286,10 +286,10 @@ def test_wrong_counts_and_grids_are_named() -> None:
         make_train_chunk(TD3_BC, 10, 5, 16)
     with pytest.raises(ValueError, match="multiple"):
         make_train_chunk(BC, 10, 4, 16)
-    with pytest.raises(ValueError, match="batches of at least one row, got 10, 5 and 0"):
+    with pytest.raises(ValueError, match="batch_size positive, got 10, 5 and 0"):
         make_train_chunk(BC, 10, 5, 0)
     for none in (members([], {}), members([0], {"alpha": []})):
-        with pytest.raises(ValueError, match="expected at least one member, got none"):
+        with pytest.raises(ValueError, match="a population needs at least one member, got 0"):
             init_population(TD3_BC, SPEC, TD3_BC.Config(), none)
     with pytest.raises(ValueError, match="'critics'"):
         init_population(TD3_BC, SPEC, TD3_BC.Config(), members([0], {"critics": [2, 4]}))

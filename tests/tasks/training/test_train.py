@@ -268,7 +268,7 @@ def test_what_is_not_known_is_one_sentence(
 
 def test_a_population_that_diverged_is_refused(reference: Dataset, tmp_path: Path) -> None:
     wild = {"hyperparameters": {"critics": 2, "hidden": [8], "critic_lr": 1e30, "actor_lr": 1e30}}
-    with pytest.raises(Refused, match=r"divergence of every member.*lower the learning rates") as error:
+    with pytest.raises(Refused, match=r"every member diverged .*lower the learning rates") as error:
         train(Home(tmp_path), reactor_run(train=wild), reference)
     assert str(error.value).count(". ") == 0
     assert not (tmp_path / "bundles").exists()
@@ -279,7 +279,7 @@ def test_what_counts_as_divergence_is_scaled_as_the_rewards_are(reference: Datas
     training = training_run(Home(tmp_path), run, reference)
     strict = training._replace(data=training.data._replace(scaling=training.data.scaling._replace(limit=1e-9)))
     with training.data.open(None) as rows:
-        with pytest.raises(Diverged, match="divergence of every member by update"):
+        with pytest.raises(Diverged, match="every member diverged by update"):
             train_members(strict, rows)
         train_members(training, rows)
     # The same of a training that is over, of which the curves alone tell.
