@@ -81,10 +81,10 @@ class PlantSpec(NamedTuple):
         """Return whether the clock in observations (..., O) shows the end, within 1e-6; all False without a clock."""
         import numpy as np
 
-        observation = np.asarray(observation)
+        values = np.asarray(observation)
         if self.clock is None:
-            return np.zeros(observation.shape[:-1], bool)
-        left = np.abs(observation[..., self.observation.names.index(self.clock.name)] - self.clock.end)
+            return np.zeros(values.shape[:-1], bool)
+        left = np.abs(values[..., self.observation.names.index(self.clock.name)] - self.clock.end)
         return left <= 1e-6 * max(1.0, abs(self.clock.end))
 
     @property
