@@ -39,12 +39,7 @@ class BehaviourParams(NamedTuple):
 
 
 def idle_action(plant: Plant, observation: Float[Array, " O"]) -> Float[Array, " A"]:
-    """Return the plant's idle action, or the action in force if the plant has none.
-
-    Args:
-        plant: the plant.
-        observation: (O,), first observation of the episode.
-    """
+    """Return the plant's idle action, or the action in force at the first observation if the plant has none."""
     return plant.applied(observation) if plant.idle is None else jnp.asarray(plant.idle, observation.dtype)
 
 

@@ -141,13 +141,7 @@ def play(
 
 
 def objective(plant: Plant, returns: Floats, violated: npt.NDArray[np.bool_]) -> Floats:
-    """Return the mean score (P,) from 0 to 100 minus `VIOLATION_COST` times the share of violated episodes.
-
-    Args:
-        plant: supplies the score's scale.
-        returns: (P, E), undiscounted.
-        violated: (P, E), whether each episode was violated.
-    """
+    """Return the mean score (P,) from 0 to 100 minus `VIOLATION_COST` times the share of violated episodes."""
     worst, best = plant.spec.score_range
     scores = 100.0 * (returns - worst) / (best - worst) - VIOLATION_COST * violated
     # A non-finite return is the worst score.

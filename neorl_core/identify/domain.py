@@ -26,11 +26,6 @@ def identified_plant(plant: Plant, unknowns: Sequence[Unknown], posterior: Poste
     The domain has the fields of the plant's own domain, with the same meaning (noise, disturbances, starts, spreads of
     other constants), plus `posterior_fields`. Spreads of the unknowns have no effect any more.
 
-    Args:
-        plant: the identified plant.
-        unknowns: the estimated constants.
-        posterior: the posterior of this plant.
-
     Example:
         >>> known = identified_plant(plant, unknowns, identify(plant, unknowns, episodes))  # doctest: +SKIP
         >>> rollouts(known, controller, params, keys, known.domain)  # doctest: +SKIP
@@ -107,10 +102,6 @@ def replaced_fields(plant: Plant, unknowns: Sequence[Unknown]) -> tuple[str, ...
     """Return the fields of the plant's domain that only spread the unknowns, and are replaced by the posterior.
 
     Each field is changed, and a few plants are drawn to check that nothing but the unknowns changes.
-
-    Args:
-        plant: the plant with its original domain.
-        unknowns: the estimated constants.
     """
     keys = jax.random.split(jax.random.key(0), 8)
     nominal = jnp.stack([jnp.asarray(constant_of(plant.params, unknown), float) for unknown in unknowns])
@@ -151,13 +142,7 @@ def _extended(domain: Any, names: tuple[str, ...]) -> Callable[..., Params]:
 def sampler(
     sample_params: Callable[[PRNGKeyArray, Params], Params], domain: Any, unknowns: tuple[Unknown, ...]
 ) -> Callable[[PRNGKeyArray, Params], Params]:
-    """`sample_params` with the unknowns drawn from the posterior; the same arguments give the same function.
-
-    Args:
-        sample_params: the plant's own.
-        domain: type of the extended domain.
-        unknowns: what was estimated.
-    """
+    """`sample_params` with the unknowns drawn from the posterior; the same arguments give the same function."""
 
     def sample(key: PRNGKeyArray, domain: Params) -> Params:
         key_posterior, key_rest = jax.random.split(key)

@@ -201,20 +201,7 @@ def _linearised(
     each: tuple[Array, Array, Array, Array],
     measured: Float[Array, "E T O"],
 ) -> Callable[[_Point], _Linear]:
-    """Return a function that linearises the errors of all episodes at a point.
-
-    Args:
-        predict: the plant's model of one step.
-        params: nominal constants of the plant.
-        unknowns: P unknowns.
-        segment: steps of a forecast.
-        prior: prior of the unknowns.
-        is_input: (O,), signals taken as measured.
-        where: (H,), signals with unknown start.
-        reach: (H,), prior deviations of the starts.
-        each: for every episode, prior means of the starts (E, H), first observation (E, O), observations and actions.
-        measured: (E, T, O), one where an error counts.
-    """
+    """Return a function that linearises the errors of all episodes at a point; `each` has one entry per episode."""
 
     def residuals(
         x: Float[Array, " P"],

@@ -111,17 +111,7 @@ def expected(
     actions: Float[Array, "N A"],
     steps: int,
 ) -> tuple[Float[Array, "N T P"], Float[Array, "N T"]]:
-    """Return posterior deviations after 1, 2, ... steps of each test, as shares of the prior's, and least margins.
-
-    Args:
-        predict: the plant's model of one step.
-        params: nominal constants of the plant.
-        unknowns: the estimated constants.
-        posterior: the posterior of one plant.
-        observation: (O,), start of each test.
-        actions: (N, A), constant action of each test.
-        steps: duration T.
-    """
+    """Return posterior deviations (relative to the prior) and least margins after 1, 2, ... steps of each action."""
     noise = posterior.noise
     turn = noise.whitening / (noise.deviation[-1][:, None] * jnp.sqrt(noise.inflation)[None, :])
 

@@ -98,13 +98,7 @@ def constants(prior: Prior, unknowns: Sequence[Unknown], x: Float[Array, " P"]) 
 
 
 def with_constants(params: Params, unknowns: Sequence[Unknown], values: Float[Array, " P"]) -> Params:
-    """Replace the unknowns in `params` by values.
-
-    Args:
-        params: a NamedTuple of constants.
-        unknowns: P unknowns.
-        values: (P,), in the constants' own units.
-    """
+    """Replace the unknowns in `params` by values (P,) in their own units."""
     for unknown, value in zip(unknowns, values, strict=True):
         if unknown.entry is not None:
             value = jnp.asarray(getattr(params, unknown.name), value.dtype).at[unknown.entry].set(value)

@@ -136,14 +136,7 @@ NOMINAL = Params()
 def derivative(
     y: Float[Array, " 2"], coolant: float | Float[Array, ""], feed_deviation: float | Float[Array, ""], params: Params
 ) -> Float[Array, " 2"]:
-    """d(Ca, T)/dt in mol/L/min and K/min for y = (Ca, T).
-
-    Args:
-        y: (2,), concentration [mol/L] and temperature [K].
-        coolant: coolant temperature [K].
-        feed_deviation: deviation of the feed temperature [K].
-        params: constants of the plant.
-    """
+    """d(Ca, T)/dt [mol/L/min, K/min] at y = (Ca, T), coolant temperature [K] and feed temperature deviation [K]."""
     concentration, temperature = y
     rate = params.reaction_rate * jnp.exp(-params.activation_temperature / temperature) * concentration
     diluted = params.flow_rate * (params.feed_concentration - concentration)

@@ -91,13 +91,7 @@ NOMINAL = Params()
 
 
 def derivative(motion: Float[Array, " 4"], force: Float[Array, " 2"], params: Params) -> Float[Array, " 4"]:
-    """d(x1, x2, v1, v2)/dt in m/s and m/s².
-
-    Args:
-        motion: (4,), positions [m] and velocities [m/s].
-        force: (2,), forces on the masses [N].
-        params: constants of the plant.
-    """
+    """d(x1, x2, v1, v2)/dt [m/s, m/s²] under forces on the masses [N]."""
     x, v = motion[:2], motion[2:]
     spring = params.stiffness * (x[::-1] - 2 * x)
     damper = params.damping * (v[::-1] - 2 * v)
@@ -105,13 +99,7 @@ def derivative(motion: Float[Array, " 4"], force: Float[Array, " 2"], params: Pa
 
 
 def advance(motion: Float[Array, " 4"], action: Float[Array, " 2"], params: Params) -> Float[Array, " 4"]:
-    """Take one Euler step of (x1, x2, v1, v2) under an action within ±1.
-
-    Args:
-        motion: (4,), positions [m] and velocities [m/s].
-        action: (2,), forces between −1 and 1.
-        params: constants of the plant.
-    """
+    """Take one Euler step of (x1, x2, v1, v2) under an action within ±1."""
     return explicit_step(EULER, lambda y: derivative(y, params.force * action, params), motion, DT)
 
 

@@ -88,12 +88,7 @@ def linked(
 
 
 def linked_signals(logged: LoggedSignals, observed: int) -> LoggedSignals:
-    """Return the plant's reward and margin functions for logs of the linked plant.
-
-    Args:
-        logged: functions of the plant without links.
-        observed: size of the plant's observation without links.
-    """
+    """Return the reward and margin functions of a linked plant, given those of the plant with `observed` signals."""
 
     def reward(
         observation: Float[AnyArray, "*n O"], action: Float[AnyArray, "*n A"], next_observation: Float[AnyArray, "*n O"]

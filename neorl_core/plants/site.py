@@ -101,13 +101,7 @@ def site_plant(plant: Plant, name: str, constants: Mapping[str, float], limits: 
 
 
 def site_signals(logged: LoggedSignals, spec: PlantSpec, site: PlantSpec) -> LoggedSignals:
-    """Return the reward and margin functions for a site's logs, with margins to the site's limits.
-
-    Args:
-        logged: functions of the plant.
-        spec: spec of the plant.
-        site: spec of the site, from `site_spec`.
-    """
+    """Return the reward and margin functions for a site's logs, with margins to the site's limits."""
     reserves = _reserves(spec, site)
     if not any(reserves):
         return logged

@@ -203,13 +203,7 @@ def margins_of(stock: Float[AnyArray, "*n 3"], unmet: Float[AnyArray, "*n"]) -> 
 
 
 def draw_demand(key: PRNGKeyArray, params: Params, dtype: Any) -> Float[Array, ""]:
-    """Draw a Poisson demand by inverting the cumulative distribution; the mean if `randomness` is 0.
-
-    Args:
-        key: randomness of the demand.
-        params: constants of the plant.
-        dtype: precision of the demand.
-    """
+    """Draw a Poisson demand by inverting the cumulative distribution; the mean if `randomness` is 0."""
     counts = jnp.arange(MOST_DEMAND, dtype=dtype)
     mean = jnp.asarray(params.mean_demand, dtype)
     cumulated = jnp.cumsum(jnp.exp(counts * jnp.log(mean) - mean - jax.lax.lgamma(counts + 1)))

@@ -137,13 +137,7 @@ def outflow(levels: Float[Array, " 4"], params: Params) -> Float[Array, " 4"]:
 
 
 def derivative(levels: Float[Array, " 4"], voltages: Float[Array, " 2"], params: Params) -> Float[Array, " 4"]:
-    """dh/dt [cm/s] at voltages [V].
-
-    Args:
-        levels: (4,), levels of the four tanks [cm].
-        voltages: (2,), voltages of the two pumps [V].
-        params: constants of the plant.
-    """
+    """dh/dt [cm/s] at voltages [V]."""
     area, outlet, leak = (_four(x, levels) for x in (params.area, params.outlet, params.leak))
     valve, pump = (jnp.asarray(x, levels.dtype) for x in (params.valve, params.pump))
     speed = outflow(levels, params)
@@ -165,15 +159,7 @@ def advance(
     duration: float = DT,
     substeps: int = SUBSTEPS,
 ) -> tuple[Float[Array, " 4"], Float[Array, " 4"]]:
-    """Return the levels after `duration` with constant voltages, and the least margins [cm] on the way.
-
-    Args:
-        levels: (4,), levels of the four tanks [cm].
-        voltages: (2,), voltages of the two pumps [V].
-        params: constants of the plant.
-        duration: time [s].
-        substeps: integration steps.
-    """
+    """Return the levels [cm] after `duration` [s] at constant voltages [V], and the least margins [cm] on the way."""
     path = integrate(RK4, lambda h: derivative(h, voltages, params), levels, duration, substeps)
     every = jnp.concatenate([levels[None], path])
     return path[-1], jnp.min(margins_of(every), axis=0)
@@ -302,14 +288,7 @@ def relative_gain(params: Params) -> float:
 def tracking_residuals(
     observation: Float[Array, " 8"], margins: Float[Array, " 4"], action: Float[Array, " 2"], before: Float[Array, " 2"]
 ) -> Float[Array, " R"]:
-    """Tracking errors, a penalty of 10 per cm below a margin of 0.5 cm, and a small penalty on moves.
-
-    Args:
-        observation: (8,), in the units of `SPEC.observation`.
-        margins: (4,), distances to the levels' limits [cm].
-        action: (2,), voltages of the two pumps [V].
-        before: (2,), voltages of the previous step [V].
-    """
+    """Tracking errors, a penalty of 10 per cm below a margin of 0.5 cm, and a small penalty on moves."""
     errors = (observation[:2] - observation[6:]) / ERROR_SCALE
     return jnp.concatenate([errors, 10.0 * jnp.maximum(0.5 - margins, 0.0), 0.02 * (action - before)])
 

@@ -62,13 +62,7 @@ def clopper_pearson_upper(violations: int, episodes: int, alpha: float) -> float
 
 
 def clopper_pearson_lower(violations: int, episodes: int, alpha: float) -> float:
-    """Return the one-sided exact lower confidence bound of a binomial probability.
-
-    Args:
-        violations: episodes with a violation.
-        episodes: number of independent episodes.
-        alpha: 1 - confidence.
-    """
+    """Return the one-sided exact lower confidence bound of a binomial probability; see `clopper_pearson_upper`."""
     return 1.0 - clopper_pearson_upper(episodes - violations, episodes, alpha)
 
 

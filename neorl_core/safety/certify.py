@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -69,13 +69,7 @@ def key_of(seed: bytes | int) -> PRNGKeyArray:
 
 
 def episode_keys(seed: bytes | int, start: int, count: int) -> PRNGKeyArray:
-    """Return keys (count,) of episodes start, start + 1, ...: fold_in(key_of(seed), i) for episode i.
-
-    Args:
-        seed: seed of the attempt.
-        start: number of the first episode.
-        count: number of episodes.
-    """
+    """Return keys (count,) of episodes start, start + 1, ...: fold_in(key_of(seed), i) for episode i."""
     keys: PRNGKeyArray = _folded(key_of(seed), np.uint32(start), count)
     return keys
 
@@ -89,13 +83,7 @@ def _folded(key: PRNGKeyArray, start: np.uint32, count: int) -> PRNGKeyArray:
 
 
 def violations_allowed(p0: float, alpha: float, max_episodes: int) -> int:
-    """Return the most violations with which `max_episodes` can still certify; -1 if even none is too many.
-
-    Args:
-        p0: claimed violation probability.
-        alpha: error probability of the attempt.
-        max_episodes: number of episodes after which the test stops.
-    """
+    """Return the most violations with which `max_episodes` can still certify; -1 if even none is too many."""
     allowed = -1
     while betting_episodes(p0, allowed + 1, alpha) <= max_episodes:
         allowed += 1
@@ -252,22 +240,8 @@ def certify(
     controller_params: Params,
     domain: Params,
     seed: bytes | int,
-    *,
-    p0: float,
-    alpha: float,
-    max_episodes: int,
-    batch: int = BATCH,
+    **test: Any,
 ) -> CertificationCounts:
-    """Return the last item of `certify_batches`: the verdict; see there for the arguments."""
-    *_, last = certify_batches(
-        plant,
-        controller,
-        controller_params,
-        domain,
-        seed,
-        p0=p0,
-        alpha=alpha,
-        max_episodes=max_episodes,
-        batch=batch,
-    )
+    """Return the last item of `certify_batches`, the verdict; `test` are the keyword arguments of that function."""
+    *_, last = certify_batches(plant, controller, controller_params, domain, seed, **test)
     return last

@@ -110,16 +110,7 @@ def _trusted(
     action: Float[Array, " A"],
     since: Params,
 ) -> tuple[Bool[Array, ""], Bool[Array, ""]]:
-    """Return whether the policy may keep control with this action, and whether it may regain control.
-
-    Args:
-        plant: supplies the prediction model; log-only plants are judged by the support of their logs.
-        composite: the composite.
-        memory: state of the fallback after `observation`.
-        observation: (O,), the present observation.
-        action: (A,), action of the coming step.
-        since: steps for which a discrete action has been in force after the coming step.
-    """
+    """Return whether the policy may keep control with this action, and whether it may regain control."""
     shield = composite.shield
     if isinstance(shield, SupportShield):
         stays, returns = (

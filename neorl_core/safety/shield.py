@@ -152,14 +152,7 @@ def limit_action(
 
 
 def counted(shield: Limits, since: Params, applied: Float[Array, " A"], action: Float[Array, " A"]) -> Params:
-    """Return the steps for which a discrete action has been in force after the coming step; () for continuous actions.
-
-    Args:
-        shield: dwell time.
-        since: steps for which `applied` has been in force.
-        applied: (A,), action in force.
-        action: (A,), action of the coming step.
-    """
+    """Return the steps for which a discrete action has been in force after the coming step; () if continuous."""
     if shield.dwell is None:
         return ()
     # Clip the count at the dwell time, beyond which it has no effect, so that it never overflows.

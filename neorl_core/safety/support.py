@@ -53,13 +53,7 @@ class SupportShield(NamedTuple):
 def support_score(
     shield: SupportShield, observation: Float[Array, " O"], action: Float[Array, " A"]
 ) -> Float[Array, ""]:
-    """Distance to the nearest logged step, `min_p |z - z_p| / sqrt(D)`, z the scaled observation and action.
-
-    Args:
-        shield: logged steps and scale.
-        observation: (O,), in physical units.
-        action: (A,), in physical units.
-    """
+    """Distance to the nearest logged step, `min_p |z - z_p| / sqrt(D)`, z the scaled observation and action."""
     z = (jnp.concatenate([observation, action]) - shield.centre) / shield.scale
     squares = jnp.sum((shield.references - z) ** 2, axis=-1)
     return jnp.sqrt(jnp.min(squares) / z.shape[0])

@@ -89,13 +89,7 @@ def box(space: Space, indices: tuple[int, ...] | None = None) -> gymnasium.space
 
 
 def action_box(space: Space, physical: bool, indices: tuple[int, ...] | None = None) -> gymnasium.spaces.Box:
-    """Return the range of an action: the actuators' range, or -1 to 1.
-
-    Args:
-        space: the plant's action space.
-        physical: whether actions are in physical units rather than between -1 and 1.
-        indices: components of one agent; all by default.
-    """
+    """Return the range of an action: the actuators' range, or -1 to 1."""
     bounds = box(space, indices)
     return bounds if physical else gymnasium.spaces.Box(-1.0, 1.0, bounds.shape, np.float32)
 
@@ -106,13 +100,7 @@ def action_space(spec: PlantSpec, physical: bool) -> gymnasium.Space[Any]:
 
 
 def to_command(spec: PlantSpec, action: Float[Array, " A"], physical: bool) -> Float[Array, " A"]:
-    """Return the physical command of an action: middle + half range · clip(action, -1, 1), or the action itself.
-
-    Args:
-        spec: spec of the plant.
-        action: (A,), action of the agent.
-        physical: whether actions are in physical units rather than between -1 and 1; choices always are.
-    """
+    """Return the physical command of an action: middle + half range · clip(action, -1, 1), or the action itself."""
     if physical or spec.choices is not None:
         return action
     low, high = (jnp.asarray(x, action.dtype) for x in (spec.action.low, spec.action.high))
@@ -122,14 +110,7 @@ def to_command(spec: PlantSpec, action: Float[Array, " A"], physical: bool) -> F
 def start(
     plant: Plant, history: History | None, domain: Params, root: UInt32[Array, " 2"], episode: Int[Array, ""]
 ) -> Any:
-    """Start an episode, with the keys of `plants.base.rollouts`.
-
-    Args:
-        plant: the simulator.
-        history: earlier values in the observation.
-        domain: operating domain that constants are drawn from.
-        root: (2,), key data of the seed.
-        episode: number of the episode.
+    """Start episode number `episode` of a root key, with the keys of `plants.base.rollouts`.
 
     Returns:
         The running episode, and the observation (S,) clipped to the sensors' range, with history.
@@ -148,15 +129,7 @@ def start(
 def advance(
     plant: Plant, physical: bool, history: History | None, running: Running, action: Float[Array, " A"]
 ) -> tuple[Running, Timestep]:
-    """Simulate one step; observations are clipped to the sensors' range, the plant's state is not.
-
-    Args:
-        plant: the simulator.
-        physical: whether actions are in physical units rather than between -1 and 1.
-        history: earlier values in the observation; actions in physical units.
-        running: the running episode.
-        action: (A,), action of the agent.
-    """
+    """Simulate one step; observations are clipped to the sensors' range, the plant's state is not."""
     key = jax.random.fold_in(jax.random.wrap_key_data(running.steps, impl="threefry2x32"), running.step)
     command = clip_to(plant.spec.action, to_command(plant.spec, action, physical))
     state, now = plant.step(key, running.state, command, running.params)
@@ -204,11 +177,6 @@ def as_action(action: Any, shape: tuple[int, ...]) -> Float[np.ndarray, ...]:
 
 def as_vectors(spec: PlantSpec, action: Any, plants: tuple[int, ...] = ()) -> Float[np.ndarray, "*n A"]:
     """Convert actions of an environment to vectors of the plant: `as_action`, or the number of a choice.
-
-    Args:
-        spec: spec of the plant.
-        action: one per plant.
-        plants: (N,), number of plants stepped together; () for one.
 
     Raises:
         ValueError: as for `as_action`, and on an invalid number of a choice.

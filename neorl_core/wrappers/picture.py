@@ -39,14 +39,7 @@ class Moment(NamedTuple):
 def frame_of(
     spec: PlantSpec, drawn: Sequence[Panel], episode: Sequence[Moment], steps: int
 ) -> UInt8[np.ndarray, "Y X 3"]:
-    """Draw an episode.
-
-    Args:
-        spec: spec of the plant.
-        drawn: panels of the plant.
-        episode: steps so far.
-        steps: length of the time axis.
-    """
+    """Draw the steps of an episode so far, on a time axis of `steps` steps."""
     observations, actions, margins = (np.stack(rows) for rows in zip(*episode, strict=True))
     found = [
         (panel.name, unit_of(panel, spec), numbers)

@@ -54,12 +54,6 @@ def step_program(plant: Plant, physical: bool, mode: AutoresetMode, history: His
 
     NEXT_STEP: ended plants restart instead of stepping, with reward 0. SAME_STEP: plants restart in the step in which
     they end; the timestep is of the old episode, the returned observation of the new one. DISABLED: no restarts.
-
-    Args:
-        plant: the simulator.
-        physical: whether actions are in physical units rather than between -1 and 1.
-        mode: when ended plants restart.
-        history: earlier values in the observation.
     """
 
     def renewed(domain: Params, running: Running, shown: Float[Array, "N O"], which: Bool[Array, " N"]) -> Any:
@@ -251,13 +245,7 @@ class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 def infos_of(
     constraints: tuple[Constraint, ...], margins: Float[np.ndarray, "N K"], present: Bool[np.ndarray, " N"]
 ) -> dict[str, Any]:
-    """Batch `episodes.info_of` of many plants as Gymnasium does, with zeros where absent.
-
-    Args:
-        constraints: K limits.
-        margins: (N, K), distance to each limit, in the limit's unit.
-        present: (N,), plants with an info.
-    """
+    """Batch `episodes.info_of` of the plants in `present` (N,) as Gymnasium does, with zeros elsewhere."""
     if not present.any():
         return {}
 

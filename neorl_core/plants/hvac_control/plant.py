@@ -154,14 +154,7 @@ def derivative(
     heat: Float[Array, " 3"],
     params: Params,
 ) -> Float[Array, " 6"]:
-    """d(Ta, Tm)/dt [K/h] of the three zones, for an outdoor temperature and heat into the air.
-
-    Args:
-        y: (6,), temperatures of air and walls in three zones [°C].
-        outdoor: outdoor temperature [°C].
-        heat: (3,), heat into each zone's air [kW].
-        params: constants of the plant.
-    """
+    """d(Ta, Tm)/dt [K/h] of the zones at an outdoor temperature [°C] and heat into the air [kW]; y = (Ta, Tm) [°C]."""
     air, mass = y[:3], y[3:]
     share = jnp.asarray(SHARES, y.dtype)
     inward = params.air_to_mass * (mass - air)
@@ -175,14 +168,7 @@ def derivative(
 def advance(
     y: Float[Array, " 6"], cooling: Float[Array, " 3"], hour: Float[Array, ""], now: Weather, params: Params
 ) -> tuple[Float[Array, " 6"], Float[Array, " 3"]]:
-    """Integrate a quarter of an hour with constant weather and cooling.
-
-    Args:
-        y: (6,), temperatures of air and walls in three zones [°C].
-        cooling: (3,), cooling of each zone [kW].
-        hour: hour of the day in the middle of the step [h].
-        now: weather of the step.
-        params: constants of the plant.
+    """Integrate y = (Ta, Tm) [°C] over a quarter of an hour with constant weather and cooling [kW].
 
     Returns:
         (Ta, Tm) [°C] after the step, and each zone's least margin [K] during the step.
@@ -276,14 +262,7 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 13"]
 def operate(
     state: State, action: Float[Array, " 3"], now: Weather, params: Params
 ) -> tuple[State, Float[Array, " 3"], Float[Array, ""]]:
-    """Simulate a quarter of an hour of given weather; return the next state, margins [K] and reward [$].
-
-    Args:
-        state: state before the step.
-        action: (3,), cooling of each zone [kW].
-        now: weather of the step.
-        params: constants of the plant.
-    """
+    """Simulate a quarter of an hour of given weather; return the next state, margins [K] and reward [$]."""
     cooling = clip_to(SPEC.action, action)
     hour = weather.middle(state.step + 1, action.dtype)
     y, margins = advance(jnp.concatenate([state.air, state.mass]), cooling, hour, now, params)

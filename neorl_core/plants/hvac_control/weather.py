@@ -127,13 +127,6 @@ def begin(draw: Float[Array, " 2"], params: WeatherParams) -> Weather:
 def sample_weather(
     key: Array, params: WeatherParams, mean_spread: float | Float[Array, ""], sd: Float[Array, " 2"]
 ) -> WeatherParams:
-    """Shift the mean temperature uniformly by up to `mean_spread`, and set the standard deviations.
-
-    Args:
-        key: PRNG key.
-        params: constants of the weather.
-        mean_spread: half range of the mean temperature [K].
-        sd: (2,), standard deviations of temperature [K] and clearness [1].
-    """
+    """Shift the mean temperature by up to `mean_spread` [K], and set the deviations of temperature and clearness."""
     moved = mean_spread * jax.random.uniform(key, minval=-1.0, maxval=1.0)
     return params._replace(mean=params.mean + moved, outdoor_sd=sd[0], clearness_sd=sd[1])

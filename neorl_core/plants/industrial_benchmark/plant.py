@@ -151,13 +151,7 @@ def move(steering: Float[Array, " 3"], action: Float[Array, " 3"]) -> Float[Arra
 
 
 def draw_noise(key: PRNGKeyArray, size: float | Float[Array, ""], dtype: Any) -> Noise:
-    """Draw the noise of a step, scaled by `size`; chances are not scaled.
-
-    Args:
-        key: PRNG key of the step.
-        size: factor of the noise [1].
-        dtype: precision of the numbers.
-    """
+    """Draw the noise of a step, scaled by `size` [1]; chances are not scaled."""
     uniform = jax.random.uniform(key, (6,), dtype)
     normal = jax.random.normal(jax.random.fold_in(key, 1), (2,), dtype)
     exponential = -0.1 * jnp.log1p(-uniform[:2])
@@ -189,14 +183,7 @@ def _consumption(
 
 
 def advance(state: State, action: Float[Array, " 3"], noise: Noise, params: Params) -> State:
-    """Advance the benchmark by one step with given noise.
-
-    Args:
-        state: the state.
-        action: (3,), moves within ±1, clipped.
-        noise: random numbers of the step.
-        params: constants of the plant.
-    """
+    """Advance the benchmark by one step with moves clipped to ±1 and given noise."""
     steering = move(state.steering, action)
     hidden, fatigue = _fatigue(state.hidden, steering, noise, params.setpoint)
     costs = jnp.append(state.costs[1:], operational_cost(steering, params.setpoint))

@@ -105,15 +105,7 @@ def flow(
     positions: Int[Array, " 5"],
     params: Params,
 ) -> Flow:
-    """Solve the power flow under a load level with the units' power.
-
-    Args:
-        level: load relative to the paper's [1].
-        active: (6,), active power from each unit [MW].
-        reactive: (6,), reactive power from each unit [Mvar].
-        positions: (5,), open line of each loop.
-        params: constants of the plant.
-    """
+    """Solve the power flow at a load level [1] with the active [MW] and reactive [Mvar] power of the six units."""
     dtype = active.dtype
     where = jnp.asarray(units.UNIT_BUSES)
     load = level * jnp.asarray(params.bus_load, dtype)
@@ -164,13 +156,6 @@ def operate(
 ) -> tuple[State, Flow, Float[Array, ""]]:
     """Simulate a quarter of an hour under an action, with the load and sky at the end of it.
 
-    Args:
-        state: state before the step.
-        action: (17,), powers [MW, Mvar] and switch positions.
-        load_level: load at the end of the step, relative to the paper's [1].
-        clearness: clearness of the sky at the end of the step [1].
-        params: constants of the plant.
-
     Returns:
         The next state, the power flow, and the reward [$].
     """
@@ -196,13 +181,7 @@ def operate(
 
 
 def drift(state: State, draw: Float[Array, " 2"], params: Params) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Return the next load level and clearness: deviations are AR(1), d⁺ = φ d + sd √(1 − φ²) w, φ = exp(−dt/τ).
-
-    Args:
-        state: the present state.
-        draw: (2,), standard normal numbers w; zero for the expected course.
-        params: constants of the plant.
-    """
+    """Return the next load level and clearness: deviations are AR(1), d⁺ = φ d + sd √(1 − φ²) w, φ = exp(−dt/τ)."""
     dtype = state.energy.dtype
     taus = jnp.stack(
         [jnp.asarray(params.load_time_constant, dtype), jnp.asarray(params.clearness_time_constant, dtype)]

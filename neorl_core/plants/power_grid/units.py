@@ -106,13 +106,7 @@ def available(hour: Float[AnyArray, "*n"], clearness: Float[AnyArray, "*n"]) -> 
 def battery_power(
     energy: Float[AnyArray, "*n 2"], command: Float[AnyArray, "*n 2"], efficiency: float | Float[Array, ""]
 ) -> Float[Array, "*n 2"]:
-    """Return the power of the batteries during a step [MW], limited by the stored energy; discharging is positive.
-
-    Args:
-        energy: (..., 2), stored energy [MWh].
-        command: (..., 2), commanded power [MW].
-        efficiency: efficiency of charging and of discharging [1].
-    """
+    """Limit the power of the batteries [MW] in a step by the stored energy [MWh]; discharging is positive."""
     most = jnp.asarray(energy) * efficiency / DT
     least = -(BATTERY_MWH - jnp.asarray(energy)) / (efficiency * DT)
     return jnp.clip(command, least, most)
@@ -121,13 +115,7 @@ def battery_power(
 def charge(
     energy: Float[AnyArray, "*n 2"], power: Float[AnyArray, "*n 2"], efficiency: float | Float[Array, ""]
 ) -> Float[Array, "*n 2"]:
-    """E⁺ = E − dt (max(P, 0)/η + η min(P, 0)) [MWh].
-
-    Args:
-        energy: (..., 2), stored energy [MWh].
-        power: (..., 2), discharging power [MW].
-        efficiency: efficiency of charging and of discharging [1].
-    """
+    """E⁺ = E − dt (max(P, 0)/η + η min(P, 0)) [MWh]."""
     change = jnp.maximum(power, 0.0) / efficiency + efficiency * jnp.minimum(power, 0.0)
     # `battery_power` keeps these bounds up to rounding.
     return jnp.clip(energy - DT * change, 0.0, BATTERY_MWH)

@@ -86,14 +86,9 @@ def friction(params: Params) -> Float[Array, ""]:
 
 
 def flow(pumps: Float[Array, ""], level: Float[Array, ""], params: Params) -> Float[Array, ""]:
-    """Return the flow [m³/h] of `pumps` running pumps, by Newton's method.
+    """Return the flow [m³/h] of `pumps` running pumps at a level of the tank [m], by Newton's method.
 
     The remaining head decreases ever faster with the flow, so the iteration from the frictionless flow is monotone.
-
-    Args:
-        pumps: number of running pumps; zero gives no flow.
-        level: level of the tank [m].
-        params: constants of the plant.
     """
     running = jnp.maximum(pumps, 1.0)
     wanted = params.lift + level
@@ -145,14 +140,7 @@ def margins_of(level: Float[AnyArray, "*n"]) -> Float[Array, "*n 1"]:
 def advance(
     level: Float[Array, ""], pumps: Float[Array, ""], demand: Float[Array, ""], params: Params
 ) -> tuple[Float[Array, ""], Float[Array, " 1"]]:
-    """Return the level [m] after a step with constant pumps and demand, and the least margin [m] of the step.
-
-    Args:
-        level: level of the tank [m].
-        pumps: number of running pumps.
-        demand: demand of the town [m³/h].
-        params: constants of the plant.
-    """
+    """Return the level [m] after a step at constant pumps and demand [m³/h], and the least margin [m] of the step."""
 
     def rise(h: Float[Array, " 1"]) -> Float[Array, " 1"]:
         return (flow(pumps, h[0], params)[None] - demand) / params.area

@@ -5,8 +5,11 @@ f = k δ max(0, 1 + β δ') along the normal (Hunt and Crossley, Journal of Appl
 bristle of deflection s sticks up to the friction cone and then slides (Cundall and Strack, Géotechnique 29, 1979;
 elasto-plastic as in Dupont et al., IEEE Trans. Automatic Control 47(5), 2002, so that sticking contacts do not creep):
 s⁺ = clip(s + h v, ±μ f / kt),  ft = clip(−kt s⁺ − √(kt m) v, ±μ f). The peg's corners touch the block, the hole's edges
-touch the peg. The robot carries the weight. Lengths are in the hole's frame: x across, z up from the block's face,
-angles counter-clockwise.
+touch the peg. The robot carries the weight. Coordinates are in the hole's frame: x across, z up from the block's
+face, angles counter-clockwise.
+
+In all functions, `pose` is that of the centre of mass (x, z [m], angle [rad]), `velocity` its rate [m/s, m/s, rad/s],
+`bristles` the deflection of the friction bristles [m], and `setpoint` the tip's set point (x, z [m], angle [rad]).
 """
 
 from __future__ import annotations
@@ -76,13 +79,7 @@ def centre_of(tip: Float[Array, " 3"], p: Params) -> Float[Array, " 3"]:
 
 
 def velocity_at(point: Float[Array, "*n 2"], pose: Float[Array, " 3"], velocity: Float[Array, " 3"]) -> Any:
-    """Velocity of the peg at points [m/s].
-
-    Args:
-        point: (..., 2), positions [m].
-        pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
-        velocity: (3,), velocity of the centre of mass [m/s, m/s, rad/s].
-    """
+    """Return the velocity [m/s] of the peg at points (..., 2) [m]."""
     arm = point - jnp.broadcast_to(pose[:2], point.shape)
     turning = velocity[2] * jnp.stack([-arm[..., 1], arm[..., 0]], axis=-1)
     return jnp.broadcast_to(velocity[:2], point.shape) + turning
@@ -103,15 +100,7 @@ class Contacts(NamedTuple):
 def contacts(
     pose: Float[Array, " 3"], velocity: Float[Array, " 3"], bristles: Float[Array, "4 2"], h: float, p: Params
 ) -> Contacts:
-    """Return the contacts between peg and block; a point inside is pushed out through the nearer face.
-
-    Args:
-        pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
-        velocity: (3,), velocity of the centre of mass [m/s, m/s, rad/s].
-        bristles: (4, 2), previous deflection of the friction bristles [m].
-        h: time since then [s].
-        p: constants of peg, hole and robot.
-    """
+    """Return the contacts, `h` [s] after `bristles`; a point inside the block is pushed out through the nearer face."""
     across, up = axes(pose[2])
     tip = tip_of(pose, p)[:2]
     sides = jnp.array([-1.0, 1.0], pose.dtype)
@@ -154,26 +143,13 @@ def contacts(
 def wrench_about(
     point: Float[Array, " 2"], where: Float[Array, "n 2"], force: Float[Array, "n 2"]
 ) -> Float[Array, " 3"]:
-    """Sum the forces [N] and their moments [N m] about a point.
-
-    Args:
-        point: (2,), reference point [m].
-        where: (n, 2), points of action [m].
-        force: (n, 2), forces [N].
-    """
+    """Return the sum of forces (n, 2) [N] at places (n, 2) [m], and their moment [N m] about a point."""
     arm = where - point[None]
     return jnp.append(jnp.sum(force, axis=0), jnp.sum(arm[:, 0] * force[:, 1] - arm[:, 1] * force[:, 0]))
 
 
 def held(pose: Float[Array, " 3"], velocity: Float[Array, " 3"], setpoint: Float[Array, " 3"], p: Params) -> Any:
-    """Return the impedance controller's force and moment about the centre of mass, for a tip set point at rest.
-
-    Args:
-        pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
-        velocity: (3,), velocity of the centre of mass [m/s, m/s, rad/s].
-        setpoint: (3,), set point of the tip: x, z [m] and angle [rad].
-        p: constants of peg, hole and robot.
-    """
+    """Return the impedance controller's force and moment about the centre of mass, for a tip set point at rest."""
     tip = tip_of(pose, p)
     stiffness = jnp.stack([jnp.asarray(x, pose.dtype) for x in (p.stiffness, p.stiffness, p.turning_stiffness)])
     damping = jnp.stack([jnp.asarray(x, pose.dtype) for x in (p.damping, p.damping, p.turning_damping)])
@@ -185,15 +161,7 @@ def held(pose: Float[Array, " 3"], velocity: Float[Array, " 3"], setpoint: Float
 def accelerated(
     pose: Float[Array, " 3"], velocity: Float[Array, " 3"], wrench: Float[Array, " 3"], h: float, p: Params
 ) -> tuple[Float[Array, " 3"], Float[Array, " 3"]]:
-    """Semi-implicit Euler: v ← v + h M⁻¹ f, then q ← q + h v.
-
-    Args:
-        pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
-        velocity: (3,), velocity of the centre of mass [m/s, m/s, rad/s].
-        wrench: (3,), forces [N] and moment [N m] about the centre of mass.
-        h: length of a substep [s].
-        p: constants of peg, hole and robot.
-    """
+    """Semi-implicit Euler: v ← v + h M⁻¹ f, then q ← q + h v, with `wrench` about the centre of mass."""
     inertia = jnp.stack([jnp.asarray(x, pose.dtype) for x in (p.mass, p.mass, p.inertia)])
     velocity = velocity + h * wrench / inertia
     return pose + h * velocity, velocity
@@ -247,16 +215,7 @@ def flown(
     substeps: int,
     p: Params,
 ) -> tuple[Float[Array, " 3"], Float[Array, " 3"]]:
-    """Integrate pose and velocity for a time under a set point of the tip, without contacts.
-
-    Args:
-        pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
-        velocity: (3,), velocity of the centre of mass [m/s, m/s, rad/s].
-        setpoint: (3,), set point of the tip: x, z [m] and angle [rad].
-        seconds: duration [s].
-        substeps: integration steps.
-        p: constants of peg and robot.
-    """
+    """Integrate pose and velocity for a time under a set point of the tip, without contacts."""
 
     def substep(carry: Any, _: None) -> tuple[Any, None]:
         pose, velocity = carry
@@ -272,15 +231,7 @@ def energy(
     setpoint: Float[Array, " 3"],
     p: Params,
 ) -> Float[Array, ""]:
-    """Kinetic energy plus the energy of the springs of contacts, bristles and impedance [J].
-
-    Args:
-        pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
-        velocity: (3,), velocity of the centre of mass [m/s, m/s, rad/s].
-        bristles: (4, 2), deflection of the friction bristles [m].
-        setpoint: (3,), set point of the tip: x, z [m] and angle [rad].
-        p: constants of peg, hole and robot.
-    """
+    """Kinetic energy plus the energy of the springs of contacts, bristles and impedance [J]."""
     touch = contacts(pose, velocity, bristles, 0.0, p)
     strain = setpoint - tip_of(pose, p)
     kinetic = p.mass * jnp.sum(velocity[:2] ** 2) + p.inertia * velocity[2] ** 2

@@ -84,12 +84,7 @@ class Furnace(NamedTuple):
 
 
 def heated_to(kelvin: Float[Array, "S M"], zones: Float[Array, " Z"]) -> Furnace:
-    """Return a furnace with given temperatures of the steel.
-
-    Args:
-        kelvin: (S, M), temperatures of the volumes [K].
-        zones: (Z,), temperatures of the zones [K].
-    """
+    """Return a furnace with given temperatures [K] of the steel and of the zones."""
     return Furnace(enthalpy(kelvin), zones)
 
 
@@ -242,27 +237,16 @@ def advance(
 
 
 def line_speed(thickness: Float[Array, " S"], deviation: Float[Array, ""] | float, p: Params) -> Float[Array, ""]:
-    """Return the speed [m/min] for a constant mass flow, within the range of the rollers.
-
-    Args:
-        thickness: (S,), thickness of the sections [mm].
-        deviation: relative deviation of the speed [1].
-        p: constants of the furnace.
-    """
+    """Return the speed [m/min] for a constant mass flow of sections of a thickness [mm], within the rollers' range."""
     return jnp.clip(p.speed * 30.0 / jnp.mean(thickness) * (1 + deviation), 0.6, 1.9)
 
 
 def steady(
     thickness: Float[Array, ""], zones: Float[Array, " Z"], p: Params
 ) -> tuple[Float[Array, "S M"], Float[Array, " Z"]]:
-    """Return the heat [J/kg] along a furnace full of one thickness at fixed zone temperatures, and the powers [MW].
+    """Return the heat [J/kg] along a furnace full of one thickness [mm] at fixed zones [K], and the powers [MW].
 
     One section is followed from place to place; at each place the state is recorded halfway.
-
-    Args:
-        thickness: thickness of the sections [mm].
-        zones: (Z,), zone temperatures [K].
-        p: constants of the furnace.
     """
     dwell = SECTION / line_speed(thickness[None], 0.0, p) * SECONDS
     # With this capacity the zone temperatures are constant.

@@ -98,13 +98,7 @@ NOMINAL = Params()
 def margins_of(
     skin: Float[Array, "*n S"], middle: Float[Array, "*n S"], zones: Float[Array, "*n Z"]
 ) -> Float[Array, " 3"]:
-    """Least distance [K] to the three limits, over all sections, zones and times.
-
-    Args:
-        skin: (..., S), surface temperatures [K].
-        middle: (..., S), temperatures in the middle [K].
-        zones: (..., Z), zone temperatures [K].
-    """
+    """Return the least distance [K] to the three limits, given surface, middle and zone temperatures [K]."""
     hottest = (jnp.max(skin), jnp.max(skin - middle), jnp.max(zones))
     return jnp.stack([limit.high - x for limit, x in zip(SPEC.constraints, hottest, strict=True)])
 
@@ -178,13 +172,7 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 25"]
 
 
 def carried(state: State, minutes: float, params: Params) -> State:
-    """Move the charge for a time; when a whole section has left, a cold one has entered.
-
-    Args:
-        state: state before the move.
-        minutes: duration [min].
-        params: constants of the plant.
-    """
+    """Move the charge for some minutes; when a whole section has left, a cold one has entered."""
     offset = state.offset + line_speed(state.thickness, state.deviation, params) * minutes
     shift = offset >= SECTION
     product = jnp.minimum(1 + state.entered // PRODUCT_SECTIONS, PRODUCTS - 1)

@@ -63,13 +63,7 @@ def setpoints(
 def setpoints_of(
     thickness: Float[Array, " 5"], target: Float[Array, " 5"], speed: Float[Array, ""]
 ) -> Float[Array, " Z"]:
-    """Return the table's set points [°C] for the products at the stations, averaged over the ends of each zone.
-
-    Args:
-        thickness: (5,), thickness at the stations [mm].
-        target: (5,), exit temperature of the products at the stations [°C].
-        speed: speed of the line [m/min].
-    """
+    """Return the table's set points [°C] for the products at the stations, averaged over the ends of each zone."""
     thickness, target = (thickness[1:] + thickness[:-1]) / 2, (target[1:] + target[:-1]) / 2
     return jnp.stack([setpoints(thickness[z], target[z], speed, z) for z in range(ZONES)])
 

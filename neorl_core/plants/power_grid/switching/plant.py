@@ -111,15 +111,7 @@ def loads(grid: Grid, state: State, params: Params) -> tuple[Float[Array, " N"],
 def flow(
     grid: Grid, path: Float[Array, "L N"], active: Float[Array, " N"], reactive: Float[Array, " N"], params: Params
 ) -> Flow:
-    """Solve the power flow of a radial topology.
-
-    Args:
-        grid: the feeder.
-        path: (L, N), Γ from `radial`.
-        active: (N,), active load at the buses [MW].
-        reactive: (N,), reactive load at the buses [Mvar].
-        params: constants of the plant.
-    """
+    """Solve the power flow of a radial topology with path matrix Γ, for the load at the buses [MW, Mvar]."""
     impedance = jnp.asarray(grid.impedance, active.dtype) * params.impedance_scale
     return solve(path, active, reactive, impedance, ITERATIONS, params.source_voltage, grid.leaving)
 
