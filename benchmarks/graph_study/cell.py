@@ -25,8 +25,7 @@ from neorl_core.plants.power_grid.feeder33 import FEEDER
 from neorl_core.plants.power_grid.feeders.case118zh import CASE118ZH
 from neorl_core.plants.power_grid.power_flow import magnitude
 from neorl_core.plants.power_grid.radial import leaving, meshed_of
-from neorl_core.plants.power_grid.switching.plant import Grid, flow, in_service_of, topology
-from neorl_core.plants.power_grid.switching.spec import LOW, seen
+from neorl_core.plants.power_grid.switching import LOW, Grid, flow, in_service_of, seen, topology
 from neorl_core.training.population import Algorithm
 from neorl_core.types import Plant, Transition
 

@@ -10,9 +10,7 @@ import numpy as np
 
 from neorl_core.plants.power_grid.feeder import Feeder
 from neorl_core.plants.power_grid.radial import radial
-from neorl_core.plants.power_grid.switching import Domain, switching_plant
-from neorl_core.plants.power_grid.switching.plant import Params
-from neorl_core.plants.power_grid.switching.spec import seen
+from neorl_core.plants.power_grid.switching import Domain, Params, seen, switching_plant
 from neorl_core.types import Plant, Transition
 
 ERRORS = (0.1, 0.5, 1.5)

@@ -24,8 +24,7 @@ from neorl_core.plants.power_grid.feeders.case69 import CASE69
 from neorl_core.plants.power_grid.feeders.case118zh import CASE118ZH
 from neorl_core.plants.power_grid.feeders.case136ma import CASE136MA
 from neorl_core.plants.power_grid.radial import radial
-from neorl_core.plants.power_grid.switching.plant import OUT
-from neorl_core.plants.power_grid.switching.spec import seen
+from neorl_core.plants.power_grid.switching import OUT, seen
 from neorl_core.safety.composite import composite_controller, make_composite
 from neorl_core.safety.shield import default_shield
 from neorl_core.types import Plant

@@ -31,7 +31,7 @@ INTEGRATED = {
     "chemical_reactor": Integrated("chemical_reactor", "integrate"),
     "hvac_control": Integrated("hvac_control.plant", "integrate"),
     "power_grid": Integrated("power_grid.plant", "solve", "iterations"),
-    "pumping_station": Integrated("pumping_station.hydraulics", "integrate"),
+    "pumping_station": Integrated("pumping_station", "integrate"),
     "robot_assembly": Integrated("robot_assembly.plant", "advance"),
     "steel_annealing": Integrated("steel_annealing.plant", "advance"),
     "water_treatment": Integrated("water_treatment", "integrate"),

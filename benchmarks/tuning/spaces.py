@@ -16,7 +16,7 @@ from neorl_core.plants.hvac_control.thermostat import ThermostatParams
 from neorl_core.plants.industrial_benchmark.plant import HELD
 from neorl_core.plants.power_grid import units
 from neorl_core.plants.power_grid.control import VoltVarParams
-from neorl_core.plants.pumping_station.switching import Hysteresis
+from neorl_core.plants.pumping_station import Hysteresis
 from neorl_core.plants.robot_assembly.plant import InsertionParams
 from neorl_core.plants.steel_annealing.zone_loops import ZONES, ZoneParams
 from neorl_core.types import Controller, Params, Plant

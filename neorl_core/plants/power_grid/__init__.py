@@ -18,7 +18,6 @@
 | price of active energy, wear, cost of switching and of an outage | ours |
 """
 
-from neorl_core.plants.power_grid.plant import PLANT, logged_margins, logged_reward
-from neorl_core.plants.power_grid.spec import LINKS, SPEC
+from neorl_core.plants.power_grid.plant import LINKS, PLANT, SPEC, logged_margins, logged_reward
 
 __all__ = ["LINKS", "PLANT", "SPEC", "logged_margins", "logged_reward"]

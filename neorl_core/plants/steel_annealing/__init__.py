@@ -18,7 +18,6 @@ to their width: heat flows across the thickness only, equally from both sides. E
 atmosphere does not absorb radiation, and the transformation at 735 °C is the same in both directions and at any rate.
 """
 
-from neorl_core.plants.steel_annealing.plant import PLANT, logged_margins, logged_reward
-from neorl_core.plants.steel_annealing.spec import SPEC
+from neorl_core.plants.steel_annealing.plant import PLANT, SPEC, logged_margins, logged_reward
 
 __all__ = ["PLANT", "SPEC", "logged_margins", "logged_reward"]

@@ -20,8 +20,7 @@ from benchmarks.graph_study.logs import cases, loops, plant_of
 from benchmarks.graph_study.speed import on_one_core
 from neorl_core.networks import policy_act
 from neorl_core.plants.power_grid.feeder33 import FEEDER
-from neorl_core.plants.power_grid.switching.plant import topology
-from neorl_core.plants.power_grid.switching.spec import seen
+from neorl_core.plants.power_grid.switching import seen, topology
 
 ROW = {"within": 0.95, "median": 1.001, "mean": 1.01, "violations": 1}
 OPTIMUM: dict[str, Any] = {

@@ -12,10 +12,8 @@ import pytest
 from scipy.optimize import brentq
 
 from neorl_core.plants import PLANTS
+from neorl_core.plants import pumping_station as station
 from neorl_core.plants.base import rollouts
-from neorl_core.plants.pumping_station import hydraulics as station
-from neorl_core.plants.pumping_station import plant as town
-from neorl_core.plants.pumping_station import switching
 from tests.conftest import Truth
 
 GOLDEN = np.load(Path(__file__).parents[2] / "golden" / "epanet.npz", allow_pickle=False)
@@ -88,7 +86,7 @@ def test_water_and_money_by_hand() -> None:
 
 def test_the_clock_and_the_tariff() -> None:
     slots = jnp.arange(station.SLOTS)
-    shown = jax.vmap(lambda s: town._shown(jnp.float32(3), jnp.float32(1), jnp.float32(500), s))(slots)
+    shown = jax.vmap(lambda s: station._shown(jnp.float32(3), jnp.float32(1), jnp.float32(500), s))(slots)
     np.testing.assert_array_equal(station.slot_of(shown), slots)
     cheap = np.asarray(station.price(slots)) == np.float32(station.PRICES[0])
     assert cheap.nonzero()[0].tolist() == [*range(14), 46, 47]
@@ -97,11 +95,11 @@ def test_the_clock_and_the_tariff() -> None:
 
 
 def test_staged_control_by_hand() -> None:
-    params = switching.Hysteresis(dear=3.0, cheap=4.0, stage=0.5, gap=0.4)
+    params = station.Hysteresis(dear=3.0, cheap=4.0, stage=0.5, gap=0.4)
 
     def asked(level: float, running: float, tariff: float = 0.2) -> float:
         seen = jnp.asarray([level, running, 500.0, 0.0, 1.0, tariff])
-        return float(switching.switched.act(params, (), seen, jnp.asarray([running]))[1][0])
+        return float(station.switched.act(params, (), seen, jnp.asarray([running]))[1][0])
 
     # Below 3 m the first pump starts, below 2.5 m the second; it stops 0.4 m higher.
     assert [asked(x, 0) for x in (3.1, 2.9, 2.6, 2.4)] == [0, 1, 1, 2]
@@ -111,8 +109,8 @@ def test_staged_control_by_hand() -> None:
 
 @pytest.mark.slow
 def test_the_plan_solves_bellmans_equation_and_beats_the_rules() -> None:
-    costs = switching.plan(station.NOMINAL)
-    levels = np.linspace(0.0, station.RIM, switching.LEVELS)
+    costs = station.plan(station.NOMINAL)
+    levels = np.linspace(0.0, station.RIM, station.LEVELS)
     rng = np.random.default_rng(0)
     gaps = []
     for slot in (3, 20, 40):
@@ -132,8 +130,8 @@ def test_the_plan_solves_bellmans_equation_and_beats_the_rules() -> None:
     found = [
         rollouts(PLANT, controller, params, keys, PLANT.domain)
         for controller, params in (
-            (PLANT.fallback, switching.BY_HAND),
-            (PLANT.fallback, switching.TUNED),
+            (PLANT.fallback, station.BY_HAND),
+            (PLANT.fallback, station.TUNED),
             (PLANT.reference, PLANT.reference_params),
         )
     ]

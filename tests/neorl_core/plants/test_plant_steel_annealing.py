@@ -17,7 +17,6 @@ from neorl_core.plants import LOGGED
 from neorl_core.plants.base import rollout
 from neorl_core.plants.steel_annealing import furnace as physics
 from neorl_core.plants.steel_annealing import plant as furnace
-from neorl_core.plants.steel_annealing import spec as places
 from neorl_core.plants.steel_annealing import steel
 from tests.conftest import Truth
 
@@ -269,7 +268,7 @@ def test_the_start_is_a_steady_state(started: tuple[furnace.State, jax.Array, ph
         params = arrays(furnace.NOMINAL, **fixed)
         state, observation = RESET(jax.random.key(0), params)
         observation = np.asarray(observation)
-        assert observation[places.CORE] == pytest.approx(870.0, abs=3.0)
+        assert observation[furnace.CORE] == pytest.approx(870.0, abs=3.0)
         _, now = jax.jit(
             lambda state: jax.lax.scan(
                 lambda state, _: furnace.step(jax.random.key(0), state, state.power, params), state, None, 60
@@ -277,7 +276,7 @@ def test_the_start_is_a_steady_state(started: tuple[furnace.State, jax.Array, ph
         )(state)
     zones = np.asarray(now.observation)[:, : furnace.ZONES]
     assert np.abs(zones - observation[: furnace.ZONES]).max() < 1.0
-    assert np.abs(np.asarray(now.observation)[:, places.CORE] - 870.0).max() < 2.0
+    assert np.abs(np.asarray(now.observation)[:, furnace.CORE] - 870.0).max() < 2.0
 
 
 @pytest.mark.slow
@@ -316,7 +315,7 @@ def test_the_pi_loops_hold_the_limits_and_the_models_agree(
     trajectory = run(jax.random.key(0), started[2])
     assert np.all(np.asarray(trajectory.margins) > 0)
     trajectory = jax.tree.map(np.asarray, trajectory)
-    error = trajectory.next_observations[:, places.CORE] - trajectory.next_observations[:, places.EXIT_TARGET]
+    error = trajectory.next_observations[:, furnace.CORE] - trajectory.next_observations[:, furnace.EXIT_TARGET]
     assert np.sqrt(np.mean(error**2)) < 20.0
     # What the log tells, with the pyrometers' noise of 2 K and the entry's flux taken as steady.
     rows = (trajectory.observations, trajectory.actions, trajectory.next_observations)
@@ -328,7 +327,7 @@ def test_the_pi_loops_hold_the_limits_and_the_models_agree(
     seen, predicted = jax.jit(jax.vmap(lambda o, a: plant.predict(o, a, plant.params)))(*rows[:2])
     off = np.sqrt(np.mean((np.asarray(seen) - np.asarray(rows[2])) ** 2, axis=0))
     assert off[: furnace.ZONES].max() < 8.0
-    assert off[places.CORE] < 8.0
+    assert off[furnace.CORE] < 8.0
     assert np.all(np.abs(np.mean(predicted - trajectory.margins, axis=0)) < [15.0, 3.0, 3.0])
 
 
@@ -339,16 +338,16 @@ def test_a_core_soaks_while_it_is_hot_and_cold_plate_has_not_begun(
     params = arrays(furnace.NOMINAL, thickness_low=30.0, thickness_high=30.0, target_low=870.0, target_high=870.0)
     state, observation = RESET(jax.random.key(0), params)
     core = np.asarray(physics.steel_temperatures(state.furnace))[:, -1] - steel.CELSIUS
-    hot = core >= 870.0 - places.SOAK_BAND
+    hot = core >= 870.0 - furnace.SOAK_BAND
     assert hot[-1]
     assert not hot[:8].any()
     np.testing.assert_allclose(state.soak, np.cumsum(hot) * 2.0 / 1.2, rtol=1e-5)
-    assert float(observation[places.SOAK]) == pytest.approx(float(state.soak[-1]), rel=1e-5)
+    assert float(observation[furnace.SOAK]) == pytest.approx(float(state.soak[-1]), rel=1e-5)
     # By hand: core 5 K off, 30 mm wants 6 minutes and got 4, full power.
     row = np.zeros(25)
-    row[[places.CORE, places.EXIT_TARGET, places.EXIT_THICKNESS, places.SOAK]] = 865.0, 870.0, 30.0, 4.0
+    row[[furnace.CORE, furnace.EXIT_TARGET, furnace.EXIT_THICKNESS, furnace.SOAK]] = 865.0, 870.0, 30.0, 4.0
     assert float(furnace.cost(row, np.full(4, 8.0))) == pytest.approx(0.25 + 1.0 + 0.2)
-    row[places.SOAK] = 9.0
+    row[furnace.SOAK] = 9.0
     assert float(furnace.cost(row, np.zeros(4))) == pytest.approx(0.25)
     # A step later what stays hot has soaked a minute more, and a section that comes in has not.
     later = jax.jit(lambda s: furnace.step(jax.random.key(0), s, s.power, params)[0])

@@ -19,9 +19,7 @@ from neorl_core.plants.power_grid.feeders.case118zh import CASE118ZH
 from neorl_core.plants.power_grid.feeders.case136ma import CASE136MA
 from neorl_core.plants.power_grid.power_flow import magnitude, path_matrix, solve
 from neorl_core.plants.power_grid.radial import leaving, meshed_current, meshed_of, radial
-from neorl_core.plants.power_grid.switching import logged_margins, logged_reward, switching_plant
-from neorl_core.plants.power_grid.switching.plant import Grid, topology
-from neorl_core.plants.power_grid.switching.spec import seen
+from neorl_core.plants.power_grid.switching import Grid, logged_margins, logged_reward, seen, switching_plant, topology
 from tests.conftest import Truth
 
 FEEDERS = (FEEDER, CASE69, CASE118ZH, CASE136MA)
