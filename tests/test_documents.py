@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -30,3 +31,10 @@ def test_glossary_has_at_most_40_words() -> None:
     words = [word for row in rows if row != "word" for word in row.split(", ")]
     assert len(words) == len(set(words))
     assert len(words) <= 40
+
+
+def test_documents_named_in_the_repository_exist() -> None:
+    command = ["git", "grep", "-ohE", r"docs/[A-Za-z0-9_/.-]+\.(md|png)\b"]
+    names = set(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split())
+    assert len(names) > 30
+    assert sorted(name for name in names if not (ROOT / name).exists()) == []
