@@ -37,6 +37,8 @@ from tasks.files.canonical import canonical_json, sha256_hex
 from tasks.versions.versions import current, newest, version_of
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
+STATEMENTS = {PREDICATE_TYPE: Statement}
+"""Readers of certificates by their format. A new format is added; earlier ones stay."""
 
 Repeat = Callable[[Predicate, bytes], Counts]
 """(predicate, seed) -> counts: runs the certified test again."""
@@ -143,11 +145,13 @@ def read_certificate(path: Path, trust: TrustRoot) -> Statement:
     except OSError as error:
         raise BadInput(f"expected a certificate at {path}, got '{error.strerror}': check the path.") from error
     payload = trust.unseal(PAYLOAD_TYPE, envelope)
-    kinds = (payload.get("_type"), payload.get("predicateType")) if isinstance(payload, dict) else None
-    if kinds != (STATEMENT_TYPE, PREDICATE_TYPE):
-        raise Refused(f"expected a {PREDICATE_TYPE} statement in {path.name}, got {kinds}: check the path.")
+    said = payload if isinstance(payload, dict) else {}
+    kinds = str(said.get("_type")), str(said.get("predicateType"))
+    if kinds[0] != STATEMENT_TYPE or kinds[1] not in STATEMENTS:
+        formats = ", ".join(STATEMENTS)
+        raise Refused(f"{path.name} is of {kinds}, this NeoRL reads {formats}: check the path, or upgrade NeoRL.")
     try:
-        return Statement.model_validate_json(canonical_json(payload))
+        return STATEMENTS[kinds[1]].model_validate_json(canonical_json(payload))
     except ValidationError as error:
         raise MalformedStatement(f"a field is missing or malformed ({error.errors(include_url=False)[0]})") from error
 

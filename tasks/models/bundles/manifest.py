@@ -90,8 +90,10 @@ def read_manifest(folder: Path) -> Manifest:
         intact = False
     if not intact:
         raise Refused(f"expected {path} as it was written, got altered bytes: take the bundle from the registry again.")
+    if (schema := str(value.get("schema"))) not in READERS:
+        raise Refused(f"{path} has format {schema[:60]!r}, this NeoRL reads {', '.join(READERS)}: upgrade NeoRL.")
     try:
-        manifest = _manifest(value)
+        manifest = READERS[schema](value)
     except ValueError as error:
         raise Refused(
             f"expected {path} as this version of neorl_core writes it, got '{str(error)[:300]}': take the bundle from "
@@ -116,8 +118,8 @@ def _manifest(value: dict[str, Any]) -> Manifest:
         ValueError: when a key is missing, unknown or of another type.
     """
     keys = {"schema", "plant", "digest", "structure", "files", "meta"}
-    if set(value) - {"code", "site"} != keys or value["schema"] != SCHEMA:
-        raise ValueError(f"another schema than {SCHEMA}: the keys {', '.join(sorted(value))}")
+    if set(value) - {"code", "site"} != keys:
+        raise ValueError(f"other keys than those of {SCHEMA}: {', '.join(sorted(value))}")
     if not (isinstance(value["digest"], str) and isinstance(value.get("code", ""), str)):
         raise ValueError("a digest that is no text")
     for name in ("files", "meta"):
@@ -137,6 +139,10 @@ def _manifest(value: dict[str, Any]) -> Manifest:
         meta=value["meta"],
         site=site,
     )
+
+
+READERS = {SCHEMA: _manifest}
+"""Readers of `composite.json` by its format. A new format is added; earlier ones stay."""
 
 
 def _check_size(path: Path, limit: int) -> None:
