@@ -1,4 +1,4 @@
-"""Certify a composite on the simulator: a numbered attempt, a seed drawn after it is logged, a signed certificate."""
+"""Certify a composite on the simulator: log a numbered attempt, draw the seed, test, sign the certificate."""
 
 from __future__ import annotations
 
@@ -68,26 +68,26 @@ COUNTED_BY = (
     "neorl_core.identify.domain",
     "tasks.evaluation.guarded",
 )
-"""Modules that the counts of a test rest on, besides the plant's."""
+"""Modules that determine the counts of a test, besides the plant's modules."""
 ANY_DATASET = "none"
-"""Stands for a dataset's digest where the composite learned nothing from data."""
+"""Replaces the dataset's digest if the composite learned nothing from data."""
 
 
 def simulator_digest(known: KnownPlant, simulator: Plant) -> str:
-    """Digest of the simulator that a claim is about: its spec, its constants and its source."""
+    """Return the digest of a claim's simulator: spec, constants and source."""
     return digest_json([spec_record(simulator.spec), simulator.params._asdict(), known.sources()])
 
 
 def materials_here(folder: Path, source: UserCode | None, claim: Claim) -> dict[str, str]:
-    """Digests of what a test would rest on that is run on this machine, by the names of a certificate's materials.
+    """Return the digests of a test's materials on this machine, by the names in a certificate.
 
     Args:
-        folder: the certified composite's bundle.
-        source: the plant's code, where it is in a project of the user's own.
-        claim: the certificate's.
+        folder: bundle of the certified composite.
+        source: the plant's code, if it is user code.
+        claim: the certificate's claim.
 
     Raises:
-        Refused: when the plant is not here as the bundle needs it.
+        Refused: if this machine does not have the plant that the bundle needs.
     """
     known = plant_of_bundle(folder, read_manifest(folder), source)
     composite = load_bundle(folder, source=source)[1]
@@ -109,7 +109,7 @@ def certify_fallback(
     progress: Report | None = None,
     identification: Identification = KNOWN,
 ) -> Certificate:
-    """Certify the plant's own controller by itself, for it stands in where a candidate fails."""
+    """Certify the tuned controller alone, because it may become champion if the candidate fails."""
     return certify(home, run, fallback, identification=identification, progress=progress)
 
 
@@ -124,17 +124,17 @@ def certify_candidate(
     progress: Report | None = None,
     identification: Identification = KNOWN,
 ) -> Certification:
-    """Certify the selected member; an attempt is spent only where every gate before it passed.
+    """Certify the selected member; makes no attempt unless every earlier gate passed.
 
     Args:
-        home: of the ledger.
-        run: its `certify`.
-        dataset: what the population was trained on.
+        home: home with the ledger.
+        run: settings `certify`.
+        dataset: training data.
         population: the members.
-        evaluation: which of them was selected.
-        screening: the gates before certification.
-        progress: told of episodes done.
-        identification: of the simulator's constants.
+        evaluation: names the selected member.
+        screening: verdicts of the earlier gates.
+        progress: called with the number of episodes.
+        identification: estimated constants of the simulator.
     """
     if not may_certify(screening.gates):
         return Certification()
@@ -150,20 +150,19 @@ def certify(
     progress: Report | None = None,
     identification: Identification = KNOWN,
 ) -> Certificate:
-    """Certify a bundle, or find the result of the same attempt.
+    """Certify a bundle, or return the result of an earlier attempt with the same inputs.
 
     Args:
-        home: of the ledger.
-        run: its `certify`.
+        home: home with the ledger.
+        run: settings `certify`.
         bundle: the composite.
-        dataset: digest of what it was trained on; where nothing was, that of the logs that constants were
-            identified from.
-        progress: told of episodes done; the total is what a run without violations needs.
-        identification: of the simulator's constants.
+        dataset: digest of the training data, or of the logs used for identification.
+        progress: called with the number of episodes; the total assumes no further violation.
+        identification: estimated constants of the simulator.
 
     Raises:
-        Refused: when the bundle is not what its digest says.
-        BadInput: when the test could not pass even without a violation.
+        Refused: if the bundle does not have its digest.
+        BadInput: if the test could not pass even without a violation.
     """
     known_plant = plant_of(run)
     plant, composite = known_plant.simulator(), load_bundle(bundle.folder, bundle.digest, run.source)[1]
@@ -186,8 +185,8 @@ def certify(
         least = betting_episodes(claim.p0, 0, attempt_alpha(claim.confidence, number))
         if claim.max_episodes < least:
             raise BadInput(
-                f"expected certify.max_episodes of at least {least}, which attempt {number} needs without a violation, "
-                f"got {claim.max_episodes}: raise it; nothing was spent."
+                f"certify.max_episodes is {claim.max_episodes}, attempt {number} needs {least} without a violation: "
+                "raise it; no error probability was spent"
             )
         attempt = open_attempt(ledger, inputs, claim)
     claim, seed = attempt.body.scope, draw_seed(ledger, attempt)
@@ -219,11 +218,11 @@ def certify(
 
 
 def _reused(home: Home, known: Entry) -> Certificate:
-    """The certificate of an earlier attempt with the same inputs, which spends nothing."""
+    """Return the certificate of an earlier attempt; spends no error probability."""
     result, file = known.read(ResultBody), certificate_file(known)
     path = home.root / (file.path if file else CERTIFICATES)
     if not path.is_file():
-        raise Refused(f"expected the certificate of attempt {result.number} at {path}, got none: restore it.")
+        raise Refused(f"the certificate of attempt {result.number} is missing at {path}: restore it from a backup")
     return _certificate(result, path, reused=True)
 
 
@@ -253,7 +252,7 @@ def _count(
     source: Origin | None,
     progress: Report | None,
 ) -> Counts:
-    """Run the sequential test of one attempt, as anybody can from the claim."""
+    """Run the sequential test of one attempt; the claim makes it repeatable."""
     limits = len(plant.spec.constraints)
     with episodes_of(claim, plant, composite, seed, folder, source) as results:
         for counts in certify_results(
@@ -266,14 +265,14 @@ def _count(
 
 
 def repeat_with(bundle: Path, source: UserCode | None = None) -> Repeat:
-    """A function that runs a certificate's test again on this machine, for `neorl certificate verify`.
+    """Return a function that repeats a certificate's test on this machine, for `neorl certificate verify`.
 
     Args:
         bundle: folder of the certified composite.
-        source: the plant's code, where it is in a project of the user's own.
+        source: the plant's code, if it is user code.
 
     Returns:
-        (predicate, seed) -> counts, as `verify_certificate` takes it.
+        (predicate, seed) -> counts, for `verify_certificate`.
     """
     return partial(_repeat, bundle, source)
 
@@ -281,6 +280,8 @@ def repeat_with(bundle: Path, source: UserCode | None = None) -> Repeat:
 def _repeat(bundle: Path, source: UserCode | None, predicate: Predicate, seed: bytes) -> Counts:
     plant, composite = load_bundle(bundle, source=source)
     if not isinstance(plant, Plant):
-        raise Refused(f"expected a bundle of a simulated plant in {bundle}, got a process's: it has no certificate.")
-    # A challenge is an attempt that spends what the certificate's own did.
+        raise Refused(
+            f"{bundle} is a bundle of a log-only plant, which has no certificate: name one of a simulated plant"
+        )
+    # A challenge uses the alpha of the certificate's attempt.
     return _count(plant, composite, predicate.scope, seed, predicate.attempt.alpha, bundle, source, None)

@@ -1,4 +1,4 @@
-"""The end of a retraining: what was found goes into the registry and the ledger, the rule proposes, and it is told."""
+"""Conclude a retraining: register the candidate, propose, decide, report."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ from tasks.stages import config_digest, current, effect
 
 @effect(name="reconcile")
 def reconcile_aliases(home: Home, run: OpenedRun, decision: Decision | None = None) -> Aliases:
-    """Bring MLflow's aliases into line with the ledger, at the start of a run and after a decision.
+    """Make MLflow's aliases and pages follow the ledger, at the start of a run and after a decision.
 
     Args:
-        home: of the ledger.
+        home: home with the ledger.
         run: names the plant.
-        decision: after which it is done.
+        decision: the preceding decision, if any.
     """
     return reconcile(home, run.plant, Registry(current().mlflow))
 
 
 @effect(name="register")
 def register_candidate(home: Home, findings: Learned) -> Candidate:
-    """Put the selected member into MLflow and log it as a candidate, each once."""
+    """Register the selected member in MLflow and log it as a candidate, each once."""
     verdict: Literal["passed", "refused"] = "passed" if findings.judgement.passed else "refused"
     record = _record(home, findings, verdict, "candidate")
     plots = draw_plots(home.folder("runs", findings.run.plant, findings.run_key, "plots"), record)
@@ -66,10 +66,10 @@ def register_candidate(home: Home, findings: Learned) -> Candidate:
 
 @effect(name="propose")
 def propose_promotion(home: Home, findings: Findings, candidate: Candidate) -> Proposal:
-    """Apply the rule; where the plant's own controller is to stand in, it is registered too."""
+    """Apply the promotion rule; register the tuned controller if the rule proposes it."""
     plant, run = findings.run.plant, findings.run
     entries = Ledger.open(home).entries()
-    # A run that was killed after its promotion comes to the same proposal again.
+    # A rerun after a kill must make the same proposal.
     before = before_run(entries, plant, findings.run_key)
     rejected = was_rejected(entries, plant, candidate.record.composite)
     stands = findings.protection.passed and not was_rejected(entries, plant, findings.fallback.digest)
@@ -78,7 +78,7 @@ def propose_promotion(home: Home, findings: Findings, candidate: Candidate) -> P
     verdict = verdict_of(role, candidate.record, findings.fallback.digest, in_force, run.approval == "auto")
     proposed = candidate if role == "candidate" else None
     if role == "fallback":
-        # Nothing is decided yet: the version says no more than that this controller is certified.
+        # The version only states that the controller is certified: nothing is decided yet.
         record = _record(home, findings, "passed", "fallback")
         proposed = _registered(home, findings, record, "fallback", candidate.plots)
     return Proposal(verdict=verdict, reason=reason, rejected=rejected, candidate=candidate, proposed=proposed)
@@ -86,19 +86,19 @@ def propose_promotion(home: Home, findings: Findings, candidate: Candidate) -> P
 
 @effect(name="propose")
 def propose_shadow(home: Home, findings: ProcessFindings, candidate: Candidate) -> Proposal:
-    """Apply the rule to a candidate of a process: where it passed every gate it may run in shadow, and no further."""
+    """Apply the rule for log-only plants: a candidate that passed every gate may run in shadow."""
     entries, record = Ledger.open(home).entries(), candidate.record
     rejected = was_rejected(entries, findings.run.plant, record.composite)
     watched = shadows.shadow(entries, findings.run.plant)
     if watched is not None and watched.entry.body["candidate"] == candidate.entry:
-        # A run that was killed after its shadow began comes to the same proposal again.
+        # A rerun after a kill must make the same proposal.
         return _proposal("shadow", "the candidate passed every gate", rejected, candidate, candidate)
     if watched is not None and watched.entry.body["composite"] == record.composite:
-        runs = "runs in shadow already" if watched.runs(datetime.now(UTC)) else "was in shadow, and its days are over"
+        runs = "already runs in shadow" if watched.runs(datetime.now(UTC)) else "was in shadow, and the period is over"
         return _proposal("unchanged", f"the candidate {runs}", rejected, candidate)
     if rejected or not record.passed:
         why = "a person rejected this composite" if rejected else "the candidate did not pass every gate"
-        return _proposal("refused", f"{why}, and nothing changes on the process", rejected, candidate)
+        return _proposal("refused", f"{why}; nothing changes on the plant", rejected, candidate)
     verdict: Verdict = "shadow" if findings.run.approval == "auto" else "shadow_waiting"
     return _proposal(verdict, "the candidate passed every gate", rejected, candidate, candidate)
 
@@ -111,7 +111,7 @@ def _proposal(
 
 @effect(name="report")
 def report_outcome(home: Home, findings: Learned, decision: Decision) -> Outcome:
-    """Write the report, complete the version's page in MLflow, and log what was decided."""
+    """Write the report, complete the version's page in MLflow, and log the decision."""
     about, session = decision.candidate.record, current()
     version = Version(version=about.version, run_id=about.run_id, url=about.url, digest=about.composite)
     record = _record(home, findings, decision.verdict, about.role, version, decision)
@@ -149,12 +149,12 @@ def report_outcome(home: Home, findings: Learned, decision: Decision) -> Outcome
 
 
 def earlier_outcome(home: Home, run: OpenedRun, key: str) -> Outcome | None:
-    """The outcome of an earlier run with the same key, as this run's; nothing is changed.
+    """Return the outcome of an earlier run with the same key; None if this run must decide.
 
     Args:
-        home: of the ledger.
-        run: names the plant, and who decides: what waited for a person is decided now where that is the rule.
-        key: the run's.
+        home: home with the ledger.
+        run: names the plant and the kind of approval: with automatic approval, waiting candidates are decided now.
+        key: key of the run.
     """
     entries = Ledger.open(home).entries("decision", run.plant)
     found = next((entry for entry in reversed(entries) if entry.body["run_key"] == key), None)
@@ -166,7 +166,7 @@ def earlier_outcome(home: Home, run: OpenedRun, key: str) -> Outcome | None:
         "run": session.flow_run,
         "verdict": "unchanged",
         "decided": earlier.verdict,
-        "headline": f"Nothing new to promote: the same inputs were decided on at {found.timestamp}.",
+        "headline": f"Nothing new to promote: the same inputs were decided at {found.timestamp}.",
         "links": {**earlier.links, "prefect": session.url},
         "champion": champion,
         "shadow": shadow,
@@ -178,13 +178,13 @@ def earlier_outcome(home: Home, run: OpenedRun, key: str) -> Outcome | None:
 
 
 def show_artifact(plant: str, headline: str, text: str, flow: str = "retrain") -> None:
-    """Show a Markdown text on the pages of the flow run.
+    """Publish a Markdown artifact of the flow run in Prefect.
 
     Args:
-        plant: the plant's name; its runs' texts follow each other under one key.
-        headline: what came of the run, in a sentence.
+        plant: name of the plant, part of the artifact's key.
+        headline: result of the run in one sentence.
         text: Markdown without pictures, which Prefect's pages cannot load.
-        flow: what kind of run.
+        flow: kind of run, part of the artifact's key.
     """
     from prefect.artifacts import create_markdown_artifact
 
@@ -195,7 +195,7 @@ def _registered(home: Home, findings: Learned, record: Record, role: Role, plots
     plant, registry = findings.run.plant, Registry(current().mlflow)
     bundle = findings.fallback if role == "fallback" else findings.selected.bundle
     version = register(record, registry, bundle, plots)
-    # All that MLflow serves is named, for whoever loads the model executes its code.
+    # The record lists every file of the model, because loading executes its code.
     served = listed_model(home, registry, plant, version.version)
     return record_candidate(home, findings, version, bundle.folder, served, role, plots)
 
@@ -208,7 +208,7 @@ def _record(
     version: Version | None = None,
     decision: Decision | None = None,
 ) -> Record:
-    """What is known by now, as the registry and the report show it."""
+    """Return the record of everything known so far, for registry and report."""
     run, session, ledger = findings.run, current(), Ledger.open(home)
     entries = ledger.entries()
     certificate = findings.certificate_of(role)
@@ -259,7 +259,7 @@ def _record(
 
 
 def _in_force(home: Home, plant: str) -> tuple[ChampionInForce | None, ShadowInForce | None, tuple[str, ...]]:
-    """The champion, the shadow, and the versions that wait."""
+    """Return champion, shadow, and versions that wait for approval."""
     entries = Ledger.open(home).entries()
     queue = tuple(record_of(entry).version for entry in waiting(entries, plant))
     return _champion(entries, plant), _shadow(entries, plant), queue

@@ -1,7 +1,6 @@
-"""Identify: constants of a simulated plant that nobody knows exactly, estimated from the episodes that it learns from.
+"""Estimate unknown constants of a simulated plant from training episodes.
 
-What follows is then about the plant as far as its logs tell it: its nominal constants are the estimate, and the
-operating domain draws them from the posterior.
+The estimate becomes the nominal value, and the operating domain draws the constants from the posterior.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ from tasks.references import KNOWN, Dataset, Identification, IdentifiedConstant
 from tasks.stages import cached
 
 MOST_ROWS = 20_000
-"""Logged steps that constants are estimated on at most, the shorter episodes filled up: it bounds time and memory."""
+"""Largest number of logged steps for estimation, after padding short episodes; bounds time and memory."""
 LEAST_EPISODES = 10
-"""Episodes that are taken where there are so many, however long they are: they are the units of the intervals."""
+"""Least number of episodes to use, however long: episodes are the units of the intervals."""
 KEYS = ("observations", "actions", "next_observations")
 CONFIDENCE = 0.95
 
 
 def unknowns_of(run: OpenedRun, plant: Plant) -> tuple[Unknown, ...]:
-    """The constants that a run has estimated, with their priors.
+    """Return the constants that a run estimates, with their priors.
 
     Raises:
-        BadInput: when a constant, an entry or a signal is none of the plant's, or a prior cannot be meant.
+        BadInput: if the plant has no such constant, entry or signal, or a prior is impossible.
     """
     if run.identify is None:
         return ()
@@ -51,7 +50,7 @@ def unknowns_of(run: OpenedRun, plant: Plant) -> tuple[Unknown, ...]:
         for name in names:
             if name not in plant.spec.observation.names:
                 raise BadInput(
-                    f"expected identify.{key} to name signals of {plant.spec.name}, got '{name}': "
+                    f"identify.{key} names '{name}', which is no signal of {plant.spec.name}: "
                     f"{nearest(name, plant.spec.observation.names)}"
                 )
     found = []
@@ -61,32 +60,29 @@ def unknowns_of(run: OpenedRun, plant: Plant) -> tuple[Unknown, ...]:
         centre = _nominal(plant, name, entry)
         if centre == 0 or (prior.law == "log-normal" and centre < 0):
             cure = "give it another value in the plant's file" + (", or law: normal" if centre < 0 else "")
-            raise BadInput(
-                f"expected a value of {label} that a share of it is a deviation of, got {centre:g} with law "
-                f"{prior.law}: {cure}."
-            )
+            raise BadInput(f"{label} is {centre:g}, which has no relative deviation under law {prior.law}: {cure}")
         scale = abs(centre) if prior.law == "normal" else 1.0
         found.append(Unknown(name, scale * prior.deviation, prior.law, entry=entry))
     return tuple(found)
 
 
 def _nominal(plant: Plant, name: str, entry: int | None) -> float:
-    """A constant's value in the plant's file."""
+    """Return a constant's value in the plant's file."""
     fields = plant.params._fields
     if name not in fields:
         raise BadInput(
-            f"expected identify.constants to name constants of {plant.spec.name}, got '{name}': {nearest(name, fields)}"
+            f"identify.constants names '{name}', which is no constant of {plant.spec.name}: {nearest(name, fields)}"
         )
     value = np.asarray(getattr(plant.params, name))
     known = entry is None if value.ndim == 0 else value.ndim == 1 and entry is not None and entry < len(value)
     if not known:
         cure = f"write {name}[0] to {name}[{len(value) - 1}]" if value.ndim == 1 else f"write {name} alone"
-        raise BadInput(f"expected one number of {name}, got {name if entry is None else f'{name}[{entry}]'}: {cure}.")
+        raise BadInput(f"{name if entry is None else f'{name}[{entry}]'} is not one number of {name}: {cure}")
     return float(value if entry is None else value[entry])
 
 
 def simulator_of(known: KnownPlant, identification: Identification) -> Plant:
-    """The plant's simulator as far as it is known: with the posterior in its domain where constants were estimated."""
+    """Return the plant's simulator, whose domain draws estimated constants from their posterior."""
     plant = known.simulator()
     if not identification.constants:
         return plant
@@ -96,16 +92,16 @@ def simulator_of(known: KnownPlant, identification: Identification) -> Plant:
 
 @cached()
 def identify(home: Home, run: OpenedRun, dataset: Dataset) -> Identification:
-    """Estimate the plant's unknown constants from the episodes that training uses: the others judge the simulator.
+    """Estimate the plant's unknown constants from training episodes; held-out episodes validate the simulator.
 
     Args:
-        home: unused; every stage takes it.
-        run: its plant, the constants that it names, and the share of held-out episodes.
+        home: unused; every task takes it.
+        run: plant, constants to estimate, and held-out share.
         dataset: the logs.
 
     Raises:
-        BadInput: on a name that is none, or logs from which nothing can be estimated.
-        Refused: when the estimate does not settle.
+        BadInput: if a name is unknown, or the logs allow no estimate.
+        Refused: if the estimate does not converge.
     """
     if run.identify is None:
         return KNOWN
@@ -136,15 +132,15 @@ def identify(home: Home, run: OpenedRun, dataset: Dataset) -> Identification:
 
 
 def settled_fields(unknowns: tuple[Unknown, ...], posterior: Posterior) -> dict[str, float]:
-    """What a posterior adds to the plant's domain, `posterior_fields`.
+    """Return the fields that a posterior adds to the plant's domain, `posterior_fields`.
 
     Args:
-        unknowns: what was estimated.
-        posterior: of this one plant.
+        unknowns: the estimated constants.
+        posterior: their posterior.
 
     Raises:
-        Refused: when the estimate diverged, whose covariance may be none.
-        ValueError: for fewer than four episodes.
+        Refused: if the estimate diverged.
+        ValueError: if there are fewer than four episodes.
     """
     try:
         fields = posterior_fields(unknowns, posterior) if bool(posterior.converged) else {}
@@ -152,14 +148,14 @@ def settled_fields(unknowns: tuple[Unknown, ...], posterior: Posterior) -> dict[
         fields = {}
     if not fields or not all(map(np.isfinite, fields.values())):
         raise Refused(
-            f"expected an estimate of {', '.join(map(str, unknowns))} that settles, got one that does not: name fewer "
-            "constants under 'identify', with smaller deviations, or give other logs."
+            f"the estimate of {', '.join(map(str, unknowns))} does not converge: name fewer constants under "
+            "'identify', with smaller deviations, or use other logs"
         )
     return fields
 
 
 def _episodes(store: StoredDataset, candidates: npt.NDArray[np.int64]) -> Episodes:
-    """The first steps of episodes evenly over all: as many and as long as MOST_ROWS allows."""
+    """Return the first steps of evenly spaced episodes, at most MOST_ROWS in all."""
     bounds = store.episodes
     chosen, most = _chosen(candidates, np.diff(bounds))
     lengths = np.minimum(np.diff(bounds)[chosen], most)
@@ -171,12 +167,12 @@ def _episodes(store: StoredDataset, candidates: npt.NDArray[np.int64]) -> Episod
 
 
 def _chosen(episodes: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], int]:
-    """Which episodes are taken, evenly over all, and how many steps of each at most.
+    """Return evenly spaced episodes and the largest number of steps of each.
 
-    As many as have MOST_ROWS steps by their mean length, and LEAST_EPISODES at least; the longer ones are cut.
+    The number of episodes is MOST_ROWS divided by their mean length, at least LEAST_EPISODES; longer ones are cut.
 
     Args:
-        episodes: (E,) numbers of those to choose from.
+        episodes: (E,) indices to choose from.
         lengths: steps of each episode of the dataset.
     """
     fitting = int(MOST_ROWS * len(episodes) / lengths[episodes].sum())
@@ -193,7 +189,7 @@ def _constant(
     test = ""
     if not identified:
         found = step_test(plant, unknowns, posterior, i, jnp.asarray(_at_rest(episodes)))
-        test = str(found) if found is not None else "every step that was tried is predicted to cross a limit"
+        test = str(found) if found is not None else "every tried step is predicted to violate a limit"
     return IdentifiedConstant(
         name=unknown.name,
         entry=unknown.entry,
@@ -210,7 +206,7 @@ def _constant(
 
 
 def _at_rest(episodes: Episodes) -> npt.NDArray[np.floating]:
-    """The logged observation after which the least moved, each signal by its own spread."""
+    """Return the logged observation with the least change afterwards, in standard deviations of the signals."""
     seen = np.asarray(episodes.observations)
     spread = np.nanstd(seen.reshape(-1, seen.shape[-1]), axis=0)
     moved = np.abs(np.diff(seen, axis=1)) / np.where(spread > 0, spread, 1.0)

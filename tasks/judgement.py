@@ -1,4 +1,4 @@
-"""Judging a candidate: the gates before certification, the check of servability, and all gates together."""
+"""Judge a candidate: gates before certification, servability check, and all gates."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def screen(
     champion: Champion,
     protection: Certificate,
 ) -> Judgement:
-    """Judge by all that is known before an attempt at certification spends error probability.
+    """Judge the gates before certification, so that no attempt is spent on a candidate that fails one.
 
     Args:
-        run: its `gates`.
-        validation: of the dataset.
-        simulator: its errors on held-out logs.
-        evaluation: off-policy.
-        rollouts: on the simulator.
-        champion: what the candidate is compared with.
-        protection: the fallback's certificate.
+        run: settings `gates`.
+        validation: validation of the dataset.
+        simulator: prediction errors on held-out logs.
+        evaluation: off-policy evaluation.
+        rollouts: rollouts on the simulator.
+        champion: champion to compare with.
+        protection: certificate of the fallback.
     """
     evidence = Evidence(
         beat_plant=run.gates.beat_plant,
@@ -65,14 +65,14 @@ def screen(
 def check_service(
     run: OpenedRun, population: Population, evaluation: Evaluation, screening: Judgement, certification: Certification
 ) -> Service:
-    """Load the selected bundle in a fresh process, where every gate so far passed.
+    """Load the selected bundle in a fresh process, if every earlier gate passed.
 
     Args:
-        run: where the plant's code is.
+        run: names the plant's code.
         population: the members.
-        evaluation: which of them was selected.
-        screening: the gates before certification.
-        certification: the candidate's.
+        evaluation: names the selected member.
+        screening: gates before certification.
+        certification: the candidate's certificate.
     """
     certificate = certification.certificate
     if certificate is None or not certificate.passed or not may_certify(screening.gates):
@@ -83,7 +83,7 @@ def check_service(
 
 @effect()
 def judge_candidate(screening: Judgement, certification: Certification, service: Service) -> Judgement:
-    """Judge by all of the evidence."""
+    """Judge all gates."""
     found = {"certificate": certification.certificate, "servability": service.check}
     evidence = screening.evidence.model_copy(update=found)
     return Judgement(evidence=evidence, gates=judge(evidence))

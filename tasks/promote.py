@@ -1,4 +1,4 @@
-"""Promotion: what the rule proposes, and what people decide."""
+"""Promotion: proposals by rule, and decisions of people."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ from tasks.stages import config_digest, effect
 from tasks.versions.versions import version_of
 
 FLOW = "flows.retrain"
-"""The flow's module, whose source and imports a decision depends on; a worker may load it under another name."""
+"""Module of the flow, whose source and imports a decision depends on; a worker may load it under another name."""
 
 
 @effect()
 def drift_reference(home: Home, run: OpenedRun, dataset: Dataset) -> DriftReference:
-    """The dataset of the last champion or shadow that learned from another one: what drift is measured against."""
+    """Find the reference for drift: the dataset of the last champion or shadow with a different dataset."""
     entries = Ledger.open(home).entries()
     by_digest = {entry.digest: entry for entry in entries}
     found = champions.champion(entries, run.plant) or shadows.last_shadow(entries, run.plant)
     while found is not None:
         earlier = record_of(by_digest[found.body["candidate"]]).dataset
         if earlier.digest != dataset.digest:
-            # The ledger names files where the home was then, which may have moved since.
+            # The ledger has paths of the home at that time; the home may have moved.
             return DriftReference(dataset=earlier.at(home.root / "datasets" / earlier.plant))
         found = by_digest.get(found.body["replaces"] or "")
     return DriftReference()
@@ -60,12 +60,10 @@ def drift_reference(home: Home, run: OpenedRun, dataset: Dataset) -> DriftRefere
 
 @effect()
 def incumbent(home: Home, run: OpenedRun, dataset: Dataset, fallback: Bundle) -> Champion:
-    """The champion to compare with: the one in force before this run put one into force itself, if it did.
+    """Find the champion to compare with: the one in force before this run promoted a candidate.
 
-    A run that is repeated after it promoted its candidate compares with the same champion as before, so that its
-    results stay the same. A repetition has the same configuration, data and sources: a run of another configuration
-    may have trained the champion too, among its own members, and compares the one that it selects with it. The plant's
-    own controller is no trained champion: what it replaced counts.
+    A repeated run compares with the champion at the time, so that it gives the same result. A repetition has the same
+    configuration, data and sources. The tuned controller is no trained champion; the champion that it replaced counts.
     """
     entries = Ledger.open(home).entries()
     by_digest = {entry.digest: entry for entry in entries}
@@ -84,7 +82,7 @@ def incumbent(home: Home, run: OpenedRun, dataset: Dataset, fallback: Bundle) ->
         return Champion()
     digest = found.body["composite"]
     folder = home.folder("bundles", run.plant) / digest[:24]
-    # One of other limits is replaced without a comparison: it could not be run on this simulator.
+    # A champion made for other limits is replaced without a comparison: it does not run on this simulator.
     comparable = is_current(folder, plant_of(run))
     return Champion(digest=digest, bundle=Bundle(digest=digest, plant=run.plant, folder=folder) if comparable else None)
 
@@ -98,15 +96,15 @@ def record_candidate(
     role: Role,
     plots: dict[str, Path],
 ) -> Candidate:
-    """Log a candidate with the files it consists of; the same run key and composite again find the entry.
+    """Log a candidate with its files, or find the entry with the same run key and composite.
 
     Args:
-        home: of the ledger.
-        findings: what the stages found.
-        version: its place in MLflow.
-        bundle: the home's own folder of it.
-        served: the files of its model in MLflow.
-        role: the trained candidate, or the plant's own controller.
+        home: home with the ledger.
+        findings: results of the tasks.
+        version: version in MLflow.
+        bundle: folder of the bundle in the home.
+        served: files of the model in MLflow.
+        role: trained candidate or tuned controller.
         plots: pictures of the retraining, by name.
     """
     ledger = Ledger.open(home)
@@ -152,45 +150,45 @@ def record_candidate(
 def propose(
     candidate: CandidateRecord, fallback: str, fallback_stands: bool, current: CandidateRecord | None, rejected: bool
 ) -> tuple[Role | None, str]:
-    """Who is proposed for promotion by the rule, and why.
+    """Apply the promotion rule.
 
-    A candidate that passed every gate and that nobody rejected is proposed. Otherwise the plant's own controller is,
-    where it is certified and there is no champion; where it is champion already it stays.
+    The rule proposes a candidate that passed every gate and that nobody rejected. Otherwise it proposes the tuned
+    controller if that is certified and there is no champion.
 
     Args:
-        candidate: the selected policy's record.
-        fallback: digest of the plant controller's composite.
-        fallback_stands: whether that composite is certified, and nobody rejected it.
-        current: the champion's record.
+        candidate: record of the selected policy.
+        fallback: digest of the tuned controller's composite.
+        fallback_stands: whether the tuned controller is certified, and nobody rejected it.
+        current: record of the champion.
         rejected: whether a person rejected the candidate's composite.
 
     Returns:
-        The role proposed, or None, and the reason in one sentence.
+        The proposed role, or None, and the reason in one sentence.
     """
     if candidate.passed and not rejected:
         if current is not None and current.composite == candidate.composite:
-            return None, "the candidate is the champion already"
+            return None, "the candidate is already champion"
         return "candidate", "the candidate passed every gate"
     why = "a person rejected this composite" if candidate.passed else "the candidate did not pass every gate"
     if current is None and fallback_stands:
-        return "fallback", f"{why}, and the plant's own controller, certified, stands in for it"
+        return "fallback", f"{why}; the certified tuned controller is proposed instead"
     if current is None:
-        return None, f"{why}, and the plant's own controller is not certified, or a person rejected it"
-    keeps = "the plant's own controller" if current.composite == fallback else f"version {current.version}"
-    return None, f"{why}, and {keeps} stays champion"
+        return None, f"{why}; the tuned controller is not certified, or a person rejected it"
+    keeps = "the tuned controller" if current.composite == fallback else f"version {current.version}"
+    return None, f"{why}; {keeps} stays champion"
 
 
 def verdict_of(
     role: Role | None, candidate: CandidateRecord, fallback: str, current: str | None, auto: bool
 ) -> Verdict:
-    """The verdict of a proposal.
+    """Return the verdict of a proposal.
 
     Args:
-        role: who is proposed.
-        candidate: the selected policy's record.
-        fallback: digest of the plant controller's composite.
+        role: the proposed role.
+        candidate: record of the selected policy.
+        fallback: digest of the tuned controller's composite.
         current: digest of the champion's composite.
-        auto: whether the rule decides, rather than a person.
+        auto: whether the rule decides instead of a person.
     """
     if role == "candidate":
         return "promoted" if auto else "waiting"
@@ -202,12 +200,12 @@ def verdict_of(
 
 
 def before_run(entries: Sequence[Entry], plant: str, key: str) -> CandidateRecord | None:
-    """The record of the champion in force before a run promoted anything.
+    """Return the record of the champion in force before a run.
 
     Args:
-        entries: the ledger's.
-        plant: the plant's name.
-        key: the run's.
+        entries: entries of the ledger.
+        plant: name of the plant.
+        key: key of the run.
     """
     by_digest = {entry.digest: entry for entry in entries}
     found = champions.champion(entries, plant)
@@ -221,14 +219,14 @@ def before_run(entries: Sequence[Entry], plant: str, key: str) -> CandidateRecor
 
 @effect()
 def decide(home: Home, run: OpenedRun, proposal: Proposal) -> Decision:
-    """Promote what is proposed where the rule decides; else it waits for a person."""
+    """Promote the proposed composite if the rule decides; otherwise it waits for a person."""
     about = proposal.proposed or proposal.candidate
     verdict, promotion = proposal.verdict, None
     if proposal.proposed is not None and run.approval == "auto":
         entry = Ledger.open(home).entry(proposal.proposed.entry)
         made = promote_candidate(home, entry, RULE, proposal.reason)
         if made.kind == "approval":
-            # The policy in force by now asks for a person's besides.
+            # The safety policy now in force requires a person's approval.
             verdict = "waiting" if about.record.role == "candidate" else "fallback_waiting"
         else:
             promotion = made.digest
@@ -252,25 +250,25 @@ def promote_candidate(
     reviewed: bool = False,
     signatory: Signatory | None = None,
 ) -> Entry:
-    """Approve a candidate whose gates all passed, and make it champion; that of a process only runs in shadow.
+    """Approve a candidate that passed every gate, and promote it; for a log-only plant, start its shadow.
 
     Args:
-        home: of the ledger.
-        candidate: its entry.
-        by: who decides.
-        note: why, for the record.
-        clock: tells the time in UTC.
-        role: as what they decide.
-        reviewed: say only that it was reviewed, which is no approval by itself.
-        signatory: the person with their key; in the home's name without one.
+        home: home with the ledger.
+        candidate: entry of the candidate.
+        by: name of the approver.
+        note: reason, for the record.
+        clock: returns the time in UTC.
+        role: role of the approver.
+        reviewed: log a review only, which is no approval.
+        signatory: the person with their key; None to sign by the home's key.
 
     Returns:
-        The promotion or the shadow; the existing one when it was promoted before; the approval, where the plant's
-        policy asks for another one besides.
+        The entry of the promotion or shadow, also if it exists already; the approval if the safety policy requires
+        further approvals.
 
     Raises:
-        Refused: when a gate failed, is missing or contradicts its numbers, it was rejected, its days in shadow are
-            over, or another champion came meanwhile.
+        Refused: if a gate failed, is missing or contradicts its numbers, the candidate was rejected, its shadow period
+            is over, or the champion has changed.
     """
     ledger = Ledger.open(home)
     plant, record = candidate.plant, record_of(candidate)
@@ -278,27 +276,26 @@ def promote_candidate(
     if not record.passed:
         failed = ", ".join(gate.name for gate in record.gates if not gate.passed)
         raise Refused(
-            f"expected a candidate that passed every gate, got version {record.version} of {plant}, which failed "
-            f"{failed}: retrain it, no approval can skip a gate."
+            f"version {record.version} of {plant} failed {failed}: retrain, because no approval can skip a gate"
         )
     entries = ledger.entries()
     current = in_force(entries, plant, record.evidence)
     rejected = verdict_against(entries, plant, record.composite)
     same = current is not None and current.body["composite"] == record.composite
-    # It is champion or shadow already, whichever run proposed it; but a rejection has ended a shadow.
+    # The composite is champion or shadow already, whichever run proposed it; but a rejection ends a shadow.
     if current is not None and same and (rejected is None or current.kind in champions.IN_FORCE):
         if current.kind == "shadow":
             shadows.check_runs(entries, plant, clock())
         return current
     if rejected is not None:
         raise Refused(
-            f"expected a candidate that was not rejected, got version {record.version} of {plant}, which "
-            f"{rejected.body['by']} {VERBS[rejected.kind]}: retrain on other data or with another configuration."
+            f"{rejected.body['by']} {VERBS[rejected.kind]} version {record.version} of {plant}: retrain on other data "
+            "or with another configuration"
         )
     if (current.digest if current else None) != record.champion:
         raise Refused(
-            f"expected the champion of {plant} that version {record.version} was compared with, got another one "
-            "meanwhile: retrain, so that the two are compared."
+            f"version {record.version} of {plant} was compared with promotion {str(record.champion)[:12]}, but now "
+            f"{current.digest[:12] if current else None} is in force: retrain, so that the two are compared"
         )
     said = verdict_on(candidate, by, note, role, reviewed=reviewed)
     if record.shadow_days is not None:
@@ -318,15 +315,15 @@ def promote_candidate(
 
 
 def _approved(ledger: Ledger, candidate: Entry, verdict: approvals.VerdictBody, signatory: Signatory | None) -> Entry:
-    """Log an approval, and the promotion where the plant's policy asks for no other."""
+    """Log an approval, and the promotion if the safety policy requires no further approval."""
     plant, record, entries = candidate.plant, record_of(candidate), ledger.entries()
-    # Before an approval is logged, so that none is left that nothing can use.
+    # Check before the approval is logged, so that no useless approval remains.
     champions.check_certified(entries, plant, record.composite)
     check_pinned(entries, ledger.trust, plant)
     approval = verdicts.approve(ledger, plant, verdict, signatory)
     if verdicts.missing_approvals(ledger.entries(), plant, approval) is not None:
         return approval
-    # The last one, which may be another's where this one was given before.
+    # The last approval may be by a different person if this one was logged before.
     last = approvals.open_approval(ledger.entries(), plant, record.composite) or approval
     promotion = champions.PromotionBody(
         composite=record.composite,
@@ -341,14 +338,14 @@ def _approved(ledger: Ledger, candidate: Entry, verdict: approvals.VerdictBody, 
 def verdict_on(
     candidate: Entry, by: str, note: str, role: str = "", *, reviewed: bool = False, against: bool = False
 ) -> approvals.VerdictBody:
-    """A decision on a candidate, before anybody signs it.
+    """Return the body of a decision on a candidate, before signing.
 
     Args:
-        candidate: its entry.
-        by: who decides.
-        note: why, for the record.
-        role: as what they decide.
-        reviewed: whether it says no more than that it was reviewed.
+        candidate: entry of the candidate.
+        by: name of the person.
+        note: reason, for the record.
+        role: role of the person.
+        reviewed: whether it is a review only.
         against: whether it is a rejection.
     """
     record = record_of(candidate)
@@ -365,24 +362,24 @@ def verdict_on(
 
 
 def reject_candidate(home: Home, candidate: Entry, by: str, note: str, signatory: Signatory | None = None) -> Entry:
-    """Log that a candidate was rejected, once.
+    """Log the rejection of a candidate, once.
 
     Args:
-        home: of the ledger.
-        candidate: its entry.
-        by: who decides.
-        note: why, for the record.
-        signatory: the person with their key; in the home's name without one.
+        home: home with the ledger.
+        candidate: entry of the candidate.
+        by: name of the person.
+        note: reason, for the record.
+        signatory: the person with their key; None to sign by the home's key.
 
     Raises:
-        Refused: when it is champion.
+        Refused: if the candidate is champion.
     """
     ledger = Ledger.open(home)
     record = record_of(candidate)
     now = champions.champion(ledger.entries(), candidate.plant)
     if now is not None and now.body["composite"] == record.composite:
         raise Refused(
-            f"expected a candidate that waits, got version {record.version}, the champion: promote another one."
+            f"version {record.version} is the champion and cannot be rejected: withdraw it, or promote a different one"
         )
     for entry in ledger.entries("rejection", candidate.plant):
         if entry.body.get("candidate") == candidate.digest:

@@ -1,4 +1,4 @@
-"""Put a candidate into the registry with everything a reviewer needs to decide on it, and later what was decided."""
+"""Register a candidate with everything that a reviewer needs, and complete the version after the decision."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tasks.report import ReportFiles, describe, read_curves, view
 
 
 def register(record: Record, registry: Registry, bundle: Bundle, plots: Mapping[str, Path]) -> Version:
-    """Register a candidate; the same run key and composite again find the version that is there.
+    """Register a candidate, or find the version with the same run key and composite.
 
     Args:
-        record: everything known so far; its digests become the run's tags.
+        record: everything known so far; the digests become tags.
         registry: MLflow.
-        bundle: the composite that was certified.
-        plots: the pictures that `tasks.report.draw_plots` made.
+        bundle: the certified composite.
+        plots: pictures from `tasks.report.draw_plots`.
 
     Raises:
-        ServiceMissing: when MLflow stops answering; running again completes it.
-        Refused: when the bundle's files are not the composite that its digest names.
+        ServiceMissing: if MLflow stops answering; a rerun completes the registration.
+        Refused: if the bundle does not have its digest.
     """
     plant = record.run.plant
     rate_members(registry, plant, list(rated(record)))
@@ -61,16 +61,16 @@ def register(record: Record, registry: Registry, bundle: Bundle, plots: Mapping[
 
 
 def conclude(record: Record, registry: Registry, version: Version, files: ReportFiles) -> None:
-    """Complete a version once the verdict is known: its description, ledger head, and the report.
+    """Add description, ledger head and report to a version once the verdict is known.
 
     Args:
-        record: with the final verdict.
+        record: record with the final verdict.
         registry: MLflow.
-        version: as `register` returned it.
-        files: as `tasks.report.report` returned them.
+        version: version from `register`.
+        files: files from `tasks.report.report`.
 
     Raises:
-        ServiceMissing: when MLflow stops answering; running again completes it.
+        ServiceMissing: if MLflow stops answering; a rerun completes the version.
     """
     plant = record.run.plant
     found = [Artifact("report", files.page)]
@@ -83,14 +83,14 @@ def conclude(record: Record, registry: Registry, version: Version, files: Report
 
 
 def description(record: Record, run_url: str, run_id: str) -> str:
-    """What was found of a version, with the picture that the server holds among the run's plots.
+    """Return the findings about a version as Markdown, with the picture from the run's plots.
 
-    It says nothing of what was decided: that changes, and stands above it, from the ledger (`tasks.lifecycle.pages`).
+    Decisions are not part of it: they change, and `tasks.lifecycle.pages` puts them above it.
 
     Args:
         record: everything known of the retraining.
-        run_url: where MLflow's UI shows the run.
-        run_id: of the run.
+        run_url: URL of the run in MLflow.
+        run_id: id of the run.
     """
     passed = record.of_fallback or all(gate.passed for gate in record.gates)
     record = record.model_copy(update={"verdict": "passed" if passed else "failed"})
@@ -98,7 +98,7 @@ def description(record: Record, run_url: str, run_id: str) -> str:
 
 
 def run_name(record: Record) -> str:
-    """What a candidate's run is called in MLflow: the member and the retraining, or whose stand-in it is."""
+    """Return the name of a candidate's run in MLflow."""
     member = record.selected
     if record.of_fallback:
         return f"plant controller, {record.run_key[:8]}"
@@ -106,7 +106,7 @@ def run_name(record: Record) -> str:
 
 
 def rated(record: Record) -> Iterator[RatedMember]:
-    """What off-policy evaluation says of every member that was trained; NaN is left out."""
+    """Yield the off-policy evaluation of every member."""
     for member, found in zip(record.population.members, record.evaluation.members, strict=True):
         numbers = {
             "ope/value": found.ope.value,
@@ -124,13 +124,13 @@ def rated(record: Record) -> Iterator[RatedMember]:
 
 
 def tags(record: Record) -> dict[str, str]:
-    """A run's tags: every digest, and the ledger's signed head."""
+    """Return a run's tags: every digest, and the ledger's signed head."""
     found = {f"neorl.{name}": value for name, value in record.digests if value}
     return found | ({HEAD: record.ledger.signed} if record.ledger else {})
 
 
 def curves(record: Record) -> dict[str, Curve]:
-    """The selected member's learning curves; the plant's own controller has none."""
+    """Return the selected member's learning curves; empty for the tuned controller."""
     if record.of_fallback:
         return {}
     member = record.selected
@@ -139,7 +139,7 @@ def curves(record: Record) -> dict[str, Curve]:
 
 
 def artifacts(record: Record, plots: Mapping[str, Path]) -> Iterator[Artifact]:
-    """The files of a run: pictures, Data Docs and certificates."""
+    """Yield the files of a run: pictures, Data Docs and certificates."""
     for path in plots.values():
         yield Artifact("plots", path)
     if record.validation.data_docs is not None:
@@ -149,7 +149,7 @@ def artifacts(record: Record, plots: Mapping[str, Path]) -> Iterator[Artifact]:
 
 
 def parameters(record: Record) -> Iterator[tuple[str, str]]:
-    """What the run was configured with, of its learners the one of the selected member, and that member's own values.
+    """Yield the run's settings, with the learner and the values of the selected member.
 
     Example:
         >>> dict(parameters(record))["train.algorithm"]  # doctest: +SKIP
@@ -168,7 +168,7 @@ def parameters(record: Record) -> Iterator[tuple[str, str]]:
 
 
 def metrics(record: Record) -> Iterator[tuple[str, float]]:
-    """The numbers that a reviewer sorts runs by; of the plant's own controller only what is its own."""
+    """Yield the numbers for comparing runs; for the tuned controller only those that concern it."""
     shown = view(record)
     if not record.of_fallback and record.rollouts is not None:
         yield "score", record.rollouts.score

@@ -1,6 +1,6 @@
-"""The simulator: how controllers compare on it, for the record, and how well it predicts the plant's own logs.
+"""Rollouts of controllers on the simulator, and prediction errors of the simulator on held-out logs.
 
-Rollouts take no part in selection or in a gate on the logs: policies are chosen by off-policy evaluation before.
+Rollouts do not select policies; off-policy evaluation has selected before.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
     from tasks.progress import Report
 
 STEPS_AHEAD = (1, 10)
-"""Steps after which predictions are compared: what a wrong constant does adds up, what noise does hardly."""
+"""Prediction horizons: errors of constants accumulate over steps, noise hardly does."""
 SIMULATED_PLANTS = 32
-"""Plants drawn from the operating domain: a plant that belongs to it exceeds all of them at one signal in 33 times."""
+"""Plants drawn from the domain: a plant of the domain exceeds all of them in a signal with probability 1/33."""
 SIMULATED_ROWS, LONGEST_EPISODE = 2_048, 256
-"""Steps of held-out logs that each of them repeats at most, and steps of one episode."""
+"""Largest number of held-out steps that each drawn plant replays, and largest steps per episode."""
 
 ROLLOUT_SEED = 20_260_000
-"""Added to the run's seed, so that evaluation shares no randomness with training or certification."""
+"""Added to the run's seed: evaluation shares no randomness with training or certification."""
 
 PUBLISHED_SCORES = {
     "double_mass": {
@@ -74,12 +74,12 @@ PUBLISHED_SCORES = {
 
 
 def domain_of(plant: Plant, run: OpenedRun) -> Any:
-    """The plant's operating domain, a NamedTuple of its own type, with the run's overrides."""
+    """Return the plant's operating domain with the run's overrides."""
     return plant.domain._replace(**run.certify.domain)
 
 
 def score(spec: PlantSpec, ret: float) -> float:
-    """Normalised score: 100 (return − low) / (high − low) on the plant's score range."""
+    """Return 100 (return - low) / (high - low), by the plant's score range."""
     low, high = spec.score_range
     return 100.0 * (ret - low) / (high - low)
 
@@ -94,20 +94,19 @@ def simulate(
     progress: Report | None = None,
     identification: Identification = KNOWN,
 ) -> Rollouts:
-    """Roll out every member, the champion and the plant's controller on the same episodes of the simulator.
+    """Roll out every member, the champion and the tuned controller on the same simulated episodes.
 
     Args:
-        home: where the trajectories for plots are kept.
-        run: its plant, seed, evaluation, operating domain and shield.
+        home: home for the trajectories.
+        run: plant, seed, settings of evaluation, operating domain and shield.
         population: the members.
-        evaluation: their evaluation, which selected the candidate.
-        champion: rolled out where it can be run on this simulator and is not the candidate itself.
-        progress: told of controllers done.
-        identification: of the simulator's constants.
+        evaluation: names the candidate.
+        champion: rolled out if it runs on this simulator and is not the candidate.
+        progress: called with the number of finished controllers.
+        identification: estimated constants of the simulator.
 
     Returns:
-        What came of each controller, the candidate's paired differences from the others, and every member's score
-        without its shield.
+        Statistics of each controller, paired differences of the candidate, and scores of members without shield.
     """
     plant = simulator_of(plant_of(run), identification)
     domain = domain_of(plant, run)
@@ -122,7 +121,7 @@ def simulate(
     shielded = composite_controller(plant)
     results: dict[str, EpisodeResult] = {}
     for name, composite in composites.items():
-        # All steps are kept, for the plots and because a second program would take seconds to compile.
+        # Plots need all steps; a second program without them would take seconds to compile.
         results[name] = jax.device_get(rollouts(plant, shielded, composite, keys, domain, trace=True))
         if progress:
             progress(len(results), total, "controllers")
@@ -170,7 +169,7 @@ def _summary(spec: PlantSpec, result: EpisodeResult, confidence: float) -> Contr
 
 
 def _first_episodes(results: dict[str, EpisodeResult]) -> dict[str, np.ndarray]:
-    """One episode of each controller, with the same randomness: arrays named 'controller/observations' and so on."""
+    """Return one episode of each controller under common randomness, as arrays such as 'candidate/observations'."""
     return {
         f"{name}/{field}": np.asarray(getattr(result.trajectory, field)[0])
         for name, result in results.items()
@@ -182,20 +181,20 @@ def _first_episodes(results: dict[str, EpisodeResult]) -> dict[str, np.ndarray]:
 def validate_simulator(
     home: Home, run: OpenedRun, dataset: Dataset, identification: Identification = KNOWN
 ) -> SimulatorErrors:
-    """Prediction errors of the simulator on held-out logs, beside those of plants of its domain under the same actions.
+    """Compare the simulator's prediction errors on held-out logs with those on plants drawn from its domain.
 
-    What the simulator misses of the logs by noise, disturbances, hidden states and constants within the operating
-    domain, it misses of plants of that domain too when they are put where the logs say. Logs that it misses by more
-    come from a plant that the domain does not cover. Set points, which operators move, are left out.
+    Noise, disturbances, hidden states and constants within the operating domain cause prediction errors for plants of
+    the domain too. Larger errors on logs show a plant that the domain does not cover. Set points are left out, because
+    operators move them.
 
     Args:
-        home: unused; every stage takes it.
-        run: its plant, seed, operating domain and share of held-out episodes.
-        dataset: whose held-out episodes are predicted.
-        identification: of the simulator's constants, from the other episodes.
+        home: unused; every task takes it.
+        run: plant, seed, operating domain and held-out share.
+        dataset: dataset with the held-out episodes.
+        identification: estimated constants of the simulator.
 
     Returns:
-        The root mean square errors of every signal that moves, one step ahead and several.
+        RMS errors of every moving signal, for one and several steps ahead.
     """
     plant = simulator_of(plant_of(run), identification)
     store = reader.StoredDataset.open(dataset.store, dataset.digest)
@@ -204,13 +203,13 @@ def validate_simulator(
 
 
 def prediction_errors(plant: Plant, logs: LoggedEpisodes, domain: Params, seed: int) -> SimulatorErrors:
-    """Errors of a plant's predictions on logs, and the largest among plants of a domain in the logged plant's place.
+    """Return a simulator's prediction errors on logs, and the largest errors on plants of a domain in their place.
 
     Args:
         plant: the simulator.
-        logs: episodes that it is held against.
+        logs: episodes to predict.
         domain: the operating domain.
-        seed: of the plants that are drawn from it.
+        seed: seed of the drawn plants.
     """
     longest = int(np.asarray(logs.present).sum(axis=1).max())
     horizons = [steps for steps in STEPS_AHEAD if steps <= longest]
@@ -222,12 +221,12 @@ def prediction_errors(plant: Plant, logs: LoggedEpisodes, domain: Params, seed: 
 def signal_errors(
     names: Sequence[str], found: ReplayErrors, logs: LoggedEpisodes, horizons: Sequence[int]
 ) -> SimulatorErrors:
-    """Errors by signal and horizon, as the gate judges them; set points are left out.
+    """Return errors by signal and horizon, for the gate; set points are left out.
 
     Args:
-        names: of the signals.
-        found: of one plant.
-        logs: the episodes that it is held against.
+        names: names of the signals.
+        found: errors of one simulator.
+        logs: the predicted episodes.
         horizons: steps ahead.
     """
     spread = np.asarray(logs.next_observations)[np.asarray(logs.present)].std(axis=0, dtype=np.float64)
@@ -235,7 +234,7 @@ def signal_errors(
     for k, steps in enumerate(horizons):
         ahead = "" if steps == 1 else f", {steps} steps ahead"
         for i, name in enumerate(names):
-            # A signal whose spread is NaN stays in, and fails.
+            # A signal with NaN spread stays in, and fails.
             if not found.held[i] and not spread[i] <= 0:
                 largest = float(np.max(found.simulated[:, k, i]))
                 error = SignalError(logs=float(found.logged[k, i]), domain=largest, spread=float(spread[i]))
@@ -244,7 +243,7 @@ def signal_errors(
 
 
 def _chosen(logs: Logs) -> LoggedEpisodes:
-    """The beginnings of held-out episodes, evenly over all of them, as many as their simulation has time for."""
+    """Return beginnings of held-out episodes, evenly spaced, within the budget of simulated steps."""
     lengths = np.diff(np.append(logs.starts, len(logs.episode)))
     most = int(min(lengths.max(), LONGEST_EPISODE))
     which = np.unique(np.linspace(0, len(lengths) - 1, max(SIMULATED_ROWS // most, 1)).round().astype(int))

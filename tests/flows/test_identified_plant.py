@@ -85,4 +85,4 @@ def test_what_is_certified_is_the_posterior_of_the_logs(services: Services, tmp_
     (project / "run.yaml").write_text(RUN.replace("hole:", "whole:"))
     refused = neorl("check", "run.yaml", "--data", "logs.hdf5")
     detail = next(each["detail"] for each in refused["findings"] if each["name"] == "constants")
-    assert detail.startswith("expected identify.constants to name constants of vat, got 'whole'")
+    assert detail.startswith("identify.constants names 'whole', which is no constant of vat")

@@ -208,7 +208,7 @@ def test_unchanged_inputs_reuse_everything_and_spend_nothing(
     assert attempts() == before
     # It says so where Prefect's user looks, too.
     run = services.ask_prefect(f"flow_runs/{second['run']}")
-    assert run["state"]["message"].startswith("Nothing new to promote: the same inputs were decided on at ")
+    assert run["state"]["message"].startswith("Nothing new to promote: the same inputs were decided at ")
     assert "unchanged" in run["tags"]
 
 

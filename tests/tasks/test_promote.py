@@ -228,14 +228,14 @@ def test_a_run_compares_with_the_champion_before_it_put_one_into_force_itself(le
     [
         (True, False, None, True, "candidate", "the candidate passed every gate"),
         (True, False, "other", True, "candidate", "the candidate passed every gate"),
-        (True, False, "itself", True, None, "the candidate is the champion already"),
-        (False, False, None, True, "fallback", "the candidate did not pass every gate, and the plant's own controller"),
-        (False, False, None, False, None, "the plant's own controller is not certified, or a person rejected it"),
-        (False, False, "other", True, None, "and version other stays champion"),
-        (False, False, "fallback", True, None, "and the plant's own controller stays champion"),
+        (True, False, "itself", True, None, "the candidate is already champion"),
+        (False, False, None, True, "fallback", "the candidate did not pass every gate; the certified tuned controller"),
+        (False, False, None, False, None, "the tuned controller is not certified, or a person rejected it"),
+        (False, False, "other", True, None, "; version other stays champion"),
+        (False, False, "fallback", True, None, "; the tuned controller stays champion"),
         # A person's no outlasts the run: the certified controller stands in, and the reason says why.
-        (True, True, None, True, "fallback", "a person rejected this composite, and the plant's own controller"),
-        (True, True, "other", True, None, "a person rejected this composite, and version other stays champion"),
+        (True, True, None, True, "fallback", "a person rejected this composite; the certified tuned controller"),
+        (True, True, "other", True, None, "a person rejected this composite; version other stays champion"),
     ],
 )
 def test_the_rule(
