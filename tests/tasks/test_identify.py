@@ -58,25 +58,24 @@ FOUND = Identification(
         (
             PLANT,
             {"constants": {"reaction_rat": {"deviation": 0.1}}},
-            "got 'reaction_rat': did you mean 'reaction_rate'",
+            "names 'reaction_rat', which is no constant of chemical_reactor: did you mean 'reaction_rate'",
         ),
         (
             PLANT,
             {"constants": {"cooling_rate[1]": {"deviation": 0.1}}},
-            "got cooling_rate[1]: write cooling_rate",
+            "cooling_rate[1] is not one number of cooling_rate: write cooling_rate",
         ),
-        (PLANT, {"constants": {"feed_sd": {"deviation": 0.1}}}, "got 0 with law log-normal: give it another value"),
-        (PLANT, {"constants": BOTH, "inputs": ["weather"]}, "identify.inputs to name signals of chemical_reactor"),
-        (PLANT, {"constants": BOTH, "starts": {"level": {"deviation": 1.0}}}, "identify.starts to name signals"),
-        ("water_treatment", {"constants": {"pump": {"deviation": 0.1}}}, "got pump: write pump[0] to pump[1]."),
-        ("water_treatment", {"constants": {"pump[2]": {"deviation": 0.1}}}, "got pump[2]: write pump[0] to pump[1]."),
+        (PLANT, {"constants": {"feed_sd": {"deviation": 0.1}}}, "feed_sd is 0, which has no relative deviation under law log-normal"),
+        (PLANT, {"constants": BOTH, "inputs": ["weather"]}, "identify.inputs names 'weather', which is no signal of chemical_reactor"),
+        (PLANT, {"constants": BOTH, "starts": {"level": {"deviation": 1.0}}}, "identify.starts names 'level', which is no signal"),
+        ("water_treatment", {"constants": {"pump": {"deviation": 0.1}}}, "pump is not one number of pump: write pump[0] to pump[1]"),
+        ("water_treatment", {"constants": {"pump[2]": {"deviation": 0.1}}}, "pump[2] is not one number of pump: write pump[0] to pump[1]"),
     ],
 )
 def test_what_the_plant_does_not_have_is_named_in_one_sentence(plant: str, settings: Any, message: str) -> None:
     run = OpenedRun(plant=plant, identify=settings)
     with pytest.raises(BadInput, match=re.escape(message)) as error:
         unknowns_of(run, PLANTS[plant])
-    assert str(error.value).startswith("expected ")
 
 
 def test_priors_are_shares_of_the_values_in_the_plants_file() -> None:

@@ -82,7 +82,7 @@ def test_a_decision_makes_a_champion_once(ledger: Ledger) -> None:
 
 def test_a_failed_gate_cannot_be_approved(ledger: Ledger) -> None:
     entry = failed(ledger, "1")
-    with pytest.raises(Refused, match=r"which failed.* data.*no approval can skip a gate") as error:
+    with pytest.raises(Refused, match=r"failed data: .*no approval can skip a gate") as error:
         promote.promote_candidate(ledger.home, entry, "a reviewer", "")
     assert "statistical" not in str(error.value)
     assert ledger.entries("approval") == []
