@@ -1,4 +1,4 @@
-"""A plant of discrete actions in other hands: Gymnasium, agents, bundles and policy files."""
+"""A plant with discrete actions in Gymnasium, agents, bundles and policy files."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def policy(log: Transition) -> Policy:
     return fit(log, STATION.spec, "discrete_cql", updates=60, overrides={"hidden": [8]}, batch_size=32).policies[0]
 
 
-def test_an_environment_takes_the_number_of_a_choice() -> None:
+def test_environment_takes_choice_numbers() -> None:
     env = PlantEnv(NAME)
     assert env.action_space == gymnasium.spaces.Discrete(4)
     check_env(env, skip_render_check=True)
     first, _ = env.reset(seed=3)
     seen, *_ = env.step(np.int64(2))
     assert seen[1] == 2.0
-    # The same as its own dynamics say.
+    # The environment agrees with the plant's own prediction.
     predicted = STATION.predict(jnp.asarray(first), jnp.asarray([2.0]), STATION.params)[0]
     assert seen[0] == pytest.approx(float(predicted[0]), abs=0.2)
     for wrong in (4, -1, 1.5, [2]):
@@ -68,7 +68,7 @@ def test_an_environment_takes_the_number_of_a_choice() -> None:
             env.step(wrong)
 
 
-def test_environments_together_take_a_number_each() -> None:
+def test_vector_environment_takes_choice_numbers() -> None:
     envs = PlantVectorEnv(NAME, num_envs=3)
     assert envs.action_space == gymnasium.spaces.MultiDiscrete([4, 4, 4])
     envs.reset(seed=7)
@@ -81,14 +81,14 @@ def test_environments_together_take_a_number_each() -> None:
     assert rewards[1] == pytest.approx(reward, rel=1e-5)
 
 
-def test_a_policy_comes_back_from_its_file(tmp_path: Path, policy: Policy, log: Transition) -> None:
+def test_discrete_policy_file_round_trip(tmp_path: Path, policy: Policy, log: Transition) -> None:
     digest = save_policy(tmp_path / "policy.npz", policy, STATION.spec, MadeBy("discrete_cql", {"hidden": [8]}))
     found = load_policy(tmp_path / "policy.npz")
     np.testing.assert_array_equal(policy_act(found.policy, log.observation), policy_act(policy, log.observation))
     assert set(np.unique(policy_act(policy, log.observation))) <= {0.0, 1.0, 2.0, 3.0}
     agent = Agent.load(tmp_path / "policy.npz")
     assert agent(log.observation[3]) == policy_act(policy, log.observation[3])
-    # It goes on with its own weights, in the network and in the target that follows it.
+    # Training continues from the policy's weights, in the network and in the target that follows it.
     agent.train(log, updates=20, batch_size=16)
     assert agent.save(tmp_path / "later.npz") != digest
     with pytest.raises(ValueError, match="cannot learn the discrete actions of pumping_station"):
@@ -100,7 +100,7 @@ def test_a_policy_comes_back_from_its_file(tmp_path: Path, policy: Policy, log: 
 
 
 @pytest.mark.slow
-def test_a_bundle_comes_back_with_its_dwell_time(tmp_path: Path, policy: Policy) -> None:
+def test_bundle_keeps_dwell_time(tmp_path: Path, policy: Policy) -> None:
     shield = default_shield(STATION.spec, dwell=2)
     composite = make_composite(STATION, policy, shield)
     digest = save_bundle(tmp_path / "bundle", composite, NAME)
@@ -115,7 +115,7 @@ def test_a_bundle_comes_back_with_its_dwell_time(tmp_path: Path, policy: Policy)
         for each in (composite, found)
     )
     np.testing.assert_array_equal(one, other)
-    # A network of another number of outputs is none of the plant's, nor is a normaliser without choices.
+    # A network with another number of outputs does not fit the plant, nor does a normaliser without choices.
     narrow = policy._replace(params=mlp_init(jax.random.key(0), 6, (8, 1)))
     scales = policy._replace(normaliser=policy.normaliser._replace(choices=None))
     for wrong, said in ((narrow, "another network"), (scales, "another policy")):
@@ -125,13 +125,13 @@ def test_a_bundle_comes_back_with_its_dwell_time(tmp_path: Path, policy: Policy)
             build_composite(structure, arrays, STATION)
 
 
-def test_what_has_no_meaning_is_refused_in_a_sentence() -> None:
+def test_meaningless_settings_are_rejected() -> None:
     assert int(shield_of(STATION.spec, Shield(dwell=4)).dwell) == 4  # type: ignore[arg-type]
     with pytest.raises(
         BadInput, match=r"expected no shield\.dwell for double_mass, whose actions are continuous, got 4"
     ):
         shield_of(PLANTS["double_mass"].spec, Shield(dwell=4))
-    # A clipped change would be a fraction of a choice, and the plant's own controller could not act either.
+    # A rate limit would give fractions of choices, which the plant's own controller could not apply either.
     with pytest.raises(
         BadInput, match=r"expected no shield\.rate_limits for pumping_station, whose actions are choices"
     ):

@@ -1,4 +1,4 @@
-"""Environments in other hands: pickled, forked, drawn, and given what they must refuse."""
+"""Environments that are pickled, forked, rendered, and given invalid input."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["chemical_reactor", "power_grid"])
-def test_an_environment_pickles_within_an_episode_and_goes_on_equally(name: str) -> None:
+def test_environment_pickles_within_an_episode(name: str) -> None:
     # Controllers of both plants are closures or lambdas, which do not pickle.
     env = gymnasium.make(environment_id(name), render_mode="rgb_array", history={PLANTS[name].spec.action.names[0]: 1})
     env.reset(seed=5)
@@ -59,7 +59,7 @@ def test_an_environment_pickles_within_an_episode_and_goes_on_equally(name: str)
     np.testing.assert_array_equal(env.reset()[0], other.reset()[0])
 
 
-def test_a_vector_environment_pickles_within_its_episodes() -> None:
+def test_vector_environment_pickles_within_episodes() -> None:
     envs = PlantVectorEnv("double_mass", num_envs=3, max_episode_steps=2)
     envs.reset(seed=1)
     actions = np.full((3, 2), 0.25, np.float32)
@@ -70,12 +70,12 @@ def test_a_vector_environment_pickles_within_its_episodes() -> None:
             np.testing.assert_array_equal(ours, theirs)
 
 
-def test_an_asynchronous_environment_says_why_it_would_hang() -> None:
+def test_forked_environment_reports_why_it_would_hang() -> None:
     PlantEnv("double_mass").reset(seed=0)
     envs = gymnasium.make_vec("neorl/DoubleMass-v0", num_envs=2, vectorization_mode="sync")
     envs.reset(seed=0)
     with warnings.catch_warnings():
-        # JAX, which runs here by now, warns of forks, and Gymnasium of what its workers raise.
+        # JAX is running and warns about forks, and Gymnasium about errors of its workers.
         warnings.simplefilter("ignore")
         forked = gymnasium.make_vec("neorl/DoubleMass-v0", num_envs=2, vectorization_mode="async")
         try:
@@ -86,7 +86,7 @@ def test_an_asynchronous_environment_says_why_it_would_hang() -> None:
 
 
 @pytest.mark.slow
-def test_asynchronous_environments_play_as_those_in_one_program(tmp_path: Path) -> None:
+def test_asynchronous_environments_equal_vector_environment(tmp_path: Path) -> None:
     script = tmp_path / "play.py"
     script.write_text(ASYNC)
     done = subprocess.run(
@@ -101,7 +101,7 @@ def test_asynchronous_environments_play_as_those_in_one_program(tmp_path: Path) 
     assert done.stdout == "the same three times\n"
 
 
-def test_a_frame_draws_limits_where_they_are() -> None:
+def test_frame_draws_limits_in_place() -> None:
     env = PlantEnv("chemical_reactor", render_mode="rgb_array")
     with pytest.raises(gymnasium.error.ResetNeeded):
         env.render()
@@ -123,12 +123,12 @@ def test_a_frame_draws_limits_where_they_are() -> None:
 
 
 @pytest.mark.parametrize("name", ["robot_assembly", "power_grid"])
-def test_plants_that_are_drawn_by_their_margins_pass_gymnasiums_check(name: str) -> None:
+def test_plants_drawn_by_margins_pass_gymnasium_check(name: str) -> None:
     # The suite turns the checker's warnings into errors.
     check_env(gymnasium.make(environment_id(name), render_mode="rgb_array").unwrapped)
 
 
-def test_what_means_nothing_is_refused() -> None:
+def test_invalid_environment_arguments_are_rejected() -> None:
     env, envs = PlantEnv("double_mass"), PlantVectorEnv("double_mass", num_envs=2)
     env.reset(seed=0, options={})
     envs.reset(seed=0)
@@ -150,7 +150,7 @@ def test_what_means_nothing_is_refused() -> None:
         PlantVectorEnv("double_mass", max_episode_steps=0)
 
 
-def test_no_limit_of_gymnasiums_leaves_episodes_as_long_as_the_plants() -> None:
+def test_step_limit_minus_one_keeps_horizon() -> None:
     envs = gymnasium.make_vec("neorl/DoubleMass-v0", num_envs=2, max_episode_steps=-1)
     envs.reset(seed=0)
     truncated = [envs.step(np.zeros((2, 2), np.float32))[3] for _ in range(PLANTS["double_mass"].spec.horizon)]
@@ -158,7 +158,7 @@ def test_no_limit_of_gymnasiums_leaves_episodes_as_long_as_the_plants() -> None:
 
 
 @pytest.mark.parametrize("name", ["double_mass", "pumping_station"])
-def test_observations_keep_their_spaces_precision_where_jax_computes_in_double(name: str) -> None:
+def test_observations_stay_float32_in_double_precision(name: str) -> None:
     history = {PLANTS[name].spec.observation.names[0]: 2}
     with jax.enable_x64(True):
         env, envs = PlantEnv(name, history=history), PlantVectorEnv(name, 2, history=history, max_episode_steps=1)
@@ -169,7 +169,7 @@ def test_observations_keep_their_spaces_precision_where_jax_computes_in_double(n
     assert all(seen in envs.observation_space for seen in (together, later, renewed))
 
 
-def test_agents_that_share_a_plant_are_drawn_as_the_plant() -> None:
+def test_parallel_environment_renders_the_plant() -> None:
     shared = ParallelPlantEnv("supply_chain", render_mode="rgb_array")
     whole = PlantEnv("supply_chain", render_mode="rgb_array")
     shared.reset(seed=3)
@@ -179,7 +179,7 @@ def test_agents_that_share_a_plant_are_drawn_as_the_plant() -> None:
 
 
 @pytest.mark.parametrize("name", ["chemical_reactor", "supply_chain"])
-def test_stable_baselines_takes_them_without_a_word(name: str) -> None:
+def test_stable_baselines_check_passes(name: str) -> None:
     checker = pytest.importorskip(
         "stable_baselines3.common.env_checker", reason="stable-baselines3 is not installed: its own check is not run"
     )

@@ -1,4 +1,4 @@
-"""The stateful layer against Gymnasium's and PettingZoo's own checks, Gymnasium's SyncVectorEnv, and plain rollouts."""
+"""The wrappers against Gymnasium's and PettingZoo's own checks, Gymnasium's SyncVectorEnv, and plain rollouts."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ REACTOR, MASSES = PLANTS["chemical_reactor"], PLANTS["double_mass"]
 SHARED_MASSES = MASSES._replace(
     agents=(AgentView("mass_1", (0, 1, 2, 4), (0,)), AgentView("mass_2", (0, 1, 3, 5), (1,)))
 )
-"""The double mass with one agent for each mass."""
+"""The double mass with one agent per mass."""
 SMALL = {"hidden": (8,)}
 
 
 @pytest.mark.parametrize("name", sampled(PLANTS, FEW_PLANTS))
-def test_every_plant_passes_gymnasiums_own_check(name: str) -> None:
+def test_every_plant_passes_gymnasium_check(name: str) -> None:
     # The suite turns the checker's warnings into errors.
     env = gymnasium.make(environment_id(name))
     check_env(env.unwrapped)
@@ -52,7 +52,7 @@ def test_every_plant_passes_gymnasiums_own_check(name: str) -> None:
     assert env.spec.max_episode_steps == PLANTS[name].spec.horizon
 
 
-def test_ids_are_those_that_were_promised_and_the_entry_point_leads_to_them() -> None:
+def test_environment_ids_and_entry_point() -> None:
     assert [environment_id(name) for name in ("chemical_reactor", "hvac_control", "double_mass")] == [
         "neorl/ChemicalReactor-v0",
         "neorl/HVACControl-v0",
@@ -60,7 +60,7 @@ def test_ids_are_those_that_were_promised_and_the_entry_point_leads_to_them() ->
     ]
     declared = Path(__file__).parents[2].joinpath("pyproject.toml").read_text(encoding="utf-8")
     assert 'neorl = "neorl_core.wrappers.gymnasium:register_plants"' in declared
-    # With the module named in the id, no import is needed.
+    # With the module in the id, no import is needed.
     env = gymnasium.make("neorl_core.wrappers.gymnasium:neorl/DoubleMass-v0", domain={"mass_spread": 0.1})
     assert isinstance(env.unwrapped, PlantEnv)
     point = metadata.EntryPoint("neorl", "neorl_core.wrappers.gymnasium:register_plants", "gymnasium.envs")
@@ -69,8 +69,8 @@ def test_ids_are_those_that_were_promised_and_the_entry_point_leads_to_them() ->
     assert {environment_id(name) for name in PLANTS} <= set(gymnasium.registry)
 
 
-def test_an_episode_is_the_rollout_of_the_same_key() -> None:
-    # The second implementation is plants.base.rollout, by which policies are judged.
+def test_episode_equals_rollout_of_same_key() -> None:
+    # The second implementation is plants.base.rollout, which evaluates policies.
     env = PlantEnv("chemical_reactor", physical=True)
     observation, _ = env.reset(seed=5)
     root = root_of(gymnasium.utils.seeding.np_random(5)[0])
@@ -86,7 +86,7 @@ def test_an_episode_is_the_rollout_of_the_same_key() -> None:
         assert (terminated, truncated) == (False, t == REACTOR.spec.horizon - 1)
 
 
-def test_unit_actions_span_the_actuators() -> None:
+def test_unit_actions_span_actuator_ranges() -> None:
     unit, physical = PlantEnv("chemical_reactor"), PlantEnv("chemical_reactor", physical=True)
     for action, coolant in ((-1.0, 290.0), (0.0, 300.0), (1.0, 310.0), (7.0, 310.0)):
         seen = []
@@ -97,7 +97,7 @@ def test_unit_actions_span_the_actuators() -> None:
         assert seen[0][2] == coolant
 
 
-def test_costs_are_what_margins_lack() -> None:
+def test_costs_are_negative_margins() -> None:
     env = PlantEnv("chemical_reactor", physical=True)
     env.reset(seed=0)
     terminated = False
@@ -108,7 +108,7 @@ def test_costs_are_what_margins_lack() -> None:
         assert info["cost"] == float(terminated) == float(margin < 0)
 
 
-def test_a_domain_can_be_narrowed_and_a_wrong_name_is_told() -> None:
+def test_domain_changes_and_unknown_names() -> None:
     still = PlantEnv("double_mass", domain={"mass_spread": 0.5})
     still.reset(seed=0)
     assert float(still._running.params.mass) != 20.0
@@ -123,7 +123,7 @@ def test_a_domain_can_be_narrowed_and_a_wrong_name_is_told() -> None:
 
 
 def same(ours: Any, theirs: Any) -> None:
-    """Nested infos, observations or flags that agree in names, types and numbers."""
+    """Assert that nested infos, observations or flags agree in names, types and numbers."""
     if isinstance(theirs, dict):
         assert set(ours) == set(theirs)
         for name, value in theirs.items():
@@ -140,8 +140,8 @@ def same(ours: Any, theirs: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", AutoresetMode)
-def test_the_vector_environment_does_what_gymnasiums_own_does_over_single_ones(mode: AutoresetMode) -> None:
-    # Uniform actions end the reactor's episodes at different steps, by its trip and by the limit of nine steps.
+def test_vector_environment_equals_gymnasium_sync_vector(mode: AutoresetMode) -> None:
+    # Random actions end the reactor's episodes at different steps, by a trip or the limit of nine steps.
     ours = gymnasium.make_vec("neorl/ChemicalReactor-v0", num_envs=4, autoreset_mode=mode, max_episode_steps=9)
     theirs = SyncVectorEnv(
         [lambda: gymnasium.make("neorl/ChemicalReactor-v0", max_episode_steps=9)] * 4, autoreset_mode=mode
@@ -176,7 +176,7 @@ def test_the_vector_environment_does_what_gymnasiums_own_does_over_single_ones(m
         same(one, other)
 
 
-def test_stepping_traces_nothing_anew() -> None:
+def test_stepping_needs_no_retracing() -> None:
     env = PlantEnv("double_mass")
     env.reset(seed=0)
     vector = PlantVectorEnv("double_mass", num_envs=3, autoreset_mode="SameStep", max_episode_steps=2)
@@ -192,14 +192,14 @@ def test_stepping_traces_nothing_anew() -> None:
 
 
 @pytest.mark.parametrize("plant", [SHARED_MASSES, *(plant for plant in PLANTS.values() if plant.agents)])
-def test_plants_with_agents_pass_pettingzoos_own_check(plant: Any) -> None:
+def test_plants_with_agents_pass_pettingzoo_check(plant: Any) -> None:
     parallel_api_test(ParallelPlantEnv(plant), num_cycles=plant.spec.horizon + 1)
     parallel_seed_test(lambda: ParallelPlantEnv(plant), num_cycles=3)
     moved = sorted(i for view in plant.agents for i in view.action)
     assert moved == list(range(plant.spec.action.size))
 
 
-def test_agents_together_are_the_plant() -> None:
+def test_joint_actions_equal_the_plant() -> None:
     shared, whole = ParallelPlantEnv(SHARED_MASSES), PlantEnv(MASSES)
     seen, _ = shared.reset(seed=4)
     observation, _ = whole.reset(seed=4)
@@ -218,7 +218,7 @@ def test_agents_together_are_the_plant() -> None:
 
 @pytest.fixture(scope="module")
 def log() -> Transition:
-    """Rows of the double mass in which the right answer is a linear function of the observation."""
+    """Rows of the double mass with a right answer that is linear in the observation."""
     rng = np.random.default_rng(0)
     x = rng.normal(0, 1, (512, 6)).astype(np.float32)
     u = np.clip(0.3 * x[:, 4:] - 0.2 * x[:, :2], -1, 1).astype(np.float32)
@@ -232,7 +232,7 @@ def cloned(log: Transition) -> Policy:
 
 
 @pytest.mark.slow
-def test_an_agent_goes_on_learning_where_its_policy_stands(log: Transition, cloned: Policy) -> None:
+def test_agent_continues_from_its_policy(log: Transition, cloned: Policy) -> None:
     agent = CoreAgent(cloned, MASSES.spec, algorithm="bc", hyperparameters=SMALL)
 
     def error(policy: Policy) -> float:
@@ -241,7 +241,7 @@ def test_an_agent_goes_on_learning_where_its_policy_stands(log: Transition, clon
     np.testing.assert_array_equal(agent(log.observation[0]), policy_act(cloned, jnp.asarray(log.observation[0])))
     first = agent.train(log, updates=100, batch_size=64)
     again = agent.train(log, updates=100, batch_size=64)
-    # It begins no worse than it was and gets better twice; from fresh weights it would begin at twice the loss.
+    # It starts no worse than before and improves twice; from fresh weights it would start at twice the loss.
     loss = first.curves["actor_loss"][0]
     fresh = fit(log, MASSES.spec, "bc", updates=1, overrides=SMALL, batch_size=64).curves["actor_loss"][0]
     assert loss[0] < 0.9 * fresh[0]
@@ -249,16 +249,16 @@ def test_an_agent_goes_on_learning_where_its_policy_stands(log: Transition, clon
     assert agent.policy.normaliser is cloned.normaliser
 
 
-def test_a_later_call_runs_the_whole_schedule_and_clones_no_more(log: Transition, cloned: Policy) -> None:
+def test_later_training_runs_whole_schedule_without_cloning(log: Transition, cloned: Policy) -> None:
     small = {**SMALL, "model_hidden": (4,), "members": 1, "elites": 1, "horizon": 1, "starts": 4}
     agent = CoreAgent(cloned, MASSES.spec, algorithm="bptt", hyperparameters=small)
     first, second = (agent.train(log, updates=20, batch_size=16) for _ in range(2))
     moved = [np.abs(x - y).max() for x, y in zip(weights(first), weights(second), strict=True)]
-    # A step of Adam is as long as the rate, of which the whole schedule makes ten.
+    # A step of Adam is as long as the rate, and the whole schedule has ten steps.
     assert max(moved) > 5e-3
     assert np.all(second.curves["actor_loss"] != 0.0), "which is what cloning counts as"
     assert [(x.config.warm_up_updates, x.config.actor_recipe.steps) for x in (first, second)] == [(16, 4), (0, 20)]
-    # What the model has learned stays with it.
+    # The learned model is kept.
     np.testing.assert_array_equal(np.unique(second.curves["model_error"]), first.curves["model_error"][0, -1])
 
 
@@ -266,10 +266,8 @@ def weights(found: Fitted) -> list[Any]:
     return jax.tree.leaves(found.policies[0].params)
 
 
-def test_later_calls_draw_other_batches_and_keep_the_first_ones_scale_of_rewards(
-    log: Transition, cloned: Policy
-) -> None:
-    """With rates and a discount of 0 nothing learns, and the mean target of a batch is that of its rewards."""
+def test_later_training_keeps_reward_scale(log: Transition, cloned: Policy) -> None:
+    """With rates and discount 0 nothing learns, and the mean target of a batch is the mean of the rewards."""
     still = {**SMALL, "discount": 0.0, "actor_lr": 0.0, "critic_lr": 0.0}
 
     def curves(logs: Sequence[Transition], seed: int = 0) -> list[Any]:
@@ -286,7 +284,7 @@ def test_later_calls_draw_other_batches_and_keep_the_first_ones_scale_of_rewards
     assert float(np.mean(three)) == pytest.approx(5.0, abs=0.2)
 
 
-def test_a_composite_keeps_its_shield_and_fallback_in_training(log: Transition, cloned: Policy) -> None:
+def test_training_keeps_shield_and_fallback(log: Transition, cloned: Policy) -> None:
     composite = make_composite(MASSES, cloned)
     agent = CoreAgent(composite, MASSES.spec, MASSES, algorithm="bc", hyperparameters=SMALL)
     learned = agent.train(log, updates=100, batch_size=64)
@@ -297,7 +295,7 @@ def test_a_composite_keeps_its_shield_and_fallback_in_training(log: Transition, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["td3_bc", "cql"])
-def test_the_policys_weights_go_where_the_algorithm_takes_its_actor_from(name: str, cloned: Policy) -> None:
+def test_policy_weights_enter_the_actor(name: str, cloned: Policy) -> None:
     algorithm = ALGORITHMS[name]
     fresh = init_population(algorithm, MASSES.spec, configure(algorithm, SMALL), members([0], {}))
     learner = jax.tree.map(lambda x: x[0], _with_policy(algorithm, fresh, cloned))
@@ -305,14 +303,14 @@ def test_the_policys_weights_go_where_the_algorithm_takes_its_actor_from(name: s
         np.testing.assert_array_equal(found, given)
     if name == "td3_bc":
         same(jax.tree.map(np.asarray, learner.actor_target), jax.tree.map(np.asarray, cloned.params))
-    # Nothing else has moved.
+    # Nothing else has changed.
     moved = jax.tree.map(lambda a, b: bool(jnp.any(a != b[0])), learner, fresh.learner)
     assert sum(jax.tree.leaves(moved)) <= (8 if name == "td3_bc" else 4)
     with pytest.raises(ValueError, match=f"the policy's layers .* do not fit {name}"):
         _with_policy(algorithm, fresh, Policy(actor_init(jax.random.key(0), 6, 2, (4,)), cloned.normaliser))
 
 
-def test_an_agent_comes_back_from_its_file(tmp_path: Path, cloned: Policy, log: Transition) -> None:
+def test_agent_file_round_trip(tmp_path: Path, cloned: Policy, log: Transition) -> None:
     agent = Agent(cloned, MASSES.spec, algorithm="bc", hyperparameters=SMALL)
     digest = agent.save(tmp_path / "policy.npz")
     found = Agent.load(tmp_path / "policy.npz")
@@ -325,13 +323,13 @@ def test_an_agent_comes_back_from_its_file(tmp_path: Path, cloned: Policy, log: 
         Agent.load(tmp_path / "nothing.npz")
     with pytest.raises(ValueError, match=r"observation must have the shape \(6,\), got \(2, 6\)"):
         found(log.observation[:2])
-    # One actuator's readback is not that of all of them.
+    # One actuator's readback does not stand for all actuators.
     size = found.spec.action.size
     with pytest.raises(ValueError, match=rf"applied must have the shape \({size},\), got \({size + 1},\)"):
         found(log.observation[0], np.zeros(size + 1))
 
 
-def test_a_bundles_agent_is_its_shielded_controller(tmp_path: Path) -> None:
+def test_bundle_agent_is_shielded_controller(tmp_path: Path) -> None:
     composite = make_composite(REACTOR)
     digest = save_bundle(tmp_path / "bundle", composite, "chemical_reactor")
     agent = Agent.load(tmp_path / "bundle", expected_digest=digest)

@@ -35,23 +35,23 @@ def test_pid_by_hand() -> None:
     assert run(params, observations, [5.0, 6.0, 5.32]) == pytest.approx([6.0, 5.32, 6.0])
 
 
-def test_a_set_point_step_does_not_kick_the_derivative() -> None:
+def test_set_point_step_causes_no_derivative_kick() -> None:
     params = PIDParams(kp=0.0, ki=0.0, kd=1.0, low=-10.0, high=10.0)
     assert run(params, [[1.0, 2.0], [1.0, 3.0]], [4.0, 4.0]) == [4.0, 4.0]
 
 
-def test_pid_takes_over_without_a_bump_and_does_not_wind_up() -> None:
+def test_pid_takes_over_bumplessly_without_windup() -> None:
     params = PIDParams(kp=3.0, ki=2.0, kd=0.0, low=-1.0, high=1.0)
     at_rest = [[2.0, 2.0]] * 3
-    # Somebody else moved the actuator to 0.7: the controller stays there, wherever it would have been itself.
+    # The actuator was moved to 0.7 from outside: the controller continues from there.
     assert run(params, at_rest, [0.0, 0.7, 0.7]) == pytest.approx([0.0, 0.7, 0.7])
-    # A thousand steps against the limit leave nothing to unwind: the first contrary error moves the actuator off it.
+    # A thousand steps at the limit cause no wind-up: the first contrary error moves the actuator.
     held = run(params, [[0.0, 1.0]] * 1000 + [[1.1, 1.0]], [0.0] + [1.0] * 1000)
     assert held[999] == 1.0
     assert held[1000] == pytest.approx(-1.0)
 
 
-def test_pid_agrees_with_its_positional_form_away_from_limits() -> None:
+def test_pid_equals_positional_form_inside_limits() -> None:
     # A second implementation: u_t = u_0 + kp (e_t - e_0) + ki Σ dt e.
     rng = np.random.default_rng(0)
     errors = rng.normal(size=40)
@@ -102,7 +102,7 @@ def test_feedforward_settles_on_the_target() -> None:
     np.testing.assert_allclose(x, [0.4, -0.3, 0.0, 0.0], atol=1e-9)
 
 
-def test_the_linear_law_saturates() -> None:
+def test_linear_law_saturates() -> None:
     params = LinearParams(gain=((1.0, 2.0),), offset=(0.5,), low=(-1.0,), high=(1.0,))
     for observation, action in (([0.1, -0.2], 0.2), ([1.0, 1.0], 1.0), ([-3.0, 0.0], -1.0)):
         assert float(saturated_linear.act(params, (), jnp.array(observation), jnp.zeros(1))[1][0]) == pytest.approx(
@@ -110,7 +110,7 @@ def test_the_linear_law_saturates() -> None:
         )
 
 
-def test_the_lqr_of_the_double_mass_reaches_its_reference() -> None:
+def test_double_mass_lqr_reaches_reference_score() -> None:
     # Truth 1.4: saturated LQR with the true model returns 831.2 ± 1.8, score 97.8.
     plant = PLANTS["double_mass"]
     keys = jax.random.split(jax.random.key(0), 2000)
@@ -128,14 +128,14 @@ def test_the_lqr_of_the_double_mass_reaches_its_reference() -> None:
 
 
 @pytest.mark.slow
-def test_the_reactors_own_controller_holds_the_certified_task() -> None:
-    # Truth 1.1: a PI controller can hold p0 = 1e-3 there; truth 2: 0 of 2995 is the fewest that shows it at 95 %.
+def test_reactor_pi_controller_keeps_limits() -> None:
+    # Truth 1.1: a PI controller can keep p0 = 1e-3 there; truth 2: 0 of 2995 is the fewest that shows it at 95 %.
     plant = PLANTS["chemical_reactor"]
     keys = jax.random.split(jax.random.key(0), 2995)
     result = rollouts(plant, plant.fallback, plant.fallback_params, keys, plant.domain)
     assert clopper_pearson_upper(int(result.violated.sum()), 2995, 0.05) <= 1e-3
     assert (result.length == plant.spec.horizon).all()
-    # It earns its place: better than the best constant coolant temperature, which scores 0 by definition.
+    # Better than the best constant coolant temperature, which scores 0 by definition.
     resting = rollouts(plant, idle(plant), (), keys, plant.domain).ret
     assert float(resting.mean()) == pytest.approx(plant.spec.score_range[0], abs=0.003)
     # Truth 5: PI (−20, −15) scores 74.7, (−60, −50) 90.6 and (−100, −100) 93.8 of a scale from −0.143 to −0.0057 in

@@ -1,4 +1,4 @@
-"""Fallbacks of a process: by hand, against the single-loop PID, and against least squares of NumPy's own."""
+"""Fallbacks of log-only plants: by hand, against the single-loop PID, and against NumPy's least squares."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from neorl_core.control.pid import PIDParams, loops, pid
 
 
 def two_loops() -> PIDLoops:
-    """The first with integral action and a set point that is a signal, the second positional, at a constant."""
+    """The first loop with integral action and a set point signal, the second positional with a constant set point."""
     columns = {
         "measured": [0, 1],
         "set_point": [2, 4],
@@ -27,7 +27,7 @@ def two_loops() -> PIDLoops:
     return PIDLoops(**{name: jnp.asarray(values) for name, values in columns.items()})
 
 
-def test_a_loop_with_integral_action_is_the_single_loop_pid() -> None:
+def test_integral_loop_equals_single_loop_pid() -> None:
     alone = loops((pid(0, 2, 0.5),))
     gains = (PIDParams(2.0, 0.5, 0.1, -5.0, 5.0),)
     rows = jnp.asarray([[1.0, 7.0, 2.0], [1.5, 7.0, 2.0], [1.2, 6.0, 2.5]])
@@ -39,8 +39,8 @@ def test_a_loop_with_integral_action_is_the_single_loop_pid() -> None:
         np.testing.assert_allclose(action[:1], wanted, rtol=1e-6)
 
 
-def test_a_positional_loop_by_hand() -> None:
-    # e = 7 - 6 = 1 and dy/dt = (6 - 7) / 0.5 = -2: u = 4 - 1.5 * 1 - 0.2 * -2 = 2.9, whatever was applied.
+def test_positional_loop_by_hand() -> None:
+    # e = 7 - 6 = 1 and dy/dt = (6 - 7) / 0.5 = -2: u = 4 - 1.5 * 1 - 0.2 * -2 = 2.9, for any applied action.
     first, second = jnp.asarray([1.0, 7.0, 1.0]), jnp.asarray([1.0, 6.0, 1.0])
     state = FALLBACK.init(two_loops(), first)
     for applied in (0.0, 19.0):
@@ -48,8 +48,8 @@ def test_a_positional_loop_by_hand() -> None:
         assert np.isclose(action[1], 2.9)
 
 
-def test_saturation_does_not_wind_up() -> None:
-    """After 100 steps at the bound the output leaves it in the first step in which the error has turned."""
+def test_saturation_causes_no_windup() -> None:
+    """After 100 steps at the bound, the output leaves it in the first step with an error of the other sign."""
     state, applied = FALLBACK.init(two_loops(), jnp.asarray([0.0, 7.0, 9.0])), jnp.asarray([5.0, 4.0])
     for _ in range(100):
         state, applied = FALLBACK.act(two_loops(), state, jnp.asarray([0.0, 7.0, 9.0]), applied)
@@ -58,15 +58,15 @@ def test_saturation_does_not_wind_up() -> None:
     assert action[0] < 5.0
 
 
-def test_taking_over_makes_no_bump() -> None:
-    """At no error a loop with integral action gives what an operator had applied."""
+def test_takeover_is_bumpless() -> None:
+    """At zero error a loop with integral action returns the operator's applied action."""
     at_rest = jnp.asarray([2.0, 7.0, 2.0])
     state = FALLBACK.init(two_loops(), at_rest)
     _, action = FALLBACK.act(two_loops(), state, at_rest, jnp.asarray([1.234, 4.0]))
     assert np.isclose(action[0], 1.234)
 
 
-def test_hold_goes_to_the_safe_value_at_its_rate_and_stays_where_none_is_stated() -> None:
+def test_hold_moves_to_target_at_its_rate() -> None:
     hold = Hold(jnp.asarray([1.0, 0.0]), jnp.asarray([0.25, 0.0]))
     action = jnp.asarray([0.0, 3.0])
     for wanted in (0.25, 0.5, 0.75, 1.0, 1.0):
@@ -74,7 +74,7 @@ def test_hold_goes_to_the_safe_value_at_its_rate_and_stays_where_none_is_stated(
         np.testing.assert_allclose(action, [wanted, 3.0])
 
 
-def test_a_linear_law_is_least_squares() -> None:
+def test_linear_law_is_least_squares() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal([10.0, -300.0, 0.0], [1.0, 50.0, 1e-3], (500, 3))
     u = x @ rng.normal(size=(3, 2)) + [1.0, 2.0] + 0.1 * rng.normal(size=(500, 2))
@@ -88,7 +88,7 @@ def test_a_linear_law_is_least_squares() -> None:
     )
 
 
-def test_a_law_stays_within_its_bounds_and_a_still_action_is_explained_only_where_it_is_hit() -> None:
+def test_linear_law_bounds_and_explained_variance() -> None:
     law = LinearLaw(jnp.ones((1, 1)), jnp.zeros(1), jnp.asarray([-1.0]), jnp.asarray([1.0]))
     assert FALLBACK.act(law, (), jnp.asarray([9.0]), jnp.zeros(1))[1] == 1.0
     still = np.full((4, 2), 3.0)

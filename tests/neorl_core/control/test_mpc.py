@@ -1,4 +1,4 @@
-"""The NMPC against the Riccati solution, a bounded least-squares solver, and a plant that its model does not match."""
+"""The NMPC against the Riccati solution, a bounded least-squares solver, and a plant that differs from the model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def solve(bound: float, moves: int, x: np.ndarray) -> tuple[MPCState, jax.Array]
     return jax.jit(controller.act)(params, state, observation, jnp.zeros(1))
 
 
-def test_a_long_horizon_without_bounds_is_the_riccati_solution() -> None:
+def test_long_unbounded_horizon_gives_riccati_solution() -> None:
     # The cost counts the states after each move, so its stage is x'Qx + u'Ru as in Riccati's.
     gain, _ = riccati_gain(A, B, Q, R)
     with jax.enable_x64(True):
@@ -48,9 +48,9 @@ def test_a_long_horizon_without_bounds_is_the_riccati_solution() -> None:
 
 
 @pytest.mark.parametrize("side", [1.0, -1.0])
-def test_bounds_are_those_of_a_bounded_least_squares_solver(side: float) -> None:
+def test_bounded_plan_equals_bounded_least_squares(side: float) -> None:
     moves, bound, x = 12, 0.6, side * np.array([2.0, -1.0])
-    # The plan of a linear model is min |M u + c|², stacked once more here.
+    # The plan of a linear model is min |M u + c|², assembled a second time here.
     rows, constant = [], []
     powers = [np.linalg.matrix_power(A, k) for k in range(moves + 1)]
     for k in range(1, moves + 1):
@@ -62,11 +62,11 @@ def test_bounds_are_those_of_a_bounded_least_squares_solver(side: float) -> None
     with jax.enable_x64(True):
         state, action = solve(bound, moves, x)
     np.testing.assert_allclose(action, exact[:1], atol=1e-4)
-    # What is kept is the plan one step later.
+    # The stored plan is shifted by one step.
     np.testing.assert_allclose(state.plan[:-1, 0], exact[1:], atol=2e-4)
 
 
-def test_a_step_never_makes_the_cost_greater() -> None:
+def test_step_never_increases_cost() -> None:
     # Rosenbrock's valley, inside the unit square's image, from many starts; its minimum 0 is reached from all.
     def valley(z: jax.Array) -> jax.Array:
         x = 4 * z - 2
@@ -85,18 +85,18 @@ def test_a_step_never_makes_the_cost_greater() -> None:
         assert before.max() < 1e-9
 
 
-def test_moves_may_be_held_and_keep_their_place() -> None:
+def test_held_moves_shift_correctly() -> None:
     controller = single_shooting(predict, at_rest, residuals, holds=(1, 2, 4), iterations=0)
     params = MPCParams(1.0, (-1.0,), (1.0,), (0.0, 0.0))
     state = controller.init(params, jnp.zeros(2))._replace(plan=jnp.array([[0.1], [0.2], [0.3]]))
     state, action = controller.act(params, state, jnp.zeros(2), jnp.zeros(1))
     np.testing.assert_allclose(action, [0.1], atol=1e-6)
-    # Of 1 22 3333 a step later 2 23 333 is left: the moves now begin with 2, 2 and 3.
+    # Of 1 22 3333, 2 23 333 is left one step later: the moves now begin with 2, 2 and 3.
     np.testing.assert_allclose(state.plan[:, 0], [0.2, 0.2, 0.3], atol=1e-6)
 
 
 @pytest.mark.parametrize(("correction", "settles"), [(0.5, True), (0.0, False)])
-def test_the_bias_removes_the_offset_of_a_wrong_model(correction: float, settles: bool) -> None:
+def test_bias_removes_offset_of_wrong_model(correction: float, settles: bool) -> None:
     # A first-order plant with a gain 30 % higher than modelled and a constant load; the target is 1.
     def model(observation: jax.Array, action: jax.Array, params: Any) -> tuple[jax.Array, jax.Array]:
         return 0.8 * observation + 0.2 * action, jnp.zeros(0)

@@ -1,4 +1,4 @@
-"""Controllers that descend through a model, against minimisers known in closed form."""
+"""Planning by gradients through a model, against minimisers in closed form."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from neorl_core.control.mpc import RecedingParams, receding
 
 
-def test_the_plan_is_that_of_the_finite_horizon_regulator() -> None:
+def test_plan_equals_finite_horizon_regulator() -> None:
     # x⁺ = 0.9 x + u, cost Σ x⁺² + u²: backward Riccati, p_H = 0, gains k = 0.9 (1 + p) / (2 + p).
     horizon, a, start, p = 8, 0.9, 2.0, 0.0
     gains: list[float] = []
@@ -36,7 +36,7 @@ def test_the_plan_is_that_of_the_finite_horizon_regulator() -> None:
         plan, action = jax.jit(controller.act)(params, controller.init(params, seen), seen, jnp.zeros(1))
         if low == -3.0:
             assert float(action[0]) == pytest.approx(best[0], abs=2e-3)
-            # The rest of the plan moves up by one step.
+            # The rest of the plan is shifted by one step.
             np.testing.assert_allclose(low + 4.0 * plan.actions[:-1, 0], best[1:], atol=2e-3)
         else:
             assert float(action[0]) == pytest.approx(low, abs=1e-6)

@@ -1,4 +1,4 @@
-"""The search against an optimum known in closed form, and against the rollouts that everything else is judged by."""
+"""The search against an optimum in closed form, and against rollouts."""
 
 from __future__ import annotations
 
@@ -49,36 +49,36 @@ BOWL = Plant(
 SPACE = Space(("u", "v"), (-5.0, 1e-4), (5.0, 1.0), lambda z: z)
 
 
-def test_the_best_within_the_limit_is_found() -> None:
-    # Without the limit u = 3; with it u = 2 is the best that is not violated, and v = 0.01 by orders of magnitude.
+def test_search_finds_best_within_limit() -> None:
+    # Without the limit u = 3; with it u = 2 is the best without violation, and v = 0.01 on a logarithmic scale.
     effort = Effort(starts=200, episodes=4, finalists=8, rounds=20, draws=64, draw_episodes=4, fresh=64)
     best = search(BOWL, BOWL.fallback, SPACE, jax.random.key(0), effort)
     assert not best.violated.any()
     np.testing.assert_allclose(best.numbers, [2.0, 0.01], rtol=0.1)
     assert best.numbers[0] <= 2.0
-    # Judged on episodes of its own: the noise of the rounds is not in it.
+    # Judged on fresh episodes, without the noise of the rounds.
     noise = best.returns - (-((best.numbers[0] - 3) ** 2) - 10 * (100 * best.numbers[1] - 1) ** 2)
     assert noise.std() == pytest.approx(5.0, rel=0.3)
-    # Around given numbers it begins there, and reproduces itself.
+    # A search around given numbers starts there, and is reproducible.
     again = [search(BOWL, BOWL.fallback, SPACE, jax.random.key(1), effort, around=(1.5, 0.02)) for _ in range(2)]
     np.testing.assert_allclose(again[0].numbers, [2.0, 0.01], rtol=0.1)
     np.testing.assert_array_equal(again[0].numbers, again[1].numbers)
 
 
-def test_numbers_and_places_are_inverse_and_wide_ranges_go_by_orders_of_magnitude() -> None:
+def test_numbers_and_places_are_inverse() -> None:
     space = Space(("linear", "geometric", "negative"), (-5.0, 1e-4, -400.0), (5.0, 1.0, -4.0), lambda z: z)
     np.testing.assert_allclose(space.numbers([[0.0] * 3, [0.5] * 3, [1.0] * 3])[1], [0.0, 1e-2, -40.0])
     np.testing.assert_allclose(space.numbers([0.0] * 3), space.low)
     np.testing.assert_allclose(space.place(space.numbers([0.2, 0.7, 0.9])), [0.2, 0.7, 0.9])
 
 
-def test_a_violated_episode_in_a_thousand_costs_ten_points_and_nan_is_worst() -> None:
+def test_objective_penalises_violations_and_nan() -> None:
     returns, violated = np.full((3, 1000), -50.0), np.zeros((3, 1000), bool)
     violated[1, 0], returns[2, 5] = True, np.nan
     assert objective(BOWL, returns, violated).tolist() == [50.0, 40.0, -np.inf]
 
 
-def test_episodes_are_those_of_rollouts() -> None:
+def test_search_episodes_equal_rollouts() -> None:
     plant, law = PLANTS["double_mass"], PLANTS["double_mass"].fallback_params
     space = Space(("scale",), (0.0,), (1.0,), lambda z: LinearParams(z * jnp.asarray(law.gain), *law[1:]))
     keys = jax.random.split(jax.random.key(3), 9)

@@ -1,13 +1,13 @@
-"""The cascaded tanks of the nonlinear benchmark as a grey box: two tanks of which only the lower one is measured.
+"""The cascaded tanks of the nonlinear benchmark: two tanks, of which only the lower one is measured.
 
 Schoukens and Noël 2017 (IFAC PapersOnLine 50-1, 446-451). A pump fills the upper tank, which empties into the lower
-one; what overflows at the top of the upper tank runs in part into the lower one. Levels are in volts of the sensor,
-whose range and both tanks end at 10.
+one; part of the overflow of the upper tank runs into the lower one. Levels are in volts of the sensor; sensor and tanks
+end at 10.
 
 dh1/dt = inflow u − out1 h1^e1 − over,   over = max(dh1/dt, 0) where h1 = 10
 dh2/dt = in2 h1^e1 − out2 h2^e2 + spilled · over
 
-Torricelli's exponent is one half; losses in the pipes and the tanks' shape move it, so it is an unknown with a prior.
+Torricelli's exponent is one half; pipe losses and the tanks' shape change it, so it is an unknown with a prior.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DT, SUBSTEPS, TOP, LEAST = 4.0, 4, 10.0, 1e-3
 
 
 class Params(NamedTuple):
-    """Rates in V/s per V to a power, before anything was estimated."""
+    """Prior rates, in V/s per V to a power."""
 
     inflow: float | jax.Array = 0.055
     upper_out: float | jax.Array = 0.06
@@ -47,7 +47,7 @@ UNKNOWNS = (
     Unknown("spilled", 0.3, "normal"),
 )
 STARTS = (EpisodeStart(0, 2.0, 5.0), EpisodeStart(1, 0.1))
-"""The upper tank's level is anywhere; the lower one's is what was measured, but for noise."""
+"""The upper tank's initial level is unknown; the lower one's is measured with noise."""
 
 
 def predict(levels: jax.Array, pump: jax.Array, p: Params) -> tuple[jax.Array, jax.Array]:
@@ -78,7 +78,7 @@ def read(path: Path) -> tuple[Record, Record]:
 
 
 def identified(record: Record) -> Posterior:
-    """Constants and first levels by the whole record in free run: one segment as long as the record."""
+    """Constants and initial levels from the whole record in free run: one segment as long as the record."""
     levels = np.stack([np.full_like(record.level, np.nan), record.level], axis=-1)
     episodes = Episodes(levels[None], record.pump[None, :-1, None])
     posterior: Posterior = estimate(predict, Params(), UNKNOWNS, episodes, len(record.level), STARTS)
@@ -86,10 +86,10 @@ def identified(record: Record) -> Posterior:
 
 
 def free_run(posterior: Posterior, record: Record) -> np.ndarray:
-    """The lower tank's level [V] over a record, of which only the pump and the first level are used.
+    """The lower tank's level [V] over a record, from the pump voltage and the first level only.
 
-    The records start in the same unknown state, says the benchmark; so the upper tank starts where it was estimated to
-    start in the record that the constants are from.
+    According to the benchmark, both records start in the same unknown state, so the upper tank starts at the level that
+    was estimated from the other record.
     """
     params = with_constants(Params(), UNKNOWNS, posterior.estimate)
     start = jnp.stack([posterior.starts[0, 0], jnp.asarray(record.level[0])])

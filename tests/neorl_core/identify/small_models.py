@@ -1,4 +1,4 @@
-"""Models of a few lines, and the plants that they are to `identify`; a posterior by hand."""
+"""Models of a few lines with plants to `identify`, and a posterior by hand."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def chain(y: jax.Array, u: jax.Array, p: Rates) -> tuple[jax.Array, jax.Array]:
 
 
 def plant_of(predict: Any, params: Any, observations: int, actions: int) -> Plant:
-    """A plant of which only the deterministic model is real: the rest is the double mass's."""
+    """A plant with a given deterministic model; all other fields are the double mass's."""
 
     def space(letter: str, size: int) -> Space:
         return Space(tuple(f"{letter}{i}" for i in range(size)), ("1",) * size, (-10.0,) * size, (10.0,) * size)
@@ -64,7 +64,7 @@ UNKNOWNS = (Unknown("reaction_rate", 0.03), Unknown("cooling_rate", 0.1, "normal
 def posterior_of(
     mean: list[float], covariance: list[list[float]], unknowns: tuple[Unknown, ...] = UNKNOWNS
 ) -> Posterior:
-    """A posterior as `estimate` gives it, with 12 degrees of freedom and nothing of the logs."""
+    """A posterior in the format of `estimate`, with 12 degrees of freedom and without logs."""
     prior, x = prior_of(REACTOR.params, unknowns), jnp.asarray(mean)
     none, one = jnp.zeros((1, 1, 4)), jnp.ones(4)
     return Posterior(

@@ -1,4 +1,4 @@
-"""Domains that draw from a posterior, and residuals on top of a simulator."""
+"""Operating domains that draw from a posterior, and residuals on top of a simulator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from neorl_core.world_model.residual import error_transitions, with_residual
 from tests.neorl_core.identify.small_models import REACTOR, UNKNOWNS, posterior_of
 
 
-def test_the_domain_draws_from_the_posterior_and_keeps_the_rest() -> None:
+def test_domain_draws_from_posterior_and_keeps_other_fields() -> None:
     covariance = np.array([[0.25, 0.1], [0.1, 0.09]])
     known = identified_plant(REACTOR, UNKNOWNS, posterior_of([1.0, -2.0], covariance.tolist()))
     assert known.domain._replace(noise_sd=0.2).noise_sd == 0.2
@@ -39,13 +39,13 @@ def test_the_domain_draws_from_the_posterior_and_keeps_the_rest() -> None:
     np.testing.assert_allclose(drawn.feed_sd, 0.5)
 
 
-def test_no_domain_follows_from_two_episodes() -> None:
+def test_two_episodes_give_no_domain() -> None:
     found = posterior_of([0.0, 0.0], [[0.2, 0.0], [0.0, 0.2]])._replace(degrees=jnp.asarray([9.0, 2.0]))
     with pytest.raises(ValueError, match="cooling_rate needs at least four informative episodes, got 3: "):
         posterior_fields(UNKNOWNS, found)
 
 
-def test_another_posterior_of_the_same_plant_compiles_nothing_again() -> None:
+def test_new_posterior_needs_no_compilation() -> None:
     one, other = (
         identified_plant(REACTOR, UNKNOWNS, posterior_of(mean, [[0.2, 0.0], [0.0, 0.2]]))
         for mean in ([0.0, 0.0], [1.0, 1.0])
@@ -59,7 +59,7 @@ def test_another_posterior_of_the_same_plant_compiles_nothing_again() -> None:
     assert not np.array_equal(*returns)
 
 
-def test_an_entry_of_a_vector_is_an_unknown_too() -> None:
+def test_vector_entry_can_be_unknown() -> None:
     tanks = PLANTS["water_treatment"]
     unknowns = (Unknown("pump", 0.1, entry=1),)
     prior = prior_of(tanks.params, unknowns)
@@ -72,10 +72,10 @@ def test_an_entry_of_a_vector_is_an_unknown_too() -> None:
     assert np.log(np.asarray(drawn.pump)[:, 1] / 3.2).std() == pytest.approx(share, rel=0.05)
 
 
-def test_a_plant_rebuilt_from_the_fields_draws_the_same_bits() -> None:
+def test_plant_rebuilt_from_fields_draws_same_bits() -> None:
     posterior = posterior_of([1.0, -2.0], [[0.25, 0.1], [0.1, 0.09]])
     known, fields = identified_plant(REACTOR, UNKNOWNS, posterior), posterior_fields(UNKNOWNS, posterior)
-    # A certificate says nothing of priors, and keeps the fields in another order.
+    # A certificate has no priors, and the fields in another order.
     told = tuple(unknown._replace(spread=9.0) for unknown in UNKNOWNS)
     again = drawing_plant(REACTOR, told, dict(sorted(fields.items(), reverse=True)))
     assert again == known
@@ -87,12 +87,12 @@ def test_a_plant_rebuilt_from_the_fields_draws_the_same_bits() -> None:
 
 
 @pytest.mark.slow
-def test_a_residual_learns_what_the_physics_leaves_out() -> None:
+def test_residual_learns_missing_physics() -> None:
     def physics(y: jax.Array, u: jax.Array, p: None) -> tuple[jax.Array, jax.Array]:
         return 0.9 * y + u, jnp.ones(1)
 
     y, u = jax.random.uniform(jax.random.key(3), (2, 3000, 1), minval=-1.0, maxval=1.0)
-    # A friction that grows with the square of the speed, which the physics lacks.
+    # Friction quadratic in the speed, which the physics does not have.
     following = 0.9 * y + u - 0.3 * y * jnp.abs(y)
     nothing = jnp.zeros(3000)
     rows = Transition(y, u, nothing, nothing, following, nothing)
@@ -109,12 +109,12 @@ def test_a_residual_learns_what_the_physics_leaves_out() -> None:
 
     assert error(corrected) < 0.15 * error(physics)
     assert corrected(y[0], u[0], None)[1].tolist() == [1.0]
-    # A simulator that is right is left as it is: an untrained ensemble has no error to learn from.
+    # A correct simulator is not changed: an untrained ensemble has no error to learn from.
     exact = error_transitions(physics, None, normaliser, rows._replace(next_observation=0.9 * y + u))
     np.testing.assert_allclose(exact.next_observation, exact.observation, atol=1e-6)
 
 
-def test_a_posterior_of_the_reactor_keeps_its_nominal_task() -> None:
+def test_identified_reactor_keeps_nominal_task() -> None:
     known = identified_plant(REACTOR, UNKNOWNS, posterior_of([0.0, 0.0], [[0.01, 0.0], [0.0, 0.01]]))
     assert known.params._replace(reaction_rate=0, cooling_rate=0) == reactor.NOMINAL._replace(
         reaction_rate=0, cooling_rate=0

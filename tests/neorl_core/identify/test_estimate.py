@@ -1,4 +1,4 @@
-"""Identification against closed forms, SciPy's least squares, and the laws of its intervals."""
+"""Identification against closed forms and SciPy's least squares, and coverage of the intervals."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def linear_logs(
     return Episodes(jnp.concatenate([jnp.zeros((episodes, 1, 1)), y], axis=1), u)
 
 
-def test_a_linear_gaussian_model_has_the_closed_form_posterior() -> None:
+def test_linear_gaussian_posterior_has_closed_form() -> None:
     logs = linear_logs(jax.random.key(0), 10)
     found = identify(LINEAR, BOTH, logs, segment=1)
     u, y = np.asarray(logs.actions, float), np.asarray(logs.observations[:, 1:, 0], float)
@@ -54,7 +54,7 @@ def test_a_linear_gaussian_model_has_the_closed_form_posterior() -> None:
     mean = np.linalg.solve(np.eye(2) + information, np.einsum("eti,et->i", a, r))
     np.testing.assert_allclose(found.mean, mean, atol=2e-4)
     np.testing.assert_allclose(found.estimate, [1.0, 2.0] + 0.5 * mean, atol=1e-4)
-    # The sandwich with its correction for ten episodes, and one per cent of what they would be by the weights.
+    # The sandwich with its correction for ten episodes, plus one per cent of the model-based covariance.
     score = np.einsum("eti,et->ei", a, r - np.einsum("eti,i->et", a, mean))
     apart = score - score.mean(axis=0)
     inverse = np.linalg.inv(np.eye(2) + information)
@@ -65,17 +65,17 @@ def test_a_linear_gaussian_model_has_the_closed_form_posterior() -> None:
 
 
 @pytest.mark.slow
-def test_the_covariance_shrinks_as_one_over_the_episodes() -> None:
+def test_covariance_shrinks_with_episodes() -> None:
     def size(episodes: int) -> float:
         many = (linear_logs(key, episodes) for key in jax.random.split(jax.random.key(1), 20))
         return float(np.mean([np.trace(identify(LINEAR, BOTH, logs, segment=1).covariance) for logs in many]))
 
-    # The prior's own share of them is a thousandth.
+    # The prior contributes a thousandth.
     assert size(10) / size(40) == pytest.approx(4.0, rel=0.15)
 
 
 def chain_logs(key: jax.Array, episodes: int = 6, steps: int = 24) -> Episodes:
-    """Logs of the chain with other constants than its nominal ones; its first state is not measured."""
+    """Logs of the chain with constants other than the nominal ones; the first state is not measured."""
     true = Rates(0.23, (0.5, 0.27))
     key_u, key_w = jax.random.split(key)
     u = jax.random.uniform(key_u, (episodes, steps, 1), minval=0.0, maxval=2.0)
@@ -94,7 +94,7 @@ def chain_logs(key: jax.Array, episodes: int = 6, steps: int = 24) -> Episodes:
 
 
 @pytest.mark.slow
-def test_scipy_finds_the_same_constants_and_starts() -> None:
+def test_scipy_finds_same_constants_and_starts() -> None:
     logs = chain_logs(jax.random.key(2))
     found = identify(CHAIN, CHAINED, logs, segment=6, starts={"y0": (1.0, 0.5)})
     prior = prior_of(Rates(), CHAINED)
@@ -107,7 +107,7 @@ def test_scipy_finds_the_same_constants_and_starts() -> None:
         for e in range(6):
             hidden, seen = 1.0 + 0.5 * q[2 + e], y[e, 0, 1]
             for t in range(24):
-                # The measured tank begins anew from its measurement, the hidden one goes on.
+                # The measured tank restarts from its measurement, the hidden one continues.
                 seen = y[e, t, 1] if t % 6 == 0 else seen
                 hidden, seen = (
                     (1 - decay) * hidden + 0.5 * u[e, t, 0],
@@ -126,9 +126,9 @@ def test_scipy_finds_the_same_constants_and_starts() -> None:
 def drawn_and_estimated(
     key: jax.Array, memory: float | jax.Array = 0.0, episodes: int = 10, moved: int | None = None
 ) -> tuple[Posterior, jax.Array]:
-    """Constants drawn from the prior, for only then has an interval that uses it a coverage to keep, and estimated.
+    """Draw constants from the prior, which coverage of Bayesian intervals requires, and estimate them.
 
-    The second input is moved in the first `moved` episodes only, where that is said.
+    With `moved`, the second input only moves in the first `moved` episodes.
     """
     key_true, key_logs = jax.random.split(key)
     true = jnp.array([1.0, 2.0]) + 0.5 * jax.random.normal(key_true, (2,))
@@ -140,7 +140,7 @@ def drawn_and_estimated(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("moved", "degrees"), [(1, 1), (2, 1), (5, 4)])
-def test_what_few_episodes_tell_is_not_taken_for_what_all_do(moved: int, degrees: int) -> None:
+def test_degrees_of_freedom_follow_informative_episodes(moved: int, degrees: int) -> None:
     keys = jax.random.split(jax.random.key(4), 200)
     found, true = jax.jit(jax.vmap(lambda key: drawn_and_estimated(key, 0.8, 20, moved)))(keys)
     covered = np.mean((found.low <= true) & (true <= found.high), axis=0)
@@ -149,7 +149,7 @@ def test_what_few_episodes_tell_is_not_taken_for_what_all_do(moved: int, degrees
 
 
 @pytest.mark.slow
-def test_intervals_cover_with_white_and_with_slow_disturbances() -> None:
+def test_intervals_cover_under_white_and_slow_disturbances() -> None:
     keys, memory = jax.random.split(jax.random.key(3), 800), jnp.repeat(jnp.array([0.0, 0.8]), 400)
     found, true = jax.jit(jax.vmap(drawn_and_estimated))(keys, memory)
     covered = np.mean(((found.low <= true) & (true <= found.high)).reshape(2, 400, 2), axis=1)
@@ -157,7 +157,7 @@ def test_intervals_cover_with_white_and_with_slow_disturbances() -> None:
     assert (covered <= 0.99).all(), covered
 
 
-def test_the_inflation_is_that_of_an_autoregression() -> None:
+def test_inflation_of_an_autoregression() -> None:
     # The variance of a mean of T steps of an AR(1) sequence: (1 + φ)/(1 − φ) − 2φ(1 − φ^T)/(T(1 − φ)²) times 1/T.
     w = jax.random.normal(jax.random.key(4), (400, 201))
 
@@ -172,7 +172,7 @@ def test_the_inflation_is_that_of_an_autoregression() -> None:
     assert float(ours[1]) == pytest.approx(1.0, abs=0.1)
 
 
-def test_what_the_logs_leave_open_is_named_with_the_step_that_would_identify_it() -> None:
+def test_step_test_for_unidentified_constant() -> None:
     found = identify(LINEAR, BOTH, linear_logs(jax.random.key(5), 10, still=True), segment=1)
     assert found.identified.tolist() == [True, False]
     np.testing.assert_allclose(found.estimate[1], 2.0, atol=1e-3)
@@ -187,12 +187,12 @@ def test_what_the_logs_leave_open_is_named_with_the_step_that_would_identify_it(
     needed = (1 / 0.49 - 1) / (0.5 * test.change / s) ** 2
     assert test.steps == pytest.approx(np.ceil(needed), abs=1)
     assert "moving u1 by" in str(test)
-    # The margin is 5 − |u2|: from a limit away nothing may be moved at all.
+    # The margin is 5 − |u2|: at a limit no move is allowed.
     closed = LINEAR._replace(predict=lambda y, u, p: (linear(y, u, p)[0], -jnp.ones(1)))
     assert step_test(closed, BOTH, found, 1, jnp.zeros(1)) is None
 
 
-def test_forecasts_begin_anew_from_measurements_and_hand_over_what_is_not_measured() -> None:
+def test_forecasts_restart_from_measured_signals_only() -> None:
     def count(y: jax.Array, u: jax.Array, p: None) -> tuple[jax.Array, jax.Array]:
         return y + u, jnp.ones(1)
 
@@ -201,7 +201,7 @@ def test_forecasts_begin_anew_from_measurements_and_hand_over_what_is_not_measur
     u = jnp.ones((4, 1))
     inputs = jnp.array([False, False, True])
     out = forecast(count, None, seen[0], seen, u, 2, inputs)
-    # Signal 0 begins anew at step 2, signal 1 is never measured again, signal 2 is an input.
+    # Signal 0 restarts at step 2, signal 1 is never measured again, signal 2 is an input.
     np.testing.assert_array_equal(out, [[1, 6, 2], [2, 7, 3], [21, 8, 4], [22, 9, 5]])
     np.testing.assert_array_equal(errors(out, seen)[:, 0], [9, 18, 0, 18])
     rows = stack_rows(
@@ -211,7 +211,7 @@ def test_forecasts_begin_anew_from_measurements_and_hand_over_what_is_not_measur
     np.testing.assert_array_equal(rows.actions[..., 0], [[1, 2], [3, 3]])
 
 
-def test_missing_samples_and_short_episodes_are_left_out() -> None:
+def test_missing_samples_are_ignored() -> None:
     logs = linear_logs(jax.random.key(6), 10)
     gappy = logs.observations.at[:, 3::4].set(jnp.nan).at[5:, 30:].set(jnp.nan)
     found = identify(LINEAR, BOTH, Episodes(gappy, logs.actions), segment=1)
@@ -219,7 +219,7 @@ def test_missing_samples_and_short_episodes_are_left_out() -> None:
     assert (np.asarray(found.residuals)[5:, 30:] == 0).all()
 
 
-def test_nothing_is_compiled_again_for_other_logs() -> None:
+def test_new_logs_need_no_compilation() -> None:
     before = estimate._cache_size()
     for seed in (7, 8):
         identify(LINEAR, BOTH, linear_logs(jax.random.key(seed), 10), segment=1)
@@ -239,18 +239,18 @@ def test_nothing_is_compiled_again_for_other_logs() -> None:
         (Unknown("first", 0.1, entry=0), "leave the entry out"),
     ],
 )
-def test_unknowns_that_are_none_are_refused(unknown: Unknown, words: str) -> None:
+def test_invalid_unknowns_are_rejected(unknown: Unknown, words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
         identify(LINEAR, (unknown,), linear_logs(jax.random.key(9), 2))
 
 
 @pytest.mark.parametrize("unknowns", [(), (BOTH[0], Unknown("first", 0.1))])
-def test_each_constant_is_named_once(unknowns: tuple[Unknown, ...]) -> None:
+def test_repeated_unknowns_are_rejected(unknowns: tuple[Unknown, ...]) -> None:
     with pytest.raises(ValueError, match="unknowns must be at least one and different"):
         identify(LINEAR, unknowns, linear_logs(jax.random.key(9), 2))
 
 
-def test_logs_that_do_not_fit_are_refused() -> None:
+def test_invalid_logs_are_rejected() -> None:
     logs = linear_logs(jax.random.key(10), 2)
     with pytest.raises(ValueError, match="observations must have the shape"):
         identify(LINEAR, BOTH, Episodes(logs.observations[:, 1:], logs.actions))
@@ -266,7 +266,7 @@ def test_logs_that_do_not_fit_are_refused() -> None:
         identify(CHAIN, CHAINED, chain_logs(jax.random.key(11)), starts={"y0": (None, np.nan)})
 
 
-def test_episodes_of_rows_have_a_step_each() -> None:
+def test_stacked_episodes_need_steps() -> None:
     rows = np.arange(3)[:, None]
     stacked = stack_rows(rows, rows, rows + 1, np.array([2, 1]))
     np.testing.assert_array_equal(stacked.observations[..., 0], [[0, 1, 2], [2, 3, np.nan]])
@@ -275,7 +275,7 @@ def test_episodes_of_rows_have_a_step_each() -> None:
             stack_rows(rows[: sum(lengths)], rows, rows, np.array(lengths, int))
 
 
-def test_a_log_normal_prior_has_the_relative_deviation_that_was_asked_for() -> None:
+def test_log_normal_prior_has_relative_deviation() -> None:
     unknowns = (Unknown("decay", 0.3), Unknown("gain", 0.1, "normal", entry=0))
     prior = prior_of(Rates(), unknowns)
     x = jax.random.normal(jax.random.key(12), (200_000, 2))

@@ -1,4 +1,4 @@
-"""Reactors identified from PI-only logs, as `make identify` does at length."""
+"""Reactors identified from logs of PI control, a short version of `make identify`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ def posterior(logged: benchmark.Logged) -> benchmark.Posterior:
 
 
 @pytest.mark.slow
-def test_reactors_are_identified_from_logs_of_their_own_controller(
-    logged: benchmark.Logged, posterior: benchmark.Posterior
-) -> None:
+def test_reactors_are_identified_from_pi_logs(logged: benchmark.Logged, posterior: benchmark.Posterior) -> None:
     # Truth 5: five-step segments with a prior of 3 % leave 0.61 % of UA; one step without a prior 19.5 %.
     found = benchmark.accuracy(logged.true, posterior)
     assert found["converged"] == 24
@@ -32,7 +30,7 @@ def test_reactors_are_identified_from_logs_of_their_own_controller(
 
 
 @pytest.mark.slow
-def test_the_gate_passes_identified_simulators_and_refuses_wrong_ones(
+def test_gate_passes_identified_and_rejects_wrong_simulators(
     logged: benchmark.Logged, posterior: benchmark.Posterior
 ) -> None:
     found = benchmark.gates(logged, posterior, jax.random.key(1))
@@ -41,7 +39,7 @@ def test_the_gate_passes_identified_simulators_and_refuses_wrong_ones(
 
 
 @pytest.mark.slow
-def test_composites_above_the_risk_are_not_certified_over_the_posterior() -> None:
+def test_risky_composites_fail_over_the_posterior() -> None:
     found = benchmark.trials(40, 3)
     assert found["unsafe"] >= 4
     assert found["falsely_certified"] <= 2

@@ -1,4 +1,4 @@
-"""Grey boxes of tanks: the cascaded tanks of the nonlinear benchmark, and Johansson's quadruple tank."""
+"""Identification of the cascaded tanks of the nonlinear benchmark, and of Johansson's quadruple tank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNKNOWNS = tuple(
 
 
 @pytest.mark.slow
-def test_the_cascaded_tanks_in_free_run(truth: Truth) -> None:
+def test_cascaded_tanks_in_free_run(truth: Truth) -> None:
     path = SHARED / "cascaded_tanks" / "dataBenchmark.csv"
     if not path.exists():
         pytest.skip("the cascaded tanks' data is not beside this checkout")
@@ -32,11 +32,11 @@ def test_the_cascaded_tanks_in_free_run(truth: Truth) -> None:
     posterior = cascaded_tanks.identified(fitted)
     assert bool(posterior.converged)
     error = float(np.sqrt(np.mean((cascaded_tanks.free_run(posterior, test) - test.level) ** 2)))
-    # Schoukens and Noël's page and the papers on it have .34 to .76 (shared data's README); at most .60 is asked for.
+    # Published results are .34 to .76 (README of the shared data); this test requires at most .60.
     truth("test error in free run [V]", 0.34, error, 0.26, "published: 0.34 to 0.76", "cascaded_tanks")
 
 
-def test_without_an_exponent_of_its_own_the_overflow_still_fits() -> None:
+def test_overflow_of_full_tank_by_hand() -> None:
     levels, margins = cascaded_tanks.predict(
         jnp.array([10.0, 5.0]), jnp.array([5.0]), cascaded_tanks.Params(spilled=0.5)
     )
@@ -51,7 +51,7 @@ def test_without_an_exponent_of_its_own_the_overflow_still_fits() -> None:
 
 @partial(jax.jit, static_argnames="episodes")
 def logged(key: jax.Array, params: tanks.Params, episodes: int) -> Episodes:
-    """The tanks under pump voltages that step at random every 100 s, with the domain's noise of 0.05 cm."""
+    """The tanks under random steps of the pump voltages every 100 s, with the domain's noise of 0.05 cm."""
 
     def one(key: jax.Array) -> Episodes:
         key_start, key_pumps, key_noise = jax.random.split(key, 3)
@@ -71,7 +71,7 @@ def logged(key: jax.Array, params: tanks.Params, episodes: int) -> Episodes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("point", [tanks.P_MINUS, tanks.P_PLUS], ids=["minimum phase", "non-minimum phase"])
-def test_the_quadruple_tank_is_predicted_as_by_its_true_model(point: tanks.Params) -> None:
+def test_identified_quadruple_tank_predicts_like_true_model(point: tanks.Params) -> None:
     rng = np.random.default_rng(1)
     truth = point._replace(
         **{
@@ -86,7 +86,7 @@ def test_the_quadruple_tank_is_predicted_as_by_its_true_model(point: tanks.Param
     assert bool(posterior.converged)
 
     def error(params: tanks.Params) -> np.ndarray:
-        # In free run over the whole of the held-out episodes: 1,000 s.
+        # In free run over whole held-out episodes: 1,000 s.
         def missed(seen: jax.Array, done: jax.Array) -> jax.Array:
             nowhere = jnp.zeros(seen.shape[1], bool)
             return errors(forecast(tanks.predict, params, seen[0], seen, done, 200, nowhere), seen)

@@ -1,4 +1,4 @@
-"""A plant whose agents talk over links: its own days stay what they are, and links are lost as often as is said."""
+"""Plants whose agents communicate over links: the plant does not change, and links fail at the stated rates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _days(plant: Plant, count: int, domain: Any) -> Any:
     return rollouts(plant, plant.fallback, params, keys, domain, trace=True)
 
 
-def test_the_plants_own_days_are_what_they_were() -> None:
+def test_links_do_not_change_the_plant() -> None:
     plain, talking = _days(GRID, 4, GRID.domain), _days(TALKING, 4, TALKING.domain._replace(link_loss=0.5))
     np.testing.assert_array_equal(talking.ret, plain.ret)
     np.testing.assert_array_equal(talking.trajectory.observations[..., :SIZE], plain.trajectory.observations)
@@ -42,11 +42,11 @@ def test_the_plants_own_days_are_what_they_were() -> None:
 
 
 @pytest.mark.parametrize(("loss", "redraw"), [(0.3, 1.0), (0.6, 0.2)])
-def test_links_are_down_as_often_and_as_long_as_their_law_says(loss: float, redraw: float) -> None:
-    """A two-state Markov chain: stationary share `loss`, correlation `1 - redraw` from one step to the next."""
+def test_links_fail_as_a_markov_chain(loss: float, redraw: float) -> None:
+    """A two-state Markov chain with stationary share `loss` and correlation `1 - redraw` between steps."""
     params = TALKING.params._replace(link_loss=loss, link_redraw=redraw)
     reset = jax.jit(jax.vmap(TALKING.reset, (0, None)))(jax.random.split(jax.random.key(0), 64), params)[0]
-    # Drawing links takes no power flow: the plant's own part stands still.
+    # The plant's own state is frozen, because drawing links needs no power flow.
     still = linked(GRID._replace(step=lambda key, state, action, params: (state, _STEP)), LINKS)
 
     def step(state: Any, key: jax.Array) -> Any:
@@ -59,14 +59,14 @@ def test_links_are_down_as_often_and_as_long_as_their_law_says(loss: float, redr
     assert 1 - up.mean() == pytest.approx(loss, abs=0.02)
     assert 1 - up[:, 0].mean() == pytest.approx(loss, abs=4 * (loss * (1 - loss) / 576) ** 0.5)
     assert np.corrcoef(up[:, 1:].ravel(), up[:, :-1].ravel())[0, 1] == pytest.approx(1 - redraw, abs=0.02)
-    # Each link by itself.
+    # Each link separately.
     assert np.abs(np.corrcoef(up.reshape(-1, len(LINKS)).T) - np.eye(len(LINKS))).max() < 0.1
 
 
 _STEP = GRID.step(jax.random.key(0), GRID.reset(jax.random.key(0), GRID.params)[0], jnp.zeros(17), GRID.params)[1]
 
 
-def test_a_link_of_its_own_loss_and_one_for_the_day() -> None:
+def test_loss_per_link_and_per_day() -> None:
     single = np.eye(len(LINKS), dtype=np.float32)[4]
     flags = np.asarray(_days(TALKING, 2, TALKING.domain._replace(link_loss=single)).trajectory.observations[..., SIZE:])
     np.testing.assert_array_equal(flags, np.broadcast_to(1 - single, flags.shape))
@@ -76,13 +76,13 @@ def test_a_link_of_its_own_loss_and_one_for_the_day() -> None:
     assert 0.2 < flags.mean() < 0.8
 
 
-def test_an_agent_sees_whether_its_own_links_are_up_and_no_others() -> None:
+def test_agent_observes_flags_of_its_links() -> None:
     names = TALKING.spec.observation.names
     for agent, before in zip(TALKING.agents, GRID.agents, strict=True):
         assert agent.observation[: len(before.observation)] == before.observation
         told = [names[k] for k in agent.observation[len(before.observation) :]]
         assert told == [f"link_{a}_{b}" for a, b in LINKS if agent.name in (a, b)]
-    # No single lost link parts anybody from the others.
+    # Agents stay connected when any single link is lost.
     for lost in LINKS:
         reached = {"dispatcher"}
         for _ in GRID.agents:
@@ -90,7 +90,7 @@ def test_an_agent_sees_whether_its_own_links_are_up_and_no_others() -> None:
         assert reached == {agent.name for agent in GRID.agents}
 
 
-def test_logs_are_scored_by_the_plants_own_formulas() -> None:
+def test_linked_logs_use_plant_formulas() -> None:
     logged = linked_signals(LOGGED["power_grid"], SIZE)
     keys = jax.random.split(jax.random.key(2), 2)
     noisy = Behaviour(*(jnp.full(2, x, jnp.float32) for x in (0.0, 0.0, 0.1)))
@@ -104,7 +104,7 @@ def test_logs_are_scored_by_the_plants_own_formulas() -> None:
     np.testing.assert_array_equal(logged.margins(day.next_observations), own.margins(after))
 
 
-def test_an_episode_goes_on_from_an_observation() -> None:
+def test_episode_resumes_from_observation() -> None:
     state, observation = TALKING.reset(jax.random.key(1), TALKING.params)
     assert TALKING.resume is not None
     again, params = TALKING.resume(jax.random.key(2), state, observation.at[-1].set(0.0), TALKING.params)
@@ -112,6 +112,6 @@ def test_an_episode_goes_on_from_an_observation() -> None:
     assert jax.tree.structure(params) == jax.tree.structure(TALKING.params)
 
 
-def test_a_plant_without_agents_is_refused() -> None:
+def test_plant_without_agents_is_rejected() -> None:
     with pytest.raises(ValueError, match="several agents, but double_mass has none"):
         linked(PLANTS["double_mass"], ())

@@ -1,4 +1,4 @@
-"""The reactor's feed concentration and its NMPC (truth 1.1); the rest of its truths are in test_plants.py."""
+"""The reactor's feed concentration and NMPC (truth 1.1); other tests of the reactor are in test_plants.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.conftest import Truth
 
 
 @pytest.mark.slow
-def test_the_planner_s_cost_of_the_tracking_task(truth: Truth) -> None:
+def test_nmpc_cost_on_tracking_task(truth: Truth) -> None:
     # Truth 1.1: horizon 17, no move penalty, no preview: cost 0.0798, IAE 0.236, T in [318.5, 327.9].
     controller = reactor.nmpc
     with jax.enable_x64(True):
@@ -31,7 +31,7 @@ def test_the_planner_s_cost_of_the_tracking_task(truth: Truth) -> None:
 
         carry = (start, observation, controller.init(params, observation), observation[2:3])
         seen = np.asarray(jax.jit(lambda: jax.lax.scan(step, carry, None, reactor.HORIZON)[1])())
-    # The observation carries the set point of the step to come; the last one stays.
+    # The observation has the next set point; the last one stays.
     error = seen[:, 0] - seen[:, 3]
     for quantity, theirs, ours, allowed in (
         ("cost", 0.0798, (error**2).sum() / 0.3**2, 2e-4),
@@ -44,16 +44,16 @@ def test_the_planner_s_cost_of_the_tracking_task(truth: Truth) -> None:
 
 
 @pytest.mark.slow
-def test_the_top_of_the_scale_is_the_planner_s() -> None:
+def test_nmpc_scores_100() -> None:
     plant = reactor.PLANT
     keys = jax.random.split(jax.random.key(1), 8)
     best = rollouts(plant, plant.reference, plant.reference_params, keys, plant.domain)
     assert not best.violated.any()
-    # Over 1,000 episodes the spread is 0.0052 an episode.
+    # Over 1,000 episodes the standard deviation of an episode is 0.0052.
     assert best.ret.mean() == pytest.approx(plant.spec.score_range[1], abs=4 * 0.0052 / 8**0.5)
 
 
-def test_the_feed_concentration_is_an_autoregression_that_moves_nothing_else() -> None:
+def test_feed_concentration_is_an_autoregression() -> None:
     rich = reactor.NOMINAL._replace(feed_concentration_sd=0.02, feed_sd=0.5, noise_sd=0.1)
     steady = rich._replace(feed_concentration_sd=0.0)
     reset = jax.jit(jax.vmap(reactor.reset, (0, None)))
@@ -62,7 +62,7 @@ def test_the_feed_concentration_is_an_autoregression_that_moves_nothing_else() -
     drawn = np.asarray(with_it.feed_concentration_deviation)
     assert drawn.std() == pytest.approx(0.02, rel=0.07)
     assert np.abs(drawn).max() <= 0.06 * 1.00001
-    # Whoever does not ask for it gets the task that was certified before: the same draws of everything else.
+    # Without feed concentration deviations, all other draws are as in the certified task.
     for name in ("concentration", "temperature", "coolant", "setpoints", "feed_deviation"):
         np.testing.assert_array_equal(getattr(with_it, name), getattr(without, name))
     assert not np.asarray(without.feed_concentration_deviation).any()
@@ -78,7 +78,7 @@ def test_the_feed_concentration_is_an_autoregression_that_moves_nothing_else() -
     assert path.std() == pytest.approx(0.02, rel=0.1)
 
 
-def test_a_richer_feed_is_one_more_of_the_equation_s_terms() -> None:
+def test_richer_feed_raises_concentration() -> None:
     # dCa/dt = Cf − Ca − r: over a short time the concentration gains (Cf deviation) · t to first order.
     state, _ = reactor.start(0.87, 324.0, 300.0, jnp.array([0.87]))
     step = jax.jit(reactor.step)
@@ -94,5 +94,5 @@ def test_a_richer_feed_is_one_more_of_the_equation_s_terms() -> None:
     fed = reactor.NOMINAL._replace(feed_concentration=1.05)
     exact = reactor.advance(jnp.array([0.87, 324.0]), jnp.asarray(300.0), jnp.asarray(0.0), fed)[0][0]
     assert float(found[1]) == pytest.approx(float(exact), rel=1e-6)
-    # (1 − e^−t)/1 · 0.05 for t = 26/60, less what the richer mix reacts away.
+    # (1 − e^−t)/1 · 0.05 for t = 26/60, minus the additional reaction.
     assert 0.7 * 0.0176 < float(found[1] - found[0]) < 0.0176

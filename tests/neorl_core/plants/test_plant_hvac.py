@@ -1,4 +1,4 @@
-"""HVAC control against closed forms and CityLearn's building; the identification on data whose truth is known."""
+"""HVAC control against closed forms and CityLearn's building, and the identification on synthetic data."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from tests.conftest import Truth
 
 CITYLEARN = Path(__file__).parents[4] / "shared" / "data" / "citylearn"
 SHARES = np.array(hvac.SHARES)
-# The plant's numbers as the identification orders them; its gains do not come from load and occupants any more.
+# The plant's numbers in the identification's order, without gains from load and occupants.
 PARAMETERS = ("air_capacity", "mass_capacity", "air_loss", "air_to_mass", "mass_loss")
 
 
 def identified(per_load: float, per_occupant: float, constant: float) -> np.ndarray:
-    """The plant's parameters as the identification writes them."""
+    """The plant's parameters in the identification's format."""
     named = [getattr(hvac.NOMINAL, name) for name in PARAMETERS]
     return np.append(np.log([*named, per_load, per_occupant]), constant)
 
 
 def hourly(days: int, seed: int, noise: float) -> tuple[identification.Record, np.ndarray]:
-    """A synthetic record in the layout of CityLearn's, of a known house with restless cooling, and its parameters."""
+    """A synthetic record in CityLearn's layout, of a known house with restless cooling, and the house's parameters."""
     rng, n = np.random.default_rng(seed), days * 24
     hour = np.arange(n) % 24 + 1.0
     outdoor = 29 - 5 * np.cos(np.pi / 12 * (hour - 3.5)) + np.repeat(rng.normal(0, 1.5, days), 24)
@@ -53,8 +53,8 @@ def hourly(days: int, seed: int, noise: float) -> tuple[identification.Record, n
     return record._replace(indoor=record.indoor + noise * rng.normal(size=n)), truth
 
 
-def test_one_zone_answers_a_step_by_its_closed_form(truth: Truth) -> None:
-    # Without doors and sun, and with walls that take nothing up, a zone is C dT/dt = U (To − T) − Q:
+def test_one_zone_step_response_has_closed_form(truth: Truth) -> None:
+    # Without doors and sun, and with insulated walls, a zone is C dT/dt = U (To − T) − Q:
     # T = T∞ + (T0 − T∞) exp(−U t / C), T∞ = To − Q/U.
     share, capacity, loss, outdoor, cooling, start = 0.35, 0.8, 0.5, 35.0, 1.2, 24.0
     params = hvac.NOMINAL._replace(air_capacity=capacity, air_loss=loss, air_to_mass=0.0, doors=0.0)
@@ -69,8 +69,8 @@ def test_one_zone_answers_a_step_by_its_closed_form(truth: Truth) -> None:
     truth("step response of a zone, largest error [K]", 0.0, away, 1e-6, "closed form", "hvac_control")
 
 
-def test_a_quarter_of_an_hour_is_the_matrix_exponential() -> None:
-    # The zones' equations written a second time, with doors; then all inputs held: y⁺ = Φ y + Γ u.
+def test_step_equals_matrix_exponential() -> None:
+    # A second implementation of the zones' equations, with doors and constant inputs: y⁺ = Φ y + Γ u.
     p = hvac.NOMINAL
     c_air, c_mass = SHARES * p.air_capacity, SHARES * p.mass_capacity
     doors = p.doors * np.array([[-1, 1, 0], [1, -2, 1], [0, 1, -1]])
@@ -96,8 +96,8 @@ def test_a_quarter_of_an_hour_is_the_matrix_exponential() -> None:
     np.testing.assert_allclose(margins, np.minimum(*ends), atol=3e-4)
 
 
-def test_the_zones_together_are_the_identified_house() -> None:
-    # Capacities, losses and gains are divided alike, so the weighted mean of the zones knows nothing of the division.
+def test_zones_average_to_identified_house() -> None:
+    # Capacities, losses and gains are divided alike, so the weighted mean does not depend on the division.
     x = identified(0.5, 1e-9, 0.0)
     cooling, outdoor = np.array([2.0, 0.5, 1.0]), 33.0
     with jax.enable_x64(True):
@@ -113,21 +113,21 @@ def test_the_zones_together_are_the_identified_house() -> None:
     np.testing.assert_allclose([SHARES @ np.asarray(y[:3]), SHARES @ np.asarray(y[3:])], house, atol=2e-4)
 
 
-def test_the_identification_finds_a_known_house_and_forecasts_it_best() -> None:
+def test_identification_finds_known_house() -> None:
     record, truth = hourly(days=14, seed=0, noise=0.02)
     x = identification.identify(record, days=10, evaluations=15, every=6)
-    # What acts strongly is found well; gains that come and go together are told apart less well.
+    # Strong effects are identified well; correlated gains less well.
     np.testing.assert_allclose(np.exp(x[:5]), np.exp(truth[:5]), rtol=0.1)
     errors = identification.forecast_errors(x, record, days=10)
     assert errors.pop("model") < 0.5 * min(errors.values())
     assert identification.forecast_errors(truth, record, days=10)["model"] < 0.05
 
 
-def test_the_plants_numbers_forecast_citylearns_building_better_than_its_own_past(truth: Truth) -> None:
+def test_constants_forecast_citylearn_better_than_baselines(truth: Truth) -> None:
     if not CITYLEARN.exists():
         pytest.skip("CityLearn's data is not beside this checkout")
     record = identification.read(CITYLEARN)
-    # The gains of load and people as benchmarks/identify/hvac.py prints them; the plant has their mean day.
+    # Gains of load and people as printed by benchmarks/identify/hvac.py; the plant has their mean day.
     x = identified(0.0785, 0.0796, 0.4697)
     errors = identification.forecast_errors(x, record)
     # 0.703 K against 1.58 (persistence), 1.03 (the day before), 1.03 to 1.23 (autoregressions), 0.725 with inputs.
@@ -150,7 +150,7 @@ def test_the_plants_numbers_forecast_citylearns_building_better_than_its_own_pas
 
 
 @pytest.mark.slow
-def test_a_step_has_the_gradient_of_its_finite_difference() -> None:
+def test_step_gradient_equals_finite_difference() -> None:
     with jax.enable_x64(True):
         state, _ = hvac.reset(jax.random.key(0), hvac.NOMINAL._replace(start_temperature=26.0))
 
@@ -167,7 +167,7 @@ def test_a_step_has_the_gradient_of_its_finite_difference() -> None:
     assert np.abs(slope).min() > 1e-3
 
 
-def test_a_record_of_the_weather_is_followed() -> None:
+def test_recorded_weather_is_followed() -> None:
     rows = np.stack([np.linspace(20, 40, 96), np.linspace(0, 1, 96)], 1).astype(np.float32)
     params = weather.WeatherParams(recorded=rows)
     now = weather.begin(jnp.zeros(2), params)
@@ -177,7 +177,7 @@ def test_a_record_of_the_weather_is_followed() -> None:
         np.testing.assert_allclose(now[:2], rows[min(step, 96) - 1], atol=1e-6)
 
 
-def test_the_weather_is_that_of_its_numbers() -> None:
+def test_weather_statistics_match_parameters() -> None:
     params = weather.WeatherParams(outdoor_sd=2.0, clearness_sd=0.05)
 
     def day(key: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -196,7 +196,7 @@ def test_the_weather_is_that_of_its_numbers() -> None:
     assert np.abs(deviation.mean(0)).max() < 5 * 2.0 / np.sqrt(2000)
     assert deviation.std(0) == pytest.approx(2.0, rel=0.08)
     assert np.corrcoef(deviation[:, 10], deviation[:, 50])[0, 1] == pytest.approx(np.exp(-10 / 28.1), abs=0.05)
-    # The sun of Austin in June: above the horizon for 14 hours, highest (82.8°) soon after noon, no light by night.
+    # The sun of Austin in June: above the horizon for 14 hours, highest (82.8°) soon after noon, zero at night.
     height, _ = weather.sun(hour)
     assert (np.asarray(height) > 0).sum() / 4 == pytest.approx(14.0, abs=0.5)
     assert np.degrees(np.arcsin(np.asarray(height).max())) == pytest.approx(82.2, abs=0.3)
@@ -204,7 +204,7 @@ def test_the_weather_is_that_of_its_numbers() -> None:
 
 
 @pytest.mark.slow
-def test_planning_costs_less_than_thermostats_and_both_keep_the_limits() -> None:
+def test_planning_beats_thermostats_within_limits() -> None:
     plant = hvac.PLANT
     run = jax.jit(
         lambda controller_params, key, day, c: rollout(plant, c, controller_params, key, day), static_argnums=3
@@ -214,5 +214,5 @@ def test_planning_costs_less_than_thermostats_and_both_keep_the_limits() -> None
     planned = run(plant.reference_params, jax.random.key(1), day, plant.reference)
     assert min(pi.margins.min(), planned.margins.min()) > 0
     assert planned.rewards.sum() > 0.85 * pi.rewards.sum()
-    # It cools while electricity is cheap: less than a quarter of the thermostats' cooling from 15 to 16 h.
+    # Planning cools while electricity is cheap: less than a quarter of the thermostats' cooling from 15 to 16 h.
     assert planned.actions[60:64].sum() < 0.25 * pi.actions[60:64].sum()

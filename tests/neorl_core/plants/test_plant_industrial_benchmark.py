@@ -1,4 +1,4 @@
-"""The Siemens benchmark against its authors' recorded traces and means (truth 1.3), and a second implementation."""
+"""The Siemens benchmark against the authors' recorded traces and means (truth 1.3), and a second implementation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AUTOMATON = ("gs_domain", "gs_sys_response", "gs_phi_idx")
 
 
 def start_of(row: dict[str, Any]) -> benchmark.State:
-    """The plant's state of a row of the authors' state."""
+    """The plant's state for a row of the authors' state."""
     costs = jnp.array([row[f"o{i}"] for i in range(10)])
     several = [jnp.array([row[k] for k in names], float) for names in (("v", "g", "h"), HIDDEN, AUTOMATON)]
     fatigue, consumption = (jnp.asarray(row[k], float) for k in "fc")
@@ -32,7 +32,7 @@ def start_of(row: dict[str, Any]) -> benchmark.State:
 
 
 def noise_of(rows: np.ndarray) -> benchmark.Noise:
-    """The authors' draws, (N, 8), in the plant's terms: a coin that fell is a chance below any other."""
+    """The authors' draws, (N, 8), as the plant's noise: a successful coin becomes a chance below all others."""
     alpha = np.where(np.isnan(rows[:, 6]), 0.0, (rows[:, 6] - 2.4) / 0.4)
     return benchmark.Noise(*(jnp.asarray(x) for x in (rows[:, :2], rows[:, 2:4], 1 - rows[:, 4:6], alpha, rows[:, 7])))
 
@@ -41,7 +41,7 @@ def noise_of(rows: np.ndarray) -> benchmark.Noise:
 def replay(
     state: benchmark.State, actions: jax.Array, noise: benchmark.Noise, setpoint: jax.Array
 ) -> dict[str, jax.Array]:
-    """The plant's path under recorded actions and noise, under the authors' names."""
+    """The plant's path under recorded actions and noise, with the authors' names."""
     params = benchmark.Params(setpoint=setpoint)
 
     def step(state: benchmark.State, now: tuple[jax.Array, benchmark.Noise]) -> tuple[Any, dict[str, jax.Array]]:
@@ -74,7 +74,7 @@ def replay(
 
 
 class Second:
-    """The law once more, one number at a time, from the papers and truth 1.3."""
+    """A second, scalar implementation from the papers and truth 1.3."""
 
     def __init__(self, p: float) -> None:
         self.p, self.v, self.g, self.h = p, 50.0, 50.0, 50.0
@@ -162,7 +162,7 @@ class Second:
 
 
 @pytest.mark.parametrize("trace", ["trace0.npz", "trace1.npz"])
-def test_the_authors_traces_are_reproduced(trace: str, truth: Truth) -> None:
+def test_authors_traces_are_reproduced(trace: str, truth: Truth) -> None:
     path: Path = SHARED / "industrial_benchmark" / trace
     if not path.exists():
         pytest.skip("the recorded traces of the Siemens benchmark are not beside this checkout")
@@ -211,7 +211,7 @@ def test_a_second_implementation_agrees(setpoint: float) -> None:
 
 @pytest.fixture(scope="module")
 def episodes() -> Any:
-    """Mean rewards and least margins of 60 episodes, by set point, held steering and whether moves are random."""
+    """Mean rewards and least margins of 60 episodes, by set point and constant steering, or with random moves."""
 
     def episode(key: jax.Array, setpoint: jax.Array, target: jax.Array, wild: jax.Array) -> tuple[jax.Array, jax.Array]:
         params = benchmark.Params(setpoint, jnp.ones(()))
@@ -235,14 +235,14 @@ def episodes() -> Any:
 @pytest.mark.parametrize(
     ("setpoint", "held", "mean", "spread"),
     [
-        # Truth 1.3; the spreads of the means at 100 without one are those of 70.
+        # Truth 1.3; where it gives no spread at 100, the spread at 70 is used.
         (70.0, (50.0, 50.0, 50.0), -209.4, 0.3),
         (70.0, (40.0, 40.4, 55.5), -185.8, 0.5),
         (100.0, (50.0, 50.0, 50.0), -303.9, 0.3),
         (100.0, (35.0, 34.0, 6.0), -258.8, 1.0),
     ],
 )
-def test_mean_rewards_of_held_steerings(
+def test_mean_rewards_of_constant_steerings(
     episodes: Any, setpoint: float, held: tuple[float, ...], mean: float, spread: float, truth: Truth
 ) -> None:
     rewards = np.asarray(episodes(setpoint, held)[0])
@@ -253,15 +253,15 @@ def test_mean_rewards_of_held_steerings(
 
 @pytest.mark.parametrize(("setpoint", "mean", "spread"), [(70.0, -315.0, 34.0), (100.0, -456.0, 90.0)])
 def test_mean_rewards_of_random_moves(episodes: Any, setpoint: float, mean: float, spread: float, truth: Truth) -> None:
-    # Truth 1.3: −315 ± 34 and −456, whose spread is ours: a few long visits to high velocity and gain make it.
+    # Truth 1.3: −315 ± 34 and −456 with our spread, which is large because of rare visits to high velocity and gain.
     rewards, margins = episodes(setpoint, (50.0,) * 3, True)
     what = f"mean reward per step at p = {setpoint:g} under uniformly random moves"
     truth(what, mean, np.mean(rewards), 3 * spread / 60**0.5, "Siemens")
-    # The limits mean something: random moves break them, and consumption far more than fatigue.
+    # Random moves violate both limits, consumption far more often than fatigue.
     assert np.mean(np.any(np.asarray(margins) < 0, axis=1)) > 0.8
 
 
-def test_the_best_constants_beat_the_published_ones_and_keep_the_limits(episodes: Any) -> None:
+def test_best_constants_beat_published_ones(episodes: Any) -> None:
     known = benchmark.HELD
     for setpoint, published in ((70.0, -185.8), (100.0, -258.8)):
         held = known.steerings[known.setpoints.index(setpoint)]
@@ -275,7 +275,7 @@ def test_the_best_constants_beat_the_published_ones_and_keep_the_limits(episodes
 
 
 @pytest.mark.slow
-def test_the_shift_goes_round_as_dynamic_programming_would_have_it() -> None:
+def test_rotating_shift_agrees_with_dynamic_programming() -> None:
     # Truth 1.3: a dynamic programme over the Goldstone cost brings miscalibration from 22.2 to 7.1 a step. Value
     # iteration over side, response, angle and effective shift; in a step the shift reaches 11 cells of 0.025.
     top, reach = goldstone.TOP, 11
@@ -288,7 +288,7 @@ def test_the_shift_goes_round_as_dynamic_programming_would_have_it() -> None:
 
     each = jax.jit(jax.vmap(jax.vmap(after, (None, 0)), (0, None)))
     following, costs = (np.asarray(x) for x in each(jnp.asarray(sides, float), jnp.asarray(grid, float)))
-    # A response of 0, where the hat waits at an end, goes on as either.
+    # A response of 0, where the hat waits at an end, continues like either.
     where = [
         {tuple(side): i for i, side in enumerate(sides)}[f, r or 1.0, phi] for f, r, phi in following.reshape(-1, 3)
     ]
@@ -311,12 +311,12 @@ def test_the_shift_goes_round_as_dynamic_programming_would_have_it() -> None:
         for radius in positions[:240]:
             hat = turn(hat, radius)
             cost.append(25.0 * (1.0 + float(potential(hat.phi, radius))))
-        # After the way to the right side at the start, the cycle costs what the best does.
+        # After the transition to the right side, the cycle costs the same as the optimum.
         assert np.mean(cost[120:]) == pytest.approx(least, abs=0.3)
 
 
-def test_fatigue_never_passes_its_basis() -> None:
-    # Both noises are at most 1 and so is α, so f <= fb: the limit's reason.
+def test_fatigue_never_exceeds_its_bound() -> None:
+    # Both noises are at most 1 and so is α, so f <= fb, which justifies the limit.
     rng = np.random.default_rng(1)
     hidden = jnp.asarray(rng.uniform(0, 5, (2000, 2)), jnp.float32)
     steering = jnp.asarray(rng.uniform(0, 100, (2000, 3)), jnp.float32)

@@ -34,7 +34,7 @@ def flows(positions: np.ndarray, active: np.ndarray, reactive: np.ndarray, itera
 
 
 def positions_for(lines: np.ndarray) -> tuple[int, ...]:
-    """Switch positions that open a set of five lines, found by trying which loop opens which."""
+    """Switch positions that open a set of five lines, found by trying all assignments to loops."""
     for order in itertools.permutations(int(line) for line in lines):
         if all(line in loop for line, loop in zip(order, feeder.LOOP_LINES, strict=True)):
             found = feeder.positions_of(order)
@@ -56,7 +56,7 @@ def found(golden: dict[str, np.ndarray]) -> tuple[np.ndarray, Flow]:
     return positions, flows(positions, golden["active"], golden["reactive"])
 
 
-def test_losses_and_lowest_voltages_of_baran_and_wu(truth: Truth) -> None:
+def test_losses_and_voltages_of_baran_and_wu(truth: Truth) -> None:
     # Truth 1.5. In the paper's count the best topology opens lines 7-9-14-32-37, and the lowest voltage is at bus 18.
     positions = np.array([feeder.positions_of((32, 33, 34, 35, 36)), feeder.positions_of((6, 13, 8, 31, 36))])
     load = np.tile(feeder.ACTIVE_LOAD, (2, 1)), np.tile(feeder.REACTIVE_LOAD, (2, 1))
@@ -69,12 +69,12 @@ def test_losses_and_lowest_voltages_of_baran_and_wu(truth: Truth) -> None:
         truth(f"loss, {lines} [kW]", loss, got.loss[i] * 1e3, 1e-3, source)
         truth(f"lowest voltage, {lines} [pu]", lowest, voltages.min(1)[i], 5e-6, source)
     assert voltages[0].argmin() + 2 == 18
-    # The plant's own number of iterations is enough there.
+    # The plant's own number of iterations is enough.
     few = flows(positions, *load, iterations=grid.ITERATIONS)
     assert np.abs(few.voltage - got.voltage).max() < 1e-10
 
 
-def test_flows_on_random_topologies_are_pandapowers(
+def test_flows_on_random_topologies_equal_pandapower(
     golden: dict[str, np.ndarray], found: tuple[np.ndarray, Flow], truth: Truth
 ) -> None:
     got = found[1]
@@ -86,7 +86,7 @@ def test_flows_on_random_topologies_are_pandapowers(
         ("largest error of a loss [MW]", got.loss - golden["loss"], 1e-6),
     ):
         truth(quantity, 0.0, np.abs(away).max(), allowed, source)
-    # Cases differ: some feed in, and no two share a topology.
+    # Cases differ: some feed in, and all topologies are different.
     assert len(np.unique(golden["open"], axis=0)) == len(golden["open"])
     assert (golden["active"] < 0).any(1).all()
 
@@ -98,11 +98,11 @@ def test_kirchhoffs_laws_hold_on_every_topology(golden: dict[str, np.ndarray], f
     incidence = np.zeros((feeder.LINES, feeder.BUSES + 1))
     incidence[np.arange(feeder.LINES), feeder.ENDS[:, 0]] = 1
     incidence[np.arange(feeder.LINES), feeder.ENDS[:, 1]] = -1
-    # Current law: what arrives at a bus is what its load draws, S = V conj(I).
+    # Current law: the current into a bus is that of the load, S = V conj(I).
     drawn = voltage * np.conj(-current @ incidence)
     power = golden["active"] + 1j * golden["reactive"]
     assert np.abs(drawn[:, 1:] - power).max() < 1e-9
-    # Voltage law: V falls by Z J along closed lines, and open ones carry nothing.
+    # Voltage law: V drops by Z J along closed lines; open lines carry no current.
     opened = np.zeros((len(voltage), feeder.LINES), bool)
     np.put_along_axis(opened, golden["open"], True, 1)
     assert not current[opened].any()
@@ -113,8 +113,8 @@ def test_kirchhoffs_laws_hold_on_every_topology(golden: dict[str, np.ndarray], f
     np.testing.assert_allclose(-drawn[:, 0], got.supplied @ [1, 1j], atol=1e-8)
 
 
-def test_switch_positions_are_refused_exactly_where_no_tree_is_left() -> None:
-    # The second way to tell: walk the closed lines from the substation and count the buses reached.
+def test_switch_positions_are_radial_exactly_for_trees() -> None:
+    # Second method: walk the closed lines from the substation and count the reached buses.
     rng = np.random.default_rng(0)
     positions = np.stack([rng.integers(0, len(loop), 300) for loop in feeder.LOOP_LINES], 1)
     radial = np.asarray(jax.jit(jax.vmap(is_radial))(positions))
@@ -135,7 +135,7 @@ def test_switch_positions_are_refused_exactly_where_no_tree_is_left() -> None:
     )
 
 
-def test_the_flow_has_the_gradient_of_its_finite_difference() -> None:
+def test_flow_gradient_equals_finite_difference() -> None:
     with jax.enable_x64(True):
         path = path_matrix(jnp.asarray(units.TOPOLOGIES[1]), jnp.dtype(float))
         active = jnp.asarray(feeder.ACTIVE_LOAD)
@@ -153,8 +153,8 @@ def test_the_flow_has_the_gradient_of_its_finite_difference() -> None:
             assert slope[bus] == pytest.approx(difference, rel=1e-6)
 
 
-def test_a_battery_keeps_its_energy() -> None:
-    # What is drawn is stored times η, what is stored is given times η, and a full cycle loses 1 − η².
+def test_battery_energy_balance() -> None:
+    # Charging stores η times the power, discharging takes 1/η times, and a full cycle loses 1 − η².
     with jax.enable_x64(True):
         commands = jnp.asarray([[-0.5, 0.5]] * 12 + [[0.5, -0.5]] * 24)
 
@@ -169,13 +169,13 @@ def test_a_battery_keeps_its_energy() -> None:
     np.testing.assert_allclose(energy[-1] - start, 0.9 * taken - given / 0.9, atol=1e-12)
     assert energy.min() >= 0
     assert energy.max() <= units.BATTERY_MWH
-    # The first fills up and is emptied, the second the other way round: they end at a bound and give no more.
+    # The first battery fills up and is emptied, the second the reverse; both stop at a bound.
     np.testing.assert_allclose(energy[-1], [0.0, units.BATTERY_MWH], atol=1e-12)
     np.testing.assert_allclose(given[0], 0.9 * (0.5 + 0.9 * taken[0]), atol=1e-12)
     assert power[-1] == pytest.approx(0.0, abs=1e-12)
 
 
-def test_an_inverter_stays_within_its_rating_and_withholds_no_more_than_the_sun_gives() -> None:
+def test_inverter_limits_and_curtailment() -> None:
     state = grid.State(
         jnp.asarray(47, jnp.int32),
         jnp.asarray(0.8),
@@ -193,7 +193,7 @@ def test_an_inverter_stays_within_its_rating_and_withholds_no_more_than_the_sun_
         return found, float(reward)
 
     full, limited = np.zeros(17), np.zeros(17)
-    # 44 % of the rating is all that an inverter gives (IEEE 1547-2018, category B), and under a full sun less is left.
+    # 44 % of the rating is the maximum (IEEE 1547-2018, category B), and less remains under full sun.
     full[6:10], limited[6:10] = units.SOLAR_MVA, 0.44 * units.SOLAR_MVA
     np.testing.assert_allclose(after(full)[0].voltage, after(limited)[0].voltage, atol=1e-6)
     bright = state._replace(clearness=jnp.asarray(1.0))
@@ -205,8 +205,8 @@ def test_an_inverter_stays_within_its_rating_and_withholds_no_more_than_the_sun_
         assert float(found.supplied[1]) == pytest.approx(
             0.8 * feeder.REACTIVE_LOAD.sum() - 4 * left + _reactive_losses(found), abs=1e-4
         )
-    # At noon 1 MWh costs 100 $: withholding all the sun costs 4 × 0.25 h of it, and the change in losses and in what is
-    # billed of reactive power, 20 $/Mvarh beyond 0.4 of the active.
+    # At noon 1 MWh costs 100 $: withholding all the sun costs 4 × 0.25 h of it, plus the change in losses and in billed
+    # reactive power, 20 $/Mvarh beyond 0.4 of the active power.
     idle, dark = np.zeros(17), np.zeros(17)
     dark[:4] = units.SOLAR_MW
     (kept, most), (lost, least) = after(idle), after(dark)
@@ -223,14 +223,14 @@ def _reactive_losses(found: Flow) -> float:
 
 
 def two_bus_voltage(load: complex, impedance: complex) -> float | None:
-    """|V| behind an impedance: the high root of V⁴ − (1 − 2 (rP + xQ)) V² + |z|² |S|² = 0, None where there is none."""
+    """|V| behind an impedance: the high root of V⁴ − (1 − 2 (rP + xQ)) V² + |z|² |S|² = 0; None without a root."""
     half = 0.5 - (load * impedance.conjugate()).real
     inside = half**2 - abs(impedance) ** 2 * abs(load) ** 2
     return float(np.sqrt(half + np.sqrt(inside))) if inside >= 0 and half > 0 else None
 
 
-def test_a_flow_is_taken_as_found_exactly_where_one_exists(truth: Truth) -> None:
-    # All load at bus 2: two buses, whose voltage is the root of a quadratic in V² up to the nose of its curve.
+def test_flow_holds_exactly_where_a_solution_exists(truth: Truth) -> None:
+    # All load at bus 2: two buses, with a voltage that is the root of a quadratic in V² up to the nose of the curve.
     line = complex(feeder.RESISTANCE[0], feeder.REACTANCE[0])
     nose = 1 / (2 * (abs(line) + line.real))
     loads = nose * np.array([0.1, 0.5, 0.8, 0.9, 0.95, 1.1, 1.5, 3.0, 10.0])
@@ -249,8 +249,8 @@ def test_a_flow_is_taken_as_found_exactly_where_one_exists(truth: Truth) -> None
 
 
 @pytest.mark.slow
-def test_a_feeder_without_a_solution_goes_dark_and_the_day_ends() -> None:
-    # Every loop is opened where its lines are longest, batteries and inverters draw what they can at full load.
+def test_feeder_without_solution_goes_dark() -> None:
+    # Each loop is open at the longest distance; batteries and inverters draw the maximum at full load.
     state = grid.State(*(jnp.asarray(x) for x in (76, 4.0, 0.5, np.ones(2), np.array(units.TOPOLOGIES[0]))))
     params = grid.NOMINAL._replace(load_scale=4.0)
     drawing = [0.0] * 4 + [-0.5] * 2 + [-0.2] * 6
@@ -259,7 +259,7 @@ def test_a_feeder_without_a_solution_goes_dark_and_the_day_ends() -> None:
     assert bool(now.terminated)
     assert float(now.margins[0]) == pytest.approx(-0.95)
     np.testing.assert_array_equal(now.observation[10:], 0.0)
-    # An outage costs more than a day of all that can go wrong within a flow that holds, and the log tells it.
+    # An outage costs more than the worst day with a power flow, and the log shows it.
     assert float(now.reward) < -units.OUTAGE_COST + 500
     logged = grid.logged_reward(grid._observe(state, _flow_at(state, params), jnp.zeros(13)), action, now.observation)
     assert float(logged) == pytest.approx(float(now.reward), rel=1e-4)
@@ -275,7 +275,7 @@ def _flow_at(state: grid.State, params: grid.Params) -> Flow:
 
 
 @pytest.mark.slow
-def test_meters_err_as_much_as_the_domain_says() -> None:
+def test_meter_noise_matches_domain() -> None:
     state, _ = grid.reset(jax.random.key(0), grid.NOMINAL)
     found = _flow_at(state, grid.NOMINAL)
     params = grid.NOMINAL._replace(voltage_noise=0.001, meter_noise=0.005)
@@ -289,34 +289,34 @@ def test_meters_err_as_much_as_the_domain_says() -> None:
 
 
 def days(params: VoltVarParams, episodes: int = 64) -> tuple[np.ndarray, np.ndarray]:
-    """Returns and least margins of a controller of the operating domain's days."""
+    """Returns and least margins of a controller on days of the operating domain."""
     found = rollouts(grid.PLANT, volt_var, params, jax.random.split(jax.random.key(0), episodes), grid.PLANT.domain)
     return np.asarray(found.ret), np.asarray(found.min_margins[:, 0])
 
 
 @pytest.mark.slow
-def test_the_tuned_controller_earns_more_than_the_found_one_and_both_hold_the_voltage() -> None:
+def test_tuned_controller_beats_found_one() -> None:
     (found, near), (tuned, far) = (days(p) for p in (grid.PLANT.found_params, grid.PLANT.fallback_params))
-    # The least of 5,317 days is 0.0047 pu for the tuned one.
+    # The least margin of 5,317 days is 0.0047 pu for the tuned controller.
     assert min(near.min(), far.min()) > 0.004
     assert (tuned > found + 200.0).all()
 
 
 @pytest.mark.slow
-def test_every_lever_is_worth_something_and_switching_keeps_the_voltage() -> None:
+def test_every_lever_has_value() -> None:
     found = levers.played(64)
     returns = {subset: value for subset, (value, _) in found.items()}
     worth = levers.worths(returns)
     everything = frozenset(levers.LEVERS)
     assert sum(worth.values()) == pytest.approx(returns[everything] - returns[frozenset()], rel=1e-6)
     assert min(worth.values()) > 0.05 * sum(worth.values()), worth
-    # Two of the five states in which a day may begin starve their ends, and two lift them too far under the sun.
+    # Two of the five initial topologies have too low voltages at the ends, and two too high ones under the sun.
     assert found[everything][1] == 0
     assert found[everything - {"switching"}][1] > 16
 
 
-def test_levers_share_what_they_are_worth_together() -> None:
-    # By hand: coming in first or second a adds 1, in four of six orders, and 4 coming in last: 12 / 6.
+def test_shapley_values_by_hand() -> None:
+    # By hand: `a` adds 1 when joining first or second, in four of six orders, and 4 when joining last: 12 / 6.
     a, b, c = levers.LEVERS
     returns = {frozenset(): 0.0, frozenset({a}): 1.0, frozenset({b}): 0.0, frozenset({c}): 0.0}
     returns |= {frozenset({a, b}): 1.0, frozenset({a, c}): 1.0, frozenset({b, c}): 6.0, frozenset({a, b, c}): 10.0}
@@ -324,8 +324,8 @@ def test_levers_share_what_they_are_worth_together() -> None:
 
 
 @pytest.mark.slow
-def test_of_all_trees_of_the_feeder_none_loses_less_than_the_one_that_is_kept(truth: Truth) -> None:
-    # Every second hour of the nominal day, with what the tuned controller's units feed in.
+def test_sunny_topology_has_least_losses_of_all(truth: Truth) -> None:
+    # Every second hour of the nominal day, with the units' power under the tuned controller.
     run = jax.jit(lambda key: rollout(grid.PLANT, volt_var, grid.PLANT.fallback_params, key, grid.NOMINAL))(
         jax.random.key(0)
     )
@@ -341,7 +341,7 @@ def test_of_all_trees_of_the_feeder_none_loses_less_than_the_one_that_is_kept(tr
     every = every[np.asarray(jax.jit(jax.vmap(is_radial))(every))]
     opened = np.sort(jax.jit(jax.vmap(open_lines))(every), 1)
     every = every[np.unique(opened, axis=0, return_index=True)[1]]
-    # Kirchhoff's matrix-tree theorem counts them: det(A Aᵀ).
+    # Kirchhoff's matrix-tree theorem gives their number: det(A Aᵀ).
     incidence = np.eye(feeder.BUSES + 1)[feeder.ENDS[:, 0]] - np.eye(feeder.BUSES + 1)[feeder.ENDS[:, 1]]
     trees = np.linalg.slogdet(incidence[:, 1:].T @ incidence[:, 1:])[1]
     truth("radial topologies of the feeder", round(np.exp(trees)), len(every), 0, "Kirchhoff's matrix-tree theorem")
@@ -365,12 +365,12 @@ def test_every_action_belongs_to_one_agent() -> None:
         assert all(grid.SPEC.action.names[k].endswith(agent.name) for k in agent.action)
 
 
-def test_agents_see_what_they_can_measure() -> None:
+def test_agents_observe_only_own_measurements() -> None:
     names = grid.SPEC.observation.names
     seen = {agent.name: {names[k] for k in agent.observation} for agent in grid.PLANT.agents}
     for unit in units.UNITS:
         kind, _, bus = unit.partition("_")
         assert seen[unit] == {"hour", f"voltage_{unit}", "clearness" if kind == "solar" else f"energy_{bus}"}
-    # What units measure themselves the control room is told by nobody but them.
+    # The dispatcher does not measure the units' own signals.
     theirs = set.union(*(seen[unit] for unit in units.UNITS)) - {"hour"}
     assert seen["dispatcher"] == set(names) - theirs

@@ -1,4 +1,4 @@
-"""The pumping station against EPANET 2.2, and its controllers against dynamic programming written a second time."""
+"""The pumping station against EPANET 2.2, and the planner against a second implementation of dynamic programming."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLANT = PLANTS["pumping_station"]
 
 
 def test_a_day_in_epanet(truth: Truth) -> None:
-    """The same schedule of pumps and the same demand: flows, levels and energy, half-hour by half-hour."""
+    """The same schedule and demand: flows, levels and energy, half-hour by half-hour."""
 
     def step(level: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         pumps, demand = row
@@ -41,15 +41,15 @@ def test_a_day_in_epanet(truth: Truth) -> None:
     for pumps in (1, 2, 3):
         here = GOLDEN["schedule"] == pumps
         theirs, ours = GOLDEN["flow"][here][0], flows[here][0]
-        # Its Hazen and Williams's coefficient has another last digit.
+        # EPANET's Hazen–Williams coefficient differs in the last digit.
         truth(f"flow of {pumps} pump(s) [m³/h]", theirs, ours, 0.1, EPANET)
     away = np.abs(np.append(levels, end) - GOLDEN["level"]).max()
-    # EPANET takes the flow at the begin of each minute.
+    # EPANET uses the flow at the start of each minute.
     truth("largest difference of a level in a day [m]", 0.0, away, 2e-3, EPANET)
     truth("energy of a day [kWh]", GOLDEN["energy"].sum(), energy.sum(), 3.0, EPANET)
 
 
-def test_the_flow_is_where_the_heads_meet() -> None:
+def test_flow_balances_heads() -> None:
     # The equations of the module's docstring, solved by bisection.
     params = station.NOMINAL._replace(wear=0.95, roughness=120.0)
     for pumps, level in ((1, 0.0), (2, 3.0), (3, 6.0)):
@@ -62,12 +62,12 @@ def test_the_flow_is_where_the_heads_meet() -> None:
             found = station.flow(jnp.asarray(float(pumps)), jnp.asarray(level), params)
         assert float(found) == pytest.approx(brentq(left, 1.0, 2_000.0, xtol=1e-10), rel=1e-9)
     assert station.flow(jnp.float32(0), jnp.float32(3), params) == 0.0
-    # Pumps that cannot reach the tank lift nothing to speak of, and no NaN.
+    # Pumps that cannot reach the tank deliver almost nothing, and no NaN.
     assert 0.0 <= float(station.flow(jnp.float32(3), jnp.float32(3), params._replace(wear=0.5))) < 2.0
 
 
 def test_water_and_money_by_hand() -> None:
-    # Nobody pumps: half an hour of 540 m³/h from 1,000 m² is 0.27 m.
+    # Without pumps: half an hour of 540 m³/h from 1,000 m² is 0.27 m.
     level, margins = station.advance(jnp.float32(1.2), jnp.float32(0), jnp.float32(540), station.NOMINAL)
     assert float(level) == pytest.approx(0.93, abs=1e-6)
     assert margins.tolist() == [pytest.approx(-0.07, abs=1e-6)]
@@ -79,12 +79,12 @@ def test_water_and_money_by_hand() -> None:
     assert float(one) == pytest.approx(
         0.5 * float(station.power(jnp.float32(1), jnp.float32(3), station.NOMINAL)) * 0.08 + 1
     )
-    # The tank neither overflows its rim nor falls below its floor.
+    # The level stays between floor and rim.
     assert station.advance(jnp.float32(5.9), jnp.float32(3), jnp.float32(0), station.NOMINAL)[0] == station.RIM
     assert station.advance(jnp.float32(0.1), jnp.float32(0), jnp.float32(900), station.NOMINAL)[0] == 0.0
 
 
-def test_the_clock_and_the_tariff() -> None:
+def test_clock_and_tariff() -> None:
     slots = jnp.arange(station.SLOTS)
     shown = jax.vmap(lambda s: station._shown(jnp.float32(3), jnp.float32(1), jnp.float32(500), s))(slots)
     np.testing.assert_array_equal(station.slot_of(shown), slots)
@@ -108,7 +108,7 @@ def test_staged_control_by_hand() -> None:
 
 
 @pytest.mark.slow
-def test_the_plan_solves_bellmans_equation_and_beats_the_rules() -> None:
+def test_plan_solves_bellman_equation() -> None:
     costs = station.plan(station.NOMINAL)
     levels = np.linspace(0.0, station.RIM, station.LEVELS)
     rng = np.random.default_rng(0)
@@ -123,7 +123,7 @@ def test_the_plan_solves_bellmans_equation_and_beats_the_rules() -> None:
                 own = station.cost(level, jnp.float32(1), running, following, tariff, station.NOMINAL)
                 totals.append(float(own) + np.interp(float(following), levels, costs[(slot + 1) % 48, :, pumps]))
             gaps.append(min(totals) - costs[slot, at, 1])
-    # Up to what is taken off each step, the same for all states of a slot.
+    # Up to the constant subtracted in each step, which is the same for all states of a slot.
     gaps = np.reshape(gaps, (3, 4))
     assert np.abs(gaps - gaps.mean(axis=1, keepdims=True)).max() < 0.5
     keys = jax.random.split(jax.random.key(1), 128)

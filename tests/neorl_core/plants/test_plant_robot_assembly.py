@@ -1,4 +1,4 @@
-"""The peg in its hole against mechanics: momentum, energy, F/k, and Whitney's jamming and wedging (1982)."""
+"""The peg in the hole against mechanics: momentum, energy, F/k, and Whitney's jamming and wedging (1982)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from neorl_core.plants.robot_assembly import plant as robot
 from tests.conftest import Truth
 
 FREE = robot.NOMINAL._replace(stiffness=0.0, damping=0.0, turning_stiffness=0.0, turning_damping=0.0)
-"""Nobody holds the peg."""
+"""No impedance: the peg moves freely."""
 IDEAL = {"contact_damping": 0.0, "friction": 0.0}
 ADVANCE = jax.jit(mechanics.advance, static_argnames="substeps")
 UNBENT = np.zeros((4, 2))
@@ -25,12 +25,12 @@ UNBENT = np.zeros((4, 2))
 
 
 def peg(x: float, z: float, angle: float, p: mechanics.Params = robot.NOMINAL) -> jax.Array:
-    """The centre of mass of a peg whose tip is there."""
+    """Pose of the centre of mass of a peg with a given tip pose."""
     return mechanics.centre_of(jnp.array([x, z, angle]), p)
 
 
-def test_momentum_changes_by_the_contacts_impulse_about_any_point() -> None:
-    # A free peg falls on the hole's right edge, turning: momenta about the hole's middle against forces where they act.
+def test_momentum_changes_by_contact_impulse() -> None:
+    # A free peg falls on the hole's right edge and turns: momenta about the hole's middle against the acting forces.
     h, n = 1e-4, 400
     with jax.enable_x64(True):
         start = (peg(0.004, 0.002, 0.05, FREE), jnp.array([0.02, -0.15, 0.3]), jnp.asarray(UNBENT))
@@ -58,13 +58,13 @@ def test_momentum_changes_by_the_contacts_impulse_about_any_point() -> None:
         impulse = np.asarray(impulse)
     assert np.abs(impulse).min() > 1e-5
     assert impulse[1] > 0.1
-    # About a fixed point the semi-implicit step moves the arm by h v between force and momentum.
+    # About a fixed point the semi-implicit step moves the lever arm by h v between force and momentum.
     np.testing.assert_allclose(change, impulse, rtol=1e-2)
     np.testing.assert_allclose(change[:2], impulse[:2], rtol=1e-9)
 
 
 def bounced(substeps: int, **changes: float) -> tuple[np.ndarray, np.ndarray]:
-    """Energies [J] every 2 ms of a peg thrown down on the block by its spring, and where it is after 30 ms."""
+    """Energies [J] every 2 ms of a peg pushed onto the block by the spring, and the pose after 30 ms."""
     p = robot.NOMINAL._replace(damping=0.0, turning_damping=0.0, **changes)
     with jax.enable_x64(True):
         setpoint = jnp.array([0.003, -0.004, 0.0])
@@ -83,8 +83,8 @@ def _bounces(start: tuple[jax.Array, ...], setpoint: jax.Array, p: mechanics.Par
     return jnp.append(mechanics.energy(*start, setpoint, p), found), pose
 
 
-def test_energy_is_kept_without_friction_and_lost_with_it() -> None:
-    # The semi-implicit step keeps energy to its first order in the step.
+def test_energy_is_conserved_without_friction() -> None:
+    # The semi-implicit step conserves energy to first order in the step.
     kept = [bounced(n, **IDEAL)[0] for n in (40, 160)]
     drift = [np.abs(found / found[0] - 1).max() for found in kept]
     assert drift[0] < 0.02
@@ -97,17 +97,17 @@ def test_energy_is_kept_without_friction_and_lost_with_it() -> None:
 def test_motion_converges_with_the_time_step() -> None:
     exact = bounced(640)[1]
     errors = [np.abs(bounced(n)[1] - exact).max() for n in (10, 40, 160)]
-    # 10 are the plant's own steps of 0.2 ms; of first order, with the reference as far off as it is.
+    # 10 are the plant's own steps of 0.2 ms; first order, so the reference has an error of the same size.
     assert robot.SUBSTEPS * 0.002 / robot.DT == 10
     assert errors[0] < 2e-4
     assert 3.5 < errors[0] / errors[1] < 5.5
     assert 3.5 < errors[1] / errors[2] < 6.0
 
 
-def test_penetration_is_force_by_stiffness_and_an_impacts_is_bounded_by_its_energy(truth: Truth) -> None:
+def test_penetration_of_rest_and_impact(truth: Truth) -> None:
     down = jnp.array([0.0, -30.0, 0.0])
     with jax.enable_x64(True):
-        # Beside the hole, both corners flush on the block, 30 N on two springs, after the rest has died down.
+        # Beside the hole, both corners flush on the block, 30 N on two springs, after the motion has decayed.
         damped = FREE._replace(damping=400.0, turning_damping=2.0)
         rest = peg(0.05, 0.0, 0.0), jnp.zeros(3), jnp.asarray(UNBENT)
         pose, velocity, bristles, _ = ADVANCE(*rest, jnp.zeros(3), down, 0.3, 1500, damped)
@@ -122,9 +122,9 @@ def test_penetration_is_force_by_stiffness_and_an_impacts_is_bounded_by_its_ener
     truth("highest force of an impact [N]", bound, wrenches[:, 1].max(), 1e-2 * bound, "v √(2 m k), energy")
 
 
-def test_friction_sticks_below_its_cone_and_slides_above(truth: Truth) -> None:
+def test_friction_sticks_below_cone_and_slides_above(truth: Truth) -> None:
     # Flush on the block under 10 N, pushed sideways at the tip's height: below μ N it moves by the bristles' F / (2 kt)
-    # and then not at all, above it the rest accelerates the mass.
+    # and stops; above μ N the excess force accelerates the mass.
     p = FREE._replace(turning_stiffness=300.0, turning_damping=3.0, friction=0.3)
     tangential = 0.82 * 3e5
 
@@ -151,10 +151,10 @@ MU, DEEP = 0.3, 0.02
 LAMBDA = DEEP / (2 * 0.01 * MU)
 
 
-def test_a_peg_jams_where_whitneys_diagram_says(truth: Truth) -> None:
+def test_peg_jams_as_in_whitneys_diagram(truth: Truth) -> None:
     # A peg 20 mm deep under Fx, Fz and M at its tip slides in where |M/(r Fz) + μ (1 + λ) Fx/Fz| < λ, λ = l / (2 r μ),
     # and |Fx/Fz| < 1/μ (Whitney 1982, figure 8), tested 20 % on both sides of the boundary.
-    # Damped, so that it comes to rest where nothing moves it.
+    # Damped, so that the peg comes to rest.
     p = FREE._replace(friction=MU, depth=1.0, length=0.2, damping=200.0, turning_damping=1.0)
     p = p._replace(clearance=5e-5)
     cases, slides = [], []
@@ -173,7 +173,7 @@ def test_a_peg_jams_where_whitneys_diagram_says(truth: Truth) -> None:
         later = jax.jit(jax.vmap(lambda s, w: mechanics.advance(*s, jnp.zeros(3), w, 0.2, 4000, p)[0]))
         met = pushed(jnp.asarray(wrench))
         way = -np.asarray(later(met, jnp.asarray(wrench)) - met[0])[:, 1]
-    # What slides goes on at some mm/s against the damping, and a jammed peg does not even creep.
+    # A sliding peg moves at some mm/s against the damping; a jammed peg does not even creep.
     away = sum(bool(w > 1e-4) != s for w, s in zip(way, slides, strict=True))
     truth("cases of 24 on the wrong side of the jamming diagram", 0, away, 0, "Whitney 1982, figure 8")
     creep = max(abs(w) for w, s in zip(way, slides, strict=True) if not s)
@@ -181,8 +181,8 @@ def test_a_peg_jams_where_whitneys_diagram_says(truth: Truth) -> None:
 
 
 @pytest.mark.parametrize(("depth", "wedged"), [(0.0042, True), (0.0085, False)])
-def test_a_peg_wedges_above_the_depth_that_its_friction_spans(depth: float, wedged: bool) -> None:
-    # Squeezed between a wall and the edge opposite, with no force from outside: it stays where both friction cones hold
+def test_peg_wedges_as_whitney_says(depth: float, wedged: bool) -> None:
+    # Squeezed between a wall and the opposite edge without external force, the peg stays if both friction cones contain
     # the line between the contacts, l / (2 r) < μ (Whitney 1982, equation 16), here 6 mm.
     squeeze, clearance = 1e-5, 2e-5
     p = FREE._replace(friction=MU, clearance=clearance, contact_damping=0.0)
@@ -218,16 +218,16 @@ def inserted() -> tuple[object, object]:
 
 
 @pytest.mark.slow
-def test_the_strategy_finds_the_hole_within_the_force_limit(inserted: tuple) -> None:
+def test_strategy_inserts_within_force_limit(inserted: tuple) -> None:
     trajectory, plant = inserted
     assert bool(jnp.all(trajectory.margins > 0))
     assert np.sum(np.asarray(trajectory.next_observations)[:, -1, 1] < -29.0) >= 7
-    # What the wrist felt at the end of a step is no more than the most in it, but for its noise.
+    # The wrist force at the end of a step is at most the largest in the step, up to noise.
     logged = LOGGED["robot_assembly"]
     rows = (trajectory.observations, trajectory.actions, trajectory.next_observations)
     assert float(jnp.min(logged.margins(rows[2]) - trajectory.margins)) > -2.0
     assert float(jnp.abs(logged.reward(*rows) - trajectory.rewards).max()) < 0.05
-    # In the air the shield's model is exact; touched, it errs by what friction and the hole take from the set point.
+    # In the air the shield's model is exact; in contact friction and hole take a part of the set point.
     seen, margins = jax.jit(jax.vmap(jax.vmap(lambda o, a: plant.predict(o, a, plant.params))))(*rows[:2])
     air = np.asarray(jnp.all(jnp.abs(rows[0][..., 6:8]) < 0.7, axis=-1) & (rows[0][..., 1] > 1.5))
     assert air.sum() > 50
@@ -237,7 +237,7 @@ def test_the_strategy_finds_the_hole_within_the_force_limit(inserted: tuple) -> 
     assert np.mean(np.asarray(margins - trajectory.margins)[..., 0] < 5.0) > 0.95
 
 
-def test_what_is_seen_and_what_is_are_apart_by_the_error() -> None:
+def test_measured_pose_includes_error() -> None:
     params = robot.sample_params(jax.random.key(3), robot.PLANT.domain)
     state, observation = jax.jit(robot.reset)(jax.random.key(7), params)
     tip = mechanics.tip_of(state.pose, params)
@@ -248,8 +248,8 @@ def test_what_is_seen_and_what_is_are_apart_by_the_error() -> None:
     assert 3.0 <= float(observation[1]) <= 6.0
 
 
-def test_blocks_of_the_domain_are_as_hard_as_the_literature_has_them() -> None:
-    # Uniform in the logarithm from Wilson and Pham's aluminium to the stiffest of industrial arms.
+def test_contact_stiffness_range() -> None:
+    # Log-uniform from Wilson and Pham's aluminium to the stiffest industrial arms.
     draw = jax.jit(jax.vmap(robot.sample_params, (0, None)))
     drawn = np.log10(draw(jax.random.split(jax.random.key(0), 2000), robot.PLANT.domain).contact_stiffness)
     assert drawn.min() == pytest.approx(5.0, abs=0.01)

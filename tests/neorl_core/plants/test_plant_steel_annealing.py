@@ -1,5 +1,5 @@
-"""The annealing furnace against analytic conduction (Carslaw and Jaeger; Incropera and DeWitt), EN 1993-1-2's steel,
-and its own balances."""
+"""The annealing furnace against analytic conduction (Carslaw and Jaeger; Incropera and DeWitt), EN 1993-1-2, and
+balances of heat and mass."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RESET = jax.jit(furnace.PLANT.reset)
 
 
 def arrays(params: physics.Params, **changes: float) -> physics.Params:
-    """The same constants as arrays of the precision in force, so that one compiled program serves them all."""
+    """Constants as arrays of the current precision, so that one compiled program serves all of them."""
     return jax.tree.map(lambda x: jnp.asarray(x, float), params._replace(**changes))
 
 
@@ -85,7 +85,9 @@ def fourier(thickness: float, seconds: float, depth: np.ndarray) -> np.ndarray:
         (1200.0, 27.3, 650.0),
     ],
 )
-def test_steel_is_that_of_the_standard(celsius: float, conductivity: float, specific_heat: float, truth: Truth) -> None:
+def test_steel_properties_match_standard(
+    celsius: float, conductivity: float, specific_heat: float, truth: Truth
+) -> None:
     with jax.enable_x64(True):
         found = float(steel.conductivity(jnp.asarray(celsius + steel.CELSIUS)))
     source = "EN 1993-1-2, 3.4.1"
@@ -103,7 +105,7 @@ def specific_heat_of(celsius: float | np.ndarray) -> np.ndarray:
     return np.select([t < 600.0, t < 735.0, t < 900.0], [cubic, rising, falling], 650.0)
 
 
-def test_heat_of_steel_is_the_integral_of_its_specific_heat_and_temperature_its_inverse() -> None:
+def test_enthalpy_integrates_specific_heat() -> None:
     for end in (100.0, 599.0, 700.0, 734.0, 740.0, 899.0, 1150.0):
         expected = quad(lambda t: float(specific_heat_of(t)), 0.0, end, points=[600.0, 735.0, 900.0], limit=500)[0]
         assert float(steel.integral(end)) == pytest.approx(expected, rel=1e-7)
@@ -116,7 +118,7 @@ def test_heat_of_steel_is_the_integral_of_its_specific_heat_and_temperature_its_
     np.testing.assert_allclose(back, celsius + steel.CELSIUS, rtol=1e-12)
 
 
-def test_the_standards_steel_leaves_the_furnace_colder_than_a_constant_one(truth: Truth) -> None:
+def test_standard_steel_leaves_colder_than_constant_steel(truth: Truth) -> None:
     # Zones at 870 °C plus 54 K times (1, .8, .4, .1).
     zones = 870.0 + steel.CELSIUS + 54.0 * np.array([1.0, 0.8, 0.4, 0.1])
     with jax.enable_x64(True):
@@ -133,18 +135,18 @@ def test_the_standards_steel_leaves_the_furnace_colder_than_a_constant_one(truth
         found = [tuple(map(float, through(jnp.asarray(x)))) for x in (20.0, 30.0, 40.0)]
     # Truth 5 has 9.8, 14.7 and 19.5 K across, and exits 16 to 17 K colder. SciPy's BDF, with the standard's k and c
     # written a second time, has 10.25, 15.33 and 20.39 K, with 8 volumes as with 48, and 15.4, 16.3 and 17.1 K where
-    # the plate leaves (here it is seen halfway through its last section). The plant is held to SciPy.
+    # the plate leaves (here observed halfway through the last section). The plant is compared with SciPy.
     source = "the same equations in temperature by SciPy's BDF, tolerance 1e-6"
     known = ((20, 851.157, 10.250), (30, 850.269, 15.332), (40, 849.375, 20.387))
     for (thickness, exit_there, difference), (leaving, across) in zip(known, found, strict=True):
         truth(f"largest difference across half of {thickness} mm [K]", difference, across, 0.05, source)
         truth(f"exit of {thickness} mm [°C]", exit_there, leaving, 0.1, source)
-        # Constants of above 800 °C, used from 20 °C on, gave 18 to 36 K across and 870 °C.
+        # Constants for above 800 °C, used from 20 °C on, gave 18 to 36 K across and 870 °C.
         assert 870.0 - leaving > 15.0
 
 
 @pytest.mark.slow
-def test_a_thick_slab_heats_as_a_half_space_does(truth: Truth) -> None:
+def test_thick_slab_heats_like_half_space(truth: Truth) -> None:
     # Carslaw and Jaeger 2.7 (1), convection at the surface; in 120 s heat gets 40 mm deep, the middle is at 200 mm.
     seconds, cells = 120.0, 200
     found, y = heated(400.0, seconds, cells, 512), depths(400.0, cells)
@@ -156,8 +158,8 @@ def test_a_thick_slab_heats_as_a_half_space_does(truth: Truth) -> None:
 
 
 @pytest.mark.slow
-def test_a_slab_heats_as_fouriers_series_says_with_second_order_in_space(truth: Truth) -> None:
-    # Volumes hold means: those of the series over each volume, by eight points in it.
+def test_slab_converges_to_fourier_series(truth: Truth) -> None:
+    # Volumes have means: those of the series over each volume, by eight points per volume.
     seconds, thickness, errors = 60.0, 40.0, []
     for cells in (4, 8, 16):
         points = depths(thickness, 8 * cells)
@@ -167,12 +169,12 @@ def test_a_slab_heats_as_fouriers_series_says_with_second_order_in_space(truth: 
     source = "Fourier's series, Incropera and DeWitt 5.42"
     for order in orders:
         truth("order of convergence in space", 2.0, order, 0.15, source)
-    # The plant's eight volumes, under a flux as high as at its entry.
+    # The plant's eight volumes, under a flux as high as at the entry.
     truth("slab of 40 mm after 60 s, eight volumes, largest error [K]", 0.0, errors[1], 1.0, source)
 
 
 @pytest.mark.slow
-def test_time_is_of_second_order_with_radiation_and_the_plants_substeps_suffice() -> None:
+def test_time_integration_is_second_order() -> None:
     radiating = furnace.NOMINAL._replace(zone_capacity=1e30)
     exact = heated(30.0, 60.0, furnace.CELLS, 1024, radiating, 300.0)
     errors = [np.abs(heated(30.0, 60.0, furnace.CELLS, n, radiating, 300.0) - exact).max() for n in (6, 24, 48)]
@@ -205,7 +207,7 @@ def started() -> tuple[furnace.State, jax.Array, physics.Params]:
 
 @jax.jit
 def audited(state: furnace.State, p: physics.Params) -> dict[str, jax.Array]:
-    """Forty minutes under given powers [MW]: heat [MJ] by where it comes from and goes to, in each of them."""
+    """Heat [MJ] by source and sink in each of forty minutes under given powers [MW]."""
     per_heat = p.density * p.heat_capacity * furnace.SECTION * p.width / 1e9
     cold = steel.enthalpy(p.ambient + 273.15)
 
@@ -245,8 +247,8 @@ def audited(state: furnace.State, p: physics.Params) -> dict[str, jax.Array]:
 
 
 @pytest.mark.slow
-def test_heat_is_accounted_for_to_1e_6(truth: Truth) -> None:
-    # Steel and zones gain what burners supply less what walls lose, and what sections carry in and out.
+def test_heat_balance_closes_to_1e_6(truth: Truth) -> None:
+    # Steel and zones gain the burners' heat minus wall losses, plus the net heat of sections moving in and out.
     with jax.enable_x64(True):
         params = arrays(furnace.NOMINAL, **SAMPLED)
         state, _ = RESET(jax.random.key(1), params)
@@ -261,8 +263,8 @@ def test_heat_is_accounted_for_to_1e_6(truth: Truth) -> None:
 
 
 @pytest.mark.slow
-def test_the_start_is_a_steady_state(started: tuple[furnace.State, jax.Array, physics.Params]) -> None:
-    # Under the powers that `steady` gives, and one product, the zones stay and the exit meets the table's target.
+def test_start_is_a_steady_state(started: tuple[furnace.State, jax.Array, physics.Params]) -> None:
+    # Under the powers of `steady` and one product, the zones are constant and the exit is at the table's target.
     with jax.enable_x64(True):
         fixed = {"thickness_low": 30.0, "thickness_high": 30.0, "target_low": 870.0, "target_high": 870.0}
         params = arrays(furnace.NOMINAL, **fixed)
@@ -280,7 +282,7 @@ def test_the_start_is_a_steady_state(started: tuple[furnace.State, jax.Array, ph
 
 
 @pytest.mark.slow
-def test_sections_keep_their_product_and_come_out_in_order() -> None:
+def test_products_leave_in_order() -> None:
     nominal = arrays(furnace.NOMINAL)
     state, _ = RESET(jax.random.key(3), nominal)
 
@@ -307,7 +309,7 @@ def test_sections_keep_their_product_and_come_out_in_order() -> None:
 
 
 @pytest.mark.slow
-def test_the_pi_loops_hold_the_limits_and_the_models_agree(
+def test_pi_loops_keep_limits_and_models_agree(
     started: tuple[furnace.State, jax.Array, physics.Params],
 ) -> None:
     plant = furnace.PLANT
@@ -317,13 +319,13 @@ def test_the_pi_loops_hold_the_limits_and_the_models_agree(
     trajectory = jax.tree.map(np.asarray, trajectory)
     error = trajectory.next_observations[:, furnace.CORE] - trajectory.next_observations[:, furnace.EXIT_TARGET]
     assert np.sqrt(np.mean(error**2)) < 20.0
-    # What the log tells, with the pyrometers' noise of 2 K and the entry's flux taken as steady.
+    # Margins from the log, with the pyrometers' noise of 2 K and a steady flux at the entry.
     rows = (trajectory.observations, trajectory.actions, trajectory.next_observations)
     reward = jax.jit(LOGGED["steel_annealing"].reward)(*rows)
     assert np.abs(np.asarray(reward) - np.asarray(trajectory.rewards)).mean() < 0.5
     margins = jax.jit(LOGGED["steel_annealing"].margins)(trajectory.next_observations)
     assert np.all(np.abs(np.mean(margins - trajectory.margins, axis=0)) < [25.0, 4.0, 3.0])
-    # The shield's model from the observation alone, against the true state's next step.
+    # The shield's prediction from the observation alone, against the next step of the true state.
     seen, predicted = jax.jit(jax.vmap(lambda o, a: plant.predict(o, a, plant.params)))(*rows[:2])
     off = np.sqrt(np.mean((np.asarray(seen) - np.asarray(rows[2])) ** 2, axis=0))
     assert off[: furnace.ZONES].max() < 8.0
@@ -331,10 +333,10 @@ def test_the_pi_loops_hold_the_limits_and_the_models_agree(
     assert np.all(np.abs(np.mean(predicted - trajectory.margins, axis=0)) < [15.0, 3.0, 3.0])
 
 
-def test_a_core_soaks_while_it_is_hot_and_cold_plate_has_not_begun(
+def test_soaking_time_of_hot_and_cold_sections(
     started: tuple[furnace.State, jax.Array, physics.Params],
 ) -> None:
-    # In the steady state of one product the exit soaks for as long as its core is on the way from the band's edge.
+    # In the steady state of one product, the soaking time at the exit is the time since the core entered the band.
     params = arrays(furnace.NOMINAL, thickness_low=30.0, thickness_high=30.0, target_low=870.0, target_high=870.0)
     state, observation = RESET(jax.random.key(0), params)
     core = np.asarray(physics.steel_temperatures(state.furnace))[:, -1] - steel.CELSIUS
@@ -343,13 +345,13 @@ def test_a_core_soaks_while_it_is_hot_and_cold_plate_has_not_begun(
     assert not hot[:8].any()
     np.testing.assert_allclose(state.soak, np.cumsum(hot) * 2.0 / 1.2, rtol=1e-5)
     assert float(observation[furnace.SOAK]) == pytest.approx(float(state.soak[-1]), rel=1e-5)
-    # By hand: core 5 K off, 30 mm wants 6 minutes and got 4, full power.
+    # By hand: core 5 K off, 30 mm needs 6 minutes and had 4, full power.
     row = np.zeros(25)
     row[[furnace.CORE, furnace.EXIT_TARGET, furnace.EXIT_THICKNESS, furnace.SOAK]] = 865.0, 870.0, 30.0, 4.0
     assert float(furnace.cost(row, np.full(4, 8.0))) == pytest.approx(0.25 + 1.0 + 0.2)
     row[furnace.SOAK] = 9.0
     assert float(furnace.cost(row, np.zeros(4))) == pytest.approx(0.25)
-    # A step later what stays hot has soaked a minute more, and a section that comes in has not.
+    # A step later a hot section has soaked one minute more, and an entering section has not.
     later = jax.jit(lambda s: furnace.step(jax.random.key(0), s, s.power, params)[0])
     after = later(later(state))
     assert int(after.entered) == 1
@@ -372,7 +374,7 @@ def test_gradients_reach_through_an_advance(started: tuple[furnace.State, jax.Ar
 
     power = furnace.applied(observation)
     value, slope = later(power)
-    # 1 MW for 60 s is 33 MJ after the flue, less what steel and walls take of it, into 6 MJ/K.
+    # 1 MW for 60 s is 33 MJ after flue losses, minus the share of steel and walls, into 6 MJ/K.
     bump = float(later(power + jnp.array([0.1, 0, 0, 0]))[0] - value) / 0.1
     assert float(slope[0]) == pytest.approx(bump, rel=0.02)
     assert 0.6 * 5.5 < float(slope[0]) < 5.5

@@ -17,11 +17,11 @@ from neorl_core.types import Controller
 from tests.conftest import Truth
 
 DEMANDS = np.stack([np.random.RandomState(seed).poisson(20, chain.HORIZON) for seed in range(100)])
-"""What or-gym draws after np.random.seed(seed)."""
+"""Or-gym's demands after np.random.seed(seed)."""
 
 
 class Second:
-    """Truth 1.6's equations once more, with every stage's own books, in NumPy."""
+    """A second implementation of truth 1.6's equations in NumPy, with books for every stage."""
 
     price = np.array([2.0, 1.5, 1.0, 0.75])
     cost = np.array([1.5, 1.0, 0.75, 0.5])
@@ -60,7 +60,7 @@ def base_stock(second: Second, levels: tuple[float, ...]) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def order_up_to() -> Any:
-    """Returns of order-up-to levels on given demands: unbounded orders, as truth 1.6 was computed with or-gym 0.5.0."""
+    """Returns of order-up-to levels on given demands, with unbounded orders, as or-gym 0.5.0 computed truth 1.6."""
 
     def episode(demands: jax.Array, levels: jax.Array, backlog: jax.Array) -> jax.Array:
         params = chain.NOMINAL._replace(backlog=backlog)
@@ -96,8 +96,8 @@ def test_base_stock_returns(
     assert returns.std() == pytest.approx(spread, rel=0.15)
 
 
-def test_never_ordering(order_up_to: Any, truth: Truth) -> None:
-    # Lost sales: truth 1.6. With backlog truth 1.6 says −838, but or-gym 0.5.0 itself gives −589.777 on these seeds.
+def test_returns_without_orders(order_up_to: Any, truth: Truth) -> None:
+    # Lost sales: truth 1.6. With backlog truth 1.6 states −838, but or-gym 0.5.0 itself gives −589.777 on these seeds.
     lost, kept = (order_up_to((-1e6,) * 3, backlog).mean() for backlog in (0.0, 1.0))
     truth("mean return of never ordering, lost sales", -271.0, lost, 3 * 5.5 / 10, "or-gym")
     truth("mean return of never ordering, backlog, seeds 0 to 99", -589.777, kept, 2e-3, "or-gym 0.5.0 itself")
@@ -116,7 +116,7 @@ def test_a_second_implementation_agrees(backlog: bool) -> None:
     waited = np.zeros(4)
     for seed in range(5):
         rng = np.random.default_rng(seed)
-        # Often none and sometimes more than any capacity, so that orders wait at every stage.
+        # Often zero and sometimes more than any capacity, so that orders wait at every stage.
         orders = np.float32(rng.uniform(0, [90, 100, 120], (chain.HORIZON, 3)) * rng.integers(0, 2, (chain.HORIZON, 3)))
         stock, unmet, reward = (np.asarray(x) for x in run(orders, np.float32(DEMANDS[seed])))
         second = Second(backlog)
@@ -163,7 +163,7 @@ def test_material_is_conserved(played: Any) -> None:
         np.testing.assert_array_equal(stock + under_way + np.cumsum(sold, axis=1), 400 + made)
         waiting = backlog * seen[..., chain.UNMET]
         demand = sold + after[..., chain.UNMET] - waiting
-        # Demands are whole, Poisson(20), and independent of what was ordered.
+        # Demands are whole, Poisson(20), and independent of the orders.
         np.testing.assert_array_equal(demand, np.round(demand))
         assert demand.mean() == pytest.approx(20.0, abs=4 * (20 / demand.size) ** 0.5)
         assert demand.var() == pytest.approx(20.0, rel=0.06)
@@ -171,7 +171,7 @@ def test_material_is_conserved(played: Any) -> None:
         assert np.abs(share - poisson.pmf([14, 20, 26], 20)).max() < 0.01
 
 
-def test_the_score_and_the_limits(played: Any) -> None:
+def test_scores_and_limits(played: Any) -> None:
     low, _ = chain.SPEC.score_range
     known = played["base stock", 1.0]
     # Truth 1.6, over 4,000 episodes: (80, 220, 468) 358; (92, 212, 418) 410; (91, 211, 419) with no orders after
@@ -181,14 +181,14 @@ def test_the_score_and_the_limits(played: Any) -> None:
     for levels, last, theirs in (((92, 212, 418), (30,) * 3, 410.0), ((91, 211, 419), (27, 27, 9), 530.4)):
         ours = rollouts(plant, plant.fallback, chain.BaseStockParams(levels, 1.0, last), keys, plant.domain)
         assert ours.ret.mean() == pytest.approx(theirs, abs=3.5)
-    # The best constant orders are worth more than the levels that were found, and what is tuned more than both.
+    # The best constant orders earn more than or-gym's levels, and the tuned levels more than both.
     held = rollouts(plant, idle(plant), (), keys, plant.domain)
     tuned = rollouts(plant, plant.fallback, plant.fallback_params, keys, plant.domain)
     assert held.ret.mean() == pytest.approx(low, abs=5.0)
     assert tuned.ret.mean() > held.ret.mean() + 100.0
     assert tuned.violated.mean() < 1e-3
     assert played["base stock", 0.0].ret.mean() == pytest.approx(403.2, abs=3 * 27.5 / 500**0.5)
-    # The base stock keeps the limits, random orders do not.
+    # The base stock keeps the limits; random orders do not.
     assert known.violated.mean() < 0.01
     assert not played["base stock", 0.0].violated.any()
     for backlog in (1.0, 0.0):
@@ -196,7 +196,7 @@ def test_the_score_and_the_limits(played: Any) -> None:
         assert played["random", backlog].ret.mean() < 100.0
 
 
-def test_each_stage_orders_for_itself() -> None:
+def test_stages_order_independently() -> None:
     views = chain.PLANT.agents
     assert [view.name for view in views] == list(chain.STAGES)
     assert sorted(index for view in views for index in view.action) == [0, 1, 2]

@@ -53,7 +53,7 @@ def test_linearisation(
     assert tanks.relative_gain(params) == pytest.approx(relative, abs=1e-6)
 
 
-def test_steady_levels_rest_with_leaks_too() -> None:
+def test_steady_levels_with_leaks() -> None:
     params = tanks.P_MINUS._replace(leak=(0.002, 0.001, 0.004, 0.003))
     with jax.enable_x64(True):
         voltages = jnp.array([3.2, 2.7])
@@ -62,8 +62,8 @@ def test_steady_levels_rest_with_leaks_too() -> None:
         assert (levels < tanks.steady_levels(voltages, tanks.P_MINUS)).all()
 
 
-def test_substeps_and_the_balance_of_water() -> None:
-    # Two substeps in 5 s against SciPy, from an all but empty tank; what comes in either stays, flows out or leaks.
+def test_substeps_and_water_balance() -> None:
+    # Two substeps in 5 s against SciPy, from an almost empty tank; the inflow stays, flows out or leaks.
     params = tanks.P_PLUS._replace(leak=(0.004, 0.002, 0.001, 0.003))
     start, voltages = np.array([12.0, 3.0, 0.3, 5.0]), np.array([4.0, 1.0])
     outlet, leak, area = (np.array(x) for x in (params.outlet, params.leak, params.area))
@@ -86,9 +86,9 @@ def test_substeps_and_the_balance_of_water() -> None:
 
 
 @pytest.mark.slow
-def test_the_nmpc_of_pc_gym_s_own_task(truth: Truth) -> None:
-    # Truth 1.2. Its oracle reads the set point one step late, and the last one at first (oracle.py, `t_now/dt - 1`):
-    # that belongs to the number. Without it the cost is 1.440.
+def test_nmpc_on_pc_gym_task(truth: Truth) -> None:
+    # Truth 1.2. Its oracle reads the set point one step late, and the last one at first (oracle.py, `t_now/dt - 1`),
+    # which is part of the number. Without it the cost is 1.440.
     def predict(observation: jax.Array, action: jax.Array, params: Any) -> tuple[jax.Array, jax.Array]:
         levels, _ = tanks.advance(observation[:4], action, params, 1000 / 60, 4)
         return jnp.concatenate([levels, observation[4:]]), jnp.zeros(0)
@@ -121,7 +121,7 @@ def test_the_nmpc_of_pc_gym_s_own_task(truth: Truth) -> None:
 
 @pytest.mark.parametrize(("params", "gain"), [point[::3] for point in POINTS], ids=["P-", "P+"])
 def test_loops_are_paired_by_the_relative_gain(params: tanks.Params, gain: float) -> None:
-    # Johansson 2000, section V: pump 1 holds level 1 where λ11 is positive, and level 2 where it is negative.
+    # Johansson 2000, section V: pump 1 controls level 1 if λ11 is positive, and level 2 if it is negative.
     controller, gains = tanks.own_control(params)
     observation = jnp.array([12.0, 13.0, 2.0, 2.0, 3.0, 3.0, 13.0, 13.0])
     _, moved = controller.act(gains, controller.init(gains, observation), observation, observation[4:6])
@@ -130,7 +130,7 @@ def test_loops_are_paired_by_the_relative_gain(params: tanks.Params, gain: float
     assert (tanks.PLANT_PLUS if gain < 0 else tanks.PLANT).fallback is controller
 
 
-def test_the_plant_at_p_plus_keeps_the_contract_and_draws_from_p_plus() -> None:
+def test_plant_plus_draws_from_p_plus() -> None:
     plant = tanks.PLANT_PLUS
     read_plant(tanks, "PLANT_PLUS", "water_treatment.py")
     drawn = jax.vmap(plant.sample_params, (0, None))(jax.random.split(jax.random.key(0), 100), plant.domain)
@@ -141,7 +141,7 @@ def test_the_plant_at_p_plus_keeps_the_contract_and_draws_from_p_plus() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plant", [tanks.PLANT, tanks.PLANT_PLUS], ids=["P-", "P+"])
-def test_the_pairing_that_the_relative_gain_asks_for(plant: Any) -> None:
+def test_relative_gain_pairing_keeps_limits(plant: Any) -> None:
     domain = plant.domain
     keys = jax.random.split(jax.random.key(0), 200)
     held = rollouts(plant, plant.fallback, plant.fallback_params, keys, domain)
@@ -151,22 +151,22 @@ def test_the_pairing_that_the_relative_gain_asks_for(plant: Any) -> None:
     assert (held.length == tanks.HORIZON).all()
     assert held.ret.mean() > 0.2 * resting.ret.mean()
     if plant is tanks.PLANT:
-        # The best constant voltages, which score 0, beat those that happened to be in force.
+        # The best constant voltages, which score 0, beat the initial voltages.
         constant = rollouts(plant, idle(plant), (), keys, plant.domain)
         assert float(constant.ret.mean()) == pytest.approx(plant.spec.score_range[0], rel=0.15)
         assert constant.ret.mean() > resting.ret.mean()
-        # Johansson's gains, as found, cost nearly three times as much.
+        # Johansson's gains cost nearly three times as much.
         found = rollouts(plant, plant.fallback, plant.found_params, keys, plant.domain)
         assert held.ret.mean() > 0.6 * found.ret.mean()
     if plant is tanks.PLANT_PLUS:
         assert 0.5 < float(resting.ret.mean()) / plant.spec.score_range[0] < 1.6
-        # The other pairing, whose steady gain has the wrong sign, drives P+ out of its limits.
+        # The other pairing has a steady gain of the wrong sign and drives P+ out of the limits.
         assert rollouts(plant, tanks.straight, tanks.STRAIGHT, keys, domain).violated.mean() > 0.9
 
 
 @pytest.mark.slow
-def test_the_planner_beats_the_plant_s_own_controller() -> None:
-    # On P+, whose zero makes foresight worth most, with P+ for the model.
+def test_nmpc_beats_tuned_loops() -> None:
+    # On P+, where prediction is worth most, with P+ as the model.
     plant = tanks.PLANT
     params = tanks.P_PLUS._replace(noise_sd=0.05)
     levels = tanks.steady_levels(jnp.array(params.rest), params)
@@ -181,12 +181,12 @@ def test_the_planner_beats_the_plant_s_own_controller() -> None:
     assert best.rewards.sum() > 0.5 * own.rewards.sum()
 
 
-def test_a_full_tank_trips_the_pumps() -> None:
+def test_full_tank_trips_the_pumps() -> None:
     state = tanks.State(jnp.array([12.0, 12.0, 2.0, 19.9]), jnp.zeros(2), jnp.full((2, 2), 12.0), jnp.asarray(0))
     _, now = jax.jit(tanks.step)(jax.random.key(0), state, jnp.array([10.0, 0.0]), tanks.P_PLUS)
     assert bool(now.terminated)
     assert now.margins[3] < 0
-    # No path within the limits costs more than the trip, which so never pays.
+    # No path within the limits costs more than the trip, so a trip never pays.
     reset = jax.jit(jax.vmap(lambda key: tanks.reset(key, tanks.P_PLUS)[0].setpoints))
     reached = reset(jax.random.split(jax.random.key(1), 500))
     furthest = max(float(reached.max()) - tanks.LOW_LEVELS[0], tanks.HIGH_LEVEL - float(reached.min()))

@@ -36,7 +36,7 @@ def steady(temperature: float) -> np.ndarray:
 
 
 def reactor_equations(_: float, y: np.ndarray, coolant: float) -> list[float]:
-    """Truth 1.1, written a second time."""
+    """A second implementation of truth 1.1."""
     rate = 7.2e10 * np.exp(-8750 / y[1]) * y[0]
     return [1 - y[0] - rate, 350 - y[1] + 5e4 / 239 * rate + 5e4 / 23900 * (coolant - y[1])]
 
@@ -49,7 +49,7 @@ MIDPOINT = Tableau(a=((0.5,),), b=(0.0, 1.0), order=2)
 
 
 @pytest.mark.parametrize("method", [EULER, MIDPOINT, RK4])
-def test_a_method_converges_with_its_order(method: Tableau) -> None:
+def test_integrators_converge_with_their_order(method: Tableau) -> None:
     # y' = -y², y(0) = 1 has the solution 1/(1 + t).
     with jax.enable_x64(True):
         errors = [
@@ -62,7 +62,7 @@ def test_a_method_converges_with_its_order(method: Tableau) -> None:
 @pytest.mark.parametrize(
     ("coolant", "low", "high", "concentration", "temperature", "stable"),
     [
-        # Truth 1.1; the unstable states' concentrations are not given there.
+        # Truth 1.1 does not give the concentrations of unstable states.
         (300.0, 315.0, 335.0, 0.87725, 324.475, True),
         (295.0, 310.0, 330.0, 0.92677, 317.742, True),
         (302.0, 315.0, 333.0, 0.83479, 328.702, True),
@@ -106,7 +106,7 @@ def test_runaway_begins_between_303_and_304_kelvin(coolant: float, peak: float, 
     truth(what, peak, found, 1.0 if coolant == 303.0 else 6.0, "pc-gym 0.1.8", "chemical_reactor")
 
 
-def test_five_substeps_are_within_2e_7_kelvin_of_an_adaptive_solver() -> None:
+def test_substeps_agree_with_adaptive_solver() -> None:
     # Truth 1.1, at Tc = 302, from the tracking task's start; the reference is SciPy's DOP853.
     y0 = np.array([0.8, 330.0])
     with jax.enable_x64(True):
@@ -123,7 +123,7 @@ def test_five_substeps_are_within_2e_7_kelvin_of_an_adaptive_solver() -> None:
     assert np.abs(np.stack(ours) - theirs)[:, 1].max() < 2e-7
 
 
-def test_set_points_of_the_certified_task_rest_between_322_and_326_kelvin() -> None:
+def test_set_points_are_steady_states_of_the_task() -> None:
     keys = jax.random.split(jax.random.key(0), 1000)
     states, observations = RESET["chemical_reactor"](keys, SAMPLED)
     low, high = (float(reactor.steady_concentration(t, reactor.NOMINAL)) for t in (326.0, 322.0))
@@ -133,7 +133,7 @@ def test_set_points_of_the_certified_task_rest_between_322_and_326_kelvin() -> N
     assert jnp.std(states.feed_deviation) == pytest.approx(0.5, rel=0.1)
 
 
-def test_disturbances_are_those_of_the_domain() -> None:
+def test_disturbances_match_domain() -> None:
     params = SAMPLED
     for drawn, nominal in ((params.reaction_rate, 7.2e10), (params.cooling_rate, 5e4 / 23900)):
         ratio = np.asarray(drawn) / nominal
@@ -157,7 +157,7 @@ def test_disturbances_are_those_of_the_domain() -> None:
     assert noise.std() == pytest.approx(0.1, rel=0.03)
 
 
-def test_a_trip_ends_the_episode_and_costs_more_than_staying() -> None:
+def test_trip_terminates_and_costs_more_than_staying() -> None:
     state, _ = reactor.start(0.8, 331.9, 310.0, jnp.array([0.85]))
     step = STEP["chemical_reactor"]
     _, hot = step(jax.random.key(0), state, jnp.array([310.0]), reactor.NOMINAL)
@@ -168,13 +168,13 @@ def test_a_trip_ends_the_episode_and_costs_more_than_staying() -> None:
     assert worst < 0.11
     assert hot.reward < -reactor.HORIZON * (worst / 0.3) ** 2
     _, cool = step(jax.random.key(0), state, jnp.array([290.0]), reactor.NOMINAL)
-    # The margin is the least on the way: the step's start is 0.1 K below the limit, its end far below.
+    # The margin is the least of the step: 0.1 K below the limit at the start, far below at the end.
     assert float(cool.margins[0]) == pytest.approx(0.1, abs=1e-3)
     assert not cool.terminated
 
 
 @pytest.mark.slow
-def test_a_step_has_the_gradient_of_its_finite_difference() -> None:
+def test_step_gradient_equals_finite_difference() -> None:
     with jax.enable_x64(True):
         state, _ = reactor.start(0.87, 325.0, 300.0, jnp.array([0.88]))
 
@@ -189,7 +189,7 @@ def test_a_step_has_the_gradient_of_its_finite_difference() -> None:
     assert slope > 1.0
 
 
-def test_the_double_mass_is_that_of_the_official_data(dmsd_train: Path, truth: Truth) -> None:
+def test_double_mass_reproduces_official_data(dmsd_train: Path, truth: Truth) -> None:
     # Truth 1.4: the equations reproduce the data to 2.2e-7 and the rewards to 9.5e-7.
     with np.load(dmsd_train, allow_pickle=False) as data:
         rows = {name: data[name].astype(float) for name in ("obs", "action", "next_obs", "reward")}
@@ -207,14 +207,14 @@ def test_the_double_mass_is_that_of_the_official_data(dmsd_train: Path, truth: T
     first = rows["obs"].reshape(-1, 100, 6)[:, 0]
     assert np.abs(first[:, :2]).max() <= 0.25
     assert np.abs(first[:, 2:4]).max() <= 0.1
-    # Targets move only between the 50th step's two ends, each in about half of the episodes.
+    # Targets only change at step 50, each in about half of the episodes.
     moved = (rows["obs"][:, 4:] != rows["next_obs"][:, 4:]).reshape(-1, 100, 2)
     assert set(np.nonzero(moved.any((0, 2)))[0]) == {49}
     assert np.abs(moved[:, 49].mean(0) - 0.5).max() < 0.05
     assert np.abs(predicted[:, 4:] - rows["obs"][:, 4:]).max() == 0
 
 
-def test_a_hand_worked_step_of_the_double_mass() -> None:
+def test_double_mass_step_by_hand() -> None:
     # x1' = .1 + .2*.5 = .2; v1' = .5 + .01*(-4*.1 + 2*.2 - 8*.5 + 4*0 + 30*1) = .76
     # x2' = .2; v2' = .01*(-4*.2 + 2*.1 + 4*.5 - 30*.5) = -.136
     state = masses.State(jnp.array([0.1, 0.2, 0.5, 0.0]), jnp.array([0.2, -0.8]), jnp.asarray(0))
@@ -224,7 +224,7 @@ def test_a_hand_worked_step_of_the_double_mass() -> None:
     np.testing.assert_allclose(now.margins, [2.6, 2.6], rtol=1e-6)
 
 
-def test_targets_of_the_double_mass_are_redrawn_halfway() -> None:
+def test_double_mass_targets_are_redrawn_halfway() -> None:
     keys = jax.random.split(jax.random.key(0), 400)
     resting = Controller(lambda p, o: (), lambda p, s, o, a: (s, jnp.zeros(2)))
 
@@ -234,7 +234,7 @@ def test_targets_of_the_double_mass_are_redrawn_halfway() -> None:
 
     moved = np.asarray(jax.jit(jax.vmap(episode))(keys))
     assert set(np.nonzero(moved.any((0, 2)))[0]) == {49}
-    # Three standard deviations of a fair coin's mean over 400 tosses; both coins fall together in a quarter.
+    # Three standard deviations of a fair coin's mean over 400 tosses; both coins succeed together in a quarter.
     assert np.abs(moved[:, 49].mean(0) - 0.5).max() < 0.075
     assert abs(moved[:, 49].all(1).mean() - 0.25) < 0.065
 
@@ -261,7 +261,7 @@ def test_every_plant_keeps_the_contract(name: str) -> None:
     assert all(
         low <= x <= high for low, x, high in zip(spec.observation.low, observation, spec.observation.high, strict=True)
     )
-    # Beyond its range an actuator does no more than at its end, and NaN is not made good.
+    # Actions beyond the range act like the bound, and NaN stays NaN.
     far = step(jax.random.key(2), state, jnp.asarray(spec.action.high) + 100, params)[1]
     end = step(jax.random.key(2), state, jnp.asarray(spec.action.high), params)[1]
     np.testing.assert_array_equal(far.observation, end.observation)
@@ -278,12 +278,12 @@ def test_every_constant_has_a_source_or_is_marked_as_ours() -> None:
 
 
 HIDDEN = {"steel_annealing"}
-"""Plants whose observation leaves much of the state untold; their own tests say how far prediction and log reach."""
+"""Plants with a mostly hidden state; their own tests cover prediction and logs."""
 SEEN = [name for name in PLANTS if name not in HIDDEN]
 
 
 @pytest.mark.parametrize("name", sampled(SEEN, FEW_PLANTS))
-def test_the_prediction_is_the_undisturbed_step(name: str) -> None:
+def test_prediction_equals_undisturbed_step(name: str) -> None:
     plant = PLANTS[name]
     state, observation = jax.jit(plant.reset)(jax.random.key(1), plant.params)
     action = jnp.asarray(plant.spec.action.low) * 0.7 + jnp.asarray(plant.spec.action.high) * 0.3
@@ -295,18 +295,18 @@ def test_the_prediction_is_the_undisturbed_step(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS)
-def test_logged_rows_are_scored_as_the_plant_scores_them(plant: Plant) -> None:
+def test_logged_reward_equals_plant_reward(plant: Plant) -> None:
     run = jax.jit(lambda key: rollout(plant, plant.fallback, plant.fallback_params, key, plant.params))(
         jax.random.key(0)
     )
     signals = LOGGED[plant.spec.name]
     np.testing.assert_allclose(signals.reward(run.observations, run.actions, run.next_observations), run.rewards, 1e-5)
-    # The plant takes the least margin on the way, the log only knows the end of the step.
+    # The plant uses the least margin of the step; the log only has the end of it.
     if plant.spec.name not in HIDDEN:
         assert (signals.margins(run.next_observations) >= run.margins - 1e-4).all()
 
 
-def test_a_logged_trip_costs_as_much_as_a_simulated_one() -> None:
+def test_logged_trip_has_trip_cost() -> None:
     rows = jnp.array([[0.86, 325.0, 300.0, 0.90], [0.80, 333.0, 302.0, 0.86]])
     reward = reactor.logged_reward(rows[:1], rows[:1, 2:3], rows[1:])
     assert float(reward[0]) == pytest.approx(-(0.2**2) - 10.0, rel=1e-5)

@@ -1,4 +1,4 @@
-"""Errors of predictions on logs and of drawn plants in their place, on a plant small enough to work by hand."""
+"""Prediction errors on logs and of drawn plants, on a plant small enough to compute by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from neorl_core.types import Constraint, Controller, Plant, PlantSpec, Space, Ti
 
 
 class Constants(NamedTuple):
-    """x' = gain x + u + w, seen as y = x + e with deviations of w and e."""
+    """x' = gain x + u + w, measured as y = x + e, with standard deviations of w and e."""
 
     gain: Any = 0.5
     push: Any = 0.0
@@ -25,7 +25,7 @@ class Constants(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """Half range of the gain, and the deviations."""
+    """Half range of the gain, and standard deviations of the noise."""
 
     gain: float = 0.0
     push: float = 0.0
@@ -71,7 +71,7 @@ LAG = Plant(
 
 
 def logs_of(episodes: int, steps: int, gain: float = 0.5, push: float = 0.3, noise: float = 0.4) -> LoggedEpisodes:
-    """Episodes of another implementation in NumPy, under random actions that ask nobody."""
+    """Episodes of a second implementation in NumPy, under random actions."""
     rng = np.random.default_rng(5)
     x = np.zeros((episodes, 1))
     seen, acted = [x + noise * rng.normal(size=x.shape)], list[np.ndarray]()
@@ -89,12 +89,12 @@ KEYS = jax.random.split(jax.random.key(0), 16)
 def errors(
     logs: LoggedEpisodes, *horizons: int, plant: Plant = LAG, domain: Spread | None = None, keys: Array = KEYS
 ) -> ReplayErrors:
-    """Of the lag, over its own domain unless another is given."""
+    """Errors of the lag plant, by default over the lag's own domain."""
     return replay_errors(plant, plant.params, logs, jnp.asarray(horizons), keys, domain or plant.domain)
 
 
-def test_errors_of_logs_and_of_drawn_plants_are_what_the_noise_makes_them() -> None:
-    """e = gain^k e0 + Σ gain^i w − e1 for measurement noise e0 at the start and e1 at the end, w on the way."""
+def test_errors_match_noise_of_logs_and_plants() -> None:
+    """e = gain^k e0 + Σ gain^i w − e1 for measurement noise e0 at the start and e1 at the end, and disturbances w."""
     found = errors(logs_of(400, 40), 1, 4)
     variances = [0.4**2 * (0.25**k + 1) + 0.3**2 * sum(0.25**i for i in range(k)) for k in (1, 4)]
     expected = np.sqrt(variances)[:, None]
@@ -103,34 +103,34 @@ def test_errors_of_logs_and_of_drawn_plants_are_what_the_noise_makes_them() -> N
     assert found.held.tolist() == [False]
 
 
-def test_errors_by_hand_leave_out_what_was_not_logged() -> None:
+def test_errors_ignore_missing_steps() -> None:
     rows = jnp.asarray([[[1.0], [2.0], [9.0]]])
     present = jnp.asarray([[True, True, False]])
     logs = LoggedEpisodes(rows, jnp.zeros_like(rows), jnp.asarray([[[2.0], [3.5], [jnp.nan]]]), present)
-    # Predicted 0.5 and 1.0 a step ahead, 0.25 two steps ahead.
+    # Predicted 0.5 and 1.0 one step ahead, 0.25 two steps ahead.
     logged = errors(logs, 1, 2).logged
     np.testing.assert_allclose(logged, [[np.sqrt((1.5**2 + 2.5**2) / 2)], [3.25]], rtol=1e-6)
 
 
-def test_a_wrong_constant_shows_several_steps_ahead() -> None:
-    """Without noise a gain that is 5 % too high misses the logs, and no plant drawn from a narrower domain does."""
+def test_wrong_constant_shows_several_steps_ahead() -> None:
+    """Without noise, a gain 5 % too high misses the logs by more than any plant of a narrower domain."""
     logs = logs_of(50, 40, gain=0.525, push=0.0, noise=0.0)
     found = errors(logs, 4, domain=Spread(gain=0.005))
     assert found.logged[0, 0] > 2 * found.simulated.max()
 
 
-def test_a_plant_that_cannot_be_put_anywhere_starts_as_it_resets() -> None:
+def test_plant_without_resume_starts_from_reset() -> None:
     found = errors(logs_of(400, 40), 1, plant=LAG._replace(resume=None), keys=KEYS[:4])
     np.testing.assert_allclose(found.simulated, np.full((4, 1, 1), np.sqrt(0.4**2 * 1.25 + 0.3**2)), rtol=0.05)
 
 
-def test_a_signal_that_the_plant_only_hands_on_is_held() -> None:
+def test_unchanged_signal_counts_as_held() -> None:
     still = LAG._replace(predict=lambda observation, action, params: (observation, jnp.ones(1)))
     assert errors(logs_of(2, 9), 1, 4, plant=still, keys=KEYS[:2]).held.tolist() == [True]
 
 
 EXACT = {
-    # Signals of which the observation and the action tell all there is to know, where nothing disturbs the plant.
+    # Signals that observation and action determine completely without disturbances.
     "chemical_reactor": slice(0, 4),
     "double_mass": slice(0, 4),
     "hvac_control": slice(0, 13),
@@ -145,8 +145,8 @@ EXACT = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXACT)
-def test_a_plant_that_is_put_where_the_log_says_goes_on_from_there(name: str) -> None:
-    """Put where an episode has come to, an undisturbed plant does what its noise-free prediction says."""
+def test_resumed_plant_follows_prediction(name: str) -> None:
+    """An undisturbed plant, resumed in the middle of an episode, follows the noise-free prediction."""
     plant = PLANTS[name]
     shares = Behaviour(jnp.zeros(1), jnp.zeros(1), jnp.zeros(1))
     keys = jax.random.split(jax.random.key(3), 1)
@@ -163,7 +163,7 @@ def test_a_plant_that_is_put_where_the_log_says_goes_on_from_there(name: str) ->
 
 
 @pytest.mark.slow
-def test_a_chain_is_put_where_the_log_says() -> None:
+def test_supply_chain_resumes_from_log() -> None:
     plant = PLANTS["supply_chain"]
     assert plant.resume is not None
     constants = jax.tree.map(jnp.asarray, plant.params)

@@ -1,4 +1,4 @@
-"""Rollouts against a plant whose violation probability is known, and their contract."""
+"""Rollouts against a plant with known violation probability, and the contract of rollouts."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ REST = WALK.fallback
 @pytest.mark.slow
 @pytest.mark.parametrize(("bound", "probability"), [(0.8, 0.04726868), (0.9, 0.00967962), (1.0, 0.00159505606)])
 @pytest.mark.parametrize("ends", [0.0, 1.0])
-def test_violations_occur_with_their_known_probability(bound: float, probability: float, ends: float) -> None:
-    # Truth 1.7, by quadrature. 99.9 % intervals each way; the seed is fixed.
+def test_violations_occur_with_known_probability(bound: float, probability: float, ends: float) -> None:
+    # Truth 1.7, by quadrature. Two-sided 99.9 % intervals; the seed is fixed.
     keys = jax.random.split(jax.random.key(5), 10_000)
     result = rollouts(WALK, REST, (), keys, Walk(bound=bound, ends=ends))
     count = int(result.violated.sum())
@@ -73,7 +73,7 @@ def test_violations_occur_with_their_known_probability(bound: float, probability
     np.testing.assert_array_equal(result.ret, result.length)
 
 
-def test_a_second_batch_of_the_same_shape_is_not_compiled_again() -> None:
+def test_second_batch_needs_no_compilation() -> None:
     rollouts.clear_cache()
     for seed in range(3):
         keys = jax.random.split(jax.random.key(seed), 8)
@@ -81,7 +81,7 @@ def test_a_second_batch_of_the_same_shape_is_not_compiled_again() -> None:
     assert rollouts._cache_size() == 1
 
 
-def test_an_episode_does_not_depend_on_its_batch() -> None:
+def test_episode_does_not_depend_on_batch() -> None:
     keys = jax.random.split(jax.random.key(1), 12)
     whole = rollouts(WALK, REST, (), keys, WALK.domain)
     parts = [rollouts(WALK, REST, (), k, WALK.domain) for k in (keys[:6], keys[6:])]
@@ -92,7 +92,7 @@ def test_an_episode_does_not_depend_on_its_batch() -> None:
 
 
 @pytest.mark.slow
-def test_a_trace_shows_the_episode_that_was_counted() -> None:
+def test_trace_agrees_with_statistics() -> None:
     keys = jax.random.split(jax.random.key(2), 3)
     result = rollouts(WALK, REST, (), keys, Walk(bound=0.3, ends=1.0), trace=True)
     trace = result.trajectory
@@ -104,7 +104,7 @@ def test_a_trace_shows_the_episode_that_was_counted() -> None:
         assert trace.alive[i].tolist() == [True] * n + [False] * (200 - n)
         np.testing.assert_array_equal(trace.observations[i, 1:n], trace.next_observations[i, : n - 1])
         assert float(trace.margins[i, :n].min()) == float(result.min_margins[i, 0])
-        # Frozen: nothing is earned after the end, and the controller sees the state in which the episode ended.
+        # Frozen: no reward after the end, and the controller observes the final state.
         assert not trace.rewards[i, n:].any()
         assert (trace.observations[i, n:] == trace.next_observations[i, n - 1]).all()
 
@@ -113,19 +113,19 @@ FAILING = Controller(
     lambda p, o: (jnp.asarray(0), o[-2:-1]),
     lambda p, state, o, a: ((state[0] + 1, a), jnp.where(state[0] == p[1], p[0], a)),
 )
-"""Keeps what was applied, but for one step asks for something else; params are that and the step."""
+"""Repeats the applied action, except in one step; params are that step and the action in it."""
 
 
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
-def test_what_is_not_a_number_is_a_violation(bad: float) -> None:
+def test_nan_is_a_violation(bad: float) -> None:
     keys = jax.random.split(jax.random.key(0), 6)
     calm = Walk(sd=0.01)
     assert not rollouts(WALK, FAILING, (bad, 500), keys, calm).violated.any()
-    # An infinite command is clipped by the actuator, as any other beyond its range: 1 m at once is beyond 0.8 m.
+    # The actuator clips an infinite command to the range: a move of 1 m is beyond 0.8 m.
     assert rollouts(WALK, FAILING, (bad, 3), keys, calm).violated.all()
 
 
-def test_a_nan_from_the_controller_in_the_last_step_is_a_violation_of_the_reactor() -> None:
+def test_controller_nan_in_last_step_is_a_violation() -> None:
     reactor = PLANTS["chemical_reactor"]
     keys = jax.random.split(jax.random.key(0), 6)
     assert rollouts(reactor, FAILING, (jnp.nan, 59), keys, reactor.domain).violated.all()
@@ -136,7 +136,7 @@ ONE = jax.jit(lambda key, controller, params: rollout(WALK, controller, (), key,
 
 
 @pytest.mark.parametrize("field", ["observations", "next_observations", "actions", "margins", "rewards"])
-def test_a_nan_anywhere_in_a_living_step_is_a_violation(field: str) -> None:
+def test_nan_in_any_live_field_is_a_violation(field: str) -> None:
     run = ONE(jax.random.key(0), REST, Walk(sd=0.01))
     assert not VIOLATED(run)
     array = getattr(run, field)
@@ -150,7 +150,7 @@ def test_margins_by_hand() -> None:
     np.testing.assert_allclose(found, [1.0, 0.5, 0.0, -0.5, jnp.nan])
 
 
-def test_a_limit_that_is_just_reached_still_holds() -> None:
+def test_zero_margin_is_no_violation() -> None:
     run = ONE(jax.random.key(0), REST, Walk(sd=0.01))
     assert not VIOLATED(run._replace(margins=run.margins.at[7].set(0.0)))
     assert VIOLATED(run._replace(margins=run.margins.at[7].set(-1e-30)))
@@ -161,7 +161,7 @@ class Handing(NamedTuple):
     handed_over: jax.Array
 
 
-def test_hand_overs_are_counted_by_their_beginnings() -> None:
+def test_handovers_are_counted_once() -> None:
     def act(p: Any, state: Handing, o: jax.Array, a: jax.Array) -> tuple[Handing, jax.Array]:
         return Handing(state.step + 1, (state.step // 50) % 2 == 1), jnp.zeros(1)
 
@@ -174,8 +174,8 @@ def test_hand_overs_are_counted_by_their_beginnings() -> None:
     assert rollouts(WALK, REST, (), keys, WALK.domain).handovers.tolist() == [0] * 6
 
 
-def test_a_controller_is_told_what_was_applied() -> None:
-    # It asks for one more than was applied, and the actuator ends at 1.
+def test_controller_receives_applied_action() -> None:
+    # The controller asks for one more than applied, and the actuator ends at 1.
     counting = Controller(lambda p, o: (), lambda p, s, o, a: (s, a + 0.4))
     run = ONE(jax.random.key(0), counting, Walk(sd=0.0))
     np.testing.assert_allclose(run.actions[:4, 0], [0.4, 0.8, 1.0, 1.0], rtol=1e-6)
@@ -184,12 +184,12 @@ def test_a_controller_is_told_what_was_applied() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "least"), [("chemical_reactor", 0.9), ("double_mass", 0.2)])
 def test_a_random_policy_violates(name: str, least: float) -> None:
-    # Truth 1.1: on the certified task a random unshielded policy cannot hold p0 = 1e-3.
+    # Truth 1.1: on the certified task a random unshielded policy violates more often than p0 = 1e-3.
     plant = PLANTS[name]
     low, high = jnp.asarray(plant.spec.action.low), jnp.asarray(plant.spec.action.high)
 
     actions = jax.random.uniform(jax.random.key(1), (2000, low.size), minval=low, maxval=high)
-    # Each episode begins somewhere else in the sequence, as its first measurement has it.
+    # The first measurement of each episode selects a different place in the sequence.
     random = Controller(
         lambda p, o: jnp.int32(1e6 * jnp.abs(o[1])) % 1800, lambda p, t, o, a: (t + 1, jnp.asarray(p)[t])
     )

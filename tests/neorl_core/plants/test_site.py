@@ -1,4 +1,4 @@
-"""A site of a plant: its steady state by the balance with its own constants, its draws, and its margins."""
+"""A site of a plant: steady state with the site's constants, draws, and margins."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def site(limits: dict[str, tuple[float | None, float | None]] | None = None) -> 
     return site_plant(REACTOR, "reactors_east", CONSTANTS, limits or {})
 
 
-def test_its_model_rests_where_the_balances_with_its_constants_say() -> None:
+def test_site_steady_state_by_hand() -> None:
     # dCa/dt = dT/dt = 0, solved by hand for T = 324 K with the site's k0 and UA/(rho cp V).
     east, temperature = site(), 324.0
     rate = 7.3e10 * np.exp(-8750.0 / temperature)
@@ -36,11 +36,11 @@ def test_its_model_rests_where_the_balances_with_its_constants_say() -> None:
     rest = jnp.asarray([concentration, temperature, coolant, concentration])
     after, _ = east.predict(rest, jnp.asarray([coolant]), east.params)
     assert float(after[1]) == pytest.approx(temperature, abs=0.02)
-    # The plant's own constants would not rest there.
+    # The plant's own constants are not in balance there.
     assert abs(float(REACTOR.predict(rest, jnp.asarray([coolant]), REACTOR.params)[0][1]) - temperature) > 0.3
 
 
-def test_the_domain_draws_the_same_shares_about_the_sites_constants() -> None:
+def test_domain_draws_scale_with_site_constants() -> None:
     key, east = jax.random.key(5), site()
     mine, theirs = east.sample_params(key, east.domain), REACTOR.sample_params(key, REACTOR.domain)
     for name, value in CONSTANTS.items():
@@ -48,12 +48,12 @@ def test_the_domain_draws_the_same_shares_about_the_sites_constants() -> None:
         assert share != 1.0
         assert float(getattr(mine, name)) == pytest.approx(value * share, rel=1e-6)
     assert float(mine.feed_sd) == float(theirs.feed_sd)
-    # A claim about the domain names the constants, and another domain is another site.
+    # A claim about the domain names the constants, so another domain is another site.
     moved = east.sample_params(key, east.domain._replace(site_cooling_rate=2.03 * 1.1))
     assert float(moved.cooling_rate) == pytest.approx(1.1 * float(mine.cooling_rate), rel=1e-6)
 
 
-def test_margins_are_held_against_its_own_limits() -> None:
+def test_margins_use_site_limits() -> None:
     low, high = REACTOR.spec.constraints[0].low, REACTOR.spec.constraints[0].high
     east = site({LIMIT: (low + 1.5, high - 1.5)})
     key, action = jax.random.key(1), jnp.asarray([299.0])
@@ -65,27 +65,27 @@ def test_margins_are_held_against_its_own_limits() -> None:
     logged = site_signals(LOGGED["chemical_reactor"], REACTOR.spec, east.spec)
     rows = np.array([[0.9, low + 2.0, 300.0, 0.9], [0.9, high - 1.0, 300.0, 0.9]])
     assert np.asarray(logged.margins(rows))[:, 0] == pytest.approx([0.5, -0.5], abs=1e-4)
-    # The other side stays where nothing is said of it, if both are where they were.
+    # An unmentioned side does not move if both sides are at the plant's limits.
     assert site_spec(REACTOR.spec, "east", {LIMIT: (None, None)}).constraints == REACTOR.spec.constraints
 
 
-def test_without_constants_it_is_the_plant_under_another_name() -> None:
+def test_site_without_constants_equals_plant() -> None:
     same = site_plant(REACTOR, "reactors_west", {}, {})
     assert same.spec == REACTOR.spec._replace(name="reactors_west")
     assert same._replace(spec=REACTOR.spec) == REACTOR
 
 
-def test_two_sites_share_one_sampler_so_that_programs_are_compiled_once() -> None:
+def test_sites_share_compiled_programs() -> None:
     other = site_plant(REACTOR, "reactors_west", {"reaction_rate": 7.0e10, "cooling_rate": 2.1}, {})
     assert other.sample_params is site().sample_params
     assert type(other.domain) is type(site().domain)
 
 
-def test_planners_of_a_site_plan_with_its_constants() -> None:
+def test_site_planner_uses_site_constants() -> None:
     assert site().reference_params[0] == site().params
 
 
-def test_a_posterior_may_be_drawn_from_over_a_sites_constants() -> None:
+def test_posterior_over_site_constants() -> None:
     fields = {"identified_cooling_rate": 2.0, "identified_cooling_rate_1": 0.0}
     drawn = drawing_plant(site(), [Unknown("cooling_rate", 1.0)], fields)
     params = drawn.sample_params(jax.random.key(0), drawn.domain)
@@ -93,7 +93,7 @@ def test_a_posterior_may_be_drawn_from_over_a_sites_constants() -> None:
     assert abs(float(params.reaction_rate) / 7.3e10 - 1.0) < 0.011
 
 
-def test_entries_of_a_vector_are_constants_too() -> None:
+def test_vector_entries_are_constants() -> None:
     plant, label = next(
         (plant, f"{name}[0]")
         for plant in PLANTS.values()
@@ -109,8 +109,8 @@ def test_entries_of_a_vector_are_constants_too() -> None:
     assert mine[1:] == pytest.approx(theirs[1:])
 
 
-def test_an_episode_of_a_site_ends_as_the_simulator_with_its_constants_says() -> None:
-    # A second way to the same numbers: the plant itself, with its nominal constants exchanged in its draws.
+def test_site_episodes_equal_plant_with_exchanged_constants() -> None:
+    # Second method: the plant with exchanged nominal constants in the draws.
     east = site()
 
     def exchanged(key: jax.Array, domain: object) -> object:
@@ -144,13 +144,13 @@ def test_invalid_site_is_rejected(
         site_plant(REACTOR, "east", constants, limits)
 
 
-def test_sites_differ_in_what_the_domain_draws() -> None:
+def test_varied_constants_are_drawn_ones() -> None:
     assert varied_constants(REACTOR) == ("reaction_rate", "cooling_rate")
     assert varied_constants(PLANTS["double_mass"]) == ()
 
 
-def test_no_bound_is_taken_on_a_side_that_the_simulator_tells_no_distance_to() -> None:
-    """A reserve there would be zero, and a claim would name a limit that nothing tested."""
+def test_open_side_of_a_limit_stays_open() -> None:
+    """A reserve there would be zero, and a claim would name a limit that was never tested."""
     furnace, name = PLANTS["steel_annealing"], "steel surface temperature"
     for low, high in ((1000.0, None), (1000.0, 1200.0)):
         with pytest.raises(ValueError, match="limit of steel surface temperature must stay open"):

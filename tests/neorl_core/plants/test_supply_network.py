@@ -1,4 +1,4 @@
-"""The supply chain whose links fail: without outages it is or-gym's, with them nothing is made or lost on the way."""
+"""The supply chain with failing links: or-gym's chain without outages, conservation of goods with outages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _noisy(domain: Any, noise: float = 0.3) -> Any:
     return found.trajectory
 
 
-def test_without_outages_it_is_the_chain() -> None:
+def test_without_outages_equals_supply_chain() -> None:
     calm = network.Domain(outage=0.0)
     params = jax.tree.map(jnp.float32, PLANT.fallback_params)
     ours = rollouts(PLANT, PLANT.fallback, params, KEYS, calm, trace=True)
@@ -42,23 +42,23 @@ def test_without_outages_it_is_the_chain() -> None:
     np.testing.assert_array_equal(ours.min_margins, theirs.min_margins)
 
 
-def test_nothing_is_shipped_over_a_link_that_is_out_and_no_goods_are_lost() -> None:
+def test_goods_are_conserved_under_outages() -> None:
     day = _noisy(OFTEN)
     seen, after, up = day.observations, day.next_observations, np.asarray(day.observations[..., 26:])
     sent = np.stack([np.asarray(after[..., first]) for first in network.chain.FIRST], -1)
     assert not sent[up == 0].any()
     assert sent[up == 1].any()
-    # Goods in the chain: what the maker shipped came in, what was sold went out, and sold is what was paid for.
+    # Goods in the chain: shipments of the maker enter, sales leave, and sales equal paid units.
     goods = [np.asarray(x[..., :3].sum(-1) + x[..., 8:26].sum(-1)) for x in (seen, after)]
     sold = np.asarray(seen[..., 0] + seen[..., network.chain.LAST[0]] - after[..., 0])
     np.testing.assert_allclose(goods[1] - goods[0], sent[..., 2] - sold, atol=1e-3)
     np.testing.assert_allclose(network.logged_reward(seen, day.actions, after), day.rewards, atol=1e-3)
-    # An order that was not shipped waits, and none is forgotten.
+    # Orders that were not shipped wait, and none is lost.
     waiting = np.asarray(seen[..., 4:7]) + np.floor(np.asarray(day.actions)) - sent
     np.testing.assert_allclose(after[..., 4:7], waiting, atol=1e-3)
 
 
-def test_links_are_out_as_often_as_their_chain_of_two_states_says() -> None:
+def test_links_fail_as_two_state_chain() -> None:
     def step(state: Any, key: jax.Array) -> Any:
         return PLANT.step(key, state, jnp.zeros(3), params)[0], state.up
 
@@ -74,7 +74,7 @@ def test_links_are_out_as_often_as_their_chain_of_two_states_says() -> None:
     assert (ends > 0).sum() / (up[:-1] == 0).sum() == pytest.approx(0.4, abs=0.02)
 
 
-def test_the_model_of_the_shield_takes_links_as_they_are() -> None:
+def test_prediction_keeps_link_state() -> None:
     day = _noisy(OFTEN, 0.0)
     x, action = day.observations[0, 12].at[26:].set(jnp.asarray([0.0, 1.0, 0.0])), jnp.asarray([7.0, 8.0, 9.0])
     following, _ = PLANT.predict(x, action, network.NOMINAL)
@@ -93,7 +93,7 @@ def test_stages_and_links_by_hand() -> None:
     ]
     assert layout.edges == ((1, 0), (2, 1), (3, 2))
     assert [names[int(k)] for k in graph.nodes[1, 2:]] == ["distributor_stock", "retailer_unmet_order"]
-    # What is next to arrive at the distributor was shipped four periods before; its link has no tenth period.
+    # The next arrival at the distributor was shipped four periods before; this link has no tenth period.
     assert names[int(graph.edges[1, 2])] == "distributor_shipped_4"
     assert names[int(graph.edges[2, 2])] == "producer_shipped_9"
     np.testing.assert_array_equal(graph.edges[1, 7:], np.zeros(5))
@@ -101,7 +101,7 @@ def test_stages_and_links_by_hand() -> None:
     np.testing.assert_array_equal(graph.edge_mask, [26, 27, 28])
 
 
-def test_a_graph_policy_learns_what_stages_order() -> None:
+def test_graph_policy_clones_orders() -> None:
     day = _noisy(OFTEN, 0.05)
     rows = Transition(
         *(np.asarray(x).reshape(-1, *x.shape[2:]) for x in (day.observations, day.actions, day.rewards)),

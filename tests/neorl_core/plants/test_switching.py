@@ -1,4 +1,4 @@
-"""Any radial feeder and its switches: MATPOWER's losses, Kirchhoff's theorem, and matroids."""
+"""Network reconfiguration on radial feeders: MATPOWER's losses, Kirchhoff's theorem, and matroids."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ties_open(feeder: Feeder) -> jax.Array:
     return (jnp.arange(len(feeder.ends)) >= len(feeder.ends) - feeder.ties).astype(float)
 
 
-def test_losses_and_lowest_voltages_are_matpowers(truth: Truth) -> None:
+def test_losses_and_voltages_equal_matpower(truth: Truth) -> None:
     expected = (202.677, 0.91309), (224.992, 0.90919), (1298.09, 0.86880), (320.364, 0.93065)
     with jax.enable_x64(True):
         for feeder, (loss, lowest) in zip(FEEDERS, expected, strict=True):
@@ -41,13 +41,13 @@ def test_losses_and_lowest_voltages_are_matpowers(truth: Truth) -> None:
             source = "MATPOWER"
             truth(f"loss of {feeder.name} [kW]", loss, float(found.loss) * 1e3, 5e-3, source)
             truth(f"lowest voltage of {feeder.name} [pu]", lowest, float(magnitude(found.voltage).min()), 6e-6, source)
-            # What the substation feeds in is what buses draw and lines lose.
+            # The substation supplies the loads and the losses.
             np.testing.assert_allclose(found.supplied[0], feeder.active_load.sum() + found.loss, rtol=1e-12)
     assert [feeder.ties for feeder in FEEDERS] == [5, 0, 15, 21]
 
 
 def is_tree(feeder: Feeder, opened: np.ndarray) -> bool:
-    """Whether the closed lines reach every bus, there being one fewer of them, by merging sets."""
+    """Whether the closed lines, one fewer than the buses, reach every bus, by union-find."""
     above = list(range(len(feeder.active_load) + 1))
 
     def root(bus: int) -> int:
@@ -64,7 +64,7 @@ def is_tree(feeder: Feeder, opened: np.ndarray) -> bool:
 
 
 @pytest.mark.parametrize("feeder", [FEEDER, CASE118ZH, CASE136MA], ids=lambda feeder: feeder.name)
-def test_whatever_is_preferred_the_feeder_is_a_tree_and_its_paths_are_those_of_the_tree(feeder: Feeder) -> None:
+def test_any_preference_gives_a_tree_with_its_paths(feeder: Feeder) -> None:
     preferences = jax.random.normal(jax.random.key(0), (20, len(feeder.ends)))
     found = jax.jit(jax.vmap(lambda x: radial(x, feeder)))(preferences)
     incidence = np.zeros((len(feeder.active_load) + 1, len(feeder.ends)))
@@ -74,14 +74,14 @@ def test_whatever_is_preferred_the_feeder_is_a_tree_and_its_paths_are_those_of_t
         assert opened.sum() == feeder.ties
         assert is_tree(feeder, opened)
         assert not np.any(path[opened])
-        # One unit that is drawn at a bus leaves the substation and arrives there: Kirchhoff's current law.
+        # A unit drawn at a bus leaves the substation and arrives there: Kirchhoff's current law.
         flows = incidence @ path
         np.testing.assert_array_equal(flows[0], 1.0)
         np.testing.assert_array_equal(flows[1:], -np.eye(len(feeder.active_load)))
 
 
-def test_the_lines_that_open_are_those_of_kruskals_tree() -> None:
-    """Leaving open what is preferred most is the spanning tree that is preferred least, line by line."""
+def test_open_lines_agree_with_kruskal() -> None:
+    """Opening the most preferred lines gives the spanning tree with the least preference, line by line."""
     preferences = np.random.default_rng(0).normal(size=(20, 37)).astype(np.float32)
     found = jax.jit(jax.vmap(lambda x: radial(x, FEEDER).opened))(preferences)
     for preference, ours in zip(preferences, found, strict=True):
@@ -90,7 +90,7 @@ def test_the_lines_that_open_are_those_of_kruskals_tree() -> None:
             opened[line] = False
             reached = np.arange(33)
             closed = FEEDER.ends[~opened]
-            for begin, end in closed:  # in this order, so that a loop is met when its last line is
+            for begin, end in closed:  # in this order, so that a loop closes with the last line
                 one, other = reached[begin], reached[end]
                 if one == other:
                     opened[line] = True
@@ -100,14 +100,14 @@ def test_the_lines_that_open_are_those_of_kruskals_tree() -> None:
 
 
 def chessboard(side: int) -> Feeder:
-    """A mesh of so many loops that a column has two words of bits: its first lines are a tree, row by row."""
+    """A mesh with so many loops that a column has two words of bits: the first lines are a tree, row by row."""
     lines = [(row * side, row * side + side, 0.1, 0.1) for row in range(side - 1)]
     lines += [(bus, bus + 1, 0.1, 0.1) for bus in range(side * side) if (bus + 1) % side]
     lines += [(bus, bus + side, 0.1, 0.1) for bus in range(side * (side - 1)) if bus % side]
     return feeder_of("chessboard", 10.0, lines, [(1.0, 0.0)] * (side**2 - 1), ties=(side - 1) ** 2)
 
 
-def test_more_loops_than_a_word_has_bits() -> None:
+def test_more_loops_than_bits_per_word() -> None:
     feeder = chessboard(8)
     assert feeder.ties == 49
     preferences = np.random.default_rng(1).normal(size=(10, len(feeder.ends))).astype(np.float32)
@@ -115,7 +115,7 @@ def test_more_loops_than_a_word_has_bits() -> None:
     for preference, opened in zip(preferences, np.asarray(found), strict=True):
         assert opened.sum() == feeder.ties
         assert is_tree(feeder, opened)
-        # Of a best basis no exchange of one line is better (Edmonds 1971): each closed line against each open one.
+        # A best basis cannot be improved by exchanging one line (Edmonds 1971): each closed line against each open one.
         for line in np.flatnonzero(~opened):
             for other in np.flatnonzero(opened & (preference < preference[line])):
                 exchanged = opened.copy()
@@ -123,12 +123,12 @@ def test_more_loops_than_a_word_has_bits() -> None:
                 assert not is_tree(feeder, exchanged)
 
 
-def test_whatever_numbers_are_said_a_tree_comes_of_them_and_the_first_of_equal_ones_is_opened() -> None:
+def test_special_preferences_give_trees() -> None:
     opened = jax.jit(lambda x: radial(x, FEEDER).opened)
     odd = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1.0, -1.0], np.float32)
     for seed in range(10):
         assert is_tree(FEEDER, np.asarray(opened(np.random.default_rng(seed).choice(odd, 37))))
-    # Zeros of both signs are equal, and so the first of them is opened on each loop.
+    # Zeros of both signs are equal, so the first of them is opened on each loop.
     zeros = np.where(np.arange(37) % 2, 0.0, -0.0).astype(np.float32)
     np.testing.assert_array_equal(opened(zeros), opened(np.zeros(37, np.float32)))
     assert np.asarray(opened(np.full(37, -np.inf, np.float32))).sum() == 5
@@ -137,7 +137,7 @@ def test_whatever_numbers_are_said_a_tree_comes_of_them_and_the_first_of_equal_o
         np.testing.assert_array_equal(opened(doubles), opened(doubles.astype(np.float32)))
 
 
-def test_paths_are_those_of_the_plants_own_matrix() -> None:
+def test_paths_equal_path_matrix() -> None:
     positions = enumerated.positions()[::5_000]
     opened = enumerated.opened_by(positions).astype(np.float32)
     ours = jax.jit(jax.vmap(lambda x: radial(x, FEEDER).path))(opened)
@@ -145,7 +145,7 @@ def test_paths_are_those_of_the_plants_own_matrix() -> None:
     np.testing.assert_array_equal(ours, plants)
 
 
-def test_a_line_out_of_service_is_open_and_carries_nothing_in_the_mesh() -> None:
+def test_line_out_of_service_is_open() -> None:
     grid = Grid(FEEDER, meshed_of(FEEDER), (0,), np.zeros((37, 2)), PLANT.params)
     load = jnp.asarray(FEEDER.active_load), jnp.asarray(FEEDER.reactive_load)
     opened = jax.jit(lambda preference, in_service: topology(grid, preference, in_service).opened)
@@ -154,7 +154,7 @@ def test_a_line_out_of_service_is_open_and_carries_nothing_in_the_mesh() -> None
         assert opened(-jnp.ones(37), in_service)[line]
         current = meshed_current(grid.meshed, *load, jnp.asarray(line))
         assert float(current[line]) < 1e-6
-        # Kirchhoff's voltage law around every loop of what is left, with resistances alone: the least loss.
+        # Kirchhoff's voltage law around every remaining loop, with resistances only: the least loss.
         around = [loop for loop in FEEDER.loops if not loop[line]]
         matrix = np.asarray(grid.meshed.current)
         drawn = matrix @ np.asarray(FEEDER.active_load)
@@ -162,17 +162,17 @@ def test_a_line_out_of_service_is_open_and_carries_nothing_in_the_mesh() -> None
         np.testing.assert_allclose([loop @ (FEEDER.resistance * drawn) for loop in around], 0.0, atol=1e-12)
 
 
-def test_lines_that_are_no_tree_are_refused() -> None:
+def test_lines_without_tree_are_rejected() -> None:
     lines = ((0, 1, 0.1, 0.1), (1, 2, 0.1, 0.1), (2, 0, 0.1, 0.1))
     assert feeder_of("ring", 10.0, lines, ((1.0, 0.0), (1.0, 0.0)), ties=1).loops.shape == (1, 3)
     with pytest.raises(ValueError, match="lines of feeder ring without ties must be a tree"):
         feeder_of("ring", 10.0, lines, ((1.0, 0.0), (1.0, 0.0)), ties=0)
-    # Lines may be named against the way from the substation.
+    # Lines may be listed against the direction from the substation.
     turned = feeder_of("line", 10.0, ((2, 1, 0.1, 0.1), (1, 0, 0.1, 0.1)), ((1.0, 0.0), (1.0, 0.0)), ties=0)
     np.testing.assert_array_equal(turned.base_path, [[0.0, -1.0], [1.0, 1.0]])
 
 
-def test_a_day_of_the_plants_own_controller_and_its_logged_signals() -> None:
+def test_day_of_rule_and_logged_signals() -> None:
     drawn = PLANT.sample_params(jax.random.key(1), PLANT.domain)
     played = rollout(PLANT, PLANT.fallback, PLANT.fallback_params, jax.random.key(0), drawn)
     assert all(np.isfinite(np.asarray(x, float)).all() for x in jax.tree.leaves(played))
@@ -190,14 +190,14 @@ def test_a_day_of_the_plants_own_controller_and_its_logged_signals() -> None:
     np.testing.assert_array_equal(again.opened, state.opened)
     assert float(told.outage) == float(params.outage)
     now = seen(FEEDER, after.observation)
-    # The closed mesh of the loads that are measured after the step, without the line that is out of service.
+    # Meshed currents of the loads measured after the step, without the line out of service.
     mesh = meshed_current(meshed_of(FEEDER), now.active, now.reactive, jnp.asarray(params.outage, int))
     np.testing.assert_allclose(now.meshed, mesh, rtol=1e-5, atol=1e-7)
     np.testing.assert_array_equal(now.closed < 0.5, radial(action, FEEDER).opened)
 
 
-def test_kirchhoff_counts_the_topologies_that_positions_reach() -> None:
-    """The determinant of the reduced Laplacian is the number of spanning trees; each is reached, and once."""
+def test_kirchhoff_counts_the_topologies() -> None:
+    """The determinant of the reduced Laplacian is the number of spanning trees; each is reached exactly once."""
     laplacian = np.zeros((33, 33))
     for begin, end in FEEDER.ends:
         laplacian[[begin, end], [begin, end]] += 1
@@ -212,7 +212,7 @@ def test_kirchhoff_counts_the_topologies_that_positions_reach() -> None:
 
 
 @pytest.mark.slow
-def test_the_papers_best_topology_is_the_best_of_all() -> None:
+def test_papers_best_topology_is_optimal() -> None:
     load = (jnp.asarray(x[None], jnp.float32) for x in (FEEDER.active_load, FEEDER.reactive_load))
     impedance = jnp.asarray(np.stack([FEEDER.resistance, FEEDER.reactance], -1)[None], jnp.float32)
     positions = enumerated.positions()
@@ -224,8 +224,8 @@ def test_the_papers_best_topology_is_the_best_of_all() -> None:
     assert 0.0012 < np.mean(loss < 1.05 * loss[best]) < 0.0016
 
 
-def test_every_combination_of_a_small_mesh() -> None:
-    """All preferences over a ladder of two loops open every one of its trees, and nothing else."""
+def test_all_preferences_of_a_small_mesh() -> None:
+    """All preferences over a ladder of two loops open each of the ladder's trees, and nothing else."""
     lines = tuple((a, b, 0.1, 0.1) for a, b in ((0, 1), (1, 2), (2, 3), (3, 0), (1, 3)))
     feeder = feeder_of("ladder", 10.0, lines, ((1.0, 0.0),) * 3, ties=2)
     orders = np.array(list(itertools.permutations(range(5))), np.float32)
@@ -236,19 +236,19 @@ def test_every_combination_of_a_small_mesh() -> None:
     assert len(trees) == 8
 
 
-def test_the_scale_lies_between_switches_left_alone_and_the_best_that_is_known() -> None:
-    """A day of the default domain scores about 0 as midnight left it, and about 100 as the reference has it."""
+def test_score_range_of_feeders() -> None:
+    """A day of the default domain scores about 0 without switching, and about 100 with the reference."""
     worst, best = PLANT.spec.score_range
     keys = jax.random.split(jax.random.key(5), 64)
     each = Behaviour(*(jnp.zeros(64, jnp.float32) for _ in range(3)))
     by_rule = play(PLANT, PLANT.reference, PLANT.reference_params, each, keys).ret
     left = play(PLANT, PLANT.reference, PLANT.reference_params, each._replace(detuned=jnp.ones(64)), keys).ret
-    # Days differ by their loads: four deviations of the mean of as many days.
+    # Days differ by their loads: four standard errors of the mean of as many days.
     for mean, returns in ((best, by_rule), (worst, left)):
         assert abs(float(jnp.mean(returns)) - mean) < 4 * float(jnp.std(returns)) / 8
 
 
-def test_the_reluctance_of_the_plants_own_controller_and_a_feeder_without_a_scale() -> None:
+def test_keep_reduces_switching_and_score_range_is_required() -> None:
     stays = switching_plant(FEEDER, keep=1.0)
     _, first = jax.jit(stays.reset)(jax.random.key(2), stays.params._replace(start_spread=2.0))
     applied = stays.applied(first)

@@ -48,7 +48,7 @@ def test_kept_search_results_gain_at_most_two_points() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_space_makes_parameters_of_the_tuned_controller(name: str) -> None:
+def test_every_space_builds_controller_parameters(name: str) -> None:
     plant, space = PLANTS[name], SPACES[name]
     places = np.random.default_rng(0).uniform(size=(3, len(space.names)))
     params = space.params(jax.numpy.asarray(space.numbers(places)[0], float))

@@ -1,4 +1,4 @@
-"""The statistics against outside values (shared truth, section 2, unless another source is named)."""
+"""The statistics against outside values (shared truth, section 2, unless another source is given)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_clopper_pearson_lower_mirrors_the_upper() -> None:
 def test_rollouts_needed(p0: float, alpha: float, expected: tuple[int, ...]) -> None:
     for k, n in enumerate(expected):
         assert bounds.rollouts_needed(p0, k, alpha) == n
-        # The definition, through the other function.
+        # The definition, by the other function.
         assert bounds.clopper_pearson_upper(k, n, alpha) <= p0 < bounds.clopper_pearson_upper(k, n - 1, alpha)
 
 
@@ -73,13 +73,13 @@ def test_each_violation_costs_the_same() -> None:
     assert -per_violation / per_success == pytest.approx(2557.02, abs=0.005)
     flags = np.zeros(20_000, dtype=bool)
     flags[[10, 3000]] = True
-    # 3326.9 + 2 * 2557.02 successes, rounded up, and the two violations themselves.
+    # 3326.9 + 2 * 2557.02 successes, rounded up, plus the two violations.
     needed = math.ceil(math.log(20) / per_success + 2 * 2557.02) + 2
     assert betting_stop(flags, 1e-3, 0.05) == needed == bounds.betting_episodes(1e-3, 2, 0.05)
 
 
 def test_e_value_is_the_likelihood_ratio() -> None:
-    # Powers taken directly, where they do not overflow.
+    # Powers computed directly, where they do not overflow.
     direct = ((1 - 1e-4) / (1 - 1e-3)) ** 500 * (1e-4 / 1e-3) ** 3
     assert bounds.log_e_value(500, 3, 1e-3) == pytest.approx(math.log(direct), rel=1e-12)
 
@@ -126,7 +126,7 @@ def test_false_certification_rates_are_exact() -> None:
     one = certification_probability(p0, [2995])
     assert one == pytest.approx(0.0500, abs=5e-5)  # Clopper-Pearson, fixed n
     assert 1 - (1 - one) ** 10 == pytest.approx(0.401, abs=5e-4)  # best of ten
-    # A bootstrap or t-test of 1000 episodes certifies whenever it saw no violation.
+    # A bootstrap or t-test of 1000 episodes certifies whenever there is no violation.
     assert certification_probability(p0, [1000]) == pytest.approx(0.368, abs=5e-4)
     spent = [bounds.rollouts_needed(p0, 0, bounds.alpha_spent(0.05, j)) for j in range(1, 11)]
     refused = math.prod(1 - certification_probability(p0, [n]) for n in spent)
@@ -142,7 +142,7 @@ def test_peeking_at_clopper_pearson() -> None:
     at = boundaries(p0, 0.05, 20_000, "clopper_pearson")
     every = certification_probability(p0, at)
     assert every == pytest.approx(stepwise(p0, at, 20_000), abs=1e-12)
-    # The truth's 16.9 % does not name its grid. Looking after every episode gives 17.0 %, after every 25th 16.9 %.
+    # The truth's 16.9 % does not state its grid. Checking every episode gives 17.0 %, every 25th 16.9 %.
     assert every == pytest.approx(0.1702, abs=5e-5)
     coarse = [-(-n // 25) * 25 for n in at]
     assert certification_probability(p0, coarse) == pytest.approx(0.169, abs=5e-4)
@@ -154,7 +154,7 @@ def test_certification_probability_agrees_with_simulation() -> None:
     rate = np.mean([betting_stop(row, p0, alpha) is not None for row in flags])
     exact = certification_probability(p0, boundaries(p0, alpha, most, "betting"))
     assert rate == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / tries))
-    # Power: a process ten times safer is certified most of the time.
+    # Power: a controller ten times safer is certified most of the time.
     assert certification_probability(p0 / 10, boundaries(p0, alpha, most, "betting")) > 0.95
 
 
@@ -166,7 +166,7 @@ def test_mean_interval_by_hand() -> None:
     assert bounds.mean_interval([4.0]) == (4.0, -math.inf, math.inf)
 
 
-def test_paired_difference_removes_what_pairs_share() -> None:
+def test_paired_difference_removes_common_variation() -> None:
     shared = np.array([10.0, -20.0, 30.0, 400.0])
     value, lower, upper = bounds.paired_difference_interval(shared + np.array([1.0, 1.1, 0.9, 1.0]), shared)
     assert value == pytest.approx(1.0)
@@ -186,6 +186,6 @@ def test_paired_difference_removes_what_pairs_share() -> None:
         (lambda: bounds.paired_difference_interval([1.0], [1.0, 2.0]), "1 and 2"),
     ],
 )
-def test_impossible_questions_are_refused(call: object, message: str) -> None:
+def test_invalid_arguments_are_rejected(call: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""The certifier against processes of known violation probability, and the reactor's certified task."""
+"""Certification on plants with known violation probability, and on the reactor's certified task."""
 
 from __future__ import annotations
 
@@ -98,23 +98,23 @@ def test_known_violation_probability(limit: float, probability: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("limit", "probability"), [(1.0, 0.00159505606), (1.1, 2.144277e-4), (1.2, 2.36392e-5)])
-def test_certified_as_often_as_the_exact_probability_says(limit: float, probability: float) -> None:
+def test_certified_with_exact_probability(limit: float, probability: float) -> None:
     tries = 16
     certified = sum(run_ar(limit, seed).certified for seed in range(tries))
     boundaries = [bounds.betting_episodes(1e-3, k, 0.05) for k in range(4)]
     exact = certification_probability(probability, boundaries)
     assert abs(certified - tries * exact) <= 3.5 * math.sqrt(tries * exact * (1 - exact)) + 0.5
-    # Worse than p0 must fail nearly always, much better than p0 must pass.
+    # Worse than p0 must nearly always fail, much better than p0 must pass.
     assert {1.0: certified <= 1, 1.1: certified > tries / 2, 1.2: certified == tries}[limit]
 
 
 @pytest.mark.slow
-def test_counts_repeat_and_do_not_depend_on_the_batches() -> None:
+def test_counts_are_reproducible_for_any_batch_size() -> None:
     whole = run_ar(1.1, 5)
     assert whole == run_ar(1.1, 5)
     assert whole._replace(mean_return=None) == run_ar(1.1, 5, batch=1000)._replace(mean_return=None)
     assert whole != run_ar(1.1, 6)
-    # The verdict is the one that the plain definition gives.
+    # The verdict agrees with the plain definition.
     flags = np.zeros(whole.episodes, dtype=bool)
     flags[list(whole.violating)] = True
     assert betting_stop(flags, 1e-3, 0.05) == whole.episodes
@@ -135,7 +135,7 @@ def test_progress_is_reported_after_every_batch() -> None:
     assert 0 < last.min_margins[0] < 1.5
 
 
-def test_futility_stops_at_the_violation_that_makes_it_hopeless() -> None:
+def test_futility_stops_at_decisive_violation() -> None:
     # 6000 episodes suffice for one violation (5885) and not for two (8443).
     hopeless = run_ar(0.9, 1, batch=1000, most=6000)
     assert hopeless.stop == "futile"
@@ -146,8 +146,8 @@ def test_futility_stops_at_the_violation_that_makes_it_hopeless() -> None:
 
 
 @pytest.mark.slow
-def test_a_test_has_stopped_for_a_reason_before_its_episodes_are_out() -> None:
-    # Whatever number of violations is allowed is allowed in at most as many episodes: nothing stays open.
+def test_test_always_stops_by_max_episodes() -> None:
+    # Any allowed number of violations certifies within the maximum number of episodes.
     for seed in range(8):
         counts = run_ar(1.05, seed, most=11_500)
         assert counts.stop in ("certified", "futile")
@@ -156,13 +156,13 @@ def test_a_test_has_stopped_for_a_reason_before_its_episodes_are_out() -> None:
 
 
 def test_a_million_episodes_are_counted_batch_by_batch() -> None:
-    """What is kept of a batch is a few numbers: the simulator's own work is all that grows."""
+    """Only a few numbers per batch are stored, so only the simulation grows with the number of episodes."""
     size, sizes = 16_384, []
 
     def sound(plant: Plant, controller: Controller, params: Any, keys: Array, domain: Any) -> EpisodeResult:
         sizes.append(len(keys))
         zeros = np.zeros(size)
-        # One violation in 280,000, where a claim of 1e-5 has room for it.
+        # One violation in 280,000, which a claim of 1e-5 allows.
         violated = (np.arange(size) + size * (len(sizes) - 1)) % 280_000 == 279_999
         return EpisodeResult(zeros, zeros, violated, np.ones((size, 1)), zeros)  # type: ignore[arg-type]
 
@@ -171,25 +171,25 @@ def test_a_million_episodes_are_counted_batch_by_batch() -> None:
     )
     assert last.certified
     assert last.violating == (279_999, 559_999, 839_999)
-    # By hand: log(20) + k log(10) over log((1 - 1e-6)/(1 - 1e-5)), and the violations themselves.
+    # By hand: log(20) + k log(10) over log((1 - 1e-6)/(1 - 1e-5)), plus the violations.
     gain = math.log1p(-1e-6) - math.log1p(-1e-5)
     assert last.episodes == math.ceil((math.log(20) + 3 * math.log(10)) / gain) + 3
     assert sum(sizes) >= last.episodes > 10**6
 
 
-def test_not_a_number_counts_as_a_violation() -> None:
+def test_nan_counts_as_violation() -> None:
     # The limit is never reached, but the measurement fails where |x| > .9: p = .00968 as for a limit of .9.
     blind = run_ar(5.0, 1, blind=0.9, batch=1000, most=6000)
     assert blind.violating == run_ar(0.9, 1, batch=1000, most=6000).violating
     assert blind.min_margins[0] > 0
 
 
-def test_too_few_episodes_are_refused_beforehand() -> None:
+def test_too_few_episodes_are_rejected() -> None:
     with pytest.raises(ValueError, match="max_episodes must be at least 3327"):
         run_ar(1.1, 0, most=3000)
 
 
-def test_the_key_of_a_seed() -> None:
+def test_key_of_a_seed() -> None:
     digest = hashlib.sha256(b"neorl certification seed v1:" + bytes(range(32))).digest()
     expected = [int.from_bytes(digest[:4], "big"), int.from_bytes(digest[4:8], "big")]
     assert [int(x) for x in jax.random.key_data(key_of(bytes(range(32))))] == expected
@@ -202,14 +202,14 @@ REACTOR = PLANTS["chemical_reactor"]
 
 
 class Proposal(NamedTuple):
-    """A policy by hand, or random actions: one function for both, so that the reactor is compiled once for both."""
+    """A hand-written policy, or random actions: one function for both, so that the reactor is compiled once."""
 
     random: Array
     policy: Policy
 
 
 def propose(proposal: Proposal, observation: Array) -> Array:
-    # The measurement's noise is the dice: a controller has no key.
+    # Random actions use the measurement noise, because a controller has no key.
     bits = jax.lax.bitcast_convert_type(observation[1], jnp.uint32)
     low, high = (jnp.asarray(x) for x in REACTOR.spec.action[2:])
     dice = jax.random.uniform(jax.random.fold_in(jax.random.key(0), bits), low.shape, minval=low, maxval=high)
@@ -217,10 +217,10 @@ def propose(proposal: Proposal, observation: Array) -> Array:
 
 
 def by_hand(setpoint_mean: float) -> Policy:
-    """Feed forward of the coolant that holds the set point: 300 K at .8608 mol/L, 1 K less per .0143 mol/L more.
+    """Feedforward of the coolant for the set point: 300 K at .8608 mol/L, 1 K less per .0143 mol/L more.
 
-    .0143 (mol/L)/K is the slope between the steady states at 295, 300 and 302 K (shared truth, section 1.1). The sound
-    normaliser has the mean .865; any other is that of other data.
+    .0143 (mol/L)/K is the slope between the steady states at 295, 300 and 302 K (shared truth, section 1.1). The right
+    normaliser has the mean .865; any other belongs to other data.
     """
     normaliser = Normaliser(
         jnp.array([0.865, 324.0, 300.0, setpoint_mean]),
@@ -243,40 +243,40 @@ def run_reactor(controller: Controller, params: Any) -> CertificationCounts:
     )
 
 
-def test_the_reactors_own_controller_is_certified() -> None:
+def test_reactor_pi_controller_is_certified() -> None:
     counts = run_reactor(composite_controller(REACTOR), make_composite(REACTOR))
     assert (counts.certified, counts.episodes, counts.violations, counts.handovers) == (True, 3327, 0, 0)
-    # Tuned for speed, it comes 0.3 K nearer to its limits than as it was found.
+    # The tuned controller is faster and gets 0.3 K closer to the limits than the found one.
     assert counts.min_margins[0] > 2.5
 
 
-def test_unshielded_random_and_stale_policies_are_refused() -> None:
+def test_unshielded_random_and_stale_policies_fail() -> None:
     bare = bare_controller(REACTOR, propose)
     for proposal in (RANDOM, STALE):
         counts = run_reactor(bare, proposal)
         assert (counts.certified, counts.stop) == (False, "futile")
         assert counts.episodes < 40
-    # The same policy with the normaliser that belongs to it keeps the limits, so the refusal is not of all policies.
+    # With the right normaliser the same policy keeps the limits, so the test does not reject every policy.
     assert run_reactor(bare, SOUND).certified
 
 
 @pytest.mark.slow
-def test_the_shield_holds_what_the_random_policy_would_lose() -> None:
+def test_shield_makes_random_policy_safe() -> None:
     controller = composite_controller(REACTOR, propose)
     for proposal, least in ((RANDOM, 1.0), (STALE, 1.0), (SOUND, 0.0)):
         composite = make_composite(REACTOR, proposal)  # type: ignore[arg-type]
         result = rollouts(REACTOR, controller, composite, episode_keys(5, 0, 512), REACTOR.domain)
         assert int(result.violated.sum()) == 0
         assert float(result.handovers.mean()) >= least
-    # A sound policy is left alone.
+    # A good policy is not changed.
     assert int(result.handovers.sum()) == 0
 
 
 @pytest.mark.slow
-def test_a_wider_domain_decides_what_the_shield_holds() -> None:
-    # Truth 1.1: a plain look-ahead of 12 steps loses 0 of 4,000 episodes of random actions at a deviation of the feed
-    # of .5 K, and 27 % at 2 K with constants within ±5 %. This one keeps a distance to each limit besides, and loses
-    # fewer of those; yet far more than 1e-3.
+def test_wider_domain_defeats_the_shield() -> None:
+    # Truth 1.1: a plain look-ahead of 12 steps loses 0 of 4,000 episodes of random actions at a feed deviation of .5 K,
+    # and 27 % at 2 K with constants within ±5 %. This shield also keeps a distance to each limit and loses fewer, but
+    # far more than 1e-3.
     controller, composite = composite_controller(REACTOR, propose), make_composite(REACTOR, RANDOM)  # type: ignore[arg-type]
     wide = {"feed_sd": 2.0, "feed_clip": 6.0, "reaction_spread": 0.05, "cooling_spread": 0.05}
     lost = [

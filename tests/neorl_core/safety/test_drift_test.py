@@ -1,4 +1,4 @@
-"""The drift alarm: its rate of false alarms under no drift, its power under one, and its parts by hand."""
+"""The drift test: false-alarm rate without drift, power with drift, and parts by hand."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from neorl_core.safety.drift_test import (
 )
 
 
-def test_the_first_step_by_hand() -> None:
-    # The largest of four: p = 1 / 4, and each bet k p^(k - 1) on a sum that was (0 + 1).
+def test_first_step_by_hand() -> None:
+    # The largest of four: p = 1 / 4, and each bet k p^(k - 1) on a sum of (0 + 1).
     found = detect([1.0, 2.0, 3.0], [4.0], threshold=10.0)
     by_hand = np.mean([k * 0.25 ** (k - 1) for k in POWERS])
     assert math.isclose(found.log_evidence[0], math.log(by_hand))
@@ -27,18 +27,18 @@ def test_the_first_step_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("reference", "bar"), [(50, 15.5), (50, 8.2), (365, 15.5), (1000, 0.0)])
-def test_no_fewer_scores_raise_an_alarm_than_the_largest_ones_take(reference: int, bar: float) -> None:
-    # Source: the detector itself on scores of which each is larger than all before it.
+def test_fewest_scores_to_alarm(reference: int, bar: float) -> None:
+    # Source: the drift test itself on scores that are each larger than all before.
     fewest = fewest_to_alarm(reference, bar)
     found = detect(np.zeros(reference), np.arange(1, fewest + 2), math.exp(bar))
     assert found.alarm == fewest - 1
 
 
 @pytest.mark.slow
-def test_false_alarms_are_no_more_often_than_stated() -> None:
-    """The mean time to a false alarm is at least A: by T = A steps, the share of alarmed runs is at most near 1 - 1/e.
+def test_false_alarm_rate_is_kept() -> None:
+    """The mean time to a false alarm is at least A: by T = A steps, at most about 1 - 1/e of the runs have alarmed.
 
-    Stronger, and what Ville's inequality gives for sums that begin at each step: P(alarm by T) <= T / A.
+    Stronger, by Ville's inequality for sums that start at each step: P(alarm by T) <= T / A.
     """
     rng = np.random.default_rng(3)
     threshold, steps, trials = 2_000.0, 200, 1_500
@@ -50,7 +50,7 @@ def test_false_alarms_are_no_more_often_than_stated() -> None:
     assert alarms / trials <= stated + 3 * math.sqrt(stated / trials)
 
 
-def test_a_shift_is_found_soon_and_no_shift_is_not() -> None:
+def test_shift_is_detected_soon() -> None:
     rng = np.random.default_rng(4)
     threshold = alarm_threshold(blocks_per_year=50_000, alarms_per_year=0.1)
     delays = []
@@ -63,8 +63,8 @@ def test_a_shift_is_found_soon_and_no_shift_is_not() -> None:
     assert np.median(delays) < 40
 
 
-def test_a_drift_from_the_first_score_on_needs_a_reference_of_some_size() -> None:
-    """New scores are soon ranked among each other: with a small reference the largest drift looks like the rule."""
+def test_immediate_drift_needs_enough_references() -> None:
+    """New scores are soon ranked among each other: with a small reference even the largest drift looks normal."""
     rng = np.random.default_rng(6)
     threshold = alarm_threshold(blocks_per_year=600_000, alarms_per_year=0.1)
 
@@ -76,14 +76,14 @@ def test_a_drift_from_the_first_score_on_needs_a_reference_of_some_size() -> Non
     assert found(LEAST_REFERENCE // 3) == 0
 
 
-def test_a_score_that_is_not_finite_counts_as_the_largest() -> None:
+def test_non_finite_score_counts_as_largest() -> None:
     reference = np.arange(100.0)
     worst = detect(reference, [200.0, 200.0], 10.0).log_evidence
     for odd in ([math.nan, math.inf], [-math.inf, math.nan]):
         np.testing.assert_allclose(detect(reference, odd, 10.0).log_evidence, worst)
 
 
-def test_the_autocorrelation_time_of_an_autoregression() -> None:
+def test_autocorrelation_time_of_an_autoregression() -> None:
     """(1 + phi) / (1 - phi) for x' = phi x + noise."""
     rng = np.random.default_rng(5)
     x, found = np.zeros(200_000), rng.normal(size=200_000)
@@ -98,6 +98,6 @@ def test_blocks_do_not_cross_episodes() -> None:
     np.testing.assert_array_equal(found, [2.0, 6.0])
 
 
-def test_a_rate_must_be_positive() -> None:
+def test_rate_must_be_positive() -> None:
     with pytest.raises(ValueError, match="rates must be positive, got"):
         alarm_threshold(100.0, 0.0)

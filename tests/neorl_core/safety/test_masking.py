@@ -1,4 +1,4 @@
-"""The shield of a discrete action on a tank small enough to work by hand: masks, next best choices, dwell times."""
+"""The shield of a discrete action on a small tank, by hand: masks, next best choices, dwell times."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SPEC = PlantSpec(
 
 
 class Draw(NamedTuple):
-    """The tank's one constant: what the town draws in a step."""
+    """The tank's constant: demand of the town per step."""
 
     draw: float = 1.0
 
@@ -47,7 +47,7 @@ def refuse(*_: Any) -> Any:
 
 
 ALWAYS = Controller(lambda params, o: (), lambda params, state, o, applied: (state, jnp.asarray(params)))
-"""A fallback that always gives the action that is its parameter."""
+"""A fallback that always returns the action given as its parameter."""
 TANK = Plant(
     spec=SPEC,
     params=Draw(),
@@ -65,14 +65,14 @@ CONTROLLER = composite_controller(TANK)
 
 
 def liking(*outputs: float) -> Policy:
-    """A policy of the same preferences everywhere."""
+    """A policy with the same preferences everywhere."""
     layer = {"kernel": jnp.zeros((2, 3)), "bias": jnp.asarray(outputs)}
     one = jnp.ones(1)
     return Policy({"Dense_0": layer}, Normaliser(jnp.zeros(2), jnp.ones(2), one, one, jnp.arange(3.0)))
 
 
 def played(policy: Policy | None, levels: list[float], begun: float = 0.0, fallback: float = 0.0, **shield: Any) -> Any:
-    """(actions, hand-overs) along levels that were measured, each action applied; the tank begins with some pumps."""
+    """(actions, hand-overs) along measured levels, with each action applied; some pumps run at the start."""
     composite = make_composite(
         TANK, policy, default_shield(SPEC, **{"look_ahead": 3, "buffer": 1.0, "hold": 0, **shield})
     )
@@ -85,30 +85,30 @@ def played(policy: Policy | None, levels: list[float], begun: float = 0.0, fallb
     return found
 
 
-def test_a_choice_that_will_cross_a_limit_gives_way_to_the_next_best() -> None:
-    # With the fallback off after it: from 5 two pumps lead to 8, 7, 6; from 7 to 10, which leaves no buffer of 1.
+def test_unsafe_choice_is_replaced_by_next_best() -> None:
+    # The fallback then switches off: from 5 two pumps lead to 8, 7, 6; from 7 to 10, which violates the buffer of 1.
     assert played(liking(0.0, 1.0, 2.0), [5.0]) == [(2.0, False)]
     assert played(liking(0.0, 1.0, 2.0), [7.0]) == [(1.0, False)]
     assert played(liking(1.0, 0.0, 2.0), [7.0]) == [(0.0, False)]
-    # From 8.5 one pump still leads to 9.5: only none is left, whatever the policy likes.
+    # From 8.5 one pump still leads to 9.5: only none is left, at any preferences.
     assert played(liking(0.0, 1.0, 2.0), [8.5]) == [(0.0, False)]
     # From 3.5 with none the level falls to .5 in three steps, which no pump after the first step prevents.
     assert played(liking(2.0, 1.0, 0.0), [3.5]) == [(1.0, False)]
 
 
-def test_where_no_choice_is_left_the_fallback_acts() -> None:
-    # The fallback runs both pumps for ever, so that after any first step the level is beyond 9 in the third.
+def test_fallback_acts_without_safe_choice() -> None:
+    # The fallback always runs both pumps, so after any first step the level exceeds 9 in the third.
     assert played(liking(0.0, 1.0, 2.0), [7.0], fallback=2.0) == [(2.0, True)]
-    # Without any preference there is no policy either.
+    # Preferences that are not finite count as no policy.
     assert played(liking(0.0, np.nan, 2.0), [5.0]) == [(0.0, True)]
     assert played(liking(0.0, 1.0, 2.0), [np.nan, 5.0], begun=1.0) == [(1.0, False), (2.0, False)]
 
 
-def test_control_comes_back_only_with_more_room() -> None:
+def test_control_returns_only_with_return_buffer() -> None:
     seen = played(liking(-9.0, -9.0, 2.0), [8.5, 7.4, 5.0], fallback=0.0, return_buffer=1.0)
     assert [handed for _, handed in seen] == [False, False, False], "none is always allowed"
     # A fallback of two pumps adds 6 m after the first step: from 4.9 none leads to 9.9, which is enough to keep control
-    # and too little to get it back.
+    # but not to regain it.
     levels, shield = [7.0, 4.9, 2.4], {"fallback": 2.0, "buffer": 0.0}
     seen = played(liking(0.0, 1.0, 2.0), levels, return_buffer=0.5, **shield)
     assert seen == [(2.0, True), (2.0, True), (1.0, False)]
@@ -116,45 +116,45 @@ def test_control_comes_back_only_with_more_room() -> None:
     assert played(liking(0.0, 1.0, 2.0), levels, return_buffer=0.5, **shield | {"hold": 5})[2] == (2.0, True)
 
 
-def test_a_switch_moves_only_after_its_dwell_time() -> None:
+def test_choice_changes_only_after_dwell_time() -> None:
     # At 7 the second pump is not allowed, at 5 it is: one step after a switch it stays, with a dwell time of three.
     levels = [5.0, 7.0, 5.0, 7.0, 5.0, 7.0]
     free = [action for action, _ in played(liking(0.0, 1.0, 2.0), levels)]
     assert free == [2.0, 1.0, 2.0, 1.0, 2.0, 1.0]
     seen = played(liking(0.0, 1.0, 2.0), [5.0, 5.5, 5.0, 7.0, 5.0, 5.0, 5.0], dwell=3, look_ahead=1)
     assert [action for action, _ in seen] == [2.0, 2.0, 2.0, 1.0, 1.0, 1.0, 2.0]
-    # The fallback dwells too: asked for none, it has to keep the two pumps that have just been started.
+    # The dwell time also binds the fallback: it cannot stop two pumps that have just started.
     seen = played(liking(-9.0, -9.0, 2.0), [5.0, 9.0, 9.0, 9.0], dwell=3, look_ahead=1, hold=9)
     assert seen == [(2.0, False), (2.0, True), (2.0, True), (0.0, True)]
 
 
-def test_the_prediction_knows_that_the_fallback_has_to_dwell() -> None:
+def test_prediction_includes_fallback_dwell_time() -> None:
     # From 5.5 two pumps for one step lead to 8.5, for two to 11.5.
     assert played(liking(0.0, 1.0, 2.0), [5.5]) == [(2.0, False)]
     assert played(liking(0.0, 1.0, 2.0), [5.5], dwell=2) == [(1.0, False)]
 
 
-def test_somebody_elses_switch_begins_the_dwell_time_anew() -> None:
+def test_external_switch_restarts_dwell_time() -> None:
     composite = make_composite(TANK, liking(0.0, 1.0, 2.0), default_shield(SPEC, look_ahead=1, buffer=0.0, dwell=3))
     memory = CONTROLLER.init(composite, jnp.asarray([5.0, 2.0]))
     found = []
     for applied in (2.0, 0.0, 0.0, 0.0):
         memory, action = CONTROLLER.act(composite, memory, jnp.asarray([5.0, applied]), jnp.asarray([applied]))
         found.append(float(action[0]))
-    # An operator switched both off after the first step: for three steps that is how it stays.
+    # An operator switched both off after the first step: they stay off for three steps.
     assert found == [2.0, 0.0, 0.0, 2.0]
 
 
-def test_stages_may_be_limited_in_their_rate() -> None:
+def test_choices_can_be_rate_limited() -> None:
     assert played(liking(0.0, 1.0, 2.0), [5.0, 5.0], rate_limit=1.0) == [(1.0, False), (2.0, False)]
 
 
-def test_a_fallback_that_gives_fractions_is_rounded_to_a_choice() -> None:
+def test_fractional_fallback_is_rounded_to_a_choice() -> None:
     assert played(None, [5.0], fallback=1.4) == [(1.0, False)]
     assert played(None, [5.0], fallback=1.6) == [(2.0, False)]
 
 
-def test_behaviours_choose_at_random_or_idle_instead_of_blending() -> None:
+def test_discrete_behaviours_choose_randomly_or_idle() -> None:
     controller = blended(ALWAYS, TANK)
 
     def shares(**given: float) -> np.ndarray:
@@ -170,6 +170,6 @@ def test_behaviours_choose_at_random_or_idle_instead_of_blending() -> None:
 
     np.testing.assert_array_equal(shares(), [0, 0, 1])
     np.testing.assert_allclose(shares(random=1.0), np.full(3, 1 / 3), atol=0.02)
-    # A quarter idles, which is none; of a tenth each choice gets a third.
+    # A quarter idles, which is none; each choice gets a third of a tenth.
     np.testing.assert_allclose(shares(detuned=0.25), [0.25, 0, 0.75], atol=0.02)
     np.testing.assert_allclose(shares(noise=0.1, detuned=0.25), [0.0333 + 0.225, 0.0333, 0.0333 + 0.675], atol=0.02)

@@ -1,4 +1,4 @@
-"""Constraints, shield and composite on a plant small enough to work by hand."""
+"""Limits, shield and composite on a small tank, by hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIMIT = Constraint("level", "m", -1.0, 3.0)
 
 
 class Gain(NamedTuple):
-    """The tank's one constant."""
+    """The tank's constant."""
 
     gain: float = 1.0
 
@@ -51,7 +51,7 @@ def refuse(*_: Any) -> Any:
 
 
 CLOSE = Controller(lambda params, observation: (), lambda params, state, observation, applied: (state, params))
-"""A fallback that always gives the action that is its parameter."""
+"""A fallback that always returns the action given as its parameter."""
 
 TANK = Plant(
     spec=SPEC,
@@ -91,7 +91,7 @@ ACT = jax.jit(CONTROL.act)
 
 
 def drive(policy: float, levels: list[float], **changes: Any) -> list[tuple[bool, float]]:
-    """(handed over, action) at each measured level, with the valve where it was told to be."""
+    """(handed over, action) at each measured level, with the commanded valve applied."""
     composite = make_composite(PLANT, jnp.array([policy]), shield(**changes))
     applied = jnp.zeros(1)
     state = CONTROL.init(composite, jnp.array([levels[0], 0.0]))
@@ -106,7 +106,7 @@ def test_limits_on_an_action_by_hand() -> None:
     s = shield(rate_limit=0.3)
     for action, applied, expected in [(0.9, 0.0, 0.3), (-0.9, 0.0, -0.3), (0.2, 0.0, 0.2), (1.5, 0.9, 1.0)]:
         np.testing.assert_allclose(limit_action(s, jnp.array([action]), jnp.array([applied])), [expected])
-    # Bounds win where the plant was left outside of them.
+    # Bounds win if the applied action is outside.
     np.testing.assert_allclose(limit_action(s, jnp.array([2.0]), jnp.array([2.0])), [1.0])
 
 
@@ -114,40 +114,40 @@ def test_prediction_by_hand() -> None:
     # Level 1.5, one step of +1, then the fallback's -1 twice: 2.5, 1.5, .5, limits -1 and 3.
     found = predicted_margins(PLANT, shield(), (jnp.array(-1.0),), (), Gain(), jnp.array([1.5, 0.0]), jnp.array([1.0]))
     np.testing.assert_allclose(found, [[0.5], [1.5], [1.5]])
-    # The fallback is bound by the rate limit as in reality: +1, +.5, 0 from 0 gives 1, 1.5, 1.5.
+    # The rate limit binds the predicted fallback: +1, +.5, 0 from 0 gives 1, 1.5, 1.5.
     found = predicted_margins(
         PLANT, shield(rate_limit=0.5), (jnp.array(-1.0),), (), Gain(), jnp.array([0.0, 0.0]), jnp.array([1.0])
     )
     np.testing.assert_allclose(found, [[2.0], [1.5], [1.5]])
 
 
-def test_hand_over_just_before_the_buffer_is_lost() -> None:
-    # The policy opens by 1 per step; with limit 3 and buffer .5 it may go on to 2.5.
+def test_hand_over_before_buffer_is_lost() -> None:
+    # The policy opens by 1 per step; with limit 3 and buffer .5 it may continue to 2.5.
     assert drive(1.0, [1.4]) == [(False, 1.0)]
     assert drive(1.0, [1.6]) == [(True, -1.0)]
-    # Towards the lower limit the fallback's own future counts: from 0, -1 leaves it at -3 after three steps.
+    # Towards the lower limit the fallback's future counts: from 0, -1 leaves it at -3 after three steps.
     assert drive(-1.0, [0.0]) == [(True, -1.0)]
 
 
-def test_the_policy_passes_unaltered_while_all_is_well() -> None:
+def test_safe_policy_is_not_changed() -> None:
     assert drive(0.125, [1.6] * 3) == [(False, 0.125)] * 3
 
 
-def test_return_needs_time_and_room() -> None:
-    # 1.6: hand over. 1.4 would do for staying, but not for returning (2.4 leaves .6 < .75). At 1.2 there is room.
+def test_return_needs_hold_and_margin() -> None:
+    # 1.6: hand over. 1.4 would be enough to stay, but not to return (2.4 leaves .6 < .75). At 1.2 it returns.
     trace = drive(1.0, [1.6, 1.4, 1.4, 1.2, 1.2])
     assert [handed for handed, _ in trace] == [True, True, True, False, False]
-    # Room at once, but the fallback keeps control for at least two steps.
+    # Enough margin at once, but the fallback keeps control for at least two steps.
     assert [handed for handed, _ in drive(1.0, [1.6, 1.2, 1.2, 1.2])] == [True, True, False, False]
 
 
-def test_no_chatter_at_the_edge() -> None:
+def test_no_chattering_at_the_buffer() -> None:
     edge = [1.45 + 0.1 * (i % 2) for i in range(40)]
     handed = [h for h, _ in drive(1.0, edge)]
     assert sum(a != b for a, b in itertools.pairwise(handed)) == 1
 
 
-def test_outside_its_envelope_the_policy_is_not_asked() -> None:
+def test_hand_over_outside_envelope() -> None:
     low, high = envelope_of(jnp.array([1.0, -1.0]), jnp.array([1.5, 1.0]), jnp.array([0.1, 1.0]), 2.0)
     np.testing.assert_allclose(low, [0.8, -3.0])
     envelope = (low, high)
@@ -155,36 +155,36 @@ def test_outside_its_envelope_the_policy_is_not_asked() -> None:
     assert drive(0.0, [1.8], envelope=envelope, buffer=-5.0) == [(True, -1.0)]
 
 
-def test_the_envelope_of_what_never_moved_has_no_width_in_any_unit() -> None:
-    # One deviation for a signal that moves; the scale of those that never did is 1, in whatever unit they come.
+def test_envelope_of_constant_signal_has_no_width() -> None:
+    # One standard deviation for a moving signal; signals that never moved have the scale 1 in any unit.
     lowest, highest = jnp.array([-1.0, 0.0, 0.25, 1000.0]), jnp.array([1.0, 0.0, 0.25, 1000.0])
     low, high = envelope_of(lowest, highest, jnp.array([0.5, 1.0, 1.0, 1.0]), 1.0)
     np.testing.assert_allclose(high, [1.5, 0.0, 0.25, 1000.0], rtol=2e-6)
     np.testing.assert_allclose(low, [-1.5, 0.0, 0.25, 1000.0], rtol=2e-6)
-    # Rounding is no move.
+    # Rounding does not count as movement.
     around = np.asarray([1000.0, np.nextafter(np.float32(1000), np.float32(2000))], np.float32)
     assert (around <= float(high[3])).all()
     assert (around >= float(low[3])).all()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_a_policy_that_is_not_finite_hands_over(bad: float) -> None:
+def test_non_finite_policy_hands_over(bad: float) -> None:
     assert drive(bad, [1.6], buffer=-5.0) == [(True, -1.0)]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_an_unreadable_observation_holds_what_is_applied(bad: float) -> None:
+def test_non_finite_observation_holds_applied_action(bad: float) -> None:
     trace = drive(0.25, [1.6, bad, bad, 1.6])
     assert trace == [(False, 0.25)] * 4
     composite = make_composite(PLANT, jnp.array([0.25]), shield())
     state = CONTROL.init(composite, jnp.array([1.6, 0.0]))
     state, _ = ACT(composite, state, jnp.array([1.6, 0.0]), jnp.zeros(1))
-    # What is applied is unreadable as well: the last action given out is the best guess.
+    # The applied action is unreadable as well: the last returned action is the best guess.
     state, action = ACT(composite, state, jnp.array([bad, bad]), jnp.array([bad]))
     assert float(action[0]) == 0.25
 
 
-def test_blind_from_the_start() -> None:
+def test_non_finite_first_observation() -> None:
     composite = make_composite(PLANT, jnp.array([0.25]), shield())
     blind = jnp.array([jnp.nan, jnp.nan])
     state, action = ACT(composite, CONTROL.init(composite, blind), blind, PLANT.applied(blind))
@@ -194,20 +194,20 @@ def test_blind_from_the_start() -> None:
 
 
 LOOP = pid(measurement=0, setpoint=1, dt=1.0)
-"""A PI loop whose set point stands where the valve's position does: only its algebra matters here."""
+"""A PI loop with the valve's position as set point: only its algebra matters here."""
 PI = tank(LOOP, PIDParams(kp=0.1, ki=0.05, kd=0.0, low=-1.0, high=1.0))
 
 
-def test_the_fallback_takes_over_without_a_bump() -> None:
+def test_fallback_takes_over_bumplessly() -> None:
     control = composite_controller(PI, constant)
     composite = make_composite(PI, jnp.array([jnp.nan]), shield(buffer=-99.0))
     state = control.init(composite, jnp.array([0.5, 0.7]))
-    # It had watched an error of .2 all along, so only its integral part moves: .4 + .05 * .2.
+    # It has seen a constant error of .2, so only the integral part moves: .4 + .05 * .2.
     _, action = control.act(composite, state, jnp.array([0.5, 0.7]), jnp.array([0.4]))
     np.testing.assert_allclose(action, [0.41], rtol=1e-6)
 
 
-def test_a_fallback_blinded_at_the_start_begins_again() -> None:
+def test_fallback_restarts_after_non_finite_start() -> None:
     control = composite_controller(PI, constant)
     composite = make_composite(PI, shield=shield(buffer=-99.0))
     state = control.init(composite, jnp.array([jnp.nan, 0.7]))
@@ -217,7 +217,7 @@ def test_a_fallback_blinded_at_the_start_begins_again() -> None:
     np.testing.assert_allclose(action, [0.41], rtol=1e-6)
 
 
-def test_the_fallback_alone_never_hands_over() -> None:
+def test_fallback_alone_never_hands_over() -> None:
     control = composite_controller(PLANT)
     composite = make_composite(PLANT)
     assert composite.policy is None
@@ -228,7 +228,7 @@ def test_the_fallback_alone_never_hands_over() -> None:
     assert float(action[0]) == -1.0
 
 
-def test_a_fallback_that_fails_holds_what_is_applied() -> None:
+def test_failing_fallback_holds_applied_action() -> None:
     composite = make_composite(PLANT, shield=shield())._replace(fallback=(jnp.array(jnp.nan),))
     state = CONTROL.init(composite, jnp.array([1.0, 0.3]))
     _, action = ACT(composite, state, jnp.array([1.0, 0.3]), jnp.array([0.3]))
@@ -240,7 +240,7 @@ anything = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
 @settings(max_examples=150)
 @given(levels=st.lists(anything, min_size=1, max_size=3), policy=anything, applied=anything)
-def test_the_action_is_always_finite_and_within_its_limits(levels: list[float], policy: float, applied: float) -> None:
+def test_action_is_always_finite_and_limited(levels: list[float], policy: float, applied: float) -> None:
     composite = make_composite(PLANT, jnp.array([policy]), shield(rate_limit=0.25))
     state = CONTROL.init(composite, jnp.array([levels[0], applied]))
     now = jnp.array([applied])
@@ -251,7 +251,7 @@ def test_the_action_is_always_finite_and_within_its_limits(levels: list[float], 
         assert abs(float(now[0]) - np.clip(before, -1.0, 1.0)) <= 0.25 + 1e-6
 
 
-def test_what_is_compiled_is_found_again() -> None:
+def test_compiled_programs_are_reused() -> None:
     assert composite_controller(PLANT, constant) is CONTROL
     assert bare_controller(PLANT, constant) is bare_controller(PLANT, constant)
     act = jax.jit(lambda *args: CONTROL.act(*args))
@@ -266,7 +266,7 @@ def test_what_is_compiled_is_found_again() -> None:
     assert len({jax.tree.structure(k) for k in kinds}) == 1
 
 
-def test_all_that_ships_is_arrays() -> None:
+def test_composite_contains_only_arrays() -> None:
     normaliser = Normaliser(jnp.zeros(2), jnp.ones(2), jnp.zeros(1), jnp.ones(1))
     policy = Policy({"Dense_0": {"kernel": jnp.zeros((2, 1)), "bias": jnp.zeros(1)}}, normaliser)
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(make_composite(PLANT, policy, shield())))

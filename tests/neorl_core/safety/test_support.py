@@ -1,4 +1,4 @@
-"""The shield of a process: its limits hold for all inputs, and beyond the data's support the fallback acts."""
+"""The shield of log-only plants: limits for all inputs, and hand-over outside the support of the data."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ ANY = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
 @settings(max_examples=300)
 @given(st.tuples(ANY, ANY), st.tuples(ANY, ANY), st.lists(st.tuples(ANY, ANY), min_size=1, max_size=4))
-def test_actions_keep_bounds_and_rates_for_all_inputs(
+def test_actions_keep_bounds_and_rates(
     asked: tuple[float, float], applied: tuple[float, float], rows: list[tuple[float, float]]
 ) -> None:
     whole = composite(jnp.asarray(asked, jnp.float32))
@@ -75,14 +75,14 @@ def test_actions_keep_bounds_and_rates_for_all_inputs(
         last = np.asarray(state.action)
         state, action = STEP(whole, state, jnp.asarray(row, jnp.float32), before)
         found, given_ = np.asarray(action), np.asarray(before)
-        # What cannot be in force counts as the nearest that can; what is not known, as the last action given out.
+        # Impossible applied actions count as the nearest possible, unknown ones as the last returned action.
         in_force = np.clip(np.where(np.isfinite(given_), given_, last), low, high)
         assert np.all((found >= low) & (found <= high))
         assert np.all(np.abs(found - in_force) <= rate + 1e-6)
         before = action
 
 
-def test_the_score_by_hand() -> None:
+def test_score_by_hand() -> None:
     # (0.6, 0, 0.9, 0) differs from the logged step by (0.6, 0, 0.4, 0): sqrt((0.36 + 0.16) / 4).
     found = support_score(shield(), jnp.asarray([0.6, 0.0]), jnp.asarray([0.9, 0.0]))
     assert np.isclose(found, np.sqrt(0.52 / 4))
@@ -93,21 +93,21 @@ def test_the_score_by_hand() -> None:
     [((0.0, 0.0), True), ((1.9, 0.0), True), ((2.1, 0.0), False), ((0.0, -3.1), False)],
     ids=["logged", "near", "far", "outside the envelope"],
 )
-def test_beyond_the_support_the_fallback_acts(observation: tuple[float, float], trusted: bool) -> None:
-    # With no change of the action the score is |observation| / 2, and the radius 1.
+def test_fallback_acts_outside_support(observation: tuple[float, float], trusted: bool) -> None:
+    # With constant actions the score is |observation| / 2, and the radius is 1.
     seen, applied = jnp.asarray(observation), jnp.asarray([0.5, 0.0])
     state, action = ACT.act(composite(), ACT.init(composite(), seen), seen, applied)
     assert bool(state.handed_over) is not trusted
     np.testing.assert_allclose(action, [0.5, 0.0] if trusted else [0.45, 0.0], atol=1e-6)
 
 
-def test_an_action_that_nobody_tried_hands_over_where_the_observation_is_known() -> None:
+def test_unlogged_action_hands_over() -> None:
     wide = composite(jnp.asarray([1.0, 2.0]), rate_limit=jnp.asarray([9.0, 9.0]), radius=jnp.asarray(0.9))
     state, _ = ACT.act(wide, ACT.init(wide, jnp.zeros(2)), jnp.zeros(2), jnp.asarray([0.5, 0.0]))
     assert bool(state.handed_over)
 
 
-def test_the_policy_returns_after_the_hold_and_well_inside() -> None:
+def test_policy_returns_after_hold_inside_return_radius() -> None:
     applied, whole = jnp.asarray([0.5, 0.0]), composite()
     state = ACT.init(whole, jnp.zeros(2))
     told = []
@@ -118,7 +118,7 @@ def test_the_policy_returns_after_the_hold_and_well_inside() -> None:
     assert told == [True, True, True, False, False]
 
 
-def test_references_cover_what_is_rare() -> None:
+def test_references_cover_rare_rows() -> None:
     rng = np.random.default_rng(1)
     points = np.concatenate([rng.normal(0, 0.1, (2000, 2)), [[5.0, 5.0]]]).astype(np.float32)
     chosen = np.asarray(choose_references(jax.random.key(0), jnp.asarray(points), 8))
@@ -130,8 +130,8 @@ def test_references_cover_what_is_rare() -> None:
     assert distances.max() <= apart.min() + 1e-6
 
 
-def test_the_calibrated_radius_covers_further_rows() -> None:
-    """Exact: a further exchangeable score lies within with probability `ceil((n + 1) q) / (n + 1)`."""
+def test_calibrated_radius_covers_further_rows() -> None:
+    """Exact: a further exchangeable score is inside with probability `ceil((n + 1) q) / (n + 1)`."""
     rng = np.random.default_rng(2)
     n, share, trials = 39, 0.9, 20_000
     scores = rng.exponential(size=(trials, n + 1))
