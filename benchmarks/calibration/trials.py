@@ -37,10 +37,10 @@ from tasks.evidence.ledger.protocol import Answer, Request
 from tasks.evidence.ledger.signing import SigningKey, TrustRoot
 from tasks.evidence.ledger.table import connect, create
 from tasks.evidence.signer import Signer
+from tasks.evidence.witness.client import WitnessClient
 from tasks.evidence.witness.notes import SIGNATURE, Verifier
 from tasks.evidence.witness.seeds import derive_seed
-from tasks.evidence.witness.service import Witness
-from tasks.evidence.witness.watch import Watch
+from tasks.evidence.witness.witness import Witness
 from tasks.files.canonical import sha256_hex
 from tasks.files.secrets import write_secret
 
@@ -89,8 +89,8 @@ class Bench(NamedTuple):
         """The ledger as a process has it that has just been started, and may be killed at a request."""
         own = Ledger(self.home, connect(self.home.ledger_url), self.trust, None)
         # A signer whose key is at hand: to decrypt it is most of what starting one costs.
-        watch = Watch(self.home, own, self.key, direct(self.witness), own=False)
-        signer = Signer(self.home, self.key, own, now, None, watch)
+        witnesses = WitnessClient(self.home, own, self.key, direct(self.witness), own=False)
+        signer = Signer(self.home, self.key, own, now, None, witnesses)
 
         def ask(request: Request) -> Answer:
             what = f"{request.ask} {getattr(request, 'kind', '')}".strip()
@@ -155,7 +155,7 @@ def _benches(folder: Path) -> Iterator[Bench]:
             Home(place / "home"),
             key,
             replace(trust, source=place / "home" / "trust.yaml"),
-            known.elsewhere(place / "witness"),
+            known.over_copy(place / "witness"),
         )
         shutil.rmtree(place)
 

@@ -223,7 +223,7 @@ FAULTS: dict[str, Fault | WorkersFault] = {
     "witness killed": _server(
         "tasks.evidence.witness.server",
         "the witness",
-        f"{LEDGER}witness/test_watch.py::test_a_witness_that_is_gone_is_one_sentence",
+        f"{LEDGER}witness/test_client.py::test_a_witness_that_is_gone_is_one_sentence",
     ),
     "disk full": Fault(
         _nothing("no file could grow further"),
@@ -245,7 +245,7 @@ FAULTS: dict[str, Fault | WorkersFault] = {
         test=f"{FLOWS}services/test_stranded.py::test_what_a_killed_worker_took_begins_anew_and_gives_its_slot_back",
     ),
     "event repeated": WorkersFault(
-        _twice, test=f"{FLOWS}test_watch.py::test_a_kill_between_the_event_and_its_record_announces_nothing_twice"
+        _twice, test=f"{FLOWS}test_client.py::test_a_kill_between_the_event_and_its_record_announces_nothing_twice"
     ),
     "PostgreSQL killed": Fault(
         _database, test=f"{LEDGER}ledger/test_postgresql.py::test_a_killed_server_comes_back_with_every_entry"

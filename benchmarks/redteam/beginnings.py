@@ -21,7 +21,7 @@ from tasks.evidence.rules import NoteBody
 from tasks.evidence.signer import Signer
 from tasks.evidence.witness.notes import Nonce
 from tasks.evidence.witness.pinned import FILE
-from tasks.evidence.witness.seeds import NonceBody, SeedBody, derive_seed, of_attempt
+from tasks.evidence.witness.seeds import NonceBody, SeedBody, derive_seed, entry_of_attempt
 from tasks.evidence.witness.server import KEY
 from tasks.files.merkle import leaf_hash
 from tasks.files.secrets import write_secret
@@ -68,11 +68,11 @@ def ask_for_nonces_of_commitments_not_logged(stage: Stage) -> str | None:
     ledger = stage.ledger()
     draw_seed(ledger, _opened(stage, ledger))
     head = (stage.home.root / "witnessed.head").read_text()
-    reach, asked = direct(stage.witness), stage.pinned.witnesses[0]
+    transport, asked = direct(stage.witness), stage.pinned.witnesses[0]
     size = len(ledger.entries())
     for secret in SECRETS[:10]:
         leaf = b64encode(leaf_hash(hashlib.sha256(secret).digest())).decode()
-        if reach(asked, "/nonce", f"leaf {size - 2} {leaf}\n\n{head}").status == 200:
+        if transport(asked, "/nonce", f"leaf {size - 2} {leaf}\n\n{head}").status == 200:
             return None
     return "the witness gives no nonce for a record that no countersigned head contains"
 
@@ -114,13 +114,13 @@ def make_the_nonce_oneself(stage: Stage) -> str | None:
     commitment = hashlib.sha256(SECRETS[7]).hexdigest()
     keys = (str(stage.witness.verifier),)
     ledger.append("seed", SeedBody(attempt=attempt.entry, commitment=commitment, witnesses=keys), plant=stage.plant)
-    record = of_attempt(ledger.entries(), "seed", attempt.entry)
+    record = entry_of_attempt(ledger.entries(), "seed", attempt.entry)
     assert record is not None
     true = NonceBody.model_validate_json(ledger.request(Nonces(attempt=attempt.entry)).envelope)
     asked = Nonce(stage.pinned.origin, record.sequence - 1, leaf_hash(record.envelope))
     own, _ = open_keys(stage.home, first_use=False)
     key = open_key(stage.witness.folder / KEY) if stage.watched_from_here else own
-    foreseen = b64encode(asked.given(key)).decode()
+    foreseen = b64encode(asked.sign(key)).decode()
     forge(stage.home, "nonce", true.model_copy(update={"nonces": (foreseen,)}), plant=stage.plant)
     return stage.audited()
 

@@ -17,7 +17,7 @@ from tasks.evidence.ledger.protocol import Rotate
 from tasks.evidence.ledger.signing import SigningKey, TrustRoot, key_id, public_text
 from tasks.evidence.people import rotation
 from tasks.evidence.people.keyring import KEY_TYPE, KeyBody, PersonKey, RevocationBody
-from tasks.evidence.people.rules import said_of_key, said_of_revocation
+from tasks.evidence.people.rules import key_content, revocation_content
 from tasks.evidence.people.statement import Signatory, with_key
 from tasks.evidence.rules import NoteBody
 from tasks.lifecycle.aliases import check_pages
@@ -53,7 +53,7 @@ class Persons:
         return with_key(ADA, self.ada)
 
     def vouched(self, body: KeyBody) -> KeyBody:
-        return body.model_copy(update={"signature": self.signs.sign(said_of_key(body))})
+        return body.model_copy(update={"signature": self.signs.sign(key_content(body))})
 
     def approves(self, by: str, signatory: Signatory | None = None, role: str = "") -> Entry:
         return approve(self.ledger, self.stage.plant, verdict_on(self.candidate, by, "", role), signatory)
@@ -181,7 +181,7 @@ def rest_on_a_key_that_was_stolen_before(stage: Stage) -> str | None:
 def _revoke(persons: Persons, key: str, since: str) -> None:
     body = RevocationBody(key=key, since=since, by=ADA, why="stolen")
     persons.ledger.append(
-        "revocation", body.model_copy(update={"signature": persons.signs.sign(said_of_revocation(body))})
+        "revocation", body.model_copy(update={"signature": persons.signs.sign(revocation_content(body))})
     )
     pin(persons.ledger)
 

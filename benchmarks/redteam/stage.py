@@ -40,7 +40,7 @@ from tasks.evidence.policies import policy_of
 from tasks.evidence.signer import Signer
 from tasks.evidence.witness.pinned import Witnesses, pinned
 from tasks.evidence.witness.server import open_witness
-from tasks.evidence.witness.service import Witness
+from tasks.evidence.witness.witness import Witness
 from tasks.files.canonical import sha256_hex, write_atomic
 from tasks.gates import judge
 from tasks.references import (
@@ -85,7 +85,7 @@ class Stage:
 
     def signer(self, clock: Callable[[], datetime] = now) -> Signer:
         """The home's signer."""
-        return Signer.open(self.home, clock=clock, reach=direct(self.witness) if self.witness else None)
+        return Signer.open(self.home, clock=clock, transport=direct(self.witness) if self.witness else None)
 
     @property
     def watched_from_here(self) -> bool:

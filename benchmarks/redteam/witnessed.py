@@ -11,11 +11,11 @@ from configs.home import Home
 from tasks.evidence.ledger.keys import open_keys
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.signer import Signer
-from tasks.evidence.witness.client import Reach, Reply
 from tasks.evidence.witness.notes import SIGNATURE, Verifier
 from tasks.evidence.witness.pinned import FILE, PinnedWitness, Witnesses, pin
 from tasks.evidence.witness.server import open_witness
-from tasks.evidence.witness.service import Denied, Witness
+from tasks.evidence.witness.transport import Reply, Transport
+from tasks.evidence.witness.witness import Denied, Witness
 
 ORIGIN = "neorl.example/plant-7"
 Clock = Callable[[], datetime]
@@ -26,8 +26,8 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def direct(*witnesses: Witness, silent: Sequence[str] = ()) -> Reach:
-    """Reach witnesses without a server.
+def direct(*witnesses: Witness, silent: Sequence[str] = ()) -> Transport:
+    """Transport witnesses without a server.
 
     Args:
         witnesses: who is there.
@@ -35,19 +35,23 @@ def direct(*witnesses: Witness, silent: Sequence[str] = ()) -> Reach:
     """
     by_key = {str(witness.verifier): witness for witness in witnesses}
 
-    def reach(pinned: PinnedWitness, path: str, body: str | None) -> Reply:
+    def transport(pinned: PinnedWitness, path: str, body: str | None) -> Reply:
         witness = by_key[pinned.key]
         if witness.name in silent:
             raise ConnectionRefusedError("nobody listens")
         try:
             if body is None:
                 return Reply(200, witness.newest(unquote(path.removeprefix("/newest/"))))
-            answers = {"/add-checkpoint": witness.add_checkpoint, "/nonce": witness.nonce, "/add-log": witness.take_log}
+            answers = {
+                "/add-checkpoint": witness.add_checkpoint,
+                "/nonce": witness.nonce,
+                "/add-log": witness.accept_log,
+            }
             return Reply(200, answers[path](body))
         except Denied as error:
             return Reply(error.status, error.text)
 
-    return reach
+    return transport
 
 
 def witness_in(folder: Path, name: str, clock: Clock = now, *, open_to_all: bool = True) -> Witness:
@@ -63,9 +67,9 @@ def pin_witnesses(home: Home, *witnesses: Witness, required: int = 1) -> Path:
     return home.root / FILE
 
 
-def watched(home: Home, reach: Reach, clock: Clock = now) -> Ledger:
-    """The ledger of a home, its signer in this process, and its witnesses behind `reach`."""
-    return Ledger.open(home, ask=Signer.open(home, clock=clock, reach=reach).answer)
+def watched(home: Home, transport: Transport, clock: Clock = now) -> Ledger:
+    """The ledger of a home, its signer in this process, and its witnesses behind `transport`."""
+    return Ledger.open(home, ask=Signer.open(home, clock=clock, transport=transport).answer)
 
 
 def log_key(ledger: Ledger, home: Home) -> Verifier:

@@ -166,15 +166,15 @@ def _ledger(home: Home) -> list[Finding]:
 
 def _witnesses(home: Home, ledger: Ledger) -> Iterator[Finding]:
     """Whether the witnesses that others run answer: too few of them, and nothing is certified or promoted."""
-    from tasks.evidence.witness.client import OWN, over_http
     from tasks.evidence.witness.pinned import pinned
+    from tasks.evidence.witness.transport import OWN, http_transport
 
     found = pinned(home, ledger.trust)
     for witness in found.witnesses if found else ():
         if witness.url == OWN:
             continue
         try:
-            over_http(home)(witness, "/key", None)
+            http_transport(home)(witness, "/key", None)
         except OSError as error:
             cure = "have its owner start it with 'neorl witness serve', or pin another one"
             detail = f"{witness.verifier.name} at {witness.url} does not answer ({error})"

@@ -233,14 +233,14 @@ def _answering_registry(home: Home) -> Registry | None:
 def _kept_elsewhere(home: Home, trust: TrustRoot) -> tuple[list[str], list[Check]]:
     """The signed heads in the folders that are pinned with witnesses, and the folders that are not there."""
     from tasks.evidence.certificate import Check
+    from tasks.evidence.witness.client import head_folders, stored_heads
     from tasks.evidence.witness.pinned import pinned
-    from tasks.evidence.witness.watch import head_folders, kept_heads
 
     try:
         folders = head_folders(pinned(home, trust))
     except NeoRLError:
         return [], []  # which the check of witnesses says
-    heads = [head for folder in folders for _, found in kept_heads(folder, trust.keys) for head in found]
+    heads = [head for folder in folders for _, found in stored_heads(folder, trust.keys) for head in found]
     lost = [folder for folder in folders if not folder.is_dir()]
     return heads, [Check("heads", False, f"{it}: no such folder, though witnesses.yaml names it") for it in lost]
 

@@ -14,7 +14,7 @@ from flows.cli.console import AsJson, emit, group
 
 if TYPE_CHECKING:
     from tasks.evidence.witness.notes import Verifier
-    from tasks.evidence.witness.service import Witness
+    from tasks.evidence.witness.witness import Witness
 
 witness = group("A second party that countersigns the ledger and has a part in every seed.")
 
@@ -91,9 +91,9 @@ def witness_pin(
         FILE,
         Witnesses,
         check_pinned_witnesses,
-        lacking_witnesses,
         pin,
         pinned,
+        witness_fault,
     )
 
     home = Home.locate()
@@ -120,7 +120,7 @@ def witness_pin(
         raise BadInput(f"expected at most {len(found.witnesses)} required, and none of this machine's own, got others.")
     check_pinned_witnesses(found, path)
     seeds = Ledger.open(home, write=False).entries("seed") if Ledger.exists(home) else []
-    left = sum(lacking_witnesses(found, entry.body["witnesses"]) is not None for entry in seeds)
+    left = sum(witness_fault(found, entry.body["witnesses"]) is not None for entry in seeds)
     pin(path, found)
     names = [each.verifier.name for each in found.witnesses]
     lines = [f"{required} of {', '.join(names)} must take part: pinned in {path}"]

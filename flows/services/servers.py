@@ -216,7 +216,7 @@ def connect(home: Home) -> Services:
 def down(home: Home) -> list[str]:
     """Stop the services of this home and its signer, and nothing else; returns the names of those that ran."""
     from tasks.evidence.ledger import client
-    from tasks.evidence.witness.client import stop_own
+    from tasks.evidence.witness.transport import stop_own
 
     with exclusive(home.folder("locks") / "services.lock"):
         known = read_services(home)

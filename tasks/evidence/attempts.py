@@ -12,7 +12,7 @@ from configs.home import Home
 from tasks.evidence.claims import Claim
 from tasks.evidence.ledger.ledger import Body, Entry, Ledger
 from tasks.evidence.ledger.protocol import Artefact, Countersign, Nonces
-from tasks.evidence.witness.seeds import NonceBody, SeedBody, derive_seed, names_of, nonces_of, of_attempt
+from tasks.evidence.witness.seeds import NonceBody, SeedBody, derive_seed, entry_of_attempt, nonces_of, witness_names
 from tasks.files.canonical import digest_json, sha256_hex
 from tasks.files.locks import exclusive
 from tasks.files.secrets import read_secret, write_secret
@@ -159,7 +159,7 @@ def draw_seed(ledger: Ledger, attempt: Attempt) -> bytes:
             write_secret(path, secrets.token_bytes(32))
         secret = read_secret(path)
         commitment = sha256_hex(secret)
-        committed = of_attempt(ledger.entries(), "seed", attempt.entry)
+        committed = entry_of_attempt(ledger.entries(), "seed", attempt.entry)
         if committed is None:
             chosen = ledger.request(Countersign()).witnesses
             body = SeedBody(attempt=attempt.entry, commitment=commitment, witnesses=chosen)
@@ -178,8 +178,8 @@ def draw_seed(ledger: Ledger, attempt: Attempt) -> bytes:
 
 def witnesses_of(ledger: Ledger, attempt: Attempt) -> list[str]:
     """Names of the witnesses whose nonces made an attempt's seed."""
-    record = of_attempt(ledger.entries(), "seed", attempt.entry)
-    return names_of(record.read(SeedBody).witnesses) if record else []
+    record = entry_of_attempt(ledger.entries(), "seed", attempt.entry)
+    return witness_names(record.read(SeedBody).witnesses) if record else []
 
 
 def close_attempt(ledger: Ledger, attempt: Attempt, outcome: Outcome, artefacts: Sequence[Artefact] = ()) -> Entry:
@@ -197,7 +197,7 @@ def close_attempt(ledger: Ledger, attempt: Attempt, outcome: Outcome, artefacts:
     path = seed_file(ledger.home, attempt.entry)
 
     def revealed(history: Sequence[Entry]) -> ResultBody:
-        if of_attempt(history, "result", attempt.entry) or not path.exists():
+        if entry_of_attempt(history, "result", attempt.entry) or not path.exists():
             raise Refused(
                 f"expected attempt {attempt.number} to have a seed and no result, got the contrary: open another one."
             )
@@ -246,8 +246,8 @@ def check_result(history: Sequence[Entry], entry: Entry) -> None:
         entry: the result.
     """
     body = entry.read(ResultBody)
-    attempt, seed = _opened(history, body.attempt), of_attempt(history, "seed", body.attempt)
-    if attempt is None or seed is None or of_attempt(history, "result", body.attempt):
+    attempt, seed = _opened(history, body.attempt), entry_of_attempt(history, "seed", body.attempt)
+    if attempt is None or seed is None or entry_of_attempt(history, "result", body.attempt):
         raise Refused(
             "expected a result after one logged attempt and its seed's commitment, got it out of order: void it."
         )
@@ -284,9 +284,9 @@ def _opened(history: Sequence[Entry], digest: str) -> Entry | None:
 
 def _can_go_on(home: Home, history: Sequence[Entry], attempt: Entry) -> bool:
     """Whether an attempt has no result, and its seed is not drawn yet or still here."""
-    if of_attempt(history, "result", attempt.digest):
+    if entry_of_attempt(history, "result", attempt.digest):
         return False
-    return of_attempt(history, "seed", attempt.digest) is None or seed_file(home, attempt.digest).exists()
+    return entry_of_attempt(history, "seed", attempt.digest) is None or seed_file(home, attempt.digest).exists()
 
 
 def _same_claim(attempt: Attempt, scope: Claim) -> bool:

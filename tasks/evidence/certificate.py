@@ -31,8 +31,16 @@ from tasks.evidence.ledger.ledger import Entry, Ledger
 from tasks.evidence.ledger.protocol import Certify
 from tasks.evidence.ledger.signing import TrustRoot, keyid_of
 from tasks.evidence.policies import lacking, policy_of
-from tasks.evidence.witness.seeds import SeedBody, names_of, nonces_of, of_attempt
-from tasks.evidence.witness.stated import DrawnSeed, pinned_as_stated, seed_fault, witnesses_stated
+from tasks.evidence.witness.seeds import (
+    DrawnSeed,
+    SeedBody,
+    compare_witnesses,
+    entry_of_attempt,
+    nonces_of,
+    seed_fault,
+    stated_witnesses,
+    witness_names,
+)
 from tasks.files.canonical import canonical_json, sha256_hex
 from tasks.versions.versions import current, newest, version_of
 
@@ -99,7 +107,7 @@ def state(opened: Entry, drawn: DrawnSeed, request: Certify, signed_head: str) -
         Refused: when the statement would not pass its own verification.
     """
     attempt, passed, materials = opened.read(AttemptBody), request.counts.certified, request.materials
-    claim, witnesses = attempt.scope, names_of(drawn.record.read(SeedBody).witnesses)
+    claim, witnesses = attempt.scope, witness_names(drawn.record.read(SeedBody).witnesses)
     statement = Statement(
         type_=STATEMENT_TYPE,
         subject=(Subject(name=f"composite/{claim.plant}", digest=Digest(sha256=attempt.composite)),),
@@ -204,7 +212,7 @@ def verify_certificate(
         *_signer_now(path, trust, ledger is not None),
         *_digests(statement, artefacts or {}, again),
         *_own_checks(statement),
-        Check("witnesses", *pinned_as_stated(predicate, trust)),
+        Check("witnesses", *compare_witnesses(predicate, trust)),
     ]
     if ledger is not None:
         checks.append(_ledger(ledger, sha256_hex(path.read_bytes()), statement))
@@ -305,7 +313,7 @@ def _statistics(predicate: Predicate) -> Check:
 
 def _claim(statement: Statement) -> Check:
     predicate = statement.predicate
-    names = names_of(witnesses_stated(predicate))
+    names = witness_names(stated_witnesses(predicate))
     texts, simulator = version_of(predicate.rules).texts, predicate.materials.simulator
     lines = predicate.scope.lines(statement.composite, simulator, predicate.passed, names, texts)
     return Check("claim", lines == predicate.claim, " ".join(lines.split()))
@@ -317,7 +325,7 @@ def _ledger(ledger: Ledger, sha256: str, statement: Statement) -> Check:
         ledger.verify([predicate.ledgerHead])
         opened, history = ledger.entry(attempt.entry), ledger.entries()
         logged = opened.read(AttemptBody)
-        seed, result = (of_attempt(history, kind, attempt.entry) for kind in ("seed", "result"))
+        seed, result = (entry_of_attempt(history, kind, attempt.entry) for kind in ("seed", "result"))
         agree = (
             (logged.composite, logged.lineage, logged.scope) == (statement.composite, attempt.lineage, predicate.scope)
             and (logged.dataset, logged.config) == (predicate.materials.dataset, predicate.materials.config)

@@ -1,6 +1,6 @@
 """The signer: a small process that alone holds the decrypted key, and signs nothing but what it has checked itself.
 
-It listens on a socket that only its user can reach, answers the requests of `protocol`, and reads the ledger, the
+It listens on a socket that only its user can transport, answers the requests of `protocol`, and reads the ledger, the
 rules and the attempt's seed itself; sequence, predecessor, time and statement are its own. Run by `client.start`.
 """
 
@@ -32,7 +32,7 @@ from tasks.evidence.ledger import client, table
 from tasks.evidence.ledger.keys import open_keys
 from tasks.evidence.ledger.ledger import ENTRY_TYPE, Entry, Ledger, insert, read_entry
 from tasks.evidence.ledger.protocol import (
-    LARGEST,
+    MAX_BYTES,
     REQUEST,
     Answer,
     Append,
@@ -52,10 +52,10 @@ from tasks.evidence.ledger.table import GENESIS
 from tasks.evidence.people import rotation
 from tasks.evidence.people.keyring import check_pinned_people
 from tasks.evidence.policies import check_pinned
-from tasks.evidence.witness.client import Reach, over_http
-from tasks.evidence.witness.seeds import SeedBody, nonces_of, of_attempt
-from tasks.evidence.witness.service import TOLERANCE
-from tasks.evidence.witness.watch import WITNESSED, Watch
+from tasks.evidence.witness.client import WITNESSED, WitnessClient
+from tasks.evidence.witness.seeds import SeedBody, entry_of_attempt, nonces_of
+from tasks.evidence.witness.transport import Transport, http_transport
+from tasks.evidence.witness.witness import TOLERANCE
 from tasks.files.canonical import sha256_hex, write_atomic
 from tasks.files.secrets import read_secret
 from tasks.files.sockets import OwnedSocketServer, serve_in_child
@@ -63,7 +63,7 @@ from tasks.files.times import format_time
 from tasks.versions.versions import newest
 
 Clock = Callable[[], datetime]
-PATIENCE = 10.0
+TIMEOUT = 10.0
 """Seconds to wait for the rest of a request."""
 PR_SET_DUMPABLE = 4
 """Option of prctl(2)."""
@@ -73,11 +73,17 @@ class Signer:
     """The key and the ledger that it signs for, behind the requests of `protocol`."""
 
     def __init__(
-        self, home: Home, key: SigningKey, ledger: Ledger, clock: Clock, passphrase: bytes | None, watch: Watch
+        self,
+        home: Home,
+        key: SigningKey,
+        ledger: Ledger,
+        clock: Clock,
+        passphrase: bytes | None,
+        witnesses: WitnessClient,
     ) -> None:
         self.home = home
         self._key, self._ledger, self._clock, self._passphrase = key, ledger, clock, passphrase
-        self._watch = watch
+        self._witnesses = witnesses
         self._engine = table.connect(home.ledger_url)
         self._url = sha256_hex(home.ledger_url.encode())
         self._one_at_a_time = threading.Lock()
@@ -90,7 +96,7 @@ class Signer:
         *,
         clock: Clock = lambda: datetime.now(UTC),
         project: Path = PROJECT_TRUST,
-        reach: Reach | None = None,
+        transport: Transport | None = None,
         own_witness: bool = False,
     ) -> Signer:
         """Decrypt the key; on first use make it, the trust root and the ledger's table.
@@ -100,7 +106,7 @@ class Signer:
             passphrase: of the key, where it is in no file.
             clock: tells the time in UTC.
             project: where the project pins the keys that it trusts.
-            reach: asks a witness; over HTTP by default.
+            transport: asks a witness; over HTTP by default.
             own_witness: whether a witness of the home's own is started where none is pinned.
 
         Raises:
@@ -122,8 +128,8 @@ class Signer:
         if first_use and not (head := home.root / "ledger.head").exists():
             # From here on a ledger without a head has lost it.
             write_atomic(head, key.seal(HEAD_TYPE, ledger.head()._asdict()))
-        watch = Watch(home, ledger, key, reach or over_http(home), own_witness)
-        return cls(home, key, ledger, clock, passphrase, watch)
+        witnesses = WitnessClient(home, ledger, key, transport or http_transport(home), own_witness)
+        return cls(home, key, ledger, clock, passphrase, witnesses)
 
     def answer(self, request: Request) -> Answer:
         """Check a request and do what it asks.
@@ -141,10 +147,10 @@ class Signer:
                 case Head():
                     return Answer(envelope=self._head())
                 case Countersign():
-                    found = self._watch.countersigned()
+                    found = self._witnesses.countersigned()
                     return Answer() if found is None else Answer(envelope=str(found.note), witnesses=found.chosen)
                 case Nonces():
-                    return Answer(envelope=self._watch.nonces(self._record(request.attempt)).model_dump_json())
+                    return Answer(envelope=self._witnesses.nonces(self._record(request.attempt)).model_dump_json())
                 case Certify():
                     return self._certify(request)
                 case Seal():
@@ -166,24 +172,24 @@ class Signer:
 
     def _record(self, attempt: str) -> Entry:
         """The commitment of an attempt."""
-        record = of_attempt(self._ledger.entries(), "seed", attempt)
+        record = entry_of_attempt(self._ledger.entries(), "seed", attempt)
         if record is None or not record.read(SeedBody).witnesses:
             raise Refused("expected an attempt whose commitment names witnesses, got another: draw its seed.")
         return record
 
     def _head(self) -> str:
-        self._watch.catch_up()
+        self._witnesses.catch_up()
         return self._key.seal(HEAD_TYPE, self._ledger.head()._asdict()).decode()
 
     def _rotate(self, request: Rotate) -> Answer:
         history = self._ledger.entries()
         last = history[-1].digest if history else GENESIS
-        source, announce = self._ledger.trust.source, self._watch.name_successor
+        source, announce = self._ledger.trust.source, self._witnesses.announce_successor
         key = rotation.rotate(self.home, self._key, self._passphrase, source, request, last, announce, self._write)
         if key is None:
             return Answer(stale=True)
         self._key, self._ledger = key, Ledger(self.home, self._engine, TrustRoot.read(source), None)
-        self._watch = self._watch.succeeded_by(key, self._ledger)
+        self._witnesses = self._witnesses.for_key(key, self._ledger)
         write_atomic(self.home.root / "ledger.head", self._head().encode())
         return Answer()
 
@@ -194,7 +200,7 @@ class Signer:
 
     def _write(self, request: Append) -> Answer:
         history = self._ledger.entries()
-        self._watch.catch_up()
+        self._witnesses.catch_up()
         last = history[-1] if history else None
         if request.predecessor != (last.digest if last else GENESIS):
             return Answer(stale=True)
@@ -220,12 +226,12 @@ class Signer:
         if entry.kind in champions.IN_FORCE:
             check_pinned(history, self._ledger.trust, entry.plant)
         if entry.kind == "seed":
-            self._watch.check_seed(entry.read(SeedBody))
+            self._witnesses.check_seed(entry.read(SeedBody))
         if entry.kind in ("approval", *champions.IN_FORCE):
             check_pinned_people(history, TrustRoot.read(self._ledger.trust.source))
         self._check_certificate(entry)
         if entry.kind in WITNESSED:
-            self._watch.countersigned()
+            self._witnesses.countersigned()
         signed = read_entry(payload, self._key.seal(ENTRY_TYPE, payload))
         try:
             insert(self._engine, signed)
@@ -246,7 +252,7 @@ class Signer:
         if signed.kind in champions.IN_FORCE:
             # It stands, whether the witnesses answer or not; the next entry of these kinds asks them again.
             with suppress(Refused):
-                self._watch.countersigned()
+                self._witnesses.countersigned()
         return Answer(envelope=signed.envelope.decode())
 
     def _check_certificate(self, entry: Entry) -> None:
@@ -267,12 +273,12 @@ class Signer:
 
     def _certify(self, request: Certify) -> Answer:
         from tasks.evidence.certificate import PAYLOAD_TYPE, state
-        from tasks.evidence.witness.stated import DrawnSeed
+        from tasks.evidence.witness.seeds import DrawnSeed
 
         history = self._ledger.entries()
         opened = self._ledger.entry(request.attempt)
-        committed = of_attempt(history, "seed", request.attempt)
-        if opened.kind != "attempt" or committed is None or of_attempt(history, "result", request.attempt):
+        committed = entry_of_attempt(history, "seed", request.attempt)
+        if opened.kind != "attempt" or committed is None or entry_of_attempt(history, "result", request.attempt):
             raise Refused("expected an attempt with a seed and no result, got another: open one and draw its seed.")
         path = seed_file(self.home, request.attempt)
         if not path.exists() or sha256_hex(secret := read_secret(path)) != committed.body["commitment"]:
@@ -297,7 +303,7 @@ class Server(OwnedSocketServer):
     def handle_request_of(self, connection: socket.socket) -> None:
         """Answer one request."""
         self.last = time.monotonic()
-        connection.settimeout(PATIENCE)
+        connection.settimeout(TIMEOUT)
         try:
             request = _receive(connection)
             answer = self.signer.answer(request)
@@ -327,8 +333,8 @@ def _receive(connection: socket.socket) -> Request:
     data = bytearray()
     while piece := connection.recv(65536):
         data += piece
-        if len(data) > LARGEST:
-            raise Refused(f"expected a request of at most {LARGEST} bytes, got more: name fewer files.")
+        if len(data) > MAX_BYTES:
+            raise Refused(f"expected a request of at most {MAX_BYTES} bytes, got more: name fewer files.")
     try:
         return REQUEST.validate_json(bytes(data))
     except ValidationError as error:

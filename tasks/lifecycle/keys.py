@@ -24,7 +24,7 @@ from tasks.evidence.people.keyring import (
     keyring,
 )
 from tasks.evidence.people.rotation import change_pins, pins_of, replacement
-from tasks.evidence.people.rules import said_of_key, said_of_revocation, said_of_rotation
+from tasks.evidence.people.rules import key_content, revocation_content, rotation_content
 from tasks.evidence.people.statement import Signatory
 from tasks.evidence.witness.pinned import FILE as WITNESSES
 from tasks.evidence.witness.pinned import load_witnesses
@@ -56,7 +56,7 @@ def enrol(
         return next(e for e in ledger.entries() if e.kind in KINDS and e.body.get("public") == own.public)
     said = KeyBody(**own.model_dump(), roles=tuple(roles), possession=possession, by=by, why=why)
     if signatory is not None:
-        said = said.model_copy(update={"signature": signatory.sign(said_of_key(said))})
+        said = said.model_copy(update={"signature": signatory.sign(key_content(said))})
     entry = ledger.append("key", said)
     _pin(ledger)
     return entry
@@ -148,7 +148,7 @@ def rotate_person(ledger: Ledger, person: str, why: str, path: Path | None = Non
             _forget(following)
             raise BadInput(f"expected an enrolled key of {person}, got none: have it enrolled with 'neorl keys pin'.")
         said = replacement(key, old.id, person, why, old.person)
-        ledger.append("rotation", said.model_copy(update={"signature": signatory.sign(said_of_rotation(said))}))
+        ledger.append("rotation", said.model_copy(update={"signature": signatory.sign(rotation_content(said))}))
     own, _ = store.read_public(store.public_file(following))
     name = key_id(public_key(own.public))
     if name in keyring(ledger.entries()):
@@ -180,7 +180,7 @@ def revoke(ledger: Ledger, key: str, since: str, by: str, why: str, signatory: S
     found = key_of(ledger.entries(), key)
     said = RevocationBody(key=found.id if found else key, since=since, by=by, why=why)
     if signatory is not None:
-        said = said.model_copy(update={"signature": signatory.sign(said_of_revocation(said))})
+        said = said.model_copy(update={"signature": signatory.sign(revocation_content(said))})
     entry = ledger.append("revocation", said)
     _pin(ledger)
     return entry

@@ -15,8 +15,8 @@ from tasks.evidence.archive.tar import END, write_member
 from tasks.evidence.ledger.ledger import Entry, HeadNow, Ledger
 from tasks.evidence.ledger.signing import HEAD_TYPE
 from tasks.evidence.policies import pinned_file as policy_file
+from tasks.evidence.witness.client import COUNTERSIGNED
 from tasks.evidence.witness.pinned import pinned, pinned_file
-from tasks.evidence.witness.watch import COUNTERSIGNED
 from tasks.files.canonical import (
     canonical_json,
     file_sha256,

@@ -19,7 +19,7 @@ from tasks.files.canonical import unwritable_is_bad_input
 BLOCK = tarfile.BLOCKSIZE
 CHUNK = 2**20
 LONGEST_PATH = 255
-LARGEST = 8**11 - 1
+MAX_BYTES = 8**11 - 1
 """Bytes that a header of this form can tell."""
 END = bytes(2 * BLOCK)
 CURE = "ask for the archive anew"
@@ -45,7 +45,7 @@ def write_member(out: IO[bytes], path: str, source: IO[bytes], size: int) -> Mem
     Raises:
         BadInput: when its name or size has no place in such an archive, or there are more or fewer bytes.
     """
-    if (fault := path_fault(path)) or size > LARGEST:
+    if (fault := path_fault(path)) or size > MAX_BYTES:
         raise BadInput(f"expected a file that an archive can hold, got {path!r}: {fault or f'{size} bytes'}.")
     out.write(_header(path, size))
     if (sha256 := _copied(source, out, size)) is None:

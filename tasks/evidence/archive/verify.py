@@ -30,8 +30,8 @@ from tasks.evidence.certificate import Check
 from tasks.evidence.ledger import table
 from tasks.evidence.ledger.ledger import HeadNow, Ledger, read_entry
 from tasks.evidence.ledger.signing import TrustRoot, from_base64, heads_in
+from tasks.evidence.witness.client import COUNTERSIGNED
 from tasks.evidence.witness.pinned import pinned
-from tasks.evidence.witness.watch import COUNTERSIGNED
 from tasks.files.canonical import canonical_json, read_json
 
 NAME = "archive"

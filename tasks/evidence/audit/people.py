@@ -1,4 +1,4 @@
-"""The audit of keys: who decided without one, which entries do not count, and what rests on a key that was revoked."""
+"""Audit of keys: unsigned decisions, entries that do not count, and champions that rest on a revoked key."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ NAME = "people"
 
 
 def check_people(entries: Sequence[Entry], trust: TrustRoot) -> list[Check]:
-    """What is to be said of keys and of those who decided.
+    """Check keys and the persons who decided.
 
     Args:
-        entries: verified, as they were signed.
-        trust: the trust root in force.
+        entries: verified entries.
+        trust: trust root in force.
     """
     with suppress(ValidationError, ValueError, KeyError):
         failures = [Check(NAME, False, fault) for fault in check_pins(counting(entries, trust.pins), trust)]
         failures += [Check(NAME, False, fault) for fault in _resting(counting(entries, trust.pins))]
         return [*failures, *_void(entries, trust), *_summary(entries, bool(failures))]
-    return [Check(NAME, False, "the entries about keys cannot be read, as is said of each above")]
+    return [Check(NAME, False, "the entries about keys cannot be read: see the checks above")]
 
 
 def _void(entries: Sequence[Entry], trust: TrustRoot) -> Iterator[Check]:
-    """Entries that do not count; it fails where a replaced key made them, or where the trust root alone says so.
+    """Report entries that do not count. It is a failure if a replaced key signed, or if only the trust root revokes.
 
-    Else whoever may write that file would bring an earlier champion back by one line in it.
+    Otherwise, whoever may write that file could bring back an earlier champion with one line.
     """
     late, logged = forged(entries), void(entries)
     for number, reason in void(entries, trust.pins).items():
-        alone = "" if number in logged else f", as {trust.source} alone says: 'neorl keys revoke' makes an entry of it"
+        alone = "" if number in logged else f"; only {trust.source} says so: log it with 'neorl keys revoke'"
         failed = number in late or number not in logged
         yield Check(NAME, False if failed else None, f"ledger entry {number} does not count: {reason}{alone}")
 
@@ -52,19 +52,19 @@ def _summary(entries: Sequence[Entry], failed: bool) -> Iterator[Check]:
         yield Check(NAME, True, f"{signed} decisions signed by persons' keys, each as the trust root pins it")
     if len(decided) > signed:
         yield Check(
-            NAME, None, f"{len(decided) - signed} decisions are in the home's name: no person's key signed them"
+            NAME, None, f"{len(decided) - signed} decisions are unsigned: they were made in the home's name"
         )
 
 
 def _resting(entries: Sequence[Entry]) -> Iterator[str]:
-    """Champions whose candidate does not count any more, or not all their approvals, after a key was revoked."""
+    """Yield champions whose candidate or one of whose approvals does not count after a revocation."""
     keys, by_digest = keyring(entries), {entry.digest: entry for entry in entries}
     for plant in sorted({entry.plant for entry in entries if entry.kind in IN_FORCE}):
         now = champion(entries, plant)
         if now is None:
             continue
         version = now.body["version"]
-        cure = f"look at it anew, or 'neorl withdraw {plant} {version}'"
+        cure = f"review it again, or 'neorl withdraw {plant} {version}'"
         if (candidate := by_digest[now.body["candidate"]]).kind == VOID:
             yield (
                 f"version {version} of {plant} serves on entry {candidate.sequence}, which does not count: "
@@ -76,5 +76,5 @@ def _resting(entries: Sequence[Entry]) -> Iterator[str]:
                 key = keys[keyid_of(approval.body["signature"].encode())]
                 yield (
                     f"version {version} of {plant} serves on {approval.body['by']}'s approval (entry "
-                    f"{approval.sequence}), by key {key.id}, which was revoked from {key.revoked} on: {cure}"
+                    f"{approval.sequence}) by key {key.id}, which was revoked from {key.revoked} on: {cure}"
                 )

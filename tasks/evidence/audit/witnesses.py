@@ -15,12 +15,12 @@ from tasks.evidence.certificate import Check
 from tasks.evidence.claims import LOCAL
 from tasks.evidence.ledger.ledger import AnyBody, Entry, Ledger
 from tasks.evidence.ledger.signing import from_base64
+from tasks.evidence.witness.client import COUNTERSIGNED
 from tasks.evidence.witness.notes import Checkpoint, Note
-from tasks.evidence.witness.pinned import Witnesses, lacking_witnesses, pinned, pinned_file, strange_ledger
-from tasks.evidence.witness.seeds import NonceBody, SeedBody, countersigned_at, names_of
-from tasks.evidence.witness.service import TOLERANCE
-from tasks.evidence.witness.timestamps import read_certificate_of, stamped_at
-from tasks.evidence.witness.watch import COUNTERSIGNED
+from tasks.evidence.witness.pinned import Witnesses, ledger_fault, pinned, pinned_file, witness_fault
+from tasks.evidence.witness.seeds import NonceBody, SeedBody, countersigned_at, witness_names
+from tasks.evidence.witness.timestamps import read_authority_certificate, verify_stamp
+from tasks.evidence.witness.witness import TOLERANCE
 
 
 def check_clock(entries: Sequence[Entry], now: datetime) -> Check:
@@ -67,7 +67,7 @@ def check_witnesses(home: Home, ledger: Ledger, entries: Sequence[Entry]) -> lis
 def _attempts(witnesses: Witnesses, seeds: Sequence[tuple[Entry, SeedBody]], heads: Mapping[str, str]) -> list[Check]:
     """Every commitment names enough of the pinned witnesses; those of before the first that does are only told."""
     faults = [
-        (entry, lacking_witnesses(witnesses, body.witnesses) or strange_ledger(witnesses, heads.get(body.attempt, "")))
+        (entry, witness_fault(witnesses, body.witnesses) or ledger_fault(witnesses, heads.get(body.attempt, "")))
         for entry, body in seeds
     ]
     own = all(witness.verifier.name.startswith(LOCAL) for witness in witnesses.witnesses)
@@ -109,7 +109,7 @@ def _head(home: Home, entries: Sequence[Entry], witnesses: Witnesses) -> list[Ch
         when, size = countersigned_at(entries, text, by), Checkpoint.parse(note.text).size
     except NeoRLError as error:
         return [Check("countersigned", False, f"{path}: {error}")]
-    said = f"{size} of {len(entries)} entries at {when:%Y-%m-%d %H:%M:%SZ} by {' and '.join(names_of(by))}"
+    said = f"{size} of {len(entries)} entries at {when:%Y-%m-%d %H:%M:%SZ} by {' and '.join(witness_names(by))}"
     return [Check("countersigned", True, said)]
 
 
@@ -120,11 +120,11 @@ def _stamps(folder: Path, entries: Sequence[Entry], witnesses: Witnesses) -> lis
     given = [entry for entry in entries if entry.kind == "nonce"]
     stamped = next((number for number, entry in enumerate(given) if entry.body.get("stamp")), len(given))
     try:
-        certificate = read_certificate_of(folder / witnesses.timestamps.certificate)
+        certificate = read_authority_certificate(folder / witnesses.timestamps.certificate)
         for entry in given[stamped:]:
             body = entry.read(NonceBody)
             text = Note.parse(body.head).text
-            when = stamped_at(from_base64(body.stamp), text.encode(), certificate)
+            when = verify_stamp(from_base64(body.stamp), text.encode(), certificate)
             if datetime.fromisoformat(Checkpoint.parse(text).time) > when + TOLERANCE:
                 raise Refused(f"ledger entry {entry.sequence}: a head with entries later than its time stamp")
     except (NeoRLError, ValidationError, ValueError) as error:

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from configs.errors import BadInput, Refused
 from configs.home import PASSPHRASE, Home
-from tasks.evidence.ledger.protocol import LARGEST, Answer, Append, Hello, Request, Stop
+from tasks.evidence.ledger.protocol import MAX_BYTES, Answer, Append, Hello, Request, Stop
 from tasks.files.canonical import sha256_hex
 from tasks.files.locks import exclusive
 from tasks.files.provenance import sources_digest
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 IDLE = "NEORL_SIGNER_IDLE"
 """Seconds without a request after which a signer that can be started again unattended ends by itself."""
 DEFAULT_IDLE = "3600"
-PATIENCE = 60.0
+TIMEOUT = 60.0
 """Seconds to wait for an answer."""
 LONGEST_ADDRESS = 100
 """Bytes; the kernel takes a little over a hundred."""
@@ -154,7 +154,7 @@ def _connect(home: Home) -> socket.socket | None:
     except (FileNotFoundError, ConnectionError):
         connection.close()
         return None
-    connection.settimeout(PATIENCE)
+    connection.settimeout(TIMEOUT)
     return connection
 
 
@@ -172,8 +172,8 @@ def short_address(path: Path) -> Iterator[str]:
 
 def _exchange(connection: socket.socket, request: Request) -> Answer:
     data = request.model_dump_json().encode()
-    if len(data) > LARGEST:
-        raise Refused(f"expected an entry of at most {LARGEST} bytes, got {len(data)}: name fewer files.")
+    if len(data) > MAX_BYTES:
+        raise Refused(f"expected an entry of at most {MAX_BYTES} bytes, got {len(data)}: name fewer files.")
     try:
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
@@ -181,9 +181,9 @@ def _exchange(connection: socket.socket, request: Request) -> Answer:
     except TimeoutError as error:
         if isinstance(request, Append):
             # It goes on, and may write the entry yet, as one that is lost may have written it.
-            raise ConnectionError(f"no answer within {PATIENCE:g} s") from error
+            raise ConnectionError(f"no answer within {TIMEOUT:g} s") from error
         raise Refused(
-            f"expected an answer of the signer within {PATIENCE:g} s, got none: see logs/signer.log."
+            f"expected an answer of the signer within {TIMEOUT:g} s, got none: see logs/signer.log."
         ) from error
     if not received:
         raise ConnectionError("the signer was lost before it answered")

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
 
 from tasks.evidence.claims import Counts, Materials
 
-LARGEST = 8 * 1024 * 1024
+MAX_BYTES = 8 * 1024 * 1024
 """Bytes of the largest request; a candidate's list of files is the largest that occurs."""
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

@@ -71,7 +71,7 @@ CURES = {
 }
 FIRST_USE = int.from_bytes(b"neorl", "big")
 """Number of PostgreSQL's advisory lock under which the table is made."""
-PATIENCE = 60
+TIMEOUT = 60
 """Seconds to wait for SQLite's lock."""
 CALL = 10
 """Seconds to wait for a database server to take a connection."""
@@ -96,7 +96,7 @@ def connect(url: str) -> sql.Engine:
             raise BadInput(
                 f"expected NEORL_LEDGER_URL to begin with sqlite or postgresql, got {backend}: name one of these."
             )
-        waits = {"timeout": PATIENCE} if backend == "sqlite" else {"connect_timeout": CALL}
+        waits = {"timeout": TIMEOUT} if backend == "sqlite" else {"connect_timeout": CALL}
         # Statements commit one by one: an entry is one insert, and the unique predecessor guards the rest.
         engine = sql.create_engine(found, poolclass=sql.NullPool, isolation_level="AUTOCOMMIT", connect_args=waits)
     except (ArgumentError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The keys that the ledger knows: who enrolled them, whose they are, and from when to when they count."""
+"""Keys of persons in the ledger: enrolment, rotation, revocation, and which key is in force."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from tasks.evidence.ledger.voided import texts
 KEY_TYPE = "application/vnd.neorl.person-key+json"
 REPLACEMENT_TYPE = "application/vnd.neorl.replacement-key+json"
 UNSEEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]")
-"""What Unicode calls default ignorable, and is in no category of its own."""
+"""Characters that Unicode calls default ignorable and that have no category of their own."""
 JOINERS = "\u200c\u200d"
 KINDS = ("key", "rotation", "revocation")
 
 
 class PersonKey(Body):
-    """What a person's new key says of itself, signed by that key: so that nobody enrols a key that is not theirs."""
+    """Self-description of a new key, signed by that key to prove possession."""
 
     person: str
     public: str
     login: str
-    """Of the machine that it was made on: who ran a retraining is known by it."""
+    """Login on the machine that made the key; a retraining is attributed to a person by it."""
 
 
 class KeyBody(Body):
-    """A person's key is enrolled: from now on its signatures count, and nobody else may use this name."""
+    """Entry: enrols a person's key. Nobody else may then use this name."""
 
     person: str
     public: str
@@ -41,39 +41,39 @@ class KeyBody(Body):
     by: str
     why: str
     signature: str = ""
-    """Statement of a person who vouches, once there is one."""
+    """Statement of the vouching person; empty for the first person."""
 
 
 class RotationBody(Body):
-    """Another key takes the place of one that is still good."""
+    """Entry: replaces a key that is still trusted."""
 
     old: str
-    """Its id."""
+    """Id of the replaced key."""
     public: str
-    """The new one."""
+    """The new key."""
     person: str = ""
-    """Whose it is; nobody's is the home's, whose entry the old key signs."""
+    """Owner; empty for the home's key, whose entry the old key signs."""
     possession: str
-    """Envelope of what replaces what, by the new key."""
+    """Proof of possession: envelope with both ids, signed by the new key."""
     by: str
     why: str
     signature: str = ""
-    """The person's statement, by the old key."""
+    """The person's statement, signed by the old key."""
 
 
 class RevocationBody(Body):
-    """A key does not count from a moment on, which may lie in the past."""
+    """Entry: a key's signatures do not count from a time on, which may be in the past."""
 
     key: str
     since: str
     by: str
     why: str
     signature: str = ""
-    """Statement of a person, where another one than the home has a say."""
+    """Statement of a person; required while another person has a key."""
 
 
 class KnownKey(NamedTuple):
-    """A person's key, as the ledger has it."""
+    """A person's key according to the ledger."""
 
     id: str
     public: str
@@ -82,18 +82,18 @@ class KnownKey(NamedTuple):
     roles: tuple[str, ...]
     since: str
     until: str = ""
-    """When another key took its place."""
+    """Time of its rotation."""
     revoked: str = ""
-    """From when on it does not count."""
+    """Time from which its signatures do not count."""
 
     @property
     def in_force(self) -> bool:
-        """Whether what it signs now counts."""
+        """Whether new signatures by this key count."""
         return not (self.until or self.revoked)
 
 
 def keyring(history: Iterable[Entry]) -> dict[str, KnownKey]:
-    """Every person's key by its id, as the ledger has them after these entries; what cannot be read says nothing."""
+    """Return all persons' keys by id. Entries that cannot be read are skipped."""
     found: dict[str, KnownKey] = {}
     for entry in history:
         if entry.kind == "key":
@@ -103,45 +103,45 @@ def keyring(history: Iterable[Entry]) -> dict[str, KnownKey]:
             except (ValueError, TypeError):
                 continue
             found[name] = KnownKey(name, body.public, body.person, body.login, body.roles, entry.timestamp)
-        elif entry.kind == "rotation" and (told := texts(entry, "old", "public")) and told[0] in found:
-            old, public = found[told[0]], told[1]
+        elif entry.kind == "rotation" and (fields := texts(entry, "old", "public")) and fields[0] in found:
+            old, public = found[fields[0]], fields[1]
             try:
                 name = key_id(public_key(public))
             except (ValueError, TypeError):
                 continue
             found[name] = old._replace(id=name, public=public, since=entry.timestamp)
             found[old.id] = old._replace(until=entry.timestamp)
-        elif entry.kind == "revocation" and (told := texts(entry, "key", "since")) and told[0] in found and told[1]:
-            old, since = found[told[0]], told[1]
-            found[old.id] = old._replace(revoked=min(since, old.revoked or since))
+        elif entry.kind == "revocation" and (fields := texts(entry, "key", "since")) and fields[0] in found:
+            old, since = found[fields[0]], fields[1]
+            if since:
+                found[old.id] = old._replace(revoked=min(since, old.revoked or since))
     return found
 
 
 def key_of(history: Iterable[Entry], person: str) -> KnownKey | None:
-    """The key in force of a person, whose name is the same however it is written."""
+    """Return a person's key in force; names are compared in folded form."""
     wanted = folded(person)
     return next((key for key in keyring(history).values() if key.in_force and folded(key.person) == wanted), None)
 
 
 def folded(name: str) -> str:
-    """A name without what does not tell two persons apart: case, white space, forms of a letter, what nobody sees."""
+    """Normalise a name: case, white space, letter forms and invisible characters do not distinguish persons."""
     seen = UNSEEN.sub("", unicodedata.normalize("NFKC", name))
     seen = "".join(c for c in seen if c.isspace() or unicodedata.category(c) not in ("Cf", "Cc"))
     return unicodedata.normalize("NFKC", " ".join(seen.split()).casefold())
 
 
 def unwritable(name: str) -> str | None:
-    """A character of a name that is written nowhere, or turns around how others read; None where there is none.
+    """Return the first control or bidirectional character of a name as U+XXXX, or None.
 
-    Args:
-        name: a person's; the joiners of Indic and Persian letters belong into names.
+    The joiners of Indic and Persian script are allowed.
     """
     odd = (c for c in name if c not in JOINERS and unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp"))
     return next((f"U+{ord(c):04X}" for c in odd), None)
 
 
 def counts(keys: dict[str, KnownKey], decision: Entry) -> bool:
-    """Whether a person's decision counts, after all that is known of keys now: one in the home's name does.
+    """Return whether an approval or rejection counts given the revocations known now; unsigned ones count.
 
     Args:
         keys: from `keyring`.
@@ -155,41 +155,39 @@ def counts(keys: dict[str, KnownKey], decision: Entry) -> bool:
 
 
 def home_keys_out(history: Iterable[Entry]) -> dict[str, Entry]:
-    """The home's keys that another one replaced: id -> the rotation's entry."""
+    """Return the replaced keys of the home: id -> entry of the rotation."""
     found = ((texts(entry, "old", "person"), entry) for entry in history if entry.kind == "rotation")
-    return {told[0]: entry for told, entry in found if told and not told[1]}
+    return {fields[0]: entry for fields, entry in found if fields and not fields[1]}
 
 
 def check_pins(history: Sequence[Entry], trust: TrustRoot) -> list[str]:
-    """What the trust root says otherwise than the ledger of persons' keys: a line for each key.
+    """Compare the trust root with the ledger's keys of persons; return one message for each difference.
 
     Args:
         history: verified entries.
-        trust: the trust root in force.
+        trust: trust root in force.
     """
     pinned, faults = {pin.id: pin for pin in trust.pins if pin.person}, []
     for key in keyring(history).values():
         pin = pinned.get(key.id)
         if pin is None:
-            faults.append(f"key {key.id} of {key.person} is pinned nowhere in {trust.source}")
+            faults.append(f"key {key.id} of {key.person} is not pinned in {trust.source}")
         elif (pin.person, pin.roles) != (key.person, key.roles):
-            told = f"{pin.person} ({', '.join(pin.roles) or 'no role'})"
-            faults.append(f"key {key.id} of {key.person} ({', '.join(key.roles) or 'no role'}) is pinned as {told}")
+            stated = f"{pin.person} ({', '.join(pin.roles) or 'no role'})"
+            faults.append(f"key {key.id} of {key.person} ({', '.join(key.roles) or 'no role'}) is pinned as {stated}")
         elif key.in_force and (pin.until or pin.revoked):
-            faults.append(
-                f"key {key.id} of {key.person} counts, which is pinned as out since {pin.revoked or pin.until}"
-            )
+            faults.append(f"key {key.id} of {key.person} is in force but pinned as ended {pin.revoked or pin.until}")
     return faults
 
 
 def check_pinned_people(history: Sequence[Entry], trust: TrustRoot) -> None:
-    """Refuse persons' keys that the trust root has otherwise than the ledger.
+    """Check that the trust root pins persons' keys as the ledger has them.
 
     Raises:
-        Refused: naming the first.
+        Refused: with the first difference.
     """
     if faults := check_pins(history, trust):
         raise Refused(
-            f"expected persons' keys as {trust.source} pins them, got a ledger where {faults[0]}: restore the trust "
-            "root, or after asking that person write it with 'neorl keys pin'."
+            f"the trust root {trust.source} differs from the ledger: {faults[0]}; restore the trust root, or ask that "
+            "person and pin the key with 'neorl keys pin'"
         )

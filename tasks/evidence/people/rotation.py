@@ -1,4 +1,4 @@
-"""Another key in the place of the home's own: prepared beside it, named by an entry of the old one, then put there."""
+"""Rotation of the home's key: prepare the next key, log it with the old one, then put it in place."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ NEXT = "next-"
 
 
 def prepare(home: Home, passphrase: bytes | None, source: Path) -> tuple[SigningKey, Path]:
-    """Make the next key beside the one in force, and pin it: what it signs must count as soon as it signs.
+    """Make the next key beside the current one and pin it, so that its first signature counts.
 
     Args:
-        home: whose key.
-        passphrase: of the key in force, and so of the next; else as `keys.open_keys` finds one.
-        source: the trust root's file.
+        home: the home.
+        passphrase: passphrase of both keys; see `keys.open_keys` for the default.
+        source: file of the trust root.
     """
     private = Ed25519PrivateKey.generate()
     name = key_id(private.public_key())
@@ -50,15 +50,15 @@ def prepare(home: Home, passphrase: bytes | None, source: Path) -> tuple[Signing
 
 
 def replacement(key: SigningKey, old: str, by: str, why: str, person: str = "", signature: str = "") -> RotationBody:
-    """What is logged: the new key's own signature shows that somebody holds it.
+    """Return the body of a rotation, with the new key's proof of possession.
 
     Args:
-        key: the new one.
-        old: id of the one that it replaces.
-        by: who does it.
-        why: for the record.
-        person: whose key it is; nobody's is the home's.
-        signature: the person's statement, by the old key.
+        key: new key.
+        old: id of the replaced key.
+        by: who rotates it.
+        why: reason for the record.
+        person: owner; empty for the home's key.
+        signature: the person's statement, signed by the old key.
     """
     possession = key.seal(REPLACEMENT_TYPE, {"new": key_id(key.public), "old": old}).decode()
     return RotationBody(
@@ -82,20 +82,20 @@ def rotate(
     announce: Callable[[SigningKey], None],
     write: Callable[[Append], Answer],
 ) -> SigningKey | None:
-    """Name the next key in an entry of the old one; a kill at any point leaves one of them in force, and whole.
+    """Log the next key in an entry of the old one. A kill at any point leaves one of them in force and complete.
 
     Args:
-        home: whose key.
-        key: the one in force.
-        passphrase: of it, where it is in no file.
-        source: the trust root's file.
-        request: who rotates it, and why.
+        home: the home.
+        key: current key.
+        passphrase: passphrase of the current key, if no file contains it.
+        source: file of the trust root.
+        request: who rotates the key, and why.
         predecessor: digest of the ledger's last entry.
         announce: tells witnesses of the new key, which they must know before it signs.
-        write: appends an entry that the old key signs.
+        write: appends an entry signed by the old key.
 
     Returns:
-        The new key; None where another entry came first, and nothing has changed.
+        The new key; None if another entry was written first and nothing has changed.
     """
     following, path = prepare(home, passphrase, source)
     body = replacement(following, key_id(key.public), request.by, request.why).model_dump(mode="json")
@@ -103,7 +103,7 @@ def rotate(
         announce(following)
         answer = write(Append(kind="rotation", plant="", body=body, artefacts=(), predecessor=predecessor))
     except Refused:
-        # Nothing is refused once its entry is in; after any other error it may be, and `finish` looks.
+        # A refusal means that no entry was written. After other errors it may be there; `finish` decides.
         _forget(home, following, path, source)
         raise
     if answer.stale:
@@ -114,7 +114,7 @@ def rotate(
 
 
 def _forget(home: Home, following: SigningKey, path: Path, source: Path) -> None:
-    """Leave the key in force, as if no other had been made."""
+    """Remove the next key and its pin."""
     kept_passphrase(path.read_bytes()).unlink(missing_ok=True)
     path.unlink()
     name = key_id(following.public)
@@ -122,17 +122,17 @@ def _forget(home: Home, following: SigningKey, path: Path, source: Path) -> None
 
 
 def put_in_place(home: Home, path: Path) -> None:
-    """Let the next key be the home's; the old one is gone, and its generated passphrase stays, for backups."""
+    """Make the next key the home's. The old passphrase file stays, for backups."""
     os.replace(path, home.signing_key)
 
 
 def finish(home: Home, history: Iterable[Entry]) -> None:
-    """Complete a rotation that was killed after its entry, and forget one that was killed before."""
+    """Complete a rotation that was killed after its entry; undo one that was killed before."""
     named = set()
     for entry in history:
-        if entry.kind == "rotation" and (told := texts(entry, "public", "person")) and not told[1]:
+        if entry.kind == "rotation" and (fields := texts(entry, "public", "person")) and not fields[1]:
             with suppress(ValueError):
-                named.add(key_id(public_key(told[0])))
+                named.add(key_id(public_key(fields[0])))
     for path in home.signing_key.parent.glob(f"{NEXT}*.pem"):
         if path.stem.removeprefix(NEXT) in named:
             put_in_place(home, path)
@@ -142,12 +142,12 @@ def finish(home: Home, history: Iterable[Entry]) -> None:
 
 
 def pins_of(trust: TrustRoot, history: Sequence[Entry]) -> list[Pin]:
-    """The rows of a trust root with all that the ledger says of keys: persons, roles, and when a key went out."""
+    """Return the trust root's rows, updated with persons, roles and ended keys of the ledger."""
     out, people = home_keys_out(history), keyring(history)
     revoked: dict[str, str] = {}
     for entry in history:
-        if entry.kind == "revocation" and (told := texts(entry, "key", "since")) and told[1]:
-            revoked[told[0]] = min(told[1], revoked.get(told[0], told[1]))
+        if entry.kind == "revocation" and (fields := texts(entry, "key", "since")) and fields[1]:
+            revoked[fields[0]] = min(fields[1], revoked.get(fields[0], fields[1]))
     rows = {pin.id: pin for pin in trust.pins}
     for name, pin in rows.items():
         if name in out:
@@ -159,12 +159,12 @@ def pins_of(trust: TrustRoot, history: Sequence[Entry]) -> list[Pin]:
 
 
 def change_pins(home: Home, path: Path, change: Callable[[TrustRoot], Sequence[Pin]]) -> None:
-    """Change a trust root's rows as one: the signer and the commands of persons both write it.
+    """Change the rows of a trust root under a lock: the signer and commands of persons both write it.
 
     Args:
-        home: whose signer and commands.
-        path: of the trust root.
-        change: gives the rows that it is to have.
+        home: the home.
+        path: file of the trust root.
+        change: returns the new rows.
     """
     with exclusive(home.folder("locks") / "trust.lock"):
         trust = TrustRoot.read(path)
@@ -173,14 +173,14 @@ def change_pins(home: Home, path: Path, change: Callable[[TrustRoot], Sequence[P
 
 
 def write_pins(path: Path, pins: Sequence[Pin]) -> None:
-    """Write a trust root whole.
+    """Write a trust root.
 
     Raises:
-        BadInput: when it cannot be written.
+        BadInput: if it cannot be written.
     """
     try:
         write_atomic(path, trust_yaml(*pins))
     except OSError as error:
         raise BadInput(
-            f"expected to write the trust root {path}, got '{error.strerror}': allow it, and give the command again."
+            f"cannot write the trust root {path} ('{error.strerror}'): allow it, then run the command again"
         ) from error

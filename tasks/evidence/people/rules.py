@@ -1,4 +1,4 @@
-"""The rules of persons' keys and of what they sign: applied when writing, and again by the audit."""
+"""Rules for persons' keys and signed statements; applied when writing, and again by the audit."""
 
 from __future__ import annotations
 
@@ -30,207 +30,213 @@ from tasks.evidence.people.statement import Said, Statement, differs, read_state
 from tasks.files.times import format_time
 
 TOLERANCE = timedelta(minutes=5)
-"""How far a person's clock may be ahead of the ledger's."""
+"""Tolerated lead of a person's clock over the ledger's."""
 
 
 def check_signed(
     history: Sequence[Entry], entry: Entry, by: str, signature: str, said: Said, *, required: bool
 ) -> KnownKey | None:
-    """Refuse an entry in the name of a person who has a key, unless that key signed what it says.
+    """Check the signature of an entry made in a person's name. A person who has a key must sign.
 
     Args:
         history: all entries before this one.
-        entry: whose body carries the signature.
-        by: in whose name it is.
-        signature: envelope of the person's statement, or nothing.
-        said: what must have been signed, by the ledger.
-        required: whether a name alone is not enough.
+        entry: the entry.
+        by: name of the person.
+        signature: envelope of the person's statement, or empty.
+        said: required content of the statement.
+        required: whether a signature is required even if this person has no key.
 
     Returns:
-        The key that signed; None where the entry is in the home's name.
+        The key that signed; None if the entry is unsigned.
 
     Raises:
-        Refused: naming what is wrong with the signature.
+        Refused: if a signature is missing, wrong or reused.
     """
     if not signature:
         if required or key_of(history, by) is not None:
-            why = "the policy asks for persons' keys" if required else "this person has a key"
+            why = "the policy requires signatures" if required else "this person has a key"
             raise Refused(
-                f"expected {by or 'somebody'}'s own signature on the {said.act}, got the home's: {why}, so that person "
-                "gives the command with their key ('neorl keys create', 'neorl keys pin')."
+                f"the {said.act} needs the signature of {by or 'a person'}, got none: {why}; run the command with that "
+                "person's key ('neorl keys create', 'neorl keys pin')"
             )
         return None
     key, statement = signed_by_person(history, signature)
     if folded(key.person) != folded(by):
-        raise Refused(f"expected a signature of {by}, got one of {key.person}: each signs in their own name.")
+        raise Refused(f"the statement of {by} is signed by {key.person}: everybody signs in their own name")
     if (fault := differs(statement, key.person, said)) is not None:
-        raise Refused(f"{fault}: sign what the ledger has now.")
+        raise Refused(f"{fault}: sign the current state of the ledger")
     if said.role and said.role not in key.roles:
         roles = ", ".join(key.roles) or "none"
-        raise Refused(f"expected a role of {key.person} ({roles}), got {said.role!r}: name that, or have it pinned.")
+        raise Refused(f"{key.person} has no role {said.role!r} (roles: {roles}): name one of these, or pin that role")
     if moment_of(statement.signed) > moment_of(entry.timestamp) + TOLERANCE:
         raise Refused(
-            f"expected a statement signed by {entry.timestamp}, got one of {statement.signed}: correct that clock."
+            f"the statement was signed at {statement.signed}, after its entry of {entry.timestamp}: set the clock of "
+            "the signing machine right"
         )
-    # Whoever holds the home could otherwise give again what its signer has taken back.
+    # Otherwise the home's owner could replay a statement that its signer has withdrawn.
     if any(signature in _signatures(earlier) for earlier in history):
-        raise Refused(f"expected a new statement of {key.person}, got one that the ledger has already: sign anew.")
+        raise Refused(f"this statement of {key.person} is already in the ledger: sign a new one")
     return key
 
 
 def signed_by_person(history: Sequence[Entry], signature: str) -> tuple[KnownKey, Statement]:
-    """The key in force that made a signature, and what it signed.
+    """Verify a statement; return the key in force that signed it, and the statement.
 
     Raises:
-        Refused: when no key in force did.
+        Refused: if no key in force signed it.
     """
     try:
         name = keyid_of(signature.encode())
     except (ValueError, TypeError, LookupError) as error:
-        raise Refused(f"expected a signed statement, got one that cannot be read ({type(error).__name__}).") from error
+        raise Refused(f"the signed statement cannot be read ({type(error).__name__}): sign again") from error
     key = keyring(history).get(name)
     if key is None:
-        raise Refused(f"expected a signature by a key that is enrolled, got one by {name[:16]!r}: 'neorl keys pin' it.")
+        raise Refused(f"the signing key {name[:16]!r} is not enrolled: enrol it with 'neorl keys pin'")
     if not key.in_force:
         ended = f"was revoked from {key.revoked} on" if key.revoked else f"was replaced at {key.until}"
-        raise Refused(f"expected a signature by {key.person}'s key in force, got one by {name}, which {ended}.")
+        raise Refused(f"the key {name} of {key.person} {ended}: sign with the key in force")
     return key, read_statement(signature, key.public)
 
 
 def check_key(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse a key that its person did not make, that is known, whose name is taken, or that nobody vouches for.
+    """Check the enrolment of a key: possession, new key, free name, and a vouching person.
 
-    The first person is enrolled in the home's name; every other one is vouched for by a person's signature, so that who
-    holds the home alone cannot make an approver.
+    The first person is enrolled by the home alone. Later ones need another person's signature, so that access to the
+    home is not enough to create an approver.
 
     Args:
         history: all entries before the key.
         entry: the key.
 
     Raises:
-        Refused: naming what is wrong.
+        Refused: if a check fails.
     """
     body = entry.read(KeyBody)
     if (odd := unwritable(body.person)) is not None:
-        raise Refused(f"expected a person's name without control characters, got {odd} in it: write letters.")
+        raise Refused(f"a person's name must not contain control characters, got {odd} in {body.person!r}")
     if not folded(body.person) or folded(body.person) == folded(RULE) or not (body.by.strip() and body.why.strip()):
-        raise Refused("expected a person's name, who enrols their key, and why, got one missing: say all three.")
+        raise Refused(
+            f"an enrolment needs a person's name, who enrols the key, and why; got {body.person!r}, {body.by!r} and "
+            f"{body.why!r}"
+        )
     public = public_key(body.public)
-    told = TrustRoot({key_id(public): public}, Path("the request")).unseal(KEY_TYPE, body.possession.encode())
+    stated = TrustRoot({key_id(public): public}, Path("the request")).unseal(KEY_TYPE, body.possession.encode())
     try:
-        own = PersonKey.model_validate(told)
+        own = PersonKey.model_validate(stated)
     except ValidationError as error:
-        raise Refused("expected what 'neorl keys create --person' wrote, got something else: use that file.") from error
+        found = ", ".join(map(str, stated))[:80]
+        raise Refused(
+            f"the proof of possession has the fields {found}: use the file that 'neorl keys create --person' wrote"
+        ) from error
     if own != PersonKey(person=body.person, public=body.public, login=body.login):
-        raise Refused(f"expected {own.person}'s key as it was made, got it as {body.person}'s: enrol it as that.")
+        raise Refused(f"the key was made for {own.person}, not for {body.person}: enrol it under its own name")
     _check_new(history, body.public)
     if any(folded(key.person) == folded(body.person) and key.in_force for key in keyring(history).values()):
-        raise Refused(f"expected a person without a key, got {body.person}, who has one: 'neorl keys rotate' it.")
-    check_signed(history, entry, body.by, body.signature, said_of_key(body), required=_anybody(history))
+        raise Refused(f"{body.person} already has a key in force: replace it with 'neorl keys rotate'")
+    check_signed(history, entry, body.by, body.signature, key_content(body), required=_anybody(history))
 
 
 def check_rotation(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse a rotation that the old key did not sign, or whose new key is not in the hands of who asks.
+    """Check a rotation: signed by the old key, with the new key in the owner's possession.
 
     Args:
         history: all entries before the rotation.
         entry: the rotation.
 
     Raises:
-        Refused: naming what is wrong.
+        Refused: if a check fails.
     """
     body = entry.read(RotationBody)
     public = public_key(body.public)
     trust = TrustRoot({key_id(public): public}, Path("the request"))
     if trust.unseal(REPLACEMENT_TYPE, body.possession.encode()) != {"new": key_id(public), "old": body.old}:
-        raise Refused("expected the new key's signature on what it replaces, got another: rotate again.")
+        raise Refused(f"the new key {key_id(public)} did not sign that it replaces {body.old[:16]}: rotate again")
     _check_new(history, body.public)
     if not body.person:
-        # The signer signs none but its own key's rotation, and the audit reads the signature.
+        # The signer rotates only its own key; the audit checks the envelope's signature.
         if body.signature or (entry.envelope and keyid_of(entry.envelope) != body.old) or body.old in keyring(history):
-            raise Refused("expected a rotation of the home's key that the old key signed, got another.")
+            raise Refused(f"the rotation of the home's key {body.old[:16]} is not signed by that key")
         return
     key = keyring(history).get(body.old)
     if key is None or folded(key.person) != folded(body.person):
-        raise Refused(f"expected a key of {body.person} to be replaced, got {body.old[:16]!r}: see 'neorl keys show'.")
-    check_signed(history, entry, body.person, body.signature, said_of_rotation(body), required=True)
+        raise Refused(f"{body.old[:16]!r} is not a key of {body.person}: see 'neorl keys show'")
+    check_signed(history, entry, body.person, body.signature, rotation_content(body), required=True)
     if keyid_of(body.signature.encode()) != body.old:
-        raise Refused("expected the old key's signature on its own rotation, got another's.")
+        raise Refused(f"the rotation of key {body.old[:16]} must be signed by that key")
 
 
 def check_revocation(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse a revocation of an unknown key, of the home's key in force, from a later day on, or by nobody.
+    """Check a revocation: known key, past time, and a signature if there is another person.
 
-    Where there are persons with keys one of them signs it: its own owner, or another. The home alone may revoke the
-    last one, for it may be lost.
+    The owner or another person signs. The home alone may revoke the last person's key, because it may be lost.
 
     Args:
         history: all entries before the revocation.
         entry: the revocation.
 
     Raises:
-        Refused: naming what is wrong.
+        Refused: if a check fails.
     """
     body = entry.read(RevocationBody)
     people, homes = keyring(history), home_keys_out(history)
     if body.key not in {*people, *homes}:
         raise Refused(
-            f"expected a person's key, or one of the home that was replaced, got {body.key[:16]!r}: see 'neorl keys "
-            "show'; the home's key in force is rotated first."
+            f"{body.key[:16]!r} is not a person's key or a replaced key of the home: see 'neorl keys show'; rotate the "
+            "home's key in force before revoking it"
         )
     if not (body.by.strip() and body.why.strip()):
-        raise Refused("expected who revokes a key, and why, got nothing: say both.")
+        raise Refused(f"a revocation needs who revokes the key, and why; got {body.by!r} and {body.why!r}")
     since = moment_of(body.since)
     if format_time(since) != body.since:
-        # It is compared with entries' times as a text.
-        raise Refused(f"expected a moment written as {format_time(since)}, got {body.since[:40]!r}: write it so.")
+        # Compared with the timestamps of entries as text.
+        raise Refused(f"the time of a revocation must be written as {written(since)}, got {body.since[:40]!r}")
     if since > moment_of(entry.timestamp):
-        raise Refused(f"expected a date that has come, got {body.since}: revoke it then.")
+        raise Refused(f"a key cannot be revoked in advance, got {body.since}: revoke it then")
     others = any(key.in_force and key.id != body.key for key in people.values())
     owner = people.get(body.key)
     if not body.signature and not others and owner is not None and folded(owner.person) != folded(body.by):
         return
-    said = said_of_revocation(body)
+    said = revocation_content(body)
     check_signed(history, entry, body.by, body.signature, said, required=others)
 
 
-def said_of_key(body: KeyBody) -> Said:
-    """What who vouches for a key signs."""
+def key_content(body: KeyBody) -> Said:
+    """Return the content of the statement that vouches for a key."""
     about = {"person": body.person, "public": body.public, "roles": ", ".join(body.roles)}
     return Said("key", "", about, note=body.why)
 
 
-def said_of_rotation(body: RotationBody) -> Said:
-    """What a person signs with the old key."""
+def rotation_content(body: RotationBody) -> Said:
+    """Return the content of the statement that the old key signs."""
     return Said("rotation", "", {"old": body.old, "public": body.public}, note=body.why)
 
 
-def said_of_revocation(body: RevocationBody) -> Said:
-    """What who revokes a key signs."""
+def revocation_content(body: RevocationBody) -> Said:
+    """Return the content of the statement that revokes a key."""
     return Said("revocation", "", {"key": body.key, "since": body.since}, note=body.why)
 
 
 def moment_of(text: str) -> datetime:
-    """A time as the ledger writes it.
+    """Parse a time as the ledger writes it.
 
     Raises:
-        Refused: when it is none, or names no zone.
+        Refused: if it is not an ISO time in UTC that ends with Z.
     """
     try:
         found = datetime.fromisoformat(text)
     except ValueError as error:
-        raise Refused(f"expected a time like 2026-11-20T14:00:00Z, got {text[:40]!r}: sign again.") from error
+        raise Refused(f"a time must look like 2026-11-20T14:00:00Z, got {text[:40]!r}: sign again") from error
     if found.tzinfo is None or not text.endswith("Z"):
-        raise Refused(f"expected a time in UTC that ends with Z, got {text[:40]!r}: sign again.")
+        raise Refused(f"a time must be in UTC and end with Z, got {text[:40]!r}: sign again")
     return found
 
 
 def _check_new(history: Sequence[Entry], public: str) -> None:
-    """No key serves twice: neither two persons, nor a person and a home, nor again after it went out."""
+    """Check that a key was never used before, by any person or home."""
     name = key_id(public_key(public))
     homes = {keyid_of(entry.envelope) for entry in history if entry.envelope} | set(home_keys_out(history))
     if name in {*keyring(history), *homes}:
-        raise Refused(f"expected a key that is new to the ledger, got {name}, which it knows: make another one.")
+        raise Refused(f"the ledger already knows the key {name}: make a new one")
 
 
 def _anybody(history: Sequence[Entry]) -> bool:

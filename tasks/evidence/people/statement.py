@@ -1,4 +1,4 @@
-"""What a person signs with a key of their own: a statement that names all that it is about, in a DSSE envelope."""
+"""Statements that persons sign with their own key: canonical DSSE envelopes that bind everything they are about."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tasks.files.times import format_time
 STATEMENT_TYPE = "application/vnd.neorl.statement+json"
 Act = Literal["approval", "rejection", "withdrawal", "rollback", "extension", "policy", "key", "rotation", "revocation"]
 Meaning = Literal["", "reviewed", "approved for closed loop", "approved for shadow", "rejected", "withdrawn"]
-"""What a signature means; without one it says no more than its act."""
+"""Declared meaning of a signature; empty if the act says all."""
 
 
 class Said(NamedTuple):
-    """What is to be signed, as it follows from the ledger."""
+    """Required content of a statement, derived from the ledger."""
 
     act: Act
     plant: str
     about: Mapping[str, str | None]
-    """Digests and names of all that the statement binds: an approval its candidate, composite, certificate, policy and
+    """Digests and names that the statement binds; for an approval the candidate, composite, certificate, policy and
     champion."""
     meaning: Meaning = ""
     role: str = ""
@@ -35,7 +35,7 @@ class Said(NamedTuple):
 
 
 class Statement(BaseModel):
-    """What a person has signed."""
+    """A signed statement."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -47,24 +47,24 @@ class Statement(BaseModel):
     note: str
     person: str
     signed: str
-    """When, by the clock of the machine that it was signed on: UTC, as the ledger writes times."""
+    """Time of signing by the clock of the signing machine (UTC)."""
 
 
 class Signatory(NamedTuple):
-    """A person who can sign a statement: with an unlocked key, or one that they signed elsewhere."""
+    """A person who can sign, with an unlocked key or a statement signed on another machine."""
 
     person: str
     sign: Callable[[Said], str]
-    """Gives the envelope of a statement: canonical DSSE."""
+    """Returns the envelope of a statement."""
 
 
 def with_key(person: str, key: SigningKey, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> Signatory:
-    """A person with their unlocked key.
+    """Return a signatory who signs with an unlocked key.
 
     Args:
-        person: whose key it is.
-        key: unlocked.
-        clock: tells the time in UTC.
+        person: owner of the key.
+        key: the unlocked key.
+        clock: returns the time in UTC.
     """
 
     def sign(said: Said) -> str:
@@ -76,19 +76,19 @@ def with_key(person: str, key: SigningKey, clock: Callable[[], datetime] = lambd
 
 
 def signed_elsewhere(envelope: str) -> Signatory:
-    """A person whose statement came from another machine; the rules see to it that it says what is to be said."""
+    """Return a signatory for a statement from another machine; its content is checked by the rules."""
     return Signatory(read_payload(envelope)["person"], lambda said: envelope)
 
 
 def read_statement(envelope: str, public: str) -> Statement:
-    """A statement, once its signature by a key holds.
+    """Verify the signature of a statement and read it.
 
     Args:
         envelope: canonical DSSE.
-        public: the key, in base64.
+        public: base64 of the public key.
 
     Raises:
-        Refused: when the envelope, the signature or the statement is another.
+        Refused: if the signature or the statement is invalid.
     """
     found = public_key(public)
     payload = TrustRoot({key_id(found): found}, Path("the ledger")).unseal(STATEMENT_TYPE, envelope.encode())
@@ -96,22 +96,22 @@ def read_statement(envelope: str, public: str) -> Statement:
         return Statement.model_validate(payload)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        raise Refused(f"expected a statement, got {'.'.join(map(str, first['loc']))}: {first['msg']}.") from error
+        raise Refused(f"invalid statement: field {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
 
 def read_payload(envelope: str) -> Mapping[str, str]:
-    """What an envelope says, unchecked: who uses it has the signature checked."""
+    """Return an envelope's payload without verifying the signature."""
     payload: Mapping[str, str] = json.loads(base64.b64decode(json.loads(envelope)["payload"]))
     return payload
 
 
 def differs(statement: Statement, person: str, said: Said) -> str | None:
-    """What a statement says otherwise than it should, in words, or None.
+    """Return the first difference between a statement and its required content, or None.
 
     Args:
-        statement: whose signature holds.
-        person: who should have made it.
-        said: what it should say, by the ledger.
+        statement: with a valid signature.
+        person: person who must have signed.
+        said: required content.
     """
     wanted = {**said._asdict(), "about": dict(said.about), "person": person}
     for name, right in wanted.items():
@@ -122,7 +122,7 @@ def differs(statement: Statement, person: str, said: Said) -> str | None:
             about: dict[str, str | None] = {**dict.fromkeys(statement.about), **said.about}
             name = next((key for key in about if statement.about.get(key) != said.about.get(key)), name)
             found, right = statement.about.get(name), said.about.get(name)
-        return f"expected a statement whose {name} is {_short(right)}, got {_short(found)}"
+        return f"the statement's {name} is {_short(found)}, the ledger requires {_short(right)}"
     return None
 
 

@@ -1,4 +1,4 @@
-"""A person's private key at rest: encrypted, outside every home, under a passphrase that is kept in no file of ours."""
+"""Persons' private keys on disk: encrypted, outside of every home, with a passphrase that NeoRL never stores."""
 
 from __future__ import annotations
 
@@ -23,157 +23,156 @@ from tasks.files.canonical import write_atomic
 from tasks.files.secrets import read_secret, write_secret
 
 PERSON = "NEORL_PERSON"
-"""Who acts, where a command does not say; the login otherwise."""
+"""Name of the acting person; defaults to the login."""
 PASSPHRASE_FILE = "NEORL_PERSON_PASSPHRASE_FILE"
 PASSPHRASE_COMMAND = "NEORL_PERSON_PASSPHRASE_COMMAND"
-"""A command that prints the passphrase, such as an agent's or a key ring's: it is run without a shell."""
+"""Command that prints the passphrase, such as a key ring's; run without a shell."""
 LEAST = 8
-"""Characters of a passphrase."""
-PATIENCE = 120.0
-"""Seconds for that command: somebody may have to touch a token."""
+"""Minimum number of characters of a passphrase."""
+TIMEOUT = 120.0
+"""Time limit of that command in seconds; a token may have to be touched."""
 
 
 def acting() -> str:
-    """Who acts: the person that the environment names, else the login."""
+    """Return the acting person: NEORL_PERSON, or the login."""
     return os.environ.get(PERSON) or login()
 
 
 def people_folder() -> Path:
-    """Where this user's persons' keys lie: with the user's configuration, and so in no copy of a home."""
+    """Return the folder of persons' keys in the user's configuration, which no copy of a home contains."""
     return configuration() / "people"
 
 
 def key_file(person: str) -> Path:
-    """A person's private key: PEM, encrypted PKCS #8, mode 0600."""
+    """Return the path of a person's private key (PEM, encrypted PKCS #8, mode 0600)."""
     slug = re.sub(r"[^\w]+", "-", folded(person)).strip("-")
     if not slug:
-        raise BadInput(f"expected a person's name, got {person!r}: write letters.")
+        raise BadInput(f"a person's name must contain letters, got {person!r}")
     return people_folder() / f"{slug}.pem"
 
 
 def public_file(private: Path) -> Path:
-    """What the person hands to whoever enrols the key: a statement of the key about itself.
+    """Return the path of the key's public self-description, which is given to whoever enrols the key.
 
     Raises:
-        BadInput: when the private key's file does not end with .pem, so that the two could be one.
+        BadInput: if the private key's file does not end with .pem, because the two files could be the same.
     """
     if private.suffix != ".pem":
-        raise BadInput(f"expected a file for a private key that ends with .pem, got {private}: name it so.")
+        raise BadInput(f"the file of a private key must end with .pem, got {private}: rename it")
     return private.with_suffix(".json")
 
 
 def create(home: Home, person: str, path: Path | None = None) -> tuple[Path, PersonKey]:
-    """Make a person's key.
+    """Create a person's key.
 
     Args:
-        home: where it must not lie.
-        person: whose it is.
-        path: the file for it; the user's configuration otherwise.
+        home: home that must not contain the key.
+        person: owner of the key.
+        path: file of the key; defaults to the user's configuration.
 
     Returns:
-        The file to hand to whoever enrols the key, and what it says.
+        The public file, and its content.
 
     Raises:
-        BadInput: when there is one, the name has control characters, the place is in the home or does not end with
-            .pem, or nobody gives a passphrase.
+        BadInput: if there is a key already, name or path are invalid, or no passphrase is given.
     """
     if (odd := unwritable(" ".join(person.split()))) is not None:
-        raise BadInput(f"expected a person's name without control characters, got {odd} in it: write letters.")
+        raise BadInput(f"a person's name must not contain control characters, got {odd} in {person!r}")
     private = path or key_file(person)
     if private.resolve().is_relative_to(home.root.resolve()):
-        raise BadInput(f"expected a place outside the home, got {private}: a copy of the home could sign as {person}.")
+        raise BadInput(f"{private} is in the home, whose copies could then sign as {person}: choose another folder")
     if private.exists() or public_file(private).exists():
-        raise BadInput(f"expected no key of {person} yet, got {private}: replace it with 'neorl keys rotate --person'.")
+        raise BadInput(f"{person} already has a key in {private}: replace it with 'neorl keys rotate --person'")
     return write(private, person, Ed25519PrivateKey.generate(), new_passphrase(person))
 
 
 def write(path: Path, person: str, private: Ed25519PrivateKey, passphrase: bytes) -> tuple[Path, PersonKey]:
-    """Encrypt a person's key, and write what it says of itself beside it."""
+    """Encrypt a person's key and write its public file."""
     key = SigningKey(private)
     own = PersonKey(person=" ".join(person.split()), public=public_text(key.public), login=login())
-    # A person may name any folder, whose mode is their own business.
+    # A folder that the person chose keeps its mode.
     write_secret(path, encrypted(private, passphrase), folder_is_ours=path.parent == people_folder())
     return write_atomic(public_file(path), key.seal(KEY_TYPE, own.model_dump())), own
 
 
 def new_passphrase(person: str) -> bytes:
-    """A passphrase for a key that is about to be made.
+    """Get the passphrase for a new key from the environment or the terminal.
 
     Raises:
-        BadInput: when nobody gives one that is long enough.
+        BadInput: if none is given or it is too short.
     """
     secret = _given()
     if secret is None:
         secret = _asked(f"New passphrase for {person}'s key: ")
         if secret and secret != _asked("Once more: "):
-            raise BadInput("expected the same passphrase twice, got two: give the command again.")
+            raise BadInput("the two passphrases differ: run the command again")
     if len(secret or b"") < LEAST:
         raise BadInput(
-            f"expected a passphrase of at least {LEAST} characters, got {'a shorter one' if secret else 'none'}: give "
-            f"the command at a terminal, or set {PASSPHRASE_FILE} or {PASSPHRASE_COMMAND}."
+            f"a passphrase must have at least {LEAST} characters, got {len(secret or b'')}: run the command in a "
+            f"terminal, or set {PASSPHRASE_FILE} or {PASSPHRASE_COMMAND}"
         )
     return secret or b""
 
 
 def read_public(path: Path) -> tuple[PersonKey, str]:
-    """What a person's key says of itself, and the envelope that shows who holds it.
+    """Read and verify a public file; return its content and its envelope.
 
     Raises:
-        BadInput: when the file cannot be read, or is something else.
+        BadInput: if it cannot be read or verified.
     """
     import base64
     import json
 
-    cure = "hand over the file that 'neorl keys create --person' wrote"
+    cure = "use the file that 'neorl keys create --person' wrote"
     try:
         envelope = path.read_bytes()
         own = PersonKey.model_validate_json(base64.b64decode(json.loads(envelope)["payload"]))
         public = public_key(own.public)
         TrustRoot({key_id(public): public}, path).unseal(KEY_TYPE, envelope)
     except (OSError, ValueError, LookupError, TypeError, Refused) as error:
-        raise BadInput(f"expected a person's public key in {path}, got '{_line(error)}': {cure}.") from error
+        raise BadInput(f"{path} is not a person's public key ('{_line(error)}'): {cure}") from error
     return own, envelope.decode()
 
 
 def unlock(path: Path) -> Signatory:
-    """A person with their key, decrypted for this one command.
+    """Decrypt a person's key for one command.
 
     Raises:
-        BadInput: when there is no key.
-        Refused: when the passphrase is wrong or missing, or others may read the key.
+        BadInput: if there is no key.
+        Refused: if the passphrase is wrong or missing, or others may read the key.
     """
     if not path.is_file():
-        raise BadInput(f"expected a person's key in {path}, got none: make one with 'neorl keys create --person NAME'.")
+        raise BadInput(f"{path} does not exist: make a person's key with 'neorl keys create --person NAME'")
     own, _ = read_public(public_file(path))
     pem = read_secret(path)
     passphrase = _given() or _asked(f"Passphrase of {own.person}'s key: ")
     if not passphrase:
         raise Refused(
-            f"expected the passphrase of {own.person}'s key, got none: give the command at a terminal, or set "
-            f"{PASSPHRASE_FILE} or {PASSPHRASE_COMMAND}."
+            f"the passphrase of {own.person}'s key is missing: run the command in a terminal, or set "
+            f"{PASSPHRASE_FILE} or {PASSPHRASE_COMMAND}"
         )
     key = SigningKey(load_private(path, pem, passphrase, f"correct {PASSPHRASE_FILE}, or type it again"))
     if public_text(key.public) != own.public:
-        raise Refused(f"expected {own.person}'s private key in {path}, got another: restore it from its backup.")
+        raise Refused(f"the private key in {path} does not match {own.person}'s public file: restore it from its backup")
     return with_key(own.person, key)
 
 
 def signatory_of(person: str, path: Path | None = None) -> Signatory | None:
-    """The person who acts, with their key where there is one on this machine; None where there is none.
+    """Return the acting person with their key; None if there is no key on this machine.
 
     Args:
-        person: who acts.
-        path: the private key's file, which must be there then.
+        person: the acting person.
+        path: file of the private key, which must exist if given.
 
     Raises:
-        BadInput: when the file's key is another person's.
+        BadInput: if the key belongs to another person.
     """
     private = path or key_file(person)
     if path is None and not private.is_file():
         return None
     own, _ = read_public(public_file(private))
     if folded(own.person) != folded(person):
-        raise BadInput(f"expected {person}'s key in {private}, got {own.person}'s: name its person with --by.")
+        raise BadInput(f"{private} is the key of {own.person}, not of {person}: name its person with --by")
     return unlock(private)
 
 
@@ -184,10 +183,10 @@ def _asked(prompt: str) -> bytes | None:
 
 
 def _given() -> bytes | None:
-    """The passphrase from the file or the command that the environment names."""
+    """Return the passphrase from the file or command that the environment names."""
     sources: tuple[tuple[str, Callable[[str], bytes]], ...] = (
         (PASSPHRASE_FILE, lambda name: Path(name).read_bytes()),
-        (PASSPHRASE_COMMAND, _said_by),
+        (PASSPHRASE_COMMAND, _command_output),
     )
     for variable, read in sources:
         if not (named := os.environ.get(variable)):
@@ -195,16 +194,16 @@ def _given() -> bytes | None:
         try:
             secret = read(named).strip()
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            # The command's output is left out: it may be the passphrase.
-            raise BadInput(f"expected a passphrase by {variable}, got {type(error).__name__}: correct it.") from None
+            # The command's output is not shown: it may be the passphrase.
+            raise BadInput(f"{variable} gave no passphrase ({type(error).__name__}): correct it") from None
         if not secret:
-            raise BadInput(f"expected a passphrase by {variable}, got nothing: correct it.")
+            raise BadInput(f"{variable} gave an empty passphrase: correct it")
         return secret
     return None
 
 
-def _said_by(command: str) -> bytes:
-    return subprocess.run(shlex.split(command), stdout=subprocess.PIPE, check=True, timeout=PATIENCE).stdout
+def _command_output(command: str) -> bytes:
+    return subprocess.run(shlex.split(command), stdout=subprocess.PIPE, check=True, timeout=TIMEOUT).stdout
 
 
 def _line(error: Exception) -> str:

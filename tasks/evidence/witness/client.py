@@ -1,129 +1,324 @@
-"""Asking witnesses: over HTTP, or the socket of the home's own, which is started by whoever needs it first."""
+"""The signer's use of witnesses: compare the ledger with known heads, and have new heads countersigned."""
 
 from __future__ import annotations
 
-import os
-import socket
-from collections.abc import Callable
-from functools import partial
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+import math
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import NamedTuple
-from urllib.parse import quote, urlsplit
 
-from configs.errors import Refused
+from configs.errors import NeoRLError, Refused
 from configs.home import Home
-from tasks.evidence.claims import LOCAL
-from tasks.evidence.ledger.client import DEFAULT_IDLE, IDLE, short_address
-from tasks.evidence.witness.notes import Verifier
-from tasks.evidence.witness.pinned import PinnedWitness
-from tasks.files.locks import exclusive
-from tasks.files.sockets import run_module
+from tasks.evidence.ledger.ledger import Entry, Ledger, root_of
+from tasks.evidence.ledger.signing import SigningKey, heads_in, key_id, signed_by, to_base64
+from tasks.evidence.witness.notes import SIGNATURE, Checkpoint, Note, Verifier, signed_note
+from tasks.evidence.witness.pinned import (
+    FILE,
+    PinnedWitness,
+    Witnesses,
+    pin,
+    pinned,
+    pinned_file,
+    witness_fault,
+)
+from tasks.evidence.witness.seeds import NonceBody, SeedBody, countersigned_at
+from tasks.evidence.witness.transport import OWN, Reply, Transport, newest_path, start_own
+from tasks.files.canonical import write_atomic
+from tasks.files.merkle import consistency_proof, inclusion_proof, leaf_hash
 
-PATIENCE = 10.0
-"""Seconds to wait for a witness; several may be silent, and whoever asked the signer waits for a minute."""
-OWN = "unix:witness/witness.sock"
-"""Where a home's own witness listens."""
-LARGEST = 1 << 20
-"""Bytes of the longest answer that is read."""
-
-
-class Reply(NamedTuple):
-    """A witness's answer."""
-
-    status: int
-    text: str
-
-
-Reach = Callable[[PinnedWitness, str, str | None], Reply]
-"""(witness, path, body) -> its answer, by GET where there is no body; OSError where there is none."""
-
-
-def over_http(home: Home) -> Reach:
-    """Reach witnesses where they are pinned; the home's own is started where it does not run."""
-    return partial(_ask, home)
+WITNESSED = ("seed", "promotion", "rollback")
+"""Kinds of entries that need countersignatures first; other entries are covered with the next of these."""
+COUNTERSIGNED = "witnessed.head"
+"""File of the newest countersigned head, in the home."""
+PAUSE = 30.0
+"""Seconds during which a witness that timed out is not asked again."""
+RACES = 5
+"""Retries when another writer reaches a witness first."""
 
 
-def newest_path(origin: str) -> str:
-    """Where a witness tells the newest head of a log that it knows."""
-    return f"/newest/{quote(origin, safe='')}"
+class Countersigned(NamedTuple):
+    """Head with the witnesses that countersigned it."""
+
+    note: Note
+    by: tuple[PinnedWitness, ...]
+    required: int
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """Keys of the first `required` witnesses."""
+        return tuple(witness.key for witness in self.by[: self.required])
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """Parsed head."""
+        return Checkpoint.parse(self.note.text)
 
 
-def start_own(home: Home) -> Verifier:
-    """Start the home's own witness unless it answers, and wait until it listens; its key.
+class NoAnswer(Exception):
+    """The witness does not answer."""
 
-    Raises:
-        Refused: when it does not start.
-    """
-    own = _socket(home, OWN)
-    with exclusive(home.folder("locks") / "witness.lock"):
+
+class WitnessClient:
+    """Client of all witnesses of one ledger."""
+
+    def __init__(self, home: Home, ledger: Ledger, key: SigningKey, transport: Transport, own: bool) -> None:
+        """Store the settings; nothing is checked yet.
+
+        Args:
+            home: home of the ledger.
+            ledger: the ledger.
+            key: key that signs heads.
+            transport: sends a request to a witness.
+            own: whether to start the home's own witness if none is pinned.
+        """
+        self._home, self._ledger, self._key, self._transport, self._own = home, ledger, key, transport, own
+        self._caught_up = False
+        self._paused_until: dict[str, float] = {}
+
+    def catch_up(self) -> None:
+        """Compare the ledger, once per process, with every head known to this home or its witnesses.
+
+        Raises:
+            Refused: if the ledger is behind a head or has another history.
+        """
+        if self._caught_up:
+            return
+        entries, own = self._ledger.entries(), self._home.root / "ledger.head"
+        if own.exists():
+            self._ledger.verify([own.read_text(errors="replace")])
+        elif entries and self._home.ledger.exists():
+            raise Refused(
+                f"the ledger has {len(entries)} entries, but its newest head {own} does not exist: restore it from its "
+                "backup, or bring back the previous ledger"
+            )
+        witnesses = pinned(self._home, self._ledger.trust)
+        self._follow_folders(witnesses)
+        if witnesses:
+            for witness in witnesses.witnesses:
+                try:
+                    self._check_newest(witness, witnesses.origin, entries)
+                except NoAnswer:
+                    continue  # steps that need this witness ask again
+        self._caught_up = True
+
+    def countersigned(self) -> Countersigned | None:
+        """Have the head countersigned by all witnesses that answer.
+
+        Returns:
+            The countersigned head; None if no witness is pinned and none may be started.
+
+        Raises:
+            Refused: if the ledger is behind a known head, or too few witnesses answer.
+        """
+        self.catch_up()
+        witnesses = self._pinned_or_own()
+        if witnesses is None:
+            return None
+        if lost := next((folder for folder in head_folders(witnesses) if not folder.is_dir()), None):
+            raise Refused(f"the folder of signed heads {lost} of {FILE} does not exist: mount it")
+        self._follow_folders(witnesses)
+        entries = self._ledger.entries()
+        time = entries[-1].timestamp if entries else ""
+        root = root_of(entries, len(entries))
+        checkpoint = Checkpoint(witnesses.origin, len(entries), root, time)
+        note = signed_note(checkpoint.text, witnesses.origin, self._key)
+        by, unanswered = list[PinnedWitness](), list[str]()
+        for witness in witnesses.witnesses:
+            try:
+                note = note.with_lines([self._countersignature(witness, checkpoint, note, entries)])
+                by.append(witness)
+            except NoAnswer as error:
+                unanswered.append(str(error))
+        if len(by) < witnesses.required:
+            raise Refused(
+                f"{len(by)} of {len(witnesses.witnesses)} witnesses countersigned, {witnesses.required} are required "
+                f"({'; '.join(unanswered)}): start them with 'neorl witness serve', or ask their owners"
+            )
+        write_atomic(self._home.root / COUNTERSIGNED, str(note).encode())
+        return Countersigned(note, tuple(by), witnesses.required)
+
+    def announce_successor(self, key: SigningKey) -> None:
+        """Announce the next signing key to every witness; the current key vouches for it.
+
+        Raises:
+            Refused: if a witness does not answer or rejects the key.
+        """
+        witnesses = pinned(self._home, self._ledger.trust)
+        for witness in witnesses.witnesses if witnesses else ():
+            assert witnesses is not None
+            following = Verifier.of(witnesses.origin, SIGNATURE, key)
+            try:
+                note = signed_note(f"{following}\n", witnesses.origin, self._key)
+                reply = self._request(witness, "/add-log", str(note))
+            except NoAnswer as error:
+                raise Refused(f"a witness did not learn the next key ({error}): start it, then rotate again") from error
+            # A witness that has never seen this ledger learns the key with the first head.
+            if reply.status not in (200, 404):
+                message = reply.text.strip()[:200]
+                raise Refused(
+                    f"witness {witness.verifier.name} rejected the next key: '{message}'; ask its owner to add the key"
+                )
+
+    def for_key(self, key: SigningKey, ledger: Ledger) -> WitnessClient:
+        """Return the client for the next signing key."""
+        return WitnessClient(self._home, ledger, key, self._transport, self._own)
+
+    def check_seed(self, body: SeedBody) -> None:
+        """Check that a commitment names enough witnesses, all of them pinned."""
+        witnesses = pinned(self._home, self._ledger.trust)
+        if fault := witness_fault(witnesses, body.witnesses):
+            raise Refused(f"{fault}: draw the seed again")
+
+    def nonces(self, record: Entry) -> NonceBody:
+        """Have a head with the commitment countersigned, and get the nonces of the commitment's witnesses.
+
+        Args:
+            record: entry of the commitment.
+
+        Raises:
+            Refused: if one of the witnesses does not answer or is no longer pinned.
+        """
+        body = record.read(SeedBody)
+        index, leaf = record.sequence - 1, leaf_hash(record.envelope)
+        for _ in range(RACES):
+            head = self.countersigned()
+            by = {witness.key: witness for witness in head.by} if head else {}
+            if head is None or (missing := next((key for key in body.witnesses if key not in by), None)):
+                name = Verifier.parse(missing or body.witnesses[0]).name
+                raise Refused(
+                    f"witness {name} of the attempt's commitment does not answer: start it, or remove the attempt's "
+                    "file in keys/seeds to abandon the attempt"
+                )
+            leaves = [entry.envelope for entry in self._ledger.entries()[: head.checkpoint.size]]
+            proof = [to_base64(node) for node in inclusion_proof(leaves, index)]
+            asked = "\n".join([f"leaf {index} {to_base64(leaf)}", *proof, "", str(head.note)])
+            try:
+                replies = [self._request(by[key], "/nonce", asked) for key in body.witnesses]
+            except NoAnswer as error:
+                raise Refused(f"no nonce from {error}: run the same command again") from error
+            if all(reply.status == 200 for reply in replies):
+                given = tuple(reply.text.strip() for reply in replies)
+                stamp = self._stamp(head.note.text)
+                return NonceBody(attempt=body.attempt, head=str(head.note), nonces=given, stamp=stamp)
+            if wrong := next((reply for reply in replies if reply.status not in (200, 409)), None):
+                raise Refused(f"a witness refused the nonce: '{wrong.text.strip()[:200]}'; ask its owner")
+        raise Refused(f"another writer advanced the ledger {RACES} times while nonces were drawn: try again")
+
+    def _stamp(self, text: str) -> str:
+        """Return a time stamp of a head, or an empty string if no authority is pinned."""
+        witnesses = pinned(self._home, self._ledger.trust)
+        if witnesses is None or (asked := witnesses.timestamps) is None:
+            return ""
+        # Imported late: most homes pin no authority.
+        from tasks.evidence.witness.timestamps import read_authority_certificate, request_stamp, verify_stamp
+
+        folder = pinned_file(self._home, self._ledger.trust).parent
+        certificate = read_authority_certificate(folder / asked.certificate)
         try:
-            return Verifier.parse(_exchange(_UnixConnection(own), "/key", None).text.strip())
-        except OSError:
-            pass
-        folder, idle = home.folder("witness"), os.environ.get(IDLE, DEFAULT_IDLE)
-        module = "tasks.evidence.witness.server"
-        done = run_module(module, str(folder.resolve()), str(own.resolve()), LOCAL, idle)
-    if done.returncode:
-        last = (done.stderr.decode(errors="replace").strip().splitlines() or ["nothing"])[-1]
-        raise Refused(f"expected this home's own witness to start, got '{last}'.")
-    return Verifier.parse(done.stdout.decode())
+            token = request_stamp(asked.url, text.encode())
+        except OSError as error:
+            raise Refused(
+                f"the time-stamp authority {asked.url} did not answer ('{error}'): try again later"
+            ) from error
+        verify_stamp(token, text.encode(), certificate)
+        return to_base64(token)
 
+    def _pinned_or_own(self) -> Witnesses | None:
+        witnesses = pinned(self._home, self._ledger.trust)
+        if witnesses is not None:
+            return witnesses
+        if any(entry.body["witnesses"] for entry in self._ledger.entries("seed")):
+            raise Refused(
+                f"the ledger's attempts name witnesses, but {pinned_file(self._home, self._ledger.trust)} does not "
+                "exist: restore it from its backup"
+            )
+        if not self._own:
+            return None
+        verifier = start_own(self._home)
+        origin = f"neorl/{key_id(self._key.public)}"
+        made = Witnesses(origin=origin, witnesses=[PinnedWitness(key=str(verifier), url=OWN)])
+        pin(self._home.root / FILE, made)
+        return made
 
-def stop_own(home: Home) -> bool:
-    """End the home's own witness, if one runs; returns whether one ran."""
-    own = _socket(home, OWN)
-    try:
-        _exchange(_UnixConnection(own), "/key", None)
-    except OSError:
-        return False
-    own.unlink(missing_ok=True)  # which ends it
-    return True
+    def _follow_folders(self, witnesses: Witnesses | None) -> None:
+        for folder in head_folders(witnesses):
+            for path, found in stored_heads(folder, self._ledger.trust.keys):
+                try:
+                    self._ledger.verify(found)
+                except Refused as error:
+                    raise Refused(f"{path}: {error}") from error
 
+    def _countersignature(
+        self, witness: PinnedWitness, checkpoint: Checkpoint, note: Note, entries: Sequence[Entry]
+    ) -> str:
+        """Return a witness's countersignature of a head."""
+        leaves = [entry.envelope for entry in entries]
+        for _ in range(RACES):
+            old = self._check_newest(witness, checkpoint.origin, entries)
+            proof = [to_base64(node) for node in consistency_proof(leaves, old)]
+            reply = self._request(witness, "/add-checkpoint", "\n".join([f"old {old}", *proof, "", str(note)]))
+            if reply.status == 200:
+                line = reply.text.rstrip("\n")
+                if Note(note.text, (line,)).countersigned_by(witness.verifier) is None:
+                    raise Refused(
+                        f"the countersignature is not by the pinned key of {witness.verifier.name}: correct {FILE}"
+                    )
+                return line
+            if reply.status == 404:
+                self._introduce(witness, checkpoint.origin)
+            elif reply.status != 409:
+                message = reply.text.strip()[:300]
+                raise Refused(f"witness {witness.verifier.name} refused to countersign: {message}")
+        raise Refused(f"witness {witness.verifier.name} got other heads {RACES} times in between: try again")
 
-def _ask(home: Home, witness: PinnedWitness, path: str, body: str | None) -> Reply:
-    if witness.url.startswith("unix:"):
+    def _check_newest(self, witness: PinnedWitness, origin: str, entries: Sequence[Entry]) -> int:
+        """Return the size of the newest head that a witness knows, after checking it against the ledger; 0 if none."""
+        reply = self._request(witness, newest_path(origin), None)
+        if reply.status == 404:
+            return 0
+        if reply.status != 200:
+            raise NoAnswer(f"{witness.verifier.name} at {witness.url}: status {reply.status}")
         try:
-            return _exchange(_UnixConnection(_socket(home, witness.url)), path, body)
-        except (FileNotFoundError, ConnectionError):
-            if witness.url != OWN:
-                raise
-        start_own(home)
-        return _exchange(_UnixConnection(_socket(home, witness.url)), path, body)
-    url = urlsplit(witness.url)
-    kind = HTTPSConnection if url.scheme == "https" else HTTPConnection
-    try:
-        connection = kind(url.netloc, timeout=PATIENCE)
-    except (HTTPException, ValueError) as error:
-        raise ConnectionError(f"an address that is none ({error})") from error
-    return _exchange(connection, url.path.rstrip("/") + path, body)
+            countersigned_at(entries, reply.text, [witness.key])
+        except NeoRLError as error:
+            raise Refused(f"{witness.verifier.name} knows a head that this ledger does not match: {error}") from error
+        return Checkpoint.parse(Note.parse(reply.text).text).size
+
+    def _introduce(self, witness: PinnedWitness, origin: str) -> None:
+        """Add this ledger to a witness that is open to all; otherwise its owner must add it."""
+        own = Verifier.of(origin, SIGNATURE, self._key)
+        reply = self._request(witness, "/add-log", f"{own}\n")
+        if reply.status != 200:
+            raise Refused(
+                f"witness {witness.verifier.name} does not know this ledger ('{reply.text.strip()[:200]}'): its owner "
+                f"must run 'neorl witness add FOLDER {own}'"
+            )
+
+    def _request(self, witness: PinnedWitness, path: str, body: str | None) -> Reply:
+        where = f"{witness.verifier.name} at {witness.url}"
+        if monotonic() < self._paused_until.get(witness.key, -math.inf):
+            raise NoAnswer(f"{where}: timed out less than {PAUSE:g} s ago")
+        try:
+            reply = self._transport(witness, path, body)
+        except TimeoutError as error:
+            # One request asks a witness several times, and the signer's client waits one minute.
+            self._paused_until[witness.key] = monotonic() + PAUSE
+            raise NoAnswer(f"{where}: {error}") from error
+        except OSError as error:
+            raise NoAnswer(f"{where}: {error}") from error
+        if reply.status >= 500:
+            # From a proxy or a failed witness: says nothing about a head.
+            raise NoAnswer(f"{where}: status {reply.status}")
+        return reply
 
 
-def _socket(home: Home, url: str) -> Path:
-    return home.root / url.removeprefix("unix:")
+def head_folders(witnesses: Witnesses | None) -> list[Path]:
+    """Return the folders of signed heads that the ledger must be consistent with."""
+    return [Path(name).expanduser() for name in witnesses.heads] if witnesses else []
 
 
-def _exchange(connection: HTTPConnection, path: str, body: str | None) -> Reply:
-    try:
-        connection.request("GET" if body is None else "POST", path, body=None if body is None else body.encode())
-        answer = connection.getresponse()
-        return Reply(answer.status, answer.read(LARGEST).decode())
-    except (HTTPException, UnicodeError) as error:
-        raise ConnectionError(f"an answer that is none ({error})") from error
-    finally:
-        connection.close()
-
-
-class _UnixConnection(HTTPConnection):
-    """HTTP over a socket in the file system."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=PATIENCE)
-        self._path = path
-
-    def connect(self) -> None:
-        """Connect to the socket."""
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(PATIENCE)
-        with short_address(self._path) as address:
-            self.sock.connect(address)
+def stored_heads(folder: Path, keys: Container[str]) -> Iterator[tuple[Path, list[str]]]:
+    """Yield each file with signed heads in a folder, and those of its heads that name one of these keys as signer."""
+    for path in sorted(path for path in folder.rglob("*") if path.suffix in (".head", ".html")):
+        yield path, signed_by(heads_in(path.read_text(errors="replace")), keys)

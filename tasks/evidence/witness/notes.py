@@ -1,7 +1,7 @@
-"""Signed notes, and what logs and witnesses write as such: checkpoints, countersignatures and nonces.
+"""Signed notes of transparency logs: checkpoints, countersignatures and nonces.
 
-The forms are those of transparency logs, so that tools of others read them: c2sp.org/signed-note,
-c2sp.org/tlog-checkpoint and c2sp.org/tlog-cosignature. The nonce is ours.
+Formats: c2sp.org/signed-note, c2sp.org/tlog-checkpoint and c2sp.org/tlog-cosignature, so that other tools can read
+them. The nonce format is our own.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from configs.errors import BadInput, Refused
 from tasks.evidence.ledger.signing import SigningKey, from_base64, to_base64
 
 SIGNATURE, COSIGNATURE = 1, 4
-"""Signature types of signed notes: Ed25519 over the text; Ed25519 over a time and the text."""
+"""Signature types: Ed25519 over the text; Ed25519 over a time and the text (countersignature)."""
 NONCE_LINE = "neorl-nonce/v1"
 NAME = r"[^\s+]+"
 TIME = "time "
-"""How the extension line of our checkpoints begins."""
+"""Prefix of the extension line of our checkpoints."""
 
 
 class Verifier(NamedTuple):
-    """Whose signatures of some type are known by which public key."""
+    """Public key with the name and signature type under which notes refer to it."""
 
     name: str
     kind: int
@@ -34,15 +34,15 @@ class Verifier(NamedTuple):
 
     @classmethod
     def of(cls, name: str, kind: int, key: SigningKey) -> Verifier:
-        """The verifier of a key's signatures."""
+        """Return the verifier of a signing key."""
         return cls(name, kind, key.public.public_bytes_raw())
 
     @classmethod
     def parse(cls, text: str) -> Verifier:
-        """Read `NAME+ID+BASE64`, the form in which signed notes name keys.
+        """Read a key in the form `NAME+ID+BASE64`.
 
         Raises:
-            BadInput: when it is not of that form, or the id is not that of the key.
+            BadInput: if the text has another form or the id is not the key's.
         """
         match = re.fullmatch(rf"({NAME})\+([0-9a-f]{{8}})\+([A-Za-z0-9+/=]+)", text)
         try:
@@ -53,21 +53,21 @@ class Verifier(NamedTuple):
             raw = b""
         if not raw or found.kind not in (SIGNATURE, COSIGNATURE) or str(found) != text:
             raise BadInput(
-                f"expected a key as NAME+ID+BASE64, got {text[:80]!r}: copy the line that its owner's 'neorl witness "
-                "show' prints."
+                f"a witness or log key must have the form NAME+ID+BASE64, got {text[:80]!r}: copy the line that its "
+                "owner's 'neorl witness show' prints"
             )
         return found
 
     @property
     def id(self) -> bytes:
-        """SHA-256(name || LF || type || public key)[:4]."""
+        """Key id: SHA-256(name || LF || type || public key)[:4]."""
         return hashlib.sha256(self.name.encode() + b"\n" + bytes([self.kind]) + self.public).digest()[:4]
 
     def __str__(self) -> str:
         return f"{self.name}+{self.id.hex()}+{to_base64(bytes([self.kind]) + self.public)}"
 
-    def holds(self, message: bytes, signature: bytes) -> bool:
-        """Whether a signature is this key's for a message."""
+    def verifies(self, message: bytes, signature: bytes) -> bool:
+        """Return whether the signature of a message is valid."""
         try:
             Ed25519PublicKey.from_public_bytes(self.public).verify(signature, message)
         except InvalidSignature:
@@ -76,30 +76,30 @@ class Verifier(NamedTuple):
 
 
 class Note(NamedTuple):
-    """A text and the signature lines below it."""
+    """Text with signature lines."""
 
     text: str
     lines: tuple[str, ...]
 
     @classmethod
     def parse(cls, note: str) -> Note:
-        """Take a note apart; nothing of it is believed yet.
+        """Split a note into text and signature lines; signatures are not verified.
 
         Raises:
-            Refused: when it is none.
+            Refused: if it is not a signed note.
         """
         text, _, tail = note.rpartition("\n\n")
         lines = tail.split("\n")
         shaped = text and lines.pop() == "" and lines and all(re.fullmatch(rf"— {NAME} \S+", line) for line in lines)
         if not shaped or any(character < " " and character != "\n" for character in note):
-            raise Refused(f"expected a signed note, got {note[:60]!r}: restore the original.")
+            raise Refused(f"{note[:60]!r} is not a signed note: restore the original")
         return cls(text + "\n", tuple(lines))
 
     def __str__(self) -> str:
         return "\n".join([self.text, *self.lines, ""])
 
     def signatures_of(self, verifier: Verifier) -> Iterator[bytes]:
-        """What the lines with this name and key id hold behind the id."""
+        """Yield the signatures under this name and key id, without the id."""
         for line in self.lines:
             _, name, encoded = line.split(" ")
             try:
@@ -110,36 +110,36 @@ class Note(NamedTuple):
                 yield raw[4:]
 
     def is_signed_by(self, verifier: Verifier) -> bool:
-        """Whether the text is signed by this key; a false signature in its name spoils the note."""
+        """Return whether the text is signed by this key; one false signature under the key's name makes this False."""
         found = list(self.signatures_of(verifier))
-        return bool(found) and all(verifier.holds(self.text.encode(), raw) for raw in found)
+        return bool(found) and all(verifier.verifies(self.text.encode(), raw) for raw in found)
 
     def countersigned_by(self, verifier: Verifier) -> int | None:
-        """When a witness countersigned the text, in seconds since 1970; None where it did not."""
+        """Return the time of a witness's countersignature in Unix seconds; None if there is no valid one."""
         for raw in self.signatures_of(verifier):
             time = int.from_bytes(raw[:8])
-            if len(raw) == 72 and verifier.holds(_timed(time, self.text), raw[8:]):
+            if len(raw) == 72 and verifier.verifies(_timed(time, self.text), raw[8:]):
                 return time
         return None
 
-    def beside(self, lines: Iterable[str]) -> Note:
-        """The note with more signatures."""
+    def with_lines(self, lines: Iterable[str]) -> Note:
+        """Return the note with further signature lines."""
         return Note(self.text, (*self.lines, *(line for line in lines if line not in self.lines)))
 
 
 def signed_note(text: str, name: str, key: SigningKey) -> Note:
-    """A text with its author's signature."""
+    """Sign a text."""
     return Note(text, (_line(Verifier.of(name, SIGNATURE, key), key.sign(text.encode())),))
 
 
 def countersignature(text: str, name: str, key: SigningKey, time: int) -> str:
-    """The line by which a witness says: at this time, the largest head of this log that I know is this one.
+    """Return a witness's signature line: the checkpoint is the largest head of this log that it has seen so far.
 
     Args:
-        text: of a checkpoint.
-        name: of the witness.
-        key: of the witness.
-        time: seconds since 1970.
+        text: text of the checkpoint.
+        name: name of the witness.
+        key: key of the witness.
+        time: Unix seconds.
     """
     verifier = Verifier.of(name, COSIGNATURE, key)
     return _line(verifier, time.to_bytes(8) + key.sign(_timed(time, text)))
@@ -154,14 +154,13 @@ def _line(verifier: Verifier, signature: bytes) -> str:
 
 
 class Checkpoint(NamedTuple):
-    """The head of a log: how many records it has, their Merkle root (RFC 6962), and the time of the last one."""
+    """Head of a log: number of records, Merkle root (RFC 6962) and time of the last record."""
 
     origin: str
-    """Name of the log."""
     size: int
     root: bytes
     time: str
-    """Of the last record, as it says it; empty where the log says none."""
+    """Time of the last record; empty if the log states none."""
 
     @property
     def text(self) -> str:
@@ -174,7 +173,7 @@ class Checkpoint(NamedTuple):
         """Read a checkpoint's text.
 
         Raises:
-            Refused: when it is none, or is not written in the one way.
+            Refused: if it is not a checkpoint in canonical form.
         """
         origin, size, root, *more = text.removesuffix("\n").split("\n") + [""] * (3 - text.count("\n"))
         try:
@@ -183,32 +182,32 @@ class Checkpoint(NamedTuple):
         except ValueError:
             found = None
         if found is None or found.text != text or not (origin and len(found.root) == 32 and 0 <= found.size < 2**63):
-            raise Refused(f"expected the text of a checkpoint, got {text[:80]!r}: restore the original.")
+            raise Refused(f"{text[:80]!r} is not a checkpoint: restore the original")
         return found
 
 
 class Nonce(NamedTuple):
-    """What a witness gives for one record of a log, once it has countersigned a head that contains it."""
+    """A witness's random number for one record, given after it has countersigned a head that contains the record."""
 
     origin: str
     position: int
-    """Of the record, from 0."""
+    """Index of the record, from 0."""
     leaf: bytes
-    """The record's leaf hash."""
+    """Leaf hash of the record."""
 
     @property
     def text(self) -> str:
-        """The text whose signature is the nonce.
+        """Text whose signature is the nonce.
 
-        Ed25519 signatures are deterministic: without the witness's key nobody foresees it, asked again the witness
-        gives the same, and everybody can check it.
+        Ed25519 signatures are deterministic: nobody can predict the nonce without the witness's key, the witness always
+        gives the same nonce, and anybody can verify it.
         """
         return f"{NONCE_LINE}\n{self.origin}\n{self.position}\n{to_base64(self.leaf)}\n"
 
-    def given(self, key: SigningKey) -> bytes:
-        """The nonce: 64 bytes."""
+    def sign(self, key: SigningKey) -> bytes:
+        """Return the nonce (64 bytes)."""
         return key.sign(self.text.encode())
 
-    def is_given_by(self, verifier: Verifier, nonce: bytes) -> bool:
-        """Whether a nonce is the one of this witness, whose verifier is that of its countersignatures."""
-        return verifier.holds(self.text.encode(), nonce)
+    def is_from(self, verifier: Verifier, nonce: bytes) -> bool:
+        """Return whether the nonce was given by this witness; `verifier` is that of its countersignatures."""
+        return verifier.verifies(self.text.encode(), nonce)

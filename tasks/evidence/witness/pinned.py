@@ -1,4 +1,4 @@
-"""The witnesses that a home or a project asks for: `witnesses.yaml` beside the trust root."""
+"""Witnesses pinned for a home or a project: `witnesses.yaml` beside the trust root."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ FILE = "witnesses.yaml"
 
 
 class PinnedWitness(Strict):
-    """A witness: whose countersignatures count, and where it is asked for them."""
+    """A witness's key and address."""
 
     key: Annotated[str, Field(max_length=300)]
-    """`NAME+ID+BASE64`, as its owner's `neorl witness show` prints it."""
+    """`NAME+ID+BASE64`, as printed by `neorl witness show`."""
     url: Annotated[str, Field(pattern=r"^(https?://[^\s/]+(/\S*)?|unix:\S+)$")]
-    """`http://HOST:PORT`, `https://...`, or `unix:PATH` of a socket, relative to the home."""
+    """`http://HOST:PORT`, `https://...`, or `unix:PATH` of a socket relative to the home."""
 
     @field_validator("url")
     @classmethod
@@ -37,46 +37,46 @@ class PinnedWitness(Strict):
         try:
             there = parts.scheme == "unix" or (parts.hostname and parts.hostname.encode("idna") and parts.port != 0)
         except ValueError as error:
-            raise ValueError(f"an address with a host and a port ({error})") from error
+            raise ValueError(f"must be an address with host and port, got {url!r} ({error})") from error
         if not there:
-            raise ValueError("an address with a host")
+            raise ValueError(f"must be an address with a host, got {url!r}")
         return url
 
     @cached_property
     def verifier(self) -> Verifier:
-        """Its key."""
+        """Parsed key."""
         return Verifier.parse(self.key)
 
 
 class PinnedTimestamps(Strict):
-    """An RFC 3161 authority that stamps heads."""
+    """RFC 3161 authority that time-stamps heads."""
 
     url: Annotated[str, Field(pattern=r"^https?://\S+$")]
     certificate: str
-    """File of its signing certificate (PEM), beside this one."""
+    """File of the authority's signing certificate (PEM), relative to this file."""
 
 
 class Witnesses(Strict):
-    """Who must countersign a home's ledger."""
+    """Witnesses that must countersign a home's ledger."""
 
     origin: Annotated[str, Field(pattern=r"^[^\s+]{1,200}$")]
-    """Name of the ledger, which stays when its key changes."""
+    """Name of the ledger; stays when its key is rotated."""
     required: Annotated[int, Field(ge=1, le=9)] = 1
-    """How many of the witnesses must take part."""
+    """Number of witnesses that must countersign."""
     witnesses: Annotated[list[PinnedWitness], Field(min_length=1, max_length=9)]
     heads: list[str] = Field(default_factory=list)
-    """Folders with signed heads, reports or exports that the ledger must contain."""
+    """Folders with signed heads, reports or exports that the ledger must be consistent with."""
     timestamps: PinnedTimestamps | None = None
 
 
 def pinned_file(home: Home, trust: TrustRoot) -> Path:
-    """Where the witnesses are pinned: beside the trust root, else in the home."""
+    """Return the path of witnesses.yaml: beside the trust root if it exists there, else in the home."""
     beside = trust.source.with_name(FILE)
     return beside if beside.exists() else home.root / FILE
 
 
 def pinned(home: Home, trust: TrustRoot) -> Witnesses | None:
-    """The witnesses in force; None where none are pinned.
+    """Return the pinned witnesses, or None if no file pins any.
 
     Raises:
         BadInput: see `load_witnesses`.
@@ -87,15 +87,15 @@ def pinned(home: Home, trust: TrustRoot) -> Witnesses | None:
 
 @lru_cache(maxsize=4)
 def _unchanged(path: Path, state: FileState) -> Witnesses:
-    """The file read once while it stays as it is: a signer looks at it several times for each attempt."""
+    # A signer reads the file several times for each attempt.
     return load_witnesses(path)
 
 
 def load_witnesses(path: Path) -> Witnesses:
-    """Read the file that pins witnesses.
+    """Read witnesses.yaml.
 
     Raises:
-        BadInput: when it is malformed, names a key twice or fewer witnesses than it requires.
+        BadInput: if it is malformed, repeats a name, or requires more witnesses than it lists.
     """
     found = load_yaml(path, Witnesses)
     check_pinned_witnesses(found, path)
@@ -103,22 +103,22 @@ def load_witnesses(path: Path) -> Witnesses:
 
 
 def check_pinned_witnesses(found: Witnesses, path: Path) -> None:
-    """Refuse witnesses of one name, keys that are not for countersignatures, and more required than there are.
+    """Check names, key types and the required number of witnesses.
 
     Raises:
-        BadInput: for those.
+        BadInput: for repeated names, keys of another type, or more required witnesses than listed.
     """
     names = {witness.verifier.name for witness in found.witnesses}
     odd = next((w.key for w in found.witnesses if w.verifier.kind != COSIGNATURE), None)
     if odd or len(names) < len(found.witnesses) or found.required > len(names):
         raise BadInput(
-            f"expected at least {found.required} witnesses of different names in {path}, each with its key for "
-            f"countersignatures, got {odd or ', '.join(sorted(names))}: correct it."
+            f"{path} must list at least {found.required} witnesses with different names and countersignature keys, got "
+            f"{odd or ', '.join(sorted(names))}: correct it"
         )
 
 
 def pin(path: Path, witnesses: Witnesses) -> None:
-    """Write the file that pins witnesses."""
+    """Write witnesses.yaml."""
     lines = [
         "# Witnesses of this ledger: see docs/explanation/threat-model.md.",
         f"origin: {json.dumps(witnesses.origin)}",
@@ -134,30 +134,30 @@ def pin(path: Path, witnesses: Witnesses) -> None:
     write_atomic(path, ("\n".join(lines) + "\n").encode())
 
 
-def strange_ledger(witnesses: Witnesses, head: str) -> str | None:
-    """What is wrong with the ledger whose head was countersigned, or None: a second one would be a new beginning.
+def ledger_fault(witnesses: Witnesses, head: str) -> str | None:
+    """Return an error if a countersigned head belongs to another ledger, which would be a restarted history.
 
     Args:
-        witnesses: as pinned.
-        head: a countersigned checkpoint; empty where no witness took part.
+        witnesses: pinned witnesses.
+        head: countersigned checkpoint; empty if no witness took part.
     """
     try:
         origin = Checkpoint.parse(Note.parse(head).text).origin if head else witnesses.origin
     except NeoRLError as error:
         return str(error)
-    return None if origin == witnesses.origin else f"expected a head of ledger {witnesses.origin}, got one of {origin}"
+    return None if origin == witnesses.origin else f"the head belongs to ledger {origin}, not to {witnesses.origin}"
 
 
-def lacking_witnesses(witnesses: Witnesses | None, keys: Sequence[str]) -> str | None:
-    """What the witnesses of an attempt lack of those that are asked for, or None.
+def witness_fault(witnesses: Witnesses | None, keys: Sequence[str]) -> str | None:
+    """Return an error if the witnesses of an attempt are not pinned or too few; None if they are acceptable.
 
     Args:
-        witnesses: as pinned.
-        keys: that the attempt's commitment names.
+        witnesses: pinned witnesses.
+        keys: keys named by the attempt's commitment.
     """
     known = {witness.key for witness in witnesses.witnesses} if witnesses else set()
     if strange := next((key for key in keys if key not in known), None):
-        return f"expected witnesses that are pinned, got {strange.partition('+')[0]}"
+        return f"the attempt names the witness {strange.partition('+')[0]}, which is not pinned"
     if witnesses and len(keys) < witnesses.required:
-        return f"expected {witnesses.required} of the pinned witnesses, got {len(keys)}"
+        return f"the attempt names {len(keys)} pinned witnesses, {witnesses.required} are required"
     return None

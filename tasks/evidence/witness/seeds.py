@@ -1,128 +1,139 @@
-"""The seed of an attempt: a secret that was committed to, and nonces that nobody could foresee then."""
+"""Seeds of certification attempts, derived from a committed secret and unpredictable nonces of the witnesses."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from configs.errors import BadInput, NeoRLError, Refused
-from tasks.evidence.ledger.ledger import Body, Entry, root_of
-from tasks.evidence.ledger.signing import from_base64
+from tasks.evidence.claims import Predicate, Seed
+from tasks.evidence.ledger.ledger import Body, Entry, read_entry, root_of
+from tasks.evidence.ledger.signing import TrustRoot, from_base64
 from tasks.evidence.witness.notes import COSIGNATURE, Checkpoint, Nonce, Note, Verifier
-from tasks.evidence.witness.service import TOLERANCE
+from tasks.evidence.witness.pinned import FILE, ledger_fault, load_witnesses, witness_fault
+from tasks.evidence.witness.witness import TOLERANCE
+from tasks.files.canonical import sha256_hex
 from tasks.files.merkle import leaf_hash
 
 LABEL = b"neorl attempt seed v1\n"
 
 
 class SeedBody(Body):
-    """A secret has been drawn, whose SHA-256 this is; these witnesses' nonces make the seed of it."""
+    """Entry: commitment to a secret, and the witnesses whose nonces complete the seed."""
 
     attempt: str
     commitment: str
     witnesses: tuple[str, ...] = ()
-    """Their keys. They are named before a nonce is known, for choosing among nonces would be choosing among seeds."""
+    """Witness keys. Fixed before any nonce is known: choosing among nonces would be choosing among seeds."""
 
 
 class NonceBody(Body):
-    """The witnesses have countersigned a head that contains the commitment, and given their nonces for it."""
+    """Entry: the nonces for a commitment, with a countersigned head that contains it."""
 
     attempt: str
     head: str
-    """The head's checkpoint with their countersignatures."""
+    """Countersigned checkpoint."""
     nonces: tuple[str, ...]
-    """Base64, in the order of the seed's witnesses."""
+    """Base64, in the order of the commitment's witnesses."""
     stamp: str = ""
-    """Base64 of an RFC 3161 token for the head's text, where an authority is pinned."""
+    """Base64 of an RFC 3161 token for the head's text; empty if no authority is pinned."""
 
 
 def derive_seed(secret: bytes, nonces: Sequence[str]) -> bytes:
-    """The seed: SHA-256("neorl attempt seed v1" LF || secret || nonces), 32 bytes.
+    """Return SHA-256("neorl attempt seed v1" LF || secret || nonces), 32 bytes.
 
-    The owner chose the secret before the nonces were known, the witnesses give nonces without knowing the secret: none
-    can choose the seed alone.
+    The secret is fixed before the nonces are known, and witnesses do not know the secret: nobody can choose the seed
+    alone.
 
     Args:
         secret: 32 bytes.
-        nonces: base64 of 64 bytes each, in the order in which the commitment's entry names the witnesses.
+        nonces: base64 of 64 bytes each, in the order of the commitment's witnesses.
     """
     return hashlib.sha256(LABEL + secret + b"".join(from_base64(nonce) for nonce in nonces)).digest()
 
 
 def nonce_fault(record: Entry, head: str, nonces: Sequence[str]) -> str | None:
-    """What is wrong with the nonces of a commitment, by what can be seen without the rest of the ledger; or None.
+    """Return an error in the nonces of a commitment that shows without the rest of the ledger, or None.
 
     Args:
-        record: the commitment's entry.
-        head: a countersigned checkpoint.
-        nonces: base64, one for each witness that the entry names.
+        record: entry of the commitment.
+        head: countersigned checkpoint.
+        nonces: base64, one for each witness of the commitment.
     """
     body = record.read(SeedBody)
     if not body.witnesses:
-        return "expected no nonces where no witness is named, got some" if head or nonces else None
+        return f"{len(nonces)} nonces or a head given, but no witness is named" if head or nonces else None
     if len(nonces) != len(body.witnesses):
-        return f"expected nonces of {len(body.witnesses)} witnesses, got {len(nonces)}"
+        return f"{len(nonces)} nonces given for {len(body.witnesses)} witnesses"
     try:
         note = Note.parse(head)
         checkpoint = Checkpoint.parse(note.text)
         if checkpoint.size < record.sequence:
-            return f"expected a head of at least {record.sequence} entries, got {checkpoint.size}"
+            return f"the head covers {checkpoint.size} entries, but the commitment is entry {record.sequence}"
         asked = Nonce(checkpoint.origin, record.sequence - 1, leaf_hash(record.envelope))
         for key, nonce in zip(body.witnesses, nonces, strict=True):
             verifier = Verifier.parse(key)
             time = note.countersigned_by(verifier)
             if time is None:
-                return f"expected a head countersigned by {verifier.name}, got one that is not"
+                return f"the head is not countersigned by {verifier.name}"
             if _later(checkpoint.time, time):
-                return f"expected entries of at most {_moment(time)}, got one of {checkpoint.time}"
-            if not asked.is_given_by(verifier, from_base64(nonce)):
-                return f"expected the nonce that {verifier.name} gives for entry {record.sequence}, got another"
+                return f"the last entry is of {checkpoint.time}, later than the countersignature of {_moment(time)}"
+            if not asked.is_from(verifier, from_base64(nonce)):
+                return f"the nonce for entry {record.sequence} was not given by {verifier.name}"
     except (NeoRLError, ValueError) as error:
         return str(error)
     return None
 
 
 def countersigned_at(entries: Sequence[Entry], head: str, keys: Sequence[str]) -> datetime:
-    """When witnesses countersigned a head of this ledger: the earliest of their times.
+    """Return the earliest time at which the witnesses countersigned a head of this ledger.
 
     Args:
-        entries: of the ledger.
-        head: the countersigned checkpoint.
-        keys: of the witnesses that must have.
+        entries: entries of the ledger.
+        head: countersigned checkpoint.
+        keys: keys of the witnesses that must have countersigned.
 
     Raises:
-        Refused: when it is no head of this ledger, is not countersigned by them, or earlier than its own entries.
+        Refused: if the head is of another ledger, lacks a countersignature, or is later than a countersignature.
     """
     note = Note.parse(head)
     checkpoint = Checkpoint.parse(note.text)
     size = checkpoint.size
     if size > len(entries):
         raise Refused(
-            f"expected at least the {size} ledger entries that a countersigned head has seen, got {len(entries)}: the "
-            "ledger was truncated or an older one restored, so bring back the newer one."
+            f"the ledger has {len(entries)} entries, but a countersigned head covers {size}: it was truncated or an "
+            "older copy was restored; bring back the newer one"
         )
     if root_of(entries, size) != checkpoint.root:
         raise Refused(
-            f"expected the first {size} ledger entries to be those of a countersigned head, got others: this is "
-            "another history, so bring back the original ledger."
+            f"the first {size} ledger entries do not match a countersigned head: this is another history; bring back "
+            "the original ledger"
         )
     if checkpoint.time != (entries[size - 1].timestamp if size else ""):
-        raise Refused(f"expected the time of entry {size} in its head, got {checkpoint.time}: void it.")
+        stated = entries[size - 1].timestamp if size else "none"
+        raise Refused(
+            f"the head states {checkpoint.time} as time of entry {size}, the ledger {stated}: discard the head"
+        )
     times = []
     for key in keys:
         verifier = Verifier.parse(key)
         time = note.countersigned_by(verifier)
         if time is None:
-            raise Refused(f"expected a head countersigned by {verifier.name}, got one that is not: ask it again.")
+            raise Refused(f"the head is not countersigned by {verifier.name}: ask this witness again")
         if _later(checkpoint.time, time):
-            raise Refused(f"expected entries of at most {_moment(time)}, got one of {checkpoint.time}: mend the clock.")
+            raise Refused(
+                f"the ledger's last entry is of {checkpoint.time}, later than the countersignature of "
+                f"{verifier.name} at {_moment(time)}: set the clock right"
+            )
         times.append(time)
     return _moment(min(times))
 
 
 def check_seed(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse a commitment without an attempt, a second one for the same attempt, or one that names no real witnesses.
+    """Check that a commitment is the first of a logged attempt and names valid witnesses.
 
     Args:
         history: all entries before this one.
@@ -130,64 +141,148 @@ def check_seed(history: Sequence[Entry], entry: Entry) -> None:
     """
     body = entry.read(SeedBody)
     opened = any(e.kind == "attempt" and e.digest == body.attempt for e in reversed(history))
-    if not opened or of_attempt(history, "seed", body.attempt):
-        raise Refused("expected the first seed of a logged attempt, got another: open an attempt, and draw one seed.")
+    if not opened or entry_of_attempt(history, "seed", body.attempt):
+        raise Refused(
+            f"attempt {body.attempt[:12]} is not in the ledger or already has a seed: open an attempt and draw one seed"
+        )
     try:
         verifiers = [Verifier.parse(key) for key in body.witnesses]
     except BadInput as error:
         raise Refused(str(error)) from error
     names = {verifier.name for verifier in verifiers}
     if len(names) < len(verifiers) or any(verifier.kind != COSIGNATURE for verifier in verifiers):
-        raise Refused("expected witnesses of different names, each with its key for countersignatures, got others.")
+        raise Refused(f"witnesses must have different names and countersignature keys, got {', '.join(body.witnesses)}")
 
 
 def check_nonce(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse nonces that are not those of the commitment's witnesses, or whose head is not one of this ledger.
+    """Check the nonces of a commitment and that their head belongs to this ledger.
 
     Args:
         history: all entries before this one.
         entry: the nonces.
     """
     body = entry.read(NonceBody)
-    record = of_attempt(history, "seed", body.attempt)
-    if record is None or of_attempt(history, "nonce", body.attempt) or not record.read(SeedBody).witnesses:
-        raise Refused("expected nonces once, after a commitment that names witnesses, got others: void them.")
+    record = entry_of_attempt(history, "seed", body.attempt)
+    if record is None or entry_of_attempt(history, "nonce", body.attempt) or not record.read(SeedBody).witnesses:
+        raise Refused(
+            f"attempt {body.attempt[:12]} already has nonces, or no commitment that names witnesses: do not log them"
+        )
     if fault := nonce_fault(record, body.head, body.nonces):
-        raise Refused(f"{fault}: ask the witnesses again.")
+        raise Refused(f"{fault}: ask the witnesses again")
     countersigned_at(history, body.head, record.read(SeedBody).witnesses)
 
 
 def nonces_of(history: Sequence[Entry], attempt: str) -> NonceBody | None:
-    """The nonces of an attempt, or None where its commitment waits for them.
+    """Return the nonces of an attempt, or None if its commitment still waits for them.
 
     Raises:
-        Refused: when there is no commitment.
+        Refused: if the attempt has no commitment.
     """
-    record = of_attempt(history, "seed", attempt)
+    record = entry_of_attempt(history, "seed", attempt)
     if record is None:
-        raise Refused("expected an attempt whose secret is committed to, got another: open one and draw its seed.")
+        raise Refused(f"attempt {attempt[:12]} has no committed seed: open an attempt and draw its seed")
     if not record.read(SeedBody).witnesses:
         return NonceBody(attempt=attempt, head="", nonces=())
-    found = of_attempt(history, "nonce", attempt)
+    found = entry_of_attempt(history, "nonce", attempt)
     return found.read(NonceBody) if found else None
 
 
-def of_attempt(history: Sequence[Entry], kind: str, attempt: str) -> Entry | None:
-    """The seed, nonces or result of the attempt that an entry with this digest logged; of several the first."""
-    # From the attempt on, which is looked for from the end: nothing before it can name its digest.
+def entry_of_attempt(history: Sequence[Entry], kind: str, attempt: str) -> Entry | None:
+    """Return the first entry of this kind (seed, nonce, result) of the attempt that the entry `attempt` opened."""
+    # Search from the attempt on: no earlier entry can contain its digest.
     numbers = reversed(range(len(history)))
     begun = next((number for number in numbers if history[number].digest == attempt), 0)
-    # No further than the first, for a body that was forged later may lack what is read here.
+    # Stop at the first: later forged bodies may lack the field.
     return next((entry for entry in history[begun:] if entry.kind == kind and entry.body["attempt"] == attempt), None)
 
 
-def names_of(keys: Sequence[str]) -> list[str]:
-    """The names of witnesses, by their keys."""
+def witness_names(keys: Sequence[str]) -> list[str]:
+    """Return the names of witnesses."""
     return [Verifier.parse(key).name for key in keys]
 
 
+class DrawnSeed(NamedTuple):
+    """Components of an attempt's seed."""
+
+    record: Entry
+    """Entry of the commitment."""
+    secret: bytes
+    head: str
+    nonces: tuple[str, ...]
+
+    def stated(self) -> Seed:
+        """Return the seed as a certificate states it."""
+        return Seed(
+            commitment=sha256_hex(self.secret),
+            record=self.record.envelope.decode(),
+            head=self.head,
+            nonces=self.nonces,
+            secret=self.secret.hex(),
+            value=derive_seed(self.secret, self.nonces).hex(),
+        )
+
+
+def seed_fault(predicate: Predicate) -> str | None:
+    """Return an error in a certificate's seed that shows without the ledger, or None.
+
+    Raises:
+        ValueError: if a field is malformed.
+    """
+    seed, record = predicate.seed, _recorded(predicate)
+    secret, body = bytes.fromhex(seed.secret), record.read(SeedBody)
+    if fault := nonce_fault(record, seed.head, seed.nonces):
+        return fault
+    if (body.attempt, body.commitment) != (predicate.attempt.entry, seed.commitment):
+        return (
+            f"entry {record.sequence} logged commitment {body.commitment[:12]} of attempt {body.attempt[:12]}, not "
+            f"{seed.commitment[:12]} of {predicate.attempt.entry[:12]}"
+        )
+    if sha256_hex(secret) != seed.commitment:
+        return f"committed to {seed.commitment[:12]}, revealed {sha256_hex(secret)[:12]}"
+    if derive_seed(secret, seed.nonces).hex() != seed.value:
+        return f"the stated seed {seed.value[:12]} does not follow from secret and nonces"
+    return None
+
+
+def stated_witnesses(predicate: Predicate) -> tuple[str, ...]:
+    """Return the keys of the witnesses whose nonces are part of the seed.
+
+    Raises:
+        ValueError: if the stated entry cannot be read.
+    """
+    return _recorded(predicate).read(SeedBody).witnesses
+
+
+def compare_witnesses(predicate: Predicate, trust: TrustRoot) -> tuple[bool | None, str]:
+    """Compare a certificate's witnesses with those pinned beside the trust root.
+
+    Returns:
+        Whether they agree (None if no witnesses are pinned there), and a description.
+    """
+    path = trust.source.with_name(FILE)
+    try:
+        keys = stated_witnesses(predicate)
+        asked = load_witnesses(path) if path.exists() else None
+        fault = (witness_fault(asked, keys) or ledger_fault(asked, predicate.seed.head)) if asked else None
+    except (BadInput, ValueError) as error:
+        return False, str(error)
+    said = " and ".join(witness_names(keys)) or "none"
+    if asked is None:
+        return None, f"{said}; not compared: none are pinned in {path}"
+    return fault is None, fault or f"{said}, as pinned in {path}"
+
+
+def _recorded(predicate: Predicate) -> Entry:
+    """Read the commitment's entry from a certificate without verifying its signature."""
+    envelope = predicate.seed.record
+    try:
+        return read_entry(json.loads(from_base64(json.loads(envelope)["payload"])), envelope.encode())
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"the seed's record is not a ledger entry: {error!r}") from error
+
+
 def _later(last: str, time: int) -> bool:
-    """Whether a log's last record is later than a witness's time, beyond what clocks differ."""
+    """Return whether a log's last record is later than a witness's time plus the tolerated clock difference."""
     return bool(last) and datetime.fromisoformat(last) > _moment(time) + TOLERANCE
 
 

@@ -1,6 +1,6 @@
-"""A witness's process: HTTP on a loopback port, or on a socket that its user alone can reach.
+"""HTTP server of a witness, on a TCP port or on a Unix socket that only its user can open.
 
-Run by `neorl witness serve`, and for a home's own witness by `client.start_own`.
+Started by `neorl witness serve`, and by `client.start_own` for a home's own witness.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from tasks.evidence.ledger.keys import open_key
 from tasks.evidence.ledger.signing import key_id
 from tasks.evidence.witness.notes import NAME as NAME_FORM
 from tasks.evidence.witness.notes import Verifier
-from tasks.evidence.witness.service import TEXT_TYPE, Denied, Witness
+from tasks.evidence.witness.witness import TEXT_TYPE, Denied, Witness
 from tasks.files.canonical import write_atomic
 from tasks.files.sockets import OwnedSocketServer, serve_in_child
 
-LARGEST = 64 * 1024
-"""Bytes of the largest request."""
+MAX_BYTES = 64 * 1024
+"""Largest request in bytes."""
 KEY, NAME = "key.pem", "name"
-PATIENCE = 30.0
-"""Seconds that a connection may be silent."""
+TIMEOUT = 30.0
+"""Seconds without data after which a connection is closed."""
 
 
 def open_witness(
@@ -38,60 +38,60 @@ def open_witness(
     passphrase: bytes | None = None,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Witness:
-    """The witness in a folder; its key and name are made when there is none.
+    """Open the witness in a folder; create key and name if the folder has none.
 
     Args:
-        folder: of the witness.
-        name: of a new one; one that ends in '/' is followed by its key's id.
-        open_to_all: whether logs that it does not know are taken.
-        passphrase: of the key; else the generated one.
-        clock: tells the time in UTC.
+        folder: folder of the witness.
+        name: name of a new witness; the key's id is appended to a name that ends in '/'.
+        open_to_all: whether unknown logs are added by their first head.
+        passphrase: passphrase of the key; defaults to the generated one.
+        clock: returns the time in UTC.
 
     Raises:
-        BadInput, Refused: when the key cannot be opened, or the name is another than the folder's.
+        BadInput, Refused: if the key cannot be opened, or the folder's witness has another name.
     """
     kept = folder / NAME
     if name and not kept.exists() and re.fullmatch(NAME_FORM, f"{name}x") is None:
-        raise BadInput(f"expected a witness's name without spaces and '+', got {name!r}: name it by your host.")
+        raise BadInput(f"a witness's name must not contain spaces or '+', got {name!r}: use your host's name")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInput(f"expected a folder for a witness at {folder}, got '{error.strerror}': name another.") from error
+        raise BadInput(f"cannot create the witness folder {folder} ('{error.strerror}'): choose another") from error
     key = open_key(folder / KEY, passphrase)
     name = f"{name}{key_id(key.public)}" if name.endswith("/") else name
     if not kept.exists():
         write_atomic(kept, (name or f"neorl.witness/{key_id(key.public)}").encode())
     found = kept.read_text()
     if name not in ("", found) or re.fullmatch(NAME_FORM, found) is None:
-        raise BadInput(f"expected the witness {found!r}, without spaces and '+', in {folder}, got the name {name!r}.")
+        raise BadInput(f"the folder {folder} belongs to witness {found!r}, got the name {name!r}: leave the name out")
     return Witness(folder, found, key, clock, open_to_all)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection: add-checkpoint, nonce, add-log, and the newest head of a log."""
+    """Handles add-checkpoint, nonce, add-log and newest."""
 
     protocol_version = "HTTP/1.1"
-    timeout = PATIENCE
+    timeout = TIMEOUT
 
     def do_POST(self) -> None:
         """Answer a request with a body."""
         witness = self._server.witness
-        doing = {"/add-checkpoint": witness.add_checkpoint, "/nonce": witness.nonce, "/add-log": witness.take_log}
+        doing = {"/add-checkpoint": witness.add_checkpoint, "/nonce": witness.nonce, "/add-log": witness.accept_log}
         try:
             length = int(self.headers.get("Content-Length", ""))
-            if not 0 <= length <= LARGEST:
-                raise Denied(413, f"expected at most {LARGEST} bytes.")
+            if not 0 <= length <= MAX_BYTES:
+                raise Denied(413, f"a request may have at most {MAX_BYTES} bytes, got {length}.")
             body = self.rfile.read(length).decode()
             if self.path not in doing:
-                raise Denied(404, "expected /add-checkpoint, /nonce or /add-log.")
+                raise Denied(404, f"the path must be /add-checkpoint, /nonce or /add-log, got {self.path[:60]!r}.")
             self._answer(200, doing[self.path](body))
         except Denied as error:
             self._answer(error.status, error.text, error.content_type)
         except ValueError as error:
-            self._answer(400, f"expected a length and text in UTF-8, got {error}.")
+            self._answer(400, f"the request needs a Content-Length and UTF-8 text: {error}.")
 
     def do_GET(self) -> None:
-        """The newest head of a log, or the witness's own key."""
+        """Answer with the newest head of a log, or the witness's key."""
         try:
             if self.path == "/key":
                 self._answer(200, f"{self._server.witness.verifier}\n")
@@ -115,15 +115,15 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def address_string(self) -> str:
-        """Who asks; a socket's client has no address."""
+        """Return the client's address; clients of a Unix socket have none."""
         return str(self.client_address[0]) if self.client_address else "local"
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing of requests that went well, or of scans."""
+        """Do not log requests."""
 
 
 class TcpServer(ThreadingHTTPServer):
-    """A witness on a port."""
+    """Witness on a TCP port."""
 
     def __init__(self, witness: Witness, host: str, port: int) -> None:
         self.witness, self.last = witness, time.monotonic()
@@ -131,7 +131,7 @@ class TcpServer(ThreadingHTTPServer):
 
 
 class SocketServer(OwnedSocketServer):
-    """A witness on a socket."""
+    """Witness on a Unix socket."""
 
     def __init__(self, witness: Witness, path: Path, idle: float) -> None:
         self.witness = witness
@@ -141,20 +141,23 @@ class SocketServer(OwnedSocketServer):
 def serve(witness: Witness, host: str, port: int, ready: Callable[[Verifier, int], None]) -> None:
     """Serve on a port until interrupted.
 
+    Args:
+        ready: called with the witness's key and the port when the server listens.
+
     Raises:
-        BadInput: when the port is taken.
+        BadInput: if the port is taken.
     """
     try:
         server = TcpServer(witness, host, port)
     except OSError as error:
-        raise BadInput(f"expected to listen on {host}:{port}, got '{error.strerror}': name another port.") from error
+        raise BadInput(f"cannot listen on {host}:{port} ('{error.strerror}'): choose another port") from error
     with server:
         ready(witness.verifier, server.server_address[1])
         server.serve_forever()
 
 
 def main(folder: str, socket: str, name: str, idle: str) -> int:
-    """Open a home's own witness, listen, print its key, and leave a child behind that serves."""
+    """Open a home's own witness, listen, print its key, and leave a child process that serves."""
     try:
         witness = open_witness(Path(folder), name, open_to_all=True)
         server = SocketServer(witness, Path(socket), float(idle))

@@ -1,4 +1,4 @@
-"""RFC 3161 time stamps: an authority's word that a head existed at a time, whatever became of the ledger later."""
+"""RFC 3161 time stamps: an authority's signed statement that a head existed at a time."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ DIGESTS: dict[bytes, Callable[[], hashes.HashAlgorithm]] = {
     bytes.fromhex("0609608648016503040203"): hashes.SHA512,
 }
 SEQUENCE, SET, OCTETS, TIME, CONTEXT_0 = 0x30, 0x31, 0x04, 0x18, 0xA0
-PATIENCE = 20.0
+TIMEOUT = 20.0
 LONGEST = 64 * 1024
 
 
 class Der(NamedTuple):
-    """One value of DER: its tag, its content, and all of its bytes."""
+    """One DER value: tag, content and complete encoding."""
 
     tag: int
     content: bytes
@@ -41,30 +41,30 @@ class Der(NamedTuple):
 
     @classmethod
     def read(cls, data: bytes) -> tuple[Der, bytes]:
-        """The first value of some bytes, and the rest.
+        """Split off the first value; return it and the remaining bytes.
 
         Raises:
-            ValueError: when there is none.
+            ValueError: if the data is not DER.
         """
         if len(data) < 2:
-            raise ValueError("DER that ends early")
+            raise ValueError(f"DER must have at least 2 bytes, got {len(data)}")
         length, start = data[1], 2
         if length & 0x80:
             count = length & 0x7F
             start, length = 2 + count, int.from_bytes(data[2 : 2 + count])
         if (data[1] == 0x80) or len(data) < start + length:
-            raise ValueError("DER of another length than it says")
+            raise ValueError(f"DER states {length} bytes, got {len(data) - start}")
         end = start + length
         return cls(data[0], data[start:end], data[:end]), data[end:]
 
     def parts(self, tag: int) -> list[Der]:
-        """The values in a sequence, set or explicit tag.
+        """Return the values in a sequence, set or explicit tag.
 
         Raises:
-            ValueError: when it is not of this tag.
+            ValueError: if the tag differs.
         """
         if self.tag != tag:
-            raise ValueError(f"DER with tag {self.tag:#x} in place of {tag:#x}")
+            raise ValueError(f"DER tag must be {tag:#x}, got {self.tag:#x}")
         found, rest = [], self.content
         while rest:
             value, rest = Der.read(rest)
@@ -73,7 +73,7 @@ class Der(NamedTuple):
 
 
 def query(message: bytes) -> bytes:
-    """A time-stamp request for the SHA-256 of a message, which asks for the authority's certificate, too."""
+    """Return a time-stamp request for the SHA-256 of a message that also asks for the authority's certificate."""
     imprint = bytes([SEQUENCE, 0x31, SEQUENCE, 0x0D]) + SHA256 + b"\x05\x00\x04\x20" + hashlib.sha256(message).digest()
     body = b"\x02\x01\x01" + imprint + b"\x01\x01\xff"
     return bytes([SEQUENCE, len(body)]) + body
@@ -83,61 +83,57 @@ def request_stamp(url: str, message: bytes) -> bytes:
     """Ask an authority to stamp a message.
 
     Returns:
-        The token: a DER `ContentInfo`.
+        The token, a DER `ContentInfo`.
 
     Raises:
-        OSError: when it does not answer.
-        Refused: when it refuses, or answers something else.
+        OSError: if the authority does not answer.
+        Refused: if it refuses or sends an invalid answer.
     """
     parts = urlsplit(url)
     try:
-        connection = (HTTPSConnection if parts.scheme == "https" else HTTPConnection)(parts.netloc, timeout=PATIENCE)
+        connection = (HTTPSConnection if parts.scheme == "https" else HTTPConnection)(parts.netloc, timeout=TIMEOUT)
     except (HTTPException, ValueError) as error:
-        raise ConnectionError(f"an address that is none ({error})") from error
+        raise ConnectionError(f"invalid address {url} ({error})") from error
     try:
         headers = {"Content-Type": "application/timestamp-query"}
         connection.request("POST", parts.path or "/", body=query(message), headers=headers)
         data = connection.getresponse().read(LONGEST)
     except (HTTPException, UnicodeError) as error:
-        raise ConnectionError(f"an answer that is none ({error})") from error
+        raise ConnectionError(f"invalid answer ({error})") from error
     finally:
         connection.close()
     try:
         status, *token = Der.read(data)[0].parts(SEQUENCE)
         granted = int.from_bytes(status.parts(SEQUENCE)[0].content)
     except (ValueError, IndexError) as error:
-        raise Refused(
-            f"expected a time stamp of {url}, got an answer that is none ({error}): check the address."
-        ) from error
+        raise Refused(f"{url} did not answer with a time stamp ({error}): check the address") from error
     if granted > 1 or not token:
-        raise Refused(f"expected a time stamp of {url}, got its status {granted}: ask who runs it.")
+        raise Refused(f"{url} refused to stamp, status {granted}: ask its operator")
     return token[0].whole
 
 
-def read_certificate_of(path: Path) -> x509.Certificate:
-    """The pinned certificate of an authority.
+def read_authority_certificate(path: Path) -> x509.Certificate:
+    """Read the pinned certificate of an authority.
 
     Raises:
-        BadInput: when it cannot be read.
+        BadInput: if it cannot be read.
     """
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise BadInput(
-            f"expected the certificate of a time-stamp authority in {path}, got '{error}': restore it."
-        ) from error
+        raise BadInput(f"cannot read the time-stamp authority's certificate {path} ('{error}'): restore it") from error
 
 
-def stamped_at(token: bytes, message: bytes, certificate: x509.Certificate) -> datetime:
-    """When an authority stamped a message.
+def verify_stamp(token: bytes, message: bytes, certificate: x509.Certificate) -> datetime:
+    """Verify a token and return its time.
 
     Args:
-        token: DER of a `TimeStampToken` (RFC 3161, a CMS `SignedData`, RFC 5652).
-        message: what was to be stamped, by its SHA-256.
-        certificate: the one that is pinned; no chain is looked at.
+        token: DER of a `TimeStampToken` (RFC 3161; a CMS `SignedData`, RFC 5652).
+        message: stamped message.
+        certificate: pinned certificate; no chain is verified.
 
     Raises:
-        Refused: when the token is malformed, of another message, or not signed by this certificate's key.
+        Refused: if the token is malformed, stamps another message, or is not signed by the certificate's key.
     """
     try:
         kind, content = Der.read(token)[0].parts(SEQUENCE)
@@ -154,18 +150,18 @@ def stamped_at(token: bytes, message: bytes, certificate: x509.Certificate) -> d
         imprint_kind, imprinted = imprint.parts(SEQUENCE)
         forms = (kind.whole == SIGNED_DATA, info_kind.whole == TST_INFO, octets.tag == OCTETS, time.tag == TIME)
         if not all(forms) or stated[CONTENT_TYPE].whole != TST_INFO:
-            raise ValueError("a token of another kind")
+            raise ValueError("not a time-stamp token of version 1")
         if (imprint_kind.parts(SEQUENCE)[0].whole, imprinted.content) != (SHA256, hashlib.sha256(message).digest()):
-            raise ValueError("a stamp of another message")
+            raise ValueError("it stamps another message")
         if stated[MESSAGE_DIGEST].content != _digest(algorithm(), octets.content):
-            raise ValueError("another content than the one that is signed")
-        # The attributes are signed as the set that they are, not under the tag that they are sent with.
+            raise ValueError("the content differs from the signed digest")
+        # RFC 5652 5.4: attributes are signed under the SET tag, not under the tag that is sent.
         _verify(certificate, signature.content, bytes([SET]) + attributes.whole[1:], algorithm())
         return datetime.strptime(time.content.decode()[:14], "%Y%m%d%H%M%S").replace(tzinfo=UTC)
     except (ValueError, KeyError, IndexError, InvalidSignature) as error:
-        said = str(error) or "a signature that does not fit"
+        reason = str(error) or "the signature is invalid"
         raise Refused(
-            f"expected a time stamp of {certificate.subject.rfc4514_string()}, got {said}: ask again."
+            f"invalid time stamp of {certificate.subject.rfc4514_string()}: {reason}; ask for another one"
         ) from error
 
 
@@ -182,4 +178,4 @@ def _verify(certificate: x509.Certificate, signature: bytes, data: bytes, algori
     elif isinstance(public, ec.EllipticCurvePublicKey):
         public.verify(signature, data, ec.ECDSA(algorithm))
     else:
-        raise ValueError("a key that is neither RSA nor of an elliptic curve")
+        raise ValueError(f"the key must be RSA or elliptic-curve, got {type(public).__name__}")

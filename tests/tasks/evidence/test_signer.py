@@ -25,7 +25,7 @@ from tasks.evidence.ledger import client
 from tasks.evidence.ledger.client import ask, hello, socket_file, start, stop
 from tasks.evidence.ledger.keys import open_keys
 from tasks.evidence.ledger.ledger import ENTRY_TYPE, Ledger, artefact
-from tasks.evidence.ledger.protocol import LARGEST, Answer, Append, Head, Request
+from tasks.evidence.ledger.protocol import MAX_BYTES, Answer, Append, Head, Request
 from tasks.evidence.ledger.table import GENESIS
 from tasks.evidence.rules import NoteBody, RefusalBody
 from tasks.evidence.signer import Server, Signer
@@ -148,12 +148,12 @@ def test_an_oversize_request_is_refused_while_it_is_sent(served: Home) -> None:
     with client._connect(served) as connection:  # type: ignore[union-attr]
         # The signer stops reading, and may be gone before the last byte is sent.
         with contextlib.suppress(ConnectionError):
-            connection.sendall(b" " * (LARGEST + 1_000_000))
+            connection.sendall(b" " * (MAX_BYTES + 1_000_000))
         with contextlib.suppress(ConnectionError):
             received = connection.recv(65536)
             assert not received or "at most" in Answer.model_validate_json(received).refused
     with pytest.raises(Refused, match="at most"):
-        Ledger.open(served).append("note", NoteBody(text="x" * LARGEST))
+        Ledger.open(served).append("note", NoteBody(text="x" * MAX_BYTES))
     assert ask(served, Head()).envelope
 
 
@@ -271,14 +271,14 @@ def test_an_answer_that_was_lost_appends_once(home: Path, written: bool) -> None
 
 def test_a_signer_that_is_slow_appends_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It writes when its client has asked again, which then finds the entry; and one that does not end is named."""
-    monkeypatch.setattr(client, "PATIENCE", 0.5)
+    monkeypatch.setattr(client, "TIMEOUT", 0.5)
     with signer_at(Home(home)) as signer:
 
         def asking(request: Request) -> Answer:
             try:
                 return client.ask(Home(home), request)
             except ConnectionError:
-                monkeypatch.setattr(client, "PATIENCE", 60.0)
+                monkeypatch.setattr(client, "TIMEOUT", 60.0)
                 signer._one_at_a_time.release()
                 raise
 

@@ -15,7 +15,7 @@ from tasks.evidence.ledger.ledger import Entry, Ledger
 from tasks.evidence.ledger.signing import SigningKey, TrustRoot, key_id, public_text
 from tasks.evidence.people.keyring import KEY_TYPE, KeyBody, PersonKey
 from tasks.evidence.people.rotation import pins_of, write_pins
-from tasks.evidence.people.rules import said_of_key
+from tasks.evidence.people.rules import key_content
 from tasks.evidence.people.statement import Signatory, with_key
 from tasks.promote import verdict_on
 from tests.evidence import PLANT, POLICY, propose
@@ -46,7 +46,7 @@ def enrol(ledger: Ledger, person: Person, roles: Sequence[str] = (), by: Person 
     """Enrol and pin a person's key, vouched for by another one where there is one."""
     body = person.body(roles, by.name if by else "an administrator")
     if by is not None:
-        body = body.model_copy(update={"signature": by.signs.sign(said_of_key(body))})
+        body = body.model_copy(update={"signature": by.signs.sign(key_content(body))})
     entry = ledger.append("key", body)
     pin(ledger)
     return entry

@@ -22,7 +22,7 @@ from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.ledger.signing import TrustRoot
 from tasks.evidence.people import store
 from tasks.evidence.people.keyring import RevocationBody, key_of
-from tasks.evidence.people.rules import said_of_revocation
+from tasks.evidence.people.rules import revocation_content
 from tasks.evidence.people.statement import STATEMENT_TYPE, Said, Signatory, with_key
 from tasks.evidence.policies import policy_entry
 from tasks.files.canonical import canonical_json, sha256_hex
@@ -342,7 +342,7 @@ def test_a_revocation_is_signed_by_a_person_and_ends_what_came_after(keyed: Ledg
     with pytest.raises(Refused, match="own signature on the revocation"):
         keyed.append("revocation", said)
     body = said.model_copy(update={"by": ada.name, "why": "the laptop was stolen"})
-    body = body.model_copy(update={"signature": ada.signs.sign(said_of_revocation(body))})
+    body = body.model_copy(update={"signature": ada.signs.sign(revocation_content(body))})
     keyed.append("revocation", body)
     pin(keyed)
     with pytest.raises(Refused, match="expected an approval of composite aaaaaaaaaaaa"):

@@ -30,7 +30,7 @@ from tasks.evidence.ledger.ledger import Entry, Ledger, read_entry
 from tasks.evidence.ledger.protocol import Rotate
 from tasks.evidence.ledger.signing import keyid_of
 from tasks.evidence.people.keyring import RevocationBody
-from tasks.evidence.people.rules import said_of_revocation
+from tasks.evidence.people.rules import revocation_content
 from tasks.evidence.people.statement import read_payload
 from tasks.evidence.signer import Signer
 from tasks.lifecycle import keys
@@ -104,7 +104,7 @@ def test_what_rests_on_a_key_that_was_revoked_is_named(two_champions: Ledger, ad
     ledger = two_champions
     entry = ledger.append("rollback", signed_rollback(ledger, ben), plant=PLANT)
     gone = RevocationBody(key=ben.id, since=entry.timestamp, by=ada.name, why="the laptop was stolen")
-    signature = ada.signs.sign(said_of_revocation(gone))
+    signature = ada.signs.sign(revocation_content(gone))
     ledger.append("revocation", gone.model_copy(update={"signature": signature}))
     pin(ledger)
     (named,) = _audited(ledger)
@@ -119,7 +119,7 @@ def test_an_approval_by_a_key_that_was_revoked_since_brings_nothing_back(
     sign(ledger, demanding(count=2), ada.name, "a second pair of eyes", [ada.signs])
     stolen = ledger.entries("approval")[0].timestamp
     gone = RevocationBody(key=ada.id, since=stolen, by=ben.name, why="the laptop was stolen")
-    ledger.append("revocation", gone.model_copy(update={"signature": ben.signs.sign(said_of_revocation(gone))}))
+    ledger.append("revocation", gone.model_copy(update={"signature": ben.signs.sign(revocation_content(gone))}))
     pin(ledger)
     with pytest.raises(Refused, match="approvals needed from 2 persons, got 1"):
         ledger.append("rollback", signed_rollback(ledger, ben), plant=PLANT)

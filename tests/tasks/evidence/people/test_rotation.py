@@ -26,7 +26,7 @@ from tasks.evidence.ledger.results import seal_result, verify_result
 from tasks.evidence.ledger.signing import HEAD_TYPE, SigningKey, TrustRoot, key_id, keyid_of, public_text
 from tasks.evidence.people import rotation, store
 from tasks.evidence.people.keyring import REPLACEMENT_TYPE, RotationBody, key_of, keyring
-from tasks.evidence.people.rules import said_of_rotation
+from tasks.evidence.people.rules import rotation_content
 from tasks.evidence.rules import NoteBody
 from tasks.evidence.signer import Signer
 from tasks.files.canonical import write_atomic
@@ -382,7 +382,7 @@ def test_a_rotation_of_a_persons_key_takes_the_old_one(home: Path) -> None:
     enrol(ledger, eve, by=ada)
     said = rotation.replacement(new.key, ada.id, "Ada", "because", "Ada")
     for signatory, told in ((eve.signs, "expected a signature of Ada, got one of Eve"), (None, "own signature on the")):
-        signature = signatory.sign(said_of_rotation(said)) if signatory else ""
+        signature = signatory.sign(rotation_content(said)) if signatory else ""
         with pytest.raises(Refused, match=told):
             ledger.append("rotation", said.model_copy(update={"signature": signature}))
     # A key that is not in the hands of who asks, or that is known already.
@@ -390,6 +390,6 @@ def test_a_rotation_of_a_persons_key_takes_the_old_one(home: Path) -> None:
     with pytest.raises(Refused, match="pinned in the request"):
         ledger.append("rotation", stolen)
     known = rotation.replacement(eve.key, ada.id, "Ada", "because", "Ada")
-    known = known.model_copy(update={"signature": ada.signs.sign(said_of_rotation(known))})
+    known = known.model_copy(update={"signature": ada.signs.sign(rotation_content(known))})
     with pytest.raises(Refused, match="expected a key that is new to the ledger"):
         ledger.append("rotation", known)

@@ -28,11 +28,11 @@ from tasks.evidence.ledger.client import stop
 from tasks.evidence.ledger.keys import open_keys
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.ledger.signing import SigningKey
-from tasks.evidence.witness.client import start_own, stop_own
 from tasks.evidence.witness.notes import COSIGNATURE, SIGNATURE, Verifier
 from tasks.evidence.witness.pinned import FILE, pinned
-from tasks.evidence.witness.server import LARGEST, TcpServer, open_witness
-from tasks.evidence.witness.service import Witness
+from tasks.evidence.witness.server import MAX_BYTES, TcpServer, open_witness
+from tasks.evidence.witness.transport import start_own, stop_own
+from tasks.evidence.witness.witness import Witness
 from tests.evidence import attempt_for, certify, forge, open_ledger, signer_at
 from tests.servers import free_port
 
@@ -102,7 +102,7 @@ def test_a_port_answers_in_the_words_of_the_specification(
         ("/newest/elsewhere", None, 404),
     ):
         assert asked(port, path, body)[0] == expected, (path, body)
-    assert asked(port, "/add-checkpoint", b"", length=str(LARGEST + 1))[0] == 413
+    assert asked(port, "/add-checkpoint", b"", length=str(MAX_BYTES + 1))[0] == 413
     assert asked(port, "/add-checkpoint", b"", length="many")[0] == 400
 
 
@@ -116,12 +116,12 @@ def test_a_witness_keeps_what_it_knows(home: Path, tmp_path: Path) -> None:
     assert (again.verifier, again.newest(ORIGIN)) == (first.verifier, first.newest(ORIGIN))
     later = watched(Home(home), direct(again))
     assert draw_seed(later, attempt_for(later, A)) == seed
-    with pytest.raises(BadInput, match=r"expected the witness 'witness\.example/w1'"):
+    with pytest.raises(BadInput, match=r"belongs to witness 'witness\.example/w1'"):
         open_witness(tmp_path / "w1", "witness.example/w2")
     assert (tmp_path / "w1" / "key.pem").stat().st_mode & 0o777 == 0o600
     # A head that was told is never taken back, whatever the clock does meanwhile.
     behind = open_witness(tmp_path / "w1", clock=lambda: datetime.now(UTC) - timedelta(days=1))
-    with pytest.raises(Refused, match="expected a last record of at most"):
+    with pytest.raises(Refused, match="refused to countersign: the last record is of"):
         draw_seed(watched(Home(home), direct(behind)), attempt_for(later, B))
 
 
@@ -223,7 +223,7 @@ def test_an_external_witness_by_commands(place: Home, tmp_path: Path, capsys: py
         capsys.readouterr()
         # It does not know this ledger: the refusal says the command that makes it known.
         ledger = open_ledger(place)
-        with pytest.raises(Refused, match="have its owner run 'neorl witness add FOLDER") as refusal:
+        with pytest.raises(Refused, match="its owner must run 'neorl witness add FOLDER") as refusal:
             draw_seed(ledger, attempt_for(ledger, A))
         said = str(refusal.value).partition("add FOLDER ")[2].partition("'")[0]
         assert run(["witness", "add", str(folder), said]) == 0
@@ -268,5 +268,5 @@ def test_a_key_that_cannot_be_pinned_leaves_the_file_as_it_was(place: Home, caps
     # Another key of the same name, and the key of a ledger in place of a witness's.
     for key in (Verifier.of("witness.example/w1", COSIGNATURE, other), Verifier.of("neorl/plant", SIGNATURE, other)):
         assert run(["witness", "pin", str(key), "http://127.0.0.1:9"]) == 2
-        assert "witnesses of different names" in capsys.readouterr().err
+        assert "witnesses with different names" in capsys.readouterr().err
         assert (place.root / FILE).read_bytes() == before

@@ -19,7 +19,7 @@ from configs.home import Home
 from tasks.evidence.attempts import draw_seed
 from tasks.evidence.audit.audit import audit
 from tasks.evidence.witness.pinned import FILE
-from tasks.evidence.witness.timestamps import query, read_certificate_of, request_stamp, stamped_at
+from tasks.evidence.witness.timestamps import query, read_authority_certificate, request_stamp, verify_stamp
 from tests.evidence import attempt_for, forge
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="OpenSSL is not here")
@@ -95,29 +95,29 @@ def authority(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 def test_a_stamp_is_of_one_message_one_authority_and_now(authority: tuple[str, Path], tmp_path: Path) -> None:
     url, path = authority
-    certificate = read_certificate_of(path)
+    certificate = read_authority_certificate(path)
     token = request_stamp(url, b"a head")
-    assert abs(stamped_at(token, b"a head", certificate) - datetime.now(UTC)) < timedelta(minutes=2)
+    assert abs(verify_stamp(token, b"a head", certificate) - datetime.now(UTC)) < timedelta(minutes=2)
     # OpenSSL agrees that it is one.
     (tmp_path / "token").write_bytes(token)
     (tmp_path / "data").write_bytes(b"a head")
     openssl("ts", "-verify", "-in", str(tmp_path / "token"), "-token_in", "-data", str(tmp_path / "data"), "-CAfile",
             str(path), "-untrusted", str(path))  # fmt: skip
-    with pytest.raises(Refused, match="a stamp of another message"):
-        stamped_at(token, b"another head", certificate)
+    with pytest.raises(Refused, match="it stamps another message"):
+        verify_stamp(token, b"another head", certificate)
     make_authority(tmp_path / "other", ["-newkey", "rsa:2048"])
-    with pytest.raises(Refused, match="expected a time stamp of CN=authority"):
-        stamped_at(token, b"a head", read_certificate_of(tmp_path / "other" / "tsa.pem"))
+    with pytest.raises(Refused, match="invalid time stamp of CN=authority"):
+        verify_stamp(token, b"a head", read_authority_certificate(tmp_path / "other" / "tsa.pem"))
     for at in range(0, len(token), 7):
         spoiled = token[:at] + bytes([token[at] ^ 1]) + token[at + 1 :]
         try:
             # Bytes that are not signed (the certificates that it brings) may differ; nothing else, and nothing crashes.
-            assert stamped_at(spoiled, b"a head", certificate) == stamped_at(token, b"a head", certificate)
+            assert verify_stamp(spoiled, b"a head", certificate) == verify_stamp(token, b"a head", certificate)
         except Refused:
             continue
     for short in (b"", b"0", token[:20], token[:-1]):
         with pytest.raises(Refused):
-            stamped_at(short, b"a head", certificate)
+            verify_stamp(short, b"a head", certificate)
 
 
 def test_a_request_is_what_openssl_writes(tmp_path: Path) -> None:
@@ -147,6 +147,6 @@ def test_heads_of_attempts_are_stamped(authority: tuple[str, Path], home: Path, 
     forge(place, "nonce", {**entry.body, "stamp": ""})
     assert any(check.name == "stamps" for check in audit(place).failures)
     file.with_name("tsa.pem").unlink()
-    with pytest.raises(BadInput, match="expected the certificate of a time-stamp authority"):
+    with pytest.raises(BadInput, match="cannot read the time-stamp authority's certificate"):
         draw_seed(ledger, attempt_for(ledger, "b" * 64))
     assert (home / FILE).exists()

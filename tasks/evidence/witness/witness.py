@@ -1,6 +1,6 @@
-"""A witness: it countersigns a log's head only if it extends the one that it knows, and then gives nonces for records.
+"""A witness: countersigns a log's head if it extends the last one, and gives nonces for records of the log.
 
-It follows c2sp.org/tlog-witness, with two requests of our own: `nonce`, and the newest head that it knows.
+Follows c2sp.org/tlog-witness, with two requests of our own: `nonce`, and the newest head of a log.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from tasks.files.locks import exclusive
 from tasks.files.merkle import verify_consistency, verify_leaf_hash
 
 TOLERANCE = timedelta(minutes=5)
-"""How far a log's clock may be ahead of the witness's."""
+"""Tolerated lead of a log's clock over the witness's."""
 MOST_PROOF = 63
 SIZE_TYPE = "text/x.tlog.size"
 TEXT_TYPE = "text/plain; charset=utf-8"
 
 
 class Denied(Exception):
-    """What a witness does not do, and why."""
+    """A rejected request, with its HTTP status."""
 
     def __init__(self, status: int, text: str, content_type: str = TEXT_TYPE) -> None:
         super().__init__(text)
@@ -46,36 +46,36 @@ class Denied(Exception):
 
 
 class KnownLog(Strict):
-    """A log, as a witness knows it."""
+    """A witness's record of a log."""
 
     origin: str
     keys: list[str]
-    """Verifiers of the keys that may sign its heads."""
+    """Keys that may sign heads, as verifiers."""
     next_keys: dict[str, str] = Field(default_factory=dict)
-    """By a key the one that it vouched for, until that one signs."""
+    """Old key -> successor that the old key vouched for; the old key is dropped when the successor first signs."""
     head: str = ""
-    """Its newest head, countersigned."""
+    """Newest head, countersigned."""
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """The newest head."""
+        """Newest head."""
         return Checkpoint.parse(Note.parse(self.head).text) if self.head else None
 
 
 class Witness:
-    """A witness's key and folder, behind its requests."""
+    """A witness's key and folder, with one method per request."""
 
     def __init__(
         self, folder: Path, name: str, key: SigningKey, clock: Callable[[], datetime], open_to_all: bool
     ) -> None:
-        """Take up what the folder holds.
+        """Open a witness.
 
         Args:
-            folder: of the witness.
-            name: of the witness.
-            key: signs.
-            clock: tells the time in UTC.
-            open_to_all: whether a log that it does not know is taken by its first head. Else its owner adds logs.
+            folder: folder with the known logs.
+            name: name of the witness.
+            key: signing key.
+            clock: returns the time in UTC.
+            open_to_all: whether an unknown log is added by its first head; otherwise the owner adds logs.
         """
         self.folder, self.name, self.clock, self.open_to_all = folder, name, clock, open_to_all
         self._key = key
@@ -83,36 +83,36 @@ class Witness:
 
     @property
     def verifier(self) -> Verifier:
-        """The key of its countersignatures and nonces."""
+        """Key of countersignatures and nonces."""
         return Verifier.of(self.name, COSIGNATURE, self._key)
 
-    def elsewhere(self, folder: Path) -> Witness:
-        """The same witness over a copy of its folder."""
+    def over_copy(self, folder: Path) -> Witness:
+        """Return the same witness over a copy of its folder."""
         return Witness(folder, self.name, self._key, self.clock, self.open_to_all)
 
     def add_log(self, verifier: Verifier, after: str = "") -> None:
-        """Let a key sign heads of the log of its name.
+        """Allow a key to sign heads of the log of its name.
 
         Args:
             verifier: the key.
-            after: a key whose place it takes as soon as it signs a head.
+            after: key that it replaces with its first head.
         """
         if verifier.kind != SIGNATURE:
-            raise BadInput(f"expected the key of a log, got one for countersignatures: {verifier}.")
+            raise BadInput(f"a log's key must have signature type {SIGNATURE}, got {verifier.kind} in {verifier}")
         with self._change(verifier.name):
             known = self._log(verifier.name) or KnownLog(origin=verifier.name, keys=[])
             following = {**known.next_keys, after: str(verifier)} if after else known.next_keys
             added = {"keys": sorted({*known.keys, str(verifier)}), "next_keys": following}
             self._keep(known.model_copy(update=added))
 
-    def take_log(self, body: str) -> str:
-        """Take a log that is new here, where this witness is open to all, or the next key of one that is known.
+    def accept_log(self, body: str) -> str:
+        """Add a new log, if this witness is open to all, or the next key of a known log.
 
         Args:
-            body: the verifier of a log's key; of a next key as a note that a known key of the log signs.
+            body: verifier of the log's key; for a next key, a note with it signed by a known key of the log.
 
         Raises:
-            Denied: where it is not open to all, or no key that is known here vouches for another.
+            Denied: if the witness is not open to all, or no known key vouches for the new one.
         """
         try:
             verifier = Verifier.parse(body.partition("\n")[0].strip())
@@ -121,30 +121,32 @@ class Witness:
             raise Denied(400, str(error)) from error
         known = self._log(verifier.name)
         if known is None and voucher is not None:
-            raise Denied(404, f"expected a log that is known here, got {verifier.name}: its owner adds it.")
+            raise Denied(404, f"log {verifier.name} is unknown here: ask the owner of this witness to add it.")
         if known is not None and voucher is not None and voucher.text == f"{verifier}\n":
             by = next((key for key in known.keys if voucher.is_signed_by(Verifier.parse(key))), None)
             if by is None:
-                raise Denied(403, f"expected a key of {verifier.name} to vouch for its next one, got another's word.")
+                raise Denied(403, f"no known key of {verifier.name} vouches for its next key {verifier}.")
             self.add_log(verifier, after=by)
         elif known is None and self.open_to_all:
             self.add_log(verifier)
         elif known is None or str(verifier) not in known.keys:
-            raise Denied(403, f"expected a key of {verifier.name} that is known here, got another: its owner adds it.")
+            raise Denied(
+                403, f"key {verifier} of {verifier.name} is unknown here: ask the owner of this witness to add it."
+            )
         return "ok\n"
 
     def logs(self) -> list[KnownLog]:
-        """The logs that it knows."""
+        """Return all known logs."""
         return [KnownLog.model_validate(read_json(path)) for path in sorted((self.folder / "logs").glob("*.json"))]
 
     def add_checkpoint(self, body: str) -> str:
-        """Countersign a head that extends the one before.
+        """Countersign a head that extends the newest known one.
 
         Args:
             body: "old SIZE", lines of a consistency proof, an empty line, and the checkpoint.
 
         Returns:
-            The line of the countersignature.
+            The countersignature's line.
 
         Raises:
             Denied: with the status that c2sp.org/tlog-witness prescribes.
@@ -155,41 +157,39 @@ class Witness:
             known = self._known(checkpoint.origin, note)
             before = known.checkpoint
             if old > checkpoint.size:
-                raise Denied(400, f"expected a head of at least {old} records, got {checkpoint.size}.")
+                raise Denied(400, f"the head has {checkpoint.size} records, fewer than the old size {old}.")
             if (size := before.size if before else 0) != old:
                 raise Denied(409, f"{size}\n", SIZE_TYPE)
             if before and old == checkpoint.size and before.root != checkpoint.root:
                 raise Denied(409, f"{size}\n", SIZE_TYPE)
             if before and not verify_consistency(old, before.root, checkpoint.size, checkpoint.root, proof):
-                raise Denied(422, f"expected a head that extends the {old} records known here, got another history.")
+                raise Denied(422, f"the head does not extend the {old} records known here: it is another history.")
             now = self.clock()
             if checkpoint.time and _time(checkpoint.time) > now + TOLERANCE:
-                raise Denied(
-                    422, f"expected a last record of at most {now:%Y-%m-%dT%H:%M:%SZ}, got one of {checkpoint.time}."
-                )
+                raise Denied(422, f"the last record is of {checkpoint.time}, but now is {now:%Y-%m-%dT%H:%M:%SZ}.")
             line = countersignature(note.text, self.name, self._key, int(now.timestamp()))
-            # Kept before it is told: whoever has seen a countersignature can rely on it.
-            self._keep(_succeeded(known, note).model_copy(update={"head": str(note.beside([line]))}))
+            # Store before answering: whoever has a countersignature can rely on it.
+            self._keep(_drop_replaced_keys(known, note).model_copy(update={"head": str(note.with_lines([line]))}))
         return line + "\n"
 
     def nonce(self, body: str) -> str:
-        """The nonce of a record that a countersigned head contains.
+        """Return the nonce of a record under the newest countersigned head.
 
         Args:
-            body: "leaf INDEX HASH", lines of an inclusion proof under the newest head that this witness knows, an
-                empty line, and that head.
+            body: "leaf INDEX HASH", lines of an inclusion proof under the newest head known here, an empty line, and
+                that head.
 
         Returns:
             Base64 of the nonce.
 
         Raises:
-            Denied: when the head is not the newest, or does not contain the record.
+            Denied: if the head is not the newest or does not contain the record.
         """
         head, _, note_text = body.partition("\n\n")
         asked, *proof = head.split("\n")
         match = re.fullmatch(r"leaf (0|[1-9][0-9]{0,18}) (\S+)", asked)
         if match is None:
-            raise Denied(400, "expected 'leaf INDEX HASH', a proof, an empty line and a checkpoint.")
+            raise Denied(400, f"a request for a nonce must begin with 'leaf INDEX HASH', got {asked[:60]!r}.")
         note = _note(note_text)
         checkpoint = _checkpoint(note)
         index, leaf = int(match[1]), _hash(match[2])
@@ -197,27 +197,27 @@ class Witness:
         if newest is None or (newest.size, newest.root) != (checkpoint.size, checkpoint.root):
             raise Denied(409, f"{newest.size if newest else 0}\n", SIZE_TYPE)
         if not verify_leaf_hash(checkpoint.root, leaf, index, checkpoint.size, [_hash(line) for line in proof]):
-            raise Denied(422, f"expected a proof that record {index} is in the head, got another.")
-        return to_base64(Nonce(checkpoint.origin, index, leaf).given(self._key)) + "\n"
+            raise Denied(422, f"the proof does not show that record {index} is in the head.")
+        return to_base64(Nonce(checkpoint.origin, index, leaf).sign(self._key)) + "\n"
 
     def newest(self, origin: str) -> str:
-        """The newest head of a log that it knows, countersigned.
+        """Return the newest countersigned head of a log.
 
         Raises:
-            Denied: when it knows none.
+            Denied: if no head is known.
         """
         known = self._log(origin)
         if known is None or not known.head:
-            raise Denied(404, f"expected a log that is known here, got {origin}.")
+            raise Denied(404, f"no head of log {origin} is known here.")
         return known.head
 
     def _known(self, origin: str, note: Note) -> KnownLog:
-        """The log of a note that is signed by one of its keys."""
+        """Return the record of a log after checking that one of its keys signed the note."""
         known = self._log(origin)
         if known is None:
-            raise Denied(404, f"expected a log that is known here, got {origin}: its owner adds it.")
+            raise Denied(404, f"log {origin} is unknown here: ask the owner of this witness to add it.")
         if not any(note.is_signed_by(Verifier.parse(key)) for key in known.keys):
-            raise Denied(403, f"expected a head signed by a key of {origin}, got another.")
+            raise Denied(403, f"the head of {origin} is not signed by a known key of this log.")
         return known
 
     def _path(self, origin: str) -> Path:
@@ -232,13 +232,13 @@ class Witness:
 
     @contextmanager
     def _change(self, origin: str) -> Iterator[None]:
-        """Look and write as one: two heads at once must not both follow the same one."""
+        """Lock the logs: two concurrent heads must not both extend the same one."""
         with self._one_at_a_time, exclusive(self.folder / "lock"):
             yield
 
 
-def _succeeded(known: KnownLog, note: Note) -> KnownLog:
-    """The log without the keys whose next one signs: a copy of a replaced key must not speak for it any more."""
+def _drop_replaced_keys(known: KnownLog, note: Note) -> KnownLog:
+    """Drop keys whose successor has signed this head, so that copies of a replaced key are useless."""
     signing = {key for key in known.keys if note.is_signed_by(Verifier.parse(key))}
     gone = {old for old, new in known.next_keys.items() if new in signing and new != old}
     left = {old: new for old, new in known.next_keys.items() if old not in gone}
@@ -250,7 +250,10 @@ def _read_request(body: str) -> tuple[int, list[bytes], Note]:
     first, *lines = head.split("\n")
     match = re.fullmatch(r"old (0|[1-9][0-9]{0,18})", first)
     if match is None or len(lines) > MOST_PROOF:
-        raise Denied(400, "expected 'old SIZE', a consistency proof, an empty line and a checkpoint.")
+        raise Denied(
+            400,
+            f"a request must be 'old SIZE', at most {MOST_PROOF} proof lines, '' and a checkpoint, got {first[:60]!r}.",
+        )
     return int(match[1]), [_hash(line) for line in lines], _note(note)
 
 
@@ -274,7 +277,7 @@ def _hash(text: str) -> bytes:
     except ValueError:
         found = b""
     if len(found) != 32:
-        raise Denied(400, "expected base64 of 32 bytes.")
+        raise Denied(400, f"a hash must be base64 of 32 bytes, got {text[:60]!r}.")
     return found
 
 
@@ -284,5 +287,5 @@ def _time(text: str) -> datetime:
         if found.tzinfo is None:
             raise ValueError("no time zone")
     except ValueError as error:
-        raise Denied(400, f"expected a time with its zone, got {text[:40]!r}.") from error
+        raise Denied(400, f"a time must have a time zone, got {text[:40]!r}.") from error
     return found
