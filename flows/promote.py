@@ -13,7 +13,7 @@ from tasks import promote
 from tasks.evidence.decisions import queue
 from tasks.evidence.decisions.approvals import approvers
 from tasks.evidence.decisions.champions import champion
-from tasks.evidence.decisions.verdicts import missing_approvals, said_of_verdict
+from tasks.evidence.decisions.verdicts import missing_approvals, verdict_content
 from tasks.evidence.ledger.ledger import Entry, Ledger
 from tasks.evidence.people.statement import Signatory
 from tasks.lifecycle.aliases import reconcile
@@ -209,7 +209,7 @@ def statement(
     history = Ledger.open(home, write=False).entries()
     candidate = queue.find_candidate(history, plant, version)
     said = promote.verdict_on(candidate, signatory.person, note, role, reviewed=reviewed, against=against)
-    return signatory.sign(said_of_verdict(history, "rejection" if against else "approval", plant, said))
+    return signatory.sign(verdict_content(history, "rejection" if against else "approval", plant, said))
 
 
 @contextmanager

@@ -149,7 +149,7 @@ def extend(home: Home, plant: str, days: int, by: str, note: str, signatory: Sig
         watched, candidate = shadow_of(ledger, plant)
         body = shadows.ExtensionBody(shadow=watched.entry.digest, days=days, by=by, note=note)
         if signatory is not None:
-            envelope = signatory.sign(shadows.said_of_extension(watched.entry, body))
+            envelope = signatory.sign(shadows.extension_content(watched.entry, body))
             body = body.model_copy(update={"signature": envelope, "signed": read_payload(envelope)["signed"]})
         ledger.append("extension", body, plant=plant)
         aliases = reconcile(home, plant, registry)

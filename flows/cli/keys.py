@@ -46,7 +46,7 @@ def hand_of(by: str = "", key: Path | None = None) -> Hand:
         by: who acts; else the person that the environment names, or the login.
         key: the file of their private key.
     """
-    from tasks.evidence.people.store import acting, public_file, read_public, signatory_of
+    from tasks.evidence.people.private_keys import acting, public_file, read_public, signatory_of
 
     if key is not None and not by:
         by = read_public(public_file(key))[0].person
@@ -109,7 +109,7 @@ def keys_create(
     Example: neorl keys create --person "Ada Lovelace"
     """
     from tasks.evidence.ledger.signing import key_id, public_key
-    from tasks.evidence.people.store import create
+    from tasks.evidence.people.private_keys import create
 
     file, own = create(Home.locate(), person, key)
     name = key_id(public_key(own.public))

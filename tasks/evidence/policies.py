@@ -16,7 +16,7 @@ from tasks.evidence.ledger.ledger import Body, Entry
 from tasks.evidence.ledger.signing import TrustRoot
 from tasks.evidence.people.keyring import folded
 from tasks.evidence.people.rules import check_signed, signed_by_person
-from tasks.evidence.people.statement import Said
+from tasks.evidence.people.statement import Content
 from tasks.files.canonical import digest_json
 from tasks.files.times import parse_time
 from tasks.references import CandidateRecord
@@ -81,16 +81,16 @@ def check_policy(history: Sequence[Entry], entry: Entry) -> None:
 def _check_who_signs(history: Sequence[Entry], entry: Entry, body: PolicyBody, last: Entry | None) -> None:
     """Where the policy in force asks for persons' keys, as many persons sign its change as sign an approval."""
     approvers = last.read(PolicyBody).policy.approvers if last else Approvers()
-    said = said_of_policy(body)
+    content = policy_content(body)
     people = set()
     for signature in body.signatures:
         signer = signed_by_person(history, signature)[0].person
-        check_signed(history, entry, signer, signature, said, required=True)
+        check_signed(history, entry, signer, signature, content, required=True)
         people.add(folded(signer))
     if people and folded(body.by) not in people:
         raise Refused(f"expected {body.by} among those who sign the policy, got others: sign it, or name one of them.")
     if not people:
-        check_signed(history, entry, body.by, "", said, required=approvers.keys)
+        check_signed(history, entry, body.by, "", content, required=approvers.keys)
     if approvers.keys and len(people) < approvers.count:
         raise Refused(
             f"expected signatures of {approvers.count} persons on a change of the policy of {entry.plant}, got "
@@ -98,10 +98,10 @@ def _check_who_signs(history: Sequence[Entry], entry: Entry, body: PolicyBody, l
         )
 
 
-def said_of_policy(body: PolicyBody) -> Said:
+def policy_content(body: PolicyBody) -> Content:
     """What each person signs who changes a policy."""
     about = {"policy": digest_json(body.policy.model_dump(mode="json")), "replaces": body.replaces}
-    return Said("policy", body.policy.plant, about, note=body.why)
+    return Content("policy", body.policy.plant, about, note=body.why)
 
 
 def lacking(policy: SafetyPolicy, claim: Claim) -> str | None:

@@ -15,7 +15,7 @@ from tasks.evidence.ledger.client import ask
 from tasks.evidence.ledger.ledger import Entry, Ledger
 from tasks.evidence.ledger.protocol import Rotate
 from tasks.evidence.ledger.signing import SigningKey, TrustRoot, home_pin, key_id, public_key, trust_yaml
-from tasks.evidence.people import store
+from tasks.evidence.people import private_keys
 from tasks.evidence.people.keyring import (
     KINDS,
     KeyBody,
@@ -39,7 +39,7 @@ def enrol(
 
     Args:
         ledger: opened to write.
-        file: what the key says of itself, from `store.create`.
+        file: what the key says of itself, from `private_keys.create`.
         roles: as what this person may decide.
         by: who enrols it, after asking that person for the key's id.
         why: for the record.
@@ -49,7 +49,7 @@ def enrol(
         BadInput: when the file is another.
         Refused: when the name or the key is taken, or nobody vouches.
     """
-    own, possession = store.read_public(file)
+    own, possession = private_keys.read_public(file)
     known = keyring(ledger.entries()).get(key_id(public_key(own.public)))
     if known is not None and known.in_force:
         _pin(ledger)
@@ -137,25 +137,25 @@ def rotate_person(ledger: Ledger, person: str, why: str, path: Path | None = Non
         BadInput: when there is no key, or its file does not end with .pem.
         Refused: when it is not the person's key in force.
     """
-    private = path or store.key_file(person)
-    own_file, following = store.public_file(private), private.with_suffix(".next.pem")
-    if not store.public_file(following).exists():
-        signatory = store.unlock(private)
+    private = path or private_keys.key_file(person)
+    own_file, following = private_keys.public_file(private), private.with_suffix(".next.pem")
+    if not private_keys.public_file(following).exists():
+        signatory = private_keys.unlock(private)
         made = Ed25519PrivateKey.generate()
-        store.write(following, person, made, store.new_passphrase(person))
+        private_keys.write(following, person, made, private_keys.new_passphrase(person))
         old, key = key_of(ledger.entries(), person), SigningKey(made)
         if old is None:
             _forget(following)
             raise BadInput(f"expected an enrolled key of {person}, got none: have it enrolled with 'neorl keys pin'.")
         said = replacement(key, old.id, person, why, old.person)
         ledger.append("rotation", said.model_copy(update={"signature": signatory.sign(rotation_content(said))}))
-    own, _ = store.read_public(store.public_file(following))
+    own, _ = private_keys.read_public(private_keys.public_file(following))
     name = key_id(public_key(own.public))
     if name in keyring(ledger.entries()):
         # The public half last: while it lies there, this goes on.
         if following.exists():
             os.replace(following, private)
-        os.replace(store.public_file(following), own_file)
+        os.replace(private_keys.public_file(following), own_file)
         _pin(ledger)
         return name
     # It was killed before its entry: nobody knows that key.
@@ -201,7 +201,7 @@ def told(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
 
 
 def _forget(private: Path) -> None:
-    store.public_file(private).unlink(missing_ok=True)
+    private_keys.public_file(private).unlink(missing_ok=True)
     private.unlink(missing_ok=True)
 
 

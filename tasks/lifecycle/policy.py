@@ -28,9 +28,9 @@ from tasks.evidence.policies import (
     lacking,
     pinned_file,
     pinned_policy,
+    policy_content,
     policy_entry,
     policy_of,
-    said_of_policy,
 )
 from tasks.files.canonical import write_atomic
 from tasks.gates import REQUIRED
@@ -118,7 +118,7 @@ def sign(ledger: Ledger, policy: SafetyPolicy, by: str, why: str, signatories: S
     def body(history: Sequence[Entry]) -> PolicyBody:
         last = policy_entry(history, plant)
         said = PolicyBody(policy=policy, by=by, why=why, replaces=last.digest if last else None)
-        return said.model_copy(update={"signatures": tuple(each.sign(said_of_policy(said)) for each in signatories)})
+        return said.model_copy(update={"signatures": tuple(each.sign(policy_content(said)) for each in signatories)})
 
     last = policy_entry(ledger.entries(), plant)
     if last is None or policy_of(ledger.entries(), plant) != policy:
@@ -145,7 +145,7 @@ def signed_policy(ledger: Ledger, policy: SafetyPolicy, why: str, signatory: Sig
     """
     last = policy_entry(ledger.entries(), policy.plant)
     body = PolicyBody(policy=policy, by=signatory.person, why=why, replaces=last.digest if last else None)
-    return signatory.sign(said_of_policy(body))
+    return signatory.sign(policy_content(body))
 
 
 def policy_yaml(policy: SafetyPolicy) -> bytes:

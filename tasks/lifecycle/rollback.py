@@ -21,7 +21,7 @@ from tasks.evidence.decisions.champions import (
     check_allowed,
     leaving,
     promotion_of,
-    said_of_rollback,
+    rollback_content,
 )
 from tasks.evidence.decisions.queue import record_of
 from tasks.evidence.ledger.ledger import Entry, Ledger
@@ -107,7 +107,7 @@ def roll_back(
         )
         if signatory is None:
             return said
-        envelope = signatory.sign(said_of_rollback(history, plant, said))
+        envelope = signatory.sign(rollback_content(history, plant, said))
         return said.model_copy(update={"signature": envelope, "signed": read_payload(envelope)["signed"]})
 
     return ledger.append("rollback", body, plant=plant, artefacts=candidate.artefacts)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from configs.errors import NeoRLError, Refused
 from configs.home import Home
-from tasks.evidence.decisions.champions import IN_FORCE, WithdrawalBody, champion, said_of_withdrawal
+from tasks.evidence.decisions.champions import IN_FORCE, WithdrawalBody, champion, withdrawal_content
 from tasks.evidence.decisions.queue import record_of, was_rejected
 from tasks.evidence.ledger.ledger import Entry, Ledger
 from tasks.evidence.people.statement import Signatory, read_payload
@@ -55,7 +55,7 @@ def withdraw_champion(
         said = WithdrawalBody(composite=now.body["composite"], promotion=now.digest, version=version, by=by, why=why)
         if signatory is None:
             return said
-        envelope = signatory.sign(said_of_withdrawal(said, plant))
+        envelope = signatory.sign(withdrawal_content(said, plant))
         return said.model_copy(update={"signature": envelope, "signed": read_payload(envelope)["signed"]})
 
     made, before = _withdrawn(ledger, plant, version), True

@@ -1,4 +1,4 @@
-"""One archive of a ledger and all that it vouches for, for an auditor on a machine without the home."""
+"""Export of a ledger and all files it names into one archive that an auditor can verify without the home."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ FORMAT = "neorl-audit-archive/1"
 CONTENTS = "archive.json"
 ENTRIES, HEAD, TRUST, POLICIES, WITNESSES = "ledger", "ledger.head", "trust.yaml", "policies", "witnesses.yaml"
 DATA = "datasets/"
-"""What may be left out: the ledger has its digests all the same."""
+"""Files that may be left out; the ledger contains their digests."""
 PRIVATE = ("keys/", "secrets/", "ledger/")
 
 
 class FileIn(BaseModel):
-    """A file of an archive."""
+    """File of an archive."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -44,21 +44,21 @@ class FileIn(BaseModel):
 
 
 class ContentsOf(BaseModel):
-    """What an archive says of itself, in its first file."""
+    """First file of an archive: list of all others."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     format: str
     entries: int
-    """Of the ledger."""
+    """Number of ledger entries."""
     files: tuple[FileIn, ...]
-    """All others, in the order in which they follow."""
+    """All other files, in order."""
     left_out: tuple[str, ...]
-    """Files that entries name and that are not in it."""
+    """Files that entries name and that are not included."""
 
 
 class Exported(NamedTuple):
-    """An archive that was written."""
+    """A written archive."""
 
     path: Path
     sha256: str
@@ -68,7 +68,7 @@ class Exported(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """A file to be: its path in the archive, and its bytes or where they lie."""
+    """A file to write: path in the archive, and bytes or source."""
 
     path: str
     source: Path | bytes
@@ -77,18 +77,18 @@ class _Piece(NamedTuple):
 
 
 def export(home: Home, out: Path, data: bool = True) -> Exported:
-    """Write the ledger, every file that it names, keys, policies and witnesses' checkpoint into one archive.
+    """Write the ledger, every file that it names, keys, policies and the witnesses' checkpoint into one archive.
 
-    The same ledger gives the same bytes.
+    The archive's bytes depend only on the ledger.
 
     Args:
-        home: of the ledger.
-        out: file to write, whole or not at all.
-        data: with datasets; without them the archive says which are left out.
+        home: home of the ledger.
+        out: file to write; written completely or not at all.
+        data: whether to include datasets; otherwise the archive lists them as left out.
 
     Raises:
-        BadInput: when there is no ledger, or the archive cannot be written.
-        Refused: when the ledger does not verify, or a file is missing or not what the ledger says.
+        BadInput: if there is no ledger, or the archive cannot be written.
+        Refused: if the ledger does not verify, or a file is missing or differs from its entry.
     """
     ledger = Ledger.open(home, write=False)
     ledger.verify()
@@ -113,7 +113,7 @@ def export(home: Home, out: Path, data: bool = True) -> Exported:
 
 
 def _signed_head(home: Home, ledger: Ledger) -> str:
-    """The home's own head where it is of the last entry, for which no key is needed; else a new one."""
+    """Return the home's stored head if it covers the last entry, which needs no key; otherwise a new one."""
     path = home.root / HEAD
     kept = path.read_text().strip() if path.is_file() else ""
     if kept and HeadNow(**ledger.trust.unseal(HEAD_TYPE, kept.encode())) == ledger.head():
@@ -122,26 +122,27 @@ def _signed_head(home: Home, ledger: Ledger) -> str:
 
 
 def _named(home: Home, entries: Sequence[Entry]) -> dict[str, _Piece]:
-    """Every file that an entry names, by its path in the home."""
+    """Return every file that an entry names, by its path in the home."""
     found: dict[str, _Piece] = {}
     for entry in entries:
         for file in entry.artefacts:
             path = home.root / file.path
-            where = f"{file.path}, named by ledger entry {entry.sequence}"
             if file.path.startswith(PRIVATE):
-                raise Refused(f"expected files for others to see, got {where}: an archive holds no secret.")
+                raise Refused(
+                    f"{file.path}, named by ledger entry {entry.sequence}, is private: an archive contains no secrets"
+                )
             got = stored_sha256(path) if not path.is_dir() and is_stored(path) else "none"
             if got != file.sha256:
                 raise Refused(
-                    f"expected SHA-256 {file.sha256[:12]} of {where}, got {got[:12]}: restore it from a backup, "
-                    "'neorl audit verify' names all of them."
+                    f"{file.path} of entry {entry.sequence} must have SHA-256 {file.sha256[:12]}, got {got[:12]}: "
+                    "restore it from a backup; 'neorl audit verify' names all such files"
                 )
             found[file.path] = _Piece(file.path, path, file.sha256, stored_size(path))
     return found
 
 
 def _pins(home: Home, ledger: Ledger, entries: Sequence[Entry]) -> Iterator[_Piece]:
-    """What is pinned: keys, policies, witnesses; and the newest head that these countersigned."""
+    """Yield the pinned keys, policies and witnesses, and the newest countersigned head."""
     trust, plants = ledger.trust, sorted({entry.plant for entry in entries if entry.kind == "policy"})
     files = {TRUST: trust.source} | {f"{POLICIES}/{plant}.yaml": policy_file(trust, plant) for plant in plants}
     where, witnesses = pinned_file(home, trust), pinned(home, trust)
@@ -157,13 +158,13 @@ def _of_bytes(path: str, data: bytes) -> _Piece:
 
 def _write(out: Path, pieces: Sequence[_Piece]) -> None:
     if not out.parent.is_dir() or out.is_dir():
-        raise BadInput(f"expected a file in a folder that is there, got {out}: name another one.")
+        raise BadInput(f"{out} is not a file in an existing folder: choose another path")
     with writing(out) as temporary, temporary.open("wb") as file:
         for piece in pieces:
             with _opened(piece) as source:
                 written = write_member(file, piece.path, source, piece.size)
             if written.sha256 != piece.sha256:
-                raise Refused(f"expected {piece.path} to stay as it is, got a change meanwhile: export again.")
+                raise Refused(f"{piece.path} changed during the export: export again")
         file.write(END)
 
 

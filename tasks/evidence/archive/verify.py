@@ -1,4 +1,4 @@
-"""The audit of an archive: its form, its files' digests, and then everything that an audit of a home looks at."""
+"""Verification of an archive: format, digests of its files, and the complete audit of a home."""
 
 from __future__ import annotations
 
@@ -35,38 +35,38 @@ from tasks.evidence.witness.pinned import pinned
 from tasks.files.canonical import canonical_json, read_json
 
 NAME = "archive"
-MADE = ("ledger.db", "mlflow/", "reports/")
-"""What an audit reads of a home and no archive brings."""
+HOME_ONLY = ("ledger.db", "mlflow/", "reports/")
+"""Paths that an audit reads in a home and that no archive may contain."""
 
 
 class Unpacked(Home):
-    """A folder that an archive was unpacked into: its ledger is its own, whatever the environment names."""
+    """Folder of an unpacked archive; uses its own ledger even if the environment names another."""
 
     @property
     def ledger_url(self) -> str:
-        """The ledger that was rebuilt from the archive's entries."""
+        """URL of the ledger rebuilt from the archive's entries."""
         return f"sqlite:///{self.ledger}"
 
 
 def verify_archive(archive: Path, heads: Sequence[str] = (), trust: Path | None = None) -> list[Check]:
-    """Check an archive without the home that it comes from; it is unpacked into a folder that is removed again.
+    """Verify an archive without its home, in a temporary folder.
 
     Args:
-        archive: from anywhere.
-        heads: signed heads that were kept elsewhere.
-        trust: file of public keys that you were given by another way; without it those of the archive are taken.
+        archive: untrusted archive.
+        heads: signed heads kept outside the archive.
+        trust: file of public keys from another source; defaults to the archive's own.
 
     Raises:
-        BadInput: when there is no such file, or no room to unpack it.
-        Refused: when it has another form than `neorl audit export` gives it, or no ledger can be made of it.
+        BadInput: if the file does not exist or cannot be unpacked for lack of space.
+        Refused: if it is not in the format of `neorl audit export`, or its entries form no ledger.
     """
     with tempfile.TemporaryDirectory(prefix="neorl-audit-") as name:
         home = Unpacked(Path(name))
-        # A file too many or too large is seen when its header is read, before the rest of it is.
+        # Surplus or too large files are rejected by their headers, before their content is read.
         contents = _contents(home, archive, list(extract(archive, home.root)))
         _rebuild(home, contents, archive)
         root = trust or home.root / TRUST
-        checks = [Check(NAME, True, f"{len(contents.files)} files, each with its SHA-256, and nothing besides")]
+        checks = [Check(NAME, True, f"{len(contents.files)} files match their SHA-256, no others")]
         checks.append(_trusted(root, given=trust is not None))
         checks += audit(home, heads, root, frozenset(contents.left_out)).checks
         checks += _strangers(home, contents, root)
@@ -74,37 +74,35 @@ def verify_archive(archive: Path, heads: Sequence[str] = (), trust: Path | None 
 
 
 def _contents(home: Home, archive: Path, members: Sequence[Member]) -> ContentsOf:
-    """What the archive says of itself, if that is what is in it."""
+    """Read the list of files and compare it with the archive's members."""
     try:
         value = read_json(home.root / CONTENTS)
         found = ContentsOf.model_validate_json(json.dumps(value))
     except (NeoRLError, ValidationError) as error:
-        raise Refused(f"expected an archive with a list of its files, got none in {archive}: {CURE}.") from error
+        raise Refused(f"{archive} has no valid list of its files ({CONTENTS}): {CURE}") from error
     if found.format != FORMAT or (home.root / CONTENTS).read_bytes() != canonical_json(value):
-        raise Refused(f"expected an archive of the form {FORMAT}, got '{found.format[:60]}' in {archive}: {CURE}.")
+        raise Refused(f"{archive} must have the format {FORMAT}, got '{found.format[:60]}': {CURE}")
     listed = [Member(file.path, file.size, file.sha256) for file in found.files]
     if members[:1] and members[0].path == CONTENTS and list(members[1:]) == listed:
-        told = {path for path in found.left_out if not path.startswith(DATA)}
-        brought = [file.path for file in found.files if file.path.startswith(MADE)]
-        if not told and not brought:
+        left_out = {path for path in found.left_out if not path.startswith(DATA)}
+        foreign = [file.path for file in found.files if file.path.startswith(HOME_ONLY)]
+        if not left_out and not foreign:
             return found
-        raise Refused(f"expected no {(*told, *brought)[0]!r} in the list of {archive}, got it: {CURE}.")
+        raise Refused(f"the list of {archive} must not contain {(*left_out, *foreign)[0]!r}: {CURE}")
     pairs = zip([*listed, None], [*members[1:], None], strict=False)
     wrong = next((got or want for want, got in pairs if want != got), None)
-    raise Refused(
-        f"expected the files of {archive} as its list has them, got {wrong.path if wrong else 'another first file'!r} "
-        f"altered, missing or added: {CURE}."
-    )
+    name = repr(wrong.path) if wrong else "the first file"
+    raise Refused(f"{name} of {archive} was altered, removed or added: {CURE}")
 
 
 def _rebuild(home: Home, contents: ContentsOf, archive: Path) -> None:
-    """Make a ledger's table of the entries, unverified: the audit verifies them."""
-    told = [file.path for file in contents.files]
-    paths = [path for path in told if path.startswith(f"{ENTRIES}/")]
+    """Rebuild the ledger's table from unverified entries; the audit verifies them."""
+    listed = [file.path for file in contents.files]
+    paths = [path for path in listed if path.startswith(f"{ENTRIES}/")]
     if paths != [f"{ENTRIES}/{number:08d}.json" for number in range(1, contents.entries + 1)]:
-        raise Refused(f"expected entries 1 to {contents.entries} in {archive}, got others: {CURE}.")
-    if HEAD not in told or TRUST not in told:
-        raise Refused(f"expected {HEAD} and {TRUST} in {archive}, got none: {CURE}.")
+        raise Refused(f"{archive} must contain entries 1 to {contents.entries}, got {len(paths)} files: {CURE}")
+    if missing := {HEAD, TRUST} - set(listed):
+        raise Refused(f"{archive} lacks {' and '.join(sorted(missing))}: {CURE}")
     _check_head(home, contents, archive)
     rows = []
     names = table.TABLE.columns.keys()
@@ -114,46 +112,46 @@ def _rebuild(home: Home, contents: ContentsOf, archive: Path) -> None:
             entry = read_entry(json.loads(from_base64(json.loads(envelope)["payload"])), envelope)
             rows.append([*(getattr(entry, name) for name in names[:-1]), envelope.decode()])
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise Refused(f"expected ledger entry {number} in {archive}, got what is none: {CURE}.") from error
+            raise Refused(f"ledger entry {number} of {archive} cannot be read: {CURE}") from error
     table.create(table.connect(home.ledger_url))
     with closing(sqlite3.connect(home.ledger)) as database, database:
         try:
             database.executemany(f"INSERT INTO ledger VALUES ({', '.join('?' * len(names))})", rows)
         except sqlite3.Error as error:
-            raise Refused(f"expected a chain of entries in {archive}, got '{error}': {CURE}.") from error
+            raise Refused(f"the entries of {archive} do not form a chain ('{error}'): {CURE}") from error
 
 
 def _check_head(home: Home, contents: ContentsOf, archive: Path) -> None:
-    """Refuse an archive whose head is not of its last entry; whether it is signed the audit says."""
+    """Check that the head belongs to the last entry; the audit verifies its signature."""
     try:
         (text,) = heads_in((home.root / HEAD).read_text())
         size = HeadNow(**json.loads(from_base64(json.loads(text)["payload"]))).size
     except (ValueError, TypeError, LookupError) as error:
-        raise Refused(f"expected a signed head in {HEAD} of {archive}, got none: {CURE}.") from error
+        raise Refused(f"{HEAD} of {archive} is not a signed head: {CURE}") from error
     if size != contents.entries:
-        raise Refused(f"expected a head of {contents.entries} entries in {archive}, got one of {size}: {CURE}.")
+        raise Refused(f"the head of {archive} covers {size} entries, its list {contents.entries}: {CURE}")
 
 
 def _trusted(root: Path, *, given: bool) -> Check:
     keys = " and ".join(TrustRoot.read(root).keys)
     if given:
-        return Check("trust", True, f"signatures are held against {root}: {keys}")
-    told = f"by the keys that the archive brings ({keys}), which say nothing of whose they are: give --trust FILE"
-    return Check("trust", None, told)
+        return Check("trust", True, f"signatures are verified with the keys of {root}: {keys}")
+    detail = f"verified with the archive's own keys ({keys}), which prove no identity: give --trust FILE"
+    return Check("trust", None, detail)
 
 
 def _strangers(home: Home, contents: ContentsOf, root: Path) -> Iterator[Check]:
-    """Files of the archive that nothing vouches for or explains."""
+    """Yield files of the archive that no entry names and no format requires."""
     ledger = Ledger.open(home, trust=root, write=False)
     try:
         named = {file.path for entry in ledger.entries() for file in entry.artefacts}
     except Refused:
-        return  # which the chain has said
+        return  # reported by the check of the chain
     known = {HEAD, TRUST, WITNESSES, COUNTERSIGNED}
-    with suppress(NeoRLError):  # which the check of witnesses has said
+    with suppress(NeoRLError):  # reported by the check of witnesses
         witnesses = pinned(home, ledger.trust)
         known |= {witnesses.timestamps.certificate} if witnesses and witnesses.timestamps else set()
     for file in contents.files:
-        told = file.path.startswith((f"{ENTRIES}/", f"{POLICIES}/")) or file.path in known
-        if not told and file.path not in named:
+        required = file.path.startswith((f"{ENTRIES}/", f"{POLICIES}/")) or file.path in known
+        if not required and file.path not in named:
             yield Check(NAME, False, f"{file.path}: no entry names it")

@@ -51,9 +51,7 @@ def _summary(entries: Sequence[Entry], failed: bool) -> Iterator[Check]:
     if not failed:
         yield Check(NAME, True, f"{signed} decisions signed by persons' keys, each as the trust root pins it")
     if len(decided) > signed:
-        yield Check(
-            NAME, None, f"{len(decided) - signed} decisions are unsigned: they were made in the home's name"
-        )
+        yield Check(NAME, None, f"{len(decided) - signed} decisions are unsigned: they were made in the home's name")
 
 
 def _resting(entries: Sequence[Entry]) -> Iterator[str]:

@@ -22,7 +22,7 @@ from tasks.evidence.ledger.protocol import Artefact
 from tasks.evidence.ledger.voided import leaves_service
 from tasks.evidence.people.keyring import counts, folded, keyring
 from tasks.evidence.people.rules import check_signed
-from tasks.evidence.people.statement import Said
+from tasks.evidence.people.statement import Content
 from tasks.evidence.policies import (
     PolicyBody,
     certified_claims,
@@ -120,14 +120,14 @@ def check_withdrawal(history: Sequence[Entry], entry: Entry) -> None:
     check_version(next(e for e in history if e.digest == now.body["candidate"]), body.version)
     if not (body.by.strip() and body.why.strip()):
         raise Refused("expected who withdraws a champion, and why, got nothing: say both.")
-    check_signed(history, entry, body.by, body.signature, said_of_withdrawal(body, entry.plant), required=False)
+    check_signed(history, entry, body.by, body.signature, withdrawal_content(body, entry.plant), required=False)
     check_signed_time(body.signature, body.signed)
 
 
-def said_of_withdrawal(body: WithdrawalBody, plant: str) -> Said:
+def withdrawal_content(body: WithdrawalBody, plant: str) -> Content:
     """What a person signs who withdraws a champion."""
     about = {"composite": body.composite, "promotion": body.promotion, "version": body.version}
-    return Said("withdrawal", plant, about, "withdrawn", note=body.why)
+    return Content("withdrawal", plant, about, "withdrawn", note=body.why)
 
 
 def check_rollback(history: Sequence[Entry], entry: Entry) -> None:
@@ -165,8 +165,8 @@ def check_rollback(history: Sequence[Entry], entry: Entry) -> None:
     candidate = {e.digest: e for e in history}[body.candidate]
     policy = policy_of(history, plant)
     required = policy is not None and policy.approvers.keys
-    said = said_of_rollback(history, plant, body)
-    check_signed(history, entry, body.by, body.signature, said, required=required)
+    content = rollback_content(history, plant, body)
+    check_signed(history, entry, body.by, body.signature, content, required=required)
     check_signed_time(body.signature, body.signed)
     keys = keyring(history)
     given = [*(approval for approval in approvals_of(history, promotion) if counts(keys, approval)), entry]
@@ -222,7 +222,7 @@ def approvals_of(history: Sequence[Entry], promotion: Entry) -> list[Entry]:
     return [entry for entry in given if entry.body["candidate"] == promotion.body["candidate"]]
 
 
-def said_of_rollback(history: Sequence[Entry], plant: str, body: RollbackBody) -> Said:
+def rollback_content(history: Sequence[Entry], plant: str, body: RollbackBody) -> Content:
     """What a person signs who rolls back: all that the version rests on, as the ledger has it now.
 
     Args:
@@ -242,7 +242,7 @@ def said_of_rollback(history: Sequence[Entry], plant: str, body: RollbackBody) -
         "promotion": body.restores,
         "version": body.version,
     }
-    return Said("rollback", plant, about, "approved for closed loop", body.role, body.why)
+    return Content("rollback", plant, about, "approved for closed loop", body.role, body.why)
 
 
 def check_certified(history: Sequence[Entry], plant: str, composite: str) -> None:

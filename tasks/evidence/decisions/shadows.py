@@ -19,7 +19,7 @@ from tasks.evidence.decisions.approvals import (
 from tasks.evidence.ledger.ledger import Body, Entry, Ledger
 from tasks.evidence.ledger.protocol import Artefact
 from tasks.evidence.people.rules import check_signed
-from tasks.evidence.people.statement import Said
+from tasks.evidence.people.statement import Content
 from tasks.evidence.policies import policy_of
 from tasks.files.times import parse_time
 from tasks.references import ShadowComparison
@@ -156,12 +156,12 @@ def check_extension(history: Sequence[Entry], entry: Entry) -> None:
         raise Refused("expected the name of who extends a shadow, got none: give it.")
     policy = policy_of(history, entry.plant)
     required = policy is not None and policy.approvers.keys
-    said = said_of_extension(found.entry, body)
-    check_signed(history, entry, body.by, body.signature, said, required=required)
+    content = extension_content(found.entry, body)
+    check_signed(history, entry, body.by, body.signature, content, required=required)
     check_signed_time(body.signature, body.signed)
 
 
-def said_of_extension(shadow: Entry, body: ExtensionBody) -> Said:
+def extension_content(shadow: Entry, body: ExtensionBody) -> Content:
     """What a person signs who lets a shadow run on.
 
     Args:
@@ -169,7 +169,7 @@ def said_of_extension(shadow: Entry, body: ExtensionBody) -> Said:
         body: the extension, without its signature.
     """
     about = {"composite": shadow.body["composite"], "days": str(body.days), "shadow": body.shadow}
-    return Said("extension", shadow.plant, about, note=body.note)
+    return Content("extension", shadow.plant, about, note=body.note)
 
 
 def check_comparison(history: Sequence[Entry], entry: Entry) -> None:

@@ -21,7 +21,7 @@ from tasks.evidence.decisions.champions import champion, check_compared
 from tasks.evidence.ledger.ledger import Entry, Ledger
 from tasks.evidence.people.keyring import KnownKey, folded
 from tasks.evidence.people.rules import check_signed
-from tasks.evidence.people.statement import Said, Signatory, read_payload
+from tasks.evidence.people.statement import Content, Signatory, read_payload
 from tasks.evidence.policies import (
     PolicyBody,
     certified_claims,
@@ -33,9 +33,9 @@ from tasks.evidence.policies import (
 from tasks.versions.texts import Texts
 
 
-def said_of_verdict(
+def verdict_content(
     history: Sequence[Entry], act: Literal["approval", "rejection"], plant: str, body: VerdictBody
-) -> Said:
+) -> Content:
     """What a person signs who approves or rejects: all that the decision rests on, as the ledger has it now.
 
     Args:
@@ -55,7 +55,7 @@ def said_of_verdict(
         "policy": policy.digest if policy else None,
         "version": body.version,
     }
-    return Said(act, plant, about, body.meaning, body.role, body.note)
+    return Content(act, plant, about, body.meaning, body.role, body.note)
 
 
 def check_approval(history: Sequence[Entry], entry: Entry) -> None:
@@ -127,9 +127,9 @@ def _check_verdict(
     if not body.by.strip():
         raise Refused(f"expected who gives the {act} of a candidate, got nothing: give --by, or set NEORL_PERSON.")
     policy = policy_of(history, entry.plant)
-    said = said_of_verdict(history, act, entry.plant, body)
+    content = verdict_content(history, act, entry.plant, body)
     required = policy is not None and policy.approvers.keys
-    found = check_signed(history, entry, body.by, body.signature, said, required=required)
+    found = check_signed(history, entry, body.by, body.signature, content, required=required)
     check_signed_time(body.signature, body.signed)
     return found
 
@@ -169,7 +169,7 @@ def signed(
     """A decision with the signature of who makes it, on what the ledger has now; as it is without a signatory."""
     if signatory is None:
         return verdict
-    envelope = signatory.sign(said_of_verdict(history, act, plant, verdict))
+    envelope = signatory.sign(verdict_content(history, act, plant, verdict))
     return verdict.model_copy(update={"signature": envelope, "signed": read_payload(envelope)["signed"]})
 
 

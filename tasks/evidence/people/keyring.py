@@ -188,6 +188,6 @@ def check_pinned_people(history: Sequence[Entry], trust: TrustRoot) -> None:
     """
     if faults := check_pins(history, trust):
         raise Refused(
-            f"the trust root {trust.source} differs from the ledger: {faults[0]}; restore the trust root, or ask that "
-            "person and pin the key with 'neorl keys pin'"
+            f"{faults[0]}, unlike the ledger: restore the trust root, or ask that person and pin the key with 'neorl "
+            "keys pin'"
         )

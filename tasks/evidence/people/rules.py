@@ -26,7 +26,7 @@ from tasks.evidence.people.keyring import (
     keyring,
     unwritable,
 )
-from tasks.evidence.people.statement import Said, Statement, differs, read_statement
+from tasks.evidence.people.statement import Content, Statement, content_fault, read_statement
 from tasks.files.times import format_time
 
 TOLERANCE = timedelta(minutes=5)
@@ -34,7 +34,7 @@ TOLERANCE = timedelta(minutes=5)
 
 
 def check_signed(
-    history: Sequence[Entry], entry: Entry, by: str, signature: str, said: Said, *, required: bool
+    history: Sequence[Entry], entry: Entry, by: str, signature: str, content: Content, *, required: bool
 ) -> KnownKey | None:
     """Check the signature of an entry made in a person's name. A person who has a key must sign.
 
@@ -43,7 +43,7 @@ def check_signed(
         entry: the entry.
         by: name of the person.
         signature: envelope of the person's statement, or empty.
-        said: required content of the statement.
+        content: required content of the statement.
         required: whether a signature is required even if this person has no key.
 
     Returns:
@@ -56,18 +56,20 @@ def check_signed(
         if required or key_of(history, by) is not None:
             why = "the policy requires signatures" if required else "this person has a key"
             raise Refused(
-                f"the {said.act} needs the signature of {by or 'a person'}, got none: {why}; run the command with that "
-                "person's key ('neorl keys create', 'neorl keys pin')"
+                f"the {content.act} needs the signature of {by or 'a person'}, got none: {why}; run the command with "
+                "that person's key ('neorl keys create', 'neorl keys pin')"
             )
         return None
     key, statement = signed_by_person(history, signature)
     if folded(key.person) != folded(by):
         raise Refused(f"the statement of {by} is signed by {key.person}: everybody signs in their own name")
-    if (fault := differs(statement, key.person, said)) is not None:
+    if (fault := content_fault(statement, key.person, content)) is not None:
         raise Refused(f"{fault}: sign the current state of the ledger")
-    if said.role and said.role not in key.roles:
+    if content.role and content.role not in key.roles:
         roles = ", ".join(key.roles) or "none"
-        raise Refused(f"{key.person} has no role {said.role!r} (roles: {roles}): name one of these, or pin that role")
+        raise Refused(
+            f"{key.person} has no role {content.role!r} (roles: {roles}): name one of these, or pin that role"
+        )
     if moment_of(statement.signed) > moment_of(entry.timestamp) + TOLERANCE:
         raise Refused(
             f"the statement was signed at {statement.signed}, after its entry of {entry.timestamp}: set the clock of "
@@ -189,31 +191,31 @@ def check_revocation(history: Sequence[Entry], entry: Entry) -> None:
     since = moment_of(body.since)
     if format_time(since) != body.since:
         # Compared with the timestamps of entries as text.
-        raise Refused(f"the time of a revocation must be written as {written(since)}, got {body.since[:40]!r}")
+        raise Refused(f"the time of a revocation must be written as {format_time(since)}, got {body.since[:40]!r}")
     if since > moment_of(entry.timestamp):
         raise Refused(f"a key cannot be revoked in advance, got {body.since}: revoke it then")
     others = any(key.in_force and key.id != body.key for key in people.values())
     owner = people.get(body.key)
     if not body.signature and not others and owner is not None and folded(owner.person) != folded(body.by):
         return
-    said = revocation_content(body)
-    check_signed(history, entry, body.by, body.signature, said, required=others)
+    content = revocation_content(body)
+    check_signed(history, entry, body.by, body.signature, content, required=others)
 
 
-def key_content(body: KeyBody) -> Said:
+def key_content(body: KeyBody) -> Content:
     """Return the content of the statement that vouches for a key."""
     about = {"person": body.person, "public": body.public, "roles": ", ".join(body.roles)}
-    return Said("key", "", about, note=body.why)
+    return Content("key", "", about, note=body.why)
 
 
-def rotation_content(body: RotationBody) -> Said:
+def rotation_content(body: RotationBody) -> Content:
     """Return the content of the statement that the old key signs."""
-    return Said("rotation", "", {"old": body.old, "public": body.public}, note=body.why)
+    return Content("rotation", "", {"old": body.old, "public": body.public}, note=body.why)
 
 
-def revocation_content(body: RevocationBody) -> Said:
+def revocation_content(body: RevocationBody) -> Content:
     """Return the content of the statement that revokes a key."""
-    return Said("revocation", "", {"key": body.key, "since": body.since}, note=body.why)
+    return Content("revocation", "", {"key": body.key, "since": body.since}, note=body.why)
 
 
 def moment_of(text: str) -> datetime:

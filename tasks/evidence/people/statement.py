@@ -21,7 +21,7 @@ Meaning = Literal["", "reviewed", "approved for closed loop", "approved for shad
 """Declared meaning of a signature; empty if the act says all."""
 
 
-class Said(NamedTuple):
+class Content(NamedTuple):
     """Required content of a statement, derived from the ledger."""
 
     act: Act
@@ -54,7 +54,7 @@ class Signatory(NamedTuple):
     """A person who can sign, with an unlocked key or a statement signed on another machine."""
 
     person: str
-    sign: Callable[[Said], str]
+    sign: Callable[[Content], str]
     """Returns the envelope of a statement."""
 
 
@@ -67,9 +67,9 @@ def with_key(person: str, key: SigningKey, clock: Callable[[], datetime] = lambd
         clock: returns the time in UTC.
     """
 
-    def sign(said: Said) -> str:
+    def sign(content: Content) -> str:
         now = format_time(clock())
-        statement = Statement(**{**said._asdict(), "about": dict(said.about)}, person=person, signed=now)
+        statement = Statement(**{**content._asdict(), "about": dict(content.about)}, person=person, signed=now)
         return key.seal(STATEMENT_TYPE, statement.model_dump(mode="json")).decode()
 
     return Signatory(person, sign)
@@ -77,7 +77,7 @@ def with_key(person: str, key: SigningKey, clock: Callable[[], datetime] = lambd
 
 def signed_elsewhere(envelope: str) -> Signatory:
     """Return a signatory for a statement from another machine; its content is checked by the rules."""
-    return Signatory(read_payload(envelope)["person"], lambda said: envelope)
+    return Signatory(read_payload(envelope)["person"], lambda content: envelope)
 
 
 def read_statement(envelope: str, public: str) -> Statement:
@@ -105,23 +105,23 @@ def read_payload(envelope: str) -> Mapping[str, str]:
     return payload
 
 
-def differs(statement: Statement, person: str, said: Said) -> str | None:
+def content_fault(statement: Statement, person: str, content: Content) -> str | None:
     """Return the first difference between a statement and its required content, or None.
 
     Args:
         statement: with a valid signature.
         person: person who must have signed.
-        said: required content.
+        content: required content.
     """
-    wanted = {**said._asdict(), "about": dict(said.about), "person": person}
+    wanted = {**content._asdict(), "about": dict(content.about), "person": person}
     for name, right in wanted.items():
         found = getattr(statement, name)
         if found == right:
             continue
         if name == "about":
-            about: dict[str, str | None] = {**dict.fromkeys(statement.about), **said.about}
-            name = next((key for key in about if statement.about.get(key) != said.about.get(key)), name)
-            found, right = statement.about.get(name), said.about.get(name)
+            about: dict[str, str | None] = {**dict.fromkeys(statement.about), **content.about}
+            name = next((key for key in about if statement.about.get(key) != content.about.get(key)), name)
+            found, right = statement.about.get(name), content.about.get(name)
         return f"the statement's {name} is {_short(found)}, the ledger requires {_short(right)}"
     return None
 

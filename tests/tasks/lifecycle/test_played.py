@@ -16,7 +16,7 @@ from flows.promote import statement
 from tasks.evidence.ledger.keys import load_private
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.ledger.signing import SigningKey
-from tasks.evidence.people import store
+from tasks.evidence.people import private_keys
 from tasks.evidence.people.statement import with_key
 from tasks.files.canonical import write_atomic
 from tasks.lifecycle.policy import policy_yaml
@@ -39,7 +39,7 @@ TWO = POLICY.model_copy(
 @pytest.fixture
 def served(services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv(store.PASSPHRASE_FILE, str(write_atomic(tmp_path / "passphrase", SECRET)))
+    monkeypatch.setenv(private_keys.PASSPHRASE_FILE, str(write_atomic(tmp_path / "passphrase", SECRET)))
     found = Served(services, tmp_path / "home", monkeypatch)
     yield found
     found.close()
@@ -90,10 +90,10 @@ def test_decisions_are_played_through_and_every_page_follows(
         refused = neorl("approve", PLANT, v1, "--by", name)
         (tmp_path / "away").rename(tmp_path / "config" / "neorl" / "people")
         assert refused["exit"] == 1
-        assert "own signature on the approval, got the home's" in refused["error"]
+        assert "the approval needs the signature of" in refused["error"]
 
     # Two approvers, and the approval of one has expired: it was signed two days ago, elsewhere.
-    private = store.key_file(ADA)
+    private = private_keys.key_file(ADA)
     old = datetime.now(UTC) - timedelta(days=2)
     key = load_private(private, private.read_bytes(), SECRET, "")
     late = statement(
@@ -174,9 +174,9 @@ def _both_approve(neorl: Commands, version: str) -> None:
 
 def _keys_go_out(served: Served, neorl: Commands, was_champion: str) -> None:
     """A rotated and a revoked key, of persons and of the home."""
-    before = store.read_public(store.public_file(store.key_file(ADA)))[0].public
+    before = private_keys.read_public(private_keys.public_file(private_keys.key_file(ADA)))[0].public
     assert neorl("keys", "rotate", "--person", ADA, "--why", "yearly")["exit"] == 0
-    assert store.read_public(store.public_file(store.key_file(ADA)))[0].public != before
+    assert private_keys.read_public(private_keys.public_file(private_keys.key_file(ADA)))[0].public != before
     assert neorl("keys", "rotate", "--why", "yearly", "--by", "an administrator")["exit"] == 0
     version = served.candidate().body["version"]
     _both_approve(neorl, version)

@@ -14,7 +14,7 @@ from tasks import promote
 from tasks.evidence.audit.audit import audit
 from tasks.evidence.decisions import approvals, champions, queue, verdicts
 from tasks.evidence.ledger.ledger import Entry, Ledger
-from tasks.evidence.people.statement import Said, Signatory
+from tasks.evidence.people.statement import Content, Signatory
 from tasks.evidence.rules import NoteBody, RefusalBody
 from tasks.lifecycle.policy import sign
 from tasks.lifecycle.withdrawal import withdraw_champion
@@ -78,7 +78,7 @@ def test_of_two_who_withdraw_at_a_time_the_second_is_told_whose_it_is(ledger: Le
     crowned(ledger, A, "1")
     ben = Person("Ben")
 
-    def slowly(said: Said) -> str:
+    def slowly(said: Content) -> str:
         withdraw_champion(ledger.home, PLANT, "1", "shift engineer", WHY)
         return ben.signs.sign(said)
 

@@ -103,7 +103,7 @@ def test_both_verifiers_hold_an_archive_on_a_machine_without_the_home(
     # Without keys of another way the archive speaks for itself, which is told.
     told = {check.name: check for check in verify_archive(copy)}
     assert told["trust"].passed is None
-    assert "which say nothing of whose they are" in told["trust"].detail
+    assert "which prove no identity" in told["trust"].detail
 
 
 def test_the_same_ledger_gives_the_same_bytes_and_nothing_private(made: tuple[Ledger, Path], tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_hostile_members_are_refused_and_write_nothing(tmp_path: Path, info: tar
     target = tmp_path / "inside" / "folder"
     target.mkdir(parents=True)
     path = hostile(tmp_path / "hostile.tar", info)
-    with pytest.raises(Refused, match="expected an archive as 'neorl audit export' writes it") as error:
+    with pytest.raises(Refused, match="was not written by 'neorl audit export'") as error:
         list(extract(path, target))
     assert "\n" not in str(error.value)
     assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["hostile.tar"]
@@ -296,7 +296,7 @@ def test_bombs_and_what_is_no_archive_are_refused(made: tuple[Ledger, Path], tmp
     info = member("large")
     info.size = 8**11 - 1
     (tmp_path / "bomb.tar").write_bytes(info.tobuf(tarfile.USTAR_FORMAT))
-    with pytest.raises(Refused, match="got fewer"):
+    with pytest.raises(Refused, match="fewer than"):
         list(extract(tmp_path / "bomb.tar", tmp_path / "out"))
     for mode in ("w:gz", "w:xz"):
         with tarfile.open(tmp_path / "packed.tar", mode) as tar:  # type: ignore[call-overload]
@@ -320,11 +320,11 @@ def test_what_cannot_be_exported_is_one_sentence(
     ledger, _ = made
     assert run(["audit", "export", str(tmp_path / "x.tar")]) == 2
     assert "expected a ledger at" in capsys.readouterr().err
-    with pytest.raises(BadInput, match="expected a file in a folder that is there"):
+    with pytest.raises(BadInput, match="is not a file in an existing folder"):
         export(ledger.home, tmp_path / "none" / "x.tar")
     copy = Home(Path(shutil.copytree(ledger.home.root, tmp_path / "copy", ignore=shutil.ignore_patterns("*.sock"))))
     (copy.root / "bundles" / "a" / "composite.npz").unlink()
-    with pytest.raises(Refused, match=r"of bundles/a/composite\.npz, named by ledger entry 2, got none"):
+    with pytest.raises(Refused, match=r"bundles/a/composite\.npz of entry 2 must have SHA-256 .*, got none"):
         export(copy, tmp_path / "x.tar")
     assert sorted(os.listdir(tmp_path)) == ["copy"]
 

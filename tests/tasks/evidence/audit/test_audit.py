@@ -77,7 +77,7 @@ def test_an_untouched_home_passes_and_says_what_was_checked(furnished: Home) -> 
         "shadows": "0 entries",
         "monitoring": "0 entries",
         "keys": "0 entries",
-        "people": "2 decisions are in the home's name: no person's key signed them",
+        "people": "2 decisions are unsigned: they were made in the home's name",
         "federations": "0 entries",
         "others": "2 entries",
         "champions": "one champion for each of 1 plants",

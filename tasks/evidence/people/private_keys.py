@@ -153,7 +153,9 @@ def unlock(path: Path) -> Signatory:
         )
     key = SigningKey(load_private(path, pem, passphrase, f"correct {PASSPHRASE_FILE}, or type it again"))
     if public_text(key.public) != own.public:
-        raise Refused(f"the private key in {path} does not match {own.person}'s public file: restore it from its backup")
+        raise Refused(
+            f"the private key in {path} does not match {own.person}'s public file: restore it from its backup"
+        )
     return with_key(own.person, key)
 
 
