@@ -17,6 +17,7 @@ from tasks.files.canonical import digests_in, file_sha256, folder_differences
 from tasks.files.provenance import PACKAGES, ROOT
 from tasks.references import CandidateRecord, ServedFile, ServedModel
 from tasks.registry.registry import Registry
+from tasks.registry.upload import import_pyfunc
 
 if TYPE_CHECKING:
     from mlflow.pyfunc import PyFuncModel
@@ -75,9 +76,7 @@ def load_model(
         faults = folder_differences(fetched, named_files(record))
         if faults:
             raise Refused(f"expected version {version} of {plant} as the ledger names it, got {faults[0]}: {RESTORE}.")
-        import mlflow
-
-        model: PyFuncModel = mlflow.pyfunc.load_model(str(fetched))
+        model: PyFuncModel = import_pyfunc().load_model(str(fetched))
     return model
 
 

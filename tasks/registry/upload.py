@@ -204,7 +204,7 @@ def _write_model(target: Path, submission: Submission, plant: Plant | Process) -
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, Schema
 
-    pyfunc = _pyfunc()
+    pyfunc = import_pyfunc()
     with tempfile.TemporaryDirectory() as folder:
         # MLflow stores a folder under its own name, so it has to have the name under which it is fetched.
         bundle = Path(shutil.copytree(submission.bundle, Path(folder) / "bundle"))
@@ -228,7 +228,7 @@ def _write_model(target: Path, submission: Submission, plant: Plant | Process) -
         )
 
 
-def _pyfunc() -> ModuleType:
+def import_pyfunc() -> ModuleType:
     """MLflow's pyfunc, without the warnings about its own type hints that importing it gives."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*type hint", category=UserWarning)
