@@ -20,7 +20,7 @@ from neorl_core.plants import NAMES
 from neorl_core.types import PlantSpec
 from tasks.data.formats.hdf5.sources import Blocks
 from tasks.data.formats.hdf5.sources import Source as FoundSource
-from tasks.data.formats.options import UNTOLD, SourceOptions
+from tasks.data.formats.options import NO_OPTIONS, SourceOptions
 from tasks.data.formats.sources import for_declared, for_plant, in_words, name_of, recognise, survey
 from tasks.data.store.cards.card import write_card
 from tasks.data.store.losses import losses
@@ -89,7 +89,7 @@ def check_there(sources: Iterable[Path]) -> None:
 def ingest_file(
     home: Home,
     path: Path,
-    options: SourceOptions = UNTOLD,
+    options: SourceOptions = NO_OPTIONS,
     allowed: Data = AS_USUAL,
     progress: Report | None = None,
 ) -> Dataset:
@@ -178,7 +178,7 @@ class FoundDataset(NamedTuple):
 def find_dataset(
     home: Home,
     named: Path,
-    options: SourceOptions = UNTOLD,
+    options: SourceOptions = NO_OPTIONS,
     folder: Path | None = None,
     progress: Report | None = None,
 ) -> FoundDataset:
@@ -198,7 +198,7 @@ def find_dataset(
     if named.exists() and folder is None:
         made = ingest_file(home, named, options, AS_USUAL, progress)
         return FoundDataset(StoredDataset.open(made.store, made.digest, verify=False), made)
-    if options != UNTOLD:
+    if options != NO_OPTIONS:
         raise BadInput(f"--plant, --mapping, --spec and --horizon need a file, and {named} is none: name a file")
     root, name = home.root / "datasets", str(named)
     plants = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []

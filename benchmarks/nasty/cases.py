@@ -361,7 +361,7 @@ def files() -> list[Case]:
         ),
         refused("e", "an empty folder", {"e/readme.txt": b"Soon."}, "expected Parquet or CSV files"),
         refused("unmapped.csv", "a table without a mapping", text(), "neorl init --from", None),
-        refused("notes.bin", "a file of no known form", b"\x00\x01\x02\x03" * 99, "which starts with", None),
+        refused("notes.bin", "a file of no known form", b"\x00\x01\x02\x03" * 99, "starts with", None),
         refused("damaged.hdf5", "HDF5 that was cut", b"\x89HDF\r\n\x1a\n" + bytes(100), "damaged.hdf5", None),
         refused("damaged.npz", "an archive that was cut", b"PK\x03\x04" + bytes(100), "damaged.npz", None),
     ]

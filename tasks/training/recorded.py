@@ -10,7 +10,7 @@ import numpy as np
 
 from configs.home import Home
 from tasks.data.formats.hdf5.isolated import has_signature, read_isolated
-from tasks.data.formats.options import UNTOLD, SourceOptions
+from tasks.data.formats.options import NO_OPTIONS, SourceOptions
 from tasks.data.formats.recordings import Recording, RecordingAccount, per_episode, read
 from tasks.data.store.episodes import KEYS, transitions_of
 
@@ -21,7 +21,7 @@ DIRECT = ("D4RL", "DSRL")
 def open_recording(
     home: Home,
     named: Path,
-    options: SourceOptions = UNTOLD,
+    options: SourceOptions = NO_OPTIONS,
     folder: Path | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Recording:

@@ -65,11 +65,31 @@ FOUND = Identification(
             {"constants": {"cooling_rate[1]": {"deviation": 0.1}}},
             "cooling_rate[1] is not one number of cooling_rate: write cooling_rate",
         ),
-        (PLANT, {"constants": {"feed_sd": {"deviation": 0.1}}}, "feed_sd is 0, which has no relative deviation under law log-normal"),
-        (PLANT, {"constants": BOTH, "inputs": ["weather"]}, "identify.inputs names 'weather', which is no signal of chemical_reactor"),
-        (PLANT, {"constants": BOTH, "starts": {"level": {"deviation": 1.0}}}, "identify.starts names 'level', which is no signal"),
-        ("water_treatment", {"constants": {"pump": {"deviation": 0.1}}}, "pump is not one number of pump: write pump[0] to pump[1]"),
-        ("water_treatment", {"constants": {"pump[2]": {"deviation": 0.1}}}, "pump[2] is not one number of pump: write pump[0] to pump[1]"),
+        (
+            PLANT,
+            {"constants": {"feed_sd": {"deviation": 0.1}}},
+            "feed_sd is 0, which has no relative deviation under law log-normal",
+        ),
+        (
+            PLANT,
+            {"constants": BOTH, "inputs": ["weather"]},
+            "identify.inputs names 'weather', which is no signal of chemical_reactor",
+        ),
+        (
+            PLANT,
+            {"constants": BOTH, "starts": {"level": {"deviation": 1.0}}},
+            "identify.starts names 'level', which is no signal",
+        ),
+        (
+            "water_treatment",
+            {"constants": {"pump": {"deviation": 0.1}}},
+            "pump is not one number of pump: write pump[0] to pump[1]",
+        ),
+        (
+            "water_treatment",
+            {"constants": {"pump[2]": {"deviation": 0.1}}},
+            "pump[2] is not one number of pump: write pump[0] to pump[1]",
+        ),
     ],
 )
 def test_what_the_plant_does_not_have_is_named_in_one_sentence(plant: str, settings: Any, message: str) -> None:

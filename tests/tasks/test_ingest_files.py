@@ -40,10 +40,10 @@ def test_any_format_becomes_the_same_dataset_of_a_known_plant(tmp_path: Path, ho
     source = save(tmp_path / "a.npz", archive())
     first = ingest_file(Home(home), source, SourceOptions("double_mass"))
     assert list(first.notes) == [
-        "a.npz: NeoRL-2, for it is an npz archive with obs, action, next_obs, reward, done, truncated",
+        "a.npz: NeoRL-2, recognised as an npz archive with obs, action, next_obs, reward, done, truncated",
         "  200 rows of 6 observations, 2 actions",
         "  episodes cut by time: from 'truncated'",
-        "  costs: by how much each limit is exceeded, by the formulas of double_mass",
+        "  costs: excess over each limit, by the formulas of double_mass",
         "  read as double_mass: names, units and limits of the plant",
     ]
     shards = opened(first).manifest.shards
@@ -96,9 +96,9 @@ def test_rows_of_a_plant_without_limits_pass(tmp_path: Path) -> None:
 
 def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, home: Path) -> None:
     path = write_d4rl(tmp_path / "a.hdf5", walk(100))
-    with pytest.raises(BadInput, match=r"expected 6 observations of double_mass in a\.hdf5, got 3"):
+    with pytest.raises(BadInput, match=r"double_mass has 6 observations, a\.hdf5 has 3"):
         ingest_file(Home(home), path, SourceOptions("double_mass"))
-    with pytest.raises(BadInput, match="expected no horizon for NeoRL-2"):
+    with pytest.raises(BadInput, match="NeoRL-2 marks the ends of episodes, so a horizon does not apply"):
         ingest_file(Home(home), save(tmp_path / "a.npz", archive()), SourceOptions(horizon=20))
     rewards = walk(100)["rewards"]
     rewards[:6] = np.nan
@@ -117,12 +117,12 @@ def test_every_file_beside_this_checkout_is_read_or_refused_for_a_reason(dmsd_tr
             found[path.name] = re.split("[,:]", str(error))[0]
     tables = {name: found.pop(name) for name in list(found) if name.endswith(".csv")}
     assert {"Building_1.csv", "weather.csv"} <= set(tables)
-    assert tables == {name: f"expected a mapping for {name}" for name in tables}
+    assert tables == {name: f"{name} is a table and needs a mapping" for name in tables}
     assert found == {
         "DMSD-high-100000-train.npz": 100_000,
         "DMSD-high-20000-val.npz": 20_000,
-        "trace0.npz": "expected rewards and next observations in trace0.npz",
-        "trace1.npz": "expected rewards and next observations in trace1.npz",
+        "trace0.npz": "trace0.npz has no rewards and next observations",
+        "trace1.npz": "trace1.npz has no rewards and next observations",
     }
 
 

@@ -1,7 +1,7 @@
-"""Datasets written as other libraries read them: D4RL, DSRL, Minari, NeoRL and NeoRL-2; sources in the readers' files.
+"""Export datasets to D4RL, DSRL, Minari, NeoRL and NeoRL-2.
 
-Every format carries the rows of `ALWAYS` bit for bit; what else a dataset holds and a format has no place for is named
-in the account. Files are written under a temporary name in constant memory, after a proof that there is room.
+Every format contains the rows of `ALWAYS` bit for bit; the result lists what a format cannot contain. Files are written
+atomically in constant memory, after checking for room on the disk.
 """
 
 from __future__ import annotations
@@ -45,45 +45,42 @@ CHUNK_ROWS = 16384
 NPZ = {"obs": "observations", "action": "actions", "next_obs": "next_observations", "reward": "rewards"}
 MINARI_NAME = re.compile(r"[-_\w]+-v\d+")
 NAMESPACE = "namespace_metadata.json"
-"""What Minari keeps in the folder of a namespace."""
+"""Minari's file in the folder of a namespace."""
 BESIDES = "names, units, limits and provenance, which stay in the manifest"
 
 
 class Export(Record):
-    """A dataset that was written in another format."""
+    """An exported dataset."""
 
     format: str
     path: Path
     sha256: str
-    """Digest of the file; of Minari's folder, of its HDF5 file."""
+    """Digest of the file; for a Minari folder, of the HDF5 file."""
     rows: int
     episodes: int
     left_out: tuple[str, ...]
-    """What the format has no place for."""
+    """Contents of the dataset that the format cannot contain."""
 
 
 def export(dataset: StoredDataset, to: str, out: Path, progress: Progress | None = None) -> Export:
     """Write a dataset in another format.
 
     Args:
-        dataset: opened, so that its files are known to be whole.
+        dataset: opened, so that its files are verified.
         to: one of `FORMATS`.
-        out: the file, or for Minari the folder, whose name is the dataset's id (NAME-v0); must not exist. Folders above
-            it that Minari keeps as namespaces are part of the id.
+        out: the file, or for Minari the folder, named by the dataset's id (NAME-v0); must not exist. Folders above it
+            that are Minari namespaces become part of the id.
         progress: called with (done, total, unit); the unit is rows.
 
-    Returns:
-        What was written, and what the format has no place for.
-
     Raises:
-        BadInput: when the path exists, the format cannot hold the dataset, or the disk is full.
+        BadInput: if the path exists, the format cannot contain the dataset, or the disk is full.
     """
     if to not in FORMATS:
-        raise BadInput(f"expected a format among {', '.join(FORMATS)}, got '{to}': choose one of those.")
+        raise BadInput(f"'{to}' is not an export format: choose from {', '.join(FORMATS)}.")
     if dataset.spec.choices is not None and to != "minari":
-        raise BadInput(f"expected continuous actions for {to}, got discrete ones: export the dataset to minari.")
+        raise BadInput(f"{to} cannot contain discrete actions: export the dataset to minari.")
     if out.exists():
-        raise BadInput(f"expected nothing at {out}, got a file or folder: remove it or name another path.")
+        raise BadInput(f"{out} exists already: remove it or name another path.")
     make_folder(out.parent)
     with unwritable_is_bad_input(out):
         main, left_out = FORMATS[to](dataset, out, progress or (lambda done, total, unit: None))
@@ -102,7 +99,7 @@ def _left_out(dataset: StoredDataset, carried: tuple[str, ...]) -> list[str]:
 
 
 def _prove_room(folder: Path, size: int) -> None:
-    """Reserve that many bytes and give them back: HDF5 itself hangs or crashes when a disk is full."""
+    """Allocate that many bytes and free them, because HDF5 hangs or crashes when a disk is full."""
     with tempfile.TemporaryFile(dir=folder) as file:
         os.posix_fallocate(file.fileno(), 0, max(size, 1))
 
@@ -113,12 +110,12 @@ def _row_bytes(dataset: StoredDataset, keys: tuple[str, ...]) -> int:
 
 
 class Flat:
-    """Writes D4RL's or DSRL's flat arrays into an HDF5 file, block after block; a context that names it when it ends.
+    """Writer of flat HDF5 arrays as in D4RL and DSRL; a context manager that names the file at the end.
 
     Args:
         path: the file.
         keys: of the arrays.
-        rows: how many there will be, where that is known: arrays are contiguous then, and room is proven before.
+        rows: total number of rows if known; arrays are then contiguous, and the room is checked first.
     """
 
     def __init__(self, path: Path, keys: tuple[str, ...], rows: int | None = None) -> None:
@@ -136,7 +133,7 @@ class Flat:
             )
 
     def append(self, rows: Rows) -> None:
-        """Add rows (n, ...)."""
+        """Append rows (n, ...)."""
         if not len(self.file):
             self._create(rows)
         stop = self.at + len(rows["rewards"])
@@ -172,14 +169,14 @@ def _d4rl(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path, 
 def _dsrl(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path, list[str]]:
     if "costs" not in dataset.keys:
         raise BadInput(
-            "expected a dataset with costs, which DSRL is about, got one whose source has none and whose plant is not "
-            "known: export it to d4rl, or ingest it with --plant."
+            "DSRL needs costs, and this dataset has none: export it to d4rl, or ingest the source with --plant, whose "
+            "limits give costs."
         )
     return _flat(dataset, out, (*ALWAYS, "costs"), progress)
 
 
 class _Array(NamedTuple):
-    """An array that is written part after part."""
+    """An array written in parts."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -187,7 +184,7 @@ class _Array(NamedTuple):
 
 
 def _npz_file(out: Path, members: dict[str, _Array]) -> None:
-    """An npz whose arrays are streamed, one after the other; the same arrays make the same bytes."""
+    """Stream arrays into an npz archive; the same arrays give the same bytes."""
     with writing(out, SHARED) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
         for name, array in members.items():
             entry = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
@@ -220,7 +217,7 @@ def _npz(dataset: StoredDataset, out: Path, progress: Progress, v1: bool) -> tup
 
     members: dict[str, _Array] = {}
     for name, key in names.items():
-        # NeoRL keeps columns where NeoRL-2's files have (N,).
+        # NeoRL stores scalars as columns (N, 1), NeoRL-2 as (N,).
         tail = first[key].shape[1:] or ((1,) if v1 else ())
         members[name] = _Array((rows, *tail), "<f4", partial(parts, key, tail))
     if v1:
@@ -239,24 +236,24 @@ def _neorl2(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path
 
 
 def episodes_of(dataset: StoredDataset) -> Iterator[Rows]:
-    """The episodes one after the other, each (T, ...), in constant memory."""
-    held: list[Rows] = []
+    """Yield the episodes in order, each (T, ...), in constant memory."""
+    parts: list[Rows] = []
     for block in dataset.blocks(rows=BLOCK_ROWS):
         start = 0
         for end in np.flatnonzero(block["terminals"] | block["timeouts"]) + 1:
-            held.append({key: values[start:end] for key, values in block.items()})
-            yield {key: np.concatenate([part[key] for part in held]) for key in held[0]}
-            held, start = [], int(end)
+            parts.append({key: values[start:end] for key, values in block.items()})
+            yield {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+            parts, start = [], int(end)
         if start < len(block["rewards"]):
-            held.append({key: values[start:] for key, values in block.items()})
+            parts.append({key: values[start:] for key, values in block.items()})
 
 
 def _minari(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path, list[str]]:
     if not MINARI_NAME.fullmatch(out.name):
-        raise BadInput(f"expected a folder named as Minari's ids are, such as plant-v0, got {out.name}: rename it.")
+        raise BadInput(f"'{out.name}' is not a Minari id: name the folder like plant-v0.")
     keys = tuple(key for key in dataset.keys if key in (*ALWAYS, *INFOS))
     episodes = len(dataset.episodes) - 1
-    # 4 KiB of groups, attributes and headers per episode, by measurement; the first entries of infos on top.
+    # Groups, attributes and headers take 4 KiB per episode (measured); infos have one more entry per episode.
     _prove_room(out.parent, (dataset.rows + 2 * episodes) * _row_bytes(dataset, keys) + 6144 * episodes + 2**16)
     temporary = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
     differ = done = 0
@@ -281,12 +278,12 @@ def _minari(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path
         shutil.rmtree(temporary, ignore_errors=True)
     left = _left_out(dataset, keys)
     if differ:
-        left.append(f"the next observations of {differ} rows, which differ from the observation that follows")
+        left.append(f"the next observations of {differ} rows, which differ from the following observation")
     return out / "data" / "main_data.hdf5", left
 
 
 def _minari_id(out: Path) -> str:
-    """The id of a dataset by its folder: its name behind the namespaces that hold it, each of which has a file."""
+    """Return a Minari dataset's id: the folder's name after the namespaces above it, which have a file each."""
     name, above = out.name, out.absolute().parent
     while (above / NAMESPACE).is_file():
         name, above = f"{above.name}/{name}", above.parent

@@ -1,4 +1,4 @@
-"""What a user says of a source that does not tell it by itself."""
+"""Options for reading a source."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from typing import NamedTuple
 
 
 class SourceOptions(NamedTuple):
-    """How a source is to be understood: the options of the same names of every command that takes one."""
+    """Options of every command that takes a source."""
 
     plant: str | None = None
-    """Whose names, units and limits apply: a name, or a plant's code in the working directory."""
+    """Plant that gives names, units and limits: a name, or a plant file in the working directory."""
     mapping: Path | None = None
-    """What a historian's tags mean; it names the plant."""
+    """Mapping of a historian export; it names the plant."""
     horizon: int | None = None
-    """Steps after which episodes were cut, for a file that does not tell."""
+    """Time limit of episodes in steps, for a file without time limits."""
     spec: Path | None = None
-    """YAML that names the signals of a file of transitions, with units, limits and costs."""
+    """YAML with names, units, limits and costs of a file of transitions."""
 
 
-UNTOLD = SourceOptions()
-"""Of a source that tells everything by itself."""
+NO_OPTIONS = SourceOptions()

@@ -1,4 +1,4 @@
-"""A D4RL or DSRL file as the core takes it: transitions, a spec made from them, and an account of how it was read."""
+"""Read a D4RL or DSRL file as transitions, with a spec derived from the data and an account of the reading."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ import numpy.typing as npt
 
 from configs.errors import BadInput
 from neorl_core.types import PlantSpec, Space, Transition
+from tasks.data.formats.hdf5.flat_files import VECTORS, Layout
 from tasks.data.formats.hdf5.isolated import read_recording
-from tasks.data.formats.hdf5.layouts import VECTORS, Layout
 from tasks.data.formats.hdf5.sources import Blocks
 from tasks.data.store.episodes import transitions_of
 from tasks.data.store.schema import NO_SUCCESSOR, Rows
 from tasks.files.canonical import file_sha256
 
 MAX_DROPPED = 0.05
-"""Share of rows with NaN or infinity above which a file is refused."""
+"""Share of rows with NaN or infinity above which a file is rejected."""
 ACTION_BOX = 1.0 + 1e-6
-"""The environments of both benchmarks take actions in [-1, 1]; a logged one may exceed it by its rounding."""
+"""Actions of both benchmarks are in [-1, 1]; logged values may exceed it by rounding."""
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class PerEpisode:
-    """A sum over each episode's rows: its mean, least and greatest over the episodes."""
+    """Mean, least and greatest sum per episode."""
 
     mean: float
     least: float
@@ -42,14 +42,14 @@ class PerEpisode:
 
 @dataclass(frozen=True)
 class RecordingAccount:
-    """How a file was read."""
+    """Account of reading a file."""
 
     file: str
     sha256: str
     format: str
     rows: int
     transitions: int
-    """Rows that can be used."""
+    """Usable rows."""
     observations: int
     """Numbers per observation."""
     actions: int
@@ -59,7 +59,7 @@ class RecordingAccount:
     """"file", "unknown" or "every N"."""
     cost_key: str | None
     left_out: dict[str, int]
-    """Rows that cannot be used, by reason."""
+    """Unusable rows by reason."""
     episodes: int
     terminated: int
     cut: int
@@ -69,31 +69,33 @@ class RecordingAccount:
     returns: PerEpisode
     cost: PerEpisode
     dataset: str | None = None
-    """Digest of the stored dataset that was read, where it was one."""
+    """Digest of the stored dataset that was read, if any."""
 
     @property
     def name(self) -> str:
-        """What a folder of what comes of it is called by."""
+        """Name for a folder of results."""
         return Path(self.file).stem
 
     def __str__(self) -> str:
-        """A line for each thing that a reader should check."""
+        """Return one line per fact to check."""
         ends = {"terminated": self.terminated, "cut by time": self.cut}
         ends["unfinished"] = self.episodes - self.terminated - self.cut
         ended = ", ".join(f"{n:,} {how}" for how, n in ends.items() if n)
-        time_limits = {"file": "", "unknown": "; the file does not tell which were cut by time"}.get(
-            self.ends_by_time, f"; cut {self.ends_by_time} steps, as told"
+        time_limits = {"file": "", "unknown": "; the file does not say which were cut by time"}.get(
+            self.ends_by_time, f"; cut {self.ends_by_time} steps, as given"
         )
-        said = f"{self.format} layout" if self.dataset is None else f"dataset {self.dataset[:12]} of {self.format} rows"
+        origin = f"{self.format} layout"
+        if self.dataset is not None:
+            origin = f"dataset {self.dataset[:12]} of {self.format} rows"
         lines = [
-            f"{self.file}: {said}, {self.rows:,} rows in {self.episodes:,} episode(s)",
+            f"{self.file}: {origin}, {self.rows:,} rows in {self.episodes:,} episode(s)",
             f"  episodes: {ended}{time_limits}; the longest has {self.longest:,} steps",
             f"  return per episode: {self.returns}",
             f"  costs: read from '{self.cost_key}', per episode {self.cost}"
             if self.cost_key
             else "  costs: none in the file",
             "  next observations: "
-            + ("in the file" if self.next_observations == "file" else "made, within episodes only"),
+            + ("in the file" if self.next_observations == "file" else "derived within episodes"),
             *(f"  left out: {n:,} row(s), {reason}" for reason, n in self.left_out.items()),
             f"  {self.transitions:,} transitions of {self.observations} observations, {self.actions} actions",
         ]
@@ -101,7 +103,7 @@ class RecordingAccount:
 
 
 class Recording(NamedTuple):
-    """A file in memory; `print` it to see how it was read."""
+    """A file in memory; `print` shows how it was read."""
 
     transitions: Transition
     """NumPy arrays (N, ...), float32."""
@@ -115,18 +117,18 @@ class Recording(NamedTuple):
 def read(
     path: Path | str, horizon: int | None = None, progress: Callable[[int, int, str], None] | None = None
 ) -> Recording:
-    """Read a whole D4RL or DSRL file; which of the two it is shows in its keys.
+    """Read a whole D4RL or DSRL file; its keys show which of the two it is.
 
     Args:
         path: the HDF5 file.
-        horizon: steps after which episodes were cut, for a file with neither timeouts nor next_observations.
+        horizon: time limit of episodes in steps, for a file with neither timeouts nor next_observations.
         progress: called with (done, total, unit); the unit is rows.
 
     Returns:
-        The transitions of all rows that can be used.
+        The transitions of all usable rows.
 
     Raises:
-        BadInput: as `read_blocks`, and when more than `MAX_DROPPED` of the rows are not finite.
+        BadInput: as `read_blocks`, and if more than `MAX_DROPPED` of the rows are not finite.
 
     Example:
         >>> log = read("hopper-medium-v2.hdf5")  # doctest: +SKIP
@@ -136,14 +138,13 @@ def read(
     layout, blocks = read_recording(path, horizon)
     if layout.discrete:
         raise BadInput(
-            f"expected continuous actions in {path.name} to read it as it is, got discrete ones: 'neorl ingest "
-            f"{path.name}' keeps them as a dataset."
+            f"{path.name} has discrete actions, which can only be used from a dataset: run 'neorl ingest {path.name}'."
         )
     usable, every, dropped = _read_usable(layout, blocks, progress)
-    _hold_to_threshold(path, layout, dropped)
+    _check_dropped(path, layout, dropped)
     kept = len(usable["rewards"])
     if kept == 0:
-        raise BadInput(f"expected a row with a next observation in {path.name}, got none: export longer episodes.")
+        raise BadInput(f"no row of {path.name} has a next observation: export longer episodes.")
     found = _episodes(every)
     about = RecordingAccount(
         file=path.name,
@@ -171,7 +172,7 @@ def read(
 def _read_usable(
     layout: Layout, blocks: Blocks, progress: Callable[[int, int, str], None] | None
 ) -> tuple[Rows, Rows, Counter[str]]:
-    """The rows that can be used (N, ...), rewards, costs and ends of all rows, and how many are left out and why."""
+    """Return usable rows (N, ...); rewards, costs and ends of all rows; and counts of unusable rows by reason."""
     widths = {**layout.widths, "next_observations": layout.widths["observations"]}
     usable: Rows = {key: np.empty((layout.rows, widths[key]), np.float32) for key in VECTORS}
     usable |= {key: np.empty(layout.rows, np.float32) for key in ("rewards", "costs", "terminals")}
@@ -196,14 +197,14 @@ def _read_usable(
 
 
 def spec_of(name: str, observations: Array, actions: Array, next_observations: Array, horizon: int) -> PlantSpec:
-    """A spec for transitions of which nothing else is known.
+    """Derive a spec from transitions of an unknown plant.
 
-    Observations are bounded by what was seen. Actions have the box [-1, 1] when all lie in it, else the range seen. No
-    unit, limit or score is known, so that a return scores itself.
+    Observations are bounded by the values seen. Actions are in [-1, 1] if all values are, otherwise in the range seen.
+    Units, limits and scores are unknown, so that a return is its own score.
 
     Args:
         name: of the plant.
-        observations: (N, O); rows with the least and the greatest values are enough.
+        observations: (N, O); rows with the least and greatest values suffice.
         actions: (N, A), likewise.
         next_observations: (N, O), likewise.
         horizon: steps of the longest episode.
@@ -225,13 +226,13 @@ def _space(prefix: str, low: Array, high: Array) -> Space:
     return Space(names, ("",) * size, tuple(map(float, low)), tuple(map(float, high)))
 
 
-def _hold_to_threshold(path: Path, layout: Layout, dropped: Mapping[str, int]) -> None:
+def _check_dropped(path: Path, layout: Layout, dropped: Mapping[str, int]) -> None:
     broken = {reason: n for reason, n in dropped.items() if reason != NO_SUCCESSOR}
     if sum(broken.values()) > MAX_DROPPED * layout.rows:
-        found = ", ".join(f"{n} with {reason}" for reason, n in broken.items())
+        counts = ", ".join(f"{n} with {reason}" for reason, n in broken.items())
         raise BadInput(
-            f"expected at most {MAX_DROPPED:.0%} of the {layout.rows} rows of {path.name} to be unusable, got {found}: "
-            "mend the export."
+            f"at most {MAX_DROPPED:.0%} of the {layout.rows} rows of {path.name} may be unusable, got {counts}: "
+            "correct the export."
         )
 
 
@@ -257,7 +258,7 @@ def _episodes(rows: Mapping[str, Array]) -> _Episodes:
 
 
 def per_episode(values: Array, starts: npt.NDArray[np.int64]) -> PerEpisode:
-    """Sums over episodes; a row that is not finite adds nothing to a sum."""
+    """Sum values per episode; values that are not finite count as 0."""
     finite: npt.NDArray[np.float64] = np.nan_to_num(np.asarray(values, np.float64), posinf=0.0, neginf=0.0)
     sums = np.add.reduceat(finite, starts)
     return PerEpisode(mean=float(sums.mean()), least=float(sums.min()), most=float(sums.max()))

@@ -1,7 +1,7 @@
-"""Files that somebody else wrote, recognised by what is in them: which format, what it holds, and its rows as blocks.
+"""Recognise foreign files by their content, and read their rows in blocks.
 
-Recognised by content, never by name: HDF5 of D4RL, DSRL and d3rlpy, shards and views of a store like ours, Minari's
-folders, npz archives of NeoRL and NeoRL-2, and tables of a historian, which only a mapping can read.
+Formats: HDF5 of D4RL, DSRL and d3rlpy, shards and views of a dataset store, Minari folders, npz archives of NeoRL and
+NeoRL-2. Historian tables are recognised, too, but need a mapping.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from configs.errors import BadInput
 from configs.expression import Expression
 from neorl_core.plants.base import LoggedSignals
 from neorl_core.types import Constraint, PlantSpec, Space
-from tasks.data.formats.archives import read_archive, read_archive_layout
+from tasks.data.formats.hdf5.flat_files import VECTORS
 from tasks.data.formats.hdf5.isolated import has_signature, read_isolated
-from tasks.data.formats.hdf5.layouts import VECTORS
 from tasks.data.formats.hdf5.minari import find_folder
 from tasks.data.formats.hdf5.sources import Blocks, Source, no_horizon
+from tasks.data.formats.neorl_npz import read_archive, read_archive_layout
 from tasks.data.formats.recordings import spec_of
 from tasks.data.store.schema import ALWAYS, MOST_CHOICES, Rows
 from tasks.data.store.scoring import with_costs
@@ -40,40 +40,37 @@ WORKBOOKS = (".xlsx", ".xlsm")
 
 
 def recognise(path: Path, horizon: int | None = None) -> Source:
-    """What a file or folder is.
+    """Recognise a file or folder.
 
     Args:
-        path: the file, or Minari's folder.
-        horizon: steps after which episodes were cut, for a D4RL file that tells nothing of it.
+        path: the file, or a Minari folder.
+        horizon: time limit of episodes in steps, for a D4RL file without time limits.
 
     Raises:
-        BadInput: when it is none of the formats, or damaged; the sentence says what was found.
+        BadInput: if it is of another format or damaged.
     """
     if path.is_dir():
         if (folder := find_folder(path)) is None:
-            raise BadInput(
-                f"expected a Minari dataset (data/metadata.json) in folder {path}, got none: name a file or its folder."
-            )
+            raise BadInput(f"folder {path} is not a Minari dataset (data/metadata.json): name a file or its folder.")
         return read_isolated(folder, horizon)
     if not path.is_file():
-        raise BadInput(f"expected a source at {path}, got none: check the path.")
+        raise BadInput(f"{path} does not exist: check the path.")
     with path.open("rb") as file:
         start = file.read(8)
     ending = path.suffix.lower()
     table = ending in TABLES and start[:2] != ZIP and start != HDF5
     if start.startswith(PARQUET) or table or (ending in WORKBOOKS and start[:2] == ZIP):
         raise BadInput(
-            f"expected a mapping for {path.name}, which is a table, got none: a plant's table, with a column of times "
-            f"and columns or rows of tags, is read by --mapping, which 'neorl init --from {path.name}' writes, and "
-            f"transitions are read from files of {FORMS}."
+            f"{path.name} is a table and needs a mapping: for a historian table with a column of times, 'neorl init "
+            f"--from {path.name}' writes one for --mapping; transitions are read from {FORMS}."
         )
     if start.startswith(ZIP):
         return no_horizon(_npz(path), horizon)
     if has_signature(path):
         return read_isolated(path, horizon)
     raise BadInput(
-        f"expected a file of {FORMS}, or a historian's table with a mapping, got {path.name}, which starts with "
-        f"{start!r}: export it in one of these."
+        f"{path.name} starts with {start!r} and is in no known format: export it as {FORMS}, or as a historian "
+        "table with a mapping."
     )
 
 
@@ -82,8 +79,8 @@ def _npz(path: Path) -> Source:
         names = set(archive.names)
     if {"states", "actions"} <= names and "reward" not in names:
         raise BadInput(
-            f"expected rewards and next observations in {path.name}, got recorded states and actions of a simulator "
-            f"({', '.join(sorted(names))}): it is a trace to check a plant's equations by, no log to learn from."
+            f"{path.name} has no rewards and next observations, only {', '.join(sorted(names))}: it is a recorded "
+            "simulation for checking a plant's equations, not a log to learn from."
         )
     layout = read_archive_layout(path)
     divided = "'truncated'" if "truncated" in layout.widths else "'index'"
@@ -101,14 +98,14 @@ def _npz(path: Path) -> Source:
 
 
 def name_of(source: Source) -> str:
-    """A name for a dataset of no known plant, from the file's."""
+    """Derive a dataset's name from a file's, for an unknown plant."""
     stem = _minari_id(source.path) or _base(source.path).stem
     name = re.sub(r"[^a-z0-9]+", "_", stem.lower()).strip("_")
     return name if name[:1].isalpha() else f"file_{name}".rstrip("_")
 
 
 def _minari_id(path: Path) -> str:
-    """The id of a Minari dataset, with its namespace: folders of several are called human-v2."""
+    """Return a Minari dataset's id with the namespace, because folders of several are called human-v2."""
     if not path.is_dir():
         return ""
     metadata = read_json(path / "metadata.json")
@@ -116,43 +113,43 @@ def _minari_id(path: Path) -> str:
 
 
 def _base(path: Path) -> Path:
-    """The path that bears a source's name: Minari's folders all hold a folder `data`."""
+    """Return the path that names a source: every Minari folder contains a folder `data`."""
     return path.parent if path.is_dir() and path.name == "data" else path
 
 
 def files_of(source: Source) -> list[Path]:
-    """What is read of a source: the file, or Minari's two of a folder."""
+    """Return the files of a source: one, or two in a Minari folder."""
     return [source.path / name for name in MINARI] if source.path.is_dir() else [source.path]
 
 
 def digest_of(source: Source) -> str:
-    """SHA-256 of a source: of the file, or of a folder's files."""
+    """Return the SHA-256 of a source's file or files."""
     if source.path.is_dir():
         return digest_json({file.name: file_sha256(file) for file in files_of(source)})
     return file_sha256(source.path)
 
 
 def in_words(source: Source, spec: PlantSpec, by: str | None) -> list[str]:
-    """How a source was read, a line for each thing that a reader should check.
+    """Describe how a source was read, one line per fact to check.
 
     Args:
         source: the source.
         spec: the plant.
-        by: what names its signals and limits: the plant, or a file that declares them; None where nothing does.
+        by: origin of names and limits: the plant, or a file that declares them; None if there is none.
     """
     notes = list(source.notes)
     if by is not None and "constraint_costs" not in source.carries and spec.constraints:
         own = "read from 'costs'; " if "costs" in source.carries else ""
         notes = [note for note in notes if not note.startswith("costs:")]
-        notes.append(f"costs: {own}by how much each limit is exceeded, by the formulas of {by}")
-    made = "bounds made from the data; no unit, limit or score known"
+        notes.append(f"costs: {own}excess over each limit, by the formulas of {by}")
+    origin = "bounds derived from the data; no units, limits or scores known"
     if by is not None:
-        made = f"names, units and limits of {'the plant' if by == spec.name else by}"
+        origin = f"names, units and limits of {'the plant' if by == spec.name else by}"
     return [
-        f"{_base(source.path).name}: {source.family}, for it is {source.how}",
+        f"{_base(source.path).name}: {source.family}, recognised as {source.how}",
         f"  {source.rows:,} rows of {source.observations} observations, {_acts(source, spec)}",
         *(f"  {note}" for note in notes),
-        f"  read as {spec.name}: {made}",
+        f"  read as {spec.name}: {origin}",
     ]
 
 
@@ -163,71 +160,70 @@ def _acts(source: Source, spec: PlantSpec) -> str:
 
 
 def for_plant(source: Source, spec: PlantSpec, logged: LoggedSignals | None) -> Callable[[], Blocks]:
-    """A source's blocks as rows of a known plant: costs by its limits, where the source has none of its own.
+    """Return a source's blocks as rows of a known plant; costs follow from its limits if the source has none.
 
     Raises:
-        BadInput: when its vectors are not as wide as the plant's, its actions are discrete and the plant's are not, or
-            nothing says what its limits cost.
+        BadInput: if widths or the kind of actions differ from the plant's, or the plant has no formulas for costs.
     """
     if (source.choices is None) != (spec.choices is None):
         kinds = ("continuous", "discrete") if spec.choices is None else ("discrete", "continuous")
         raise BadInput(
-            f"expected {kinds[0]} actions of {spec.name} in {source.path.name}, got {kinds[1]} ones: check that the "
-            "file belongs to this plant."
+            f"{spec.name} has {kinds[0]} actions, {source.path.name} has {kinds[1]} ones: check that the file belongs "
+            "to this plant."
         )
     if logged is None and "constraint_costs" not in source.carries:
         raise BadInput(
-            f"expected costs of the limits of {spec.name} in {source.path.name}, got none: add logged_reward and "
-            "logged_margins to the plant's file, which compute them."
+            f"{source.path.name} has no costs for the limits of {spec.name}: add logged_reward and logged_margins to "
+            "the plant's file, which compute them."
         )
-    for what, got, space in (
+    for key, got, space in (
         ("observations", source.observations, spec.observation),
         ("actions", source.actions, spec.action),
     ):
         if got != space.size:
             raise BadInput(
-                f"expected {space.size} {what} of {spec.name} in {source.path.name}, got {got}: "
-                "check that the file belongs to this plant."
+                f"{spec.name} has {space.size} {key}, {source.path.name} has {got}: check that the file belongs to "
+                "this plant."
             )
 
     return _scored(source, spec, None if logged is None else partial(with_costs, logged=logged))
 
 
 def for_declared(source: Source, spec: PlantSpec, costs: Mapping[str, Expression]) -> Callable[[], Blocks]:
-    """A source's blocks as rows of a plant whose limits a file declares.
+    """Return a source's blocks as rows of a plant that a file declares.
 
     Args:
         source: the source.
-        spec: as the file declares it.
-        costs: formulas of those of its limits that are no observation's.
+        spec: from the file.
+        costs: formulas for limits that are not observations.
     """
     return _scored(source, spec, partial(_with_declared, spec=spec, costs=costs) if spec.constraints else None)
 
 
 def _with_declared(rows: Rows, spec: PlantSpec, costs: Mapping[str, Expression]) -> Rows:
-    """Rows with the excess over each declared limit (n, K), and costs (n,), 1 where there is any."""
+    """Add the excess over each declared limit (n, K), and costs (n,), 1 if any is exceeded."""
     after = dict(zip(spec.observation.names, rows["next_observations"].T.astype(np.float64), strict=True))
     values = dict(zip(spec.observation.names, rows["observations"].T.astype(np.float64), strict=True))
     values |= {f"next.{name}": column for name, column in after.items()}
     values |= dict(zip(spec.action.names, rows["actions"].T.astype(np.float64), strict=True))
     excess: npt.NDArray[Any] = np.zeros((len(rows["rewards"]), len(spec.constraints)), np.float32)
     for i, limit in enumerate(spec.constraints):
-        found = costs[limit.name].compute(values) if limit.name in costs else after[limit.name]
-        with np.errstate(all="ignore"):  # what is not finite is found by the row checks
-            excess[:, i] = np.maximum(np.maximum(limit.low - found, found - limit.high), 0.0)
+        value = costs[limit.name].compute(values) if limit.name in costs else after[limit.name]
+        with np.errstate(all="ignore"):  # the row checks find values that are not finite
+            excess[:, i] = np.maximum(np.maximum(limit.low - value, value - limit.high), 0.0)
     violated: npt.NDArray[Any] = np.asarray((excess > 0).any(axis=1), np.float32)
     return rows | {"constraint_costs": excess, "costs": violated}
 
 
 def _scored(source: Source, spec: PlantSpec, score: Callable[[Rows], Rows] | None) -> Callable[[], Blocks]:
-    """A source's blocks with costs: its own, or else by a function; its own single cost goes before the function's."""
+    """Add costs by a function; the source's own costs take precedence."""
 
     def blocks() -> Blocks:
         for rows in source.blocks():
             if "constraint_costs" in source.carries:
                 if rows["constraint_costs"].shape[1:] != (len(spec.constraints),):
                     raise BadInput(
-                        f"expected costs of {len(spec.constraints)} limits of {spec.name} in {source.path.name}, got "
+                        f"{spec.name} has {len(spec.constraints)} limits, {source.path.name} has costs of shape "
                         f"{rows['constraint_costs'].shape[1:]}: check that the file belongs to this plant."
                     )
                 yield rows
@@ -241,10 +237,10 @@ def _scored(source: Source, spec: PlantSpec, score: Callable[[Rows], Rows] | Non
 
 
 def survey(source: Source, name: str) -> PlantSpec:
-    """A spec for a file of which nothing else is known, made in one pass over it.
+    """Derive a spec from an unknown file in one pass.
 
     Raises:
-        BadInput: when no row can be used.
+        BadInput: if no row is usable.
     """
     bounds: dict[str, list[npt.NDArray[Any]]] = {}
     longest = age = 0
@@ -267,7 +263,7 @@ def survey(source: Source, name: str) -> PlantSpec:
         longest, age = max(longest, int(lengths.max())), int(lengths[-1])
         limits = rows["constraint_costs"].shape[1] if "constraint_costs" in source.carries else 0
     if not bounds:
-        raise BadInput(f"expected a sound row in {source.path.name}, got none: mend the export.")
+        raise BadInput(f"{source.path.name} has no usable row, every one is rejected or not finite: export it again.")
     box = {key: np.stack(edges) for key, edges in bounds.items()}
     spec = spec_of(name, box["observations"], box["actions"], box["next_observations"], longest)
     if source.choices is not None:
@@ -277,16 +273,16 @@ def survey(source: Source, name: str) -> PlantSpec:
 
 
 def _numbered(source: Source, chosen: npt.NDArray[Any]) -> tuple[str, ...]:
-    """Names of choices, 0 to n - 1: as many as the file says, or up to the greatest that was taken."""
+    """Return the names of choices, 0 to n - 1: as many as the file declares, otherwise up to the greatest taken."""
     count = source.choices or int(chosen.max()) + 1
     if not 0 < count <= MOST_CHOICES:
         raise BadInput(
-            f"expected 1 to {MOST_CHOICES:,} choices of the discrete action in {source.path.name}, got {count:,}: save "
-            "continuous actions as float32."
+            f"{source.path.name} has a discrete action with {count:,} choices, 1 to {MOST_CHOICES:,} are possible: "
+            "save continuous actions as float32."
         )
     return tuple(map(str, range(count)))
 
 
 def with_choices(spec: PlantSpec, choices: tuple[str, ...]) -> PlantSpec:
-    """The spec with a discrete action of these choices in place of its own."""
+    """Return the spec with a discrete action of these choices."""
     return spec._replace(action=Space(spec.action.names[:1], ("1",), (0.0,), (len(choices) - 1.0,)), choices=choices)

@@ -269,7 +269,7 @@ def test_episodes_are_generated_exported_and_ingested_again(
     assert "left out: names, units, limits and provenance" in said
     assert run(["ingest", out, "--plant", "double_mass"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("double_mass-v0: Minari, for it is the Minari dataset double_mass-v0, 3 episode(s)\n")
+    assert said.startswith("double_mass-v0: Minari, recognised as the Minari dataset double_mass-v0, 3 episode(s)\n")
     assert "300 rows in 3 episodes" in said
 
 

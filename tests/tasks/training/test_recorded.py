@@ -116,7 +116,7 @@ def test_what_names_no_dataset_is_one_sentence(home: Home, log: Path, tmp_path: 
             {"options": SourceOptions(horizon=5)},
             "--plant, --mapping, --spec and --horizon need a file, and kettle is none",
         ),
-        (str(log), {}, "expected a mapping for log.csv, which is a table"),
+        (str(log), {}, "log.csv is a table and needs a mapping"),
     ):
         with pytest.raises(BadInput, match=says):
             find_dataset(home, Path(named), **options)

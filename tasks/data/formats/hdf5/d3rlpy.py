@@ -1,8 +1,8 @@
-"""The HDF5 files of d3rlpy 2, written by ReplayBuffer.dump (version 2.1), as blocks of rows.
+"""Read HDF5 files of d3rlpy 2 (ReplayBuffer.dump, version 2.1) in blocks.
 
-columns, num_episodes, version; for each episode i: observations_i (T, O), actions_i (T, A), rewards_i (T, 1) and
-terminated_i. Discrete actions are integers (T, 1). What followed the last row of an episode is not in the file: it is
-left out, unless it terminated, for then nothing follows. Observations of several parts lie in observations_i_0, ...
+Keys: columns, num_episodes, version, and for each episode i: observations_i (T, O), actions_i (T, A), rewards_i (T, 1)
+and terminated_i. Discrete actions are integers (T, 1). The last next observation of an episode is not in the file, so
+the last row is rejected unless it terminated. Observations with several parts, observations_i_0, ..., are refused.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tasks.data.store.schema import NO_SUCCESSOR, Rows
 FAMILY = "d3rlpy"
 BLOCK_ROWS = 65536
 MARKS = {"columns", "num_episodes"}
-"""Keys by which a file is known."""
+"""Keys that identify the format."""
 MAX_EPISODE = 2**28
-"""Bytes of an array of one episode, which is read at once."""
+"""Most bytes of an episode's array, which is read at once."""
 
 
 class D3rlpyLayout(NamedTuple):
-    """What a file holds, known from its headers."""
+    """Layout of a file, from the headers."""
 
     rows: int
     episodes: int
@@ -44,17 +44,18 @@ class _Episode(NamedTuple):
 
 
 def read_d3rlpy_layout(path: Path) -> D3rlpyLayout:
-    """What a file holds; every episode's headers are looked at.
+    """Read the layout of a file, from the headers of all episodes.
 
     Raises:
-        BadInput: when an episode is missing, damaged, of another shape than the first, or not of vectors.
+        BadInput: if an episode is missing, damaged, differs in shape from the first, or has no vectors.
     """
     with open_guarded(path, FAMILY) as file:
         total = find_array(file, "num_episodes", path)
         episodes = int(total[()]) if total is not None and total.shape == () and total.dtype.kind in "iu" else 0
         if not 0 < episodes <= len(file):
             raise BadInput(
-                f"expected 'num_episodes' of {path.name} to be as many as it has, got {episodes}: dump it again."
+                f"'num_episodes' of {path.name} is {episodes}, which does not fit the {len(file)} entries of the file: "
+                "dump it again."
             )
         first = _episode(file, 0, path)
         rows = 0
@@ -64,8 +65,8 @@ def read_d3rlpy_layout(path: Path) -> D3rlpyLayout:
                 wanted = getattr(first, key)
                 if array.shape[1:] != wanted.shape[1:] or array.dtype.kind != wanted.dtype.kind:
                     raise BadInput(
-                        f"expected {key} of episode {number} in {path.name} as those of episode 0, {wanted.dtype} of "
-                        f"{wanted.shape[1:]}, got {array.dtype} of {array.shape[1:]}: dump one plant's episodes."
+                        f"{key} of episode {number} in {path.name} are {array.dtype} {array.shape[1:]}, those of "
+                        f"episode 0 {wanted.dtype} {wanted.shape[1:]}: dump the episodes of one plant."
                     )
             rows += one.actions.shape[0]
         return D3rlpyLayout(
@@ -79,8 +80,8 @@ def _episode(file: h5py.File, number: int, path: Path) -> _Episode:
         array = find_array(file, f"{key}_{number}", path)
         if array is None or array.shape is None or array.dtype.kind not in "fiub":
             parts = key == "observations" and f"{key}_{number}_0" in file
-            got = "several parts: join them into one vector" if parts else "none: dump the buffer again"
-            raise BadInput(f"expected numbers in {key}_{number} of {path.name}, got {got}.")
+            cure = "join its several parts into one vector" if parts else "dump the buffer again"
+            raise BadInput(f"{path.name} has no numbers in {key}_{number}: {cure}.")
         arrays[key] = array
     steps = arrays["rewards"].shape[0] if arrays["rewards"].shape else 0
     shapes = {"rewards": [(steps,), (steps, 1)], "terminated": [(), (1,)]}
@@ -89,49 +90,46 @@ def _episode(file: h5py.File, number: int, path: Path) -> _Episode:
         empty = not steps or 0 in array.shape
         if empty or array.shape not in shapes[key] or (len(array.shape) != 2 and key in ("observations", "actions")):
             raise BadInput(
-                f"expected {key}_{number} of {path.name} with a vector for each of {steps} steps, got the shape "
-                f"{array.shape}: flatten what is no vector, and dump the buffer again."
+                f"{key}_{number} of {path.name} must have a vector for each of {steps} steps, got shape {array.shape}: "
+                "flatten it, and dump the buffer again."
             )
         if array.nbytes > MAX_EPISODE:
             raise BadInput(
-                f"expected at most {MAX_EPISODE} bytes of {key}_{number} in {path.name}, got {array.nbytes}: dump "
-                "shorter episodes."
+                f"{key}_{number} in {path.name} has {array.nbytes} bytes, the limit is {MAX_EPISODE}: dump shorter "
+                "episodes."
             )
     acted = arrays["actions"]
     if acted.dtype.kind == "b" or (acted.dtype.kind in "iu" and acted.shape[1] != 1):
         raise BadInput(
-            f"expected continuous actions, or one discrete action of integers, in {path.name}, got {acted.dtype} "
-            f"{acted.shape}: save continuous ones as float32, or combinations of choices as one number."
+            f"actions in {path.name} must be continuous, or one integer per row, got {acted.dtype} {acted.shape}: save "
+            "continuous actions as float32, or combinations of choices as one number."
         )
     return _Episode(arrays["observations"], acted, arrays["rewards"], bool(np.asarray(arrays["terminated"][()]).all()))
 
 
 def read_d3rlpy(path: Path, layout: D3rlpyLayout, block_rows: int = BLOCK_ROWS) -> Iterator[Rows]:
-    """Stream the episodes in the order of their numbers.
+    """Yield blocks of whole episodes, in order; `rejected` marks the last row of episodes that did not terminate.
 
     Args:
         path: the file.
         layout: from `read_d3rlpy_layout`.
-        block_rows: rows after which a block is passed on, at the next episode's end.
-
-    Returns:
-        Blocks with `rejected`, which names the last row of an episode that did not terminate.
+        block_rows: least rows per block.
     """
     parts: list[Rows] = []
-    held = 0
+    count = 0
     with open_guarded(path, FAMILY) as file:
         for number in range(layout.episodes):
             parts.append(_rows(_episode(file, number, path)))
-            held += len(parts[-1]["rewards"])
-            if held >= block_rows or number == layout.episodes - 1:
+            count += len(parts[-1]["rewards"])
+            if count >= block_rows or number == layout.episodes - 1:
                 yield {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-                parts, held = [], 0
+                parts, count = [], 0
 
 
 def _rows(one: _Episode) -> Rows:
     steps = one.rewards.shape[0]
     last = np.arange(steps) == steps - 1
-    with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf, and the row checks find it
+    with np.errstate(over="ignore"):  # values beyond float32 become inf, which the row checks find
         observations = one.observations[()].astype(np.float32)
         actions = one.actions[()]
         return {

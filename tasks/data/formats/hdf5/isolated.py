@@ -1,4 +1,4 @@
-"""Foreign HDF5 files read in a process of their own, so that a damaged one ends in a sentence and not in a crash."""
+"""Read foreign HDF5 files in a worker process, so that a damaged file cannot crash this one."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from typing import Any, Literal
 import numpy as np
 
 from configs.errors import BadInput
-from tasks.data.formats.hdf5.layouts import Layout
+from tasks.data.formats.hdf5.flat_files import Layout
 from tasks.data.formats.hdf5.sources import Blocks, Request, Source
 from tasks.data.store.schema import Rows
 from tasks.files.provenance import ROOT
 
-What = Literal["source", "recording"]
+Kind = Literal["source", "recording"]
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 MAX_LINE = 2**20
 MAX_ARRAY = 2**32
-"""Bytes of an array in a frame: more than a reader sends."""
+"""Largest accepted array of a frame in bytes."""
 
 
 def has_signature(path: Path) -> bool:
-    """Whether a file is HDF5: its signature is at 0, 512, 1024, 2048, ... (HDF5 file format, section II.A)."""
+    """Whether a file is HDF5: the signature is at 0, 512, 1024, 2048, ... (HDF5 file format, section II.A)."""
     size = path.stat().st_size
     with path.open("rb") as file:
         at = 0
@@ -42,48 +42,48 @@ def has_signature(path: Path) -> bool:
 
 
 def read_isolated(path: Path, horizon: int | None = None) -> Source:
-    """What `open_hdf5` finds, read elsewhere.
+    """Call `open_hdf5` in the worker process.
 
     Raises:
-        BadInput: as that, and when reading crashes, takes too long or too much memory.
+        BadInput: as `open_hdf5`, and if reading crashes, or takes too much time or memory.
     """
     head, _ = next(_ask(path, "source", horizon, rows=False))
-    found = {**head, "path": Path(head["path"]), "carries": tuple(head["carries"]), "notes": tuple(head["notes"])}
-    return Source(**found | {"blocks": lambda: _rows(path, "source", horizon)})
+    fields = {**head, "path": Path(head["path"]), "carries": tuple(head["carries"]), "notes": tuple(head["notes"])}
+    return Source(**fields | {"blocks": lambda: _rows(path, "source", horizon)})
 
 
 def read_recording(path: Path, horizon: int | None = None) -> tuple[Layout, Blocks]:
-    """What `read_layout` and `read_blocks` find, read elsewhere.
+    """Call `read_layout` and `read_blocks` in the worker process.
 
     Raises:
-        BadInput: as those, and when reading crashes, takes too long or too much memory.
+        BadInput: as those, and if reading crashes, or takes too much time or memory.
     """
     head, _ = next(_ask(path, "recording", horizon, rows=False))
     return Layout(**head), _rows(path, "recording", horizon)
 
 
-def _rows(path: Path, what: What, horizon: int | None) -> Blocks:
-    answers = _ask(path, what, horizon, rows=True)
+def _rows(path: Path, kind: Kind, horizon: int | None) -> Blocks:
+    answers = _ask(path, kind, horizon, rows=True)
     next(answers)
     for _, rows in answers:
         yield rows
 
 
-def _ask(path: Path, what: What, horizon: int | None, rows: bool) -> Iterator[tuple[dict[str, Any], Rows]]:
-    """The head, with no rows, then the blocks, with the head again."""
+def _ask(path: Path, kind: Kind, horizon: int | None, rows: bool) -> Iterator[tuple[dict[str, Any], Rows]]:
+    """Yield the head without rows; if rows are requested, then the head with each block."""
     worker = _living_worker()
     whole = False
     try:
         files = list(path.glob("*.hdf5")) if path.is_dir() else [path]
         size = sum(file.stat().st_size for file in files if file.is_file())
-        worker.send(Request(str(path.absolute()), what, horizon, rows, size))
+        worker.send(Request(str(path.absolute()), kind, horizon, rows, size))
         head: dict[str, Any] = {}
         while True:
             frame = worker.receive(path)
             if "bad" in frame:
                 whole = True
                 if frame["bad"] == "memory":
-                    raise _damaged(path, "a demand for more memory than it may have")
+                    raise _damaged(path, "needed more memory than allowed")
                 raise BadInput(frame["bad"])
             if "end" in frame:
                 whole = True
@@ -97,19 +97,19 @@ def _ask(path: Path, what: What, horizon: int | None, rows: bool) -> Iterator[tu
         if not rows:
             yield head, {}
     finally:
-        # A worker whose answer was not read to its end would give the rest of it to the next request.
+        # The rest of an unread answer would be taken for the answer to the next request.
         if whole:
             _idle.append(worker)
         else:
             worker.close()
 
 
-def _damaged(path: Path, what: str) -> BadInput:
-    return BadInput(f"expected a whole HDF5 file in {path.name}, got {what} when reading it: copy the file again.")
+def _damaged(path: Path, event: str) -> BadInput:
+    return BadInput(f"{path.name} is not a complete HDF5 file (reading {event}): copy the file again.")
 
 
 class _Worker:
-    """A process that serves requests, one at a time."""
+    """A process that serves one request at a time."""
 
     def __init__(self) -> None:
         paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -125,7 +125,7 @@ class _Worker:
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
 
     def send(self, request: Request) -> None:
-        # A worker that dies just now gives no answer, which `receive` tells.
+        # If the worker has just died, `receive` reports it.
         with suppress(BrokenPipeError):
             self.stdin.write(json.dumps(request._asdict()).encode() + b"\n")
             self.stdin.flush()
@@ -133,7 +133,7 @@ class _Worker:
     def receive(self, path: Path) -> dict[str, Any]:
         line = self.stdout.readline(MAX_LINE)
         if not line.endswith(b"\n"):
-            raise _damaged(path, "a crash or no end")
+            raise _damaged(path, "crashed or took too long")
         frame: dict[str, Any] = json.loads(line)
         return frame
 
@@ -144,7 +144,7 @@ class _Worker:
             size = math.prod(shape) * dtype.itemsize
             data = self.stdout.read(size) if size <= MAX_ARRAY else b""
             if len(data) != size:
-                raise _damaged(path, "a crash or no end")
+                raise _damaged(path, "crashed or took too long")
             rows[key] = np.frombuffer(bytearray(data), dtype).reshape(shape)
         if "rejected" in rows:
             rows["rejected"] = np.array(frame["reasons"] or [""], dtype=object)[rows["rejected"]]

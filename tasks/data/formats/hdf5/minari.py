@@ -1,12 +1,12 @@
-"""Minari's dataset folders (its HDF5 storage, minari.farama.org, 0.5), read as blocks of rows and written.
+"""Read and write Minari's dataset folders (HDF5 storage, minari.farama.org, 0.5).
 
 NAME-v0/data/metadata.json        spaces as JSON in strings, counts, the dataset's id, minari_version
 NAME-v0/data/main_data.hdf5       a group per episode, episode_0, episode_1, ...: observations (T + 1, O), actions
                                   (T, A), rewards, terminations, truncations (T,), infos/* (T + 1,), attributes id,
                                   total_steps
 
-`infos` carries what Minari has no place for: costs, constraint_costs, timestamps. Its first entry belongs to the reset,
-which has none, and holds zeros.
+`infos` contains costs, constraint_costs and timestamps, which Minari does not define. The first entry, for the reset,
+is zero.
 """
 
 from __future__ import annotations
@@ -33,52 +33,51 @@ BLOCK_ROWS = 65536
 NAMES = {"terminations": "terminals", "truncations": "timeouts"}
 INFOS = ("costs", "constraint_costs", "timestamps")
 MAX_METADATA = 2**26
-"""Bytes of metadata.json: spaces of vectors take kilobytes."""
-
+"""Largest accepted metadata.json in bytes; spaces of vectors take kilobytes."""
 MAX_EPISODE = 2**28
-"""Bytes of an array of one episode, which is read at once."""
+"""Most bytes of an episode's array, which is read at once."""
 
 
 class MinariLayout(NamedTuple):
-    """What a folder holds, known from its metadata and its first episode."""
+    """Layout of a folder, from the metadata and the first episode."""
 
     rows: int
     episodes: int
     widths: dict[str, int]
     infos: tuple[str, ...]
-    """Names of `INFOS` that are there."""
+    """Existing names of `INFOS`."""
     name: str
     """The dataset's id with its namespace, such as D4RL/door/human-v2."""
     choices: int | None
-    """Of a discrete action, which counts from `begins`; None of continuous actions."""
+    """Number of choices of a discrete action; None for continuous actions."""
     begins: int
     """The number of the first choice."""
 
 
 def find_folder(path: Path) -> Path | None:
-    """The `data` folder of a Minari dataset, given that, the folder above or its HDF5 file; None if there is none."""
+    """Return the `data` folder of a Minari dataset, given it, its parent or its HDF5 file; None if there is none."""
     candidates = (path / "data", path) if path.is_dir() else (path.parent,)
     return next((folder for folder in candidates if (folder / "metadata.json").is_file()), None)
 
 
 def read_minari_layout(folder: Path) -> MinariLayout:
-    """What a `data` folder holds.
+    """Read the layout of a `data` folder.
 
     Raises:
-        BadInput: when it is no Minari dataset, or one whose observations or actions are no vectors of real numbers.
+        BadInput: if it is not a Minari dataset, or observations or actions are not vectors of real numbers.
     """
     path = folder / "metadata.json"
     if path.stat().st_size > MAX_METADATA:
-        raise BadInput(f"expected at most {MAX_METADATA} bytes in {path.name}, got more: export the dataset again.")
+        raise BadInput(f"{path} has more than {MAX_METADATA} bytes: export the dataset again.")
     metadata = read_json(path)
     if not isinstance(metadata, dict) or metadata.get("data_format", "hdf5") != "hdf5":
         kind = metadata.get("data_format") if isinstance(metadata, dict) else "no object"
-        raise BadInput(
-            f"expected Minari's data_format hdf5 in {path}, got '{kind}': export it with data_format='hdf5'."
-        )
+        raise BadInput(f"the data_format in {path} is '{kind}', not hdf5: export it with data_format='hdf5'.")
     total, steps = metadata.get("total_episodes"), metadata.get("total_steps")
     if not isinstance(total, int) or not isinstance(steps, int) or not 0 < total <= steps:
-        raise BadInput(f"expected episodes and steps in {path}, got {total} and {steps}: export the dataset again.")
+        raise BadInput(
+            f"{path} has no valid counts of episodes and steps ({total}, {steps}): export the dataset again."
+        )
     with open_guarded(folder / "main_data.hdf5", "Minari") as file:
         episode = _episode(file, 0, folder)
         observations, actions = (_array(episode, key, folder, 0) for key in ("observations", "actions"))
@@ -89,14 +88,14 @@ def read_minari_layout(folder: Path) -> MinariLayout:
         for key, array in (("observations", observations), ("actions", actions)):
             if len(array.shape) not in (1, 2) or array.dtype.kind not in "fiub" or 0 in array.shape[1:]:
                 raise BadInput(
-                    f"expected {key} of {folder} to be vectors of numbers, got {array.dtype} {array.shape}: "
-                    "flatten the space before exporting."
+                    f"{key} of {folder} must be vectors of numbers, got {array.dtype} {array.shape}: flatten the space "
+                    "before exporting."
                 )
         choices, begins = _choices(metadata.get("action_space"))
         if actions.dtype.kind != "f" and (choices is None or actions.dtype.kind == "b" or len(actions.shape) != 1):
             raise BadInput(
-                f"expected continuous actions or those of a Discrete space in {folder}, got {actions.dtype} "
-                f"{actions.shape}: save continuous ones as float32, or combinations of choices as one Discrete space."
+                f"actions in {folder} must be continuous or of a Discrete space, got {actions.dtype} {actions.shape}: "
+                "save continuous actions as float32, or combinations of choices as one Discrete space."
             )
         widths = {"observations": _width(observations), "actions": _width(actions)}
     name = metadata.get("dataset_id")
@@ -105,28 +104,28 @@ def read_minari_layout(folder: Path) -> MinariLayout:
 
 
 def _choices(space: object) -> tuple[int | None, int]:
-    """How many choices a Discrete space has, and the number of the first; None of any other space."""
+    """Return the number of choices and the first choice of a Discrete space; None and 0 for another space."""
     try:
-        told = json.loads(space) if isinstance(space, str) else space
+        record = json.loads(space) if isinstance(space, str) else space
     except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict) or told.get("type") != "Discrete":
+        record = None
+    if not isinstance(record, dict) or record.get("type") != "Discrete":
         return None, 0
-    count, begins = told.get("n"), told.get("start", 0)
-    known = isinstance(count, int) and isinstance(begins, int) and count > 0 and abs(begins) < 2**31
-    return (count, begins) if known else (None, 0)
+    count, begins = record.get("n"), record.get("start", 0)
+    valid = isinstance(count, int) and isinstance(begins, int) and count > 0 and abs(begins) < 2**31
+    return (count, begins) if valid else (None, 0)
 
 
 def read_minari(folder: Path, layout: MinariLayout, block_rows: int = BLOCK_ROWS) -> Iterator[Rows]:
-    """Stream the episodes in the order of their numbers; an episode that neither flag ends is cut by time.
+    """Yield blocks of whole episodes, in order; an episode without a flag at its end is cut by time.
 
     Args:
         folder: the `data` folder.
         layout: from `read_minari_layout`.
-        block_rows: rows after which a block is passed on, at the next episode's end.
+        block_rows: least rows per block.
 
     Raises:
-        BadInput: when an episode is missing, damaged or of another shape.
+        BadInput: if an episode is missing, damaged or of another shape.
     """
     with open_guarded(folder / "main_data.hdf5", "Minari") as file:
         parts: list[Rows] = []
@@ -141,7 +140,7 @@ def read_minari(folder: Path, layout: MinariLayout, block_rows: int = BLOCK_ROWS
                 parts = []
         if seen != layout.rows:
             raise BadInput(
-                f"expected {layout.rows} steps in {folder}, as its metadata say, got another number: export it again."
+                f"{folder} does not have the {layout.rows} steps of its metadata, but {seen} or more: export it again."
             )
         if parts:
             yield _joined(parts)
@@ -161,16 +160,18 @@ def _read_episode(file: h5py.File, number: int, layout: MinariLayout, folder: Pa
         fits = len(array.shape) == (2 if array.shape[1:] else 1) and (not vector or _width(array) == layout.widths[key])
         if not steps or not fits or array.shape[0] != shapes[key] or (array.shape[1:] and not vector):
             raise BadInput(
-                f"expected {shapes[key]} steps of {key} in episode {number} of {folder}, got {array.shape}: export it "
-                "again."
+                f"{key} in episode {number} of {folder} must have {shapes[key]} steps, got shape {array.shape}: export "
+                "it again."
             )
         if array.nbytes > MAX_EPISODE:
             raise BadInput(
-                f"expected at most {MAX_EPISODE} bytes of {key} in episode {number} of {folder}, got {array.nbytes}: "
-                "export shorter episodes."
+                f"{key} in episode {number} of {folder} has {array.nbytes} bytes, the limit is {MAX_EPISODE}: export "
+                "shorter episodes."
             )
         if array.dtype.kind not in ("iu" if key == "actions" and layout.choices is not None else "fiub"):
-            raise BadInput(f"expected numbers in {key} of episode {number} of {folder}, got {array.dtype}: export it.")
+            raise BadInput(
+                f"{key} of episode {number} of {folder} must be numeric, got {array.dtype}: export it again."
+            )
     with np.errstate(over="ignore"):
         observations = arrays["observations"][()].reshape(steps + 1, -1).astype(np.float32)
         rows: Rows = {
@@ -182,23 +183,23 @@ def _read_episode(file: h5py.File, number: int, layout: MinariLayout, folder: Pa
     for key, name in NAMES.items():
         values = arrays[key][()]
         if ((values != 0) & (values != 1)).any():
-            raise BadInput(f"expected {key} of episode {number} of {folder} to be 0 or 1, got others: export it again.")
+            raise BadInput(f"{key} of episode {number} of {folder} must be 0 or 1: export it again.")
         rows[name] = values.astype(bool)
     rows["timeouts"][-1] |= not rows["terminals"][-1]
     if layout.infos:
         infos = find_member(group, "infos", folder)
         for key in layout.infos:
-            held = find_array(infos, key, folder) if isinstance(infos, h5py.Group) else None
-            if held is None or held.shape is None or held.shape[:1] != (steps + 1,) or held.dtype.kind not in "fiub":
+            info = find_array(infos, key, folder) if isinstance(infos, h5py.Group) else None
+            if info is None or info.shape is None or info.shape[:1] != (steps + 1,) or info.dtype.kind not in "fiub":
                 raise BadInput(
-                    f"expected {steps + 1} steps of infos/{key} in episode {number} of {folder}, got others."
+                    f"infos/{key} in episode {number} of {folder} must have {steps + 1} steps: export it again."
                 )
-            rows[key] = held[1:].astype(ROW_KEYS[key])
+            rows[key] = info[1:].astype(ROW_KEYS[key])
     return rows
 
 
 def _actions(values: npt.NDArray[Any], layout: MinariLayout) -> npt.NDArray[Any]:
-    """Continuous actions in single precision, a discrete one counted from 0."""
+    """Return continuous actions as float32, or discrete ones counted from 0."""
     if layout.choices is None:
         return values.astype(np.float32)
     return values.astype(np.int64) - layout.begins
@@ -207,7 +208,7 @@ def _actions(values: npt.NDArray[Any], layout: MinariLayout) -> npt.NDArray[Any]
 def _episode(file: h5py.File, number: int, folder: Path) -> h5py.Group:
     group = find_member(file, f"episode_{number}", folder)
     if not isinstance(group, h5py.Group):
-        raise BadInput(f"expected a group episode_{number} in {folder}, got none: export the dataset again.")
+        raise BadInput(f"{folder} has no group episode_{number}: export the dataset again.")
     return group
 
 
@@ -215,8 +216,8 @@ def _array(group: h5py.Group, key: str, folder: Path, number: int) -> h5py.Datas
     array = find_array(group, key, folder)
     if array is None or array.shape is None:
         raise BadInput(
-            f"expected an array '{key}' in episode {number} of {folder}, got none: nested spaces cannot be read, so "
-            "flatten the space before exporting."
+            f"episode {number} of {folder} has no array '{key}': flatten nested spaces before exporting, because they "
+            "cannot be read."
         )
     return array
 
@@ -226,17 +227,17 @@ def _width(array: h5py.Dataset) -> int:
 
 
 def write_episode(file: h5py.File, number: int, rows: Rows) -> None:
-    """Add one whole episode to a main_data.hdf5.
+    """Add a whole episode to an open main_data.hdf5.
 
     Args:
         file: open for writing.
-        number: the episode's, from 0.
-        rows: its rows (T, ...); the last next observation is kept, the others are the rows' own.
+        number: of the episode, from 0.
+        rows: (T, ...); only the last next observation is written.
     """
     group = file.create_group(f"episode_{number}")
     steps = len(rows["rewards"])
     group.attrs.update({"id": number, "total_steps": steps})
-    held = {
+    arrays = {
         "observations": np.concatenate([rows["observations"], rows["next_observations"][-1:]]),
         "actions": rows["actions"] if rows["actions"].dtype.kind == "f" else rows["actions"][:, 0].astype(np.int64),
         "rewards": rows["rewards"],
@@ -244,19 +245,19 @@ def write_episode(file: h5py.File, number: int, rows: Rows) -> None:
     }
     for key in INFOS:
         if key in rows:
-            held[f"infos/{key}"] = np.concatenate([np.zeros_like(rows[key][:1]), rows[key]])
-    for key, values in held.items():
+            arrays[f"infos/{key}"] = np.concatenate([np.zeros_like(rows[key][:1]), rows[key]])
+    for key, values in arrays.items():
         group.create_dataset(key, data=values, track_times=False)
 
 
 def metadata_of(spec: PlantSpec, name: str, rows: int, episodes: int, size: int, about: dict[str, str]) -> bytes:
-    """metadata.json of a dataset.
+    """Return metadata.json of a dataset.
 
     Args:
-        spec: its spaces become Boxes of float32, a discrete action's a Discrete.
+        spec: its spaces become Boxes of float32, a discrete action a Discrete.
         name: the dataset's id, NAME-v0 or NAMESPACE/NAME-v0.
-        rows: of all episodes.
-        episodes: how many.
+        rows: total.
+        episodes: total.
         size: bytes of main_data.hdf5.
         about: further entries, such as a description.
     """
@@ -277,7 +278,7 @@ def metadata_of(spec: PlantSpec, name: str, rows: int, episodes: int, size: int,
 
 
 def _box(space: Space) -> str:
-    # JSON as Python writes it, with Infinity, which is what Minari reads.
+    # Python's JSON with Infinity, as Minari reads it.
     low, high = (np.asarray(bound, np.float32).tolist() for bound in (space.low, space.high))
     return json.dumps({"type": "Box", "dtype": "float32", "shape": [space.size], "low": low, "high": high})
 
@@ -287,7 +288,7 @@ def _discrete(choices: int) -> str:
 
 
 def first_difference(rows: Rows) -> npt.NDArray[np.int64]:
-    """Rows whose next observations are not, bit for bit, the next row's observations: Minari holds only one of both."""
+    """Return rows whose next observations differ from the next row's observations, of which Minari stores only one."""
     inside = ~(rows["terminals"] | rows["timeouts"])[:-1]
     differ = (rows["next_observations"][:-1].view(np.uint32) != rows["observations"][1:].view(np.uint32)).any(axis=1)
     return np.flatnonzero(inside & differ)

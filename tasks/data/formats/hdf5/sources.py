@@ -1,7 +1,7 @@
-"""HDF5 files and Minari's folders as sources: which format, what it holds, its rows as blocks.
+"""Open HDF5 files and Minari folders as sources.
 
-Nothing here may be called in a process that must live on: HDF5's library crashes on some damaged files. The process of
-its own that calls it is `tasks.data.formats.hdf5.worker`, which must start quickly: no JAX here.
+Only call this module from `tasks.data.formats.hdf5.worker`, because HDF5's library crashes on some damaged files. The
+worker must start quickly, so do not import JAX here.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 
 from configs.errors import BadInput
 from tasks.data.formats.hdf5.d3rlpy import MARKS, read_d3rlpy, read_d3rlpy_layout
+from tasks.data.formats.hdf5.flat_files import read_blocks, read_layout
 from tasks.data.formats.hdf5.guard import open_guarded
-from tasks.data.formats.hdf5.layouts import read_blocks, read_layout
 from tasks.data.formats.hdf5.minari import find_folder, read_minari, read_minari_layout
 from tasks.data.formats.hdf5.store_files import read_store, read_store_layout
 from tasks.data.store.schema import ALWAYS, Rows
@@ -24,53 +24,53 @@ Blocks = Iterator[Rows]
 
 
 class Request(NamedTuple):
-    """What the process that reads foreign files is asked."""
+    """Request to the worker process."""
 
     path: str
     what: Literal["source", "recording"]
     horizon: int | None
     rows: bool
-    """Whether the rows are wanted, or what the file holds alone."""
+    """Whether to send the rows, too."""
     bytes: int
-    """Size of what is read, which bounds the time it may take."""
+    """Size of the files, which sets the time limit."""
 
 
 class Source(NamedTuple):
-    """A recognised file; its rows are read when `blocks` is called."""
+    """A recognised file; call `blocks` to read the rows."""
 
     path: Path
     family: str
     how: str
-    """What shows the format, in words."""
+    """Description of the content that identifies the format."""
     rows: int
     observations: int
     actions: int
     carries: tuple[str, ...]
-    """Keys of `ROW_KEYS` that its blocks have."""
+    """Keys of `ROW_KEYS` in the blocks."""
     notes: tuple[str, ...]
-    """What of it is made or missing, in words."""
+    """Derived and missing contents, as text."""
     blocks: Callable[[], Blocks]
     choices: int | None = None
-    """How many a discrete action chooses among, 0 where the file does not tell; None of continuous actions."""
+    """Number of choices of a discrete action, 0 if unknown; None for continuous actions."""
 
 
 def open_hdf5(path: Path, horizon: int | None = None) -> Source:
-    """The source that an HDF5 file or a Minari folder is.
+    """Open an HDF5 file or a Minari folder.
 
     Args:
         path: the file or folder.
-        horizon: steps after which episodes were cut, for a D4RL file that tells nothing of it.
+        horizon: time limit of episodes in steps, for a D4RL file without time limits.
 
     Raises:
-        BadInput: when it is none of the formats, or damaged.
+        BadInput: if it is of another format or damaged.
     """
     return no_horizon(_minari(path), horizon) if path.is_dir() else _hdf5(path, horizon)
 
 
 def no_horizon(source: Source, horizon: int | None) -> Source:
-    """The source itself, which is of a format that tells where episodes end, so that no horizon applies."""
+    """Refuse a horizon for a format that marks the ends of episodes."""
     if horizon is not None:
-        raise BadInput(f"expected no horizon for {source.family}, which tells where episodes end: leave it out.")
+        raise BadInput(f"{source.family} marks the ends of episodes, so a horizon does not apply: leave it out.")
     return source
 
 
@@ -79,7 +79,7 @@ def _hdf5(path: Path, horizon: int | None) -> Source:
         keys = set(file)
     if "episode_0" in keys and "observations" not in keys:
         if (folder := find_folder(path)) is None:
-            raise BadInput(f"expected metadata.json beside {path.name}, got none: keep Minari's folder together.")
+            raise BadInput(f"there is no metadata.json beside {path.name}: keep the files of a Minari folder together.")
         return no_horizon(_minari(folder), horizon)
     if {"episode_starts", "observations"} <= keys:
         return no_horizon(_store(path), horizon)
@@ -87,8 +87,8 @@ def _hdf5(path: Path, horizon: int | None) -> Source:
         return no_horizon(_d3rlpy(path), horizon)
     layout = read_layout(path, horizon)
     marked = "timeouts" in layout.widths or horizon is not None
-    made = "next_observations" not in layout.widths
-    ends = "in the file" if "timeouts" in layout.widths else f"every {horizon} steps, as told"
+    derived = "next_observations" not in layout.widths
+    ends = "in the file" if "timeouts" in layout.widths else f"every {horizon} steps, as given"
     carries = (*ALWAYS, "costs") if "costs" in layout.widths else ALWAYS
 
     def blocks() -> Blocks:
@@ -105,8 +105,9 @@ def _hdf5(path: Path, horizon: int | None) -> Source:
         layout.widths["actions"],
         carries,
         (
-            f"next observations: {'made within episodes: a cut episode loses its last row' if made else 'in the file'}",
-            "episodes cut by time: " + (ends if marked else "found where next observations do not go on"),
+            "next observations: "
+            + ("derived within episodes; a cut episode loses its last row" if derived else "in the file"),
+            "episodes cut by time: " + (ends if marked else "found by interruptions of next observations"),
             "costs: " + ("read from 'costs'" if "costs" in layout.widths else "none in the file"),
         ),
         blocks,
@@ -125,7 +126,7 @@ def _d3rlpy(path: Path) -> Source:
         layout.actions,
         ALWAYS,
         (
-            "next observations: made within episodes: a cut episode loses its last row",
+            "next observations: derived within episodes; a cut episode loses its last row",
             "episodes cut by time: those that did not terminate",
             "costs: none in the file",
         ),
@@ -135,21 +136,21 @@ def _d3rlpy(path: Path) -> Source:
 
 
 def cut_where_broken(blocks: Blocks) -> Blocks:
-    """Mark as cut by time what does not go on: a row whose next observation is not the next row's observation.
+    """Mark rows as timeouts whose next observation is not the next row's observation, and the very last row.
 
-    For files that hold next observations and no time limits; the last row of all is cut, too, if it ends no episode.
+    For files with next observations and without time limits.
     """
-    held: Rows | None = None
+    last: Rows | None = None
     for block in blocks:
-        rows = block if held is None else {key: np.concatenate([held[key], block[key]]) for key in block}
+        rows = block if last is None else {key: np.concatenate([last[key], block[key]]) for key in block}
         after, now = rows["next_observations"][:-1], rows["observations"][1:]
         broken = ((after != now) & ~(np.isnan(after) & np.isnan(now))).any(axis=1)
         rows["timeouts"] = rows["timeouts"] | (np.append(broken, False) & ~rows["terminals"].astype(bool))
-        held = {key: values[-1:] for key, values in rows.items()}
+        last = {key: values[-1:] for key, values in rows.items()}
         if len(rows["rewards"]) > 1:
             yield {key: values[:-1] for key, values in rows.items()}
-    if held is not None:
-        yield held
+    if last is not None:
+        yield last
 
 
 def _minari(folder: Path) -> Source:
@@ -163,7 +164,7 @@ def _minari(folder: Path) -> Source:
         layout.widths["observations"],
         layout.widths["actions"],
         (*ALWAYS, *layout.infos),
-        ("next observations: the observation that follows", f"costs and times: {beside}"),
+        ("next observations: the following observation", f"costs and times: {beside}"),
         lambda: read_minari(folder, layout),
         layout.choices,
     )
@@ -173,7 +174,7 @@ def _store(path: Path) -> Source:
     layout = read_store_layout(path)
     return Source(
         path,
-        "this store's",
+        "a dataset store's",
         f"a {layout.kind} with {', '.join(layout.keys)}",
         layout.rows,
         layout.observations,

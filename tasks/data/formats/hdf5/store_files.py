@@ -1,4 +1,4 @@
-"""A shard or a view of a store like ours as a source: flat arrays, a view's drawn from the shards beside it."""
+"""Read a shard or a view of a dataset store as a source."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAMILY = "store's"
 
 
 class StoreLayout(NamedTuple):
-    """What a file holds, known from its headers."""
+    """Layout of a file, from the headers."""
 
     kind: str
     """"shard" or "view"."""
@@ -32,17 +32,17 @@ class StoreLayout(NamedTuple):
 
 
 def read_store_layout(path: Path) -> StoreLayout:
-    """What a shard or view holds; the shards of a view are held against their names, which are their digests.
+    """Read the layout of a shard or view; the shards of a view are checked against the digests in their names.
 
     Raises:
-        BadInput: when a key is missing or of another type or shape, or a view's shard is not what its name says.
+        BadInput: if a key is missing or has another type or shape, or a shard differs from its digest.
     """
     again = "ingest its source again."
     with open_guarded(path, FAMILY) as file:
         arrays = {key: find_array(file, key, path, shards=True) for key in ROW_KEYS}
         held = {key: array for key, array in arrays.items() if array is not None}
         if missing := [key for key in ALWAYS if key not in held]:
-            raise BadInput(f"expected '{missing[0]}' in {path.name}, got a store's file without: {again}")
+            raise BadInput(f"{path.name} is a file of a dataset store without '{missing[0]}': {again}")
         shape = held["rewards"].shape or (0,)
         _check_shards(path, {s.file_name for a in held.values() if a.is_virtual for s in a.virtual_sources()})
         for key, array in held.items():
@@ -53,19 +53,19 @@ def read_store_layout(path: Path) -> StoreLayout:
                 or array.shape[0] != shape[0]
             ):
                 raise BadInput(
-                    f"expected '{key}' of {path.name} as {stored_dtype(key, array.dtype)} of {shape[0]} rows, got "
+                    f"'{key}' of {path.name} must be {stored_dtype(key, array.dtype)} with {shape[0]} rows, got "
                     f"{array.dtype} {array.shape}: {again}"
                 )
-            empty = 0 in array.shape and key != "constraint_costs"  # of a plant without limits
+            empty = 0 in array.shape and key != "constraint_costs"  # plants without limits have (n, 0)
             if empty or not shape[0] or held["observations"].shape[1:] != held["next_observations"].shape[1:]:
-                raise BadInput(f"expected rows of '{key}' in {path.name}, got the shape {array.shape}: {again}")
+                raise BadInput(f"'{key}' in {path.name} has shape {array.shape} and so no usable rows: {again}")
             if array.is_virtual:
                 _check_view(path, key, array)
         kind = "view" if any(array.is_virtual for array in held.values()) else "shard"
         widths = held["observations"].shape[1], held["actions"].shape[1]
         discrete = held["actions"].dtype.kind == "i"
         if discrete and widths[1] != 1:
-            raise BadInput(f"expected one discrete action in {path.name}, got {widths[1]}: {again}")
+            raise BadInput(f"{path.name} has {widths[1]} discrete actions, one is possible: {again}")
     return StoreLayout(kind, tuple(held), shape[0], *widths, discrete)
 
 
@@ -74,13 +74,13 @@ def _check_shards(path: Path, names: set[str]) -> None:
         shard = path.parent / name
         if not shard.is_file() or file_sha256(shard) != shard.stem:
             raise BadInput(
-                f"expected the shard {shard.name} of {path.name} as its name says, got another file or none: keep the "
-                "store's folders together."
+                f"shard {shard.name} of {path.name} is missing or differs from the digest in its name: keep the "
+                "folders of the store together."
             )
 
 
 def _check_view(path: Path, key: str, array: h5py.Dataset) -> None:
-    """Hold what a view draws on against what the shards have: HDF5 makes up what they have not."""
+    """Check that the shards contain all that a view declares, because HDF5 invents what is missing."""
     covered = 0
     for source in array.virtual_sources():
         shard = path.parent / source.file_name
@@ -91,13 +91,13 @@ def _check_view(path: Path, key: str, array: h5py.Dataset) -> None:
                 covered += size
     if covered != math.prod(array.shape):
         raise BadInput(
-            f"expected the shards of {path.name} to hold all of '{key}', got {covered} of {math.prod(array.shape)} "
-            "numbers: keep the store's folders together."
+            f"the shards of {path.name} contain {covered} of the {math.prod(array.shape)} numbers of '{key}': keep the "
+            "folders of the store together."
         )
 
 
 def read_store(path: Path, layout: StoreLayout) -> Iterator[Rows]:
-    """The rows, block after block, as they stand."""
+    """Yield the rows in blocks, unchecked."""
     with open_guarded(path, FAMILY) as file:
         for start in range(0, layout.rows, BLOCK_ROWS):
             yield {key: file[key][start : start + BLOCK_ROWS] for key in layout.keys}

@@ -1,8 +1,8 @@
-"""The process in which foreign HDF5 files are read: HDF5's library crashes on some damaged ones, and takes all along.
+"""Worker process that reads foreign HDF5 files, because HDF5's library crashes on some damaged files.
 
-It takes requests as JSON lines on its standard input and forks a child for each, with limits on memory and processor
-time. The child answers on the standard output in frames: a JSON line, then the arrays that it names as raw bytes.
-Nothing is unpickled on either side. `tasks.data.formats.hdf5.isolated` is the other end.
+The worker takes requests as JSON lines on standard input and forks a child for each, with limits on memory and
+processor time. The child answers on standard output in frames: a JSON line, then raw bytes of the arrays that it lists.
+Nothing is unpickled. The client is `tasks.data.formats.hdf5.isolated`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import BinaryIO, NoReturn
 import numpy as np
 
 from configs.errors import BadInput
-from tasks.data.formats.hdf5.layouts import read_blocks, read_layout
+from tasks.data.formats.hdf5.flat_files import read_blocks, read_layout
 from tasks.data.formats.hdf5.sources import Request, open_hdf5
 from tasks.data.store.schema import Rows
 
 MEMORY = 4 * 2**30
-"""Bytes of address space of a child."""
+"""Address space of a child in bytes."""
 SECONDS = 20
-"""Seconds of processor time, on top of one for each `PER_SECOND` bytes."""
+"""Processor time, plus one second per `PER_SECOND` bytes."""
 PER_SECOND = 2 * 2**20
 
 
@@ -37,12 +37,12 @@ def serve() -> None:
         if child == 0:
             _exit_after(Request(**json.loads(line)), out)
         if os.waitpid(child, 0)[1] != 0:
-            # What the child had begun to send is of no known length: the other end gives this process up.
+            # The child may have sent part of an answer, so the client gives this process up.
             os._exit(1)
 
 
 def _exit_after(request: Request, out: BinaryIO) -> NoReturn:
-    """Answer and end the process: with 0 if the answer has its last frame."""
+    """Answer and exit, with status 0 if the last frame was sent."""
     status = 1
     try:
         _limit(request.bytes)
@@ -65,7 +65,7 @@ def _limit(size: int) -> None:
 
 
 def answer(request: Request, out: BinaryIO) -> None:
-    """Send what a file holds and, if asked for, its rows; a frame `end` or `bad` is the last."""
+    """Send a file's layout and, if requested, its rows; the last frame is `end` or `bad`."""
     path, horizon = Path(request.path), request.horizon
     try:
         if request.what == "recording":
@@ -86,12 +86,12 @@ def answer(request: Request, out: BinaryIO) -> None:
 
 
 def send_rows(out: BinaryIO, rows: Rows) -> None:
-    """One frame of arrays; `rejected` goes as numbers of reasons."""
+    """Send one frame of arrays; `rejected` is sent as indices into a list of reasons."""
     plain = {key: np.ascontiguousarray(values) for key, values in rows.items() if key != "rejected"}
     reasons: list[str] = []
     if "rejected" in rows:
-        found, codes = np.unique(rows["rejected"].astype(str), return_inverse=True)
-        reasons, plain["rejected"] = found.tolist(), codes.astype(np.uint8)
+        distinct, codes = np.unique(rows["rejected"].astype(str), return_inverse=True)
+        reasons, plain["rejected"] = distinct.tolist(), codes.astype(np.uint8)
     arrays = [[key, values.dtype.str, values.shape] for key, values in plain.items()]
     _send(out, arrays=arrays, reasons=reasons)
     for values in plain.values():

@@ -1,4 +1,4 @@
-"""The files of d3rlpy: what each episode gives, discrete actions, and plain words about what cannot be read."""
+"""Import of d3rlpy files: episodes, discrete actions, invalid files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.small_archives import opened
 
 
 def by_hand() -> Arrays:
-    """An episode that terminates after 3 steps, one cut after 2, one that terminates at once."""
+    """Episodes terminated after 3 steps, cut after 2, and terminated after 1."""
     return {
         "observations": np.array([[1], [2], [3], [10], [11], [20]], np.float32),
         "actions": np.linspace(-1, 1, 6, dtype=np.float32)[:, None],
@@ -40,12 +40,12 @@ def test_episodes_by_hand(tmp_path: Path, block_rows: int) -> None:
     rows: Rows = {key: np.concatenate([block[key] for block in blocks]) for key in blocks[0]}
     for key, values in by_hand().items():
         np.testing.assert_array_equal(rows[key], values, err_msg=key)
-    # Row 4 is cut: what came then is not in the file. Rows 2 and 5 terminate, and nothing is bootstrapped from them.
+    # Row 4 is cut, so that its next observation is unknown. Rows 2 and 5 terminate and do not need one.
     assert rows["rejected"].tolist() == ["", "", "", "", NO_SUCCESSOR, ""]
     assert rows["next_observations"][:, 0].tolist() == [2, 3, 3, 11, 11, 20]
 
 
-def test_both_versions_and_d4rl_become_the_same_rows(tmp_path: Path, home: Path) -> None:
+def test_d3rlpy_versions_and_d4rl_give_the_same_rows(tmp_path: Path, home: Path) -> None:
     arrays = walk(200)
     arrays["timeouts"][-1] = True
     files = {
@@ -60,7 +60,7 @@ def test_both_versions_and_d4rl_become_the_same_rows(tmp_path: Path, home: Path)
     assert [one.reasons for one in made.values()] == [{NO_SUCCESSOR: cut}] * 3
     assert [one.format for one in made.values()] == ["d3rlpy", "d3rlpy", "D4RL"]
     dumped = int((arrays["timeouts"] | arrays["terminals"]).sum())
-    assert made["2"].notes[0] == f"two.h5: d3rlpy, for it is a dumped ReplayBuffer of {dumped} episode(s)"
+    assert made["2"].notes[0] == f"two.h5: d3rlpy, recognised as a dumped ReplayBuffer of {dumped} episode(s)"
 
 
 @pytest.mark.parametrize("write", [write_d3rlpy, write_d3rlpy_1])
@@ -80,38 +80,41 @@ def test_discrete_actions_stay_integers(tmp_path: Path, home: Path, write: Any) 
 
 N = 6
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"num_episodes": 0}, r"'num_episodes' of a\.h5 to be as many as it has, got 0"),
-    ({"num_episodes": 10**9}, "got 1000000000: dump it again"),
-    ({"num_episodes": 4}, r"expected numbers in observations_3 of a\.h5, got none"),
-    ({"rewards_1": None}, r"expected numbers in rewards_1 of a\.h5, got none: dump the buffer again"),
-    ({"observations_0": None, "observations_0_0": np.zeros((3, 1))}, "got several parts: join them into one vector"),
-    ({"observations_0": np.zeros((3, 4, 4, 1), np.uint8)}, r"with a vector for each of 3 steps, got .*\(3, 4, 4, 1\)"),
-    ({"observations_1": np.zeros((2, 5), np.float32)}, r"of episode 1 in a\.h5 as those of episode 0, .*got float32"),
-    ({"actions_1": np.zeros((2, 1), np.int64)}, "actions of episode 1 .* got int64"),
-    ({"actions_0": np.zeros((2, 1), np.float32)}, r"for each of 3 steps, got the shape \(2, 1\)"),
-    ({f"actions_{i}": np.zeros((n, 2), np.int64) for i, n in enumerate((3, 2, 1))}, r"one discrete action.* got int64"),
+    ({"num_episodes": 0}, r"'num_episodes' of a\.h5 is 0"),
+    ({"num_episodes": 10**9}, "is 1000000000, which does not fit .*: dump it again"),
+    ({"num_episodes": 4}, r"a\.h5 has no numbers in observations_3"),
+    ({"rewards_1": None}, r"a\.h5 has no numbers in rewards_1: dump the buffer again"),
+    ({"observations_0": None, "observations_0_0": np.zeros((3, 1))}, "join its several parts into one vector"),
+    ({"observations_0": np.zeros((3, 4, 4, 1), np.uint8)}, r"a vector for each of 3 steps, got shape \(3, 4, 4, 1\)"),
+    (
+        {"observations_1": np.zeros((2, 5), np.float32)},
+        r"observations of episode 1 in a\.h5 are float32 \(5,\), those of episode 0",
+    ),
+    ({"actions_1": np.zeros((2, 1), np.int64)}, "actions of episode 1 .* are int64"),
+    ({"actions_0": np.zeros((2, 1), np.float32)}, r"for each of 3 steps, got shape \(2, 1\)"),
+    ({f"actions_{i}": np.zeros((n, 2), np.int64) for i, n in enumerate((3, 2, 1))}, "one integer per row, got int64"),
     ({"terminated_2": np.zeros(3, bool)}, "terminated_2"),
-    ({"actions_2": "left"}, r"expected numbers in actions_2"),
+    ({"actions_2": "left"}, "has no numbers in actions_2"),
 ]
 
 
-@pytest.mark.parametrize(("changed", "says"), BAD)
-def test_what_is_wrong_is_named_in_one_sentence(tmp_path: Path, changed: dict[str, Any], says: str) -> None:
-    with pytest.raises(BadInput, match=says) as caught:
+@pytest.mark.parametrize(("changed", "message"), BAD)
+def test_invalid_files_are_refused(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message) as error:
         recognise(write_d3rlpy(tmp_path / "a.h5", by_hand(), **changed))
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
-def test_too_many_choices_are_no_choices(tmp_path: Path, home: Path) -> None:
+def test_too_many_choices_are_refused(tmp_path: Path, home: Path) -> None:
     arrays = with_choices(walk(100))
     arrays["actions"][5] = 70_000
     with pytest.raises(
-        BadInput, match=r"expected 1 to 1,000 choices .* got 70,001: save continuous actions as float32"
+        BadInput, match=r"with 70,001 choices, 1 to 1,000 are possible: save continuous actions as float32"
     ):
         ingest_file(Home(home), write_d3rlpy(tmp_path / "a.h5", arrays))
 
 
-def test_a_recording_for_training_refuses_discrete_actions(tmp_path: Path) -> None:
+def test_recordings_refuse_discrete_actions(tmp_path: Path) -> None:
     path = write_d3rlpy_1(tmp_path / "a.h5", with_choices(walk(100)))
-    with pytest.raises(BadInput, match=r"expected continuous actions in a\.h5 to read it as it is, got discrete"):
+    with pytest.raises(BadInput, match=r"a\.h5 has discrete actions"):
         read_recording(path)

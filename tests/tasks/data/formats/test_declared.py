@@ -41,13 +41,13 @@ def spec_file(folder: Path, text: str = SPEC) -> Path:
 
 
 def excess_by_hand(arrays: Arrays) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Of the pressure beyond its limits, and of the speed's gain beyond a quarter of a turn a minute."""
+    """Return the excess of the pressure over its limits, and of the speed's increase over 0.25 rpm."""
     after = arrays["next_observations"].astype(float)
     gain = after[:, 1] - arrays["observations"][:, 1]
     return np.maximum(np.abs(after[:, 0]) - 0.5, 0), np.maximum(gain - 0.25, 0)
 
 
-def test_a_file_gets_names_units_limits_and_costs(tmp_path: Path, home: Path) -> None:
+def test_a_spec_gives_names_units_limits_and_costs(tmp_path: Path, home: Path) -> None:
     arrays = walk(200)
     reference = ingest_file(
         Home(home), write_d4rl(tmp_path / "a.hdf5", arrays), SourceOptions(spec=spec_file(tmp_path))
@@ -59,7 +59,7 @@ def test_a_file_gets_names_units_limits_and_costs(tmp_path: Path, home: Path) ->
         ("bar", "rpm", ""),
     )
     assert (held.spec.action.names, held.spec.action.low, held.spec.action.high) == (("valve",), (-2.0,), (2.0,))
-    # What is not declared is as the data have it.
+    # Undeclared bounds are derived from the data.
     seen = np.concatenate([arrays["observations"], arrays["next_observations"]])[:, 2]
     assert (held.spec.observation.low[2], held.spec.observation.high[2]) == (seen.min(), seen.max())
     assert (held.spec.observation.low[1], held.spec.dt, held.spec.time_unit, held.spec.horizon) == (-100, 2, "s", 500)
@@ -73,7 +73,7 @@ def test_a_file_gets_names_units_limits_and_costs(tmp_path: Path, home: Path) ->
     np.testing.assert_array_equal(rows["costs"], (pressure > 0) | (surge > 0))
     assert 0 < rows["costs"].mean() < 1
     assert reference.notes[-2:] == (
-        "  costs: by how much each limit is exceeded, by the formulas of kettle.yaml",
+        "  costs: excess over each limit, by the formulas of kettle.yaml",
         "  read as kettle: names, units and limits of kettle.yaml",
     )
     card = read_card(held.root, held.digest)
@@ -83,7 +83,7 @@ def test_a_file_gets_names_units_limits_and_costs(tmp_path: Path, home: Path) ->
     assert entry.model_extra["declared"]["observations"]["speed"] == {"range": [-100.0, 100.0], "unit": "rpm"}
 
 
-def test_every_library_s_files_take_a_spec(tmp_path: Path, home: Path) -> None:
+def test_every_format_accepts_a_spec(tmp_path: Path, home: Path) -> None:
     arrays = walk(200)
     arrays["timeouts"][-1] = True
     spec = spec_file(tmp_path)
@@ -97,13 +97,13 @@ def test_every_library_s_files_take_a_spec(tmp_path: Path, home: Path) -> None:
         assert made.spec.constraints == opened(flat).spec.constraints, file.name
         assert made.spec.observation.names == ("pressure", "speed", "level"), file.name
         assert "constraint_costs" in made.keys, file.name
-    # The costs that a file has itself stay, and the limits' excess comes beside them.
+    # A file's own costs are kept, and the excess over the limits is added.
     own = opened(ingest_file(Home(home), write_dsrl(tmp_path / "d.hdf5", arrays), SourceOptions(spec=spec))).arrays()
     np.testing.assert_array_equal(own["costs"], arrays["observations"][:, 0] > 1)
     assert own["constraint_costs"].shape == (200, 2)
 
 
-def test_signals_keep_their_order(tmp_path: Path, home: Path) -> None:
+def test_signals_keep_the_order_of_the_file(tmp_path: Path, home: Path) -> None:
     arrays = walk(200, observations=12, actions=11)
     path = write_d4rl(tmp_path / "a.hdf5", arrays)
     plain = opened(ingest_file(Home(home), path))
@@ -121,21 +121,21 @@ def test_signals_keep_their_order(tmp_path: Path, home: Path) -> None:
     np.testing.assert_array_equal(made.arrays()["observations"], plain.arrays()["observations"])
 
 
-def test_a_task_that_ends_by_a_clock_says_so(tmp_path: Path, home: Path) -> None:
+def test_a_spec_may_declare_a_clock(tmp_path: Path, home: Path) -> None:
     path = write_d4rl(tmp_path / "a.hdf5", walk(100))
-    told = spec_file(tmp_path, SPEC.replace("observations:", "ends: {level: 20}\nobservations:"))
-    spec = opened(ingest_file(Home(home), path, SourceOptions(spec=told))).spec
+    timed = spec_file(tmp_path, SPEC.replace("observations:", "ends: {level: 20}\nobservations:"))
+    spec = opened(ingest_file(Home(home), path, SourceOptions(spec=timed))).spec
     assert spec.clock == ("level", 20.0)
-    for wrong, says in (
+    for wrong, message in (
         ("{valve: 1}", "'ends' names 'valve', which is no observation"),
         ("{a: 1, b: 2}", "at most 1 item"),
     ):
         again = SourceOptions(spec=spec_file(tmp_path, SPEC.replace("observations:", f"ends: {wrong}\nobservations:")))
-        with pytest.raises(BadInput, match=says):
+        with pytest.raises(BadInput, match=message):
             ingest_file(Home(home), path, again)
 
 
-def test_choices_get_names(tmp_path: Path, home: Path) -> None:
+def test_a_spec_names_choices(tmp_path: Path, home: Path) -> None:
     text = SPEC.replace("valve: {unit: '%', range: [-2, 2]}", "gear: {choices: [idle, low, high, reverse]}")
     arrays = with_choices(walk(100), 3)
     held = opened(
@@ -176,16 +176,16 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("change", "says"), WRONG)
-def test_a_wrong_spec_is_one_sentence(tmp_path: Path, home: Path, change: tuple[str, str], says: str) -> None:
+@pytest.mark.parametrize(("change", "message"), WRONG)
+def test_invalid_specs_are_refused(tmp_path: Path, home: Path, change: tuple[str, str], message: str) -> None:
     path = write_d4rl(tmp_path / "a.hdf5", walk(60))
-    with pytest.raises(BadInput, match=says) as caught:
+    with pytest.raises(BadInput, match=message) as error:
         ingest_file(Home(home), path, SourceOptions(spec=spec_file(tmp_path, SPEC.replace(*change, 1))))
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
     assert not list(home.rglob("manifests/*"))
 
 
-def test_a_spec_stands_alone(tmp_path: Path, home: Path) -> None:
+def test_a_spec_excludes_a_plant(tmp_path: Path, home: Path) -> None:
     path = save(tmp_path / "a.npz", archive())
     with pytest.raises(BadInput, match=r"plant double_mass and --spec kettle\.yaml exclude each other"):
         ingest_file(Home(home), path, SourceOptions("double_mass", spec=spec_file(tmp_path)))
@@ -193,7 +193,7 @@ def test_a_spec_stands_alone(tmp_path: Path, home: Path) -> None:
         ingest_file(Home(home), path, SourceOptions(spec=spec_file(tmp_path)))
 
 
-def test_the_example_of_the_docs_is_a_spec(tmp_path: Path) -> None:
+def test_examples_of_the_docs_are_valid(tmp_path: Path) -> None:
     page = (Path(__file__).resolve().parents[4] / "docs" / "how-to" / "import-datasets.md").read_text()
     for block in page.split("```yaml\n")[1:]:
         load_yaml(spec_file(tmp_path, block.split("```")[0]), FileSpec)

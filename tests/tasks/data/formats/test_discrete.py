@@ -39,7 +39,7 @@ EPISODES, STEPS = 12, 9
 def cart_pole(
     folder: Path, start: int = 0, choices: int = 2, name: str = "classic/cartpole/random-v0", steps: int = STEPS
 ) -> Path:
-    """A dataset that Minari itself writes, with a Discrete action space of its own; actions[i] = start + i mod 2."""
+    """Write a dataset by Minari with a Discrete action space; actions[i] = start + i mod 2."""
     rng = np.random.default_rng(0)
     buffers = []
     for i in range(EPISODES):
@@ -59,7 +59,7 @@ def cart_pole(
             )
         )
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of authors and code, which belong to a dataset that is published
+        warnings.simplefilter("ignore")  # missing authors and code
         patch.setenv("MINARI_DATASETS_PATH", str(folder))
         minari.create_dataset_from_buffers(
             name,
@@ -71,8 +71,8 @@ def cart_pole(
     return folder / name
 
 
-def test_episodes_may_be_longer_than_a_folder_is_large(tmp_path: Path, home: Path) -> None:
-    # 500 steps of CartPole are 8 kB of observations, where a folder itself counts as 4 kB.
+def test_long_episodes_are_read(tmp_path: Path, home: Path) -> None:
+    # 500 steps of CartPole have 8 kB of observations, more than a folder's own size of 4 kB.
     assert opened(ingest_file(Home(home), cart_pole(tmp_path, steps=500))).rows == EPISODES * 500
 
 
@@ -82,10 +82,10 @@ def dataset(tmp_path: Path, home: Path) -> StoredDataset:
 
 
 @pytest.mark.parametrize("start", [0, 5])
-def test_minaris_discrete_space_is_stored_as_integers_from_0(tmp_path: Path, home: Path, start: int) -> None:
+def test_discrete_actions_are_stored_from_0(tmp_path: Path, home: Path, start: int) -> None:
     reference = ingest_file(Home(home), cart_pole(tmp_path, start, choices=3))
     held = opened(reference)
-    # The namespace stays in the name, for many datasets are called random-v0.
+    # The namespace is part of the name, because many datasets are called random-v0.
     assert reference.plant == "classic_cartpole_random_v0"
     assert "the Minari dataset classic/cartpole/random-v0, 12 episode(s)" in reference.notes[0]
     assert held.spec.choices == ("0", "1", "2")
@@ -101,10 +101,10 @@ def test_minaris_discrete_space_is_stored_as_integers_from_0(tmp_path: Path, hom
     held.verify()
 
 
-def test_the_card_shows_the_share_of_each_choice(tmp_path: Path, home: Path) -> None:
+def test_card_of_a_discrete_action(tmp_path: Path, home: Path) -> None:
     held = opened(ingest_file(Home(home), cart_pole(tmp_path, choices=3)))
     card = build_card(held, held.spec)
-    # By hand: of 0 1 0 1 0 1 0 1 0 five are 0.
+    # Five of 0 1 0 1 0 1 0 1 0 are 0.
     assert card.choices == pytest.approx({"0": 5 / 9, "1": 4 / 9, "2": 0.0})
     assert card.actions == {}
     assert "Choice '2' is never taken: its effect cannot be learned." in card.cannot_learn
@@ -117,12 +117,12 @@ def check(home: Path, held: StoredDataset) -> Any:
     return validate_dataset(Home(home), held, held.spec, Data(), held.spec.name)
 
 
-def test_validation_checks_the_range_and_that_the_action_varies(tmp_path: Path, home: Path) -> None:
+def test_validation_of_discrete_actions(tmp_path: Path, home: Path) -> None:
     held = opened(ingest_file(Home(home), cart_pole(tmp_path, choices=3)))
     found = check(home, held)
     assert found.passed, found.reasons
     assert "expected choice '2' in some rows, got none: nothing can be learned of it." in found.warnings
-    # The same rows as of a plant with fewer choices: each second action is none of them.
+    # For a plant with only choice 0, every second action is invalid.
     fewer = held.spec._replace(choices=("0",), action=held.spec.action._replace(high=(0.0,)))
     reasons = validate_dataset(Home(home), held, fewer, Data(), "fewer").reasons
     assert any(f"got {EPISODES * 4} where actions.action_0 is not a choice of 0..0" in reason for reason in reasons)
@@ -133,27 +133,27 @@ def test_validation_checks_the_range_and_that_the_action_varies(tmp_path: Path, 
     assert reason.startswith("expected other choices than '0' in at least 0.1% of the rows, got 0.00%")
 
 
-def test_actions_that_are_no_choice_are_quarantined(tmp_path: Path, home: Path) -> None:
+def test_actions_outside_the_choices_are_quarantined(tmp_path: Path, home: Path) -> None:
     folder = cart_pole(tmp_path)
     metadata = folder / "data" / "metadata.json"
-    told = json.loads(metadata.read_text())
-    told["action_space"] = json.dumps({"type": "Discrete", "dtype": "int64", "start": 1, "n": 2})
-    metadata.write_text(json.dumps(told))
+    record = json.loads(metadata.read_text())
+    record["action_space"] = json.dumps({"type": "Discrete", "dtype": "int64", "start": 1, "n": 2})
+    metadata.write_text(json.dumps(record))
     allowed = Data(max_quarantined=0.9)
     reference = ingest_file(Home(home), folder, allowed=allowed)
-    # Counted from 1, the zeros are -1: 5 of 9 steps of every episode.
+    # With choices from 1, the zeros become -1: 5 of 9 steps per episode.
     assert reference.reasons == {"actions.action_0 is not a choice of 0..1": 5 * EPISODES}
     assert set(opened(reference).arrays(["actions"])["actions"][:, 0]) == {0}
 
 
-def test_minari_reads_the_export_of_what_it_wrote(tmp_path: Path, dataset: StoredDataset) -> None:
+def test_minari_reads_exported_discrete_actions(tmp_path: Path, dataset: StoredDataset) -> None:
     root = tmp_path / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINARI_DATASETS_PATH", str(root))
         minari.namespace.create_namespace("plant/deep")
         export(dataset, "minari", root / "plant" / "deep" / "copy-v0")
         again = minari.load_dataset("plant/deep/copy-v0")
-        # The namespaces are part of the id, as Minari's own are.
+        # Namespaces are part of the id.
         assert again.spec.dataset_id == "plant/deep/copy-v0"
     assert again.action_space == gymnasium.spaces.Discrete(2)
     for episode in again.iterate_episodes():
@@ -166,11 +166,11 @@ def test_minari_reads_the_export_of_what_it_wrote(tmp_path: Path, dataset: Store
     assert [shard.content for shard in view.manifest.shards] == [s.content for s in dataset.manifest.shards]
     assert view.spec.choices == ("0", "1")
     for to in ("d4rl", "dsrl", "neorl", "neorl2"):
-        with pytest.raises(BadInput, match=f"expected continuous actions for {to}, got discrete ones"):
+        with pytest.raises(BadInput, match=f"{to} cannot contain discrete actions"):
             export(dataset, to, tmp_path / "no")
 
 
-def test_what_needs_continuous_actions_refuses_before_it_computes(tmp_path: Path, dataset: StoredDataset) -> None:
+def test_discrete_actions_are_refused_by_continuous_learners(tmp_path: Path, dataset: StoredDataset) -> None:
     run = OpenedRun(plant="double_mass")
     fitting = "td3_bc cannot learn the discrete actions of classic_cartpole_random_v0: choose one of discrete_bc"
     with pytest.raises(ValueError, match=fitting):
@@ -179,22 +179,22 @@ def test_what_needs_continuous_actions_refuses_before_it_computes(tmp_path: Path
     transitions = transitions_of({**rows, "costs": np.zeros(len(rows["rewards"]), np.float32)})
     with pytest.raises(ValueError, match=fitting):
         fit(transitions, dataset.spec)
-    with pytest.raises(BadInput, match="expected continuous actions of double_mass"):
+    with pytest.raises(BadInput, match=r"double_mass has continuous actions, .* has discrete ones"):
         ingest_file(Home(tmp_path / "third"), cart_pole(tmp_path / "m"), SourceOptions("double_mass"))
 
 
 @pytest.mark.parametrize(
-    ("actions", "says"),
+    ("actions", "message"),
     [
-        (np.zeros((STEPS, 2), np.int64), "those of a Discrete space"),
-        (np.zeros(STEPS, bool), "those of a Discrete space"),
+        (np.zeros((STEPS, 2), np.int64), "must be continuous or of a Discrete space"),
+        (np.zeros(STEPS, bool), "must be continuous or of a Discrete space"),
     ],
 )
-def test_other_spaces_of_integers_are_refused(tmp_path: Path, actions: Any, says: str) -> None:
+def test_other_integer_actions_are_refused(tmp_path: Path, actions: Any, message: str) -> None:
     folder = cart_pole(tmp_path)
     with h5py.File(folder / "data" / "main_data.hdf5", "r+") as file:
         for episode in file.values():
             del episode["actions"]
             episode["actions"] = actions
-    with pytest.raises(BadInput, match=says):
+    with pytest.raises(BadInput, match=message):
         recognise(folder)

@@ -1,4 +1,4 @@
-"""Exports: every format gives back, bit for bit, what it carries, whatever the shapes, episodes and costs."""
+"""Exports: bit-exact round trips for all shapes, episodes and costs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FEW = settings(max_examples=8)
 
 
 def spec_for(observations: int, actions: int, limits: int = 0) -> PlantSpec:
-    """A plant of which only the shapes matter; its first observation is unbounded."""
+    """A plant with given shapes; the first observation is unbounded."""
     both = [
         Space(
             tuple(f"{name}{i}" for i in range(n)),
@@ -45,13 +45,13 @@ def spec_for(observations: int, actions: int, limits: int = 0) -> PlantSpec:
 
 
 def floats(*shape: int) -> st.SearchStrategy[Any]:
-    """Any finite single-precision numbers: zeros of both signs, subnormal ones, the largest."""
+    """Finite float32 numbers, with signed zeros, subnormal and largest numbers."""
     return hnp.arrays(np.float32, shape, elements=st.floats(width=32, allow_nan=False, allow_infinity=False))
 
 
 @st.composite
 def datasets(draw: st.DrawFn) -> tuple[PlantSpec, Rows]:
-    """Rows of one to six episodes of one to five steps, ended either way; with costs, limits and times or without."""
+    """Rows of one to six episodes of one to five steps, with or without costs, limits and times."""
     observations, actions = draw(st.integers(1, 3)), draw(st.integers(1, 2))
     limits = draw(st.sampled_from([None, 0, 1, 2]))
     episodes = draw(st.lists(st.tuples(st.integers(1, 5), st.booleans()), min_size=1, max_size=6))
@@ -100,7 +100,7 @@ def assert_same_bits(got: Rows, expected: Rows, keys: tuple[str, ...]) -> None:
 
 @FEW
 @given(datasets())
-def test_every_format_gives_back_the_bits_that_it_carries(made: tuple[PlantSpec, Rows]) -> None:
+def test_round_trips_are_bit_exact(made: tuple[PlantSpec, Rows]) -> None:
     spec, rows = made
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -115,7 +115,7 @@ def test_every_format_gives_back_the_bits_that_it_carries(made: tuple[PlantSpec,
         for to, keys in carried.items():
             out = folder / f"{to}-v0"
             if to == "dsrl" and "costs" not in rows:
-                with pytest.raises(BadInput, match="expected a dataset with costs"):
+                with pytest.raises(BadInput, match="DSRL needs costs"):
                     export(dataset, to, out)
                 continue
             result = export(dataset, to, out)
@@ -124,14 +124,14 @@ def test_every_format_gives_back_the_bits_that_it_carries(made: tuple[PlantSpec,
             got = read(out)
             assert_same_bits(got, rows, keys)
             assert set(got) == set(keys)
-        # The store's own files, several shards as one.
+        # The store's own view.
         assert_same_bits(read(dataset.view_path), rows, tuple(rows))
         assert spec_of_record(json.loads(json.dumps(spec_record(spec)))) == spec
 
 
 @FEW
 @given(datasets())
-def test_minari_itself_reads_its_export(made: tuple[PlantSpec, Rows]) -> None:
+def test_minari_reads_the_export(made: tuple[PlantSpec, Rows]) -> None:
     spec, rows = made
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         folder = Path(name)
@@ -171,8 +171,8 @@ def small(folder: Path, **changed: Any) -> StoredDataset:
     return store(folder, spec_for(1, 1, 1), rows)
 
 
-def test_neorls_own_reader_finds_the_trajectories(tmp_path: Path) -> None:
-    # neorl/utils.py of polixir/NeoRL: `sample_dataset` puts a 0 before the index, `sample_by_num` cuts by it.
+def test_neorl_index_divides_the_trajectories(tmp_path: Path) -> None:
+    # neorl/utils.py of polixir/NeoRL: `sample_dataset` prepends a 0 to the index, `sample_by_num` cuts by it.
     export(small(tmp_path / "store"), "neorl", tmp_path / "a.npz")
     with np.load(tmp_path / "a.npz") as file:
         data = dict(file)
@@ -183,12 +183,12 @@ def test_neorls_own_reader_finds_the_trajectories(tmp_path: Path) -> None:
     first = data["obs"][0 : int(index[1])]
     np.testing.assert_array_equal(first[:, 0], [0, 1, 2])
     np.testing.assert_array_equal(data["obs"][index[1] : int(index[2])][:, 0], [4])
-    # Starts, as its documentation has it, say the same.
+    # Starts, as in NeoRL's documentation, give the same trajectories.
     np.savez(tmp_path / "starts.npz", **{**data, "index": np.array([0, 3])})
     assert_same_bits(read(tmp_path / "starts.npz"), read(tmp_path / "a.npz"), ALWAYS)
 
 
-def test_neorl2_exports_have_the_official_files_keys_types_and_ranks(dmsd_train: Path, tmp_path: Path) -> None:
+def test_neorl2_exports_match_the_official_file(dmsd_train: Path, tmp_path: Path) -> None:
     export(small(tmp_path / "store"), "neorl2", tmp_path / "a.npz")
     with np.load(tmp_path / "a.npz") as ours, np.load(dmsd_train) as official:
         assert set(ours) == set(official)
@@ -196,8 +196,8 @@ def test_neorl2_exports_have_the_official_files_keys_types_and_ranks(dmsd_train:
             assert (ours[key].dtype, ours[key].ndim) == (official[key].dtype, official[key].ndim)
 
 
-def test_d4rl_and_dsrl_have_the_published_names_and_types(tmp_path: Path) -> None:
-    # D4RL's wiki: float32 observations, actions, rewards; bool terminals, timeouts. DSRL adds costs and next ones.
+def test_d4rl_and_dsrl_names_and_types(tmp_path: Path) -> None:
+    # D4RL's wiki: float32 observations, actions, rewards; bool terminals, timeouts. DSRL adds costs.
     dataset = small(tmp_path / "store")
     export(dataset, "d4rl", tmp_path / "a.hdf5")
     export(dataset, "dsrl", tmp_path / "b.hdf5")
@@ -209,30 +209,30 @@ def test_d4rl_and_dsrl_have_the_published_names_and_types(tmp_path: Path) -> Non
             assert file["rewards"].shape == (4,)
 
 
-def test_what_a_format_cannot_hold_is_said(tmp_path: Path) -> None:
-    jump = np.float32([[1], [2.25], [3], [5]])  # the second step does not lead to where the third begins
+def test_left_out_contents_are_listed(tmp_path: Path) -> None:
+    jump = np.float32([[1], [2.25], [3], [5]])  # the second step is not continued by the third
     dataset = small(tmp_path / "store", next_observations=jump)
     left = export(dataset, "minari", tmp_path / "a-v0").left_out
-    assert left[0] == "the next observations of 1 rows, which differ from the observation that follows"
+    assert left[0] == "the next observations of 1 rows, which differ from the following observation"
     assert export(dataset, "d4rl", tmp_path / "a.hdf5").left_out == ("costs", "constraint_costs", BESIDES)
 
 
-def test_what_cannot_be_exported_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+def test_refused_exports_leave_no_files(tmp_path: Path) -> None:
     dataset = small(tmp_path / "store")
     out = tmp_path / "out"
-    for to, path, said in (
-        ("rlds", out / "a", "expected a format among d4rl, dsrl, minari, neorl, neorl2, got 'rlds'"),
-        ("minari", out / "plant", "named as Minari's ids are"),
-        ("d4rl", tmp_path / "store", "expected nothing at"),
+    for to, path, message in (
+        ("rlds", out / "a", "'rlds' is not an export format: choose from d4rl, dsrl, minari, neorl, neorl2"),
+        ("minari", out / "plant", "'plant' is not a Minari id"),
+        ("d4rl", tmp_path / "store", "exists already"),
     ):
-        with pytest.raises(BadInput, match=re.escape(said)):
+        with pytest.raises(BadInput, match=re.escape(message)):
             export(dataset, to, path)
     assert not out.exists() or not list(out.iterdir())
     assert set(FORMATS) == {"d4rl", "dsrl", "minari", "neorl", "neorl2"}
 
 
-def test_a_dataset_is_found_by_the_digits_its_name_begins_with(tmp_path: Path) -> None:
+def test_datasets_are_found_by_first_digits(tmp_path: Path) -> None:
     dataset = small(tmp_path / "store")
     assert dataset_of([tmp_path / "none", tmp_path / "store"], dataset.digest[:6]).digest == dataset.digest
-    with pytest.raises(BadInput, match="got 0: ingest its sources first"):
+    with pytest.raises(BadInput, match=r"no datasets begin with 0+: ingest its sources first"):
         dataset_of([tmp_path / "store"], "0" * 64)

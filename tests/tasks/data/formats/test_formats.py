@@ -1,4 +1,4 @@
-"""The NeoRL-2 importer: what it reads, and what it refuses to read."""
+"""Import of NeoRL-2 archives, and refusal of other files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from configs.errors import BadInput
 from neorl_core.plants import LOGGED, PLANTS
-from tasks.data.formats.archives import read_archive
+from tasks.data.formats.neorl_npz import read_archive
 from tasks.data.formats.sources import for_plant, recognise
 from tasks.data.store.schema import Rows
 
@@ -21,7 +21,7 @@ SPEC = PLANTS["double_mass"].spec
 
 
 def arrays(n: int = 10) -> dict[str, np.ndarray[Any, Any]]:
-    """A well-formed archive's arrays: random values, two episodes of which the first terminates."""
+    """Arrays of a valid archive: random values, two episodes, the first terminated."""
     rng = np.random.default_rng(0)
     path = rng.uniform(-1, 1, (n + 1, 6)).astype(np.float32)
     flags = np.zeros((2, n), np.float32)
@@ -53,7 +53,7 @@ def read(path: Path, block_rows: int = 65536) -> Rows:
 
 @pytest.mark.parametrize("column", [False, True])
 @pytest.mark.parametrize("block_rows", [3, 65536])
-def test_reads_what_was_saved_in_any_block_size(tmp_path: Path, column: bool, block_rows: int) -> None:
+def test_round_trip_in_any_block_size(tmp_path: Path, column: bool, block_rows: int) -> None:
     held = arrays()
     shaped = {key: held[key][:, None] if column else held[key] for key in ("reward", "done", "truncated")}
     rows = read(save(tmp_path / "a.npz", **shaped), block_rows)
@@ -62,7 +62,7 @@ def test_reads_what_was_saved_in_any_block_size(tmp_path: Path, column: bool, bl
         np.testing.assert_array_equal(rows[key], held[name])
 
 
-def test_costs_say_by_how_much_each_limit_is_violated(tmp_path: Path) -> None:
+def test_costs_are_the_excess_over_each_limit(tmp_path: Path) -> None:
     following = arrays()["next_obs"].copy()
     following[3, :2] = (3.0, -2.9)  # the travel of each mass ends at 2.8 m
     rows = read(save(tmp_path / "a.npz", next_obs=following))
@@ -85,33 +85,33 @@ def test_pickled_objects_are_refused_and_never_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("changed", "message"),
     [
-        ({"action": None}, "expected an array 'action'"),
-        ({"action": np.zeros((10, 3), np.float32)}, "expected 2 actions of double_mass in a.npz, got 3"),
+        ({"action": None}, "has no array 'action'"),
+        ({"action": np.zeros((10, 3), np.float32)}, "double_mass has 2 actions, a.npz has 3"),
         ({"reward": np.zeros((10, 2), np.float32)}, r"'reward' .* \(10,\) or \(10, 1\), got \(10, 2\)"),
         ({"next_obs": np.zeros((9, 6), np.float32)}, r"shape \(10, 6\), got \(9, 6\)"),
-        ({"obs": np.float32(1)}, "expected 6 observations"),
-        ({"done": np.array(["no"] * 10)}, "expected numbers in 'done'"),
+        ({"obs": np.float32(1)}, "has 6 observations, a.npz has 1"),
+        ({"done": np.array(["no"] * 10)}, "'done' of a.npz must be numeric"),
         ({"obs": np.asfortranarray(arrays()["obs"])}, "Fortran order"),
-        ({key: value[:0] for key, value in arrays().items()}, "empty dataset"),
+        ({key: value[:0] for key, value in arrays().items()}, "has no rows"),
     ],
 )
-def test_what_is_wrong_is_named_in_one_sentence(tmp_path: Path, changed: dict[str, Any], says: str) -> None:
-    with pytest.raises(BadInput, match=says) as caught:
+def test_invalid_files_are_refused(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message) as error:
         read(save(tmp_path / "a.npz", **changed))
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
-def test_missing_truncated_and_foreign_files(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"expected a source at .*none\.npz"):
+def test_missing_truncated_and_other_files(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"none\.npz does not exist"):
         read(tmp_path / "none.npz")
     whole = save(tmp_path / "a.npz").read_bytes()
     (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(BadInput, match="whole npz archive"):
+    with pytest.raises(BadInput, match="not a complete npz archive"):
         read(tmp_path / "cut.npz")
     (tmp_path / "text.npz").write_text("obs,action\n")
-    with pytest.raises(BadInput, match=r"which starts with b.obs,acti"):
+    with pytest.raises(BadInput, match=r"starts with b.obs,acti"):
         read(tmp_path / "text.npz")
 
 
@@ -130,7 +130,7 @@ def test_encrypted_and_unknown_compression(tmp_path: Path, offset: int, value: i
         read(path)
 
 
-def test_a_changed_byte_is_noticed_by_the_archive_s_checksum(tmp_path: Path) -> None:
+def test_a_changed_byte_fails_the_checksum(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez(path, **arrays())
     data = bytearray(path.read_bytes())
@@ -140,14 +140,14 @@ def test_a_changed_byte_is_noticed_by_the_archive_s_checksum(tmp_path: Path) -> 
         read(path)
 
 
-def test_values_beyond_single_precision_become_infinite_for_the_row_checks(tmp_path: Path) -> None:
+def test_values_beyond_float32_become_infinite(tmp_path: Path) -> None:
     rewards = np.zeros(10)
     rewards[4] = 1e300
     assert np.isinf(read(save(tmp_path / "a.npz", reward=rewards))["rewards"][4])
 
 
-def test_official_data_agree_with_the_plant_s_reward(dmsd_train: Path) -> None:
-    # Source: truth 1.4: the equations reproduce the official rewards to 9.5e-7.
+def test_official_rewards_match_the_plants_formula(dmsd_train: Path) -> None:
+    # The equations reproduce the official rewards to 9.5e-7.
     rows = read(dmsd_train)
     assert len(rows["rewards"]) == 100_000
     assert int(rows["timeouts"].sum()) == 1000
@@ -155,7 +155,7 @@ def test_official_data_agree_with_the_plant_s_reward(dmsd_train: Path) -> None:
     np.testing.assert_allclose(np.asarray(got), rows["rewards"], atol=5e-6)
 
 
-def test_a_header_of_rows_that_are_not_there_is_refused_in_little_memory(tmp_path: Path) -> None:
+def test_false_headers_take_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, values in arrays().items():
@@ -165,28 +165,28 @@ def test_a_header_of_rows_that_are_not_there_is_refused_in_little_memory(tmp_pat
                 np.lib.format.write_array_header_1_0(stream, header)
                 stream.write(values.tobytes())
     tracemalloc.start()
-    with pytest.raises(BadInput, match=r"bytes of 'obs' in a\.npz"):
+    with pytest.raises(BadInput, match=r"'obs' in a\.npz declares .* bytes"):
         read(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10_000_000
 
 
-def test_text_tables_and_traces_are_refused_with_a_reason(tmp_path: Path) -> None:
+def test_other_files_are_refused_with_a_reason(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("hour,load\n1,2\n")
     (tmp_path / "b.bin").write_bytes(b"\x00" * 64)
     (tmp_path / "c.npz").write_bytes(b"")
     (tmp_path / "d").mkdir()
     np.savez(tmp_path / "e.npz", states=np.zeros((4, 2)), actions=np.zeros((4, 1)))
     os.mkfifo(tmp_path / "f.hdf5")
-    for name, said in (
-        ("a.csv", "expected a mapping for a.csv"),
-        ("b.bin", r"expected a file of D4RL, .*d3rlpy.* \(npz\), or a .* got b.bin, which starts with"),
-        ("c.npz", "got c.npz, which starts with b''"),
-        ("d", "expected a Minari dataset"),
-        ("e.npz", "it is a trace to check a plant's equations by"),
-        ("f.hdf5", "expected a source at"),
-        ("none", "expected a source at"),
+    for name, message in (
+        ("a.csv", "a.csv is a table and needs a mapping"),
+        ("b.bin", r"b.bin starts with .* no known format: export it as D4RL, .*d3rlpy.* \(npz\)"),
+        ("c.npz", "c.npz starts with b''"),
+        ("d", "is not a Minari dataset"),
+        ("e.npz", "it is a recorded simulation"),
+        ("f.hdf5", "does not exist"),
+        ("none", "does not exist"),
     ):
-        with pytest.raises(BadInput, match=said):
+        with pytest.raises(BadInput, match=message):
             recognise(tmp_path / name)

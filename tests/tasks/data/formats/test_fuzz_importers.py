@@ -1,7 +1,7 @@
-"""Malformed files end in one sentence or in rows accounted for: no crash, no hang, no memory without bound.
+"""Malformed files raise BadInput or give accounted rows: no crash, no hang, bounded memory.
 
-Files are changed by hypothesis (bytes, lengths, types, shapes, values) and made by hand where a format lets a few bytes
-promise much: links in circles, arrays that lie elsewhere, headers and archives that declare more than they hold.
+Hypothesis changes bytes, lengths, types, shapes and values. Hand-made files have circular links, arrays in other files,
+and headers that declare more than the file contains.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.tasks.data.formats.test_exports import spec_for, store
 
 FORMATS = ("d3rlpy", "d3rlpy_1", "d4rl", "d4rl_made", "dsrl", "minari", "neorl", "neorl2", "packed", "shard")
 MADE = ("d3rlpy", "d3rlpy_1", "d4rl_made")
-"""Those that lack what followed the last row of a cut episode."""
+"""Formats without the last next observation of a cut episode."""
 MANY = settings(max_examples=60)
 FEW = settings(max_examples=25)
 
@@ -49,7 +49,7 @@ def rows_of(n: int = 40) -> Rows:
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sound file of each format, a few kilobytes each."""
+    """A valid small file of each format."""
     folder = tmp_path_factory.mktemp("sound")
     dataset: StoredDataset = store(folder / "store", spec_for(3, 1, 1), rows_of(), shard_bytes=10**6)
     for to in ("neorl", "neorl2"):
@@ -69,11 +69,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def take(path: Path) -> tuple[Rows, int]:
-    """Read a file as `neorl ingest` does; every row is passed or quarantined. Returns those passed and the others.
-
-    Raises:
-        BadInput: in one sentence.
-    """
+    """Read a file as `neorl ingest` does; return the passed rows and the number of quarantined ones."""
     with tempfile.TemporaryDirectory() as name:
         try:
             source = recognise(path)
@@ -95,7 +91,7 @@ def take(path: Path) -> tuple[Rows, int]:
 
 
 def changed(sound: Path, kind: str, folder: Path, change: Callable[[bytes], bytes]) -> Path:
-    """A file of that format with its bytes changed, in Minari's case within its folder."""
+    """Write a changed copy of a valid file; a Minari file stays in a folder."""
     data = change((sound / kind).read_bytes())
     if kind == "minari":
         shutil.copytree(sound / "plant-v0", folder / "plant-v0")
@@ -105,7 +101,7 @@ def changed(sound: Path, kind: str, folder: Path, change: Callable[[bytes], byte
     return folder / kind
 
 
-def test_the_sound_files_are_read(sound: Path) -> None:
+def test_valid_files_are_read(sound: Path) -> None:
     for kind in FORMATS:
         rows, quarantined = take(sound / ("plant-v0" if kind == "minari" else kind))
         assert len(rows["rewards"]) + quarantined == 40, kind
@@ -133,14 +129,14 @@ def test_flipped_bytes_and_cuts(sound: Path, kind: str, data: st.DataObject) -> 
         except BadInput:
             return
         if kind in ("neorl", "neorl2", "packed"):
-            # The archive's checksums cover every value, so what is read is what was saved.
+            # Checksums cover every value, so readable values are unchanged.
             expected, _ = take(sound / kind)
             for key in expected:
                 assert rows[key].tobytes() == expected[key].tobytes()
 
 
 def wrong(draw: st.DataObject, arrays: dict[str, np.ndarray[Any, Any]], kinds: str) -> dict[str, Any]:
-    """The arrays with one of another type or shape, or with values that are no numbers."""
+    """Replace one array by another type or shape, or by values that are not finite."""
     key = draw.draw(st.sampled_from(sorted(arrays)))
     how = draw.draw(st.sampled_from(kinds.split()))
     values = arrays[key]
@@ -251,22 +247,22 @@ def wide(file: h5py.File, there: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "message"),
     [
-        (links, "got a link to another name"),
-        (circle, "got a link to another name"),
-        (group_in_itself, "expected an array 'rewards'"),
-        (elsewhere, "got a link to another file"),
-        (foreign_bytes, "got numbers of another file"),
-        (view, "got a view of other files"),
-        (endless, "got a file that holds 0 of it"),
-        (unwritten, "expected 160 bytes of 'rewards' .* holds 0 of it"),
-        (one_huge_chunk, "expected chunks of at most"),
-        (wide, "bytes in a row of 'observations'"),
+        (links, "is a link to another name"),
+        (circle, "is a link to another name"),
+        (group_in_itself, "has no array 'rewards'"),
+        (elsewhere, "is a link to another file"),
+        (foreign_bytes, "refers to numbers in another file"),
+        (view, "is a view of other files"),
+        (endless, "but the file contains 0"),
+        (unwritten, "'rewards' .* declares 160 bytes, but the file contains 0"),
+        (one_huge_chunk, "has chunks of 536870912 bytes"),
+        (wide, "a row of 'observations'"),
     ],
 )
-def test_what_an_hdf5_file_only_promises_is_refused(
-    tmp_path: Path, sound: Path, spoil: Callable[[h5py.File, Path], None], said: str
+def test_hdf5_links_and_false_headers_are_refused(
+    tmp_path: Path, sound: Path, spoil: Callable[[h5py.File, Path], None], message: str
 ) -> None:
     path = tmp_path / "a.hdf5"
     with h5py.File(path, "w", libver="latest") as file:
@@ -274,37 +270,37 @@ def test_what_an_hdf5_file_only_promises_is_refused(
             if key != "rewards":
                 file[key] = values
         spoil(file, sound)
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=message):
         take(path)
 
 
 @pytest.mark.parametrize(
-    ("shape", "said"),
+    ("shape", "message"),
     [
         ((2**40, 3), "cannot contain as many"),
         ((40, 2**40), "cannot contain as many"),
-        ((1, 2**18 + 1), "rows of at most"),
+        ((1, 2**18 + 1), "rows of 'obs' .* have more than"),
         ((40, -3), "dimensions below|NumPy array"),
     ],
 )
-def test_what_an_npz_only_promises_is_refused(tmp_path: Path, sound: Path, shape: tuple[int, int], said: str) -> None:
+def test_npz_with_false_headers_is_refused(tmp_path: Path, sound: Path, shape: tuple[int, int], message: str) -> None:
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": shape})
     path = tmp_path / "a.npz"
     with zipfile.ZipFile(sound / "neorl2") as whole, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in whole.namelist():
-            # Zeros deflate to a thousandth: a megabyte of them in a kilobyte.
+            # A megabyte of zeros deflates to a kilobyte.
             promised = header.getvalue() + bytes(2**20 + 4)
             archive.writestr(name, promised if name == "obs.npy" else whole.read(name))
     assert path.stat().st_size < 20_000
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=message):
         take(path)
 
 
 @pytest.mark.parametrize(
     "text", ["(" * 9000, "{'descr': " + "[" * 4000, "{'descr': 'O8'}", "{'shape': (3L,)", "\n", "{1: 2", "'" * 99]
 )
-def test_headers_of_nonsense(tmp_path: Path, sound: Path, text: str) -> None:
+def test_invalid_npz_headers(tmp_path: Path, sound: Path, text: str) -> None:
     body = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
     path = tmp_path / "a.npz"
     with zipfile.ZipFile(sound / "neorl2") as whole, zipfile.ZipFile(path, "w") as archive:
@@ -315,31 +311,31 @@ def test_headers_of_nonsense(tmp_path: Path, sound: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("metadata", "said"),
+    ("metadata", "message"),
     [
-        ({"total_steps": 2**60}, "steps in .*, as its metadata say"),
-        ({"total_steps": 39}, "steps in .*, as its metadata say"),
-        ({"total_episodes": 2**60, "total_steps": 2**61}, "expected a group episode_"),
-        ({"total_episodes": -1}, "expected episodes and steps"),
-        ({"total_episodes": "many"}, "expected episodes and steps"),
-        ({"data_format": "arrow"}, "expected Minari's data_format hdf5"),
-        ([], "expected Minari's data_format hdf5"),
+        ({"total_steps": 2**60}, "steps of its metadata, but 40"),
+        ({"total_steps": 39}, "does not have the 39 steps of its metadata"),
+        ({"total_episodes": 2**60, "total_steps": 2**61}, "has no group episode_"),
+        ({"total_episodes": -1}, "no valid counts of episodes and steps"),
+        ({"total_episodes": "many"}, "no valid counts of episodes and steps"),
+        ({"data_format": "arrow"}, "data_format .* is 'arrow', not hdf5"),
+        ([], "data_format .* is 'no object', not hdf5"),
     ],
 )
-def test_minaris_metadata_are_held_against_the_file(tmp_path: Path, sound: Path, metadata: Any, said: str) -> None:
+def test_false_minari_metadata_are_refused(tmp_path: Path, sound: Path, metadata: Any, message: str) -> None:
     folder = tmp_path / "plant-v0"
     shutil.copytree(sound / "plant-v0", folder)
     path = folder / "data" / "metadata.json"
     held = json.loads(path.read_text())
     path.write_text(json.dumps({**held, **metadata} if metadata else metadata))
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=message):
         take(folder)
     path.write_text("[" * 100_000)
     with pytest.raises(BadInput, match="is not JSON"):
         take(folder)
 
 
-def test_rows_that_are_no_numbers_are_quarantined_and_the_rest_is_kept(tmp_path: Path) -> None:
+def test_rows_with_nan_are_quarantined(tmp_path: Path) -> None:
     arrays = walk(40)
     arrays["rewards"][[3, 4, 20]] = np.nan, np.inf, -np.inf
     arrays["observations"][30, 1] = np.nan
@@ -349,22 +345,22 @@ def test_rows_that_are_no_numbers_are_quarantined_and_the_rest_is_kept(tmp_path:
     np.testing.assert_array_equal(rows["rewards"][:3], arrays["rewards"][:3])
 
 
-def test_a_view_of_shards_that_are_gone_or_others_is_refused(tmp_path: Path) -> None:
+def test_views_of_missing_or_altered_shards_are_refused(tmp_path: Path) -> None:
     dataset = store(tmp_path / "store", spec_for(3, 1, 1), rows_of(), shard_bytes=1000)
     shard = dataset.shard_path(dataset.manifest.shards[1])
     take(dataset.view_path)
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)
-    with pytest.raises(BadInput, match=r"as its name says, got another file or none"):
+    with pytest.raises(BadInput, match="differs from the digest in its name"):
         take(dataset.view_path)
     shard.unlink()
-    with pytest.raises(BadInput, match="as its name says, got another file or none"):
+    with pytest.raises(BadInput, match="is missing or differs"):
         take(dataset.view_path)
 
 
-def test_a_reader_that_dies_is_one_sentence_and_the_next_one_lives(tmp_path: Path, sound: Path) -> None:
-    # What a pipe holds is far less than this, so that the reader is at work when it is killed, as by a crash.
+def test_a_killed_worker_raises_bad_input_and_is_replaced(tmp_path: Path, sound: Path) -> None:
+    # More data than a pipe buffers, so that the worker is still reading when it is killed.
     many = {key: np.zeros((300_000, *values.shape[1:]), values.dtype) for key, values in walk(40).items()}
     with h5py.File(tmp_path / "a.hdf5", "w") as file:
         for key, values in many.items():
@@ -374,7 +370,7 @@ def test_a_reader_that_dies_is_one_sentence_and_the_next_one_lives(tmp_path: Pat
     next(blocks)
     for child in server.children():
         child.kill()
-    with pytest.raises(BadInput, match=r"expected a whole HDF5 file in a.hdf5, got a crash or no end"):
+    with pytest.raises(BadInput, match=r"a.hdf5 is not a complete HDF5 file \(reading crashed or took too long\)"):
         list(blocks)
     read_isolated(sound / "dsrl")
     server = psutil.Process(hdf5_isolated._idle[-1].process.pid)

@@ -1,4 +1,4 @@
-"""The D4RL and DSRL readers: exact at every end of an episode, in blocks of any size, and plain about bad files."""
+"""Readers of D4RL and DSRL: ends of episodes, block sizes, invalid files."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from configs.errors import BadInput
+from tasks.data.formats.hdf5.flat_files import read_blocks, read_layout
 from tasks.data.formats.hdf5.guard import open_guarded
-from tasks.data.formats.hdf5.layouts import read_blocks, read_layout
 from tasks.data.store.schema import NO_SUCCESSOR, Rows
 from tests.benchmark_files import Arrays, walk, write_d4rl, write_dsrl
 
@@ -26,7 +26,7 @@ def read(path: Path, horizon: int | None = None, block_rows: int = 65536) -> Row
 
 
 def by_hand() -> Arrays:
-    """Eight rows: an episode that terminates after 3, one cut after 2, one both at once after 1, one left open."""
+    """Eight rows: an episode terminated after 3, one cut after 2, one both after 1, and an open one."""
     flags = {"terminals": [0, 0, 1, 0, 0, 1, 0, 0], "timeouts": [0, 0, 0, 0, 1, 1, 0, 0]}
     return {
         "observations": np.array([[1], [2], [3], [10], [11], [20], [30], [31]], np.float32),
@@ -37,10 +37,10 @@ def by_hand() -> Arrays:
 
 
 @pytest.mark.parametrize("block_rows", [1, 2, 3, 5, 8, 65536])
-def test_next_observations_are_made_within_episodes_only(tmp_path: Path, block_rows: int) -> None:
+def test_next_observations_are_derived_within_episodes(tmp_path: Path, block_rows: int) -> None:
     rows = read(write_d4rl(tmp_path / "a.hdf5", by_hand()), block_rows=block_rows)
-    # Row 2 terminates and keeps itself; row 4 is cut and row 7 ends the file: what followed is not known. Row 5 did
-    # both; as it terminated, nothing is bootstrapped from what follows, so it can be used.
+    # Rows 2 and 5 terminate, so that their next observations do not matter. Row 4 is cut and row 7 ends the file, so
+    # that their next observations are unknown.
     assert rows["rejected"].tolist() == ["", "", "", "", NO_SUCCESSOR, "", "", NO_SUCCESSOR]
     sound = rows["rejected"] == ""
     assert rows["next_observations"][sound, 0].tolist() == [2, 3, 3, 11, 20, 31]
@@ -50,7 +50,7 @@ def test_next_observations_are_made_within_episodes_only(tmp_path: Path, block_r
 
 
 @pytest.mark.parametrize("block_rows", [1, 3, 65536])
-def test_next_observations_of_the_file_are_kept_and_no_row_is_lost(tmp_path: Path, block_rows: int) -> None:
+def test_next_observations_of_the_file_are_kept(tmp_path: Path, block_rows: int) -> None:
     following = np.arange(100, 108, dtype=np.float32)[:, None]
     path = write_d4rl(tmp_path / "a.hdf5", by_hand(), next_observations=following)
     rows = read(path, block_rows=block_rows)
@@ -60,7 +60,7 @@ def test_next_observations_of_the_file_are_kept_and_no_row_is_lost(tmp_path: Pat
 
 
 @pytest.mark.parametrize("block_rows", [1, 2, 3, 65536])
-def test_a_horizon_stands_in_for_timeouts_and_starts_anew_after_a_termination(tmp_path: Path, block_rows: int) -> None:
+def test_a_horizon_replaces_timeouts(tmp_path: Path, block_rows: int) -> None:
     terminals = np.array([0, 0, 0, 1, 0, 0, 0, 0], bool)
     path = write_d4rl(tmp_path / "a.hdf5", by_hand(), timeouts=None, terminals=terminals)
     rows = read(path, horizon=3, block_rows=block_rows)
@@ -70,7 +70,7 @@ def test_a_horizon_stands_in_for_timeouts_and_starts_anew_after_a_termination(tm
 
 
 def naive(arrays: Arrays) -> list[tuple[int, np.ndarray[Any, Any]]]:
-    """Row by row: which rows have a successor, and which."""
+    """Return the rows with a next observation, by a loop over rows."""
     found, n = [], len(arrays["rewards"])
     for i in range(n):
         if arrays["terminals"][i]:
@@ -105,7 +105,7 @@ def test_dsrl_round_trip(tmp_path: Path, actions: int) -> None:
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.int64])
 def test_flags_and_rewards_of_other_shapes_and_types(tmp_path: Path, dtype: Any) -> None:
-    # rlkit's replay buffers, from which D4RL's medium-replay files come, hold columns (N, 1).
+    # D4RL's medium-replay files, from rlkit's replay buffers, have columns (N, 1).
     arrays = walk(50)
     columns = {key: arrays[key].astype(dtype)[:, None] for key in ("terminals", "timeouts")}
     columns["rewards"] = arrays["rewards"].astype(np.float64)[:, None]
@@ -115,16 +115,16 @@ def test_flags_and_rewards_of_other_shapes_and_types(tmp_path: Path, dtype: Any)
     assert rows["rewards"].dtype == np.float32
 
 
-def test_a_file_is_named_by_the_keys_that_are_there(tmp_path: Path) -> None:
+def test_keys_identify_the_format(tmp_path: Path) -> None:
     arrays = walk(50)
     assert read_layout(write_d4rl(tmp_path / "a.hdf5", arrays)).family == "D4RL"
-    # Costs alone do not make a DSRL file, which always tells time limits.
+    # Costs alone do not identify DSRL, which always has time limits.
     partial = write_d4rl(tmp_path / "b.hdf5", arrays, timeouts=None, costs=np.ones(50, np.float32))
     assert read_layout(partial).family == "D4RL"
     assert read(partial)["costs"].all()
 
 
-def test_rows_that_are_not_finite_are_named_and_so_is_the_row_that_leads_to_them(tmp_path: Path) -> None:
+def test_rows_with_nan_and_their_predecessors_are_rejected(tmp_path: Path) -> None:
     arrays = by_hand()
     arrays["observations"][1] = np.nan
     rewards = np.arange(8.0)
@@ -149,57 +149,57 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    # One block's observations are 32 kB, the file's 2.6 MB.
+    # The observations of a block have 32 kB, those of the file 2.6 MB.
     assert peak < 0.25 * x.nbytes
 
 
-def test_infos_and_metadata_are_not_read(tmp_path: Path) -> None:
+def test_infos_and_metadata_are_ignored(tmp_path: Path) -> None:
     assert "infos" not in " ".join(read(write_d4rl(tmp_path / "a.hdf5", by_hand())))
 
 
 N = 8
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"rewards": None}, r"expected an array 'rewards' in a\.hdf5, got actions, infos, metadata"),
-    ({"actions": np.zeros((N - 1, 1), np.float32)}, r"'actions' of a\.hdf5 to have shape \(8, n\), got \(7, 1\)"),
+    ({"rewards": None}, r"a\.hdf5 has no array 'rewards', only actions, infos, metadata"),
+    ({"actions": np.zeros((N - 1, 1), np.float32)}, r"'actions' of a\.hdf5 must have shape \(8, n\), got \(7, 1\)"),
     ({"rewards": np.zeros((N, 2), np.float32)}, r"'rewards' .* \(8,\) or \(8, 1\), got \(8, 2\)"),
     ({"observations": np.zeros((N, 4, 4, 3), np.float32)}, r"'observations' .* got \(8, 4, 4, 3\)"),
     ({"observations": np.float32(1)}, "'observations'"),
-    ({"next_observations": np.zeros((N, 2), np.float32)}, r"as wide as 'observations' \(1\), got 2"),
-    ({"rewards": np.array([b"no"] * N)}, r"expected numbers in 'rewards' of a\.hdf5, got \|S2"),
-    ({"actions": np.zeros((N, 2), np.int64)}, r"continuous actions, or one discrete .* got int64 \(8, 2\)"),
-    ({"actions": np.zeros((N, 1), bool)}, "continuous actions, or one discrete .* got bool"),
-    (dict.fromkeys(by_hand()), r"expected HDF5 of D4RL, DSRL, d3rlpy, Minari .* got infos, metadata: .*'neorl init"),
-    ({"terminals": np.full(N, 2.0)}, r"'terminals' of a\.hdf5 to be 0 or 1, got 2\.0 in row 0"),
+    ({"next_observations": np.zeros((N, 2), np.float32)}, "has 2 columns, 'observations' has 1"),
+    ({"rewards": np.array([b"no"] * N)}, r"'rewards' of a\.hdf5 must be numeric, got \|S2"),
+    ({"actions": np.zeros((N, 2), np.int64)}, r"must be continuous, or one integer .* got int64 \(8, 2\)"),
+    ({"actions": np.zeros((N, 1), bool)}, "must be continuous, or one integer .* got bool"),
+    (dict.fromkeys(by_hand()), r"is not HDF5 of D4RL, .* it contains infos, metadata: .*'neorl init"),
+    ({"terminals": np.full(N, 2.0)}, r"'terminals' of a\.hdf5 must be 0 or 1, got 2\.0 in row 0"),
     ({"timeouts": np.array([0, 0, 0, np.nan] * 2)}, "'timeouts' .* got nan in row 3"),
-    ({"timeouts": None}, r"'timeouts' or 'next_observations' .*--horizon 1000"),
-    ({key: values[:0] for key, values in by_hand().items()}, "at least one row .* empty"),
+    ({"timeouts": None}, "neither 'timeouts' nor 'next_observations', .*--horizon 1000"),
+    ({key: values[:0] for key, values in by_hand().items()}, "has no rows"),
 ]
 
 
-@pytest.mark.parametrize(("changed", "says"), BAD)
-def test_what_is_wrong_is_named_in_one_sentence(tmp_path: Path, changed: dict[str, Any], says: str) -> None:
-    with pytest.raises(BadInput, match=says) as caught:
+@pytest.mark.parametrize(("changed", "message"), BAD)
+def test_invalid_files_are_refused(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message) as error:
         read(write_d4rl(tmp_path / "a.hdf5", by_hand(), **changed), block_rows=3)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
-def test_a_horizon_is_refused_where_it_is_not_needed(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"expected no horizon for a\.hdf5, which has 'timeouts': leave it out"):
+def test_an_unneeded_horizon_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"a\.hdf5 has 'timeouts', so a horizon does not apply: leave it out"):
         read(write_d4rl(tmp_path / "a.hdf5", by_hand()), horizon=1000)
     path = write_d4rl(tmp_path / "b.hdf5", by_hand(), timeouts=None)
     with pytest.raises(BadInput, match="at least one step, got 0"):
         read(path, horizon=0)
 
 
-def test_missing_foreign_truncated_and_damaged_files(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"expected a D4RL or DSRL file at .*none\.hdf5, got none"):
+def test_missing_and_damaged_hdf5_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"none\.hdf5 does not exist: give the path of a D4RL or DSRL file"):
         read(tmp_path / "none.hdf5")
     (tmp_path / "text.hdf5").write_text("observations,actions\n")
-    with pytest.raises(BadInput, match="another format in text"):
+    with pytest.raises(BadInput, match=r"text\.hdf5 is not HDF5"):
         read(tmp_path / "text.hdf5")
     whole = write_d4rl(tmp_path / "a.hdf5", walk(2000)).read_bytes()
     (tmp_path / "cut.hdf5").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(BadInput, match=r"expected a whole HDF5 file in cut\.hdf5, got '.*truncated.*': copy"):
+    with pytest.raises(BadInput, match=r"cut\.hdf5 is not a complete HDF5 file \(.*truncated.*\): copy"):
         read(tmp_path / "cut.hdf5")
     with h5py.File(tmp_path / "a.hdf5") as file:
         chunk = file["observations"].id.get_chunk_info(0)
@@ -207,30 +207,30 @@ def test_missing_foreign_truncated_and_damaged_files(tmp_path: Path) -> None:
     middle = chunk.byte_offset + chunk.size // 2
     damaged[middle : middle + 64] = bytes(64)
     (tmp_path / "damaged.hdf5").write_bytes(damaged)
-    with pytest.raises(BadInput, match=r"whole HDF5 file in damaged\.hdf5"):
+    with pytest.raises(BadInput, match=r"damaged\.hdf5 is not a complete HDF5 file"):
         read(tmp_path / "damaged.hdf5")
 
 
-def test_a_group_in_place_of_an_array_is_a_missing_array(tmp_path: Path) -> None:
-    # Minari's layout: a group for each episode.
+def test_a_group_is_not_an_array(tmp_path: Path) -> None:
+    # As in Minari: a group per episode.
     with h5py.File(tmp_path / "a.hdf5", "w") as file:
         file["episode_0/observations"] = np.zeros((3, 1))
         file["observations/agent"] = np.zeros((3, 1))
-    with pytest.raises(BadInput, match=r"expected HDF5 of D4RL, .* in a\.hdf5, got episode_0, observations: "):
+    with pytest.raises(BadInput, match=r"a\.hdf5 is not HDF5 of D4RL, .* contains episode_0, observations: "):
         read(tmp_path / "a.hdf5")
 
 
-def test_only_what_came_by_way_of_h5py_says_that_a_file_is_damaged(tmp_path: Path) -> None:
+def test_only_errors_of_h5py_count_as_damage(tmp_path: Path) -> None:
     path = tmp_path / "some.h5"
     with h5py.File(path, "w") as file:
         file["some"] = np.zeros(3)
-    with pytest.raises(BadInput, match=r"expected a whole HDF5 file in some\.h5, got"), open_guarded(path) as file:
+    with pytest.raises(BadInput, match=r"some\.h5 is not a complete HDF5 file"), open_guarded(path) as file:
         file["other"]
     with pytest.raises(KeyError, match="ours"), open_guarded(path):
         {}["ours"]
 
 
-def test_the_process_that_reads_foreign_files_starts_without_slow_libraries() -> None:
+def test_the_worker_imports_no_slow_libraries() -> None:
     script = """
         import sys
         import tasks.data.formats.hdf5.worker

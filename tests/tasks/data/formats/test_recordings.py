@@ -1,4 +1,4 @@
-"""Recordings: the account is exact, the spec is made from the data, and too many bad rows refuse the file."""
+"""Recordings: account, derived spec, limit on bad rows."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.benchmark_files import walk, write_d4rl, write_dsrl
 from tests.tasks.data.formats.test_hdf5_formats import by_hand
 
 
-def test_the_account_of_a_file_worked_by_hand(tmp_path: Path) -> None:
+def test_account_by_hand(tmp_path: Path) -> None:
     path = write_d4rl(tmp_path / "toy-v0.hdf5", by_hand())
-    told: list[tuple[int, int, str]] = []
-    log = read(path, progress=lambda *args: told.append(args))
-    assert told == [(8, 8, "rows")]
+    calls: list[tuple[int, int, str]] = []
+    log = read(path, progress=lambda *args: calls.append(args))
+    assert calls == [(8, 8, "rows")]
     # Episodes: rewards 0+1+2, 3+4, 5, 6+7.
     about = {name: value for name, value in asdict(log.about).items() if name not in ("sha256", "cost")}
     assert about == {
@@ -41,13 +41,13 @@ def test_the_account_of_a_file_worked_by_hand(tmp_path: Path) -> None:
         "  episodes: 2 terminated, 1 cut by time, 1 unfinished; the longest has 3 steps\n"
         "  return per episode: mean 7 (from 3 to 13)\n"
         "  costs: none in the file\n"
-        "  next observations: made, within episodes only\n"
+        "  next observations: derived within episodes\n"
         "  left out: 2 row(s), no next observation\n"
         "  6 transitions of 1 observations, 1 actions"
     )
 
 
-def test_costs_are_carried_and_accounted_for(tmp_path: Path) -> None:
+def test_costs_are_read(tmp_path: Path) -> None:
     arrays = walk(200)
     log = read(write_dsrl(tmp_path / "a.hdf5", arrays))
     unsafe = arrays["observations"][:, 0] > 1
@@ -60,14 +60,14 @@ def test_costs_are_carried_and_accounted_for(tmp_path: Path) -> None:
     assert "next observations: in the file" in str(log)
 
 
-def test_what_a_file_does_not_tell_is_said(tmp_path: Path) -> None:
+def test_unknown_time_limits_are_shown(tmp_path: Path) -> None:
     partial = write_d4rl(tmp_path / "a.hdf5", walk(100), timeouts=None)
-    assert "the file does not tell which were cut by time" in str(read(partial))
+    assert "the file does not say which were cut by time" in str(read(partial))
     bare = write_d4rl(tmp_path / "b.hdf5", walk(100), timeouts=None, next_observations=None)
-    assert "cut every 7 steps, as told" in str(read(bare, horizon=7))
+    assert "cut every 7 steps, as given" in str(read(bare, horizon=7))
 
 
-def test_the_spec_is_made_from_the_data(tmp_path: Path) -> None:
+def test_spec_derived_from_the_data(tmp_path: Path) -> None:
     arrays = walk(300, actions=2)
     spec = read(write_d4rl(tmp_path / "a.hdf5", arrays)).spec
     assert spec.observation.names == ("obs_0", "obs_1", "obs_2")
@@ -77,7 +77,7 @@ def test_the_spec_is_made_from_the_data(tmp_path: Path) -> None:
     np.testing.assert_array_equal(spec.observation.high, both.max(axis=0))
     ends = np.flatnonzero(arrays["terminals"] | arrays["timeouts"])
     assert spec.horizon == max(np.diff([-1, *ends, 299]))
-    # Actions within [-1, 1], but for a rounding, have that box; others the range seen; one that rests gets some room.
+    # Bounds of actions: [-1, 1] if all values are inside up to rounding, otherwise the range seen, widened if constant.
     assert (spec.action.low, spec.action.high) == ((-1.0, -1.0), (1.0, 1.0))
     rounded = arrays["actions"].copy()
     rounded[0, 0] = np.nextafter(np.float32(1), np.float32(2))
@@ -88,7 +88,7 @@ def test_the_spec_is_made_from_the_data(tmp_path: Path) -> None:
     assert found.high == (float(valve[:, 0].max()), 6.0)
 
 
-def test_a_few_bad_rows_are_left_out_and_many_refuse_the_file(tmp_path: Path) -> None:
+def test_many_bad_rows_refuse_the_file(tmp_path: Path) -> None:
     arrays = walk(100)
     rewards = arrays["rewards"].copy()
     rewards[[3, 40, 41, 42, 99]] = np.nan
@@ -98,18 +98,20 @@ def test_a_few_bad_rows_are_left_out_and_many_refuse_the_file(tmp_path: Path) ->
     assert "left out: 5 row(s), NaN or infinity in rewards" in str(log)
     np.testing.assert_array_equal(log.transitions.reward, np.delete(arrays["rewards"], [3, 40, 41, 42, 99]))
     rewards[50] = np.inf
-    with pytest.raises(BadInput, match=r"at most 5% of the 100 rows of a\.hdf5 .* got 6 with NaN or infinity in rew"):
+    with pytest.raises(
+        BadInput, match=r"at most 5% of the 100 rows of a\.hdf5 may be unusable, got 6 with NaN or infinity in rew"
+    ):
         read(write_d4rl(path, arrays, rewards=rewards))
 
 
-def test_a_file_of_lone_steps_has_nothing_to_learn_from(tmp_path: Path) -> None:
+def test_episodes_of_one_step_are_refused(tmp_path: Path) -> None:
     lone = {**by_hand(), "terminals": np.zeros(8, bool), "timeouts": np.ones(8, bool)}
-    with pytest.raises(BadInput, match="expected a row with a next observation"):
+    with pytest.raises(BadInput, match=r"no row of a\.hdf5 has a next observation"):
         read(write_d4rl(tmp_path / "a.hdf5", lone))
 
 
-def test_official_data_in_d4rl_layout_have_their_published_score(dmsd_train: Path, tmp_path: Path) -> None:
-    # NeoRL-2 (arXiv 2503.19267): the data of DMSD score 56.6, all episodes have 100 steps.
+def test_official_data_have_the_published_score(dmsd_train: Path, tmp_path: Path) -> None:
+    # NeoRL-2 (arXiv 2503.19267): the DMSD data score 56.6 in episodes of 100 steps.
     with np.load(dmsd_train) as data:
         arrays = {
             "observations": data["obs"],
@@ -123,7 +125,7 @@ def test_official_data_in_d4rl_layout_have_their_published_score(dmsd_train: Pat
     worst, best = PLANTS["double_mass"].spec.score_range
     assert 100 * (log.about.returns.mean - worst) / (best - worst) == pytest.approx(56.6, abs=0.05)
     assert (log.about.episodes, log.about.longest, log.about.cut) == (1000, 100, 1000)
-    # Made anew, they are the same but for each episode's last row.
+    # Derived next observations are the same except for each episode's last row.
     made = read(write_d4rl(tmp_path / "bare.hdf5", arrays, next_observations=None))
     last = np.arange(99, 100_000, 100)
     assert made.about.left_out == {"no next observation": 1000}

@@ -1,8 +1,8 @@
-"""The npz archives of NeoRL and NeoRL-2 as blocks of rows, as the row checks take them.
+"""Read the npz archives of NeoRL and NeoRL-2.
 
 NeoRL-2 (arXiv 2503.19267): obs, action, next_obs, reward, done, truncated, one row per step. NeoRL (arXiv 2102.00714):
-the same without truncated, but with `index`, the rows at which trajectories are divided: its own reader takes them for
-the ends and puts a 0 before them, its documentation speaks of starts; both say the same boundaries.
+`index` in place of truncated, the rows at which trajectories are divided. NeoRL's own reader takes them for ends and
+prepends a 0, its documentation calls them starts; both give the same boundaries.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from tasks.files.arrays import Member, NpzReader, open_npz
 KEYS = ("obs", "action", "next_obs", "reward")
 MAX_ROW_BYTES = 2**20
 BLOCK_BYTES = 2**26
-"""Bytes that are read at once: fewer rows where they are very wide."""
+"""Most bytes to read at once."""
 
 
 class ArchiveLayout(NamedTuple):
-    """What an archive holds, known from its headers alone."""
+    """Layout of an archive, from the headers."""
 
     family: str
-    """"NeoRL-2", or "NeoRL" where `index` stands in for `truncated`."""
+    """"NeoRL-2", or "NeoRL" if there is `index` and no `truncated`."""
     rows: int
     widths: dict[str, int]
     """Numbers per row of each key."""
 
 
 def read_archive_layout(path: Path) -> ArchiveLayout:
-    """Which of the two an archive is, and its widths, whatever plant it is of.
+    """Read the family, rows and widths of an archive.
 
     Raises:
-        BadInput: when it is neither.
+        BadInput: if it is neither NeoRL nor NeoRL-2.
     """
     with open_npz(path) as archive:
         family = "NeoRL-2" if "truncated" in archive.names or "index" not in archive.names else "NeoRL"
@@ -55,7 +55,7 @@ def read_archive_layout(path: Path) -> ArchiveLayout:
 
 
 def read_archive(path: Path, widths: Mapping[str, int], block_rows: int = BLOCK_ROWS) -> Iterator[Rows]:
-    """The archive's rows, block after block, as they stand.
+    """Yield the archive's rows in blocks, unchecked.
 
     Args:
         path: the .npz file.
@@ -63,7 +63,7 @@ def read_archive(path: Path, widths: Mapping[str, int], block_rows: int = BLOCK_
         block_rows: rows per block.
 
     Raises:
-        BadInput: when the archive is damaged, or holds other or fewer numbers than its headers say.
+        BadInput: if the archive is damaged or contradicts its headers.
     """
     with open_npz(path) as archive:
         members = {name: _member(archive, path, name) for name in widths}
@@ -71,7 +71,7 @@ def read_archive(path: Path, widths: Mapping[str, int], block_rows: int = BLOCK_
         for name, width in widths.items():
             _check_shape(path, members[name], count, width)
         if count == 0:
-            raise BadInput(f"expected at least one row in {path.name}, got an empty dataset: export it again.")
+            raise BadInput(f"{path.name} has no rows: export it again.")
         ends = None if "truncated" in widths else _read_index(archive, path, count)
         row_bytes = sum(member.width * member.dtype.itemsize for member in members.values())
         block_rows = min(block_rows, max(BLOCK_BYTES // row_bytes, 1))
@@ -84,22 +84,22 @@ def read_archive(path: Path, widths: Mapping[str, int], block_rows: int = BLOCK_
                     raw["truncated"] = (np.isin(np.arange(start, start + n), ends)[:, None] & (raw["done"] == 0)) * 1.0
                 yield _named(raw)
             for name, stream in streams.items():
-                # Reading past the end is what makes zipfile compare the member's checksum.
+                # zipfile checks the member's checksum when reading past the end.
                 if stream.read(1):
-                    raise BadInput(f"expected {count} rows of '{name}' in {path.name}, got more: export it again.")
+                    raise BadInput(f"'{name}' in {path.name} has more than {count} rows: export it again.")
 
 
 def _read_index(archive: NpzReader, path: Path, count: int) -> npt.NDArray[np.int64]:
-    """The last row of each of NeoRL's trajectories."""
+    """Return the last row of each trajectory of a NeoRL archive."""
     member = archive.member("index")
     if len(member.shape) != 1 or member.dtype.kind not in "iu" or member.shape[0] > count + 1:
         raise BadInput(
-            f"expected 'index' of {path.name} to be rows at which trajectories are divided, got {member.dtype} "
+            f"'index' of {path.name} must be row numbers at which trajectories are divided, got {member.dtype} "
             f"{member.shape}: export it again."
         )
     index = [int(i) for i in archive.read(member)]
     if any(a >= b for a, b in itertools.pairwise(index)) or any(not 0 <= i <= count for i in index):
-        raise BadInput(f"expected 'index' of {path.name} to increase from 0 up to {count}, got other rows.")
+        raise BadInput(f"'index' of {path.name} must increase from 0 to {count}, got {index[:5]}: export it again.")
     return np.unique([*(i - 1 for i in index if i > 0), count - 1]).astype(np.int64)
 
 
@@ -118,8 +118,8 @@ def _member(archive: NpzReader, path: Path, name: str) -> Member:
     member = archive.member(name)
     if member.width * member.dtype.itemsize > MAX_ROW_BYTES:
         raise BadInput(
-            f"expected rows of at most {MAX_ROW_BYTES} bytes in '{name}' of {path.name}, got the shape {member.shape}: "
-            "export vectors of signals."
+            f"rows of '{name}' in {path.name} have more than {MAX_ROW_BYTES} bytes, shape {member.shape}: export "
+            "vectors of signals."
         )
     return member
 
@@ -129,8 +129,8 @@ def _check_shape(path: Path, member: Member, count: int, width: int) -> None:
     if len(member.shape) not in ((2,) if vector else (1, 2)) or member.shape[0] != count or member.width != width:
         expected = f"({count}, {width})" if vector else f"({count},) or ({count}, 1)"
         raise BadInput(
-            f"expected '{member.name}' of {path.name} to have shape {expected}, got {member.shape}: "
-            "check that the file belongs to this plant."
+            f"'{member.name}' of {path.name} must have shape {expected}, got {member.shape}: check that the file "
+            "belongs to this plant."
         )
 
 
@@ -138,9 +138,7 @@ def _read_rows(stream: IO[bytes], member: Member, count: int, path: Path) -> npt
     size = count * member.width * member.dtype.itemsize
     data = stream.read(size)
     if len(data) != size:
-        raise BadInput(
-            f"expected {size} bytes more of '{member.name}' in {path.name}, got {len(data)}: copy the file again."
-        )
+        raise BadInput(f"'{member.name}' in {path.name} ends {size - len(data)} bytes too early: copy the file again.")
     values = np.frombuffer(data, member.dtype).reshape(count, member.width)
-    with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf, and the row checks find it
+    with np.errstate(over="ignore"):  # values beyond float32 become inf, which the row checks find
         return values.astype(np.float32)

@@ -1,11 +1,11 @@
-"""Flat HDF5 files (D4RL, DSRL, d3rlpy 1) as blocks of checked rows; next observations are made where there are none.
+"""Read flat HDF5 files (D4RL, DSRL, d3rlpy 1) in blocks; missing next observations are derived.
 
-All hold flat arrays over time. D4RL (Fu et al. 2020, arXiv 2004.07219): observations, actions, rewards, terminals, in
-most files timeouts, in some next_observations, besides infos/* and metadata/*, which say nothing of the transitions.
-DSRL (Liu et al. 2023, arXiv 2306.09303): the same with costs, and with next_observations and timeouts in every file.
-MDPDataset.dump of d3rlpy before 2 (Seno and Imai 2022, JMLR 23): D4RL's four with episode_terminals, which is 1 at the
-last row of every episode, and with discrete actions as integers.
-What has one number per row may be (N,) or (N, 1), for both projects' tools squeeze some files and not others.
+All have flat arrays over time; scalars per row may be (N,) or (N, 1).
+D4RL (Fu et al. 2020, arXiv 2004.07219): observations, actions, rewards, terminals, mostly timeouts, sometimes
+next_observations; infos/* and metadata/* are ignored.
+DSRL (Liu et al. 2023, arXiv 2306.09303): the same with costs, and always with next_observations and timeouts.
+MDPDataset.dump of d3rlpy before 2 (Seno and Imai 2022, JMLR 23): D4RL's first four with episode_terminals, 1 at each
+episode's last row, and integers for discrete actions.
 """
 
 from __future__ import annotations
@@ -23,53 +23,53 @@ from tasks.data.formats.hdf5.guard import find_array, open_guarded
 from tasks.data.store.schema import NO_SUCCESSOR, Rows
 
 BLOCK_ROWS = 65536
-"""Rows that are read at once."""
+"""Rows to read at once."""
 BLOCK_NUMBERS = 2**26
-"""Numbers that are read at once: fewer rows where they are very wide."""
+"""Most numbers to read at once."""
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 OPTIONAL = ("next_observations", "timeouts", "costs")
 VECTORS = ("observations", "actions", "next_observations")
 FLAGS = ("terminals", "timeouts")
 ENDS = "episode_terminals"
-"""What d3rlpy 1 has for timeouts: the ends of all episodes, by whatever cause."""
+"""d3rlpy 1's ends of all episodes, used as timeouts."""
 
 
 class Layout(NamedTuple):
-    """What a file holds, known from its headers alone."""
+    """Layout of a file, from the headers."""
 
     family: str
-    """"DSRL" when its seven keys are there, "d3rlpy" by its ends, else "D4RL", of which costs may still be a part."""
+    """"DSRL" if all seven keys exist, "d3rlpy" by its ends, otherwise "D4RL", which may have costs, too."""
     rows: int
     widths: dict[str, int]
-    """Numbers per row of each key that is there."""
+    """Numbers per row of each existing key."""
     discrete: bool
-    """Whether actions are integers, each the number of a choice."""
+    """Whether actions are integers, the numbers of choices."""
 
 
 def read_blocks(path: Path, horizon: int | None = None, block_rows: int = BLOCK_ROWS) -> Iterator[Rows]:
     """Stream a D4RL or DSRL file.
 
-    A termination stops bootstrapping and needs no next observation: where the file has none, that row's own stands
-    in. Any other row takes the next row's observation, unless a time limit or the file's end lies between.
+    Missing next observations are taken from the next row. A terminated row keeps its own observation, because it does
+    not bootstrap. The last row before a time limit or the end of the file is rejected.
 
     Args:
         path: the HDF5 file.
-        horizon: steps after which episodes were cut; needed, and allowed, where the file has neither timeouts nor
-            next_observations.
+        horizon: time limit of episodes in steps; required if the file has neither timeouts nor next_observations, and
+            otherwise not allowed.
         block_rows: rows per block.
 
     Returns:
-        Blocks of the keys of `REQUIRED` and `OPTIONAL`, float32 and bool, discrete actions as they stand, costs 0
-        where the file has none, and `rejected`: '' or the reason why a row cannot be used.
+        Blocks of the keys of `REQUIRED` and `OPTIONAL` as float32 and bool, discrete actions unchanged, costs 0 if the
+        file has none, and `rejected`: '' or the reason why a row is unusable.
 
     Raises:
-        BadInput: when the file is missing, damaged or no HDF5, a key is missing, a shape or type is wrong, a flag is
-            neither 0 nor 1, or the ends of episodes cannot be known.
+        BadInput: if the file is missing, damaged or not HDF5, a key is missing, a shape or type is wrong, a flag is
+            neither 0 nor 1, or the ends of episodes are unknown.
     """
     with open_guarded(path) as file:
         layout = _layout(file, path, horizon)
         block_rows = min(block_rows, max(BLOCK_NUMBERS // sum(layout.widths.values()), 1))
-        age = 0  # steps of the episode before this block, since it began or since the last termination
+        age = 0  # steps since the last termination, or since the file's first row
         for start in range(0, layout.rows, block_rows):
             stop = min(start + block_rows, layout.rows)
             rows = {key: _read(file, key, start, stop, path) for key in layout.widths}
@@ -99,7 +99,7 @@ def read_blocks(path: Path, horizon: int | None = None, block_rows: int = BLOCK_
 
 
 def read_layout(path: Path, horizon: int | None = None) -> Layout:
-    """What a file holds; the same checks of names, shapes and types as before reading it."""
+    """Read the layout of a file; names, shapes and types are checked."""
     with open_guarded(path) as file:
         return _layout(file, path, horizon)
 
@@ -116,57 +116,57 @@ def _layout(file: h5py.File, path: Path, horizon: int | None) -> Layout:
             shown = ", ".join(listed[:8]) + (", ..." if len(listed) > 8 else "")
             if found:
                 raise BadInput(
-                    f"expected an array '{key}' in {path.name}, got {shown}: export it with the names of D4RL or DSRL."
+                    f"{path.name} has no array '{key}', only {shown}: export it with the names of D4RL or DSRL."
                 )
             raise BadInput(
-                f"expected HDF5 of D4RL, DSRL, d3rlpy, Minari or this store in {path.name}, got {shown or 'nothing'}: "
-                "export it in one of these, or save a plant's table as CSV or Parquet, for which 'neorl init --from "
-                "TABLE' writes a mapping."
+                f"{path.name} is not HDF5 of D4RL, DSRL, d3rlpy, Minari or a dataset store, it contains "
+                f"{shown or 'nothing'}: export it as one of these, or save a plant's table as CSV or Parquet, for "
+                "which 'neorl init --from TABLE' writes a mapping."
             )
     if found["observations"].shape is None:
-        raise BadInput(f"expected 'observations' of {path.name} to hold rows, got an empty array: export it again.")
+        raise BadInput(f"'observations' of {path.name} has no rows: export it again.")
     count = found["observations"].shape[0] if found["observations"].shape else 0
     widths = {key: _width(path, key, array, count) for key, array in found.items()}
     if count == 0:
-        raise BadInput(f"expected at least one row in {path.name}, got an empty dataset: export it again.")
+        raise BadInput(f"{path.name} has no rows: export it again.")
     if widths.get("next_observations", widths["observations"]) != widths["observations"]:
         raise BadInput(
-            f"expected 'next_observations' of {path.name} to be as wide as 'observations' ({widths['observations']}), "
-            f"got {widths['next_observations']}: export it again."
+            f"'next_observations' of {path.name} has {widths['next_observations']} columns, 'observations' has "
+            f"{widths['observations']}: export it again."
         )
     family = "d3rlpy" if ends is not None else "DSRL" if all(key in found for key in OPTIONAL) else "D4RL"
     tells = [f"'{key}'" for key in ("timeouts", "next_observations") if key in found]
     if not tells and horizon is None:
         raise BadInput(
-            f"expected 'timeouts' or 'next_observations' in {path.name}, got neither, so that episodes cut by time "
-            "would run into each other: give the time limit in steps (--horizon 1000)."
+            f"{path.name} has neither 'timeouts' nor 'next_observations', so ends of episodes are unknown: give the "
+            "time limit in steps (--horizon 1000)."
         )
     if tells and horizon is not None:
-        raise BadInput(f"expected no horizon for {path.name}, which has {' and '.join(tells)}: leave it out.")
+        raise BadInput(f"{path.name} has {' and '.join(tells)}, so a horizon does not apply: leave it out.")
     if horizon is not None and horizon < 1:
-        raise BadInput(f"expected a horizon of at least one step, got {horizon}: give the environment's time limit.")
+        raise BadInput(f"the horizon must be at least one step, got {horizon}: give the environment's time limit.")
     return Layout(family, count, widths, found["actions"].dtype.kind in "iu")
 
 
 def _width(path: Path, key: str, array: h5py.Dataset, count: int) -> int:
     if array.dtype.kind not in "fiub":
-        raise BadInput(f"expected numbers in '{key}' of {path.name}, got {array.dtype}: save it as float32.")
+        raise BadInput(f"'{key}' of {path.name} must be numeric, got {array.dtype}: save it as float32.")
     if (
         key == "actions"
         and array.dtype.kind != "f"
         and (array.dtype.kind == "b" or array.shape not in ((count,), (count, 1)))
     ):
         raise BadInput(
-            f"expected continuous actions, or one discrete action of integers, in {path.name}, got {array.dtype} "
-            f"{array.shape}: save continuous ones as float32, or combinations of choices as one number."
+            f"actions in {path.name} must be continuous, or one integer per row, got {array.dtype} {array.shape}: save "
+            "continuous actions as float32, or combinations of choices as one number."
         )
     vector = key in VECTORS
     tails = [(), (1,)] if not vector else [(), array.shape[1:2]] if array.shape else []
     if array.shape is None or array.shape[:1] != (count,) or array.shape[1:] not in tails:
         expected = f"({count}, n)" if vector else f"({count},) or ({count}, 1)"
-        raise BadInput(f"expected '{key}' of {path.name} to have shape {expected}, got {array.shape}: export it again.")
+        raise BadInput(f"'{key}' of {path.name} must have shape {expected}, got {array.shape}: export it again.")
     if array.shape[1:] == (0,):
-        raise BadInput(f"expected '{key}' of {path.name} to have columns, got none: export it again.")
+        raise BadInput(f"'{key}' of {path.name} has no columns: export it again.")
     return int(array.shape[1]) if array.shape[1:] else 1
 
 
@@ -174,24 +174,24 @@ def _read(file: h5py.File, key: str, start: int, stop: int, path: Path) -> npt.N
     stored = file[key] if key in file else file[ENDS]
     values: npt.NDArray[Any] = stored[start:stop]
     if len(values) != stop - start:
-        raise BadInput(f"expected {stop} rows of '{key}' in {path.name}, got fewer: copy the file again.")
+        raise BadInput(f"'{key}' in {path.name} has fewer than {stop} rows: copy the file again.")
     if key in FLAGS:
         values = values.reshape(stop - start)
         wrong = np.flatnonzero((values != 0) & (values != 1))
         if len(wrong):
             raise BadInput(
-                f"expected '{key}' of {path.name} to be 0 or 1, got {values[wrong[0]]} in row {start + wrong[0]}: "
-                "export it again."
+                f"'{key}' of {path.name} must be 0 or 1, got {values[wrong[0]]} in row {start + wrong[0]}: export it "
+                "again."
             )
         return values.astype(bool)
     if key == "actions" and values.dtype.kind in "iu":
         return values.reshape(stop - start, 1)
-    with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf, and is counted with the infinite
+    with np.errstate(over="ignore"):  # values beyond float32 become inf, and are counted as infinite
         return values.reshape((stop - start, -1) if key in VECTORS else stop - start).astype(np.float32)
 
 
 def _ages(terminals: npt.NDArray[np.bool_], age: int) -> npt.NDArray[np.int64]:
-    """Steps since the last termination before each row; `age` before the first."""
+    """Return the steps since the last termination before each row; `age` is that of the first row."""
     index = np.arange(len(terminals))
     last = np.maximum.accumulate(np.where(terminals, index, -1))
     before = np.append(-1, last[:-1])
