@@ -1,7 +1,7 @@
-"""`python -m flows` is the `neorl` command."""
+"""`python -m flows` runs the `neorl` command."""
 
 from flows.cli.main import main
 
-# A process that is spawned imports this module anew.
+# Spawned processes import this module again.
 if __name__ == "__main__":
     main()

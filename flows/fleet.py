@@ -1,7 +1,7 @@
-"""The retraining of a fleet: a flow for all of it, and a flow below it for each site, several at the same time.
+"""Retraining of a fleet: one parent flow, and one retraining flow per site, several in parallel.
 
-A site's retraining is the one of any plant, with its own lock, gates, certificate and lineage. Whatever becomes of it,
-the others go on; a fleet that was killed is retrained again, and finds again what was finished.
+Each site is retrained like any plant, with its own lock, gates, certificate and lineage. A failed site does not stop
+the others. A killed fleet run is repeated with the same command, which reuses finished sites.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from configs.home import Home
 from configs.load import load_fleet, site_logs, site_run
 from configs.run import OpenedRun
 from configs.strict import MARK
-from flows.checks import checked_run
+from flows.flow_run import completed, proceed, refusals_as_states, result_of, run_name_by_config, tag_run
+from flows.preflight import checked_run
 from flows.retrain import retrain
-from flows.running import ending_of, proceed, refusals_as_states, tag_run
 from flows.services.locks import recorded_run
 from flows.services.servers import connect, reap_dead_runs
-from flows.watch import arrivals
+from flows.services.watched_folder import arrivals
 from tasks.conclusion import show_artifact
 from tasks.evaluation.cluster import check_workers, cluster, scheduler
 from tasks.evidence.ledger.ledger import Ledger
@@ -53,31 +53,24 @@ if TYPE_CHECKING:
     from prefect.futures import PrefectFuture
     from prefect.task_runners import TaskRunner
 
-LOST = "its process ended before it did: see the site's log, and give the same command again"
+LOST = "its process was killed: read the site's log, then repeat the command"
 
 
-def fleet_run_name() -> str:
-    """`fleet` and the fleet's file, from the flow run's parameters."""
-    return f"fleet {Path(flow_run.parameters['config']).stem}"
-
-
-@flow(name="fleet", flow_run_name=fleet_run_name, persist_result=False)
+@flow(name="fleet", flow_run_name=run_name_by_config, persist_result=False)
 @refusals_as_states
 def retrain_fleet(config: str, sites: list[str] | None = None) -> State[FleetOutcome]:
     """Retrain every site of a fleet from its logs, and compare them.
 
     Args:
         config: the fleet's YAML.
-        sites: only these; all of them when not given.
+        sites: only these sites; by default all.
 
     Returns:
-        What came of each, as the state's data.
+        The outcome of each site, as data of the state.
 
     Raises:
-        NeoRLError: when the file cannot be used, or not one site came to a decision.
+        NeoRLError: if the file is invalid, or no site reached a decision.
     """
-    from prefect.states import Completed
-
     path = Path(config).resolve()
     home, fleet = Home.locate(), load_fleet(path)
     wanted = list(fleet.sites) if sites is None else sites
@@ -89,13 +82,13 @@ def retrain_fleet(config: str, sites: list[str] | None = None) -> State[FleetOut
             try:
                 share(str(path))
             except NeoRLError as error:
-                # Sites go on with what was shared before; one without any is refused by itself.
-                get_run_logger().warning(f"nothing new is shared by the sites of {fleet.fleet}: {error}")
+                # Sites use the previous shared weights; a site without any is refused by its own run.
+                get_run_logger().warning(f"the shared weights of {fleet.fleet} were not updated: {error}")
         ended = _each(home, fleet, path, wanted)
-        # What a site's retraining came to stands in the ledger, but for one that nothing was said of.
-        told = tuple(_told(standing, ended) for standing in standings(path, Ledger.open(home).entries()))
+        # The ledger has no entry about a crashed site.
+        current = tuple(_updated(standing, ended) for standing in standings(path, Ledger.open(home).entries()))
         url = f"{services.prefect.url}/runs/flow-run/{flow_run.id}"
-        page = write_page(home, fleet.fleet, told, datetime.now(UTC), {"Prefect run": url})
+        page = write_page(home, fleet.fleet, current, datetime.now(UTC), {"Prefect run": url})
         found = FleetOutcome(
             fleet=fleet.fleet,
             run=str(flow_run.id),
@@ -104,55 +97,54 @@ def retrain_fleet(config: str, sites: list[str] | None = None) -> State[FleetOut
             outliers=page.outliers,
             page=page.path,
         )
-        show_artifact(fleet.fleet, found.headline, _in_words(found, told), "fleet")
+        show_artifact(fleet.fleet, found.headline, _markdown(found, current), "fleet")
         if not any(each.outcome for each in found.sites):
-            raise Refused(f"expected a site of {fleet.fleet} to come to a decision, got none: read {found.page}.")
-        get_run_logger().info(found.headline)
-        return Completed(message=found.headline, data=found)
+            raise Refused(f"no site of {fleet.fleet} reached a decision: read {found.page}.")
+        return completed(found.headline, found)
 
 
 @task(task_run_name="{site}", cache_policy=NO_CACHE, persist_result=False)
 def retrain_site(site: str, plant: str, config: str, data: list[str], log: str, mapped: bool) -> SiteEnded:
-    """One site's retraining, as a flow of its own below the fleet's; whatever becomes of it is an answer.
+    """Retrain one site in a flow of its own; a refusal or crash is returned as its outcome.
 
     Args:
-        site: its name in the fleet's file.
-        plant: its name as a plant.
-        config: its run, as `fleet.yaml#site`.
-        data: its logs, files or digests of datasets; with none, all that came to the watched folder.
-        log: file for what the retraining tells of its progress.
-        mapped: whether its logs are read by a mapping.
+        site: name in the fleet's file.
+        plant: name of the site's plant.
+        config: the site's run, as `fleet.yaml#site`.
+        data: log files or dataset digests; if empty, all files of the site in the watched folder.
+        log: file for progress messages.
+        mapped: whether the logs are read with a mapping.
     """
-    # A task holds back what tasks below it store until its own end: a retraining needs its stages' results at once.
+    # Without an eager commit, Prefect would store results of the site's tasks only at the end of this task.
     with open(log, "a", buffering=1) as stream, redirect_stderr(stream), transaction(commit_mode=CommitMode.EAGER):
         try:
             given = [str(logs_of(Home.locate(), Path(name), mapped)) for name in data]
             ended = retrain(config, given or None, return_state=True)
-            return SiteEnded(site=site, plant=plant, outcome=ending_of(ended))  # type: ignore[arg-type]
+            return SiteEnded(site=site, plant=plant, outcome=result_of(ended))  # type: ignore[arg-type]
         except ServiceMissing as error:
             return SiteEnded(site=site, plant=plant, crashed=str(error))
         except NeoRLError as error:
             return SiteEnded(site=site, plant=plant, refused=str(error))
         except Exception as error:
-            # One site stops nobody, whatever it was: Prefect has its traceback.
+            # The other sites continue; Prefect shows the traceback.
             return SiteEnded(site=site, plant=plant, crashed=f"{type(error).__name__}: {error}")
         finally:
-            # A process retrains one site after another, of a fleet that may have hundreds.
+            # One process retrains many sites, so memory must not grow with each.
             forget_programs()
 
 
 @task(cache_policy=NO_CACHE, persist_result=False)
 def share(config: str) -> str:
-    """Train the policy that the sites share on the logs of all whose data are fit for training.
+    """Train the shared policy on the logs of all sites that pass validation.
 
     Args:
         config: the fleet's YAML.
 
     Returns:
-        The digest of its weights.
+        The digest of the weights.
 
     Raises:
-        Refused: when no site's data are fit.
+        Refused: if no site passes validation.
     """
     path, home = Path(config), Home.locate()
     fleet, runs, datasets = load_fleet(path), dict[str, OpenedRun](), dict[str, Dataset]()
@@ -165,21 +157,19 @@ def share(config: str) -> str:
             dataset = ingest(home, run.part("data"), logs)
             proceed(validate(home, run.part("data"), dataset, DriftReference()))
         except NeoRLError as error:
-            get_run_logger().warning(f"{site} has no part in what the sites share: {error}")
+            get_run_logger().warning(f"{site} is left out of the shared policy: {error}")
             continue
         runs[site], datasets[site] = run, dataset
     if not datasets:
-        raise Refused(
-            f"expected a site of {fleet.fleet} whose data are fit for training, got none: read the flow's log."
-        )
+        raise Refused(f"no site of {fleet.fleet} passed validation: read the reasons in the flow's log.")
     with StageProgress("share") as progress:
         start = pooled_start(home, fleet.fleet, runs, datasets, progress)
-    get_run_logger().info(f"{len(datasets)} of {len(fleet.sites)} sites share the weights {start[:12]}")
+    get_run_logger().info(f"{len(datasets)} of {len(fleet.sites)} sites share weights {start[:12]}")
     return start
 
 
 def _each(home: Home, fleet: Fleet, path: Path, sites: Sequence[str]) -> dict[str, SiteEnded]:
-    """Every site's end, in their order; one that takes its process with it is tried once more, alone."""
+    """Return the outcome of every site, in order; a site that killed its process is retried once, alone."""
     ended = dict(_submitted(home, fleet, path, sites, fleet.at_once))
     for site in sites:
         if site not in ended:
@@ -191,7 +181,7 @@ def _each(home: Home, fleet: Fleet, path: Path, sites: Sequence[str]) -> dict[st
 def _submitted(
     home: Home, fleet: Fleet, path: Path, named: Sequence[str], at_once: int | None
 ) -> Iterator[tuple[str, SiteEnded]]:
-    """Sites as they end; nothing of one whose process was killed."""
+    """Yield outcomes as sites finish; a site is missing if its process was killed."""
     from prefect.futures import as_completed
 
     with runner_of(len(named), at_once) as runner:
@@ -221,14 +211,11 @@ def _submitted(
 
 @contextmanager
 def runner_of(sites: int, at_once: int | None) -> Iterator[TaskRunner[Any]]:
-    """What the sites are fanned out by: the Dask cluster of the installation, else processes of this machine.
+    """Start Prefect's task runner for sites: on the configured Dask cluster, else local processes.
 
     Args:
-        sites: how many.
-        at_once: processes; one for each core when not given.
-
-    Yields:
-        The started task runner of Prefect.
+        sites: number of sites.
+        at_once: number of processes; by default one per core.
 
     Raises:
         BadInput, ServiceMissing: as `cluster`.
@@ -251,7 +238,7 @@ def runner_of(sites: int, at_once: int | None) -> Iterator[TaskRunner[Any]]:
 
 
 def end_with_parent() -> None:
-    """Have this process end when the one that started it does, however that was: a killed fleet goes on nowhere."""
+    """Exit when the parent process dies, so that no site keeps running after a fleet run is killed."""
 
     def watch() -> None:
         parent = multiprocessing.parent_process()
@@ -262,8 +249,8 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
 
 
-def _told(standing: Standing, ended: dict[str, SiteEnded]) -> Standing:
-    """A site's standing by the ledger, with what this run found that the ledger does not say."""
+def _updated(standing: Standing, ended: dict[str, SiteEnded]) -> Standing:
+    """Return a site's state from the ledger, updated with the outcome of this run."""
     end = ended.get(standing.site)
     if end is None:
         return standing
@@ -272,13 +259,13 @@ def _told(standing: Standing, ended: dict[str, SiteEnded]) -> Standing:
     if end.refused:
         return standing.model_copy(update={"state": "refused", "verdict": None, "headline": end.refused})
     decided = end.outcome and (end.outcome.decided or end.outcome.verdict)
-    # A site that was refused once and has its old logs again finds its old decision, of which nothing new is written.
+    # A repeated decision adds no ledger entry, so the last entry may be an older refusal.
     return standing.model_copy(update={"state": "decided", "verdict": decided})
 
 
-def _in_words(found: FleetOutcome, told: Sequence[Standing]) -> str:
-    """The sites' ends as Markdown, for Prefect's page."""
-    odd = outliers(ranked(told))
+def _markdown(found: FleetOutcome, current: Sequence[Standing]) -> str:
+    """Return the outcomes as Markdown for Prefect's page."""
+    odd = outliers(ranked(current))
     lines = [found.headline, "", *(f"- {each.found}" for each in found.sites)]
-    lines += ["", "What stands out:", "", *(f"- {line}" for line in odd)] if odd else []
+    lines += ["", "Outliers:", "", *(f"- {line}" for line in odd)] if odd else []
     return "\n".join(lines)

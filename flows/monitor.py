@@ -1,70 +1,115 @@
-"""Monitoring: a plant's newest logs beside those of its champion; what is found goes to the ledger and to MLflow."""
+"""Drift monitoring: compare newer logs with the training data of a plant's champion."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prefect import flow
 
 from configs.errors import ServiceMissing
 from configs.home import Home
-from flows.checks import checked_run, logs_at
+from flows.flow_run import completed, operation, refusals_as_states, run_name_by_config, tag_run
+from flows.preflight import checked_run, logs_at
 from flows.services.events import DRIFTED, WORSENED, Event, announce
 from flows.services.locks import plant_lock
 from flows.services.servers import connect
 from flows.services.state import Services
+from flows.services.watched_folder import arrivals, incoming
+from tasks.conclusion import show_artifact
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.ingest import ingest
-from tasks.log_only.drift import watch, watched_of
+from tasks.log_only.drift import NothingNewer, watch, watched_of
 from tasks.metrics.quality import Quality, Rise, quality_of, read_sources, rises
 from tasks.references import Dataset, DriftRecord, Reference
 from tasks.registry.learning import log_numbers
 from tasks.registry.registry import Registry
 
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import State
+
 TAG = "neorl.drift"
-"""Of a version in MLflow: the digest of the ledger entry of the last window that was held against its data."""
+"""MLflow tag of a version: digest of the ledger entry of the last drift check."""
 
 
 class MonitorOutcome(Reference):
-    """What monitoring a window of logs came to."""
+    """Result of one drift check."""
 
     plant: str
     version: str
-    """The champion's, or the shadow's."""
+    """Version of the champion or shadow."""
     finding: DriftRecord
     entry: str
     """Digest of the ledger entry."""
     quality: Quality | None
-    """Of the newer logs, but for files that the champion learned from; none where all of them are such."""
+    """Data quality of the newer logs without the champion's training files; None if no other file remains."""
     worse: tuple[Rise, ...]
-    """Shares of lost rows, bad samples or violations that are larger than what the run puts up with."""
+    """Shares of lost rows, bad samples or violations that rose by more than the run allows."""
     url: str
-    """Where MLflow shows the numbers."""
+    """MLflow page with the numbers."""
 
     @property
     def headline(self) -> str:
-        """What came of it, in a sentence."""
-        said = f"; data are worse: {', '.join(map(str, self.worse))}" if self.worse else ""
-        return f"version {self.version} of {self.plant}: {self.finding.found}{said}"
+        """One-sentence summary."""
+        quality = f"; data are worse: {', '.join(map(str, self.worse))}" if self.worse else ""
+        return f"version {self.version} of {self.plant}: {self.finding.found}{quality}"
+
+
+@flow(name="monitor", flow_run_name=run_name_by_config, persist_result=False)
+@refusals_as_states
+def monitor(
+    config: str, data: list[str] | None = None, alarms_per_year: float | None = None
+) -> State[MonitorOutcome | None]:
+    """Compare a plant's newest logs with the training data of its champion, and report drift.
+
+    Args:
+        config: the run's YAML.
+        data: newer log files; by default all files of the plant in the watched folder.
+        alarms_per_year: accepted false alarms per year; by default the run's `shadow.alarms_per_year`.
+
+    Returns:
+        The result as data of the state; None if there are no newer logs.
+
+    Raises:
+        NeoRLError: if there is no champion, or the logs are unusable.
+    """
+    with operation(Path(config)) as (home, plant):
+        watched_of(Ledger.open(home), plant)
+        logs = [Path(path) for path in data] if data else [arrival.path for arrival in arrivals(home, plant)]
+        if not logs:
+            return completed(f"no logs to compare with the champion of {plant}: {incoming(home)} is empty", None)
+        try:
+            outcome = monitor_plant(home, Path(config), logs, alarms_per_year)
+        except NothingNewer:
+            if data:
+                raise
+            return completed(f"no newer logs of {plant}: the champion was trained on all of them", None)
+        if outcome.finding.alarm is not None:
+            tag_run("drift")
+        text = "\n\n".join([*drift_lines(outcome.finding), outcome.url])
+        show_artifact(plant, outcome.headline, text, "monitor")
+        return completed(outcome.headline, outcome)
 
 
 def monitor_plant(
     home: Home, config: Path, data: Sequence[Path], alarms_per_year: float | None = None
 ) -> MonitorOutcome:
-    """Hold a window of newer logs against the data of a plant's champion, or of a process's shadow.
+    """Compare newer logs with the training data of a plant's champion, or of a log-only plant's shadow.
 
-    What is found is logged once. On an alarm Prefect is told of the event `neorl.drift.detected`, once, too, and of
-    `neorl.data.worsened` where more was lost, bad or beyond limits than the run puts up with.
+    The finding is appended to the ledger once. An alarm emits the Prefect event `neorl.drift.detected` once, and worse
+    data quality emits `neorl.data.worsened` once.
 
     Args:
-        home: of the ledger.
-        config: the run's YAML, which names plant and mapping.
-        data: files of newer logs, or datasets of the home.
-        alarms_per_year: false alarms in a year that are put up with; the run's `shadow.alarms_per_year` when not given.
+        home: folder of the ledger.
+        config: the run's YAML with plant and mapping.
+        data: newer log files, or datasets of the home.
+        alarms_per_year: accepted false alarms per year; by default the run's `shadow.alarms_per_year`.
 
     Raises:
-        BadInput: when configuration or logs cannot be used.
-        Refused: when there is no champion or shadow, or it learned from these logs.
-        ServiceMissing: when a server does not answer; what was logged stays, and running again completes the rest.
+        BadInput: if configuration or logs are unusable.
+        Refused: if there is no champion or shadow, or it was trained on these logs.
+        ServiceMissing: if a server does not answer. Running again completes the remaining steps.
     """
     run = checked_run(config)
     services = connect(home)
@@ -78,8 +123,8 @@ def monitor_plant(
         entry, finding = watch(home, run, dataset, rate)
         earlier = [e for e in Ledger.open(home).entries("drift", run.plant) if e.body["against"] == finding.against]
         quality, worse = _quality(dataset, watched.record.dataset, run.shadow.worse_by)
-        told = {f"data/{name}": share for name, share in quality.shares.items()} if quality else {}
-        numbers = numbers_of(finding) | told | {"data/worse": float(len(worse))}
+        shares = {f"data/{name}": share for name, share in quality.shares.items()} if quality else {}
+        numbers = drift_metrics(finding) | shares | {"data/worse": float(len(worse))}
         log_numbers(registry, version.run_id, numbers, [e.digest for e in earlier].index(entry.digest))
         registry.annotate(run.plant, watched.record.version, {TAG: entry.digest})
     files = [str(path.resolve()) for path in sources]
@@ -87,8 +132,8 @@ def monitor_plant(
         payload = {"data": files, "entry": entry.digest, "found": finding.found}
         _announce(services, Event(DRIFTED, run.plant, entry.digest, payload))
     if worse:
-        said = f"data of {run.plant} are worse: {', '.join(map(str, worse))}"
-        _announce(services, Event(WORSENED, run.plant, entry.digest, {"data": files, "found": said}))
+        message = f"data of {run.plant} are worse: {', '.join(map(str, worse))}"
+        _announce(services, Event(WORSENED, run.plant, entry.digest, {"data": files, "found": message}))
     return MonitorOutcome(
         plant=run.plant,
         version=watched.record.version,
@@ -100,12 +145,12 @@ def monitor_plant(
     )
 
 
-def _quality(newer: Dataset, known: Dataset, allowed: float) -> tuple[Quality | None, tuple[Rise, ...]]:
-    """The quality of newer logs, and what of it is worse than that of the data which a version learned from."""
-    reference = read_sources(known.store, known.digest)
-    held = frozenset(source.sha256 for source in reference)
-    now = quality_of(newer.digest, read_sources(newer.store, newer.digest), held)
-    before = quality_of(known.digest, reference)
+def _quality(newer: Dataset, trained: Dataset, allowed: float) -> tuple[Quality | None, tuple[Rise, ...]]:
+    """Return the quality of the newer logs, and the shares that are worse than in the training data."""
+    reference = read_sources(trained.store, trained.digest)
+    training_files = frozenset(source.sha256 for source in reference)
+    now = quality_of(newer.digest, read_sources(newer.store, newer.digest), training_files)
+    before = quality_of(trained.digest, reference)
     return now, rises(now, before, allowed) if now and before else ()
 
 
@@ -114,36 +159,37 @@ def _announce(services: Services, event: Event) -> None:
         announce(services, event)
     except OSError as error:
         raise ServiceMissing(
-            f"expected Prefect at {services.prefect.url} to take the event {event.name}, got '{error}': start it with "
-            "'neorl up', then give the same command again."
+            f"Prefect at {services.prefect.url} did not accept the event {event.name} ({error}): start it with "
+            "'neorl up', then repeat the command."
         ) from error
 
 
-def numbers_of(finding: DriftRecord) -> dict[str, float]:
-    """A finding as metrics: the evidence as a share of what an alarm takes, and those of watched signals."""
-    bar = max(finding.log_threshold, 1e-12)
+def drift_metrics(finding: DriftRecord) -> dict[str, float]:
+    """Return MLflow metrics: evidence as a fraction of the alarm threshold, in total and per watched signal."""
+    threshold = max(finding.log_threshold, 1e-12)
     watched = [signal for signal in finding.signals if signal not in finding.unwatched]
-    told = {"drift/rows": float(finding.rows), "drift/watched": len(watched) / len(finding.signals)}
+    metrics = {"drift/rows": float(finding.rows), "drift/watched": len(watched) / len(finding.signals)}
     if finding.watched:
-        told |= {"drift/alarm": float(finding.alarm is not None), "drift/evidence": finding.log_evidence / bar}
+        alarm = float(finding.alarm is not None)
+        metrics |= {"drift/alarm": alarm, "drift/evidence": finding.log_evidence / threshold}
     for signal in watched:
         name = f"{signal.group}/{signal.name}".replace("[", "_").replace("]", "")
-        told[f"drift/evidence/{name}"] = signal.log_evidence / bar
-        told[f"drift/shift/{name}"] = signal.shift
-    return told
+        metrics[f"drift/evidence/{name}"] = signal.log_evidence / threshold
+        metrics[f"drift/shift/{name}"] = signal.shift
+    return metrics
 
 
-def in_words(finding: DriftRecord) -> list[str]:
-    """A finding in a few lines: the sentence, and the signals that tell most."""
-    most = sorted(finding.signals, key=lambda signal: -signal.log_evidence)[:5]
-    left = f", {finding.left_out} of the champion's own left out" if finding.left_out else ""
+def drift_lines(finding: DriftRecord) -> list[str]:
+    """Return a finding as lines: the summary and the five signals with the strongest evidence."""
+    strongest = sorted(finding.signals, key=lambda signal: -signal.log_evidence)[:5]
+    left_out = f" ({finding.left_out} of the champion's own episodes left out)" if finding.left_out else ""
     return [
         finding.found,
-        f"dataset {finding.dataset[:12]} beside {finding.reference[:12]}{left}; one step ahead by a {finding.model}",
+        f"dataset {finding.dataset[:12]} against {finding.reference[:12]}{left_out}; prediction by a {finding.model}",
         *(
-            f"  {signal.group}: {signal.name} moved by {signal.shift:+.2f} deviations, log evidence "
-            f"{signal.log_evidence:.1f}, {signal.blocks} blocks of {signal.block_steps} steps beside "
+            f"  {signal.group}: {signal.name} shifted by {signal.shift:+.2f} standard deviations, log evidence "
+            f"{signal.log_evidence:.1f}, {signal.blocks} blocks of {signal.block_steps} steps against "
             f"{signal.reference_blocks}"
-            for signal in most
+            for signal in strongest
         ),
     ]

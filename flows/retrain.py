@@ -1,4 +1,4 @@
-"""The retraining flow: logs in, a decision out. Run it again after a kill, and it goes on where it was."""
+"""The retraining flow: from logs to a promotion decision. A killed run resumes when it is started again."""
 
 from __future__ import annotations
 
@@ -7,16 +7,8 @@ from typing import TYPE_CHECKING
 
 from prefect import flow
 
-from flows.process import retrain_process
-from flows.running import (
-    announce,
-    flow_run_name,
-    proceed,
-    refusals_as_states,
-    retraining,
-    run_key,
-    without_simulator,
-)
+from flows.flow_run import conclude, is_log_only, proceed, refusals_as_states, retrain_run_name, retraining, run_key
+from flows.retrain_log_only import retrain_log_only
 from tasks.certify import certify_candidate, certify_fallback
 from tasks.conclusion import earlier_outcome, propose_promotion, reconcile_aliases, register_candidate, report_outcome
 from tasks.evaluation.evaluate import evaluate
@@ -33,31 +25,31 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
 
-@flow(name="retrain", flow_run_name=flow_run_name, persist_result=False)
+@flow(name="retrain", flow_run_name=retrain_run_name, persist_result=False)
 @refusals_as_states
 def retrain(config: str = "configs/chemical_reactor.yaml", data: list[str] | None = None) -> State[Outcome]:
     """Retrain a plant's policy from its logs, certify it, and promote it by rule.
 
-    A process without a simulator has a flow of its own, `flows.process`, for nothing can be certified there.
+    A log-only plant is retrained by `flows.retrain_log_only`, because nothing can be certified without a simulator.
 
     Args:
         config: the run's YAML.
-        data: files of logs; all that came to the watched folder when not given.
+        data: log files; by default all files of the plant in the watched folder.
 
     Returns:
-        What came of it, as the state's data.
+        The outcome, as data of the state.
 
     Raises:
-        NeoRLError: when configuration or data are unusable, the data fail validation, or not even the plant's own
+        NeoRLError: if configuration or data are unusable, the data fail validation, or not even the plant's own
             controller is certified.
     """
     with retraining(Path(config), [Path(path) for path in data or []]) as (home, run, sources):
-        if without_simulator(run):
-            return announce(home, run, retrain_process(home, run, sources))
+        if is_log_only(run):
+            return conclude(home, run, retrain_log_only(home, run, sources))
         reconcile_aliases(home, run)
         dataset = ingest(home, run.part("data"), sources)
-        earlier = drift_reference(home, run, dataset)
-        validation = validate(home, run.part("data"), dataset, earlier)
+        reference = drift_reference(home, run, dataset)
+        validation = validate(home, run.part("data"), dataset, reference)
         proceed(validation)
         constants = identify(home, run.part("identify", "data.held_out"), dataset)
         population = train(home, run.for_training(), dataset, identification=constants)
@@ -68,8 +60,8 @@ def retrain(config: str = "configs/chemical_reactor.yaml", data: list[str] | Non
         rollouts = simulate(home, simulated, population, evaluation, champion, identification=constants)
         simulator = validate_simulator(home, run.part("data.held_out", "certify.domain"), dataset, constants)
         key = run_key(run, dataset, population, evaluation, champion)
-        if (known := earlier_outcome(home, run, key)) is not None:
-            return announce(home, run, known)
+        if (decided := earlier_outcome(home, run, key)) is not None:
+            return conclude(home, run, decided)
         protection = certify_fallback(home, run.part("certify"), fallback, identification=constants)
         screening = screen(run.part("gates"), validation, simulator, evaluation, rollouts, champion, protection)
         certification = certify_candidate(
@@ -96,4 +88,4 @@ def retrain(config: str = "configs/chemical_reactor.yaml", data: list[str] | Non
         proposal = propose_promotion(home, findings, candidate)
         decision = decide(home, run, proposal)
         reconcile_aliases(home, run, decision)
-        return announce(home, run, report_outcome(home, findings, decision))
+        return conclude(home, run, report_outcome(home, findings, decision))

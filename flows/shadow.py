@@ -1,17 +1,22 @@
-"""Policies in shadow: compared with what the plant did, and let run on by a person."""
+"""Shadows of log-only plants: compare their proposals with the plant's actions, and extend their period."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from configs.errors import Refused
+from prefect import flow
+
+from configs.errors import BadInput, Refused
 from configs.home import Home
-from flows.checks import checked_run, logs_at
-from flows.running import without_simulator
+from flows.flow_run import completed, is_log_only, operation, refusals_as_states, run_name_by_config
+from flows.preflight import checked_run, logs_at
 from flows.services.locks import plant_lock
 from flows.services.servers import connect
+from flows.services.watched_folder import arrivals, incoming
 from neorl_core.safety.drift_test import LEAST_REFERENCE
+from tasks.conclusion import show_artifact
 from tasks.evidence.decisions import shadows
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.people.statement import Signatory, read_payload
@@ -23,12 +28,15 @@ from tasks.registry.registry import Registry
 from tasks.registry.upload import Artifact
 from tasks.registry.version_page import END, split
 
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import State
+
 BEGIN = "### In shadow\n\n"
-"""Before what a version's page says of the last comparison: first, for MLflow cuts long descriptions at their end."""
+"""Heading of the last comparison on a version's page. It comes first, because MLflow cuts long descriptions."""
 
 
 class ShadowOutcome(Reference):
-    """What a comparison of a shadow with newer logs came to."""
+    """Result of comparing a shadow with newer logs."""
 
     plant: str
     version: str
@@ -37,11 +45,11 @@ class ShadowOutcome(Reference):
     """Digest of the ledger entry."""
     picture: Path
     until: str
-    """When the shadow's period ends."""
+    """End of the shadow's period."""
 
 
 class Extended(Reference):
-    """How long a shadow may run on."""
+    """New end of a shadow's period."""
 
     plant: str
     version: str
@@ -49,24 +57,50 @@ class Extended(Reference):
     aliases: Aliases
 
 
-def compare_shadow(home: Home, config: Path, data: Sequence[Path]) -> ShadowOutcome:
-    """Lay a shadow's proposals beside newer logs; what is found goes into the ledger and onto the version's page.
+@flow(name="shadow", flow_run_name=run_name_by_config, persist_result=False)
+@refusals_as_states
+def shadow(config: str, data: list[str] | None = None) -> State[ShadowOutcome]:
+    """Compare the proposals of a plant's shadow with the actions in newer logs.
 
     Args:
-        home: of the ledger.
-        config: the run's YAML, which names plant and mapping.
-        data: files of newer logs.
+        config: the run's YAML.
+        data: newer log files; by default the plant's latest file in the watched folder.
+
+    Returns:
+        The comparison, as data of the state.
 
     Raises:
-        BadInput: when configuration or logs cannot be used.
-        Refused: when the plant is simulated, nothing runs in shadow, or it was trained on these logs.
-        ServiceMissing: when MLflow does not answer.
+        NeoRLError: if the plant has no shadow, or the logs are unusable.
+    """
+    with operation(Path(config)) as (home, plant):
+        logs = [Path(path) for path in data] if data else [arrival.path for arrival in arrivals(home, plant)[-1:]]
+        if not logs:
+            raise BadInput(f"{incoming(home)} has no logs of {plant}: pass 'data', or put a file there.")
+        outcome = compare_shadow(home, Path(config), logs)
+        headline = (
+            f"version {outcome.version} of {plant}, in shadow until {outcome.until}: agrees at "
+            f"{outcome.comparison.agreement:.1%} of {outcome.comparison.rows:,} steps"
+        )
+        show_artifact(plant, headline, comparison_markdown(outcome.comparison), "shadow")
+        return completed(headline, outcome)
+
+
+def compare_shadow(home: Home, config: Path, data: Sequence[Path]) -> ShadowOutcome:
+    """Compare a shadow's proposals with newer logs; record the result in the ledger and on the version's page.
+
+    Args:
+        home: folder of the ledger.
+        config: the run's YAML with plant and mapping.
+        data: newer log files.
+
+    Raises:
+        BadInput: if configuration or logs are unusable.
+        Refused: if the plant is simulated, has no shadow, or the shadow was trained on these logs.
+        ServiceMissing: if MLflow does not answer.
     """
     run = checked_run(config)
-    if not without_simulator(run):
-        raise Refused(
-            f"expected a process without a simulator, got {run.plant}, which has one: retrain and certify it."
-        )
+    if not is_log_only(run):
+        raise Refused(f"{run.plant} has a simulator, so it has no shadow: certify it with 'neorl retrain {config}'.")
     logs = logs_at(home, run, data)
     registry = Registry(connect(home).mlflow.url)
     with plant_lock(home, run.plant):
@@ -74,9 +108,9 @@ def compare_shadow(home: Home, config: Path, data: Sequence[Path]) -> ShadowOutc
         found = compare(home, run, ingest(home, run.part("data"), logs))
         version = registry.version(run.plant, candidate.version)
         registry.attach(version.run_id, [Artifact("shadow", found.picture)])
-        _, told = split(version.description)
-        rest = told.partition(END)[2] if told.startswith(BEGIN) else told
-        text = BEGIN + in_words(found.finding) + END + rest
+        _, page = split(version.description)
+        rest = page.partition(END)[2] if page.startswith(BEGIN) else page
+        text = BEGIN + comparison_markdown(found.finding) + END + rest
         registry.annotate(run.plant, candidate.version, {"neorl.shadow_comparison": found.entry.digest}, text)
         reconcile(home, run.plant, registry)
     return ShadowOutcome(
@@ -89,60 +123,59 @@ def compare_shadow(home: Home, config: Path, data: Sequence[Path]) -> ShadowOutc
     )
 
 
-def in_words(found: ShadowComparison) -> str:
-    """A comparison in a few lines of Markdown."""
-    apart = ", ".join(f"{name} {share:.1%}" for name, share in found.difference.items())
-    own = f"; {found.left_out} more, of the shadow's own dataset, are left out" if found.left_out else ""
+def comparison_markdown(found: ShadowComparison) -> str:
+    """Return a comparison as a Markdown list."""
+    differences = ", ".join(f"{name} {share:.1%}" for name, share in found.difference.items())
+    left_out = f"; {found.left_out} episodes of the shadow's own dataset left out" if found.left_out else ""
     return "\n".join(
         (
-            f"- {found.rows:,} steps of {found.episodes} episodes of newer logs (dataset `{found.dataset[:12]}`){own}.",
-            f"- Agreement with what was done at {found.agreement:.1%} of steps; difference of ranges: {apart}.",
-            f"- Inside the support of its data at {found.support:.1%}; interventions of the shield at "
+            f"- Newer logs: {found.rows:,} steps in {found.episodes} episodes (dataset `{found.dataset[:12]}`)"
+            f"{left_out}.",
+            f"- Agreement with the plant's actions at {found.agreement:.1%} of steps; RMS difference as a share of "
+            f"the range: {differences}.",
+            f"- Plant's actions inside the support at {found.support:.1%} of steps; shield interventions at "
             f"{found.interventions:.1%}.",
-            f"- One-step error of the learned model under the operator's actions {found.model_error:.2f} times that of "
-            "held-out episodes.",
+            f"- One-step error of the learned model: {found.model_error:.2f} times that on held-out episodes.",
             f"- {_drift_in_words(found.drift)}.",
-            "- No return is told of actions that nobody took.",
+            "- The return of the proposed actions is unknown, because they were not taken.",
         )
     )
 
 
 def _drift_in_words(drift: DriftFinding) -> str:
-    """An alarm, none, or that none could be: where there is next to nothing to compare, silence says nothing."""
+    """Return the drift verdict; with too little data it says "not watched" instead of "no alarm"."""
+    block = f"blocks of {drift.block_steps} steps"
     if not drift.watched and not drift.blocks:
-        return f"**Drift not watched**: no episode of the newer logs is as long as a block of {drift.block_steps} steps"
+        return f"**Drift not watched**: no episode of the newer logs has {drift.block_steps} steps (one block)"
     if not drift.watched and drift.reference_blocks >= LEAST_REFERENCE:
-        return (
-            f"**Drift not watched**: the newer logs hold {drift.blocks} blocks of {drift.block_steps} steps, too few "
-            "for an alarm: wait for more"
-        )
+        return f"**Drift not watched**: {drift.blocks} {block} in the newer logs cannot raise an alarm: wait for more"
     if not drift.watched:
         return (
-            f"**Drift not watched**: the held-out episodes hold {drift.reference_blocks} whole blocks of "
-            f"{drift.block_steps} steps to compare with, and {LEAST_REFERENCE} are needed: hold out more or longer ones"
+            f"**Drift not watched**: the held-out episodes have {drift.reference_blocks} whole {block}, but "
+            f"{LEAST_REFERENCE} are needed: hold out more or longer episodes"
         )
     alarm = f"**Drift alarm** at {drift.alarm}" if drift.alarm else "No drift alarm"
     return (
-        f"{alarm}, {drift.blocks} blocks watched: log evidence {drift.log_evidence:.1f} of {drift.log_threshold:.1f}, "
-        f"at most {drift.alarms_per_year:g} false alarms a year on average while blocks of {drift.block_steps} steps "
-        f"are exchangeable with the {drift.reference_blocks} held-out ones"
+        f"{alarm} in {drift.blocks} blocks: log evidence {drift.log_evidence:.1f}, threshold "
+        f"{drift.log_threshold:.1f}. At most {drift.alarms_per_year:g} false alarms per year on average, if {block} "
+        f"are exchangeable with the {drift.reference_blocks} held-out blocks"
     )
 
 
 def extend(home: Home, plant: str, days: int, by: str, note: str, signatory: Signatory | None = None) -> Extended:
-    """Let the shadow of a process run on.
+    """Extend the period of a plant's shadow.
 
     Args:
-        home: of the ledger.
+        home: folder of the ledger.
         plant: the plant's name.
-        days: from its end on, or from now where it has ended.
-        by: who decides.
-        note: why, for the record.
-        signatory: the person with their key; in the home's name without one.
+        days: from the end of the period, or from now if it has ended.
+        by: person who decides.
+        note: reason, for the record.
+        signatory: the person with their key; None decides in the home's name.
 
     Raises:
-        Refused: when nothing runs in shadow, the period is too long, or the person has a key and did not sign.
-        ServiceMissing: when MLflow does not answer; nothing is recorded then.
+        Refused: if the plant has no shadow, the period is too long, or the person has a key and did not sign.
+        ServiceMissing: if MLflow does not answer. Nothing is recorded then.
     """
     registry, ledger = Registry(connect(home).mlflow.url), Ledger.open(home)
     with plant_lock(home, plant):
@@ -153,6 +186,6 @@ def extend(home: Home, plant: str, days: int, by: str, note: str, signatory: Sig
             body = body.model_copy(update={"signature": envelope, "signed": read_payload(envelope)["signed"]})
         ledger.append("extension", body, plant=plant)
         aliases = reconcile(home, plant, registry)
-        now, _ = shadow_of(ledger, plant)
-    until = now.until.isoformat(timespec="seconds")
+        extended, _ = shadow_of(ledger, plant)
+    until = extended.until.isoformat(timespec="seconds")
     return Extended(plant=plant, version=candidate.version, until=until, aliases=aliases)

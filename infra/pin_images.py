@@ -14,7 +14,7 @@ import urllib.request
 from pathlib import Path
 from urllib.parse import urlencode
 
-from flows.services.asgi.guard import LOOPBACK
+from flows.services.processes import LOOPBACK
 
 INFRA = Path(__file__).parent
 NAMED = re.compile(

@@ -237,7 +237,7 @@ class Node(NamedTuple):
     """First line of the docstring."""
 
 
-KINDS = {"simulated": ("flows.retrain", "retrain"), "process": ("flows.process", "retrain_process")}
+KINDS = {"simulated": ("flows.retrain", "retrain"), "process": ("flows.retrain_log_only", "retrain_log_only")}
 """Module and function of the retraining flow by kind of plant."""
 
 

@@ -242,10 +242,12 @@ FAULTS: dict[str, Fault | WorkersFault] = {
     ),
     "worker killed": WorkersFault(
         _worker,
-        test=f"{FLOWS}services/test_stranded.py::test_what_a_killed_worker_took_begins_anew_and_gives_its_slot_back",
+        test=f"{FLOWS}services/test_stuck_runs.py::test_what_a_killed_worker_took_begins_anew_and_gives_its_slot_back",
     ),
     "event repeated": WorkersFault(
-        _twice, test=f"{FLOWS}test_client.py::test_a_kill_between_the_event_and_its_record_announces_nothing_twice"
+        _twice,
+        test=f"{FLOWS}services/test_watched_folder.py"
+        "::test_a_kill_between_the_event_and_its_record_announces_nothing_twice",
     ),
     "PostgreSQL killed": Fault(
         _database, test=f"{LEDGER}ledger/test_postgresql.py::test_a_killed_server_comes_back_with_every_entry"

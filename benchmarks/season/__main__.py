@@ -68,7 +68,7 @@ def play(home: Home, days: int, out: Path, at: str) -> list[Day]:
         out: JSON file of the results.
         at: the commit that new days are played at.
     """
-    from flows.checks import checked_run
+    from flows.preflight import checked_run
     from flows.services.servers import environment, up
 
     kept = home.folder("season")
@@ -132,13 +132,13 @@ def monitored(home: Home, config: Path, log: Path) -> tuple[float | None, bool, 
 
 def retrained(config: Path, files: list[Path]) -> tuple[str, tuple[str, ...], str]:
     """Verdict of a retraining, the gates that failed, and why it was refused where it was."""
+    from flows.flow_run import result_of
     from flows.retrain import retrain
-    from flows.running import ending_of
 
     try:
         # The decorators hide that the flow returns a state.
         ended = retrain(str(config), [str(path) for path in files], return_state=True)
-        outcome = ending_of(cast("object", ended))  # type: ignore[arg-type]
+        outcome = result_of(cast("object", ended))  # type: ignore[arg-type]
     except NeoRLError as error:
         return "refused", (), str(error)
     return outcome.verdict, tuple(gate.name for gate in outcome.gates if gate.passed is False), ""
@@ -165,7 +165,7 @@ def bundle_of(home: Home, candidate: str) -> Path:
 
 def review(home: Home, day: int) -> str:
     """Roll a champion back that came yesterday and does worse than the one before it; the version that it was."""
-    from flows.promote import rollback
+    from flows.decisions import rollback
     from tasks.evidence.ledger.ledger import Ledger
 
     if not home.ledger.exists():

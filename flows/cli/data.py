@@ -1,4 +1,4 @@
-"""Commands about plants' logs: generate, ingest, validate, export."""
+"""Commands for data: `neorl generate`, `ingest`, `validate` and `export`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from configs.errors import BadInput
 from configs.home import Home
-from flows.cli.console import AsJson, emit
+from flows.cli.common import AsJson, Logs, emit
 
 if TYPE_CHECKING:
     from tasks.references import Dataset
@@ -18,57 +18,48 @@ if TYPE_CHECKING:
 DatasetOrFile = Annotated[
     Path,
     typer.Argument(
-        help="A dataset's digest or its first digits, the name of a plant with one dataset, or a source that "
-        "'neorl ingest' takes, which is then ingested.",
+        help="A dataset's digest (or first digits), a plant with one dataset, or a source to ingest.",
         metavar="DATASET",
     ),
 ]
 PlantOf = Annotated[
-    str | None, typer.Option("--plant", help="Whose names, units and limits apply to a source: a name or a file.")
+    str | None, typer.Option("--plant", help="Plant (name or file) with the source's names, units and limits.")
 ]
-MappingOf = Annotated[
-    Path | None, typer.Option("--mapping", help="What the tags of a historian's export mean, in YAML.")
-]
+MappingOf = Annotated[Path | None, typer.Option("--mapping", help="Mapping of a historian's tags, YAML.")]
 SpecOf = Annotated[
-    Path | None,
-    typer.Option(
-        "--spec",
-        help="YAML with names, units, limits and costs (docs/how-to/import-datasets.md).",
-    ),
+    Path | None, typer.Option("--spec", help="Names, units, limits and costs, YAML (docs/how-to/import-datasets.md).")
 ]
 HorizonOf = Annotated[
     int | None,
-    typer.Option("--horizon", help="Steps of a time limit, for a file that does not tell where episodes end.", min=1),
+    typer.Option("--horizon", help="Time limit in steps, for a file that does not mark ends of episodes.", min=1),
 ]
-Root = Annotated[
-    Path | None, typer.Option("--root", help="The folder of a dataset that was generated outside of the home.")
-]
+Root = Annotated[Path | None, typer.Option("--root", help="Folder of a dataset outside the home.")]
 
 
 def generate(
-    plant: Annotated[
-        str, typer.Argument(help="The plant that is simulated: a name, or a file such as plants/tank.py.")
-    ],
+    plant: Annotated[str, typer.Argument(help="A simulated plant: a name, or a file such as plants/tank.py.")],
     behaviour: Annotated[
         str | None,
         typer.Option(
-            help="Who acts: random, pid, medium, expert or mixed; historian writes the plant's history with its faults."
-            " By default the plant's history, or where it has none its own controller with noise (pid), as a file."
+            help="Logged controller: random, pid, medium, expert or mixed, or historian for an export with faults. "
+            "Default: historian if the plant has one, else pid (the plant's controller with noise)."
         ),
     ] = None,
-    episodes: Annotated[int | None, typer.Option(help="How many; 1000 with --behaviour.", min=1)] = None,
+    episodes: Annotated[
+        int | None, typer.Option(help="Number of episodes; 1000 by default with --behaviour.", min=1)
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of the dataset or of the export; a name in .hdf5 makes one file in D4RL's layout. Without "
-            "--behaviour it is in the home's generated/PLANT, where the deployments look."
+            help="Output folder, or a .hdf5 file in D4RL's layout. Without --behaviour the default is generated/PLANT "
+            "in the home, which the deployments read."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="The same seed writes the same bytes.", min=0)] = 0,
-    weeks: Annotated[float | None, typer.Option(help="Length of a history; 3 by default.", min=0.0)] = None,
+    seed: Annotated[int, typer.Option(help="Random seed; equal seeds write equal bytes.", min=0)] = 0,
+    weeks: Annotated[float | None, typer.Option(help="Length of a historian's export; default 3.", min=0.0)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make data: episodes of one quality as a dataset, or a historian's export as the plant would have kept it.
+    """Generate logs by simulation: a dataset of episodes, or a historian's export.
 
     Example: neorl generate double_mass --behaviour medium --episodes 1000 --seed 1
     """
@@ -81,7 +72,7 @@ def generate(
         behaviour, out, episodes = usual_log(Home.locate(), known, episodes, weeks, out)
     if behaviour != "historian":
         if weeks is not None:
-            raise BadInput(f"expected --weeks for a history alone, got it with {behaviour}: give --episodes instead.")
+            raise BadInput(f"--weeks {weeks:g} needs --behaviour historian, got {behaviour}: use --episodes.")
         from tasks.data.synthetic.episodes import generate as play
 
         folder = out or Home.locate().folder("datasets", known.name)
@@ -89,11 +80,10 @@ def generate(
             made = play(plant, behaviour, episodes or 1000, seed, folder, progress)
         emit(made.model_dump(mode="json", exclude_none=True), as_json, made.lines())
         return
-    if episodes is not None or out is None:
-        raise BadInput(
-            "expected --out and no --episodes for a history, got it otherwise: name its folder by --out, or give "
-            "--behaviour for episodes."
-        )
+    if episodes is not None:
+        raise BadInput(f"--episodes {episodes} does not apply to a historian's export: use --weeks.")
+    if out is None:
+        raise BadInput("--behaviour historian needs a folder for the export: name it with --out.")
     from tasks.data.synthetic.plant_log import generate as write
 
     with StageProgress("generate") as progress:
@@ -103,27 +93,25 @@ def generate(
 
 def ingest(
     source: Annotated[
-        Path, typer.Argument(help="A file or a Minari folder of any known format, or a run's YAML with --data.")
+        Path, typer.Argument(help="A file or Minari folder in a supported format, or a run's YAML with --data.")
     ],
-    data: Annotated[
-        list[Path] | None, typer.Option("--data", help="A file of logs or a dataset's digest, with a YAML; repeat it.")
-    ] = None,
+    data: Logs = None,
     plant: PlantOf = None,
     mapping: MappingOf = None,
     spec: SpecOf = None,
     horizon: HorizonOf = None,
     max_quarantined: Annotated[
-        float | None, typer.Option(help="Share of rows that may fail; 0.05 when not given.", min=0.0, max=0.99)
+        float | None, typer.Option(help="Allowed share of rejected rows; default 0.05.", min=0.0, max=0.99)
     ] = None,
     max_gaps: Annotated[
-        float | None, typer.Option(help="Share of steps that may lack a signal; 0.25 when not given.", min=0.0, max=1.0)
+        float | None, typer.Option(help="Allowed share of steps without a signal; default 0.25.", min=0.0, max=1.0)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Turn logs into a dataset whose name is its digest; failing rows are quarantined.
+    """Ingest logs as a dataset, named by its digest. Rejected rows go to quarantine.
 
-    The format is recognised: D4RL, DSRL, Minari, d3rlpy, NeoRL, NeoRL-2, this store's own files, or a historian's by
-    --mapping. Actions may be discrete.
+    Recognised formats: D4RL, DSRL, Minari, d3rlpy, NeoRL, NeoRL-2, NeoRL's own files, and with --mapping a historian's
+    export. Actions may be discrete.
 
     Example: neorl ingest hopper-medium-v2.hdf5 --spec hopper.yaml
     """
@@ -132,7 +120,7 @@ def ingest(
     if source.suffix in (".yaml", ".yml"):
         result = _ingest_run(source, data, [plant, mapping, spec, horizon, max_quarantined, max_gaps])
     elif data:
-        raise BadInput(f"expected --data only with a run's YAML, got it with {source.name}: name one source a time.")
+        raise BadInput(f"--data needs a run's YAML, got {source.name}: ingest one source at a time.")
     else:
         from configs.run import Data
         from tasks.data.formats.options import SourceOptions
@@ -151,7 +139,7 @@ def ingest(
 
 def validate(
     dataset: DatasetOrFile,
-    held_out: Annotated[float, typer.Option(help="Share of episodes kept from training.", min=0.01, max=0.99)] = 0.2,
+    held_out: Annotated[float, typer.Option(help="Share of held-out episodes.", min=0.01, max=0.99)] = 0.2,
     plant: PlantOf = None,
     mapping: MappingOf = None,
     spec: SpecOf = None,
@@ -159,7 +147,7 @@ def validate(
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether a dataset is fit for training, and why not; 1 where it is not.
+    """Check whether a dataset is fit for training, and print reasons. Exit code 1 if it is not.
 
     Example: neorl validate 33fc22638d80
     """
@@ -170,22 +158,20 @@ def validate(
     from tasks.validate import validate_dataset
 
     with StageProgress("ingest") as progress:
-        found_dataset = find_dataset(
-            Home.locate(), dataset, SourceOptions(plant, mapping, horizon, spec), root, progress
-        )
-    held = found_dataset.held
+        source = find_dataset(Home.locate(), dataset, SourceOptions(plant, mapping, horizon, spec), root, progress)
+    stored = source.held
     with StageProgress("validate") as progress:
         found = validate_dataset(
-            Home.locate(), held, held.spec, Data(held_out=held_out), held.spec.name, progress=progress
+            Home.locate(), stored, stored.spec, Data(held_out=held_out), stored.spec.name, progress=progress
         )
-    lines = list(found_dataset.made.notes) if found_dataset.made else []
-    lines += [f"dataset {held.digest}: {'fit for training' if found.passed else 'refused'}"]
+    lines = list(source.made.notes) if source.made else []
+    lines += [f"dataset {stored.digest}: {'fit for training' if found.passed else 'refused'}"]
     lines += [
-        f"  {kind}: {said}"
-        for kind, all_said in (("reason", found.reasons), ("warning", found.warnings))
-        for said in all_said
+        f"  {kind}: {message}"
+        for kind, messages in (("reason", found.reasons), ("warning", found.warnings))
+        for message in messages
     ]
-    lines += [f"data docs: {found.data_docs}", *(line for source in held.sources for line in source.lines())]
+    lines += [f"data docs: {found.data_docs}", *(line for each in stored.sources for line in each.lines())]
     emit(found.model_dump(mode="json"), as_json, lines)
     if not found.passed:
         raise typer.Exit(1)
@@ -196,8 +182,8 @@ def _ingest_run(config: Path, data: list[Path] | None, others: Sequence[object])
 
     run = open_run(config)
     if not data or any(other is not None for other in others):
-        raise BadInput(f"expected --data FILE alone with {config.name}, which says the rest: name the logs by --data.")
-    from flows.checks import logs_at
+        raise BadInput(f"{config.name} needs --data FILE and no other option: name the logs with --data.")
+    from flows.preflight import logs_at
     from tasks.ingest import ingest as read
     from tasks.progress import StageProgress
 
@@ -209,12 +195,12 @@ def _ingest_run(config: Path, data: list[Path] | None, others: Sequence[object])
 
 def export(
     dataset: DatasetOrFile,
-    to: Annotated[str, typer.Option(help="d4rl, dsrl, minari, neorl or neorl2.")],
-    out: Annotated[Path, typer.Option(help="The file; for minari the folder, named as its id, such as plant-v0.")],
+    to: Annotated[str, typer.Option(help="Format: d4rl, dsrl, minari, neorl or neorl2.")],
+    out: Annotated[Path, typer.Option(help="Output file; for minari a folder with the dataset's id, like plant-v0.")],
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a dataset as other libraries read it, and say what the format leaves out.
+    """Export a dataset to a format of another library, and list the contents that the format cannot store.
 
     Example: neorl export 33fc22638d80 --to minari --out exports/double_mass-v0
     """
@@ -222,8 +208,8 @@ def export(
     from tasks.ingest import find_dataset
     from tasks.progress import StageProgress
 
-    held = find_dataset(Home.locate(), dataset, folder=root).held
+    stored = find_dataset(Home.locate(), dataset, folder=root).held
     with StageProgress("export") as progress:
-        made = write(held, to, out, progress)
+        made = write(stored, to, out, progress)
     lines = [f"{made.rows:,} rows in {made.episodes:,} episodes as {to} in {made.path}"]
-    emit(made.model_dump(mode="json"), as_json, [*lines, *(f"  left out: {what}" for what in made.left_out)])
+    emit(made.model_dump(mode="json"), as_json, [*lines, *(f"  left out: {each}" for each in made.left_out)])

@@ -1,4 +1,4 @@
-"""Commands about keys: the home's, which signs entries, and those of persons, who sign decisions."""
+"""Commands `neorl keys ...`: the home's key, which signs entries, and persons' keys, which sign decisions."""
 
 from __future__ import annotations
 
@@ -9,54 +9,51 @@ import typer
 
 from configs.errors import BadInput
 from configs.home import Home
-from flows.cli.console import AsJson, emit, group
+from flows.cli.common import AsJson, emit, group
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     from tasks.evidence.people.statement import Signatory
 
-keys = group("The keys that sign, whose they are, and from when to when they count.")
+keys = group("Manage signing keys: the home's and persons'.")
 
-Person = Annotated[str, typer.Option(help="Whose key: a person's; the home's own otherwise.")]
-Why = Annotated[str, typer.Option(help="Why, for the record.")]
-KeyFile = Annotated[
-    Path | None, typer.Option("--key", help="The person's private key; the one in their configuration otherwise.")
-]
-By = Annotated[str, typer.Option("--by", help="Who does it; NEORL_PERSON or your user name otherwise.")]
-HOME_ONLY = "in the home's name: no person's key stands behind it"
+Person = Annotated[str, typer.Option(help="A person; by default the home's own key.")]
+Why = Annotated[str, typer.Option(help="Reason, for the record.")]
+KeyFile = Annotated[Path | None, typer.Option("--key", help="Private key; by default the one in your configuration.")]
+By = Annotated[str, typer.Option("--by", help="Who acts; by default NEORL_PERSON or your user name.")]
 
 
-class Hand(NamedTuple):
-    """Who acts: a name, and the person with their key where there is one."""
+class Actor(NamedTuple):
+    """The person who gives a command, with their key if there is one."""
 
     name: str
     signatory: Signatory | None
 
     @property
-    def told(self) -> str:
-        """How a decision is signed, for whoever reads the terminal."""
-        return f"signed by {self.signatory.person}" if self.signatory else HOME_ONLY
+    def signature(self) -> str:
+        """How a decision is signed, for the terminal."""
+        return f"signed by {self.signatory.person}" if self.signatory else "in the home's name, without a person's key"
 
 
-def hand_of(by: str = "", key: Path | None = None) -> Hand:
-    """Who gives this command; their key is unlocked where this machine has it.
+def actor_of(by: str = "", key: Path | None = None) -> Actor:
+    """Return the person who gives this command, and unlock their key if it is on this machine.
 
     Args:
-        by: who acts; else the person that the environment names, or the login.
-        key: the file of their private key.
+        by: name; by default from the key's public file, NEORL_PERSON or the login.
+        key: file of the private key.
     """
     from tasks.evidence.people.private_keys import acting, public_file, read_public, signatory_of
 
     if key is not None and not by:
         by = read_public(public_file(key))[0].person
     name = by or acting()
-    return Hand(name, signatory_of(name, key) if name else None)
+    return Actor(name, signatory_of(name, key) if name else None)
 
 
 @keys.command("show")
 def keys_show(as_json: AsJson = False) -> None:
-    """Print the signing key's id, the persons' keys with their dates, and the trust root in force for an auditor.
+    """Print the home's key id, the persons' keys with their dates, and the trust root for an auditor.
 
     Example: neorl keys show
     """
@@ -85,7 +82,7 @@ def keys_show(as_json: AsJson = False) -> None:
 
 @keys.command("init")
 def keys_init(as_json: AsJson = False) -> None:
-    """Make this home's signing key, unless there is one.
+    """Create this home's signing key, unless it has one.
 
     Example: neorl keys init
     """
@@ -100,11 +97,11 @@ def keys_init(as_json: AsJson = False) -> None:
 
 @keys.command("create")
 def keys_create(
-    person: Annotated[str, typer.Option(help="Whose key it is, as the record is to show the name.")],
+    person: Annotated[str, typer.Option(help="The person's name, as the record will show it.")],
     key: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a person's own key, encrypted under a passphrase that only they know, outside every home.
+    """Create a person's key outside all homes, encrypted with a passphrase.
 
     Example: neorl keys create --person "Ada Lovelace"
     """
@@ -114,27 +111,30 @@ def keys_create(
     file, own = create(Home.locate(), person, key)
     name = key_id(public_key(own.public))
     result = {"id": name, "person": own.person, "public": str(file), "key": str(file.with_suffix(".pem"))}
-    told = f"{own.person} signs as {name}; keep {result['key']} and its passphrase"
-    emit(result, as_json, [told, f"have it enrolled: neorl keys pin --person {file} --role ROLE --why ..."])
+    lines = [
+        f"{own.person} signs as {name}; keep {result['key']} and its passphrase",
+        f"next: neorl keys pin --person {file} --role ROLE --why ...",
+    ]
+    emit(result, as_json, lines)
 
 
 @keys.command("pin")
 def keys_pin(
-    note: Annotated[str, typer.Option(help="Whose key it is.")] = "pinned by neorl keys pin",
+    note: Annotated[str, typer.Option(help="The key's owner.")] = "pinned by neorl keys pin",
     person: Annotated[
-        Path | None, typer.Option(help="Enrol this person's key: the file that 'neorl keys create' wrote.")
+        Path | None, typer.Option(help="Public key of a person to enrol, from 'neorl keys create'.")
     ] = None,
-    role: Annotated[list[str] | None, typer.Option(help="As what that person may decide; repeat it.")] = None,
+    role: Annotated[list[str] | None, typer.Option(help="Role of that person; repeatable.")] = None,
     why: Why = "enrolled after comparing the key's id with its person",
     by: By = "",
     key: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Pin this home's public key in the project's configuration, or enrol and pin a person's.
+    """Pin this home's public key in the project's configuration, or enrol and pin a person's key.
 
-    Signatures by any other key stop counting. Policies and witnesses that are pinned beside the home's trust root are
-    copied along, but for those that the project has. The first person is enrolled in the home's name, every other one
-    by the signature of a person who is enrolled.
+    Signatures by keys that are not pinned become invalid. Policies and witnesses of the home's trust root are copied,
+    unless the project has its own. The first person is enrolled in the home's name, all others need the signature of
+    an enrolled person.
 
     Example: neorl keys pin --person ada.json --role "safety engineer"
     """
@@ -148,13 +148,13 @@ def keys_pin(
     public = _signing_key(home)
     copied = [str(file) for file in pin_home(home, public, note, PROJECT_TRUST)]
     name = key_id(public)
-    lines = [f"{name} is pinned in {PROJECT_TRUST}", *(f"copied there, too: {file}" for file in copied)]
+    lines = [f"{name} is pinned in {PROJECT_TRUST}", *(f"also copied: {file}" for file in copied)]
     emit({"id": name, "pinned_in": str(PROJECT_TRUST), "copied": copied}, as_json, lines)
 
 
 @keys.command("rotate")
 def keys_rotate(why: Why, person: Person = "", key: KeyFile = None, by: By = "", as_json: AsJson = False) -> None:
-    """Let a new key take the place of the home's or a person's; the old one signs which, in the ledger.
+    """Replace the home's or a person's key by a new one; the old key signs the change in the ledger.
 
     Example: neorl keys rotate --why "yearly" --person "Ada Lovelace"
     """
@@ -166,22 +166,24 @@ def keys_rotate(why: Why, person: Person = "", key: KeyFile = None, by: By = "",
         name = rotate_person(Ledger.open(home), person, why, key)
     else:
         _signing_key(home)
-        name = rotate_home(home, hand_of(by).name or "nobody known", why)
+        name = rotate_home(home, actor_of(by).name or "unknown", why)
     source = Ledger.open(home).trust.source
-    whose = person or "the home"
-    emit({"id": name, "trust_root": str(source)}, as_json, [f"{whose} signs as {name} from now on, pinned in {source}"])
+    owner = person or "the home"
+    emit({"id": name, "trust_root": str(source)}, as_json, [f"{owner} now signs as {name}, pinned in {source}"])
 
 
 @keys.command("revoke")
 def keys_revoke(
-    name: Annotated[str, typer.Argument(metavar="KEY", help="The key's id, or the person whose key it is.")],
+    name: Annotated[str, typer.Argument(metavar="KEY", help="The key's id, or its owner.")],
     why: Why,
-    since: Annotated[str, typer.Option("--from", help="From when on: 2026-11-20 or an ISO time; now otherwise.")] = "",
+    since: Annotated[
+        str, typer.Option("--from", help="First invalid time: 2026-11-20 or an ISO time; by default now.")
+    ] = "",
     by: By = "",
     key: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let a key not count from a moment on, which may lie in the past; what rests on it is named.
+    """Revoke a key from a time on, which may be in the past, and list the entries that become invalid.
 
     Example: neorl keys revoke "Ada Lovelace" --from 2026-11-20 --why "the laptop was stolen"
     """
@@ -189,13 +191,13 @@ def keys_revoke(
     from tasks.evidence.ledger.ledger import Ledger
     from tasks.lifecycle.keys import first_moment, revoke
 
-    hand = hand_of(by, key)
+    actor = actor_of(by, key)
     ledger = Ledger.open(Home.locate())
-    entry = revoke(ledger, name, first_moment(since), hand.name, why, hand.signatory)
+    entry = revoke(ledger, name, first_moment(since), actor.name, why, actor.signatory)
     ledger.entries()
     found = [c.detail for c in check_people(ledger.verified, ledger.trust) if c.name == "people" and not c.passed]
     result = {"key": entry.body["key"], "since": entry.body["since"], "entry": entry.digest, "found": found}
-    lines = [f"key {entry.body['key']} does not count from {entry.body['since']} on; {hand.told}", *found]
+    lines = [f"key {entry.body['key']} is revoked from {entry.body['since']} on; {actor.signature}", *found]
     emit(result, as_json, lines)
 
 
@@ -203,24 +205,24 @@ def _enrol(file: Path, roles: list[str], why: str, by: str, key: Path | None, as
     from tasks.evidence.ledger.ledger import Ledger
     from tasks.lifecycle.keys import enrol
 
-    hand = hand_of(by, key)
+    actor = actor_of(by, key)
     ledger = Ledger.open(Home.locate())
-    entry = enrol(ledger, file, roles, hand.name, why, hand.signatory)
+    entry = enrol(ledger, file, roles, actor.name, why, actor.signatory)
     source = ledger.trust.source
     result = {"person": entry.body["person"], "entry": entry.digest, "pinned_in": str(source)}
-    emit(result, as_json, [f"{entry.body['person']}'s key is enrolled and pinned in {source}; {hand.told}"])
+    emit(result, as_json, [f"{entry.body['person']}'s key is enrolled and pinned in {source}; {actor.signature}"])
 
 
 def _signing_key(home: Home) -> Ed25519PublicKey:
-    """The public half of the home's key, from its signer.
+    """Return the home's public key from the signer.
 
     Raises:
-        BadInput: when there is no key yet.
+        BadInput: if there is no key.
     """
     from tasks.evidence.ledger.client import public_key
 
     if not home.signing_key.exists():
-        raise BadInput(f"expected a signing key in {home.signing_key}, got none: make one with 'neorl keys init'.")
+        raise BadInput(f"no signing key in {home.signing_key}: create one with 'neorl keys init'.")
     return public_key(home)
 
 

@@ -1,4 +1,4 @@
-"""Commands about plants: what there is, what each is like, and how its own controller runs it."""
+"""Commands `neorl plants` and `neorl plants show`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from configs.home import Home
-from flows.cli.console import AsJson, emit, group, show_table
+from flows.cli.common import AsJson, emit, group, show_table
 
 if TYPE_CHECKING:
     from tasks.models.plants.known import KnownPlant
 
 plants = group(
-    """The plants that are simulated here: list them, or show one.
+    """List the simulated plants, or show one.
 
-    The scores are of the plant's own controller, tuned: 0 is a sensible idle, 100 the best that is known.
+    The score is that of the tuned controller: 0 is a sensible idle, 100 the best known.
 
     Example: neorl plants
     """
@@ -26,7 +26,7 @@ EPISODES = 64
 
 
 class PlantFacts(NamedTuple):
-    """What a plant is like; units and limits by name."""
+    """Properties of a plant, with units and limits by name."""
 
     about: str
     observation: Mapping[str, str]
@@ -39,7 +39,7 @@ class PlantFacts(NamedTuple):
 
 @plants.callback(invoke_without_command=True, no_args_is_help=False)
 def listing(context: typer.Context, as_json: AsJson = False) -> None:
-    """List the plants; the group's help is this command's."""
+    """List the plants."""
     if context.invoked_subcommand is not None:
         return
     from configs.plant_scores import plant_scores
@@ -69,17 +69,17 @@ def listing(context: typer.Context, as_json: AsJson = False) -> None:
         for name, facts in table.items()
     ]
     show_table(("plant", "observed", "manipulated", "period", "steps", "own controller", "hard limits"), rows)
-    print("\nMore on one: neorl plants show NAME")
+    print("\nnext: neorl plants show NAME")
 
 
 @plants.command()
 def show(
     name: Annotated[str, typer.Argument(help="The plant: a name, or a file such as plants/tank.py.")],
-    out: Annotated[Path | None, typer.Option(help="Where the picture goes; by default into the home.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the episodes.", min=0)] = 0,
+    out: Annotated[Path | None, typer.Option(help="File for the picture; by default in the home.")] = None,
+    seed: Annotated[int, typer.Option(help="Random seed of the episodes.", min=0)] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Names, units and limits of a plant, and a picture of an episode under its controllers against the limits.
+    """Show a plant's signals, units and limits, and draw an episode under each of its controllers.
 
     Example: neorl plants show water_treatment --out tanks.png
     """

@@ -1,4 +1,4 @@
-"""Commands about newer logs: hold them against a champion's or a shadow's, and let a shadow run on."""
+"""Commands for newer logs: `neorl monitor`, `shadow` and `extend`."""
 
 from __future__ import annotations
 
@@ -7,81 +7,79 @@ from typing import Annotated
 
 import typer
 
+from configs.errors import BadInput
 from configs.home import Home
-from flows.cli.console import AsJson, emit, known_plant
-from flows.cli.keys import KeyFile, hand_of
-from flows.cli.models import Who
+from flows.cli.common import AsJson, Plant, emit, known_plant
+from flows.cli.decisions import Note, Who
+from flows.cli.keys import KeyFile, actor_of
 
-Plant = Annotated[str, typer.Argument(help="The plant's name: a process without a simulator.")]
-
-
-Newer = Annotated[list[Path], typer.Option("--data", help="Newer logs, or a dataset's digest; repeat it.")]
-RunFile = Annotated[Path | None, typer.Option("--config", help="The run's YAML; configs/PLANT.yaml when not given.")]
+LogOnlyPlant = Annotated[str, typer.Argument(help="The name of a log-only plant.")]
+Newer = Annotated[list[Path], typer.Option("--data", help="Newer log file or dataset digest; repeatable.")]
+RunFile = Annotated[Path | None, typer.Option("--config", help="The run's YAML; by default configs/PLANT.yaml.")]
 
 
 def monitor(
-    plant: Annotated[str, typer.Argument(help="The plant's name.")],
+    plant: Plant,
     data: Newer,
     config: RunFile = None,
     alarms_per_year: Annotated[
-        float | None, typer.Option(help="False alarms in a year that are put up with; the run's own when not given.")
+        float | None, typer.Option(help="Accepted false alarms per year; by default the run's.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Hold newer logs against those of a plant's champion, or of a shadow, and tell of drift and of worse data.
+    """Compare newer logs with the champion's training data, and report drift and worse data quality.
 
     Example: neorl monitor chemical_reactor --data logs/february.parquet
     """
-    from flows.monitor import in_words, monitor_plant
+    from flows.monitor import drift_lines, monitor_plant
 
     found = monitor_plant(Home.locate(), _run_file(plant, config), data, alarms_per_year)
-    lines = [f"version {found.version} of {plant}: {found.url}", *in_words(found.finding)]
+    lines = [f"version {found.version} of {plant}: {found.url}", *drift_lines(found.finding)]
     lines += [f"worse than the champion's data: {rise}" for rise in found.worse]
     emit(found, as_json, lines)
 
 
-def shadow(plant: Plant, data: Newer, config: RunFile = None, as_json: AsJson = False) -> None:
-    """Lay a shadow's proposals beside what the plant did, and watch for drift.
+def shadow(plant: LogOnlyPlant, data: Newer, config: RunFile = None, as_json: AsJson = False) -> None:
+    """Compare a shadow's proposals with the plant's actions in newer logs, and check for drift.
 
     Example: neorl shadow buffer_vessel --data logs/february.csv
     """
-    from flows.shadow import compare_shadow, in_words
+    from flows.shadow import compare_shadow, comparison_markdown
 
     found = compare_shadow(Home.locate(), _run_file(plant, config), data)
-    told = in_words(found.comparison).replace("**", "").replace("`", "").splitlines()
     first = f"version {found.version} of {plant}, in shadow until {found.until}"
-    emit(found, as_json, [first, *told, f"picture: {found.picture}"])
+    lines = comparison_markdown(found.comparison).replace("**", "").replace("`", "").splitlines()
+    emit(found, as_json, [first, *lines, f"picture: {found.picture}"])
 
 
 def extend(
-    plant: Plant,
-    days: Annotated[int, typer.Option(help="From its end on, or from now where it has ended.", min=1)] = 30,
+    plant: LogOnlyPlant,
+    days: Annotated[int, typer.Option(help="Days from the end of the period, or from now if it ended.", min=1)] = 30,
     by: Who = "",
-    note: Annotated[str, typer.Option("--note", help="Why, for the record.")] = "",
+    note: Note = "",
     key: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let the shadow of a process run on.
+    """Extend the period of a plant's shadow.
 
-    Example: neorl extend buffer_vessel --days 30 --note "the summer is still to come"
+    Example: neorl extend buffer_vessel --days 30 --note "cover the summer"
     """
     from flows.shadow import extend as decide
 
-    hand = hand_of(by, key)
-    found = decide(Home.locate(), known_plant(plant), days, hand.name, note, hand.signatory)
+    actor = actor_of(by, key)
+    found = decide(Home.locate(), known_plant(plant), days, actor.name, note, actor.signatory)
     emit(found, as_json, [f"version {found.version} of {plant} runs in shadow until {found.until}"])
 
 
 def _run_file(plant: str, config: Path | None) -> Path:
-    """The run's file of a plant.
+    """Return the run's file of a plant.
 
     Raises:
-        BadInput: when there is no such plant, or the file is of another.
+        BadInput: if the plant is unknown, or the file is of another plant.
     """
-    from configs.errors import BadInput
-    from flows.checks import checked_run
+    from flows.preflight import checked_run
 
     path = config or Path("configs") / f"{known_plant(plant)}.yaml"
-    if checked_run(path).plant != plant:
-        raise BadInput(f"expected a run of {plant} in {path}, got one of another plant: name it with --config.")
+    if (other := checked_run(path).plant) != plant:
+        raise BadInput(f"{path} is a run of {other}, not of {plant}: name another file with --config.")
     return path

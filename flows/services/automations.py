@@ -1,7 +1,7 @@
-"""Prefect's automations that every home has: they put right what a killed process leaves, and tell people of failures.
+"""Prefect automations of every home: they end or restart runs of killed processes, and notify people of failures.
 
-`neorl up` installs them by Prefect's API, once: one that a person switched off stays off, and one whose definition here
-is another than when it was installed is put right. Triggers of deployments are in prefect.yaml.
+`neorl up` installs them and updates those with a changed definition. An automation that a person disabled stays
+disabled. Triggers of deployments are in prefect.yaml.
 """
 
 from __future__ import annotations
@@ -14,21 +14,27 @@ from flows.services.state import Services
 from tasks.files.canonical import digest_json
 
 SILENCE = 300
-"""Seconds without a heartbeat after which a run counts as gone: ten heartbeats, for a busy machine skips some."""
+"""Seconds without a heartbeat after which a run counts as dead: ten heartbeats, because a busy machine skips some."""
 UNBEGUN = 600
-"""Seconds after which a run that a worker took and did not begin goes back: a pod starts in minutes."""
+"""Seconds after which a pending run is rescheduled. Pods start in minutes."""
 BLOCK = "neorl"
-"""Name of the notification block that a person makes."""
+"""Name of the notification block that a person creates."""
 ENDS = ("Completed", "Failed", "Crashed", "Cancelled", "Cancelling", "Paused", "Suspended", "AwaitingRetry")
-"""States of a run that sends no more heartbeats, or of one that another automation looks after."""
+"""States of a run that sends no heartbeats, or that another automation handles."""
 BEGUN = ("Running", "heartbeat", "Scheduled", "AwaitingConcurrencySlot", "Late", "Retrying")
-"""Events of a run that has begun, or waits for a worker."""
+"""Events of a run that has started, or waits for a worker."""
+FORMER_NAMES = {
+    "neorl: end runs whose process is gone": "neorl: end runs of killed processes",
+    "neorl: begin anew what a worker took and did not begin": "neorl: restart pending runs of killed workers",
+    "neorl: tell of failed runs and drift": "neorl: notify of failed runs and drift",
+}
+"""Names in Prefect databases of earlier versions."""
 
 Json = dict[str, "str | int | bool | list[str] | dict[str, str] | dict[str, list[str]] | None"]
 
 
 class Automation(NamedTuple):
-    """An automation of ours, as Prefect's API takes it."""
+    """An automation, in the form of Prefect's API."""
 
     name: str
     about: str
@@ -37,41 +43,41 @@ class Automation(NamedTuple):
 
     @property
     def description(self) -> str:
-        """What it is for, with a mark by which another definition is told from this one."""
+        """Purpose, and a digest of the definition by which `install` finds outdated automations."""
         return f"{self.about} (installed by 'neorl up', {digest_json([self.trigger, self.action])[:8]})"
 
 
 def wanted(block: str | None) -> tuple[Automation, ...]:
-    """The automations of a home.
+    """Return the automations of a home.
 
     Args:
-        block: id of the notification block; None where a person made none.
+        block: id of the notification block; None if there is none.
     """
     lost = Automation(
-        "neorl: end runs whose process is gone",
-        f"A run that sent a heartbeat and none for {SILENCE} seconds, nor an end, has crashed",
+        "neorl: end runs of killed processes",
+        f"A running flow without a heartbeat for {SILENCE} seconds has crashed",
         _silence(("heartbeat",), ("heartbeat", *ENDS), SILENCE),
         {
             "type": "change-flow-run-state",
             "state": "CRASHED",
-            "message": f"no heartbeat of its process for {SILENCE} seconds: run it again, it goes on where it was",
+            "message": f"no heartbeat for {SILENCE} seconds: start the run again, it resumes",
         },
     )
     unbegun = Automation(
-        "neorl: begin anew what a worker took and did not begin",
-        f"A run that is pending for {UNBEGUN} seconds keeps its deployment's slot: its worker is gone",
+        "neorl: restart pending runs of killed workers",
+        f"A run pending for {UNBEGUN} seconds has lost its worker, and blocks its deployment",
         _silence(("Pending", "Submitting"), (*BEGUN, *ENDS), UNBEGUN),
         {
             "type": "change-flow-run-state",
             "state": "SCHEDULED",
-            "message": f"no worker began it within {UNBEGUN} seconds",
+            "message": f"no worker started the run within {UNBEGUN} seconds",
         },
     )
     if block is None:
         return (lost, unbegun)
-    told = Automation(
-        "neorl: tell of failed runs and drift",
-        "A message by the notification block 'neorl'",
+    notification = Automation(
+        "neorl: notify of failed runs and drift",
+        "Sends a message through the notification block 'neorl'",
         {
             "type": "event",
             "posture": "Reactive",
@@ -88,11 +94,11 @@ def wanted(block: str | None) -> tuple[Automation, ...]:
             "body": "{{ event.payload.found or event.resource.get('prefect.state-message') or event.event }}",
         },
     )
-    return (lost, unbegun, told)
+    return (lost, unbegun, notification)
 
 
 def _silence(after: Sequence[str], expect: Sequence[str], within: int) -> Json:
-    """The trigger of a flow run of which one event is heard and none of others within so many seconds."""
+    """Return a trigger: an event in `after`, and then none in `expect` for `within` seconds."""
     return {
         "type": "event",
         "posture": "Proactive",
@@ -106,7 +112,7 @@ def _silence(after: Sequence[str], expect: Sequence[str], within: int) -> Json:
 
 
 def notification_block(services: Services) -> str | None:
-    """Id of the notification block named 'neorl', of whatever type; None where a person made none."""
+    """Return the id of the notification block named 'neorl'; None if there is none."""
     found = services.ask_prefect(
         "block_documents/filter",
         {"block_documents": {"name": {"any_": [BLOCK]}}, "block_schemas": {"block_capabilities": {"all_": ["notify"]}}},
@@ -115,15 +121,15 @@ def notification_block(services: Services) -> str | None:
 
 
 def install(services: Services, block: str | None) -> list[str]:
-    """Make Prefect's automations what a home wants; returns the names of those that were made, changed or removed.
+    """Create, update or remove automations; return the names of those that changed.
 
     Args:
-        services: whose Prefect server.
-        block: from `notification_block`.
+        services: addresses of the servers.
+        block: id from `notification_block`.
     """
-    all_of_ours = {each.name for each in wanted("any")}
-    query = {"automations": {"name": {"any_": sorted(all_of_ours)}}}
-    known = {each["name"]: each for each in services.ask_prefect("automations/filter", query)}
+    names = sorted({*FORMER_NAMES, *FORMER_NAMES.values()})
+    found = services.ask_prefect("automations/filter", {"automations": {"name": {"any_": names}}})
+    known = {FORMER_NAMES.get(each["name"], each["name"]): each for each in found}
     changed = []
     for each in wanted(block):
         now = known.pop(each.name, None)

@@ -1,6 +1,6 @@
-"""Registers the deployments of prefect.yaml with a Prefect server: `prefect deploy --all`, and when it is due.
+"""Registration of prefect.yaml's deployments with a Prefect server.
 
-It runs in the background, in the process that is to be the home's worker: `flows.services.worker`.
+`prefect deploy --all` runs in the background, in the worker's process (`flows.services.worker`).
 """
 
 from __future__ import annotations
@@ -29,24 +29,23 @@ POOL = "neorl"
 
 
 class Deployments(NamedTuple):
-    """What prefect.yaml declares, as far as it matters here."""
+    """Contents of prefect.yaml that registration needs."""
 
     path: Path
     names: list[str]
     pools: list[str]
     digest: str
-    """Digest of the file and of the flows' sources, from which Prefect derives the parameters."""
+    """Digest of prefect.yaml and of the flows' source files, from which Prefect derives the parameters."""
 
 
 def declared(project: Path | None = None) -> Deployments | None:
-    """What a project's prefect.yaml declares; None where there is no such file, and so nothing to schedule.
+    """Read a project's prefect.yaml; None if there is no such file.
 
     Args:
-        project: its folder; the working directory when not given, or where that has none, the folder of this package.
+        project: folder of prefect.yaml; by default the working directory, or this package's folder if that has none.
 
     Raises:
-        BadInput: when it is not a list of deployments, each with a name and an entrypoint, or parameters are no
-            mapping.
+        BadInput: if a deployment lacks name or entrypoint, or its parameters are not a mapping.
     """
     path = (project or _project()) / FILE
     if not path.is_file():
@@ -58,32 +57,32 @@ def declared(project: Path | None = None) -> Deployments | None:
         pools = {(entry.get("work_pool") or {}).get("name") or POOL for entry in entries}
         for entry in entries:
             if not isinstance(entry.get("parameters") or {}, Mapping):
-                raise ValueError(f"{entry['parameters']!r} as parameters, which is no mapping")
+                raise ValueError(f"parameters of {entry['name']} must be a mapping, got {entry['parameters']!r}")
     except (AttributeError, TypeError, LookupError, ValueError) as error:
-        said = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         raise BadInput(
-            f"expected a list of deployments in {path}, each with a name and an entrypoint, got '{said}': correct it."
+            f"'deployments' in {path} must be a list with a name and an entrypoint each ({reason}): correct it."
         ) from error
     digests = {str(file): sha256_hex(file.read_bytes()) for file in (path, *sources) if file.is_file()}
-    # Names and pools that Prefect fills in from the environment are known to Prefect alone.
+    # Only Prefect knows names and pools that it fills in from the environment.
     return Deployments(path, _plain(names), _plain(sorted(pools)), digest_json(digests))
 
 
 def deployed_data(config: Path) -> list[Path]:
-    """The logs that the deployment of a run's file reads, of the working directory's prefect.yaml; none without one.
+    """Return the logs that prefect.yaml in the working directory names for a run's file.
 
     Raises:
-        BadInput: when that file is malformed, or the logs are no list of paths.
+        BadInput: if prefect.yaml is malformed, or 'data' is not a list of paths.
     """
     if (found := declared(Path.cwd())) is None:
         return []
     for entry in read_yaml(found.path, aliases=True).get("deployments") or []:
         given = entry.get("parameters") or {}
-        # Of the deployments of a run's file the retraining names its logs.
+        # Only the retraining among a run's deployments names logs.
         if Path(str(given.get("config"))).resolve() == config.resolve() and (data := given.get("data")):
             if not (isinstance(data, list) and all(isinstance(path, str) for path in data)):
                 raise BadInput(
-                    f"expected 'data' of deployment {entry['name']} in {found.path} as a list of paths, got {data!r}: "
+                    f"'data' of deployment {entry['name']} in {found.path} must be a list of paths, got {data!r}: "
                     "write each path as an item of a list."
                 )
             return [Path(path) for path in data]
@@ -91,16 +90,16 @@ def deployed_data(config: Path) -> list[Path]:
 
 
 def due(services: Services, project: Path | None = None) -> Deployments | None:
-    """What prefect.yaml declares, unless all of it was registered from the same content before; its pools are made.
+    """Return the deployments to register, and create their pools; None if the same content is registered already.
 
-    So a schedule that somebody paused in the UI stays paused as long as nothing has changed.
+    A schedule that was paused in Prefect's pages therefore stays paused until prefect.yaml changes.
 
     Args:
-        services: whose Prefect server.
-        project: the folder with `prefect.yaml`, as for `declared`; runs work in it.
+        services: addresses of the servers.
+        project: folder of prefect.yaml, as for `declared`; runs work in it.
 
     Raises:
-        BadInput: when prefect.yaml is malformed.
+        BadInput: if prefect.yaml is malformed.
     """
     found = declared(project)
     if found is None or not found.pools:
@@ -115,7 +114,7 @@ def due(services: Services, project: Path | None = None) -> Deployments | None:
 
 
 def arguments(home: Home, found: Deployments) -> list[str]:
-    """Arguments of `flows.services.worker` that make it register these deployments."""
+    """Return the arguments with which `flows.services.worker` registers these deployments."""
     return ["--register", str(found.path.parent), found.digest, str(_log(home)), str(_outcome_file(home))]
 
 
@@ -123,66 +122,59 @@ def finish(found: Deployments, services: Services, deadline: float, worker: Proc
     """Wait until deployments are registered.
 
     Args:
-        found: what is due.
-        services: whose Prefect server.
-        deadline: when to give up, in seconds on the clock of `time.monotonic`.
-        worker: the one that was started with their `arguments`; without one, a process of their own registers them.
+        found: deployments from `due`.
+        services: addresses of the servers.
+        deadline: time limit in seconds of `time.monotonic`.
+        worker: the worker that was started with their `arguments`; None starts a process for the registration.
 
     Raises:
-        BadInput: when Prefect refuses one of them.
-        ServiceMissing: when it takes too long.
+        BadInput: if Prefect rejects a deployment.
+        ServiceMissing: if the time limit passes.
     """
     log, process = _log(services.home), worker or _start(found, services)
     try:
         while _outcome(services.home, found) is None and process.alive:
             if time.monotonic() > deadline:
                 raise ServiceMissing(
-                    f"expected Prefect to register {found.path} in time, got no end: read {log}, then run 'neorl up' "
-                    "again."
+                    f"Prefect did not register {found.path} in time: read {log}, then run 'neorl up' again."
                 )
             time.sleep(0.1)
     finally:
         if worker is None:
             processes.stop([process])
     if _outcome(services.home, found) != 0 or not _are_known(services, found.names):
-        said = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
         raise BadInput(
-            f"expected Prefect to accept the deployments of {found.path}, got '{said[-1] if said else 'no word'}': "
-            f"correct the file, then run 'neorl up' again; {log} tells more."
+            f"Prefect rejected the deployments of {found.path} ('{lines[-1] if lines else 'no output'}'): "
+            f"correct the file, then run 'neorl up' again. Details: {log}"
         )
 
 
 def variables(services: Services) -> dict[str, str]:
-    """The environment of a process that registers deployments; nothing of the caller's own Prefect leaks into it."""
+    """Return the environment of a process that registers deployments, without the caller's Prefect settings."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_"))}
     return kept | environment(services) | {"PREFECT_DEFAULT_WORK_POOL_NAME": POOL}
 
 
 def worker_name(token: str) -> str:
-    """What Prefect calls a worker that this machine starts: Prefect itself does not tell where a worker runs."""
+    """Return a worker's name with the machine's host name, which Prefect itself does not record."""
     return f"neorl-{socket.gethostname()}-{token[:8]}"
 
 
 def workers_elsewhere(services: Services) -> list[str]:
-    """Names of the pool's workers that are online, by Prefect's last look, and of another machine as far as one knows.
-
-    One that was started without `neorl`, whose name may say nothing of its machine, counts as such.
-
-    Args:
-        services: whose Prefect server.
-    """
+    """Return the names of online workers of the pool on other machines, or started without `neorl`."""
     online = services.ask_prefect(f"work_pools/{POOL}/workers/filter", {"workers": {"status": {"any_": ["ONLINE"]}}})
     here = worker_name("").rpartition("-")[0]
     return sorted(worker["name"] for worker in online if worker["name"].rpartition("-")[0] != here)
 
 
 def worker_is_online(api: str, token: str, login: str, timeout: float = rest.SOON) -> bool:
-    """Whether the worker that was started with this token polls the pool of the deployments.
+    """Return whether the worker with this token polls the pool.
 
     Args:
         api: address of Prefect's API.
-        token: ends the worker's name, of which an earlier version's says nothing else.
-        login: `name:password` for the API; empty for one without.
+        token: the worker's name ends with its first 8 digits.
+        login: `name:password` for the API, or empty.
         timeout: seconds to wait for the answer.
     """
     try:
@@ -206,7 +198,7 @@ def _outcome_file(home: Home) -> Path:
 
 
 def _outcome(home: Home, found: Deployments) -> int | None:
-    """The exit code of the last registration, if that was of these deployments."""
+    """Return the exit code of the last registration of these deployments."""
     try:
         last = read_json(_outcome_file(home))
         return int(last["code"]) if last["digest"] == found.digest else None
@@ -215,13 +207,12 @@ def _outcome(home: Home, found: Deployments) -> int | None:
 
 
 def _project() -> Path:
-    """The folder whose deployments are meant."""
     here = Path.cwd()
     return here if (here / FILE).is_file() else PROJECT
 
 
 def _source(project: Path, entrypoint: str) -> Path:
-    """The file of a flow: `flow.py:name` of the project, or `package.module.name`, of which only ours are followed."""
+    """Return the file of a flow: `file.py:name` in the project, or `package.module.name` in this package."""
     file, colon, _ = entrypoint.rpartition(":")
     return project / file if colon else PROJECT.joinpath(*entrypoint.split(".")[:-1]).with_suffix(".py")
 
@@ -229,7 +220,7 @@ def _source(project: Path, entrypoint: str) -> Path:
 def _text(entry: Mapping[str, object], key: str) -> str:
     value = entry.get(key)
     if not isinstance(value, str) or not value:
-        raise ValueError(f"{value!r} as {key}")
+        raise ValueError(f"{key} must be text, got {value!r}")
     return value
 
 
@@ -238,16 +229,16 @@ def _plain(texts: Sequence[str]) -> list[str]:
 
 
 def _are_known(services: Services, names: Sequence[str]) -> bool:
-    # Flows may have deployments of the same name, such as that of their plant.
+    # Deployments of different flows may share a name, such as the plant's.
     wanted = {"deployments": {"name": {"any_": sorted(set(names))}}}
     known = Counter(found["name"] for found in services.ask_prefect("deployments/filter", wanted))
     return known >= Counter(names)
 
 
 def _ensure_pool(services: Services, pool: str) -> None:
-    # The worker fills in the job template when it finds an empty one; made by it, the pool would come too late.
+    # Deployments need the pool before the worker would create it. The worker fills in an empty job template.
     try:
         services.ask_prefect("work_pools/", {"name": pool, "type": "process"})
     except urllib.error.HTTPError as error:
-        if error.code != 409:  # 409: it exists already
+        if error.code != 409:  # 409: the pool exists
             raise

@@ -1,4 +1,4 @@
-"""Events of ours in Prefect, which start runs there: announced once each, however often they are found."""
+"""Prefect events that start runs, each emitted at most once."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from flows.services.state import Services
 
 ARRIVED, DRIFTED, WORSENED = "neorl.dataset.arrived", "neorl.drift.detected", "neorl.data.worsened"
 NAMES = uuid.UUID("6e65f726-c000-5000-8000-6e656f726c00")
-"""The namespace of our events' ids."""
+"""UUID namespace of event ids."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a plant."""
+    """An event of a plant."""
 
     name: str
     plant: str
     about: str
-    """What makes it one event, such as a digest: the same is not announced twice."""
+    """Identity of the event, such as a digest; an event with the same identity is not emitted again."""
     payload: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
-    """What the runs that it starts are given."""
+    """Parameters for the runs that it starts."""
 
     @property
     def id(self) -> str:
-        """Of the event in Prefect."""
+        """Id in Prefect."""
         return str(uuid.uuid5(NAMES, f"{self.name}/{self.plant}/{self.about}"))
 
 
 def resource_of(plant: str) -> str:
-    """What an event of a plant is about, as triggers in prefect.yaml match it.
+    """Return the resource id that triggers in prefect.yaml match.
 
     Example:
         >>> resource_of("chemical_reactor")
@@ -42,22 +42,22 @@ def resource_of(plant: str) -> str:
 
 
 def announce(services: Services, event: Event) -> bool:
-    """Tell Prefect of an event, unless it knows of it; returns whether it was told.
+    """Emit an event unless Prefect has it; return whether it was emitted.
 
-    Prefect has taken it when this returns, so that a caller who was killed before may announce it again.
+    Prefect has stored the event when this function returns, so a killed caller may repeat the call.
 
     Raises:
-        OSError: when Prefect does not answer, or refuses.
+        OSError: if Prefect does not answer or rejects the event.
     """
     known = services.ask_prefect("events/filter", {"filter": {"id": {"id": [event.id]}}, "limit": 1})
     if known["events"]:
         return False
-    told = {
+    record = {
         "id": event.id,
         "event": event.name,
         "occurred": datetime.now(UTC).isoformat(),
         "resource": {"prefect.resource.id": resource_of(event.plant), "prefect.resource.name": event.plant},
         "payload": dict(event.payload),
     }
-    services.ask_prefect("events", [told])
+    services.ask_prefect("events", [record])
     return True

@@ -1,4 +1,4 @@
-"""What a team's machines run in containers: one service in the foreground, and the registration of deployments."""
+"""For containers of a team: run one service in the foreground, and register deployments."""
 
 from __future__ import annotations
 
@@ -9,60 +9,59 @@ from typing import NoReturn
 
 from configs.errors import BadInput
 from configs.home import Home
-from flows.services import automations, definitions, deployments
-from flows.services.asgi.guard import LOGIN
-from flows.services.definitions import SERVERS, Start
+from flows.services import automations, deployments
+from flows.services.processes import LOGIN
 from flows.services.servers import connect
+from flows.services.service_table import SERVERS, Start, full_command
 from flows.services.state import home_login, needing_prefect
 
 
 def serve(home: Home, name: str, host: str, port: int, names: tuple[str, ...]) -> NoReturn:
-    """Become a service: the command of `neorl up` with another address, which ends when this process is ended.
+    """Replace this process by a service of `neorl up`.
 
-    A server's login is that of `NEORL_SERVICE_LOGIN`, else the home's own. A worker takes runs from the servers that
-    NEORL_PREFECT_URL and NEORL_MLFLOW_URL name, and answers on its port whether it still asks for work; metrics ask for
-    the home's own token.
+    A server uses the login of `NEORL_SERVICE_LOGIN`, else the home's. A worker takes runs from the servers that
+    NEORL_PREFECT_URL and NEORL_MLFLOW_URL name, and has a health check on its port. Metrics use the home's token.
 
     Args:
-        home: whose service.
-        name: its name in `SERVICES`.
-        host: the address of the interface to listen on.
-        port: where it listens.
-        names: what clients on other machines call a server.
+        home: home of the service.
+        name: name in `SERVICES`.
+        host: address of the interface to listen on.
+        port: port to listen on.
+        names: host names by which clients on other machines call a server.
 
     Raises:
-        BadInput: when the login is no `name:password`.
-        ServiceMissing: when a worker's servers do not answer.
+        BadInput: if the login is not of the form `name:password`.
+        ServiceMissing: if a worker's servers do not answer.
     """
     if name in SERVERS:
         login = os.environ.get(LOGIN) or home_login(home)
         if not all(login.partition(":")):
-            raise BadInput(f"expected {LOGIN} as name:password, got another form: correct it.")
+            raise BadInput(f"{LOGIN} must have the form name:password (the value is not shown): correct it.")
         start = Start(home, port, secrets.token_hex(16), {}, None, login, host, names)
     else:
         found = connect(home)
         others = {"prefect": found.prefect, "mlflow": found.mlflow}
         start = Start(home, port, secrets.token_hex(16), others, None, "", host, names)
-    command = definitions.completed(name, start)
-    # What it writes is its owner's alone, as with `neorl up`.
+    command = full_command(name, start)
+    # Files are readable by their owner only, as with `neorl up`.
     os.umask(0o077)
     os.chdir(command.folder)
     os.execve(command.arguments[0], command.arguments, command.variables)
 
 
 def register(home: Home, timeout: float) -> list[str]:
-    """Make the deployments of prefect.yaml and our automations known to a home's Prefect server, or its team's.
+    """Register the deployments of prefect.yaml and the automations with the home's or the team's Prefect server.
 
     Args:
-        home: whose servers, which must answer.
-        timeout: seconds to wait for Prefect to take them.
+        home: home of the servers, which must answer.
+        timeout: seconds to wait for Prefect.
 
     Returns:
-        Names of the deployments, none where all were known, and of the automations that were made or changed.
+        Names of new or changed deployments and automations.
 
     Raises:
-        BadInput: when prefect.yaml is malformed, or Prefect refuses one of them.
-        ServiceMissing: when a server does not answer, or Prefect with an error.
+        BadInput: if prefect.yaml is malformed, or Prefect rejects a deployment.
+        ServiceMissing: if a server does not answer, or Prefect answers with an error.
     """
     services = connect(home)
     deadline = time.monotonic() + timeout

@@ -1,4 +1,4 @@
-"""One run per plant at a time, and the record that a killed run leaves so that it can be reported as crashed."""
+"""Plant locks (one run per plant at a time), and run records by which killed runs are reported as crashed."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from tasks.files.locks import exclusive
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Which process runs what: kept in a plant's lock while a run holds it, and in a file of its own per flow run."""
+    """A running process: stored in the plant's lock, and in one file per flow run."""
 
     plant: str
     pid: int
     created: float
     started: str
     run: str = ""
-    """The run's name in a plant's lock."""
+    """Name of the run (in plant locks)."""
     flow_run: str = ""
-    """The flow run's id in a record of its own."""
+    """Id of the flow run (in run records)."""
     host: str = ""
-    """The machine or container whose processes `pid` counts; this one where an earlier version wrote the record."""
+    """Machine or container of the process; empty in records of earlier versions, which means this machine."""
 
     @classmethod
     def of_this_process(cls, plant: str, *, run: str = "", flow_run: str = "") -> RunRecord:
-        """A record of this process from now on."""
+        """Return a record of this process, started now."""
         me = ProcessId.current()
         now = datetime.now(UTC).isoformat(timespec="seconds")
         return cls(plant, me.pid, me.created, now, run, flow_run, socket.gethostname())
 
     @property
     def alive(self) -> bool:
-        """Whether its process still runs, as far as this machine can tell: it knows nothing of another's."""
+        """Whether the process runs; assumed for processes of other machines."""
         return self.host not in ("", socket.gethostname()) or ProcessId(self.pid, self.created).alive
 
     def __str__(self) -> str:
         run = f"run {self.run}, " if self.run else ""
         where = f" on {self.host}" if self.host not in ("", socket.gethostname()) else ""
-        return f"{run}process {self.pid}{where}, going on since {self.started}"
+        return f"{run}process {self.pid}{where}, running since {self.started}"
 
 
 @contextmanager
@@ -60,32 +60,31 @@ def plant_lock(
     run: str = "",
     on_wait: Callable[[str], None] | None = None,
 ) -> Iterator[None]:
-    """Hold a plant for one run.
+    """Lock a plant for one run.
 
     Args:
-        home: where the lock lives.
+        home: folder of the lock.
         plant: the plant's name.
-        policy: what to do while another process holds it.
-        run: this run's name or id, shown to whoever is refused.
-        on_wait: told once, in words, whom this run waits for.
+        policy: wait, or refuse, if another process has locked the plant.
+        run: name or id of this run, for messages of other runs.
+        on_wait: called once with a message if this run has to wait.
 
     Raises:
-        Refused: when another run holds the plant and the policy is `refuse`.
+        Refused: if another run has locked the plant and the policy is `refuse`.
     """
     path = home.lock_of(plant)
 
     def held() -> None:
-        holder = _patient_read(path) or "one that has just started"
+        holder = _read_fresh(path) or "a run that has just started"
         if policy == "refuse":
             raise Refused(
-                f"expected no other run of {plant}, got {holder}: wait for it to end, or set 'concurrency: wait' "
-                "in the run's file."
+                f"{plant} is locked by {holder}: wait until it ends, or set 'concurrency: wait' in the run's file."
             )
         if on_wait:
             on_wait(f"waiting for {holder}")
 
     with exclusive(path, held):
-        # Written in place: a file put there by renaming would be another file than the locked one.
+        # Write in place, because renaming would replace the locked file.
         path.write_bytes(canonical_json(asdict(RunRecord.of_this_process(plant, run=run))) + b"\n")
         try:
             yield
@@ -95,11 +94,11 @@ def plant_lock(
 
 @contextmanager
 def recorded_run(home: Home, flow_run_id: str, plant: str) -> Iterator[None]:
-    """Leave a record while a flow run is going on; `reap_dead_runs` finds it if the process is killed.
+    """Keep a record during a flow run; if the process is killed, `reap_dead_runs` finds the record.
 
     Args:
-        home: where the record lies.
-        flow_run_id: the run's id in Prefect.
+        home: folder of the record.
+        flow_run_id: id in Prefect.
         plant: the plant's name.
     """
     path = home.folder("locks", "runs") / f"{flow_run_id}.json"
@@ -107,24 +106,24 @@ def recorded_run(home: Home, flow_run_id: str, plant: str) -> Iterator[None]:
     try:
         yield
     finally:
-        # An exception is reported by Prefect itself: only a killed process leaves its record.
+        # Prefect itself reports exceptions; only a killed process leaves its record.
         path.unlink(missing_ok=True)
 
 
 def dead_runs(home: Home) -> list[tuple[Path, RunRecord]]:
-    """Records of flow runs whose process is gone, with their files."""
+    """Return the records of flow runs of dead processes, with their files."""
     records = [(path, _read(path)) for path in sorted((home.root / "locks" / "runs").glob("*.json"))]
     return [(path, record) for path, record in records if record and not record.alive]
 
 
 def holders(home: Home) -> list[RunRecord]:
-    """Who holds each plant now, and what dead holders left behind (`alive` tells them apart)."""
+    """Return the record in each plant's lock; records of dead processes are stale (see `alive`)."""
     records = [_read(path) for path in sorted((home.root / "locks" / "plants").glob("*.lock"))]
     return [record for record in records if record]
 
 
-def _patient_read(path: Path) -> RunRecord | None:
-    """The record of a plant's holder, which writes it just after taking the lock."""
+def _read_fresh(path: Path) -> RunRecord | None:
+    """Read a plant's lock; wait up to a second, because the record is written just after locking."""
     for _ in range(20):
         if record := _read(path):
             return record
@@ -133,7 +132,7 @@ def _patient_read(path: Path) -> RunRecord | None:
 
 
 def _read(path: Path) -> RunRecord | None:
-    """A record; None where there is none, or only the half of one whose writer was killed or is writing now."""
+    """Read a record; None if it is absent or incomplete."""
     try:
         return RunRecord(**json.loads(path.read_bytes()))
     except (FileNotFoundError, ValueError, TypeError):

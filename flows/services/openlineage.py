@@ -1,8 +1,8 @@
-"""OpenLineage events of a retraining, for a team's lineage server: which stage made what, of what.
+"""OpenLineage events of a retraining, for a team's lineage server: inputs and outputs of each task.
 
-Each flow run is a run of OpenLineage's, and each of its stages another, whose parent it is. A reference that stages
-hand on is a dataset, `PLANT/KIND`, whose version is its digest; logs are files. Nothing is sent without
-OPENLINEAGE_URL, and a server that does not answer is told of once and changes nothing.
+A flow run is an OpenLineage run, and the parent of one run per task. A reference between tasks is a dataset
+`PLANT/KIND` with its digest as version; logs are files. Without OPENLINEAGE_URL nothing is sent. If the server does not
+answer, a warning is logged once and the retraining continues.
 
 Source: OpenLineage specification 2-0-2, https://openlineage.io/spec/2-0-2/OpenLineage.json.
 """
@@ -25,7 +25,7 @@ from tasks.references import Reference
 from tasks.stages import Came, content
 
 URL, KEY, NAMESPACE = "OPENLINEAGE_URL", "OPENLINEAGE_API_KEY", "OPENLINEAGE_NAMESPACE"
-"""Variables, named as OpenLineage's own clients name them."""
+"""Environment variables, with the names of OpenLineage's own clients."""
 PRODUCER = f"pkg:pypi/neorl@{metadata.version('neorl')}"
 SPEC = "https://openlineage.io/spec"
 FACETS = {
@@ -34,67 +34,76 @@ FACETS = {
     "errorMessage": "1-0-1/ErrorMessageRunFacet",
 }
 Facet = dict[str, str | dict[str, str]]
-"""More about a run or a dataset."""
+"""Metadata of a run or dataset."""
 
 
-class Named(TypedDict):
-    """A dataset."""
+class LineageDataset(TypedDict):
+    """A dataset in an event."""
 
     namespace: str
     name: str
     facets: dict[str, Facet]
 
 
-class DataLineage:
-    """What is told of one flow run."""
+class LineageEvents:
+    """Events of one flow run.
+
+    Args:
+        plant: the plant's name.
+        flow_run: the flow run's id.
+        say: callback for a warning if the server does not answer.
+    """
 
     def __init__(self, plant: str, flow_run: str, say: Callable[[str], None]) -> None:
-        """Of a plant's retraining, by its flow run's id; `say` is told in words when events are lost."""
         self.plant, self.run, self.say = plant, UUID(flow_run), say
         self.silent = not os.environ.get(URL)
         self.namespace = os.environ.get(NAMESPACE) or "neorl"
         self.job = f"retrain.{plant}"
-        self.made: dict[str, Named] = {}
-        self.begun = 0
+        self.outputs: dict[str, LineageDataset] = {}
+        self.started = 0
 
     @contextmanager
     def flow(self, logs: Sequence[Path]) -> Iterator[None]:
-        """Tell that the run begins with these logs, and how it ends."""
+        """Send the start and end events of the flow run.
+
+        Args:
+            logs: the run's log files.
+        """
         inputs = self._datasets(logs)
-        self._tell("START", self.job, self.run, {}, inputs, [])
+        self._send("START", self.job, self.run, {}, inputs, [])
         try:
             yield
         except BaseException as error:
-            self._tell("FAIL", self.job, self.run, _failure(str(error)), inputs, list(self.made.values()))
+            self._send("FAIL", self.job, self.run, _failure(str(error)), inputs, list(self.outputs.values()))
             raise
-        self._tell("COMPLETE", self.job, self.run, {}, inputs, list(self.made.values()))
+        self._send("COMPLETE", self.job, self.run, {}, inputs, list(self.outputs.values()))
 
-    def stage(self, name: str, given: Iterable[object]) -> Callable[[Came], None]:
-        """Tell that a stage begins with these arguments; what is returned tells what came of it, or why nothing did."""
+    def stage(self, name: str, arguments: Iterable[object]) -> Callable[[Came], None]:
+        """Send the start event of a task; return a function that sends its end event for a result or error message."""
         if self.silent:
             return lambda _: None
-        self.begun += 1
-        job, run, inputs = f"{self.job}.{name}", uuid5(self.run, f"{self.begun} {name}"), self._datasets(given)
-        above = {"namespace": self.namespace, "name": self.job}
-        parent = {"parent": _facet("parent", run={"runId": str(self.run)}, job=above)}
-        self._tell("START", job, run, parent, inputs, [])
+        self.started += 1
+        job, run, inputs = f"{self.job}.{name}", uuid5(self.run, f"{self.started} {name}"), self._datasets(arguments)
+        flow = {"namespace": self.namespace, "name": self.job}
+        parent = {"parent": _facet("parent", run={"runId": str(self.run)}, job=flow)}
+        self._send("START", job, run, parent, inputs, [])
 
-        def came(result: Came) -> None:
+        def ended(result: Came) -> None:
             if not isinstance(result, Reference):
-                self._tell("FAIL", job, run, parent | _failure(result), inputs, [])
+                self._send("FAIL", job, run, parent | _failure(result), inputs, [])
                 return
             outputs = self._datasets([result])
-            self.made |= {each["name"]: each for each in outputs}
-            self._tell("COMPLETE", job, run, parent, inputs, outputs)
+            self.outputs |= {each["name"]: each for each in outputs}
+            self._send("COMPLETE", job, run, parent, inputs, outputs)
 
-        return came
+        return ended
 
-    def _datasets(self, values: Iterable[object]) -> list[Named]:
-        found: dict[str, Named] = {}
+    def _datasets(self, values: Iterable[object]) -> list[LineageDataset]:
+        found: dict[str, LineageDataset] = {}
         for value in () if self.silent else values:
             if isinstance(value, Reference):
-                name, known = f"{self.plant}/{type(value).__name__.lower()}", content(value)
-                version = known if isinstance(known, str) else digest_json(known)
+                name, identity = f"{self.plant}/{type(value).__name__.lower()}", content(value)
+                version = identity if isinstance(identity, str) else digest_json(identity)
                 facets = {"version": _facet("version", datasetVersion=version)}
                 found[name] = {"namespace": self.namespace, "name": name, "facets": facets}
             elif isinstance(value, Path):
@@ -103,8 +112,14 @@ class DataLineage:
                 found |= {each["name"]: each for each in self._datasets(value)}
         return list(found.values())
 
-    def _tell(
-        self, kind: str, job: str, run: UUID, facets: dict[str, Facet], inputs: list[Named], outputs: list[Named]
+    def _send(
+        self,
+        kind: str,
+        job: str,
+        run: UUID,
+        facets: dict[str, Facet],
+        inputs: list[LineageDataset],
+        outputs: list[LineageDataset],
     ) -> None:
         if self.silent:
             return
@@ -123,9 +138,9 @@ class DataLineage:
                 f"{os.environ[URL].rstrip('/')}/api/v1/lineage", event, bearer=os.environ.get(KEY, ""), timeout=5.0
             )
         except (OSError, ValueError, HTTPException) as error:
-            # The address may hold a password.
+            # The address may contain a password, so it is not shown.
             self.silent = True
-            self.say(f"no more OpenLineage events of this run: the server that {URL} names gave {type(error).__name__}")
+            self.say(f"OpenLineage events are off for this run: the server in {URL} failed ({type(error).__name__})")
 
 
 def _facet(name: str, **fields: str | dict[str, str]) -> Facet:

@@ -1,4 +1,4 @@
-"""Background processes that belong to one home: starting, recognising and stopping them, and their ports."""
+"""Background processes of one home: start, recognise and stop them, and find free ports."""
 
 from __future__ import annotations
 
@@ -10,57 +10,58 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 import psutil
 
 HOST = "127.0.0.1"
+LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 TOKEN = "NEORL_SERVICE_TOKEN"
+LOGIN = "NEORL_SERVICE_LOGIN"
+NAMES = "NEORL_SERVICE_NAMES"
+"""Space-separated names by which clients on other machines call a server; loopback names are always accepted."""
 
-# A Popen that is collected while its process lives warns; services outlive the command that starts them.
+# Python warns if a Popen is garbage-collected while its process runs; services outlive the command that starts them.
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
 
 @dataclass(frozen=True)
 class ProcessId:
-    """A process that a later process with the same number cannot be mistaken for."""
+    """Identity of a process, unique even if its number is reused."""
 
     pid: int
     created: float
-    """When it started: seconds since 1970."""
+    """Start time in seconds since 1970."""
 
     @classmethod
     def of(cls, pid: int) -> ProcessId:
-        """The process that has this number now."""
+        """Return the process that has this number now."""
         return cls(pid, round(psutil.Process(pid).create_time(), 2))
 
     @classmethod
     def current(cls) -> ProcessId:
-        """This process."""
+        """Return this process."""
         return cls.of(os.getpid())
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether the process runs."""
         try:
             process = psutil.Process(self.pid)
-            # A zombie has ended; only its parent has not asked yet.
+            # A zombie has ended, although its parent has not collected it.
             return bool(process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - self.created) < 0.05)
         except psutil.NoSuchProcess:
             return False
 
 
 def spawn(command: Sequence[str], environment: Mapping[str, str], log: Path, folder: Path) -> ProcessId:
-    """Start a process in a session of its own, so that neither Ctrl-C nor a closed terminal reaches it.
+    """Start a process in a new session, out of reach of Ctrl-C and of a closed terminal. Its files get mode 0600.
 
     Args:
-        command: the program and its arguments; any user of the machine can read them, so they hold no secrets.
-        environment: all of its variables.
-        log: file to which its output is appended.
-        folder: its working directory.
-
-    Returns:
-        The process; files that it makes are its owner's alone.
+        command: program and arguments, without secrets, because all users of the machine can read them.
+        environment: the complete environment.
+        log: file to which the output is appended.
+        folder: working directory.
     """
     with private_log(log) as output:
         child = subprocess.Popen(
@@ -78,29 +79,29 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], log: Path, fol
 
 
 def private_log(path: Path) -> IO[bytes]:
-    """A log to append to, which only its owner may read."""
+    """Open a log for appending, readable by its owner only."""
     return open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def belongs(process: ProcessId, home: Path, token: str) -> bool:
-    """Whether a live process is the one that was started for this home: its own environment must say so.
+    """Return whether a live process was started for this home, according to its environment.
 
     Args:
-        process: what the home's record names.
+        process: process from the home's record.
         home: the home's root.
-        token: what the process was given when it was started.
+        token: token from the home's record.
     """
     if not process.alive:
         return False
     try:
         environment = psutil.Process(process.pid).environ()
     except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return False  # another user's, or gone meanwhile: in both cases not ours
+        return False  # another user's process, or ended in the meantime
     return (environment.get(TOKEN), environment.get("NEORL_HOME")) == (token, str(home))
 
 
 def listens(process: ProcessId, port: int) -> bool:
-    """Whether the process itself, and not some other one, has the port."""
+    """Return whether this very process listens on the port."""
     try:
         connections = psutil.Process(process.pid).net_connections("tcp")
     except (psutil.NoSuchProcess, psutil.AccessDenied):
@@ -109,7 +110,7 @@ def listens(process: ProcessId, port: int) -> bool:
 
 
 def stop(processes: Sequence[ProcessId], grace: float = 6.0) -> None:
-    """End processes with all that they started: politely first, by force after `grace` seconds."""
+    """Terminate processes and their descendants; kill those that still run after `grace` seconds."""
     family: dict[int, psutil.Process] = {}
     leaders = []
     for identity in processes:
@@ -126,7 +127,7 @@ def stop(processes: Sequence[ProcessId], grace: float = 6.0) -> None:
     for pid in leaders:
         _signal_group(pid, signal.SIGKILL)
     for process in left:
-        # It may end, as one of a group that was just killed, before its turn comes.
+        # Killing its group may have ended it already.
         with suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(left, timeout=grace)
@@ -143,7 +144,7 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
 
 
 def port_is_free(port: int) -> bool:
-    """Whether a server could listen on this port of the loopback interface."""
+    """Return whether a server can listen on this loopback port."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -154,7 +155,7 @@ def port_is_free(port: int) -> bool:
 
 
 def any_free_port() -> int:
-    """A port of the loopback interface that the kernel says is free."""
+    """Return a free loopback port."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

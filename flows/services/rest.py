@@ -1,6 +1,6 @@
-"""HTTP requests with JSON in and out, without prefect, whose import takes longer than all requests of a start.
+"""HTTP requests with JSON, without the slow import of Prefect's client.
 
-`python -m flows.services.rest URL` exits with 0 where a GET of the URL succeeds: a container's health check.
+`python -m flows.services.rest URL` exits with 0 if a GET of the URL succeeds: a container's health check.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from urllib.parse import urlsplit
 from flows.services.processes import HOST
 
 BUSY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 0.0)
-"""How long to wait for a server that says it is busy, before each further try; at the last one it is an error."""
+"""Seconds to wait before each retry of a busy server (HTTP 503); the last attempt is not retried."""
 
 SOON = 10.0
-"""Seconds within which a server answers whoever only wants to know."""
+"""Time limit of a status request, in seconds."""
 SILENT = 90.0
-"""Seconds for which a run bears a server that took its question and says nothing: Prefect's does so while it waits
-for a lock of its SQLite database, for a minute at most."""
+"""Time limit of a run's request, in seconds. Prefect is silent for up to a minute while it waits for a SQLite lock."""
 
 
 def request(
@@ -36,22 +35,19 @@ def request(
     timeout: float = SOON,
     method: str | None = None,
 ) -> Any:
-    """One HTTP request; plain text comes back as a string.
+    """Send an HTTP request and return the answer's JSON, or its text if it is not JSON.
 
     Args:
-        url: the whole address.
-        body: what to POST as JSON; None makes it a GET.
-        login: `name:password`, sent as HTTP Basic authentication; empty sends none.
-        bearer: token, sent as such in place of a login.
-        timeout: seconds for each try.
-        method: another than GET or POST.
-
-    Returns:
-        The answer's JSON, for the caller to check.
+        url: the complete address.
+        body: JSON to POST; None sends a GET.
+        login: `name:password` for HTTP Basic authentication, or empty.
+        bearer: bearer token, in place of a login.
+        timeout: seconds per attempt.
+        method: HTTP method, if neither GET nor POST.
 
     Raises:
-        urllib.error.HTTPError: when the server refuses.
-        OSError: when nothing answers in time.
+        urllib.error.HTTPError: if the server rejects the request.
+        OSError: if nothing answers in time.
     """
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json"}
@@ -60,22 +56,22 @@ def request(
     if bearer:
         headers["Authorization"] = f"Bearer {bearer}"
     message = urllib.request.Request(url, data, headers, method=method)
-    for patience in BUSY_SECONDS:
+    for pause in BUSY_SECONDS:
         try:
             with _opener(url).open(message, timeout=timeout) as answer:
                 text = answer.read().decode()
             break
         except urllib.error.HTTPError as error:
             error.close()
-            # Prefect's answer while its SQLite database is locked, as it is for seconds on a busy machine.
-            if error.code != 503 or not patience:
+            # Prefect answers 503 while its SQLite database is locked, for seconds on a busy machine.
+            if error.code != 503 or not pause:
                 raise
-            time.sleep(patience)
+            time.sleep(pause)
     return json.loads(text) if "json" in answer.headers.get("Content-Type", "") and text else text
 
 
 def answers(url: str, *, login: str = "", timeout: float = SOON) -> bool:
-    """Whether a GET of this address succeeds."""
+    """Return whether a GET of this address succeeds."""
     try:
         request(url, login=login, timeout=timeout)
     except (OSError, ValueError, HTTPException):
@@ -84,12 +80,12 @@ def answers(url: str, *, login: str = "", timeout: float = SOON) -> bool:
 
 
 def basic(login: str) -> str:
-    """The Authorization header of HTTP Basic authentication."""
+    """Return the Authorization header of HTTP Basic authentication."""
     return f"Basic {base64.b64encode(login.encode()).decode()}"
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:
-    """A proxy set for the outside world must not be asked for loopback addresses."""
+    # Loopback addresses must bypass a configured proxy.
     local = urlsplit(url).hostname in {HOST, "localhost", "::1"}
     return urllib.request.build_opener(urllib.request.ProxyHandler({})) if local else urllib.request.build_opener()
 

@@ -1,4 +1,4 @@
-"""The Prefect server, MLflow server, metrics and Prefect worker of one home: up, down, status, and who answers."""
+"""Start, stop, find and check the services of one home."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from dataclasses import replace
 from configs.environment import no_proxy_variables
 from configs.errors import BadInput, ServiceMissing
 from configs.home import PASSPHRASE, Home
-from flows.services import automations, definitions, deployments, processes, rest
-from flows.services.definitions import SERVERS, SERVICES, TITLES, log_file
+from flows.services import automations, deployments, processes, rest, service_table
 from flows.services.locks import dead_runs
+from flows.services.service_table import SERVERS, SERVICES, TITLES, log_file
 from flows.services.state import (
     MLFLOW_LOGIN,
     SECRET,
@@ -33,7 +33,7 @@ from flows.services.state import (
     team_service,
     write_services,
 )
-from flows.services.stranded import release_stranded
+from flows.services.stuck_runs import release_stuck_runs
 from tasks.files.locks import exclusive
 from tasks.files.secrets import write_secret
 
@@ -51,31 +51,28 @@ def up(
     timeout: float = 300.0,
     say: Say | None = None,
 ) -> Services:
-    """Start what is not running yet, and wait until all of it answers.
+    """Start the services that do not run, wait until all answer, and return them.
 
     Args:
-        home: whose services.
-        prefect_port, mlflow_port: insist on a port; otherwise the last one used, 4200/5000, or any free one.
+        home: home of the services.
+        prefect_port, mlflow_port: required port; by default the last used one, 4200/5000, or a free one.
         worker: also start a worker and register the deployments of prefect.yaml.
         timeout: seconds to wait for answers.
-        say: told what happens, in words.
-
-    Returns:
-        The services; a second call returns the same ones.
+        say: callback for progress messages.
 
     Raises:
-        BadInput: when a port that was asked for is taken, or prefect.yaml is wrong.
-        Refused: when the signing key cannot be opened.
-        ServiceMissing: when a service does not answer.
+        BadInput: if a required port is taken, or prefect.yaml is invalid.
+        Refused: if the signing key cannot be opened.
+        ServiceMissing: if a service does not answer.
     """
     wanted = {name: port for name, port in (("prefect", prefect_port), ("mlflow", mlflow_port)) if port is not None}
     if not (worker or wanted):
-        # A run needs the servers alone: it does not wait for a worker that another command is starting.
+        # A run needs only the servers, so it need not wait for another command that starts a worker.
         with suppress(ServiceMissing):
             answering = connect(home)
             start_signer(home, say or (lambda _: None))
             return answering
-    deployments.declared()  # a malformed prefect.yaml is told of before anything is started
+    deployments.declared()  # rejects a malformed prefect.yaml before anything is started
     with exclusive(home.folder("locks") / "services.lock"):
         startup = _Startup(home, wanted, time.monotonic() + timeout, say or (lambda _: None))
         start_signer(home, startup.say)
@@ -85,45 +82,45 @@ def up(
 
 
 def start_signer(home: Home, say: Say) -> None:
-    """Hand the signing key's passphrase to the signer before any server is started that could inherit it.
+    """Start the signer and give it the key's passphrase, before any server could inherit the passphrase.
 
-    A home that never signed anything needs no signer, unless a passphrase is given for the key that it is to make. A
-    passphrase that only a person knows is asked for on a terminal; elsewhere the servers start without a signer.
+    A home without a key needs no signer, unless a passphrase for a new key is given. If the passphrase must be typed
+    and there is no terminal, the servers start without a signer.
 
     Args:
-        home: whose signer.
-        say: told, in words, that the signer waits for a passphrase.
+        home: home of the signer.
+        say: callback for a message about a missing passphrase.
 
     Raises:
-        Refused: when the passphrase is wrong, or the key is not pinned.
+        Refused: if the passphrase is wrong, or the key is not pinned.
     """
     given = os.environ.get(PASSPHRASE)
     if not (given or home.signing_key.exists()):
         return
-    # The servers alone need neither pydantic nor cryptography.
+    # Starting servers needs neither pydantic nor cryptography, whose imports are slow.
     from tasks.evidence.ledger import client, keys
 
     if not given and keys.must_be_asked_for(home) and not sys.stdin.isatty():
-        say(f"no signer: the signing key's passphrase is needed, set {PASSPHRASE} or run this on a terminal")
+        say(f"signer not started, because it needs the key's passphrase: set {PASSPHRASE}, or run this on a terminal")
     else:
         client.start(home)
 
 
 class _Startup:
-    """One call of `up`: what is known, what answers, and what had to be started."""
+    """State of one call of `up`."""
 
     def __init__(self, home: Home, wanted: dict[str, int], deadline: float, say: Say) -> None:
         self.home, self.wanted, self.deadline, self.say = home, wanted, deadline, say
         self.known = read_services(home)
         self.found = _find(home)
         self.started: list[str] = []
-        self.told: str | None = None
+        self.block: str | None = None
         for name, port in wanted.items():
             _check_port(name, port, self.found.get(name))
 
     def run(self, worker: bool) -> Services:
-        """Start and wait in the table's order; what a service needs answers before it is started."""
-        # A worker takes runs from the home's own server only: a team has workers of its own.
+        """Start services and wait for them in the order of the table and of their needs."""
+        # A home's worker serves the home's own Prefect server; a team has workers of its own.
         local = team_service("prefect") is None
         names = [name for name in SERVICES if name in SERVERS or (worker and (local or name != "worker"))]
         answering: set[str] = set()
@@ -137,11 +134,11 @@ class _Startup:
             if waited == "prefect" and worker and local:
                 with needing_prefect(self.services()):
                     due = deployments.due(self.services())
-                    self.told = automations.notification_block(self.services())
-                    for name in automations.install(self.services(), self.told):
-                        self.say(f"automation '{name}'")
+                    self.block = automations.notification_block(self.services())
+                    for name in automations.install(self.services(), self.block):
+                        self.say(f"updated automation '{name}'")
                     if "worker" not in self.found:
-                        for line in release_stranded(self.services()):
+                        for line in release_stuck_runs(self.services()):
                             self.say(line)
         if due:
             registers = self.found["worker"].process if "worker" in self.started else None
@@ -152,14 +149,14 @@ class _Startup:
         return self.services()
 
     def services(self) -> Services:
-        """All that was found or started until now."""
+        """Return the services found or started so far."""
         return Services(
             self.home,
             self.found["prefect"],
             self.found["mlflow"],
             self.found.get("worker"),
             tuple(self.started),
-            self.told,
+            self.block,
             self.found.get("metrics"),
         )
 
@@ -169,12 +166,12 @@ class _Startup:
             last = self.known.get(name)
             preferred = [] if anywhere else [port for port in (last.port if last else 0, SERVICES[name].port) if port]
             port = next(filter(processes.port_is_free, preferred), None) or processes.any_free_port()
-        service = definitions.start(self.home, name, port, self.found, due)
+        service = service_table.start(self.home, name, port, self.found, due)
         self.found[name] = self.known[name] = service
         try:
             write_services(self.home, self.known)
         except BaseException:
-            # What no record names nobody could stop, be it for a full disk, which is bad input, or for Ctrl-C.
+            # Without its record (full disk, Ctrl-C) 'neorl down' could not stop the process.
             processes.stop([service.process] if service.process else [])
             raise
         self.say(f"starting {TITLES[name]}{f' on {service.url}' if service.url else ''}")
@@ -182,7 +179,7 @@ class _Startup:
             self.started.append(name)
 
     def _wait(self, name: str) -> None:
-        """Wait until a service answers; one that lost a race for its port is started on another."""
+        """Wait until a service answers; if its port was taken in the meantime, start it on another port."""
         for attempt in range(4):
             service = self.found[name]
             while service.process is None or service.process.alive:
@@ -198,46 +195,44 @@ class _Startup:
 
 
 def connect(home: Home) -> Services:
-    """The services that answer, of which a busy one is waited for; starts nothing.
+    """Return the running services; wait for busy ones, start none.
 
     Raises:
-        ServiceMissing: when one does not answer.
+        ServiceMissing: if Prefect or MLflow does not answer.
     """
     found = _find(home)
     for name in SERVERS:
         if name not in found or not SERVICES[name].answers(home, found, rest.SILENT):
-            raise ServiceMissing(
-                f"expected {TITLES[name]} to answer for {home.root}, got no answer: start it with 'neorl up'."
-            )
+            raise ServiceMissing(f"{TITLES[name]} of {home.root} does not answer: start it with 'neorl up'.")
     _log_in(home, found["mlflow"])
     return Services(home, found["prefect"], found["mlflow"], found.get("worker"))
 
 
 def down(home: Home) -> list[str]:
-    """Stop the services of this home and its signer, and nothing else; returns the names of those that ran."""
+    """Stop the services, signer and witness of this home; return the names of those that ran."""
     from tasks.evidence.ledger import client
     from tasks.evidence.witness.transport import stop_own
 
     with exclusive(home.folder("locks") / "services.lock"):
         known = read_services(home)
-        ours = {name: service for name in known if (service := running(home, known[name]))}
-        # A worker that outlives its server spends its grace on retries.
-        for group in ([name for name in ours if name not in SERVERS], list(ours)):
-            processes.stop([process for name in group if (process := ours[name].process)])
+        alive = {name: service for name in known if (service := running(home, known[name]))}
+        # Stop the worker first: without its server it would retry until it is killed.
+        for group in ([name for name in alive if name not in SERVERS], list(alive)):
+            processes.stop([process for name in group if (process := alive[name].process)])
         forget_processes(home)
         signer = ["signer"] if client.stop(home) else []
         witness = ["witness"] if stop_own(home) else []
-    return sorted([*ours, *signer, *witness])
+    return sorted([*alive, *signer, *witness])
 
 
 def forget_processes(home: Home) -> None:
-    """Leave of a home's services their ports alone, so that addresses in reports and tags work after the next `up`."""
+    """Reduce the record of services to their ports, so that links in reports work after the next `up`."""
     known = read_services(home)
     write_services(home, {name: replace(s, process=None, token="") for name, s in known.items() if s.port})
 
 
 def status(home: Home) -> Status:
-    """What runs, where, and whether it answers."""
+    """Return state, address and process of each service."""
     found = _find(home)
     report = {name: _service_status(home, name, found) for name in SERVICES}
     complete = all(name in found for name in SERVERS)
@@ -246,13 +241,13 @@ def status(home: Home) -> Status:
 
 
 def wanted(home: Home) -> list[str]:
-    """Names of the services that this home started, or that a team runs for it, whether they still run or not."""
+    """Return the names of services that this home started or a team runs for it, running or not."""
     known = read_services(home)
     return [name for name in SERVICES if name in known or (name in SERVERS and team_service(name))]
 
 
 def answers(home: Home, name: str) -> bool:
-    """Whether one service runs and answers now."""
+    """Return whether a service runs and answers."""
     found = _find(home)
     return name in found and SERVICES[name].answers(home, found, rest.SOON)
 
@@ -268,7 +263,7 @@ def _service_status(home: Home, name: str, found: Mapping[str, Service]) -> Serv
 
 
 def mlflow_address(home: Home) -> str | None:
-    """Where this home's MLflow, or its team's, answers now; None where none does."""
+    """Return the address of this home's or its team's MLflow; None if it does not answer."""
     found = _find(home)
     if "mlflow" not in found or not SERVICES["mlflow"].answers(home, found, rest.SOON):
         return None
@@ -277,10 +272,7 @@ def mlflow_address(home: Home) -> str | None:
 
 
 def reap_dead_runs(home: Home) -> list[str]:
-    """Tell Prefect that the flow runs whose process was killed have crashed; returns their ids.
-
-    A killed process cannot report its own end, so Prefect would show its run as Running for ever.
-    """
+    """Mark flow runs of killed processes as crashed in Prefect; return their ids."""
     reaped = []
     dead = dead_runs(home)
     if not dead:
@@ -294,7 +286,7 @@ def reap_dead_runs(home: Home) -> list[str]:
                 services.ask_prefect(f"{run}/set_state", {"state": state, "force": True})
                 reaped.append(record.flow_run)
         except (OSError, ValueError) as error:
-            # Any other answer says nothing of the run: its record stays, and the next look asks again.
+            # After any error but 404 the state of the run is unknown, so its record is kept for the next call.
             if not (isinstance(error, urllib.error.HTTPError) and error.code == 404):
                 continue
         path.unlink(missing_ok=True)
@@ -302,7 +294,7 @@ def reap_dead_runs(home: Home) -> list[str]:
 
 
 def _find(home: Home) -> dict[str, Service]:
-    """The services that a team runs, or whose processes live, by name."""
+    """Return the running services by name; a team's services count as running."""
     known = read_services(home)
     found = {name: team_service(name) if name in SERVERS else None for name in SERVICES}
     chosen = {name: service or running(home, known.get(name)) for name, service in found.items()}
@@ -310,7 +302,7 @@ def _find(home: Home) -> dict[str, Service]:
 
 
 def _log_in(home: Home, mlflow: Service) -> None:
-    """Let MLflow's client, which reads login and proxies from the environment alone, reach the server."""
+    """Set login and proxies for MLflow's client, which reads them only from the environment."""
     os.environ.update(no_proxy_variables())
     if login := mlflow_login(home, mlflow):
         os.environ.update(zip(MLFLOW_LOGIN, login.split(":", 1), strict=True))
@@ -320,19 +312,16 @@ def _check_port(name: str, port: int, found: Service | None) -> None:
     if found and found.port == port:
         return
     if found:
-        raise BadInput(
-            f"expected to start {TITLES[name]} on port {port}, got it at {found.url} already: "
-            + ("run 'neorl down' first." if found.process else f"unset NEORL_{name.upper()}_URL.")
-        )
+        cure = "run 'neorl down' first" if found.process else f"unset NEORL_{name.upper()}_URL"
+        raise BadInput(f"{TITLES[name]} runs at {found.url}, not on port {port}: {cure}.")
     if not processes.port_is_free(port):
         raise BadInput(
-            f"expected port {port} to be free for {TITLES[name]}, got it in use by another program: "
-            f"leave --{name}-port out, or name another port."
+            f"port {port} for {TITLES[name]} is used by another program: omit --{name}-port, or name another port."
         )
 
 
 def _listens(service: Service) -> bool:
-    """Whether the service's own process has its port, where it has both."""
+    """Return whether the service's own process listens on its port; True if it has no process or port."""
     return not (service.process and service.port) or processes.listens(service.process, service.port)
 
 
@@ -340,13 +329,12 @@ def _missing(home: Home, service: Service) -> ServiceMissing:
     title = TITLES[service.name]
     if service.process is None:
         variable = f"NEORL_{service.name.upper()}_URL"
-        return ServiceMissing(f"expected {title} at {service.url} ({variable}), got no answer: check the address.")
-    got = "no answer in time" if service.process.alive else "a process that ended"
+        return ServiceMissing(f"{title} at {service.url} ({variable}) does not answer: check the address.")
+    problem = "did not answer in time" if service.process.alive else "ended by itself"
     last = _tail(home, service.name).strip().splitlines()
     reason = f" ({last[-1].strip()})" if last and not service.process.alive else ""
     return ServiceMissing(
-        f"expected {title} to answer, got {got}{reason}: read {log_file(home, service.name)}, "
-        "then run 'neorl down' and 'neorl up'."
+        f"{title} {problem}{reason}: read {log_file(home, service.name)}, then run 'neorl down' and 'neorl up'."
     )
 
 
@@ -355,10 +343,10 @@ def _tail(home: Home, name: str) -> str:
 
 
 def _write_profile(services: Services) -> None:
-    """A Prefect profile beside the server's files; prefect.toml makes the `prefect` command of this folder read it."""
+    """Write the Prefect profile that prefect.toml names, for the `prefect` command."""
     folder = services.home.folder("prefect")
     settings = {"PREFECT_API_URL": services.prefect_api, "PREFECT_HOME": str(folder)}
-    if services.prefect.process:  # a team's login is kept where the team keeps it
+    if services.prefect.process:  # never store a team's login
         settings["PREFECT_API_AUTH_STRING"] = home_login(services.home)
     lines = ['active = "neorl"', "", "[profiles.neorl]", *(f"{k} = {json.dumps(v)}" for k, v in settings.items())]
     text, path = "\n".join(lines) + "\n", folder / "profiles.toml"

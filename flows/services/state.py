@@ -1,4 +1,4 @@
-"""What a home knows of its services: their addresses and processes, the login, and the variables of their clients."""
+"""A home's record of its services: addresses, processes, logins, and the environment of their clients."""
 
 from __future__ import annotations
 
@@ -24,49 +24,51 @@ from tasks.files.secrets import read_secret, write_secret
 USER = "neorl"
 MLFLOW_LOGIN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 SECRET = frozenset({"PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_PASSWORD"})
-"""The variables that are shown only to who asks for them."""
+"""Variables that only `neorl status --export` prints."""
 REFUSED_LOGINS = (401, 403)
-"""What Prefect, or a proxy before a team's, answers to a wrong login or to none."""
+"""HTTP status codes of Prefect, or of a proxy in front of it, for a missing or wrong login."""
 
 
 @dataclass(frozen=True)
 class Service:
-    """One service: ours when it has a process, a team's when it has only an address."""
+    """One service: the home's own if it has a process, a team's if it has only an address."""
 
     name: str
     url: str = ""
     port: int = 0
     process: ProcessId | None = None
     token: str = ""
-    """Tells the service's process from one that took its number; no secret."""
+    """Distinguishes the service's process from a later one with the same number; not a secret."""
 
 
 @dataclass(frozen=True)
 class Services:
-    """What a flow needs to know about the servers of its home."""
+    """The services of a home."""
 
     home: Home
     prefect: Service
     mlflow: Service
     worker: Service | None = None
     started: tuple[str, ...] = ()
-    """What this call of `up` had to start."""
-    told: str | None = None
-    """Id of the notification block by which Prefect tells of failures, as far as this call of `up` looked."""
+    """Services that this call of `up` started."""
+    notification_block: str | None = None
+    """Id of Prefect's notification block; only set by `up` with a worker."""
     metrics: Service | None = None
 
     @property
     def prefect_api(self) -> str:
-        """The address that Prefect's clients want."""
+        """Address of Prefect's API."""
         return f"{self.prefect.url}/api"
 
     def ask_prefect(self, path: str, body: object = None, *, method: str | None = None) -> Any:
-        """One request to Prefect's API with its login: a GET, or a POST of a body, or as named; the answer's JSON.
+        """Send a request to Prefect's API with its login, and return the answer's JSON.
+
+        Without a body it is a GET, otherwise a POST, unless `method` is given.
 
         Raises:
-            ServiceMissing: when Prefect does not take the login.
-            urllib.error.HTTPError: when it refuses for another reason.
-            OSError: when it does not answer in time.
+            ServiceMissing: if Prefect rejects the login.
+            urllib.error.HTTPError: if it rejects the request for another reason.
+            OSError: if it does not answer in time.
 
         Example:
             >>> services.ask_prefect("flow_runs/filter", {"limit": 5})  # doctest: +SKIP
@@ -83,47 +85,47 @@ class Services:
 
 @dataclass(frozen=True)
 class ServiceStatus:
-    """One row of what `neorl status` shows."""
+    """One row of `neorl status`."""
 
     state: Literal["running", "not answering", "stopped"]
     url: str = ""
     pid: int | None = None
     team: bool | None = None
-    """Whether a team runs it; None for what only a home has."""
+    """Whether a team runs the service; None for services that only a home has."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """What `neorl status` shows."""
+    """Contents of `neorl status`."""
 
     home: str
     services: Mapping[str, ServiceStatus]
     environment: Mapping[str, str]
-    """The variables of clients, without the secret ones; empty unless both servers are known."""
+    """Client variables without secrets; empty unless both servers are known."""
 
 
 def environment(services: Services) -> dict[str, str]:
-    """The variables of a process that talks to these services; set them before prefect or mlflow is imported."""
+    """Return the variables for clients of these services. Set them before importing prefect or mlflow."""
     home = services.home.root
     variables = {
         **TELEMETRY_OFF,
         **no_proxy_variables(),
         "NEORL_HOME": str(home),
-        # A run that goes on, or comes again, finds its programs compiled.
+        # A resumed or repeated run reuses compiled programs.
         **{name: os.environ.get(name) or value for name, value in compiling(services.home).items()},
         "PREFECT_HOME": str(home / "prefect"),
         "PREFECT_API_URL": services.prefect_api,
         # The default serialiser is pickle.
         "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
-        # A server that has gone is an error, never a reason to start another inside this process.
+        # If the server is down, Prefect must fail instead of starting a temporary server in this process.
         "PREFECT_SERVER_EPHEMERAL_ENABLED": "false",
         "MLFLOW_TRACKING_URI": services.mlflow.url,
         "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
-        # By its heartbeats an automation knows that a run's process lives (`flows.services.automations`).
+        # An automation ends runs without heartbeats (`flows.services.automations`).
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
-        # Seven retries, the default, keep a run waiting for minutes when MLflow has gone.
+        # The default of seven retries takes minutes if MLflow is down.
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
-        # Five, the default, take a minute for each request to a server that has gone.
+        # The default of five retries takes a minute per request if the server is down.
         "PREFECT_CLIENT_MAX_RETRIES": "2",
     }
     if login := prefect_login(services.home, services.prefect):
@@ -134,10 +136,10 @@ def environment(services: Services) -> dict[str, str]:
 
 
 def home_login(home: Home) -> str:
-    """The `name:password` of this home's own servers, made when absent.
+    """Return `name:password` of this home's servers; create it if absent.
 
     Raises:
-        Refused: when others than its owner may read the file.
+        Refused: if other users may read the file.
     """
     if not home.login.exists():
         write_secret(home.login, f"{USER}:{secrets.token_urlsafe(32)}\n".encode())
@@ -145,12 +147,12 @@ def home_login(home: Home) -> str:
 
 
 def metrics_token(home: Home) -> str:
-    """What a reader of this home's metrics sends, made when absent: it opens nothing but them.
+    """Return the token for this home's metrics; create it if absent.
 
-    The login would let Prometheus run code by way of Prefect.
+    Prometheus gets this token instead of the login, because the login can run code through Prefect.
 
     Raises:
-        Refused: when others than its owner may read the file.
+        Refused: if other users may read the file.
     """
     if not home.metrics_token.exists():
         write_secret(home.metrics_token, secrets.token_urlsafe(32).encode())
@@ -158,45 +160,32 @@ def metrics_token(home: Home) -> str:
 
 
 def prefect_login(home: Home, service: Service) -> str:
-    """What Prefect's clients send: this home's login, or the one that the environment has for a team's server."""
+    """Return the login for Prefect: this home's, or for a team's server the one in the environment."""
     return home_login(home) if service.process else os.environ.get("PREFECT_API_AUTH_STRING", "")
 
 
 def login_refused(prefect: Service, status: int) -> ServiceMissing:
-    """What a person is told where Prefect does not take the login.
-
-    Args:
-        prefect: the server.
-        status: what it answered.
-    """
-    cure = "'neorl down', then 'neorl up'" if prefect.process else "set PREFECT_API_AUTH_STRING to its name:password"
-    return ServiceMissing(f"expected Prefect at {prefect.url} to take the login, got it refused ({status}): {cure}.")
+    """Return the error for a login that Prefect rejected with this HTTP status."""
+    cure = "run 'neorl down', then 'neorl up'" if prefect.process else "set PREFECT_API_AUTH_STRING to name:password"
+    return ServiceMissing(f"Prefect at {prefect.url} rejected the login (HTTP {status}): {cure}.")
 
 
 @contextmanager
 def needing_prefect(services: Services) -> Iterator[None]:
-    """Tell of a Prefect that fails a request, in a sentence, where nothing goes on without its answer.
-
-    Args:
-        services: whose Prefect server is asked.
-
-    Raises:
-        ServiceMissing: when it answers with an error, or does not answer in time.
-    """
+    """Turn a failed request to Prefect into a ServiceMissing."""
     try:
         yield
-    # No other OSError, for one of a file has a cure of its own.
+    # Other OSErrors concern files and have cures of their own.
     except (urllib.error.URLError, ConnectionError, TimeoutError, HTTPException) as error:
         log = services.home.root / "logs" / "prefect.log"
-        cure = f"read {log}" if services.prefect.process else "look into its log"
+        cure = f"read {log}" if services.prefect.process else "read its log"
         raise ServiceMissing(
-            f"expected Prefect at {services.prefect.url} to do as asked, got '{error}': {cure}, then give the same "
-            "command again."
+            f"a request to Prefect at {services.prefect.url} failed ({error}): {cure}, then repeat the command."
         ) from error
 
 
 def mlflow_login(home: Home, service: Service) -> str:
-    """What MLflow's clients send: this home's login, or the one that the environment has for a team's server."""
+    """Return the login for MLflow: this home's, or for a team's server the one in the environment."""
     if service.process:
         return home_login(home)
     name, password = (os.environ.get(variable, "") for variable in MLFLOW_LOGIN)
@@ -204,23 +193,23 @@ def mlflow_login(home: Home, service: Service) -> str:
 
 
 def team_service(name: str) -> Service | None:
-    """A service that NEORL_PREFECT_URL or NEORL_MLFLOW_URL names: a team runs it, and this home leaves it alone."""
+    """Return the team's service that NEORL_PREFECT_URL or NEORL_MLFLOW_URL names, if any."""
     url = os.environ.get(f"NEORL_{name.upper()}_URL", "").rstrip("/")
     return Service(name, url.removesuffix("/api") if name == "prefect" else url) if url else None
 
 
 def running(home: Home, service: Service | None) -> Service | None:
-    """The service if its process lives and was started for this home."""
+    """Return the service if its process runs and was started for this home."""
     if service is None or service.process is None:
         return None
     return service if belongs(service.process, home.root, service.token) else None
 
 
 def read_services(home: Home) -> dict[str, Service]:
-    """The services that this home has started, by name, whether they still run or not.
+    """Return the services that this home has started, by name, running or not.
 
     Raises:
-        BadInput: when the record cannot be read.
+        BadInput: if the record is unreadable.
     """
     try:
         record = json.loads(home.services.read_bytes())
@@ -228,13 +217,11 @@ def read_services(home: Home) -> dict[str, Service]:
     except FileNotFoundError:
         return {}
     except (ValueError, TypeError, AttributeError, LookupError) as error:
-        raise BadInput(
-            f"expected JSON in {home.services} as 'neorl up' writes it, got {error}: remove the file, then 'neorl up'."
-        ) from error
+        raise BadInput(f"{home.services} is damaged ({error}): remove the file, then run 'neorl up'.") from error
 
 
 def write_services(home: Home, known: dict[str, Service]) -> None:
-    """Keep which services this home has, and the ports of those that were stopped."""
+    """Write the record of services, including the ports of stopped ones."""
     record = {}
     for name, service in known.items():
         if service.port or service.process:

@@ -1,8 +1,7 @@
-"""A worker of Prefect's that first registers deployments, and watches for files: Prefect's commands, imported once.
+"""The home's Prefect worker: registers deployments, executes runs, and follows the watched folder in a thread.
 
-Importing Prefect takes longer than either command. A thread beside the worker looks into the watched folder. Run as
-`python -m flows.services.worker`, by `definitions` as the worker of a home, and by `deployments` where a worker runs
-already.
+Importing Prefect takes longer than either of its commands, so both run in one process. It is started as
+`python -m flows.services.worker` by `service_table`, and by `deployments` if a worker is running already.
 """
 
 from __future__ import annotations
@@ -20,39 +19,35 @@ from tasks.files.canonical import write_json
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Register, then work, as far as each is asked for."""
+    """Register deployments, then run the worker, each if requested."""
     parser = argparse.ArgumentParser(prog="python -m flows.services.worker", description=__doc__)
     parser.add_argument("--register", nargs=4, metavar=("PROJECT", "DIGEST", "LOG", "OUTCOME"))
     parser.add_argument("--worker", nargs=argparse.REMAINDER, help="arguments of `prefect worker start`")
-    asked = parser.parse_args(arguments)
-    # What both need, while this is still one process.
+    options = parser.parse_args(arguments)
+    # Import before the fork, because both processes need it.
     import prefect.workers.process  # noqa: F401
 
-    if asked.register:
-        project, digest, log, outcome = asked.register
+    if options.register:
+        project, digest, log, outcome = options.register
         code = deploy(Path(project), Path(log))
         write_json(Path(outcome), {"code": code, "digest": digest})
-    if asked.worker:
-        # A thread: what it does takes next to no time, and it ends with the worker.
-        threading.Thread(target=_watch, daemon=True).start()
-        _prefect("worker", "start", *asked.worker)
+    if options.worker:
+        threading.Thread(target=_follow_watched_folder, daemon=True).start()
+        _prefect("worker", "start", *options.worker)
 
 
 def deploy(project: Path, log: Path) -> int:
-    """`prefect deploy --all`, in a fork of this process: the flows that it imports are none of a worker's business.
+    """Run `prefect deploy --all` in a fork, so that the worker does not import the flows; return the exit code.
 
     Args:
-        project: the folder with prefect.yaml.
-        log: where its output goes.
-
-    Returns:
-        Its exit code.
+        project: folder of prefect.yaml.
+        log: file for the output.
     """
     sys.stdout.flush()
     child = os.fork()
     if not child:
         os.chdir(project)
-        # Wide, so that the reason of a refusal stays on one line.
+        # Wide output keeps the reason of an error on one line.
         os.environ["COLUMNS"] = "1000"
         with private_log(log) as output:
             for descriptor in (1, 2):
@@ -62,19 +57,17 @@ def deploy(project: Path, log: Path) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def _watch() -> None:
-    """Follow the watched folder, and tell the worker's log what came."""
-    # What it imports need not be waited for.
-    from flows.watch import follow
+def _follow_watched_folder() -> None:
+    # Imported here, so that the worker need not wait for it.
+    from flows.services.watched_folder import follow
 
     follow(Home.locate(), lambda line: print(line, file=sys.stderr, flush=True))
 
 
-def _prefect(*words: str) -> None:
-    """One command of Prefect's."""
+def _prefect(*arguments: str) -> None:
     from prefect.cli import app
 
-    sys.argv = ["prefect", *words]
+    sys.argv = ["prefect", *arguments]
     app()
 
 

@@ -75,7 +75,7 @@ sys.exit(run(["status"]))
     ("closed", "sentence"),
     [
         ("", "neorl: this account may not read the home {}: run the command as its owner"),
-        ("services.json", "neorl: expected to be allowed to use {}, got 'Permission denied': change its owner or mode"),
+        ("services.json", "neorl: cannot access {} (Permission denied): change its owner or mode"),
     ],
 )
 def test_what_is_somebody_elses_in_a_home_is_one_sentence(closed: str, sentence: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from configs.home import Home
-from flows.checks import checked_run
+from flows.preflight import checked_run
 from flows.services.events import ARRIVED, DRIFTED, resource_of
 from neorl_core.plants import NAMES
 from tasks.data.synthetic.usual import usual_log
@@ -84,7 +84,7 @@ def test_every_plant_has_a_run_and_a_deployment_that_reads_its_generated_log(
 
 @pytest.mark.parametrize("plant", NAMES)
 def test_every_plant_is_monitored(deployments: Deployments, plant: str) -> None:
-    from flows.deployed import monitor
+    from flows.monitor import monitor
 
     found = deployments["monitor", plant.replace("_", "-")]
     assert found["parameters"] == {"config": f"configs/{plant}.yaml"}

@@ -351,7 +351,7 @@ def test_a_second_run_of_a_plant_is_refused_while_one_goes_on(
     with plant_lock(services.home, PLANT, run="test"):
         refused = command("retrain", str(config), "--data", str(log))
     assert refused["exit"] == 1
-    assert refused["error"].startswith(f"expected no other run of {PLANT}")
+    assert refused["error"].startswith(f"{PLANT} is locked by ")
 
 
 @pytest.mark.slow
@@ -370,7 +370,7 @@ def test_two_retrains_at_once_leave_one_champion_and_right_pages(
     told = [json.loads(process.communicate()[0].splitlines()[-1]) for process in both]
     codes = [process.returncode for process in both]
     assert 0 in codes, told
-    assert all(not code or "expected no other run" in said["error"] for code, said in zip(codes, told, strict=True))
+    assert all(not code or "is locked by" in said["error"] for code, said in zip(codes, told, strict=True))
     entries, registry = Ledger.open(services.home, write=False).entries(), Registry(services.mlflow.url)
     assert {check.name: check.passed for check in audit(services.home).checks}["champions"]
     assert registry.aliases(PLANT) == wanted_aliases(entries, PLANT)

@@ -138,7 +138,7 @@ def test_the_dashboard_can_be_provisioned() -> None:
 
 
 def test_prometheus_asks_where_neorl_up_listens() -> None:
-    from flows.services.definitions import SERVICES
+    from flows.services.service_table import SERVICES
 
     (job,) = read_yaml(INFRA / "prometheus" / "prometheus.yml")["scrape_configs"]
     assert job["static_configs"] == [{"targets": [f"127.0.0.1:{SERVICES['metrics'].port}"]}]

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from configs.home import Home
-from flows.cli.operations.federation import participant_of, site_of
+from flows.cli.federate import participant_of, read_site
 from tasks.federation.serving import serve
 from tasks.federation.transport.network import HELLO, Message
 from tasks.federation.words import question_of
@@ -25,7 +25,7 @@ def main() -> None:
     what, _, when = sys.argv[1].partition("=")
     when, _, seconds = when.partition(":")
     file, home = Path(sys.argv[2]), Home.locate()
-    terms = site_of(file)
+    terms = read_site(file)
     participant = participant_of(terms, home)
 
     def answer(message: Message) -> Message:

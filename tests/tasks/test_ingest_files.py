@@ -17,7 +17,7 @@ from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.mapping import HistorianMapping
 from configs.run import OpenedRun
-from flows.checks import checked_run
+from flows.preflight import checked_run
 from tasks.data.formats.exports import FORMATS, export
 from tasks.data.formats.options import SourceOptions
 from tasks.data.store.episodes import read_logs

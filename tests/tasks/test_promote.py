@@ -288,7 +288,7 @@ def _on_the_sessions_servers(services: Services, root: Path, monkeypatch: pytest
 def test_people_decide_and_the_aliases_follow(
     services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flows.promote import approve, list_candidates, reject
+    from flows.decisions import approve, list_candidates, reject
     from neorl_core.plants import PLANTS
     from neorl_core.safety.composite import make_composite
     from tasks.models.bundles.bundle import save_bundle
@@ -353,7 +353,7 @@ def test_nothing_is_decided_while_mlflow_is_gone(
     ledger: Ledger, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from configs.errors import ServiceMissing
-    from flows.promote import approve, reject
+    from flows.decisions import approve, reject
 
     home = _on_the_sessions_servers(services, ledger.home.root, monkeypatch)
     monkeypatch.setenv("NEORL_MLFLOW_URL", "http://127.0.0.1:9")

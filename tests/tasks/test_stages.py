@@ -137,4 +137,4 @@ def test_what_a_stage_does_not_use_is_no_part_of_its_key() -> None:
         assert not any(module.startswith("tasks.evidence.ledger") for module in used), name
     # The decision's key covers the flow, the gates and all else.
     whole = set(modules_of("flows.retrain"))
-    assert {"flows.running", "tasks.gates", "tasks.conclusion", "tasks.certify"} <= whole
+    assert {"flows.flow_run", "tasks.gates", "tasks.conclusion", "tasks.certify"} <= whole

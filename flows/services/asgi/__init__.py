@@ -1,1 +1,1 @@
-"""Around the servers: who may speak to them, what pages begin with, writes that wait, and garbage."""
+"""ASGI applications around the servers: access control, MLflow's first page, SQLite retries, garbage collection."""

@@ -1,8 +1,7 @@
-"""Keeps other web sites, and other users of the machine, out of the servers: an ASGI application around each.
+"""Access control for the servers, against other web sites and other users of the machine.
 
-A page of any web site that a user has open may send requests to the loopback interface, and one whose host name an
-attacker lets point there (DNS rebinding) may read the answers too. Browsers tell both: in `Origin`, the page's own
-address, and in `Host`, the name they were given.
+Any web page that a user has open can send requests to the loopback interface. With a host name that resolves to
+127.0.0.1 (DNS rebinding) it can also read the answers. Browsers reveal both in the headers `Origin` and `Host`.
 """
 
 from __future__ import annotations
@@ -11,46 +10,42 @@ import hmac
 import os
 from collections.abc import Collection, Mapping
 from importlib.resources import files
-from typing import Final
 from urllib.parse import urlsplit
 
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from configs.environment import PREFECT_DATABASE, setting
-from flows.services.asgi.garbage import collect_beside
-from flows.services.asgi.mlflow_start_page import FirstPage
-from flows.services.asgi.patience import Patience
+from flows.services.asgi.gc_thread import collect_in_thread
+from flows.services.asgi.mlflow_start_page import StartPage
+from flows.services.asgi.sqlite_retry import SqliteRetry
+from flows.services.processes import LOGIN, LOOPBACK, NAMES
 from flows.services.rest import basic
 
-LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
-LOGIN = "NEORL_SERVICE_LOGIN"
-NAMES = "NEORL_SERVICE_NAMES"
-"""Names, apart by blanks, by which a server's clients on other machines call it; loopback's need no mention."""
 OPEN_PATHS = ("/health", "/version")
-"""Addresses that tell nothing but that the server is there."""
-UNUSED_PARTS = ("/ajax-api/3.0/mlflow/assistant", "/ajax-api/3.0/jobs", "/gateway", "/ajax-api/3.0/mlflow/gateway")
-"""What MLflow serves besides, and nobody here needs: its assistant executes programs on this machine for its pages."""
+"""Paths without login."""
+BLOCKED_PATHS = ("/ajax-api/3.0/mlflow/assistant", "/ajax-api/3.0/jobs", "/gateway", "/ajax-api/3.0/mlflow/gateway")
+"""Unused parts of MLflow. Its assistant, for example, executes programs on this machine."""
 
 
 class Guard:
-    """Refuses requests with a foreign Host, a foreign Origin, or without the login that the application needs.
+    """ASGI middleware that rejects requests with a foreign Host or Origin, or without the required login.
 
     Args:
-        application: the server behind it.
-        expected: the Authorization header that it takes; empty where the application asks for a login itself.
-        names: what clients on other machines call the server. Pages are shown under loopback's names alone.
-        unused: beginnings of paths that are never handed on.
+        application: the server.
+        expected: the required Authorization header; empty if the application checks logins itself.
+        names: host names for clients on other machines. Pages are served under loopback names only.
+        blocked: prefixes of paths that are always rejected.
     """
 
     def __init__(
-        self, application: ASGIApp, expected: str = "", names: Collection[str] = (), unused: tuple[str, ...] = ()
+        self, application: ASGIApp, expected: str = "", names: Collection[str] = (), blocked: tuple[str, ...] = ()
     ) -> None:
         self._application, self._expected, self._hosts = application, expected, LOOPBACK.union(names)
-        self._unused = unused
+        self._blocked = blocked
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or hand it on."""
+        """Answer one request, or pass it on."""
         if scope["type"] in {"http", "websocket"}:
             headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
             refusal = self._refusal(scope["path"], headers)
@@ -64,45 +59,45 @@ class Guard:
 
     def _refusal(self, path: str, headers: Mapping[str, str]) -> PlainTextResponse | None:
         host, origin = headers.get("host", ""), headers.get("origin")
-        if _name_of(host) not in self._hosts:
-            return PlainTextResponse("expected this machine's loopback address, or a name of --name, as Host\n", 403)
+        if _hostname(host) not in self._hosts:
+            return PlainTextResponse("Host is neither a loopback address nor a name given by --name\n", 403)
         if origin is not None and not _same_origin(origin, host):
-            return PlainTextResponse("expected a request from this server's own pages\n", 403)
+            return PlainTextResponse("Origin is not a page of this server\n", 403)
         if self._expected and path not in OPEN_PATHS:
             given = headers.get("authorization", "")
             if not hmac.compare_digest(given.encode(), self._expected.encode()):
-                basic_or_bearer = self._expected.partition(" ")[0]
-                ask = {"WWW-Authenticate": f'{basic_or_bearer} realm="NeoRL", charset="UTF-8"'}
-                return PlainTextResponse("expected the login that 'neorl up' tells of\n", 401, ask)
-        if path.startswith(self._unused):
-            return PlainTextResponse("expected a part of MLflow that this server offers\n", 404)
+                scheme = self._expected.partition(" ")[0]
+                challenge = {"WWW-Authenticate": f'{scheme} realm="NeoRL", charset="UTF-8"'}
+                return PlainTextResponse("login missing or wrong: 'neorl up' prints its file\n", 401, challenge)
+        if path.startswith(self._blocked):
+            return PlainTextResponse("this part of MLflow is disabled\n", 404)
         return None
 
 
 def prefect() -> ASGIApp:
-    """The Prefect server, which asks for its login itself."""
+    """Return the Prefect server, which checks logins itself."""
     from prefect.server.api.server import create_app
 
     application: ASGIApp = create_app()
-    # A PostgreSQL that does not answer is gone, which no further try at once would mend.
+    # Retries help with SQLite only: a PostgreSQL server that does not answer is down.
     if not setting(PREFECT_DATABASE):
-        collect_beside()
-        application = Patience(application)
+        collect_in_thread()
+        application = SqliteRetry(application)
     return Guard(application, names=_names())
 
 
 def mlflow() -> ASGIApp:
-    """The MLflow server, behind a login."""
+    """Return the MLflow server, behind a login."""
     from uvicorn.importer import import_from_string
 
     application: ASGIApp = import_from_string("mlflow.server.fastapi_app:app")
     page = files("mlflow.server").joinpath("js", "build", "index.html").read_text(encoding="utf-8")
-    return Guard(FirstPage(application, page), basic(os.environ[LOGIN]), _names(), UNUSED_PARTS)
+    return Guard(StartPage(application, page), basic(os.environ[LOGIN]), _names(), BLOCKED_PATHS)
 
 
 def metrics() -> ASGIApp:
-    """The metrics of a home, behind a token of their own."""
-    from flows.metrics import application
+    """Return the metrics server, behind its token."""
+    from flows.services.metrics_server import application
 
     return Guard(application(), f"Bearer {os.environ[LOGIN]}", _names())
 
@@ -111,7 +106,7 @@ def _names() -> list[str]:
     return os.environ.get(NAMES, "").split()
 
 
-def _name_of(host: str) -> str:
+def _hostname(host: str) -> str:
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
@@ -119,7 +114,7 @@ def _name_of(host: str) -> str:
 
 
 def _same_origin(origin: str, host: str) -> bool:
-    """Whether a page lies on the server that it speaks to; 127.0.0.1 and localhost are the same server."""
+    """Return whether a page's origin is this server; all loopback names are equivalent."""
     try:
         page, server = urlsplit(origin), urlsplit(f"//{host}")
         return page.scheme == "http" and page.hostname in LOOPBACK and page.port == server.port

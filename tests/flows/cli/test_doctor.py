@@ -57,16 +57,16 @@ def test_the_doctor_reads_the_ledger_and_misses_passphrases(home: Path, monkeypa
     assert "passphrase" not in found()
     kept = keys.kept_passphrase(Home(home).signing_key.read_bytes())
     kept.rename(kept.with_suffix(".away"))
-    assert f"none of the signing key in {kept}" in found()["passphrase"].detail
-    assert found()["passphrase"].cure == "bring that file back, or name one by NEORL_KEY_PASSPHRASE_FILE"
+    assert f"passphrase is not in {kept}" in found()["passphrase"].detail
+    assert found()["passphrase"].cure == "restore that file, or set NEORL_KEY_PASSPHRASE_FILE"
     monkeypatch.setenv("NEORL_KEY_PASSPHRASE_FILE", str(home / "none"))
-    assert found()["passphrase"].cure == "bring it back, or unset NEORL_KEY_PASSPHRASE_FILE"
+    assert found()["passphrase"].cure == "restore the file, or unset NEORL_KEY_PASSPHRASE_FILE"
     monkeypatch.delenv("NEORL_KEY_PASSPHRASE_FILE")
     kept.with_suffix(".away").rename(kept)
     login = Home(home).folder("secrets") / "login"
     login.write_text("neorl:secret")
     login.chmod(0o644)
-    assert found()["secrets"].cure == f"chmod 600 {login}, and replace it"
+    assert found()["secrets"].cure == f"run 'chmod 600 {login}', and replace the secret"
     login.chmod(0o600)
     with closing(sqlite3.connect(home / "ledger.db", isolation_level=None)) as database:
         database.execute("DROP TRIGGER ledger_no_update")
@@ -89,7 +89,7 @@ def test_the_doctor_finds_a_clock_that_is_behind_and_a_witness_that_is_silent(ho
         )
         found = {finding.name: finding for finding in examine(Home(home))}
     assert found["clock"].detail.startswith("ledger entry 1: ")
-    assert found["clock"].cure.startswith("set this machine's clock right")
+    assert found["clock"].cure.startswith("correct this machine's clock")
     assert found["witness"].detail.startswith(f"witness.example/w1 at {url} does not answer (")
     assert "neorl witness serve" in found["witness"].cure
 

@@ -15,14 +15,14 @@ import pytest
 from benchmarks.redteam.stage import forge
 from configs.home import Home
 from flows.cli.main import _about_ledger, run
-from flows.watch import FOLDER
+from flows.services.watched_folder import FOLDER
 from tasks.evidence.rules import NoteBody
 from tasks.files.canonical import write_json
 from tests.evidence import PLANT, open_ledger
 from tests.flows.services.waiting import foreign_server, killed_process, use_as_team
 
 NEORL = Path(sys.executable).with_name("neorl")
-INTERRUPTED = "interrupted; give the same command again to go on."
+INTERRUPTED = "interrupted: repeat the command to resume."
 
 
 def check_interrupted(process: subprocess.Popen[str]) -> None:
@@ -76,7 +76,7 @@ def test_a_worker_that_has_ended_by_itself_is_missed(
         assert run(["doctor", "--json"]) == 1
     findings = {found["name"]: found for found in json.loads(capsys.readouterr().out)["findings"]}
     assert not findings["Prefect worker"]["ok"]
-    assert findings["Prefect worker"]["detail"] == "its process has ended by itself"
+    assert findings["Prefect worker"]["detail"] == "the process ended by itself"
 
 
 def test_one_look_into_the_watched_folder_tells_what_it_cannot_take(
@@ -88,10 +88,10 @@ def test_one_look_into_the_watched_folder_tells_what_it_cannot_take(
     path.write_text("t\n1\n")
     os.utime(path, (time.time() - 60,) * 2)
     monkeypatch.setenv(FOLDER, str(folder.parent))
-    monkeypatch.setattr("flows.watch.QUIET", 0.0)
+    monkeypatch.setattr("flows.services.watched_folder.QUIET", 0.0)
     assert run(["watch", "--once", "--json"]) == 1
     said = capsys.readouterr()
-    why = f"expected a file name in UTF-8 in {folder}, got '\\udcdcbersicht.csv': rename the file."
+    why = f"file name '\\udcdcbersicht.csv' in {folder} is not UTF-8: rename the file."
     assert said.err == f"neorl: {why}\n"
     assert json.loads(said.out) == {"folder": str(folder.parent), "arrived": [], "failed": [why]}
 
@@ -112,9 +112,9 @@ def test_a_command_that_stumbles_over_a_forged_entry_names_it(
     forge(Home(home), kind, body, plant=PLANT)
     assert run([*command.split(), PLANT, "--json"]) == 1
     found = capsys.readouterr()
-    said = f"expected a ledger whose entries all hold, got ledger entry 2: expected the body of a {kind}, got "
+    said = f"invalid ledger entry (ledger entry 2: expected the body of a {kind}, got "
     assert found.err.startswith(f"neorl: {said}")
-    assert "see 'neorl audit verify'" in found.err
+    assert "run 'neorl audit verify'" in found.err
     assert json.loads(found.out.splitlines()[-1])["error"].startswith(said)
 
 

@@ -50,9 +50,9 @@ def test_a_simulation_is_logged_and_shown(home: Path, tmp_path: Path, capsys: py
     assert f"{result['entry'][:12]} {PLANT}: fedavg of bc, mean" in shown
     assert "north, south" in shown
     assert run(["federate", "show", "power_grid"]) == 0
-    assert capsys.readouterr().out == "the ledger knows no federation of power_grid\n"
+    assert capsys.readouterr().out == "the ledger has no federation of power_grid\n"
     assert run(["federate", "simulate", str(asked), str(sites[0])]) == 2
-    assert "expected a file of each of north, south" in capsys.readouterr().err
+    assert "name one file for each of north, south" in capsys.readouterr().err
 
 
 def test_a_certificate_and_a_key_are_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

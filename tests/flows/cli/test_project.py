@@ -12,8 +12,8 @@ import pytest
 
 from configs.mapping import HistorianMapping
 from configs.yaml_files import load_yaml
-from flows.checks import checked_run
 from flows.cli.main import run
+from flows.preflight import checked_run
 from flows.services.deployments import declared, deployed_data
 from tasks.models.plants.known import plant_at
 from tests import small_process
@@ -185,7 +185,7 @@ def test_a_file_of_deployments_in_another_form_is_left_alone_and_the_lines_are_p
     assert run(["init", "vessel", "--out", str(tmp_path)]) == 0
     told = capsys.readouterr().out
     assert (tmp_path / "prefect.yaml").read_text() == own
-    assert f"write under 'deployments' of {tmp_path / 'prefect.yaml'}:\n  - name: vessel\n" in told
+    assert f"add under 'deployments' in {tmp_path / 'prefect.yaml'}:\n  - name: vessel\n" in told
     assert f"wrote {tmp_path / 'prefect.yaml'}" not in told
     at = told.index("  - name: vessel")
     block = told[at : told.index("next: ")]

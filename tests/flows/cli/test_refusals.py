@@ -87,7 +87,7 @@ def test_a_log_that_fails_validation_is_refused_before_anything_is_trained(
     checkpoints = set(services.home.folder("checkpoints", PLANT).iterdir())
     refused = command("retrain", str(config), "--data", str(few))
     assert refused["exit"] == 1, refused
-    assert refused["error"].startswith("expected a dataset that passes validation, got one that fails: expected at")
+    assert refused["error"].startswith("the dataset failed validation: expected at")
     last = Ledger.open(services.home, write=False).entries()[-1]
     assert (last.kind, last.plant, last.body["reason"]) == ("refusal", PLANT, refused["error"])
     assert set(services.home.folder("checkpoints", PLANT).iterdir()) == checkpoints

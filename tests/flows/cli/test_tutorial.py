@@ -113,5 +113,5 @@ def test_the_commands_lead_from_a_log_to_a_shadow_or_a_reasoned_refusal(services
     else:
         said = typed("\n".join(blocks("## 4.", "## With a simulator")), tmp_path, home)
         assert "version 1 of tanks is approved; in shadow: 1" in said
-        assert re.search(r"^- 1,02\d steps of \d+ episodes of newer logs", said, re.MULTILINE), said
+        assert re.search(r"^- Newer logs: 1,02\d steps in \d+ episodes", said, re.MULTILINE), said
     assert audit(services.home).passed

@@ -80,7 +80,7 @@ def test_a_run_that_falls_silent_is_ended(borrowed: Services, monkeypatch: pytes
         return str(borrowed.ask_prefect(f"flow_runs/{run}")["state_type"])
 
     wait_until(lambda: state(silent) == "CRASHED", 200)
-    assert "no heartbeat of its process" in borrowed.ask_prefect(f"flow_runs/{silent}")["state"]["message"]
+    assert "no heartbeat for" in borrowed.ask_prefect(f"flow_runs/{silent}")["state"]["message"]
     # What has ended stays as it ended.
     assert state(ended) == "COMPLETED"
 
@@ -120,7 +120,7 @@ def test_a_run_that_no_worker_begins_goes_back_to_the_queue(
     begun = made("RUNNING")
     wait_until(gone_back, 200)
     (run, *_) = (run for run in taken if state(run) == "SCHEDULED")
-    assert "no worker began it within 10 seconds" in borrowed.ask_prefect(f"flow_runs/{run}")["state"]["message"]
+    assert "no worker started the run within 10 seconds" in borrowed.ask_prefect(f"flow_runs/{run}")["state"]["message"]
     kept = borrowed.ask_prefect(f"flow_run_states/?flow_run_id={begun}")
     assert {each["type"] for each in kept} == {"PENDING", "RUNNING"}
     enter(begun, "COMPLETED")

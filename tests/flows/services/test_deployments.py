@@ -126,7 +126,7 @@ def test_what_prefect_refuses_is_one_sentence(services: Services, project: Path)
     (project / "prefect.yaml").write_text(
         "deployments: [{name: bad, entrypoint: flows/retrain.py:retrain, schedules: [{cron: sometimes}]}]"
     )
-    with pytest.raises(BadInput, match=r"expected Prefect to accept the deployments of .*prefect\.yaml, got '") as told:
+    with pytest.raises(BadInput, match=r"Prefect rejected the deployments of .*prefect\.yaml \('") as told:
         register(services, project)
     assert "\n" not in str(told.value)
     # Nothing was kept of it, so that the next call tries again.
@@ -149,7 +149,7 @@ def test_what_prefect_refuses_is_one_sentence(services: Services, project: Path)
 )
 def test_a_malformed_file_is_one_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "prefect.yaml").write_text(text)
-    with pytest.raises(BadInput, match=r"expected a list of deployments in .*prefect\.yaml") as told:
+    with pytest.raises(BadInput, match=r"'deployments' in .*prefect\.yaml must be a list") as told:
         declared(tmp_path)
     assert "\n" not in str(told.value)
 
@@ -162,7 +162,7 @@ def test_the_logs_of_a_deployment_are_a_list_of_texts(
     entry = "{{name: {}, entrypoint: flows/retrain.py:retrain, parameters: {{config: {}.yaml, data: {}}}}}"
     entries = ", ".join([entry.format("own", "own", 5), entry.format("x", "x", data), entry.format("y", "y", "[a, b]")])
     (tmp_path / "prefect.yaml").write_text(f"deployments: [{entries}]")
-    with pytest.raises(BadInput, match=r"expected 'data' of deployment x in .*prefect\.yaml as a list of paths, got"):
+    with pytest.raises(BadInput, match=r"'data' of deployment x in .*prefect\.yaml must be a list of paths, got"):
         deployed_data(Path("x.yaml"))
     assert deployed_data(Path("y.yaml")) == [Path("a"), Path("b")]
 

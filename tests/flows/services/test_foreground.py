@@ -10,9 +10,9 @@ import pytest
 from configs.errors import ServiceMissing
 from configs.home import Home
 from flows.cli.main import run
-from flows.services.definitions import SERVERS
 from flows.services.processes import ProcessId
 from flows.services.servers import _Startup, down
+from flows.services.service_table import SERVERS
 from flows.services.state import Service
 from tests.flows.services.waiting import foreign_server, use_as_team
 
@@ -28,7 +28,7 @@ def test_an_unknown_service_a_wrong_login_and_absent_servers_are_one_sentence_ea
     monkeypatch.setenv("NEORL_SERVICE_LOGIN", NO_LOGIN)
     assert run(["serve", "prefect", "--port", "4200"]) == 2
     said = capsys.readouterr().err
-    assert "expected NEORL_SERVICE_LOGIN as name:password, got another form: correct it." in said
+    assert "NEORL_SERVICE_LOGIN must have the form name:password" in said
     assert NO_LOGIN not in said
     for command in (["serve", "worker"], ["register"]):
         assert run(command) == 3
@@ -43,7 +43,7 @@ def test_a_login_that_prefect_does_not_take_is_one_sentence(
         use_as_team(port, monkeypatch)
         assert run(["register"]) == 3
     said = capsys.readouterr().err
-    assert f"to take the login, got it refused ({status}): set PREFECT_API_AUTH_STRING to its name:password." in said
+    assert f"rejected the login (HTTP {status}): set PREFECT_API_AUTH_STRING to name:password." in said
     assert said.count("\n") == 1
 
 
@@ -56,7 +56,7 @@ def test_an_error_that_prefect_answers_with_is_one_sentence(
             assert run(["register"]) == 3
             said = capsys.readouterr().err
             assert f"expected Prefect at http://127.0.0.1:{port} to do as asked, got 'HTTP Error 500: Inter" in said
-            assert said.endswith("': look into its log, then give the same command again.\n")
+            assert said.endswith("): read its log, then repeat the command.\n")
             assert said.count("\n") == 1
         startup = _Startup(Home(home), {}, time.monotonic() + 60, lambda _: None)
         for name in SERVERS:

@@ -44,7 +44,7 @@ def holder(home: Path) -> Iterator[subprocess.Popen[str]]:
 
 def test_a_second_run_is_refused_until_the_first_is_gone(home: Path) -> None:
     with holder(home) as first:
-        who = rf"expected no other run of reactor, got run first, process {first.pid}, going on since"
+        who = rf"reactor is locked by run first, process {first.pid}, running since"
         with pytest.raises(Refused, match=who), plant_lock(Home(home), "reactor"):
             pass
         with plant_lock(Home(home), "another"):

@@ -30,7 +30,7 @@ from prefect import flow
 from configs.home import Home
 from configs.run import OpenedRun
 from prefect.states import Completed
-from flows.running import announce, ending_of, refusals_as_states
+from flows.flow_run import conclude, result_of, refusals_as_states
 from tasks.fleet.records import FleetOutcome
 from tasks.references import Outcome
 
@@ -40,11 +40,11 @@ def announced():
     if sys.argv[3] == "fleet":
         return Completed(data=FleetOutcome.model_validate_json(sys.argv[2]))
     outcome = Outcome.model_validate_json(sys.argv[2])
-    return announce(Home(Path(sys.argv[1])), OpenedRun(plant="chemical_reactor"), outcome)
+    return conclude(Home(Path(sys.argv[1])), OpenedRun(plant="chemical_reactor"), outcome)
 
 state = announced(return_state=True)
 print(state.data is None)
-print(ending_of(state).model_dump_json())
+print(result_of(state).model_dump_json())
 """
 FLEET = FleetOutcome(fleet="tanks", run="r", headline="one of one", sites=(), outliers=(), page=Path("page.html"))
 

@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from benchmarks.pictures.browser import Page, chromium
-from flows.services.asgi.mlflow_start_page import BEGINS, HEADERS, FirstPage
+from flows.services.asgi.mlflow_start_page import HEAD, HEADERS, StartPage
 
 if TYPE_CHECKING:
     from flows.services.state import Services
@@ -45,11 +45,11 @@ def test_the_page_is_mlflows_own_with_its_beginning_and_headers() -> None:
     page = files("mlflow.server").joinpath("js", "build", "index.html").read_text(encoding="utf-8")
 
     async def ask() -> None:
-        through = httpx.ASGITransport(FirstPage(server, page))
+        through = httpx.ASGITransport(StartPage(server, page))
         async with httpx.AsyncClient(transport=through, base_url="http://127.0.0.1") as client:
             answer = await client.get("/")
-            assert f"<head>{BEGINS}" in answer.text
-            assert answer.text.replace(BEGINS, "") == page
+            assert f"<head>{HEAD}" in answer.text
+            assert answer.text.replace(HEAD, "") == page
             assert answer.headers["X-Frame-Options"] == "SAMEORIGIN"
             assert {name: answer.headers[name] for name in HEADERS} == HEADERS
             for method, path in (("POST", "/"), ("GET", "/health")):

@@ -18,7 +18,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from configs.errors import Refused
-from flows.services.openlineage import FACETS, DataLineage
+from flows.services.openlineage import FACETS, LineageEvents
 from flows.services.state import Services
 from tasks.references import Interval
 from tests.small_data import MAPPING, PLANT
@@ -78,7 +78,7 @@ def check(event: Event) -> None:
 
 def test_a_run_and_its_stages_begin_and_end_with_versions_and_parents(told: list[Event]) -> None:
     run, said = str(uuid4()), list[str]()
-    lineage, interval = DataLineage("p", run, said.append), Interval(value=1.0, lower=0.0, upper=2.0)
+    lineage, interval = LineageEvents("p", run, said.append), Interval(value=1.0, lower=0.0, upper=2.0)
     with lineage.flow([Path("/logs/a.parquet")]):
         lineage.stage("ingest", ["config", (Path("/logs/a.parquet"),)])(interval)
         lineage.stage("train", [interval])("expected a finite loss, got none")
@@ -109,14 +109,14 @@ def test_a_run_and_its_stages_begin_and_end_with_versions_and_parents(told: list
 def test_a_server_that_is_gone_is_told_of_once_and_none_is_asked_without_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
     said, password = list[str](), "hidden"
     monkeypatch.setenv("OPENLINEAGE_URL", f"http://user:{password}@127.0.0.1:9")
-    lineage = DataLineage("p", str(uuid4()), said.append)
+    lineage = LineageEvents("p", str(uuid4()), said.append)
     with lineage.flow([]):
         lineage.stage("ingest", [])("expected logs")
     assert len(said) == 1
     assert "OPENLINEAGE_URL" in said[0]
     assert password not in said[0]
     monkeypatch.delenv("OPENLINEAGE_URL")
-    with DataLineage("p", str(uuid4()), said.append).flow([]):
+    with LineageEvents("p", str(uuid4()), said.append).flow([]):
         pass
     assert len(said) == 1
 

@@ -78,10 +78,10 @@ def test_a_port_that_was_asked_for_must_be_free(services: Services, home: Path) 
     from flows.services.servers import up
 
     assert services.prefect.port
-    with pytest.raises(BadInput, match=rf"expected port {services.prefect.port} to be free for Prefect"):
+    with pytest.raises(BadInput, match=rf"port {services.prefect.port} for Prefect is used by another program"):
         up(Home(home), prefect_port=services.prefect.port)
     other = processes.any_free_port()
-    with pytest.raises(BadInput, match=rf"MLflow on port {other}, got it at .* already: run 'neorl down' first"):
+    with pytest.raises(BadInput, match=rf"MLflow runs at .*, not on port {other}: run 'neorl down' first"):
         up(services.home, mlflow_port=other)
     assert up(services.home, mlflow_port=services.mlflow.port).started == ()
 

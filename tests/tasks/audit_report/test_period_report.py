@@ -208,7 +208,7 @@ def test_what_the_audit_finds_is_told_and_is_the_exit_code(ledger: Ledger, capsy
     (line,) = said.out.splitlines()
     told = json.loads(line)
     assert told["failed"] == ["files", "certificates"]
-    assert "failures in files, certificates: the report says what they found" in told["error"]
+    assert "checks of the audit failed: files, certificates: read " in told["error"]
     assert (said.err, told["exit_code"]) == (f"neorl: {told['error']}\n", 1)
     text = _Page(Path(told["path"]).read_text()).text
     assert "The audit found what does not hold" in text
@@ -235,13 +235,13 @@ def test_the_picture_has_every_champion_and_what_happened(ledger: Ledger) -> Non
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--from", "2025-12-01"], "after --to, got none"),
-        (["--from", "December", "--to", "2025-12-31"], "after --from, got 'December'"),
-        (["--from", "2025-12-02", "--to", "2025-12-01"], "ends on 2025-12-02 or later, got 2025-12-01"),
-        (["--from", "9999-01-01", "--to", "9999-12-31"], "a period that has begun"),
+        (["--from", "2025-12-01"], "--to must be a day such as 2026-11-01, got ''"),
+        (["--from", "December", "--to", "2025-12-31"], "--from must be a day such as 2026-11-01, got 'December'"),
+        (["--from", "2025-12-02", "--to", "2025-12-01"], "ends on 2025-12-01, before its first day 2025-12-02"),
+        (["--from", "9999-01-01", "--to", "9999-12-31"], "begins on 9999-01-01, but today is"),
         (["--from", "2025-12-01", "--to", "2025-12-31"], "expected a ledger at"),
-        ([], "expected a plant, or --from and --to"),
-        (["nowhere", "--from", "2025-12-01", "--to", "2025-12-31"], "expected a known plant"),
+        ([], "neither a plant nor --from and --to"),
+        (["nowhere", "--from", "2025-12-01", "--to", "2025-12-31"], "unknown plant 'nowhere'"),
     ],
 )
 def test_wrong_input_is_one_sentence(

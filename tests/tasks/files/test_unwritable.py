@@ -58,7 +58,7 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
 
 def test_doctor_reports_it(read_only: Path) -> None:
     found = {finding.name: finding for finding in examine(Home(read_only))}["home"]
-    assert (found.ok, found.detail) == (False, f"this account may not read and write {read_only}")
+    assert (found.ok, found.detail) == (False, f"this account cannot read and write {read_only}")
 
 
 @pytest.mark.parametrize("kind", WRITERS)

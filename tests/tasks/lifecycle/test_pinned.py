@@ -45,7 +45,7 @@ def test_what_is_pinned_beside_the_home_goes_into_the_project_with_its_key(
         assert "copied" not in capsys.readouterr().out
         pinned_file(trust, PLANT).unlink()
         assert run(["keys", "pin"]) == 0
-        assert f"copied there, too: {pinned_file(trust, PLANT)}" in capsys.readouterr().out
+        assert f"also copied: {pinned_file(trust, PLANT)}" in capsys.readouterr().out
 
 
 def test_witnesses_are_copied_along_and_other_keys_are_not_added_to(home: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from configs.strict import Approvers
 from flows.cli.main import run
-from flows.promote import statement
+from flows.decisions import statement
 from tasks.evidence.ledger.keys import load_private
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.ledger.signing import SigningKey

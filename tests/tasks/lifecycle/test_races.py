@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flows.promote import list_candidates
+from flows.decisions import list_candidates
 from tasks.evidence.audit.audit import audit
 from tasks.evidence.decisions.approvals import open_approvals
 from tasks.evidence.decisions.champions import champion

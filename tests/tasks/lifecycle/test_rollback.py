@@ -14,7 +14,7 @@ from configs.home import Home
 from configs.safety_policy import SafetyPolicy
 from configs.strict import Approvers
 from flows.cli.main import run
-from flows.promote import rollback
+from flows.decisions import rollback
 from tasks import promote
 from tasks.evidence.audit.audit import audit
 from tasks.evidence.decisions import queue

@@ -9,7 +9,7 @@ import pytest
 from configs.errors import Refused
 from configs.strict import Approvers
 from flows.cli.main import run
-from flows.promote import withdraw
+from flows.decisions import withdraw
 from tasks import promote
 from tasks.evidence.audit.audit import audit
 from tasks.evidence.decisions import approvals, champions, queue, verdicts
@@ -150,7 +150,7 @@ def test_without_a_server_it_is_withdrawn_all_the_same(ledger: Ledger) -> None:
     crowned(ledger, A, "1")
     done = withdraw(ledger.home, PLANT, "1", "shift engineer", WHY)
     assert (done.champion, done.record) == (None, None)
-    assert done.aliases.changes == ("MLflow does not answer: its aliases follow later",)
+    assert done.aliases.changes == ("MLflow does not answer: its aliases will be updated later",)
 
 
 def test_the_history_shows_all_kinds(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,7 +163,7 @@ def test_the_history_shows_all_kinds(ledger: Ledger, capsys: pytest.CaptureFixtu
     assert "version 1 of chemical_reactor is withdrawn; in force: the plant's own" in capsys.readouterr().out
     assert run(["withdraw", PLANT, "1", "--why", "again", "--by", "Cleo"]) == 0
     (withdrawn,) = ledger.entries("withdrawal")
-    assert f"decided before by Ben, {withdrawn.timestamp}: yours was not added" in capsys.readouterr().out
+    assert f"already decided by Ben, {withdrawn.timestamp}: nothing was added to the ledger" in capsys.readouterr().out
     assert run(["history", PLANT]) == 0
     shown = capsys.readouterr().out
     for told in (
@@ -187,11 +187,14 @@ def test_whoever_decides_what_stands_already_is_told_whose_decision_that_is(
     first, second = (served.candidate().body["version"] for _ in range(2))
     for verb, version, kind in (("reject", second, "rejection"), ("approve", first, "promotion")):
         assert run([verb, PLANT, version, "--by", "Ada"]) == 0
-        assert "in the home's name: no person's key stands behind it\n" in capsys.readouterr().out
+        assert "in the home's name, without a person's key\n" in capsys.readouterr().out
         (standing,) = served.ledger.entries(kind)
         size = len(served.ledger.entries())
         assert run([verb, PLANT, version, "--by", "Ben"]) == 0
-        assert f"\ndecided before by Ada, {standing.timestamp}: yours was not added\n" in capsys.readouterr().out
+        assert (
+            f"\nalready decided by Ada, {standing.timestamp}: nothing was added to the ledger\n"
+            in capsys.readouterr().out
+        )
         assert run([verb, PLANT, version, "--by", "Ben", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["standing"] == f"Ada, {standing.timestamp}"
         assert len(served.ledger.entries()) == size

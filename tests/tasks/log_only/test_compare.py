@@ -88,12 +88,12 @@ def test_proposals_by_hand() -> None:
     ("reference", "newer", "told"),
     [
         # Noise has no memory, so that a block has two steps or a few more: episodes of one step hold none.
-        ([40] * 10, [1] * 30, "**Drift not watched**: no episode of the newer logs is as long as a block of"),
-        ([1] * 300, [40] * 4, "**Drift not watched**: the held-out episodes hold 0 whole blocks of"),
-        ([40], [40] * 4, "**Drift not watched**: the held-out episodes hold"),
+        ([40] * 10, [1] * 30, "**Drift not watched**: no episode of the newer logs has"),
+        ([1] * 300, [40] * 4, "**Drift not watched**: the held-out episodes have 0 whole blocks of"),
+        ([40], [40] * 4, "**Drift not watched**: the held-out episodes have"),
         # Of a few blocks each may be the largest of all, and together they are still no evidence.
-        ([40] * 10, [8], "**Drift not watched**: the newer logs hold"),
-        ([40] * 10, [40] * 4, "No drift alarm, "),
+        ([40] * 10, [8], "**Drift not watched**: 4 blocks of"),
+        ([40] * 10, [40] * 4, "No drift alarm in "),
     ],
 )
 def test_no_alarm_is_told_only_where_one_was_possible(

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from flows.monitor import numbers_of
+from flows.monitor import drift_metrics
 from neorl_core.plants import PLANTS
 from neorl_core.safety.drift_test import LEAST_REFERENCE, POWERS
 from neorl_core.types import Transition
@@ -84,7 +84,7 @@ def test_no_drift_is_told_only_where_one_could_have_been_found() -> None:
         told = judged.drift_record("0", "1", "2", signals=(found,))
         assert not told.watched
         assert told.found.startswith("drift not monitored in 100 steps of 2 episodes: ")
-        assert numbers_of(told).keys() == {"drift/rows", "drift/watched"}
+        assert drift_metrics(told).keys() == {"drift/rows", "drift/watched"}
         assert _evidence(told) == "not watched"
         # What raised an alarm was watched, however little there was of it.
         alarmed = told.model_copy(update={"alarm": "episode 1, step 2"})

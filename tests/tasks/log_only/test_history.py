@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from configs.home import Home
-from flows.checks import checked_run
+from flows.preflight import checked_run
 from neorl_core.history import History
 from tasks.evaluation.evaluate import evaluate
 from tasks.ingest import ingest

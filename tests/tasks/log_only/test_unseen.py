@@ -11,7 +11,7 @@ import pytest
 from configs.errors import Refused
 from configs.home import Home
 from configs.run import OpenedRun
-from flows.checks import checked_run
+from flows.preflight import checked_run
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.ingest import ingest
 from tasks.log_only.shadow_comparison import compare, unseen_episodes

@@ -13,7 +13,7 @@ import pytest
 
 from configs.home import Home
 from flows.cli.main import run
-from flows.promote import rollback
+from flows.decisions import rollback
 from flows.services.servers import down, up
 from neorl_core.safety.composite import composite_controller
 from tasks.evidence.decisions.champions import champion

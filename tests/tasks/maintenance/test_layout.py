@@ -118,12 +118,11 @@ def test_mlflows_own_database_is_brought_along_after_a_backup(
     with monkeypatch.context() as team:
         team.setenv("NEORL_MLFLOW_DATABASE_URL", "postgresql://me@team.example/mlflow")
         assert run(["migrate"]) == 0
-    assert (revision(database), "nothing was to be done" in capsys.readouterr().out) == (earlier, True)
+    assert (revision(database), "nothing to upgrade" in capsys.readouterr().out) == (earlier, True)
     assert run(["migrate", "--backup", str(tmp_path / "kept.tar")]) == 0
     assert revision(database) == newest
     assert capsys.readouterr().out == (
-        f"layout {LAYOUT}\nMLflow's database: brought to what the installed MLflow reads\n"
-        f"as it was: {tmp_path / 'kept.tar'}\n"
+        f"layout {LAYOUT}\nMLflow's database: upgraded to the installed version\nbackup: {tmp_path / 'kept.tar'}\n"
     )
     assert restore(tmp_path / "kept.tar", tmp_path / "again", lambda *_: None).passed
     assert revision(tmp_path / "again" / "mlflow" / "mlflow.db") == earlier

@@ -13,7 +13,7 @@ import pytest
 from configs.errors import BadInput
 from configs.home import Home
 from configs.run import OpenedRun
-from flows.checks import checked_run
+from flows.preflight import checked_run
 from neorl_core.history import History
 from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import Composite, composite_controller

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from configs.home import Home
-from flows.checks import checked_run
 from flows.cli.main import run as neorl
+from flows.preflight import checked_run
 from neorl_core.training.loop import RunState
 from neorl_core.training.population import policies
 from tasks.data.synthetic.plant_log import generate
@@ -129,7 +129,7 @@ def test_members_of_one_program_cannot_be_shared(
     assert neorl(words) == 2
     assert "expected 'members: processes' in 'train' of td3_bc, got 'vmapped': members" in capsys.readouterr().err
     assert neorl([*words, "--process", "2"]) == 2
-    assert "expected --process below 2, got 2: machines are numbered from 0." in capsys.readouterr().err
+    assert "--process must be below --processes (2), got 2: numbers start at 0." in capsys.readouterr().err
 
 
 def test_a_site_shares_out_the_member_that_goes_on_from_its_fleets_policy(

@@ -133,7 +133,7 @@ def test_a_home_has_a_witness_of_its_own_until_somebody_runs_one(
     path = certify(ledger, A)
     line = read_certificate(path, ledger.trust).predicate.claim.splitlines()[1]
     assert line.startswith("Witnessed by neorl.local/")
-    assert line.endswith("one machine is no second party")
+    assert line.endswith("on this machine, so not a second party")
     sock = place.root / "witness" / "witness.sock"
     assert sock.stat().st_mode & 0o777 == 0o600
     assert sock.parent.stat().st_mode & 0o777 == 0o700
@@ -151,7 +151,7 @@ def test_a_home_has_a_witness_of_its_own_until_somebody_runs_one(
     # What it took part in counts no longer where another one is pinned, and whoever pins it is told.
     key = str(Verifier.of("witness.example/w1", COSIGNATURE, SigningKey(Ed25519PrivateKey.generate())))
     assert run(["witness", "pin", key, "http://127.0.0.1:9"]) == 0
-    assert "2 attempts of before lack witnesses that are asked for: 'neorl audit verify'" in capsys.readouterr().out
+    assert "2 earlier attempts have no such witness: 'neorl audit verify'" in capsys.readouterr().out
     assert "witnesses" in {check.name for check in audit(place).failures}
 
 
@@ -187,11 +187,11 @@ def test_who_pins_a_witness_is_told_of_attempts_that_fail_the_audit_and_of_no_ot
     with signer_at(Home(home)):
         for attempts, key, required, told in (
             # It names no witness, and one is asked for.
-            ([[]], first, 1, "1 attempts of before lack witnesses"),
+            ([[]], first, 1, "1 earlier attempts have no such witness"),
             # From an attempt on that names the pinned one the audit only tells of the other.
             ([[first]], second, 1, ""),
             # Both lack one where two are asked for.
-            ([], second, 2, "2 attempts of before lack witnesses"),
+            ([], second, 2, "2 earlier attempts have no such witness"),
         ):
             for named in attempts:
                 forge(Home(home), "seed", {"attempt": A, "commitment": "", "witnesses": named})
@@ -248,7 +248,7 @@ def test_an_external_witness_by_commands(place: Home, tmp_path: Path, capsys: py
 def test_commands_say_what_they_lack(place: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["witness", "show", str(tmp_path / "none")]) == 2
     assert run(["witness", "add", str(tmp_path / "none"), "x"]) == 2
-    assert "expected a witness in" in capsys.readouterr().err
+    assert "is not a witness's folder" in capsys.readouterr().err
 
 
 def test_an_address_that_is_none_pins_nothing(place: Home, capsys: pytest.CaptureFixture[str]) -> None:
@@ -256,7 +256,7 @@ def test_an_address_that_is_none_pins_nothing(place: Home, capsys: pytest.Captur
     key = str(Verifier.of("witness.example/w1", COSIGNATURE, SigningKey(Ed25519PrivateKey.generate())))
     for url in ("witness.example:8710", "http://witness.example:87l0", "http://[::1", "http://a..b"):
         assert run(["witness", "pin", key, url]) == 2, url
-        assert "expected a witness's key and an address such as https://witness.example, got" in capsys.readouterr().err
+        assert "invalid key or address" in capsys.readouterr().err
         assert not (place.root / FILE).exists()
 
 

@@ -1,0 +1,172 @@
+"""Shared parts of commands: output, command groups, plant names, and the cache of compiled programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from configs.errors import BadInput, NeoRLError, Refused, nearest, printable
+from configs.home import LAYOUT_FILE, Home
+from tasks.files.canonical import canonical_json
+from tasks.files.provenance import COMPILED, compiling
+
+if TYPE_CHECKING:
+    from tasks.evidence.certificate import Check
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+ConfigFile = Annotated[Path, typer.Argument(help="The run's YAML, such as configs/chemical_reactor.yaml.")]
+Logs = Annotated[list[Path] | None, typer.Option("--data", help="Log file or dataset digest; repeatable.")]
+Plant = Annotated[str, typer.Argument(help="The plant's name, such as chemical_reactor.")]
+
+
+class Commands(TyperGroup):
+    """A group that suggests the nearest command for an unknown one."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            raise BadInput(f"'{ctx.command_path}' has no command '{args[0]}': {nearest(args[0], self.commands)}")
+        return super().resolve_command(ctx, args)
+
+
+def group(help_text: str, *, completion: bool = False) -> typer.Typer:
+    """Return a command group; `completion` adds options for shell completion, for the outermost group only."""
+    return typer.Typer(
+        cls=Commands, help=help_text, no_args_is_help=True, add_completion=completion, pretty_exceptions_enable=False
+    )
+
+
+def emit(result: object, as_json: bool, lines: Iterable[str] = ()) -> None:
+    """Print the result of a command.
+
+    Args:
+        result: a model, or any value that JSON can represent.
+        as_json: print the result as JSON, and nothing else.
+        lines: text to print otherwise.
+    """
+    if as_json:
+        value = json.loads(result.model_dump_json()) if hasattr(result, "model_dump_json") else result
+        print(canonical_json(value).decode(), flush=True)
+        return
+    for line in lines:
+        print(printable(line), flush=True)
+
+
+def emit_or_refuse(refusal: str, as_json: bool, lines: Sequence[str], **found: object) -> None:
+    """Print a result, then raise a Refused if `refusal` is not empty; with --json the error carries the result."""
+    if not (refusal and as_json):
+        emit(found, as_json, lines)
+    if refusal:
+        error = Refused(refusal)
+        error.found = found
+        raise error
+
+
+def emit_checks(checks: Sequence[Check], as_json: bool) -> None:
+    """Print the checks of an audit or a certificate.
+
+    Raises:
+        Refused: if a check failed.
+    """
+    failed = ", ".join(check.name for check in checks if check.passed is False)
+    marks = {True: "ok  ", False: "FAIL", None: "--  "}
+    lines = [f"{marks[check.passed]}  {check.name}: {check.detail}" for check in checks]
+    refusal = f"checks failed: {failed}: restore the originals from a backup." if failed else ""
+    emit_or_refuse(refusal, as_json, lines, passed=not failed, checks=[check._asdict() for check in checks])
+
+
+def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table: formatted on a terminal, as aligned plain lines otherwise."""
+    # Line breaks are escaped, so that a cell cannot fake a row.
+    texts = [[printable(str(cell), but="") for cell in row] for row in rows]
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(*columns, header_style="bold")
+        for row in texts:
+            table.add_row(*map(Text, row))
+        Console().print(table)
+        return
+    widths = [max(len(row[i]) for row in [list(columns), *texts]) for i in range(len(columns))]
+    for row in [list(columns), *texts]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def say(line: str) -> None:
+    """Print a progress message on the standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def keep_compiled(*, create_home: bool = False) -> None:
+    """Set JAX's compilation cache to the home, unless it is set already.
+
+    JAX reads the setting when it is imported, which even reading a run's file may do, so every command starts with
+    this. An unusable home is ignored here, because the command itself reports it.
+
+    Args:
+        create_home: create an absent home, for commands that train.
+    """
+    try:
+        home = Home.locate(any_layout=True)
+        if create_home:
+            home.folder("cache")
+        if not (home.root / LAYOUT_FILE).exists() or not os.access(home.root, os.W_OK):
+            # JAX would create the home itself, readable by others and without a layout file.
+            return
+        home.folder("cache", "jax")
+    except NeoRLError:
+        return
+    for name, value in compiling(home).items():
+        os.environ.setdefault(name, value)
+
+
+@contextmanager
+def fresh_compilation() -> Iterator[None]:
+    """Use an empty compilation cache, here and in child processes.
+
+    JAX executes cached programs unchecked. A repeated test would prove nothing if somebody had tampered with the cache.
+    """
+    import jax
+    from jax.experimental.compilation_cache.compilation_cache import reset_cache
+
+    def set_cache(folder: str | None) -> None:
+        # Child processes read the variable.
+        os.environ.pop(COMPILED, None)
+        if folder:
+            os.environ[COMPILED] = folder
+        jax.config.update("jax_compilation_cache_dir", folder)  # type: ignore[no-untyped-call]
+        reset_cache()
+
+    before = jax.config.values["jax_compilation_cache_dir"]
+    with TemporaryDirectory(prefix="neorl-programs-") as folder:
+        set_cache(folder)
+        try:
+            yield
+        finally:
+            set_cache(before)
+
+
+def known_plant(name: str) -> str:
+    """Return the name if a plant of that name is built in, installed, or has datasets in this home.
+
+    Raises:
+        BadInput: with the nearest name.
+    """
+    from neorl_core.plants import NAMES
+    from tasks.models.user_code.loading import installed
+
+    datasets = Home.locate().root / "datasets"
+    known = {*NAMES, *installed(), *(path.name for path in datasets.glob("*") if path.is_dir())}
+    if name not in known:
+        raise BadInput(f"unknown plant '{name}': {nearest(name, sorted(known))}")
+    return name

@@ -1,0 +1,70 @@
+"""Restart runs that are stuck in Prefect because their worker was killed.
+
+A run that had started has a record, or sends heartbeats until it dies. A run that the worker had only taken has
+neither: it would stay pending, and block every later run of its deployment.
+"""
+
+from __future__ import annotations
+
+import psutil
+
+from flows.services.deployments import POOL, workers_elsewhere
+from flows.services.state import Services
+
+RUN = "PREFECT__FLOW_RUN_ID"
+"""Variable with the run's id in a process that executes a run."""
+
+
+def release_stuck_runs(services: Services) -> list[str]:
+    """Reschedule pending runs that no process executes, and mark running ones as crashed.
+
+    Call this while no worker of the home runs. Only processes of this machine are examined. While a worker of another
+    machine is online nothing is changed, because it may execute the runs; an automation handles them then
+    (`flows.services.automations`).
+
+    Args:
+        services: addresses of the servers.
+
+    Returns:
+        One message per run.
+    """
+    query = {
+        "flow_runs": {"deployment_id": {"is_null_": False}, "state": {"type": {"any_": ["PENDING", "RUNNING"]}}},
+        "work_pools": {"name": {"any_": [POOL]}},
+    }
+    runs = services.ask_prefect("flow_runs/filter", query)
+    executed = _executed() if runs else frozenset()
+    elsewhere = workers_elsewhere(services) if runs else []
+    messages = []
+    for run in runs:
+        # `reap_dead_runs` handles runs with a record; their process may be on another machine.
+        if run["id"] in executed or (services.home.root / "locks" / "runs" / f"{run['id']}.json").exists():
+            continue
+        if elsewhere:
+            names = ", ".join(elsewhere)
+            messages.append(f"run {run['name']} is unchanged: a worker of another machine ({names}) may execute it")
+            continue
+        pending = run["state_type"] == "PENDING"
+        reason = "its worker was killed before it started" if pending else "its worker and process were killed"
+        kind, name = ("SCHEDULED", "Scheduled") if pending else ("CRASHED", "Crashed")
+        try:
+            state = {"type": kind, "name": name, "message": reason}
+            services.ask_prefect(f"flow_runs/{run['id']}/set_state", {"state": state})
+        except OSError as error:
+            # For example, the deployment was deleted. The servers start all the same.
+            address = f"{services.prefect.url}/runs/flow-run/{run['id']}"
+            messages.append(f"run {run['name']} is stuck (Prefect: {error}): delete it at {address}")
+            continue
+        messages.append(f"run {run['name']} {'is rescheduled' if pending else 'has crashed'}: {reason}")
+    return messages
+
+
+def _executed() -> frozenset[str]:
+    """Return the ids of runs that processes of this machine execute."""
+    ids = set()
+    for process in psutil.process_iter():
+        try:
+            ids.add(process.environ().get(RUN, ""))
+        except (psutil.Error, OSError):
+            continue  # ended in the meantime, or another user's, who has no login for this home
+    return frozenset(ids)

@@ -1,0 +1,62 @@
+"""What ends a run with a refusal: a file that says what its plant has no use for, unfit data, and no champion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from configs.errors import BadInput, Refused
+from configs.home import Home
+from flows.flow_run import conclude, proceed
+from flows.preflight import checked_run
+from tasks.references import Outcome, Validation
+from tests import small_process
+from tests.small_data import reactor_run
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [("fallback", "{kind: hold}"), ("support", "{quantile: 0.9}"), ("shadow", "{days: 7}")],
+)
+def test_a_simulated_plant_has_no_use_for_the_keys_of_a_process(key: str, text: str, tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("plant: chemical_reactor\n")
+    assert checked_run(config).plant == "chemical_reactor"
+    config.write_text(f"plant: chemical_reactor\n{key}: {text}\n")
+    with pytest.raises(BadInput, match=f"'{key}' has no effect in .* has a simulator and its own controller"):
+        checked_run(config)
+
+
+@pytest.mark.parametrize(
+    ("key", "text"), [("certify", "certify: {p0: 0.01}\n"), ("evaluate.rollouts", "evaluate: {rollouts: 256}\n")]
+)
+def test_a_process_has_no_use_for_the_keys_of_a_simulator(key: str, text: str, tmp_path: Path) -> None:
+    config = small_process.project(tmp_path)
+    assert checked_run(config).plant == small_process.NAME
+    lines = config.read_text().splitlines(keepends=True)
+    config.write_text("".join(line for line in lines if not line.startswith("evaluate:")) + text)
+    with pytest.raises(BadInput, match=f"'{key}' has no effect in .* has no simulator: remove the key"):
+        checked_run(config)
+
+
+def test_nothing_is_trained_on_a_dataset_that_fails_validation() -> None:
+    proceed(Validation(passed=True, reasons=()))
+    with pytest.raises(Refused, match="failed validation: too few; too flat"):
+        proceed(Validation(passed=False, reasons=("too few", "too flat")))
+
+
+def test_a_run_that_leaves_a_plant_without_a_champion_ends_as_a_refusal(tmp_path: Path) -> None:
+    outcome = Outcome(
+        run="1",
+        run_key="k",
+        plant="chemical_reactor",
+        verdict="refused",
+        headline="Not even the plant's own controller is certified.",
+        gates=(),
+        population="p",
+        dataset="d",
+        links={"report": "report.html"},
+    )
+    with pytest.raises(Refused, match=r"^Not even the plant's own controller is certified: read report.html\.$"):
+        conclude(Home(tmp_path), reactor_run(), outcome)
