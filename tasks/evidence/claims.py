@@ -16,20 +16,21 @@ PREDICATE_TYPE: Literal["https://neorl.dev/attestation/safety-certificate/v4"] =
     "https://neorl.dev/attestation/safety-certificate/v4"
 )
 PROTOCOL = (
-    "Episodes are run on the simulator in the order of keys derived from the seed, with constants and disturbances "
-    "drawn from the domain. A bet that their violation probability is p0/10 rather than p0 is looked at after every "
-    "episode, and certifies when its e-value reaches 1/alpha of the attempt, alpha_j = alpha/(j(j+1)). An "
-    "episode with a number that is not finite counts as violated, and so do all episodes of a batch that ends in an "
-    "error or not within the scope's seconds; a process that dies resumes the attempt with the same seed. The attempt "
-    "is logged with its whole scope before the seed exists. The seed is SHA-256 of a secret, whose SHA-256 is logged "
-    "next, and of nonces that the witnesses named there give once they have countersigned a head that contains it."
+    "Episodes run on the simulator in the order of the keys that the seed gives; constants and disturbances are drawn "
+    "from the operating domain. An e-value bets that the violation probability is p0/10 rather than p0. It is updated "
+    "after every episode and certifies when it reaches 1/alpha of the attempt, with alpha_j = alpha/(j(j+1)). An "
+    "episode with a non-finite number counts as violated. If a batch ends in an error or takes longer than the scope's "
+    "seconds, all its episodes count as violated. A killed process resumes the attempt with the same seed. The attempt "
+    "is logged with its whole scope before the seed exists. The seed is the SHA-256 of a secret and of nonces: first "
+    "the SHA-256 of the secret is logged with the names of the witnesses, then these countersign a head that contains "
+    "it and give the nonces."
 )
 NON_CLAIMS = (
-    "It is a claim about the simulator, not about the plant.",
-    "Nothing is claimed outside the named operating domain, nor for another composite.",
-    "The confidence is over all attempts of the lineage; it is not the probability that this composite is safe.",
-    "The Clopper-Pearson bound is for information: the verdict rests on the e-value.",
-    "It is for a basic control layer behind an independent safety system, and claims no SIL.",
+    "The claim is about the simulator, not about the plant.",
+    "It covers only this composite and the named operating domain.",
+    "The confidence covers all attempts of the lineage. It is not the probability that this composite is safe.",
+    "The e-value decides. The Clopper-Pearson bound is for information only.",
+    "The composite is a basic control layer that needs an independent safety system. No SIL is claimed.",
 )
 
 

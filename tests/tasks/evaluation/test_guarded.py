@@ -91,4 +91,4 @@ def test_a_crash_before_a_sound_rest_still_counts() -> None:
 
 
 def test_the_protocol_that_is_signed_says_so() -> None:
-    assert "all episodes of a batch that ends in an error or not within the scope's seconds" in PROTOCOL
+    assert "If a batch ends in an error or takes longer than the scope's seconds, all its episodes" in PROTOCOL
