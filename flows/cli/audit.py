@@ -126,7 +126,9 @@ def _mlflow_checks(home: Home, registry: Registry | None, trust: Path | None) ->
     except Refused:
         return []  # reported by the check of the chain
     plants = sorted({entry.plant for entry in entries if entry.kind == "candidate"})
-    wrong = [found for p in plants for found in check_aliases(p, registry.aliases(p), wanted_aliases(entries, p))]
-    wrong += [found for plant in plants for found in check_pages(entries, plant, registry.pages(plant))]
-    right = Check("aliases", True, f"MLflow's aliases and pages of {len(plants)} plants match the ledger")
-    return [*(wrong or [right]), *check_given_out(registry, entries)]
+    checks = [found for p in plants for found in check_aliases(p, registry.aliases(p), wanted_aliases(entries, p))]
+    checks += [found for plant in plants for found in check_pages(entries, plant, registry.pages(plant))]
+    if not any(check.passed is False for check in checks):
+        matched = f"MLflow's aliases and pages of {len(plants)} plants match the ledger"
+        checks.insert(0, Check("aliases", True, matched))
+    return [*checks, *check_given_out(registry, entries)]
