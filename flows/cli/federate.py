@@ -92,7 +92,7 @@ def federate_show(
 
     Example: neorl federate show chemical_reactor
     """
-    from tasks.evidence.federations.bodies import rounds_of
+    from tasks.evidence.federations import rounds_of
     from tasks.evidence.ledger.ledger import Ledger
 
     history = Ledger.open(Home.locate(), write=False).entries()

@@ -23,7 +23,7 @@ from neorl_core.networks import Policy
 from neorl_core.training.parameters import size, with_parameters
 from neorl_core.training.preparation import Moments, merged, scaling
 from neorl_core.types import PlantSpec
-from tasks.evidence.federations.bodies import (
+from tasks.evidence.federations import (
     WEIGHTS,
     FederationBody,
     MemberBody,

@@ -15,7 +15,7 @@ from neorl_core.federated.methods import Reply
 from neorl_core.federated.privacy import norm
 from neorl_core.federated.rounds import Server
 from neorl_core.training.parameters import Parameters
-from tasks.evidence.federations.bodies import LeftOutBody, ParticipantBody
+from tasks.evidence.federations import LeftOutBody, ParticipantBody
 from tasks.federation.learning import Learning
 from tasks.federation.transport.frames import Arrays
 from tasks.federation.transport.network import Lost, Message, Reach

@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 from configs.errors import BadInput, NeoRLError
 from neorl_core.federated.secure import FixedPoint, decoded
-from tasks.evidence.federations.bodies import LeftOutBody, ParticipantBody
+from tasks.evidence.federations import LeftOutBody, ParticipantBody
 from tasks.federation.gathering import Gathered, Round, lost, refused
 from tasks.federation.masks import Bytes, Numbers, Public, Revealed, points_of, total_of
 from tasks.federation.transport.frames import NOTHING, Arrays

@@ -1,4 +1,4 @@
-"""A backup: one tar file with a header first and the SHA-256 of every file last, written and read as a stream."""
+"""Backup format: one tar stream with a header first and the SHA-256 of every file last."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ from tasks.maintenance.snapshot import Snapshot, snapshot
 from tasks.progress import Report
 
 HEADER, SUMS = "neorl-backup.json", "SHA256SUMS"
-"""The first and the last member; the last is what `sha256sum -c` reads."""
+"""First and last member; `sha256sum -c` can read the last one."""
 FORMAT = 1
 MEGABYTE, BLOCK = 1_000_000, 1 << 20
 
 
 class Header(BaseModel):
-    """What a backup says of itself."""
+    """First member of a backup."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: int
     layout: int
-    """Of the home."""
+    """Layout version of the home."""
     neorl: str
-    """Version of the program that made it."""
+    """Version of NeoRL that made the backup."""
     made: str
     root: str
-    """Where the home lay."""
+    """Path of the home."""
     files: int
     size: int
     """Bytes of all files."""
     entries: int
-    """Of the ledger."""
+    """Number of ledger entries."""
     left_out: tuple[str, ...]
 
 
 class Backup(BaseModel):
-    """What a backup came to."""
+    """Result of a backup."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -63,32 +63,32 @@ class Backup(BaseModel):
     entries: int
     left_out: tuple[str, ...]
     damaged: tuple[str, ...] = ()
-    """Files that the ledger names and that are missing or others: they are in the backup as they are in the home."""
+    """Messages about files that differ from the ledger or are missing; the backup contains them as they are."""
 
 
 def backup(home: Home, path: Path, progress: Report) -> Backup:
-    """Write everything that a home holds into one file, while its servers run and runs go on.
+    """Write a home into one file while its servers and runs continue.
 
     Args:
-        home: of which nothing is changed.
-        path: a file that does not exist, outside the home.
-        progress: told of megabytes written.
+        home: the home; nothing is changed.
+        path: new file outside the home.
+        progress: called with the megabytes written.
 
     Raises:
-        BadInput: when there is no home, the file exists or lies in it, a name in the home cannot be written down, or
-            there is no room.
+        BadInput: if there is no home, the path is unsuitable, a file name cannot be stored, or the disk is full.
     """
     path = path.resolve()
     if not home.root.is_dir():
-        raise BadInput(f"expected a home at {home.root}, got none: check NEORL_HOME.")
-    if path.is_relative_to(home.root.resolve()) or path.exists():
-        got = "one that exists" if path.exists() else "one inside it"
-        raise BadInput(f"expected a new file outside the home {home.root}, got {got}, {path}: name another one.")
+        raise BadInput(f"there is no home at {home.root}: check NEORL_HOME")
+    if path.exists():
+        raise BadInput(f"{path} already exists: choose another file")
+    if path.is_relative_to(home.root.resolve()):
+        raise BadInput(f"{path} is inside the home {home.root}: choose a file outside")
     if not path.parent.is_dir():
-        raise BadInput(f"expected a folder at {path.parent}, got none: make it, or name another file.")
+        raise BadInput(f"the folder {path.parent} does not exist: make it, or choose another file")
     with writing(path) as temporary, temporary.open("wb") as file, snapshot(home) as found:
         _check_names(home, found)
-        ledger = _Named(home, found.files.get("ledger.db"))
+        ledger = _NamedFiles(home, found.files.get("ledger.db"))
         header = _header(home, found, ledger.entries)
         sums = _write(file, header, found, progress)
     return Backup(
@@ -101,8 +101,8 @@ def backup(home: Home, path: Path, progress: Report) -> Backup:
     )
 
 
-class _Named:
-    """What the copied ledger names, so that a backup that an audit would refuse is told of at once."""
+class _NamedFiles:
+    """Files named by the copied ledger, to report damage at once instead of in an audit after a restore."""
 
     def __init__(self, home: Home, copy: Path | None) -> None:
         self._home = home
@@ -119,9 +119,9 @@ class _Named:
             self._fault = str(error)
 
     def damaged(self, sums: Mapping[str, str]) -> tuple[str, ...]:
-        """What is not as the ledger names it, in words."""
+        """Return a message for each file that differs from the ledger."""
         wrong = (
-            f"{file} is {'another' if file in sums else 'missing'}"
+            f"{file} {'differs from the ledger' if file in sums else 'is missing'}"
             for file, digest in self._files
             if sums.get(file) != digest and not self._is_in_bucket(file, digest)
         )
@@ -133,15 +133,15 @@ class _Named:
 
 
 def _check_names(home: Home, found: Snapshot) -> None:
-    """Refuse names that the header or the list of digests cannot hold, before anything is written."""
+    """Reject file names that header or checksum list cannot store, before anything is written."""
     for name in (str(home.root.resolve()), *found.files):
         try:
             name.encode()
         except UnicodeEncodeError as error:
-            raise BadInput(f"expected names in UTF-8, got {name!r} in the home: rename it.") from error
+            raise BadInput(f"file names must be UTF-8, got {name!r} in the home: rename it") from error
     for name in found.files:
         if "\n" in name or "\\" in name:
-            raise BadInput(f"expected names of files without line ends, got {name!r} in the home: rename it.")
+            raise BadInput(f"file names must not contain line ends or backslashes, got {name!r}: rename it")
 
 
 def _header(home: Home, found: Snapshot, entries: int) -> Header:
@@ -160,87 +160,85 @@ def _header(home: Home, found: Snapshot, entries: int) -> Header:
 
 def _write(file: IO[bytes], header: Header, found: Snapshot, progress: Report) -> Mapping[str, str]:
     sums: dict[str, str] = {}
-    told = Megabytes(header.size, progress)
+    report = Megabytes(header.size, progress)
     with tarfile.open(fileobj=file, mode="w|", format=tarfile.PAX_FORMAT, bufsize=BLOCK) as tar:
-        tar.copybufsize = BLOCK  # type: ignore[attr-defined]  # which the stubs do not know
+        tar.copybufsize = BLOCK  # type: ignore[attr-defined]  # missing in the stubs
         first = header.model_dump_json(indent=1).encode()
         sums[HEADER] = _add(tar, HEADER, io.BytesIO(first), len(first))
         for name, path in found.files.items():
             try:
                 content = path.open("rb")
             except FileNotFoundError:
-                continue  # a temporary file that has got its name by now
+                continue  # a temporary file that was renamed meanwhile
             with content:
-                # Of the open file: another one may have got its name since.
-                sums[name] = _add(tar, name, content, os.fstat(content.fileno()).st_size, told)
+                # Size of the open file: another file may have taken this name.
+                sums[name] = _add(tar, name, content, os.fstat(content.fileno()).st_size, report)
         last = "".join(f"{digest}  {name}\n" for name, digest in sums.items()).encode()
         _add(tar, SUMS, io.BytesIO(last), len(last))
     return sums
 
 
 def _add(
-    tar: tarfile.TarFile, name: str, content: IO[bytes], size: int, told: Callable[[int], None] | None = None
+    tar: tarfile.TarFile, name: str, content: IO[bytes], size: int, report: Callable[[int], None] | None = None
 ) -> str:
-    """Add a file to the archive; its SHA-256."""
+    """Add a file to the archive; return its SHA-256."""
     info = tarfile.TarInfo(name)
     info.size, info.mode = size, 0o600
-    reader = Hashing(content, told)
+    reader = Hashing(content, report)
     try:
         tar.addfile(info, reader)
     except OSError as error:
         if "unexpected end" not in str(error):
             raise
-        raise BadInput(
-            f"expected {name} to keep its {size} bytes while it is copied, got fewer: back up again."
-        ) from error
+        raise BadInput(f"{name} became shorter than {size} bytes while it was copied: back up again") from error
     return reader.digest.hexdigest()
 
 
 class Megabytes:
-    """Tells of bytes in megabytes, of each number once.
+    """Callback that sums bytes and reports each full megabyte once.
 
     Args:
-        size: bytes in all.
-        progress: told of them.
+        size: total number of bytes.
+        progress: called with done, total and unit.
     """
 
     def __init__(self, size: int, progress: Report) -> None:
         self._all, self._progress = max(size // MEGABYTE, 1), progress
-        self._done, self._said = 0, -1
+        self._done, self._reported = 0, -1
 
     def __call__(self, count: int) -> None:
-        """So many bytes more are done."""
+        """Add `count` bytes."""
         self._done += count
-        if (now := min(self._done // MEGABYTE, self._all)) != self._said:
-            self._said = now
+        if (now := min(self._done // MEGABYTE, self._all)) != self._reported:
+            self._reported = now
             self._progress(now, self._all, "MB")
 
 
 class Hashing(io.RawIOBase):
-    """A stream that keeps the SHA-256 of what was read from it, and tells of every piece.
+    """Read-only stream that computes the SHA-256 of the data read.
 
     Args:
-        content: what is read.
-        told: given the bytes of each piece.
+        content: source.
+        report: called with the number of bytes of each piece.
     """
 
-    def __init__(self, content: IO[bytes], told: Callable[[int], None] | None = None) -> None:
-        self._content, self._told = content, told
+    def __init__(self, content: IO[bytes], report: Callable[[int], None] | None = None) -> None:
+        self._content, self._report = content, report
         self.digest = hashlib.sha256()
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes."""
+        """Return the next bytes."""
         data = self._content.read(size)
         self.digest.update(data)
-        if self._told:
-            self._told(len(data))
+        if self._report:
+            self._report(len(data))
         return data
 
 
 def read_header(data: bytes) -> Header:
-    """The header of a backup.
+    """Parse the header of a backup.
 
     Raises:
-        ValueError: when it is none.
+        ValueError: if it is invalid.
     """
     return Header.model_validate(json.loads(data))

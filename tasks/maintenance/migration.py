@@ -1,4 +1,4 @@
-"""Homes that an earlier version of NeoRL made, brought to the layout of this one, after a backup."""
+"""Migration of homes made by earlier versions, after a backup."""
 
 from __future__ import annotations
 
@@ -18,52 +18,52 @@ from tasks.registry.schema import is_outdated, upgrade_schema
 
 
 class Migrated(BaseModel):
-    """What a migration came to."""
+    """Result of a migration."""
 
     model_config = ConfigDict(frozen=True)
 
     before: int
     layout: int
     backup: str | None
-    """The file with the home as it was; none where nothing was to be done."""
+    """Backup of the previous state; None if nothing had to be done."""
     mlflow: bool
-    """Whether MLflow's database was brought to the schema of the installed MLflow."""
+    """Whether MLflow's database was upgraded to the installed MLflow's schema."""
 
 
 def _write_down(home: Home) -> None:
-    """1 to 2: the layout is written down, and the ledger may have rollbacks, which version 1 does not know."""
+    """1 to 2: store the layout number; version 1 cannot read ledgers with rollbacks."""
     for left in home.root.glob(f"{STAGING}*"):
         shutil.rmtree(left, ignore_errors=True)
 
 
 STEPS: dict[int, Callable[[Home], None]] = {1: _write_down}
-"""By the layout that each begins with; it ends with the next one, and may be repeated after a kill."""
+"""Layout number -> step to the next layout; a step may be repeated after a kill."""
 
 
 def migrate(home: Home, path: Path | None, progress: Report) -> Migrated:
-    """Bring a home to the layout of this version, and the database of its MLflow to that of the installed MLflow.
+    """Bring a home to this version's layout and MLflow's database to the installed MLflow's schema.
 
     Args:
-        home: whose servers are down.
-        path: the file for the backup; beside the home otherwise.
-        progress: of the backup.
+        home: home with stopped servers.
+        path: file of the backup; defaults to a file beside the home.
+        progress: progress of the backup.
 
     Raises:
-        BadInput: when there is no home, or the backup cannot be written; nothing is changed then.
-        Refused: when a newer version made it, no way leads from its layout, or MLflow cannot upgrade its database.
+        BadInput: if there is no home, or the backup cannot be written; nothing is changed then.
+        Refused: if the home is too new or too old, or MLflow cannot upgrade its database.
     """
     if not home.root.is_dir():
-        raise BadInput(f"expected a home at {home.root}, got none: check NEORL_HOME.")
+        raise BadInput(f"there is no home at {home.root}: check NEORL_HOME")
     before = home.layout
     if before > LAYOUT:
         home.check_layout()
     if missing := [number for number in range(before, LAYOUT) if number not in STEPS]:
         raise Refused(
-            f"expected a home of layout {min(STEPS)} at least in {home.root}, got {missing[0]}: keep it for audits "
-            "with the version that made it, and start a new one (NEORL_HOME)."
+            f"the home {home.root} has layout {missing[0]}, layouts from {min(STEPS)} on can be migrated: keep it for "
+            "audits with the version that made it, and start a new home (NEORL_HOME)"
         )
     database = home.root / MLFLOW
-    # One in whose place a team's database is used is in no backup, and is left as it is.
+    # A team's database is not part of the backup and stays as it is.
     outdated = is_used(MLFLOW) and is_outdated(database)
     if before == LAYOUT and not outdated:
         return Migrated(before=before, layout=before, backup=None, mlflow=False)

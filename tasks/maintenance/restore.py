@@ -1,4 +1,4 @@
-"""A home from its backup: every digest is compared before it is put in place, whole or not at all."""
+"""Restore a home from a backup: all digests are verified before the home is put in place as a whole."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tasks.progress import Report
 
 AGAIN = "take another copy of the backup"
 FOUND_BY_PATH = ("prefect/storage", "results")
-"""Stored results of stages: they name files by their whole path, and are computed again in another place."""
+"""Cached results: they contain absolute paths, so a home at another path computes them again."""
 
 
 class Restored(BaseModel):
-    """What a restore came to."""
+    """Result of a restore."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -36,50 +36,50 @@ class Restored(BaseModel):
     files: int
     size: int
     made: str
-    """When the backup was made."""
+    """Time of the backup."""
     left_out: tuple[str, ...]
     moved: bool
-    """Whether the home lies elsewhere now, so that stored results of stages were left behind."""
+    """Whether the home has another path than before, so that cached results were dropped."""
     checks: tuple[str, ...]
-    """The audit, a line for each check."""
+    """One line for each check of the audit."""
     passed: bool
 
 
 def restore(archive: Path, root: Path, progress: Report) -> Restored:
-    """Make a home of a backup, and audit it.
+    """Restore a home from a backup and audit it.
 
     Args:
-        archive: from `neorl backup`.
-        root: the home's folder: absent or empty.
-        progress: told of megabytes read.
+        archive: file from `neorl backup`.
+        root: folder of the home; absent or empty.
+        progress: called with the megabytes read.
 
     Raises:
-        BadInput: when there is no such file, the ledger's place is set to a team's database, or there is no room.
-        Refused: when the folder holds something, the backup is damaged or of a newer version, or another restore goes
-            on there; nothing has been put in place then.
+        BadInput: if there is no such file, NEORL_LEDGER_URL is set, or the disk is full.
+        Refused: if the folder is not empty, the backup is damaged or too new, or another restore is running; the folder
+            is unchanged then.
     """
     root = root.expanduser().resolve()
     if not archive.is_file():
-        raise BadInput(f"expected a backup at {archive}, got no such file: check the path.")
+        raise BadInput(f"there is no backup at {archive}: check the path")
     if os.environ.get("NEORL_LEDGER_URL"):
-        raise BadInput("expected NEORL_LEDGER_URL to be unset, got it set: unset it, for a backup's ledger is a file.")
+        raise BadInput("NEORL_LEDGER_URL is set, but a backup restores the ledger as a file: unset it")
     _check_empty(root)
     make_folder(root.parent)
     staging = root.with_name(f".{root.name}.restoring")
     lock = root.with_name(f"{staging.name}.lock")
 
-    def held() -> None:
-        raise Refused(f"expected no other restore to {root}, got one that goes on: wait for it.")
+    def busy() -> None:
+        raise Refused(f"another restore to {root} is running: wait for it")
 
-    with exclusive(lock, held), unwritable_is_bad_input(root):
+    with exclusive(lock, busy), unwritable_is_bad_input(root):
         try:
-            # What a killed one left.
+            # Left over from a killed restore.
             shutil.rmtree(staging, ignore_errors=True)
             staging.mkdir(mode=0o700)
             header, files, size = _unpack(archive, staging, progress)
             moved = header.root != str(root)
             if moved:
-                _leave_behind(staging, header.root, str(root))
+                _drop_absolute_paths(staging, header.root, str(root))
             os.sync()
             _put_in_place(staging, root)
         finally:
@@ -100,15 +100,13 @@ def restore(archive: Path, root: Path, progress: Report) -> Restored:
 
 def _check_empty(root: Path) -> None:
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise Refused(
-            f"expected an empty folder or none at {root}, got one that holds something: restore beside it, and compare."
-        )
+        raise Refused(f"{root} is not an empty folder: restore into another folder, and compare")
 
 
 def _unpack(archive: Path, staging: Path, progress: Report) -> tuple[Header, int, int]:
-    """Write every file of a backup below a folder, and compare each with its digest."""
+    """Unpack a backup into a folder and verify every file's digest."""
     found: dict[str, str] = {}
-    told = Megabytes(archive.stat().st_size, progress)
+    report = Megabytes(archive.stat().st_size, progress)
     header: Header | None = None
     sums: Mapping[str, str] | None = None
     try:
@@ -116,7 +114,7 @@ def _unpack(archive: Path, staging: Path, progress: Report) -> tuple[Header, int
             for member in tar:
                 name = member.name
                 if sums is not None or not member.isreg() or not _is_inside(name) or name in found:
-                    raise Refused(f"expected a backup at {archive}, got the odd member {name[:80]!r}: {AGAIN}.")
+                    raise Refused(f"{archive} has the unexpected member {name[:80]!r}: {AGAIN}")
                 content = tar.extractfile(member)
                 assert content is not None
                 if name == SUMS:
@@ -125,34 +123,35 @@ def _unpack(archive: Path, staging: Path, progress: Report) -> tuple[Header, int
                     data = content.read(BLOCK)
                     header, found[name] = _checked_header(name, data), hashlib.sha256(data).hexdigest()
                 else:
-                    found[name] = _write(staging / name, Hashing(content, told))
+                    found[name] = _write(staging / name, Hashing(content, report))
     except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
-        raise Refused(f"expected a whole backup at {archive}, got {_said(error)}: {AGAIN}.") from error
+        message = " ".join(str(error).split())[:120] or type(error).__name__
+        raise Refused(f"{archive} is truncated or altered ({message}): {AGAIN}") from error
     if header is None or sums is None:
-        raise Refused(f"expected a whole backup at {archive}, got one that ends before its list of digests: {AGAIN}.")
+        raise Refused(f"{archive} ends before its list of digests: {AGAIN}")
     wrong = sorted(name for name in {*found, *sums} if found.get(name) != sums.get(name))
     if wrong:
         raise Refused(
-            f"expected {wrong[0]} with SHA-256 {sums.get(wrong[0], 'of no list')[:12]} in {archive}, got "
-            f"{found.get(wrong[0], 'no such file')[:12]}: {AGAIN}."
+            f"{wrong[0]} in {archive} must have SHA-256 {sums.get(wrong[0], 'unlisted')[:12]}, got "
+            f"{found.get(wrong[0], 'no file')[:12]}: {AGAIN}"
         )
     return header, len(found) - 1, header.size
 
 
 def _checked_header(name: str, data: bytes) -> Header:
     if name != HEADER:
-        raise Refused(f"expected a backup that begins with {HEADER}, got {name[:80]!r}: give a file of 'neorl backup'.")
+        raise Refused(f"a backup must begin with {HEADER}, got {name[:80]!r}: give a file of 'neorl backup'")
     header = read_header(data)
     if header.format > FORMAT or header.layout > LAYOUT:
         raise Refused(
-            f"expected a backup of format {FORMAT} and layout {LAYOUT} at most, got {header.format} and "
-            f"{header.layout}, by NeoRL {header.neorl}: install that version, and restore with it."
+            f"the backup has format {header.format} and layout {header.layout} by NeoRL {header.neorl}, this version "
+            f"reads up to {FORMAT} and {LAYOUT}: install that version"
         )
     return header
 
 
 def _read_sums(text: str) -> Mapping[str, str]:
-    # Only a line feed ends a line: a file's name may hold any other character at which `splitlines` splits.
+    # Split at line feeds only: file names may contain other separators of `splitlines`.
     pairs = (line.split("  ", 1) for line in text.removesuffix("\n").split("\n"))
     return {name: digest for digest, name in pairs}
 
@@ -172,8 +171,8 @@ def _write(path: Path, content: Hashing) -> str:
     return content.digest.hexdigest()
 
 
-def _leave_behind(staging: Path, before: str, now: str) -> None:
-    """What names files by the place where the home was: results are computed again, MLflow's pages name the new one."""
+def _drop_absolute_paths(staging: Path, before: str, now: str) -> None:
+    """Remove cached results and update paths in MLflow's database after a move."""
     for name in FOUND_BY_PATH:
         shutil.rmtree(staging / name, ignore_errors=True)
     database = staging / "mlflow" / "mlflow.db"
@@ -186,11 +185,9 @@ def _leave_behind(staging: Path, before: str, now: str) -> None:
 
 def _put_in_place(staging: Path, root: Path) -> None:
     try:
-        os.rename(staging, root)  # takes the place of an empty folder, and of no other
+        os.rename(staging, root)  # replaces an empty folder only
     except OSError as error:
-        raise Refused(
-            f"expected an empty folder or none at {root}, got '{error.strerror}': restore beside it, and compare."
-        ) from error
+        raise Refused(f"{root} is not an empty folder ('{error.strerror}'): restore elsewhere, and compare") from error
     fsync_folder(root.parent)
 
 
@@ -207,8 +204,3 @@ def _audited(home: Home) -> AuditReport:
 
 def _line(name: str, passed: bool | None, detail: str) -> str:
     return f"{'ok  ' if passed else '--  ' if passed is None else 'FAIL'}  {name}: {detail}"
-
-
-def _said(error: Exception) -> str:
-    said = " ".join(str(error).split())[:120]
-    return f"one that is cut short or altered ({said or type(error).__name__})"

@@ -1,7 +1,7 @@
-"""What a home may lose: leftovers of killed runs, checkpoints of finished ones, old logs and windows, unnamed datasets.
+"""Removal of files that a home no longer needs: leftovers, old checkpoints, logs, windows and unnamed datasets.
 
-What an entry of the ledger names stays, whatever its age, for an audit looks at each such file: the bundles of
-champions and shadows, certificates, and the datasets that they rest on among them.
+Files named by the ledger are never removed, because audits verify them: bundles of champions and shadows,
+certificates, and their datasets.
 """
 
 from __future__ import annotations
@@ -30,66 +30,65 @@ from tasks.maintenance.snapshot import STAGING
 Kind = Literal["leftovers", "checkpoints", "windows", "logs", "datasets"]
 DAY = 86_400.0
 TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}|.*\.orbax-checkpoint-tmp.*")
-"""Names under which files and folders are written before they get their own, or are removed."""
+"""Temporary names of files and folders that are being written or removed."""
 DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
 WRITTEN_ELSEWHERE = ("mlflow", "prefect", "cache", "keys", "witness", "secrets", "locks", "incoming")
-"""Folders of the home that other programs write to, or that hold secrets: nothing below them is a leftover."""
+"""Folders that other programs write, or that contain secrets: their content is never a leftover."""
 
 
 class Ages(NamedTuple):
-    """From which age on things go, in days."""
+    """Minimum age of removed files in days, by kind."""
 
     leftovers: float = 1.0
     checkpoints: float = 7.0
     windows: float = 30.0
-    """Of the last backfill that used them; they are cut anew from their sources when another one wants them."""
+    """Since the last backfill that used them; a later backfill cuts them again."""
     logs: float = 90.0
     datasets: float | None = None
     """None keeps all datasets."""
 
 
 class Piece(BaseModel):
-    """A file or folder that may go."""
+    """Removable file or folder."""
 
     model_config = ConfigDict(frozen=True)
 
     kind: Kind
     path: str
-    """Under the home."""
+    """Path relative to the home."""
     size: int
-    """Bytes."""
     bucket: bool = False
-    """Whether it lies in the bucket of NEORL_DATASETS_URL in place of the home."""
+    """Whether it is in the bucket of NEORL_DATASETS_URL instead of the home."""
 
 
 class Pruned(BaseModel):
-    """What may go, or went."""
+    """Removable or removed files."""
 
     model_config = ConfigDict(frozen=True)
 
     pieces: tuple[Piece, ...]
     kept: int
-    """Files that stay for the ledger's sake."""
+    """Number of files that the ledger names."""
     busy: tuple[str, ...]
-    """Plants that a run holds: nothing of theirs was looked at."""
+    """Plants locked by a run, which were skipped."""
     removed: bool
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Total bytes."""
         return sum(piece.size for piece in self.pieces)
 
 
 def prune(home: Home, ages: Ages, *, remove: bool) -> Pruned:
-    """Find what nothing needs any more, and remove it if told to.
+    """Find files that are no longer needed, and optionally remove them.
 
     Args:
-        home: whose files.
-        ages: from which age on.
-        remove: False only tells what would go.
+        home: the home.
+        ages: minimum ages.
+        remove: False only lists them.
 
     Raises:
-        Refused: when the ledger cannot be read: nobody knows then what it needs.
+        Refused: if the ledger cannot be read, because then the needed files are unknown.
     """
     needed = _needed(home)[0]
     pieces: list[Piece] = []
@@ -108,7 +107,7 @@ def prune(home: Home, ages: Ages, *, remove: bool) -> Pruned:
                 done(_checkpoints(home, plant, ages.checkpoints))
                 done(_windows(home, plant, ages.windows, needed))
                 if ages.datasets is not None:
-                    # Anew, for a run that ended before the lock was taken may have named more.
+                    # Again: a run that ended before the lock was taken may have named more.
                     needed, digests = _needed(home)
                     done(_datasets(home, plant, ages.datasets, needed, digests))
         except _Busy:
@@ -117,7 +116,7 @@ def prune(home: Home, ages: Ages, *, remove: bool) -> Pruned:
 
 
 class _Busy(Exception):
-    """A run holds the plant."""
+    """A run has locked the plant."""
 
 
 def _busy() -> None:
@@ -125,13 +124,13 @@ def _busy() -> None:
 
 
 def _needed(home: Home) -> tuple[set[str], set[str]]:
-    """The files that entries of the ledger name, and every digest that any of them speaks of, whatever it is of."""
+    """Return the files named by ledger entries, and every digest that occurs in an entry's body."""
     if not Ledger.exists(home):
         return set(), set()
     try:
         entries = Ledger.open(home, write=False).entries()
     except NeoRLError as error:
-        raise Refused(f"expected a ledger that says what is needed, got one that cannot be read ({error})") from error
+        raise Refused(f"the ledger cannot be read, so needed files are unknown: {error}") from error
     files = {file.path for entry in entries for file in entry.artefacts}
     return files, {digest for entry in entries for digest in DIGEST.findall(json.dumps(entry.body))}
 
@@ -147,9 +146,9 @@ def _plants(home: Home) -> list[str]:
 
 
 def _leftovers(home: Home, days: float) -> Iterator[Piece]:
-    """Files and folders under temporary names, of processes that were killed."""
+    """Yield temporary files and folders of killed processes."""
     with suppress(_Busy), exclusive(home.folder("locks") / "backup.lock", _busy):
-        # A backup may go on for days, and holds this lock.
+        # A backup holds this lock, possibly for days.
         yield from [_piece(home, "leftovers", path) for path in sorted(home.root.glob(f"{STAGING}*"))]
     for here, names, files in os.walk(home.root):
         folder = Path(here)
@@ -168,37 +167,34 @@ def _logs(home: Home, days: float) -> Iterator[Piece]:
 
 
 def _checkpoints(home: Home, plant: str, days: float) -> list[Piece]:
-    """Those of trainings that came to their end: their curves are there, and what they learned is in bundles.
-
-    Of what a fleet's sites share there are no curves, but the weights that it led to.
-    """
+    """Return checkpoints of finished trainings: runs have their curves, shared trainings of a fleet their weights."""
     found = []
     for folder in sorted((home.root / "checkpoints" / plant).glob("*-*")):
         key = folder.name.rpartition("-")[0]
         curves = home.root / "runs" / plant / "populations" / key / "curves.npz"
-        led_to = [path for path in (home.root / "starts").glob(f"*/{key}.json") if _led_to_weights(home, path)]
-        if any(_is_older(ended, days) for ended in (curves, *led_to)):
+        shared = [path for path in (home.root / "starts").glob(f"*/{key}.json") if _has_weights(home, path)]
+        if any(_is_older(ended, days) for ended in (curves, *shared)):
             found.append(_piece(home, "checkpoints", folder))
     return found
 
 
 def _windows(home: Home, plant: str, days: float, needed: set[str]) -> list[Piece]:
-    """Windows that backfills cut out of logs."""
+    """Return windows that backfills cut from logs."""
     cut = sorted((home.root / "backfill" / plant).glob("[!.]*"))
     found = [_piece(home, "windows", path) for path in cut if _is_older(path, days)]
     return [piece for piece in found if piece.path not in needed]
 
 
-def _led_to_weights(home: Home, told: Path) -> bool:
-    """Whether the weights that a training of a fleet led to are there."""
-    # Imported here, for it imports JAX and few homes are of fleets.
+def _has_weights(home: Home, record: Path) -> bool:
+    """Return whether the weights of a fleet's shared training exist."""
+    # Imported late: it loads JAX, and few homes have fleets.
     from tasks.training.start import start_file
 
-    return start_file(home, str(read_json(told)["start"])).is_file()
+    return start_file(home, str(read_json(record)["start"])).is_file()
 
 
 def _datasets(home: Home, plant: str, days: float, needed: set[str], digests: set[str]) -> list[Piece]:
-    """Datasets that no entry speaks of, with the files that no other dataset has; shards that none names at all."""
+    """Return datasets that no entry mentions, with files that no other dataset uses, and shards of no dataset."""
     store = home.root / "datasets" / plant
     kept: set[Path] = set()
     going: list[Path] = []
@@ -227,7 +223,7 @@ def _datasets(home: Home, plant: str, days: float, needed: set[str], digests: se
 
 
 def _files_of(store: Path, manifest: Manifest) -> set[Path]:
-    """What a dataset consists of besides its manifest."""
+    """Return the files of a dataset except its manifest."""
     found = {store / "shards" / shard.file for shard in manifest.shards}
     found.add(store / "views" / manifest.view.file)
     for provenance in manifest.provenance:
@@ -254,7 +250,7 @@ def _piece(home: Home, kind: Kind, path: Path) -> Piece:
 
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
-        # Under another name first: a folder that is removed by half is taken for a whole one by nobody.
+        # Rename first, so that a half-removed folder is never mistaken for a complete one.
         gone = path.with_name(f".{path.name}.pruned__")
         with suppress(FileNotFoundError):
             path.rename(gone)

@@ -1,4 +1,4 @@
-"""A home at one moment, while servers and runs go on: copies of its databases, and everything else by its files."""
+"""Consistent snapshot of a running home: copies of databases and heads, and the paths of all other files."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tasks.evidence.ledger.ledger import Ledger
 from tasks.files.locks import exclusive
 
 STAGING = ".backup."
-"""How a folder in the home begins that holds such copies; one that a killed backup left is of no use."""
+"""Prefix of folders in the home with such copies; those of killed backups are useless."""
 UNNEEDED = ("cache", "locks", "logs")
-"""Folders of the home that are made anew where they are missing."""
+"""Folders of the home that are recreated on demand."""
 WRITTEN_BY_UP = ("prefect/profiles.toml",)
 WITH_HEADS = ("ledger.head", "witnessed.head", "witness", "reports")
-"""What may hold a head of the ledger: of the same moment as the ledger, or an audit would miss entries in the copy."""
+"""Files that may contain heads; copied at the same moment as the ledger, or an audit of the copy would fail."""
 LEDGER, MLFLOW, PREFECT = DATABASES = ("ledger.db", "mlflow/mlflow.db", "prefect/prefect.db")
 SERVERS = {
     "NEORL_PREFECT_URL": "the flow runs that a team's Prefect keeps",
@@ -41,29 +41,29 @@ STATE = {
     DATASETS: "the bucket of datasets' shards",
 }
 INSTEAD = {MLFLOW: MLFLOW_DATABASE, PREFECT: PREFECT_DATABASE}
-"""A database of the home -> the setting that names another one in its place."""
+"""Database of the home -> setting that replaces it by another one."""
 PATIENCE = 60.0
-"""Seconds to wait for a database that somebody else writes to."""
+"""Seconds to wait for a database that another process writes."""
 
 
 class Snapshot(NamedTuple):
-    """What a backup is made of."""
+    """Content of a backup."""
 
     files: dict[str, Path]
-    """Path under the home -> the file to read it from."""
+    """Path relative to the home -> file to read."""
     left_out: tuple[str, ...]
-    """What belongs to this home and lies elsewhere, in words."""
+    """Descriptions of state that belongs to the home but is kept elsewhere."""
 
 
 @contextmanager
 def snapshot(home: Home) -> Iterator[Snapshot]:
-    """Copy what changes while it is read; what was copied is removed again at the end.
+    """Copy files that change while they are read; the copies are removed at the end.
 
-    Nobody appends to the ledger while heads, reports and databases are copied, so that they are of one moment: some
-    seconds, which whoever appends waits for. All other files are written once, under names that no entry has before.
+    Appending to the ledger is blocked for some seconds while heads, reports and databases are copied, so that they are
+    consistent. All other files are written once under new names.
 
     Args:
-        home: of which nothing else is changed.
+        home: the home; nothing else is changed.
     """
     with exclusive(home.folder("locks") / "backup.lock"):
         for left in home.root.glob(f"{STAGING}*"):
@@ -79,7 +79,7 @@ def _copied(home: Home, staging: Path) -> Snapshot:
     with _no_appends(home):
         for name in WITH_HEADS:
             _link(home.root / name, staging / name)
-        # MLflow's tags have heads, too; Prefect's database has none.
+        # MLflow's tags contain heads; Prefect's database does not.
         if is_used(MLFLOW):
             copy_database(home.root / MLFLOW, staging / MLFLOW)
         if Ledger.exists(home):
@@ -92,26 +92,26 @@ def _copied(home: Home, staging: Path) -> Snapshot:
 
 
 def is_used(database: str) -> bool:
-    """Whether servers keep their state in this database of the home, and not in one that a setting names.
+    """Return whether the servers use this database of the home, not one named by a setting.
 
     Args:
-        database: its path under the home.
+        database: path relative to the home.
 
     Raises:
-        BadInput: when the setting has another form.
+        BadInput: if the setting is malformed.
     """
     return database not in INSTEAD or not setting(INSTEAD[database])
 
 
 def files_of(root: Path) -> Iterator[tuple[str, Path]]:
-    """Every regular file below a folder with its path from there; no links, sockets or folders that are remade."""
+    """Yield every regular file below a folder with its relative path; links, sockets and caches are skipped."""
     for name, mode in _entries(root):
         if stat.S_ISREG(mode):
             yield name, root / name
 
 
 def links_of(root: Path) -> Iterator[tuple[str, str]]:
-    """Every symbolic link below a folder with its path from there, and what it leads to: a file, a folder, nothing."""
+    """Yield every symbolic link below a folder with its relative path and its target."""
     for name, mode in _entries(root):
         if stat.S_ISLNK(mode):
             with suppress(FileNotFoundError):
@@ -119,7 +119,7 @@ def links_of(root: Path) -> Iterator[tuple[str, str]]:
 
 
 def _entries(root: Path) -> Iterator[tuple[str, int]]:
-    """Paths from a folder to whatever lies below it, with modes; no link is followed."""
+    """Yield relative paths and modes below a folder; links are not followed."""
     for folder, names, files in os.walk(root):
         here = Path(folder)
         names[:] = sorted(n for n in names if not (here == root and (n in UNNEEDED or n.startswith(STAGING))))
@@ -128,28 +128,28 @@ def _entries(root: Path) -> Iterator[tuple[str, int]]:
             try:
                 yield path.relative_to(root).as_posix(), path.lstat().st_mode
             except FileNotFoundError:
-                continue  # a temporary file that has got its name by now
+                continue  # a temporary file that was renamed meanwhile
 
 
 def copy_database(source: Path, target: Path) -> None:
-    """Copy an SQLite database as it is at one moment, whoever writes to it; nothing where there is none.
+    """Copy an SQLite database consistently while others write to it; do nothing if it does not exist.
 
     Args:
         source: the database.
-        target: a file that is made, with nothing beside it.
+        target: new file.
     """
     if not source.exists():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(source, timeout=PATIENCE)) as there, closing(sqlite3.connect(target)) as here:
         there.backup(here)
-        # Whatever opens the copy turns write-ahead logging on again where it wants it.
+        # Programs that need write-ahead logging turn it on again.
         here.execute("PRAGMA journal_mode=DELETE")
     target.chmod(0o600)
 
 
 def _copy_ledger(home: Home, target: Path) -> None:
-    """Copy the ledger's rows, whatever database keeps them, into a file as an embedded ledger is."""
+    """Copy the ledger's rows from any database into an SQLite file."""
     if home.ledger.exists() and home.ledger_url == f"sqlite:///{home.ledger}":
         copy_database(home.ledger, target)
         return
@@ -164,10 +164,10 @@ def _copy_ledger(home: Home, target: Path) -> None:
 
 @contextmanager
 def _no_appends(home: Home) -> Iterator[None]:
-    """Keep others from appending to the ledger: they wait; readers do not.
+    """Block appending to the ledger; readers continue.
 
-    Who may not lock it goes on without: heads are copied before the ledger all the same, but a version that is
-    registered meanwhile may be missing in MLflow's copy.
+    Without permission to lock it the copy proceeds: heads are still copied before the ledger, but a version registered
+    meanwhile may be missing in MLflow's copy.
     """
     if not Ledger.exists(home):
         yield
@@ -187,7 +187,7 @@ def _no_appends(home: Home) -> Iterator[None]:
 
 
 def _link(source: Path, target: Path) -> None:
-    """The same files once more, which are replaced and never written to; copies where the disk knows no links."""
+    """Hard-link files that are replaced but never modified; copy them if the disk has no hard links."""
     if source.is_symlink():
         return
     if source.is_dir():
@@ -204,29 +204,29 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _is_replaced(name: str) -> bool:
-    """Whether a file of the home is in the copies already, belongs to a database of them, or is written by `up`."""
+    """Return whether a file is among the copies, belongs to a database, or is written by `neorl up`."""
     beside = tuple(f"{database}-{end}" for database in DATABASES for end in ("wal", "shm", "journal"))
     return name in (*DATABASES, *beside, *WRITTEN_BY_UP) or name.partition("/")[0] in WITH_HEADS
 
 
 def _elsewhere(home: Home) -> Iterator[str]:
-    """What belongs to the home and is not in its backup; of URLs the host alone, for the rest may hold a password."""
-    for name, what in SERVERS.items():
+    """Yield descriptions of state that the backup lacks. URLs are reduced to hosts: they may contain passwords."""
+    for name, contents in SERVERS.items():
         if url := os.environ.get(name):
-            yield f"{what} at {_host(url)} ({name}): back up its database and artifacts there"
-    for name, what in STATE.items():
+            yield f"{contents} at {_host(url)} ({name}): back up its database and artifacts there"
+    for name, contents in STATE.items():
         if url := setting(name):
-            yield f"{what} at {_host(url)} ({name}): back it up there"
+            yield f"{contents} at {_host(url)} ({name}): back it up there"
     for database in filter(lambda name: not is_used(name), INSTEAD):
         if (home.root / database).exists():
-            yield f"{database}, in whose place the servers use what {INSTEAD[database]} names"
+            yield f"{database}, which {INSTEAD[database]} replaces"
     for link, target in links_of(home.root):
         if link not in DATABASES:
-            yield f"what the link {link} leads to, {target}, but for databases of the home: back it up there"
+            yield f"the target {target} of the link {link}, except for databases of the home: back it up there"
     if home.ledger_url != f"sqlite:///{home.ledger}":
-        yield "the database server of the team's ledger, whose rows are here as an embedded one"
-    yield "passphrases and persons' keys, which lie in the users' configuration folders"
-    yield "the project: its configurations, its pinned keys and policies, and code of its own"
+        yield "the server of the team's ledger; its rows are included as an embedded ledger"
+    yield "passphrases and persons' keys, in the users' configuration folders"
+    yield "the project: configurations, pinned keys and policies, and user code"
 
 
 def _host(url: str) -> str:
@@ -237,5 +237,5 @@ def _host(url: str) -> str:
 
 
 def _printable(name: str) -> str:
-    """A path as text, whatever bytes it is made of."""
+    """Return a path as text even if it is not UTF-8."""
     return os.fsencode(name).decode(errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""What our bills of materials use of CycloneDX 1.6 (ECMA-424), as frozen models; field names are the format's."""
+"""The part of CycloneDX 1.6 (ECMA-424) that NeoRL uses, as frozen models with the standard's field names."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 SPACE = uuid.UUID("5d2f3a51-2f6b-5c0e-9a5e-6a0c9f0d7b11")
-"""Name space of our bills' serial numbers: the same content has the same number."""
+"""UUID name space of serial numbers: equal content gets an equal number."""
 
 
 class Part(BaseModel):
-    """A frozen part of a bill, which refuses unknown fields."""
+    """Base: frozen, unknown fields are rejected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
 
@@ -21,27 +21,27 @@ Ref = Annotated[str | None, Field(alias="bom-ref")]
 
 
 class Hash(Part):
-    """A digest of a component's bytes."""
+    """SHA-256 of a component's bytes."""
 
     alg: Literal["SHA-256"] = "SHA-256"
     content: str
 
 
 class Named(Part):
-    """A property: what the format has no field for."""
+    """Name-value property for data without a field of the standard."""
 
     name: str
     value: str
 
 
 class Contact(Part):
-    """A person, by name."""
+    """Name of a person."""
 
     name: str
 
 
 class Attachment(Part):
-    """Content within the bill."""
+    """Content embedded in the bill."""
 
     contentType: str
     encoding: Literal["base64"] = "base64"
@@ -49,14 +49,14 @@ class Attachment(Part):
 
 
 class Contents(Part):
-    """Where content is: within the bill, or at an address relative to the home."""
+    """Embedded content, or an address relative to the home."""
 
     attachment: Attachment | None = None
     url: str | None = None
 
 
 class Data(Part):
-    """What a component of type data holds, or the content of an evidence."""
+    """Content of a data component."""
 
     type: Literal["dataset"] | None = None
     name: str
@@ -65,14 +65,14 @@ class Data(Part):
 
 
 class EvidenceData(Part):
-    """The content of an evidence."""
+    """Content of a piece of evidence."""
 
     name: str
     contents: Contents
 
 
 class ExternalReference(Part):
-    """A document that belongs to a component."""
+    """Document about a component."""
 
     type: Literal["attestation", "evidence", "distribution"]
     url: str
@@ -81,25 +81,25 @@ class ExternalReference(Part):
 
 
 class ReferenceTo(Part):
-    """Another component of the bill."""
+    """Reference to another component of the bill."""
 
     ref: str
 
 
 class Approach(Part):
-    """How a model learned."""
+    """Learning approach of a model."""
 
     type: Literal["reinforcement-learning"]
 
 
 class Format(Part):
-    """What a model takes or gives."""
+    """Input or output of a model."""
 
     format: str
 
 
 class ModelParameters(Part):
-    """What a model is, and what it learned from."""
+    """Kind, architecture, datasets, inputs and outputs of a model."""
 
     approach: Approach | None = None
     task: str
@@ -110,14 +110,14 @@ class ModelParameters(Part):
 
 
 class ConfidenceInterval(Part):
-    """Ends of an interval, as text."""
+    """Interval limits as text."""
 
     lowerBound: str
     upperBound: str
 
 
 class PerformanceMetric(Part):
-    """A number that was measured of a model."""
+    """One measured quantity of a model."""
 
     type: str
     value: str
@@ -126,13 +126,13 @@ class PerformanceMetric(Part):
 
 
 class QuantitativeAnalysis(Part):
-    """What was measured of a model."""
+    """Measured quantities of a model."""
 
     performanceMetrics: tuple[PerformanceMetric, ...]
 
 
 class Considerations(Part):
-    """Whom a model is for, and what it is not good for."""
+    """Users, uses and limitations of a model."""
 
     users: tuple[str, ...]
     useCases: tuple[str, ...]
@@ -140,7 +140,7 @@ class Considerations(Part):
 
 
 class ModelCard(Part):
-    """What is to be known of a model."""
+    """Model card."""
 
     modelParameters: ModelParameters
     quantitativeAnalysis: QuantitativeAnalysis
@@ -149,13 +149,13 @@ class ModelCard(Part):
 
 
 class Pedigree(Part):
-    """What a component was made of."""
+    """Components that a component was made from."""
 
     ancestors: tuple[Component, ...]
 
 
 class Component(Part):
-    """A model, its files, data, the code, or a package."""
+    """Model, file, dataset, program or package."""
 
     type: Literal["machine-learning-model", "data", "file", "application", "library"]
     ref: Ref = None
@@ -174,13 +174,13 @@ class Component(Part):
 
 
 class Tools(Part):
-    """What made the bill."""
+    """Programs that made the bill."""
 
     components: tuple[Component, ...]
 
 
 class Metadata(Part):
-    """What the bill is about."""
+    """Time, tools and subject of the bill."""
 
     timestamp: str | None = None
     tools: Tools
@@ -188,14 +188,14 @@ class Metadata(Part):
 
 
 class Dependency(Part):
-    """What a component rests on."""
+    """Components that a component depends on."""
 
     ref: str
     dependsOn: tuple[str, ...]
 
 
 class Claim(Part):
-    """A statement about a component, with the evidence for it."""
+    """Statement about a component, with references to evidence."""
 
     ref: Ref
     target: str
@@ -205,7 +205,7 @@ class Claim(Part):
 
 
 class Evidence(Part):
-    """What stands behind a claim."""
+    """Evidence for a claim."""
 
     ref: Ref
     propertyName: str
@@ -215,14 +215,14 @@ class Evidence(Part):
 
 
 class Declarations(Part):
-    """Claims with their evidence."""
+    """Claims and their evidence."""
 
     claims: tuple[Claim, ...]
     evidence: tuple[Evidence, ...]
 
 
 class Bom(Part):
-    """A bill of materials."""
+    """Bill of materials."""
 
     bomFormat: Literal["CycloneDX"] = "CycloneDX"
     specVersion: Literal["1.6"] = "1.6"
@@ -234,10 +234,10 @@ class Bom(Part):
     declarations: Declarations | None = None
 
     def text(self) -> str:
-        """The bill as JSON, with the format's names and without what is not said."""
+        """Return the bill as JSON with the standard's names and without empty fields."""
         return self.model_dump_json(exclude_none=True, by_alias=True, indent=1) + "\n"
 
 
 def serial_number(*names: str) -> str:
-    """The serial number of a bill, which follows from what it is about."""
+    """Return the UUID of a bill, derived from names of its content."""
     return f"urn:uuid:{uuid.uuid5(SPACE, ' '.join(names))}"

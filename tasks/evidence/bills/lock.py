@@ -1,4 +1,4 @@
-"""The bill of materials of a lock file: every package that an installation may hold, with its version and hashes."""
+"""CycloneDX bill of materials of a lock file: all packages with versions and hashes."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ ROOT = "neorl"
 
 
 class Locked(NamedTuple):
-    """A package as a lock file pins it."""
+    """Package pinned in a lock file."""
 
     name: str
     version: str
     marker: str
-    """Where it is installed at all; empty for everywhere."""
+    """Environment marker; empty if always installed."""
     hashes: tuple[str, ...]
-    """SHA-256 of each file that may be installed."""
+    """SHA-256 of each distribution file."""
 
     @property
     def purl(self) -> str:
-        """Its package URL, by the rules for PyPI: lower case, and hyphens for underscores."""
-        # A local version's plus sign would be read as a space.
+        """Package URL (lower case, hyphens for underscores)."""
+        # A plus sign (local version) would be decoded as a space.
         return f"pkg:pypi/{self.name.lower().replace('_', '-')}@{self.version.replace('+', '%2B')}"
 
 
 def read_lock(path: Path) -> list[Locked]:
-    """The packages of a lock file as pip and uv read it, with hashes.
+    """Read a lock file in the format of pip and uv with hashes.
 
     Raises:
-        BadInput: when it cannot be read, or has a line that is neither a pin nor a hash.
+        BadInput: if it cannot be read or has a line that is neither a pin nor a hash.
     """
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"expected a lock file at {path}, got {error}: name one with --lock FILE.") from error
+        raise BadInput(f"cannot read the lock file {path} ({error}): name one with --lock FILE") from error
     found: list[Locked] = []
     for number, line in enumerate((line.strip() for line in lines), 1):
         if not line or line.startswith("#"):
@@ -62,23 +62,20 @@ def read_lock(path: Path) -> list[Locked]:
             found[-1] = found[-1]._replace(hashes=(*found[-1].hashes, digest["digest"]))
         else:
             raise BadInput(
-                f"expected 'name==version' or a hash in line {number} of {path}, got '{line[:60]}': 'make lock' writes "
-                "a lock file."
+                f"line {number} of {path} must be 'name==version' or a hash, got '{line[:60]}': 'make lock' writes a "
+                "lock file"
             )
     if not found:
-        raise BadInput(f"expected packages in {path}, got none: 'make lock' writes a lock file.")
+        raise BadInput(f"the lock file {path} has no packages: 'make lock' writes one")
     return found
 
 
 def lock_bill(path: Path, version: str) -> Bom:
-    """The bill of materials of a lock file.
+    """Return the bill of materials of a lock file, without a time so that it is reproducible.
 
     Args:
         path: the lock file.
-        version: of NeoRL, which it is the lock of.
-
-    Returns:
-        A bill without a time: the same lock has the same bill.
+        version: version of NeoRL.
     """
     packages, digest = read_lock(path), file_sha256(path)
     parts = tuple(_component(package) for package in packages)
@@ -93,19 +90,19 @@ def lock_bill(path: Path, version: str) -> Bom:
         serialNumber=serial_number("lock", digest, version),
         metadata=Metadata(tools=made_by(version), component=application),
         components=parts,
-        # A lock says what is installed, not which package asked for which.
+        # A lock file does not record which package requires which.
         dependencies=(Dependency(ref=ROOT, dependsOn=tuple(str(part.ref) for part in parts)),),
     )
 
 
 def made_by(version: str) -> Tools:
-    """This program, as what makes bills."""
+    """Return NeoRL as the tool that made a bill."""
     return Tools(components=(Component(type="application", name="neorl", version=version),))
 
 
 def _component(package: Locked) -> Component:
     marker = (Named(name="neorl:lock:marker", value=package.marker),) if package.marker else None
-    # `hashes` of a component is of one file; a package has a file for each platform.
+    # A component's `hashes` describe a single file; a package has one file per platform.
     files = ExternalReference(
         type="distribution",
         url=package.purl,

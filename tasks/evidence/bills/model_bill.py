@@ -1,4 +1,4 @@
-"""The bill of materials of a version: its files, the data that it learned from, its code, and its certificate."""
+"""CycloneDX bill of materials of a registered version: files, training data, code and certificate."""
 
 from __future__ import annotations
 
@@ -55,18 +55,18 @@ NO_CERTIFICATE = "No statistical safety claim: there is no certificate of it."
 
 
 def model_bill(home: Home, ledger: Ledger, plant: str, version: str, program: str) -> Bom:
-    """The bill of materials of a version, from the ledger's entry of it and the files that this names.
+    """Return the bill of materials of a registered version.
 
     Args:
-        home: holds the files.
-        ledger: opened to read.
-        plant: the plant's name.
-        version: in the registry.
-        program: version of NeoRL, which writes the bill.
+        home: home with the files.
+        ledger: ledger, opened for reading.
+        plant: name of the plant.
+        version: version in the registry.
+        program: version of NeoRL that writes the bill.
 
     Raises:
-        BadInput: when the ledger knows no such version.
-        Refused: when a file is missing or not what the ledger says.
+        BadInput: if the ledger has no such version.
+        Refused: if a file is missing or differs from its entry.
     """
     entry = find_candidate(ledger.entries(), plant, version)
     record = CandidateRecord.model_validate(entry.body)
@@ -97,15 +97,14 @@ def _check(home: Home, file: Artefact) -> None:
     found = file_sha256(path) if path.is_file() else "none"
     if found != file.sha256:
         raise Refused(
-            f"expected {file.path} with SHA-256 {file.sha256[:12]}, as the ledger says, got {found[:12]}: restore it "
-            "from a backup."
+            f"{file.path} must have SHA-256 {file.sha256[:12]} (ledger), got {found[:12]}: restore it from a backup"
         )
 
 
 def _model(
     entry: Entry, record: CandidateRecord, spec: PlantSpec, certificate: Artefact | None, ref: str, data: str
 ) -> Component:
-    """The model itself, with its files and its card."""
+    """Return the model with its files and model card."""
     files = [f for f in entry.artefacts if f.name.startswith("bundle/")]
     attested = ExternalReference(
         type="attestation",
@@ -163,7 +162,7 @@ def _mark(passed: bool | None) -> str:
 
 
 def _metrics(record: CandidateRecord) -> Iterator[PerformanceMetric]:
-    """What its gates were judged by, with intervals."""
+    """Yield the estimates that the gates judged, with intervals."""
     evidence = record.evidence
     yield _metric("gain in return over the logged controller", evidence.ope, "held-out logs, off-policy estimate")
     if isinstance(evidence, ProcessEvidence):
@@ -181,7 +180,7 @@ def _metric(name: str, found: Interval, of: str) -> PerformanceMetric:
 
 
 def _dataset(entry: Entry, dataset: Dataset, ref: str) -> Component:
-    """The dataset, named by the SHA-256 of its manifest, with its shards and the files that it was made of."""
+    """Return the dataset (named by the SHA-256 of its manifest) with its shards and sources."""
     files = [f for f in entry.artefacts if f.name.startswith("dataset ")]
     sources = tuple(
         Component(type="file", name=s.path.rpartition("/")[2] or s.path, hashes=(Hash(content=s.sha256),))
@@ -221,7 +220,7 @@ def _code(program: str, materials: Materials | None, ref: str) -> Component:
 def _declarations(
     home: Home, certificate: Artefact | None, predicate: Predicate | None, model: str
 ) -> Declarations | None:
-    """The certificate as a claim, its envelope whole as the evidence: whoever has the bill can check it."""
+    """Return the certificate as a claim, with the complete envelope as evidence so that the bill can be verified."""
     if certificate is None or predicate is None:
         return None
     envelope = (home.root / certificate.path).read_bytes()

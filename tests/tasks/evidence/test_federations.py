@@ -11,7 +11,7 @@ import pytest
 from configs.errors import Refused
 from configs.home import Home
 from tasks.evidence.audit.audit import audit
-from tasks.evidence.federations.bodies import (
+from tasks.evidence.federations import (
     WEIGHTS,
     FederationBody,
     LeftOutBody,
@@ -87,10 +87,10 @@ def test_rounds_follow_one_another_and_the_last_vouches_for_the_weights(ledger: 
     path = weights(ledger.home)
     last = body(opened, number=2, before=B, after=sha256_hex(b"weights"))
     for files in ([], [artefact(ledger.home, path, "others")]):
-        with pytest.raises(Refused, match="expected the file of the weights after the last round"):
+        with pytest.raises(Refused, match="only the last round has a file of weights"):
             ledger.append("round", last, plant=PLANT, artefacts=files)
     ledger.append("round", last, plant=PLANT, artefacts=[artefact(ledger.home, path, WEIGHTS)])
-    with pytest.raises(Refused, match="expected round 3 of 2, got 3"):
+    with pytest.raises(Refused, match="the next round is 3 of 2, got round 3"):
         ledger.append("round", body(opened, number=3, before=last.after), plant=PLANT)
     assert all(check.passed is not False for check in audit(ledger.home).checks)
     path.write_bytes(b"others")
@@ -100,17 +100,23 @@ def test_rounds_follow_one_another_and_the_last_vouches_for_the_weights(ledger: 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"number": 2}, "expected round 1 of 2, got 2"),
-        ({"before": B}, "expected a round that begins with the weights"),
-        ({"federation": A}, "expected a round of a logged federation"),
-        ({"left_out": ()}, "expected every site of the federation once, got east, north"),
-        ({"participants": participants("east", "north", "south")}, "expected every site of the federation once"),
-        ({"participants": participants("east", "west")}, "expected every site of the federation once"),
-        ({"completed": False, "after": A, "aggregate": ""}, "expected a round to be completed by 2 sites or more"),
-        ({"aggregate": ""}, "expected the digest of the aggregate"),
-        ({"participants": participants("east", "north", weight=0.6)}, "shares of a mean that add up to 1"),
-        ({"participants": participants("east", "north", norm=None, distance=None)}, "norms of changes where"),
-        ({"epsilon": 1.0}, "expected None as the epsilon that 1 rounds spend, got 1.0"),
+        ({"number": 2}, "the next round is 1 of 2, got round 2"),
+        ({"before": B}, "must start with the weights"),
+        ({"federation": A}, "no federation"),
+        ({"left_out": ()}, "a round must mention every site of the federation once, got east, north"),
+        (
+            {"participants": participants("east", "north", "south")},
+            "a round must mention every site of the federation once",
+        ),
+        ({"participants": participants("east", "west")}, "a round must mention every site of the federation once"),
+        ({"completed": False, "after": A, "aggregate": ""}, "a round is completed by at least 2 sites"),
+        ({"aggregate": ""}, "lacks the digest of its aggregate"),
+        ({"participants": participants("east", "north", weight=0.6)}, "shares of a mean must add up to 1"),
+        (
+            {"participants": participants("east", "north", norm=None, distance=None)},
+            "norms of changes are stated exactly if",
+        ),
+        ({"epsilon": 1.0}, "1 rounds spend epsilon None, the entry states 1.0"),
     ],
 )
 def test_a_round_that_does_not_add_up_is_refused(
@@ -123,7 +129,7 @@ def test_a_round_that_does_not_add_up_is_refused(
 def test_weights_do_not_move_where_too_few_sites_answered(ledger: Ledger, opened: Entry) -> None:
     lost = tuple(LeftOutBody(site=site, why="absent", detail="") for site in ("north", "south"))
     alone = {"completed": False, "participants": participants("east"), "left_out": lost, "aggregate": ""}
-    with pytest.raises(Refused, match="expected the weights of before"):
+    with pytest.raises(Refused, match="an incomplete round must keep the weights"):
         ledger.append("round", body(opened, **alone), plant=PLANT)
     ledger.append("round", body(opened, **alone, after=A), plant=PLANT)
     ledger.append("round", body(opened), plant=PLANT)
@@ -132,11 +138,11 @@ def test_weights_do_not_move_where_too_few_sites_answered(ledger: Ledger, opened
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"minimum_sites": 1}, "expected sites of different names, at least 2"),
-        ({"sites": (MemberBody(site="east", key=B, rows=1),) * 2}, "expected sites of different names"),
-        ({"secure_sums": True, "aggregate": "median"}, "expected a mean where sums are secure"),
-        ({"rounds": 0}, "expected at least one round"),
-        ({}, "expected a federation of new terms, got those of an earlier entry"),
+        ({"minimum_sites": 1}, "a federation needs 2 or more sites"),
+        ({"sites": (MemberBody(site="east", key=B, rows=1),) * 2}, "sites of different names"),
+        ({"secure_sums": True, "aggregate": "median"}, "need the aggregate 'mean', got 'median'"),
+        ({"rounds": 0}, "at least 1 round and 1 row per site"),
+        ({}, "is already logged: continue it"),
     ],
 )
 def test_a_federation_that_makes_no_sense_is_refused(
@@ -156,7 +162,7 @@ def test_what_is_spent_is_the_accountants_and_is_no_less_for_a_round_that_came_t
     assert spent(private, 0) == 0.0
     assert spent(PrivacyBody(clip=1.0, noise=0.0, delta=1e-5), 50) is None
     opened = ledger.append("federation", agreed(privacy=private), plant=PLANT)
-    with pytest.raises(Refused, match="as the epsilon that 1 rounds spend"):
+    with pytest.raises(Refused, match="1 rounds spend epsilon"):
         ledger.append("round", body(opened, epsilon=0.5), plant=PLANT)
     ledger.append("round", body(opened, epsilon=spent(private, 1)), plant=PLANT)
 
@@ -165,4 +171,4 @@ def test_the_audit_finds_a_round_that_was_signed_past_the_rules(ledger: Ledger, 
     forge(ledger.home, "round", body(opened, before=C), plant=PLANT)
     failed = [check for check in audit(ledger.home).checks if check.passed is False]
     assert [check.name for check in failed] == ["federations"]
-    assert "begins with the weights" in failed[0].detail
+    assert "must start with the weights" in failed[0].detail

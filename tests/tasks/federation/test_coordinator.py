@@ -20,7 +20,7 @@ from neorl_core.federated.federate import federated_scaling
 from neorl_core.networks import policy_act
 from neorl_core.training.preparation import merged, moments
 from tasks.evidence.audit.audit import audit
-from tasks.evidence.federations.bodies import RoundBody, rounds_of
+from tasks.evidence.federations import RoundBody, rounds_of
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.federation import coordinator
 from tasks.federation.coordinator import Result, run_federation

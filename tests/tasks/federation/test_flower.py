@@ -16,7 +16,7 @@ from configs.federation import Federation
 from configs.home import Home
 from neorl_core.training.preparation import moments, scaled, scaling
 from tasks.evidence.audit.audit import audit
-from tasks.evidence.federations.bodies import RoundBody, rounds_of
+from tasks.evidence.federations import RoundBody, rounds_of
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.federation.coordinator import run_federation
 from tasks.federation.transport.credentials import make_certificate, make_key

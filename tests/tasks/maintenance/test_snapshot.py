@@ -49,8 +49,8 @@ def test_what_servers_keep_by_settings_elsewhere_is_told_without_passwords(
         "Prefect's database at one.example (NEORL_PREFECT_DATABASE_URL): back it up there",
         "MLflow's database at two.example (NEORL_MLFLOW_DATABASE_URL): back it up there",
         "the bucket of MLflow's artifacts at plant-models (NEORL_ARTIFACTS_URL): back it up there",
-        "mlflow/mlflow.db, in whose place the servers use what NEORL_MLFLOW_DATABASE_URL names",
-        "prefect/prefect.db, in whose place the servers use what NEORL_PREFECT_DATABASE_URL names",
+        "mlflow/mlflow.db, which NEORL_MLFLOW_DATABASE_URL replaces",
+        "prefect/prefect.db, which NEORL_PREFECT_DATABASE_URL replaces",
     )
     assert b"geheim" not in (tmp_path / "team.tar").read_bytes()
     monkeypatch.setenv("NEORL_ARTIFACTS_URL", "/mnt/models")
@@ -76,9 +76,9 @@ def test_links_are_followed_by_none_and_each_is_told(furnished: Path, tmp_path: 
         (home / name).symlink_to(disk / target)
     (home / "cache" / "link").symlink_to(disk)
     done = backup(Home(home), tmp_path / "b.tar", silent)
-    told = [each for each in done.left_out if each.startswith("what the link ")]
+    told = [each for each in done.left_out if " of the link " in each]
     assert told == [
-        f"what the link {name} leads to, {disk / target}, but for databases of the home: back it up there"
+        f"the target {disk / target} of the link {name}, except for databases of the home: back it up there"
         for name, target in sorted(links.items(), key=lambda link: (link[0].count("/"), link))
     ]
     with tarfile.open(tmp_path / "b.tar") as tar:
@@ -107,7 +107,7 @@ def test_a_ledger_in_another_database_comes_along_as_a_file(tmp_path: Path, monk
     ledger = furnished_home(tmp_path / "home")
     done = backup(Home(tmp_path / "home"), tmp_path / "b.tar", silent)
     assert (done.entries, done.damaged) == (15, ())
-    assert any("database server of the team's ledger" in each for each in done.left_out)
+    assert any("the server of the team's ledger" in each for each in done.left_out)
     before = [entry.digest for entry in ledger.entries()]
     monkeypatch.delenv("NEORL_LEDGER_URL")
     restored = restore(tmp_path / "b.tar", tmp_path / "new", silent)
