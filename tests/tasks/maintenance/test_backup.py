@@ -254,7 +254,7 @@ def test_kill_9_leaves_nothing_half_restored_and_the_same_command_completes(
 
 
 def test_kill_9_leaves_no_half_backup(furnished: Path, tmp_path: Path) -> None:
-    call = f"backup(archive.Home(Path({str(furnished)!r})), Path({str(tmp_path / 'b.tar')!r}), lambda *_: None)"
+    call = f"backup(backup_file.Home(Path({str(furnished)!r})), Path({str(tmp_path / 'b.tar')!r}), lambda *_: None)"
     killed("backup_file", "_add", call)
     assert not (tmp_path / "b.tar").exists()
     assert len(list(furnished.glob(".backup.*"))) == 1
