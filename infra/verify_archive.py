@@ -112,12 +112,15 @@ def verify(archive: str, trust: str, heads: list[str]) -> str:
     wrong = sorted(set(listed) ^ set(found)) or [name for name in listed if found[name][0] != listed[name]]
     expect(not wrong, f"{', '.join(wrong[:3])}: missing, added or altered")
     leaves = [found[f"ledger/{number:08d}.json"][1] for number in range(1, contents["entries"] + 1)]
-    before, clock, files, absent = "0" * 64, "", 0, 0
+    before, clock, rules, files, absent = "0" * 64, "", 1, 0, 0
     for number, leaf in enumerate(leaves, 1):
         entry = unsealed(keys, ENTRY, leaf)
         expect((entry["sequence"], entry["predecessor"]) == (number, before), f"entry {number} breaks the chain")
         expect(entry["timestamp"] >= clock, f"entry {number} is older than the one before")
-        before, clock = hashlib.sha256(leaf).hexdigest(), entry["timestamp"]
+        expect(
+            entry.get("rules", 1) >= rules, f"entry {number} claims an earlier version of the rules"
+        )
+        before, clock, rules = hashlib.sha256(leaf).hexdigest(), entry["timestamp"], entry.get("rules", 1)
         for file in entry["artefacts"]:
             path, files = file["path"], files + 1
             if path not in found and path in contents["left_out"] and path.startswith("datasets/"):

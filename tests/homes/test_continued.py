@@ -105,7 +105,7 @@ def later(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str,
     elif SHARED.is_dir():
         (tmp_path / "config" / "neorl").mkdir(parents=True)
         for file in SHARED.glob("*.passphrase"):
-            shutil.copy(file, tmp_path / "config" / "neorl").chmod(0o600)
+            Path(shutil.copy(file, tmp_path / "config" / "neorl")).chmod(0o600)
     else:
         pytest.skip(f"no home of an earlier version in {SHARED}")
     continued = Later(tmp_path, home)

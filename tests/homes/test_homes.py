@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import os
 import shutil
 import sqlite3
@@ -39,6 +40,8 @@ from tasks.versions.versions import newest
 from tests.evidence import open_ledger
 
 ARCHIVE = Path(__file__).with_name("2026-11-28.tar.xz")
+FULL = Path(__file__).parents[3] / "shared" / "homes" / "2026-11-28"
+"""A full home of the same commit, beside the repository."""
 PLANT = "chemical_reactor"
 ENTRIES = 21
 
@@ -108,6 +111,23 @@ def test_history_and_report_work(home: Home, capsys: pytest.CaptureFixture[str],
     assert run(["report", "--from", "2026-11-01", "--to", "2026-11-30"]) == 0
     assert run(["audit", "export", str(tmp_path / "audit.tar")]) == 0
     assert run(["audit", "verify", "--archive", str(tmp_path / "audit.tar")]) == 0
+
+
+def test_a_full_home_is_restored_audited_and_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not FULL.is_dir():
+        pytest.skip(f"no home of an earlier version in {FULL}")
+    archive, home = tmp_path / "home.tar", Home(tmp_path / "home")
+    archive.write_bytes(lzma.decompress((FULL / "home.tar.xz").read_bytes()))
+    monkeypatch.setenv("NEORL_HOME", str(home.root))
+    assert run(["restore", str(archive), "--home", str(home.root)]) == 0
+    assert run(["audit", "verify"]) == 0
+    assert "versions: rules and texts: 13 entries by version 1; " in capsys.readouterr().out
+    assert run(["history", PLANT]) == 0
+    assert run(["report", PLANT]) == 0
+    model = load_model(home, StoredModels(home), PLANT)  # type: ignore[arg-type]
+    assert np.allclose(model.predict(model.input_example).to_numpy(), 304.231293)
 
 
 @pytest.mark.parametrize("version", ["1", "2"])
