@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from neorl_core.fit import fit
-from neorl_core.history import history_of, stacked_size, stacked_spec
+from neorl_core.history import parse_history, stacked_size, stacked_spec
 from neorl_core.plants import PLANTS
 from neorl_core.plants.base import rollouts
 from neorl_core.safety.bounds import Interval, mean_interval, paired_difference_interval
@@ -67,7 +67,7 @@ def logged(folder: Path) -> Logs:
 def scores_of(logs: Logs, algorithm: str, counts: Mapping[str, int], own: Mapping[str, Any]) -> dict[str, Any]:
     """Mean score of each seed's policy on the simulator."""
     plant = PLANTS[PLANT]
-    history = history_of(counts, plant.spec)
+    history = parse_history(counts, plant.spec)
     updates, overrides = SETTINGS[algorithm][0], SETTINGS[algorithm][1] | own
     started = time.perf_counter()
     rows = of_simulator(history, plant).stacked(logs).transitions

@@ -23,7 +23,7 @@ from benchmarks.windows import interleaved
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.training.loop import TrainingRows, resident
 from neorl_core.training.population import configure, init_population, make_train_chunk, members
-from neorl_core.training.preparation import moments, scaled, scaling
+from neorl_core.training.preparation import moments, scale_rows, scaling
 from tasks.data.store.reader import StoredDataset
 from tasks.data.store.records import Provenance
 from tasks.data.store.stream import Ring, Stream, row_bytes, window_shape
@@ -98,7 +98,7 @@ def main() -> int:
         for algorithm, hidden in (("td3_bc", 256), ("iql", 256), ("td3_bc", 64)):
             with Stream(ring, how, shape, CHUNK, 0) as stream:
                 works = {
-                    "resident": runner(algorithm, hidden, resident(scaled(how, log))),
+                    "resident": runner(algorithm, hidden, resident(scale_rows(how, log))),
                     "streamed": runner(algorithm, hidden, stream.source()),
                 }
                 kept = interleaved(works, arguments.rounds, arguments.limit)

@@ -141,9 +141,9 @@ def check_training(run: OpenedRun, config: Path) -> None:
         BadInput: naming the key and its allowed values.
     """
     from neorl_core.algorithms import check_actions
-    from neorl_core.networks import body_of
+    from neorl_core.networks import make_body
     from neorl_core.training.loop import schedule
-    from neorl_core.training.population import configure, in_range, warm_up_updates
+    from neorl_core.training.population import check_range, configure, warm_up_updates
     from tasks.data.store.histories import observed_spec
     from tasks.models.plants.known import plant_of
     from tasks.models.user_code.algorithms import algorithm_of
@@ -158,10 +158,10 @@ def check_training(run: OpenedRun, config: Path) -> None:
             settings = configure(algorithm, {**learner.hyperparameters, **varied}, learner.updates)
             for name, values in learner.grid.items():
                 for value in values:
-                    in_range(algorithm, name, value)
+                    check_range(algorithm, name, value)
             schedule(learner.updates, 1, algorithm.batches_per_update, warm_up_updates(algorithm, settings))
             networks = {name: getattr(settings, name, 0) for name in ("gru", "graph")}
-            body_of(observed_spec(run), getattr(settings, "hidden", ()), **networks)
+            make_body(observed_spec(run), getattr(settings, "hidden", ()), **networks)
         except ValueError as error:
             raise BadInput(f"in {config}, 'train': {error}") from error
 

@@ -25,9 +25,9 @@ MODULES = {
             "graph.layout",
             "graph.policy",
             "graph.graphs",
-            "graph.agents",
-            "graph.messages",
-            "graph.members",
+            "graph.agent_layout",
+            "graph.communication",
+            "graph.single_agent",
             "plants.linked",
             "plants.base",
             "training.loop",
@@ -36,7 +36,7 @@ MODULES = {
         ],
     ),
     "algorithms": ("Algorithms", ["algorithms"]),
-    "ope": ("Off-policy evaluation", ["ope.agreement", "ope.fqe", "ope.model", "ope.metrics"]),
+    "ope": ("Off-policy evaluation", ["ope.agreement", "ope.fqe", "ope.model_based", "ope.metrics"]),
     "federated": (
         "Federation",
         [

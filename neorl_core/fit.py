@@ -25,11 +25,11 @@ from neorl_core.training.population import (
     policies,
     warm_up_updates,
 )
-from neorl_core.training.preparation import Scaling, moments, scaled, scaling
+from neorl_core.training.preparation import Scaling, moments, scale_rows, scaling
 from neorl_core.types import PlantSpec, Transition
 
 
-class Fitted(NamedTuple):
+class FitResult(NamedTuple):
     """Result of training, with one policy per member of the population."""
 
     algorithm: str
@@ -67,7 +67,7 @@ def fit(
     mesh: Mesh | None = None,
     resume: Callable[[RunState], RunState] | None = None,
     report: Callable[[RunState, int], None] | None = None,
-) -> Fitted:
+) -> FitResult:
     """Train a population of policies on logged transitions.
 
     Args:
@@ -96,7 +96,7 @@ def fit(
         >>> result = fit(transitions, spec, "td3_bc", updates=100_000)  # doctest: +SKIP
         >>> action = policy_act(result.policies[0], observation)  # doctest: +SKIP
     """
-    learner = known_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
+    learner = get_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
     check_actions(learner, spec)
     check_transitions(transitions, spec)
     config = configure(learner, overrides or {}, updates)
@@ -104,24 +104,24 @@ def fit(
     fresh = init_population(learner, spec, config, population)
     plan = schedule(updates, chunk, learner.batches_per_update, warm_up_updates(learner, config))
     how = scaling(moments(transitions), spec, np.asarray(transitions.observation).dtype)
-    data = scaled(how, transitions)
+    data = scale_rows(how, transitions)
     if mesh is not None:
-        learner, fresh = sharding.split(learner, mesh), sharding.placed(mesh, fresh)
-        data = sharding.replicated(mesh, data)
+        learner, fresh = sharding.shard_batches(learner, mesh), sharding.shard_members(mesh, fresh)
+        data = sharding.replicate(mesh, data)
     state = train(learner, fresh, resident(data), plan, batch_size, limit=how.limit, resume=resume, report=report)
     if mesh is not None:
         state = state._replace(population=jax.tree.map(jnp.asarray, on_host(state.population)))
-    return fitted(learner, config, population, how, plan, state)
+    return make_result(learner, config, population, how, plan, state)
 
 
-def fitted(
+def make_result(
     algorithm: Algorithm,
     config: Any,
     population: Sequence[Member],
     how: Scaling,
     plan: Plan,
     end: RunState,
-) -> Fitted:
+) -> FitResult:
     """Return the result of a run.
 
     Args:
@@ -132,7 +132,7 @@ def fitted(
         plan: division of the run.
         end: final state of the run.
     """
-    return Fitted(
+    return FitResult(
         algorithm=algorithm.name,
         config=config,
         policies=tuple(policies(algorithm, end.population, how.normaliser)),
@@ -143,7 +143,7 @@ def fitted(
     )
 
 
-def known_algorithm(name: str) -> Algorithm:
+def get_algorithm(name: str) -> Algorithm:
     """Return the algorithm of that name.
 
     Raises:

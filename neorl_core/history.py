@@ -14,16 +14,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from jaxtyping import Array, Float, Int
 
 from neorl_core.networks import Normaliser
-from neorl_core.types import PlantSpec, Space, Transition
+from neorl_core.types import History, PlantSpec, Space, Transition
 
 LAG = "_lag_"
 """Separator between the name of a signal and the number of steps back."""
@@ -31,20 +29,7 @@ MOST = 1_024
 """Largest size of a stacked observation."""
 
 
-class History(NamedTuple):
-    """Number of earlier values of each signal in the stacked observation."""
-
-    observation: tuple[int, ...]
-    """(O,) per observation component."""
-    action: tuple[int, ...]
-    """(A,) per action component."""
-
-
-# Static structure: the numbers determine array shapes.
-jax.tree_util.register_static(History)
-
-
-def history_of(counts: Mapping[str, int], spec: PlantSpec) -> History | None:
+def parse_history(counts: Mapping[str, int], spec: PlantSpec) -> History | None:
     """Return the history given by names and counts, or None if `counts` is empty.
 
     Args:
@@ -89,7 +74,7 @@ def stacked_size(history: History) -> int:
     return len(history.observation) + sum(history.observation) + sum(history.action)
 
 
-def longest(history: History) -> int:
+def longest_lag(history: History) -> int:
     """Return the age of the oldest value in steps."""
     return max(*history.observation, *history.action)
 
@@ -132,7 +117,7 @@ def _moved(history: History) -> npt.NDArray[np.int64]:
     return np.asarray(indices, np.int64)
 
 
-def begun(
+def stack_first(
     history: History | None, observation: Float[Array, "*n O"], applied: Float[Array, "*n A"]
 ) -> Float[Array, "*n S"]:
     """Return the stacked observation at the start of an episode.
@@ -148,7 +133,7 @@ def begun(
     return jnp.concatenate([observation, both[..., _sources(history)]], axis=-1)
 
 
-def followed(
+def stack_next(
     history: History | None,
     stacked: Float[Array, "*n S"],
     action: Float[Array, "*n A"],
@@ -173,7 +158,8 @@ def stacked_normaliser(history: History | None, plain: Normaliser) -> Normaliser
     if history is None:
         return plain
     return plain._replace(
-        mean=begun(history, plain.mean, plain.action_centre), scale=begun(history, plain.scale, plain.action_half_range)
+        mean=stack_first(history, plain.mean, plain.action_centre),
+        scale=stack_first(history, plain.scale, plain.action_half_range),
     )
 
 
@@ -183,7 +169,7 @@ def stacked_transitions(
     starts: Int[np.ndarray, " E"],
     applied: Float[np.ndarray, "E A"],
 ) -> Transition:
-    """Return logged rows with the history that a controller would have had (`begun`, then `followed`).
+    """Return logged rows with the history that a controller would have had (`stack_first`, then `stack_next`).
 
     Args:
         history: the history; None returns the rows unchanged.
@@ -217,7 +203,7 @@ def stacked_transitions(
     return transitions._replace(**columns)  # type: ignore[arg-type]
 
 
-def begins(transitions: Transition) -> Int[np.ndarray, " E"]:
+def episode_starts(transitions: Transition) -> Int[np.ndarray, " E"]:
     """Return the rows that do not continue the previous row's next observation bit for bit."""
     observation, after = np.asarray(transitions.observation), np.asarray(transitions.next_observation)
     continued = np.all(after[:-1] == observation[1:], axis=1)

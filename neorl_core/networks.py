@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neorl_core.graph.messages import Talk
-from neorl_core.graph.policy import Passing, graph_actor_init, graph_apply, graph_critic_init, passing_of
-from neorl_core.recurrent import Recurrence, gru_apply, gru_init, recurrence_of
+from neorl_core.graph.communication import AgentNetwork
+from neorl_core.graph.policy import GraphNetwork, graph_actor_init, graph_apply, graph_critic_init, make_graph_network
+from neorl_core.recurrent import Recurrence, gru_apply, gru_init, make_recurrence
 from neorl_core.types import PlantSpec
 
 Params = dict[str, Any]
@@ -109,11 +109,11 @@ def _dense(params: Params) -> int:
     return sum(name.startswith("Dense_") for name in params)
 
 
-Body = Recurrence | Passing | Talk
+Body = Recurrence | GraphNetwork | AgentNetwork
 """Replacement for dense layers on all inputs."""
 
 
-def body_of(spec: PlantSpec, hidden: tuple[int, ...], gru: int = 0, graph: int = 0) -> Body | None:
+def make_body(spec: PlantSpec, hidden: tuple[int, ...], gru: int = 0, graph: int = 0) -> Body | None:
     """Return the body of an actor from its hyper-parameters, or None for dense layers.
 
     Args:
@@ -127,7 +127,7 @@ def body_of(spec: PlantSpec, hidden: tuple[int, ...], gru: int = 0, graph: int =
     """
     if gru and graph:
         raise ValueError(f"gru and graph exclude each other, got gru {gru} and graph {graph}: leave one out")
-    return passing_of(spec, graph, hidden) if graph else recurrence_of(spec, gru)
+    return make_graph_network(spec, graph, hidden) if graph else make_recurrence(spec, gru)
 
 
 def actor_init(
@@ -144,7 +144,7 @@ def actor_init(
     """
     if body is None:
         return mlp_init(key, observations, (*hidden, actions))
-    if isinstance(body, Passing | Talk):
+    if isinstance(body, GraphNetwork | AgentNetwork):
         return graph_actor_init(key, body)
     gru_key, layers_key = jax.random.split(key)
     inputs = len(body.history.observation) + body.units
@@ -264,14 +264,14 @@ def critics_init(
         body: a graph network; critics of recurrent actors and of agents are dense.
     """
     keys = jax.random.split(key, count)
-    if isinstance(body, Passing):
+    if isinstance(body, GraphNetwork):
         return tuple(graph_critic_init(k, body) for k in keys)
     return tuple(mlp_init(k, observations + actions, (*hidden, 1), layer_norm) for k in keys)
 
 
 def value_init(key: PRNGKeyArray, observations: int, hidden: tuple[int, ...], body: Body | None = None) -> Params:
     """Return fresh weights of a state-value network, evaluated by `mlp_apply`; arguments as in `critics_init`."""
-    if isinstance(body, Passing):
+    if isinstance(body, GraphNetwork):
         return graph_critic_init(key, body, acting=False)
     return mlp_init(key, observations, (*hidden, 1))
 

@@ -46,7 +46,7 @@ def set_points(spec: PlantSpec) -> dict[str, str]:
     return goals
 
 
-def limited(spec: PlantSpec) -> dict[str, Constraint]:
+def limited_signals(spec: PlantSpec) -> dict[str, Constraint]:
     """Map observations to limits: the same unit, most common words, then fewest other words."""
     names, units = spec.observation.names, spec.observation.units
     goals = set(set_points(spec).values())
@@ -63,7 +63,7 @@ def limited(spec: PlantSpec) -> dict[str, Constraint]:
     return limits
 
 
-def panels_of(spec: PlantSpec, drawn: Sequence[Panel] = ()) -> tuple[Panel, ...]:
+def make_panels(spec: PlantSpec, drawn: Sequence[Panel] = ()) -> tuple[Panel, ...]:
     """Return the panels of a plant: its own, else limited quantities, then quantities with a set point.
 
     A limit on an unmeasured quantity is shown by its margin. Without limits and set points, the first four signals are
@@ -80,7 +80,7 @@ def panels_of(spec: PlantSpec, drawn: Sequence[Panel] = ()) -> tuple[Panel, ...]
         for panel in drawn:
             _check(panel, spec)
         return tuple(drawn)
-    goals, measured = set_points(spec), {limit.name: name for name, limit in limited(spec).items()}
+    goals, measured = set_points(spec), {limit.name: name for name, limit in limited_signals(spec).items()}
     panels = [
         Panel(limit.name, limit=limit.name)
         if (name := measured.get(limit.name)) is None

@@ -11,7 +11,7 @@ the recurrent product, as in cuDNN.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +19,11 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neorl_core.types import PlantSpec
+from neorl_core.types import History, PlantSpec
 
-if TYPE_CHECKING:
-    from neorl_core.history import History
+# The numbers of a history determine array shapes. Every module with a history in a pytree imports `networks`, and so
+# this registration; `types` itself does not import JAX.
+jax.tree_util.register_static(History)
 
 GATES = 3
 """Reset, update and candidate, concatenated in every kernel."""
@@ -35,7 +36,7 @@ class Recurrence(NamedTuple):
     units: int
 
 
-def recurrence_of(spec: PlantSpec, units: int) -> Recurrence | None:
+def make_recurrence(spec: PlantSpec, units: int) -> Recurrence | None:
     """Return the recurrence of a policy, or None for zero units.
 
     Args:

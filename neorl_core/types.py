@@ -11,13 +11,12 @@ if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
     from neorl_core.graph.layout import Layout
-    from neorl_core.history import History
 
 Params = Any
 """A pytree of arrays (physical constants, network weights, controller gains)."""
 
 
-def moves(mean: Any, deviation: Any) -> Any:
+def varies(mean: Any, deviation: Any) -> Any:
     """Return whether signals vary about their means by more than single-precision rounding; NaN deviations do not."""
     # Single precision, and the smallest normal number.
     return (deviation > 2.0**-23 * abs(mean)) & (deviation > 2.0**-126)
@@ -43,6 +42,15 @@ class Constraint(NamedTuple):
     unit: str
     low: float
     high: float
+
+
+class History(NamedTuple):
+    """Number of earlier values of each signal in a stacked observation; static structure in pytrees."""
+
+    observation: tuple[int, ...]
+    """(O,) per observation component."""
+    action: tuple[int, ...]
+    """(A,) per action component."""
 
 
 class Clock(NamedTuple):
@@ -191,7 +199,7 @@ class Plant(NamedTuple):
     agents: tuple[AgentView, ...] = ()
     """Views of several agents that share the plant (inverters on a feeder, stages of a supply chain)."""
     drawn: tuple[Panel, ...] = ()
-    """Panels of pictures; if empty, `panels.panels_of` derives them from the names."""
+    """Panels of pictures; if empty, `panels.make_panels` derives them from the names."""
 
 
 class Process(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 
 from configs.home import Home
 from configs.run import Data, OpenedRun
-from neorl_core.types import Clock, PlantSpec, moves
+from neorl_core.types import Clock, PlantSpec, varies
 from tasks.data.store.cards.card import read_card, write_card
 from tasks.data.store.cards.pictures import pictures_of
 from tasks.data.store.expectations import Check, check_episode_table, check_tables
@@ -216,7 +216,7 @@ def dataset_checks(
         elif not name.startswith("action "):
             found.expect(
                 f"{name}: deviation",
-                signal.deviation if moves(signal.mean, signal.deviation) else 0.0,
+                signal.deviation if varies(signal.mean, signal.deviation) else 0.0,
                 f"expected {name} to move, got one value throughout: check its tag and its transmitter.",
                 low=sys.float_info.min,
                 refuses=False,

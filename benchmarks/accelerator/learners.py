@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from neorl_core.algorithms import ALGORITHMS
-from neorl_core.training.population import Algorithm, Metrics, Update, phase, wrapped
-from neorl_core.training.precision import PRODUCTS, mixed
+from neorl_core.training.population import Algorithm, Metrics, Update, phase, wrap_updates
+from neorl_core.training.precision import PRODUCTS, mixed_precision
 from neorl_core.types import Transition
 
 BATCH = 256
@@ -36,7 +36,7 @@ numbers is: a CPU computes it in float32, NVIDIA's GPUs since Ampere round opera
 def asked(algorithm: Algorithm, precision: str) -> Algorithm:
     """The algorithm whose updates multiply matrices at one of `PRECISIONS`; the same object for the same arguments."""
     if precision in ("float32", "bfloat16"):
-        return mixed(algorithm) if precision == "bfloat16" else algorithm
+        return mixed_precision(algorithm) if precision == "bfloat16" else algorithm
 
     def wrap(update: Update) -> Update:
         def exact(state: Any, batches: Transition, key: jax.Array) -> tuple[Any, Metrics]:
@@ -45,7 +45,7 @@ def asked(algorithm: Algorithm, precision: str) -> Algorithm:
 
         return exact
 
-    return wrapped(algorithm, wrap)
+    return wrap_updates(algorithm, wrap)
 
 
 class Program(NamedTuple):

@@ -13,7 +13,7 @@ from neorl_core.algorithms import ALGORITHMS
 from neorl_core.federated.federate import (
     Federated,
     federate,
-    fine_tuned,
+    fine_tune,
     fresh_sites,
     make_apart,
     policies_of,
@@ -83,7 +83,7 @@ def pooled(fleet: Fleet) -> Learned:
 def tuned(fleet: Fleet) -> Learned:
     """The pooled policy, trained further at every site on its own rows, at new sites, too."""
     found = _pooled(fleet)
-    return Learned(*(fine_tuned(found, each, fleet.size.tuning, seed=fleet.seed) for each in fleet[:2]))
+    return Learned(*(fine_tune(found, each, fleet.size.tuning, seed=fleet.seed) for each in fleet[:2]))
 
 
 def local(fleet: Fleet) -> Learned:

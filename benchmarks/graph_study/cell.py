@@ -16,8 +16,8 @@ from benchmarks.graph_study.agents import cell_agents
 from benchmarks.graph_study.logs import Case, cases, logs, loops, plant_of
 from benchmarks.graph_study.speed import on_one_core, rows
 from neorl_core.algorithms import ALGORITHMS
-from neorl_core.fit import Fitted, fit
-from neorl_core.graph.policy import moved_to
+from neorl_core.fit import FitResult, fit
+from neorl_core.graph.policy import with_layout
 from neorl_core.networks import Policy, critics_apply, normalise, policy_act, to_unit
 from neorl_core.plants.power_grid import enumerated
 from neorl_core.plants.power_grid.feeder import Feeder
@@ -111,7 +111,7 @@ def judged(grid: Grid, act: Act, on: Case, best: np.ndarray) -> dict[str, float]
     }
 
 
-def learned(data: Transition, plant: Plant, name: str, size: Size) -> Fitted:
+def learned(data: Transition, plant: Plant, name: str, size: Size) -> FitResult:
     """The policy of one entry of `LEARNERS`."""
     algorithm, overrides = LEARNERS[name]
     overrides = overrides | {"actor_recipe": {"schedule": "cosine", "steps": size.updates}}
@@ -196,7 +196,7 @@ def cell_transfer(size: Size = FULL) -> dict[str, Any]:
     own = outcome(grid, lambda x: large.fallback.act(large.fallback_params, (), x, large.applied(x))[1], on)[0]
     layout = large.spec.layout
     assert layout is not None
-    moved, decide, whole = moved_to(source.params, layout), deciding(grid, policy_act), max(size.updates // 2, 20)
+    moved, decide, whole = with_layout(source.params, layout), deciding(grid, policy_act), max(size.updates // 2, 20)
     beginnings = {"from scratch": ALGORITHMS["bc"], "tuned": _begun_with(ALGORITHMS["bc"], moved)}
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in beginnings}
     trainings = (("tuned", 20), ("tuned", 10), ("tuned", 5), ("from scratch", 5), ("from scratch", 1))

@@ -15,9 +15,9 @@ import numpy as np
 
 from benchmarks.graph_study.logs import cases, plant_of
 from neorl_core.graph.graphs import padded, size_class
-from neorl_core.graph.layout import graph_of
+from neorl_core.graph.layout import build_graph
 from neorl_core.graph.policy import act_on
-from neorl_core.networks import Normaliser, Policy, actor_init, body_of, normalise, policy_act, to_physical
+from neorl_core.networks import Normaliser, Policy, actor_init, make_body, normalise, policy_act, to_physical
 from neorl_core.plants.power_grid.feeder import Feeder
 from neorl_core.plants.power_grid.feeder33 import FEEDER
 from neorl_core.plants.power_grid.feeders.case69 import CASE69
@@ -84,7 +84,7 @@ def _of(feeder: Feeder, name: str, decisions: int, overrides: dict[str, Any], *,
 def drawn(plant: Plant, overrides: dict[str, Any]) -> Policy:
     """A policy of the plant's graph with weights as training begins with them: what they are takes no time."""
     observed, acting, hidden = plant.spec.observation.size, plant.spec.action.size, tuple(overrides["hidden"])
-    body = body_of(plant.spec, hidden, graph=overrides["graph"])
+    body = make_body(plant.spec, hidden, graph=overrides["graph"])
     normaliser = Normaliser(jnp.zeros(observed), jnp.ones(observed), jnp.zeros(acting), jnp.ones(acting))
     return Policy(actor_init(jax.random.key(0), observed, acting, hidden, body), normaliser)
 
@@ -92,7 +92,7 @@ def drawn(plant: Plant, overrides: dict[str, Any]) -> Policy:
 def padded_act(policy: Policy, x: jax.Array) -> jax.Array:
     """The policy's action by way of a graph of its size class."""
     weights = policy.params["graph"]
-    graph = padded(graph_of(weights["layout"], normalise(policy.normaliser, x)))
+    graph = padded(build_graph(weights["layout"], normalise(policy.normaliser, x)))
     lines = len(weights["layout"].edges)
     return to_physical(policy.normaliser, jnp.tanh(act_on(weights["actor"], graph)[1][:lines, 0]))
 

@@ -49,7 +49,7 @@ def train(
     Example: neorl train hopper-medium-v2.hdf5 --algorithm td3_bc --updates 100000 --set alpha=1
     """
     keep_compiled(create_home=True)
-    from neorl_core.algorithms import usual
+    from neorl_core.algorithms import default_algorithm
     from tasks.data.formats.options import SourceOptions
     from tasks.models.user_code.algorithms import algorithm_at
     from tasks.models.user_code.known import our_algorithm
@@ -67,7 +67,7 @@ def train(
         log = open_recording(Home.locate(), data, SourceOptions(plant, mapping, horizon, spec), root, progress)
     if not as_json:
         print(log, flush=True)
-    known = named or our_algorithm(usual(log.spec))
+    known = named or our_algorithm(default_algorithm(log.spec))
     assert known is not None
     folder = out or Path(f"{log.about.name}-{known.algorithm.name}")
     with StageProgress("train") as progress:

@@ -15,7 +15,7 @@ ALGORITHMS: Table[Algorithm] = Table(
 )
 
 
-def usual(spec: PlantSpec) -> str:
+def default_algorithm(spec: PlantSpec) -> str:
     """Return the name of the default algorithm for a plant."""
     return "td3_bc" if spec.choices is None else "discrete_cql"
 
@@ -42,4 +42,4 @@ def __getattr__(name: str) -> Algorithm:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["ALGORITHMS", "NAMES", "check_actions", "usual"]
+__all__ = ["ALGORITHMS", "NAMES", "check_actions", "default_algorithm"]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from neorl_core.algorithms import losses
-from neorl_core.networks import Params, actor_apply, actor_init, body_of
+from neorl_core.networks import Params, actor_apply, actor_init, make_body
 from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Optimiser, Recipe
 from neorl_core.training.population import Algorithm, Hyperparameters, Metrics, hyperparameters
@@ -41,7 +41,7 @@ class State(NamedTuple):
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
     """Return fresh weights and optimiser."""
-    body = body_of(spec, config.hidden, config.gru, config.graph)
+    body = make_body(spec, config.hidden, config.gru, config.graph)
     actor = actor_init(key, spec.observation.size, spec.action.size, config.hidden, body)
     return State(actor, optimisers.init(config.actor_recipe, actor), hyperparameters(config))
 

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from neorl_core.algorithms import losses
 from neorl_core.networks import Ensemble, Params, actor_apply, actor_init
-from neorl_core.recurrent import recurrence_of
+from neorl_core.recurrent import make_recurrence
 from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Optimiser, Recipe
 from neorl_core.training.population import Algorithm, Hyperparameters, Metrics, hyperparameters
@@ -85,7 +85,7 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
     actor_key, model_key = jax.random.split(key)
     support_key = jax.random.fold_in(key, 2)
     sizes = spec.observation.size, spec.action.size
-    actor = actor_init(actor_key, *sizes, config.hidden, recurrence_of(spec, config.gru))
+    actor = actor_init(actor_key, *sizes, config.hidden, make_recurrence(spec, config.gru))
     return State(
         actor,
         dynamics.init(model_key, *sizes, config.model_hidden, config.members, config.model_recipe, spec.history),
@@ -160,7 +160,7 @@ def warm_up(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State
     error = metrics["model_error"]
     zero = jnp.zeros_like(error)
     metrics = {"actor_loss": zero, "disagreement": zero, "model_error": error}
-    seen = support.seen(state.support, jnp.concatenate([batch.observation, batch.action], axis=-1))
+    seen = support.accumulate(state.support, jnp.concatenate([batch.observation, batch.action], axis=-1))
     return state._replace(actor=actor, clone_optimiser=optimiser, model=model, support=seen), metrics
 
 

@@ -15,9 +15,9 @@ from neorl_core.networks import (
     NormalActor,
     Params,
     actor_apply,
-    body_of,
     critics_apply,
     critics_init,
+    make_body,
     mlp_apply,
     normal_apply,
     normal_init,
@@ -72,7 +72,7 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
     """Return fresh actor, value network and critics, target critics equal to them, and optimisers."""
     actor_key, value_key, critic_key = jax.random.split(key, 3)
     sizes = spec.observation.size, spec.action.size
-    body = body_of(spec, config.hidden, config.gru, config.graph)
+    body = make_body(spec, config.hidden, config.gru, config.graph)
     actor = normal_init(actor_key, *sizes, config.hidden, body)
     value = value_init(value_key, spec.observation.size, config.hidden, body)
     critics = critics_init(critic_key, *sizes, config.hidden, config.critics, body=body)

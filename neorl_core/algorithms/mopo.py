@@ -96,7 +96,7 @@ def model_rollouts(state: State, logged: Transition, key: PRNGKeyArray) -> tuple
         return squash(gaussian_apply(state.sac.actor, observation), noise)[0]
 
     model, actions = state.model, logged.action.shape[-1]
-    leading = dynamics.leading(model, state.shape.elites)
+    leading = dynamics.best_members(model, state.shape.elites)
     steps, uncertainty = branched_rollouts(
         model.members, leading, dynamics.reach(model), policy, actions, logged.observation, key, state.shape.horizon
     )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from neorl_core.algorithms import losses
-from neorl_core.networks import Ensemble, Params, actor_apply, actor_init, body_of, critics_apply, critics_init
+from neorl_core.networks import Ensemble, Params, actor_apply, actor_init, critics_apply, critics_init, make_body
 from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Optimiser, Recipe
 from neorl_core.training.population import Algorithm, Hyperparameters, Metrics, hyperparameters, polyak
@@ -52,7 +52,7 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
     """Return fresh actor and critics, target networks equal to them, and optimisers."""
     actor_key, critic_key = jax.random.split(key)
     sizes = spec.observation.size, spec.action.size
-    body = body_of(spec, config.hidden, config.gru, config.graph)
+    body = make_body(spec, config.hidden, config.gru, config.graph)
     actor = actor_init(actor_key, *sizes, config.hidden, body)
     critics = critics_init(critic_key, *sizes, config.hidden, config.critics, body=body)
     return State(

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from neorl_core.control.pid import PIDParams, PIDState, pid
 from neorl_core.networks import Policy, policy_act
-from neorl_core.types import Controller, moves
+from neorl_core.types import Controller, varies
 
 
 class PIDLoops(NamedTuple):
@@ -115,7 +115,7 @@ def fit_linear_law(
     """
     x, u = np.asarray(observation, np.float64), np.asarray(action, np.float64)
     mean, deviation = x.mean(axis=0), x.std(axis=0)
-    scale = np.where(moves(mean, deviation), deviation, 1.0)
+    scale = np.where(varies(mean, deviation), deviation, 1.0)
     z = (x - mean) / scale
     inner = z.T @ z / len(z) + ridge * np.eye(z.shape[1])
     weights = np.linalg.solve(inner, z.T @ (u - u.mean(axis=0)) / len(z)) / scale[:, None]

@@ -17,8 +17,8 @@ from neorl_core.federated import privacy as dp
 from neorl_core.federated.aggregate import Aggregate, weighted_mean
 from neorl_core.federated.methods import FEDAVG, Method, Offer, Rows, Site
 from neorl_core.federated.privacy import Privacy
-from neorl_core.federated.rounds import Rule, Server, at_site, fresh_server, fresh_site, looking, make_rounds
-from neorl_core.fit import check_transitions, known_algorithm
+from neorl_core.federated.rounds import Rule, Server, fresh_server, fresh_site, make_rounds, observing, site_round
+from neorl_core.fit import check_transitions, get_algorithm
 from neorl_core.networks import Normaliser, Policy
 from neorl_core.training.optimisers import Recipe
 from neorl_core.training.parameters import Parameters, size, tuning_updates, with_parameters
@@ -32,7 +32,7 @@ from neorl_core.training.population import (
     phase,
     warm_up_updates,
 )
-from neorl_core.training.preparation import Scaling, merged, moments, scaled, scaling
+from neorl_core.training.preparation import Scaling, merge_moments, moments, scale_rows, scaling
 from neorl_core.types import PlantSpec, Transition
 
 
@@ -55,7 +55,7 @@ class Federated(NamedTuple):
 
 def federated_scaling(sites: Sequence[Transition], spec: PlantSpec) -> Scaling:
     """Return the scaling of all rows together, computed from the `moments` of each site alone."""
-    total = reduce(merged, [moments(rows) for rows in sites])
+    total = reduce(merge_moments, [moments(rows) for rows in sites])
     return scaling(total, spec, np.asarray(sites[0].observation).dtype)
 
 
@@ -78,7 +78,7 @@ def stacked_rows(how: Scaling | Sequence[Scaling], sites: Sequence[Transition]) 
         return jnp.pad(x, [(0, most - x.shape[0])] + [(0, 0)] * (x.ndim - 1))
 
     scalings = [how] * len(sites) if isinstance(how, Scaling) else how
-    each = [jax.tree.map(padded, scaled(own, rows)) for own, rows in zip(scalings, sites, strict=True)]
+    each = [jax.tree.map(padded, scale_rows(own, rows)) for own, rows in zip(scalings, sites, strict=True)]
     return Rows(jax.tree.map(lambda *x: jnp.stack(x), *each), jnp.asarray(counts, jnp.int32))
 
 
@@ -138,7 +138,7 @@ def federate(
         >>> result = federate([one, other], spec, method=SCAFFOLD)  # doctest: +SKIP
         >>> action = policy_act(result.policy, observation)  # doctest: +SKIP
     """
-    learner = known_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
+    learner = get_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
     check_actions(learner, spec)
     _check_sites(sites, spec)
     how = federated_scaling(sites, spec)
@@ -174,7 +174,7 @@ def key_of_rounds(seed: int, warming: bool) -> PRNGKeyArray:
     return jax.random.fold_in(jax.random.key(seed), 2 if warming else 3)
 
 
-def fine_tuned(
+def fine_tune(
     result: Federated, sites: Sequence[Transition], updates: int, *, batch_size: int = 256, seed: int = 0
 ) -> list[Policy]:
     """Fine-tune the shared weights on the rows of each site alone.
@@ -199,7 +199,7 @@ def fine_tuned(
     train = member(init_population(result.algorithm, result.spec, result.config, members([seed], {})), 0)
     every = fresh_sites(train, FEDAVG, len(sites))
     if result.algorithm.warm_up:
-        look = looking(Rule(result.algorithm, updates=int(steps.max()), batch_size=batch_size))
+        look = observing(Rule(result.algorithm, updates=int(steps.max()), batch_size=batch_size))
         every = make_apart(look)(result.server.parameters, every, rows)
     policies: dict[int, Policy] = {}
     for count in np.unique(steps):
@@ -218,7 +218,7 @@ def _seen_by_all(rule: Rule, parameters: Parameters, every: Site, rows: Rows) ->
     if not missed.size:
         return every
     some, theirs = jax.tree.map(itemgetter(missed), (every, rows))
-    looked = make_apart(looking(rule))(parameters, some, theirs)
+    looked = make_apart(observing(rule))(parameters, some, theirs)
     updated: Site = jax.tree.map(lambda x, new: x.at[missed].set(new), every, looked)
     return updated
 
@@ -239,7 +239,7 @@ def make_apart(rule: Rule) -> Callable[[Parameters, Site, Rows], Site]:
     """
 
     def run(parameters: Parameters, sites: Site, rows: Rows) -> Site:
-        sites, _, _ = jax.vmap(partial(at_site, rule, Offer(parameters, {})))(sites, rows)
+        sites, _, _ = jax.vmap(partial(site_round, rule, Offer(parameters, {})))(sites, rows)
         return sites
 
     return jax.jit(run)

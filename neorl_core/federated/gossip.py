@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from neorl_core.federated.methods import Offer, Rows, Site
-from neorl_core.federated.rounds import Rule, at_site, check
+from neorl_core.federated.rounds import Rule, check, site_round
 from neorl_core.training.parameters import parameters_of, with_parameters
 from neorl_core.training.population import Metrics
 
@@ -33,7 +33,7 @@ def metropolis_weights(adjacent: Bool[Array, "S S"]) -> Float[Array, "S S"]:
     return between + jnp.diag(1.0 - jnp.sum(between, axis=1))
 
 
-def mixed(stacked: Any, weights: Float[Array, "S S"]) -> Any:
+def mix(stacked: Any, weights: Float[Array, "S S"]) -> Any:
     """Return `x_i <- sum_j W_ij x_j` for arrays (S, ...) of all sites."""
     return jax.tree.map(lambda x: jnp.tensordot(weights.astype(x.dtype), x, axes=1, precision="highest"), stacked)
 
@@ -65,13 +65,13 @@ def make_gossip(rule: Rule) -> Callable[[Site, Rows, Float[Array, "R S S"]], tup
         )
 
     def alone(site: Site, rows: Rows) -> tuple[Site, Metrics]:
-        site, _, metrics = at_site(rule, Offer(parameters_of(site.train.learner), {}), site, rows)
+        site, _, metrics = site_round(rule, Offer(parameters_of(site.train.learner), {}), site, rows)
         return site, metrics
 
     def run(sites: Site, rows: Rows, weights: Float[Array, "R S S"]) -> tuple[Site, Metrics]:
         def one(sites: Site, weights: Float[Array, "S S"]) -> tuple[Site, Metrics]:
             sites, metrics = jax.vmap(alone)(sites, rows)
-            learner = with_parameters(sites.train.learner, mixed(parameters_of(sites.train.learner), weights))
+            learner = with_parameters(sites.train.learner, mix(parameters_of(sites.train.learner), weights))
             return sites._replace(train=sites.train._replace(learner=learner)), metrics
 
         return jax.lax.scan(one, sites, weights)

@@ -93,12 +93,12 @@ def no_control(parameters: Parameters) -> Parameters:
     return {}
 
 
-def rows_as_they_are(algorithm: Algorithm, learner: object, sent: object, batches: Transition) -> Transition:
+def unchanged_rows(algorithm: Algorithm, learner: object, sent: object, batches: Transition) -> Transition:
     """Return the batches unchanged."""
     return batches
 
 
-def step_as_it_is(before: Parameters, after: Parameters, offer: Offer, site: Site) -> Parameters:
+def unchanged_step(before: Parameters, after: Parameters, offer: Offer, site: Site) -> Parameters:
     """Return the weights after the update unchanged."""
     return after
 
@@ -108,9 +108,9 @@ def weighted_by_rows(ended: Ended) -> tuple[Site, Parameters, Float[Array, ""]]:
     return ended.site, {}, jnp.log(ended.number.astype(jnp.result_type(float)))
 
 
-FEDAVG = Method("fedavg", no_control, rows_as_they_are, step_as_it_is, weighted_by_rows)
+FEDAVG = Method("fedavg", no_control, unchanged_rows, unchanged_step, weighted_by_rows)
 """Local updates and a mean (McMahan et al. 2017, arXiv 1602.05629, algorithm 1)."""
-LOOKING = FEDAVG._replace(name="looking", step=lambda before, after, offer, site: offer.parameters)
+OBSERVING = FEDAVG._replace(name="observing", step=lambda before, after, offer, site: offer.parameters)
 """Updates that change no weights: a learned model only records the range and support of the rows."""
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from neorl_core.training.parameters import Parameters, difference, parameters_of, with_parameters
-from neorl_core.training.population import Algorithm, Metrics, Update, wrapped
+from neorl_core.training.population import Algorithm, Metrics, Update, wrap_updates
 from neorl_core.types import Transition
 from neorl_core.world_model.dynamics import Model
 
@@ -36,7 +36,7 @@ def norm(tree: Any) -> Float[Array, ""]:
     return jnp.sqrt(sum((jnp.sum(x**2) for x in jax.tree.leaves(tree)), jnp.zeros(())))
 
 
-def clipped(tree: Any, clip: float | Float[Array, ""]) -> Any:
+def clip_change(tree: Any, clip: float | Float[Array, ""]) -> Any:
     """Return `x min(1, C / |x|)`, or zeros if x has a non-finite number.
 
     Abadi et al. 2016 (arXiv 1607.00133), algorithm 1.
@@ -51,7 +51,7 @@ def clipped(tree: Any, clip: float | Float[Array, ""]) -> Any:
     return jax.tree.map(lambda x: jnp.where(finite, factor.astype(x.dtype) * x, jnp.zeros_like(x)), tree)
 
 
-def noised(mean: Any, privacy: Privacy, count: int, key: PRNGKeyArray) -> Any:
+def add_noise(mean: Any, privacy: Privacy, count: int, key: PRNGKeyArray) -> Any:
     """Add normal noise of standard deviation `z C / count` to every coordinate of a mean of `count` clipped changes."""
     leaves, structure = jax.tree.flatten(mean)
     deviation = privacy.noise * privacy.clip / count
@@ -60,7 +60,7 @@ def noised(mean: Any, privacy: Privacy, count: int, key: PRNGKeyArray) -> Any:
     return jax.tree.unflatten(structure, noisy)
 
 
-def drowning(privacy: Privacy, numbers: int, count: int) -> float:
+def noise_ratio(privacy: Privacy, numbers: int, count: int) -> float:
     """Return the expected noise norm on a mean of k changes of d numbers, in clip norms: `z sqrt(d) / k`."""
     return privacy.noise * math.sqrt(numbers) / count
 
@@ -82,7 +82,7 @@ def check(privacy: Privacy, numbers: int, count: int, insist: bool = False) -> N
             f"clip must be positive and noise at least 0, both finite, got clip {privacy.clip:g} and noise "
             f"{privacy.noise:g}"
         )
-    times = drowning(privacy, numbers, count)
+    times = noise_ratio(privacy, numbers, count)
     if times > 1.0 and not insist:
         raise ValueError(
             f"the noise is {times:.3g} times the clip norm ({numbers:,} numbers, a mean of {count}, noise multiplier "
@@ -116,16 +116,16 @@ def private_rows(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
 
             def change_of(row: Transition, key: PRNGKeyArray) -> tuple[Parameters, Metrics]:
                 after, metrics = update(state, row, key)
-                return clipped(difference(parameters_of(after), start), privacy.clip), metrics
+                return clip_change(difference(parameters_of(after), start), privacy.clip), metrics
 
             changes, metrics = jax.vmap(change_of)(alone, jax.random.split(update_key, rows))
             mean, metrics = jax.tree.map(lambda x: jnp.mean(x, axis=0), (changes, metrics))
-            moved: Parameters = jax.tree.map(jnp.add, start, noised(mean, privacy, rows, noise_key))
+            moved: Parameters = jax.tree.map(jnp.add, start, add_noise(mean, privacy, rows, noise_key))
             return with_parameters(state, moved), metrics
 
         return private
 
-    return wrapped(algorithm, wrap)
+    return wrap_updates(algorithm, wrap)
 
 
 def _check_no_model(algorithm: Algorithm, state: Any) -> None:

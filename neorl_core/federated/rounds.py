@@ -1,7 +1,7 @@
 """Rounds of federated learning: sites learn from the weights they receive, and the server aggregates their replies.
 
-`at_site` and `at_server` are the two halves of a round, for any transport of messages; `make_rounds` simulates all
-sites in one program with the same functions.
+`site_round` and `server_round` are the two halves of a round, for any transport of messages; `make_rounds` simulates
+all sites in one program with the same functions.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from neorl_core.federated.aggregate import Aggregate, weighted_mean
-from neorl_core.federated.methods import FEDAVG, LOOKING, Ended, Method, Offer, Reply, Rows, Site
-from neorl_core.federated.privacy import Privacy, clipped, noised
+from neorl_core.federated.methods import FEDAVG, OBSERVING, Ended, Method, Offer, Reply, Rows, Site
+from neorl_core.federated.privacy import Privacy, add_noise, clip_change
 from neorl_core.federated.secure import secure_mean
 from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Optimiser, Recipe
 from neorl_core.training.parameters import Parameters, difference, parameters_of, with_parameters
-from neorl_core.training.population import Algorithm, Metrics, TrainState, Update, drawn_update, phase
+from neorl_core.training.population import Algorithm, Metrics, TrainState, Update, phase, sampled_update
 from neorl_core.types import Transition
 
 SAMPLE = 1024
@@ -107,7 +107,7 @@ def fresh_site(train: TrainState, method: Method) -> Site:
     return Site(train, method.fresh_control(parameters_of(train.learner)), jnp.ones(()))
 
 
-def at_site(rule: Rule, offer: Offer, site: Site, rows: Rows) -> tuple[Site, Reply, Metrics]:
+def site_round(rule: Rule, offer: Offer, site: Site, rows: Rows) -> tuple[Site, Reply, Metrics]:
     """Run the site's half of a round.
 
     Args:
@@ -130,7 +130,7 @@ def at_site(rule: Rule, offer: Offer, site: Site, rows: Rows) -> tuple[Site, Rep
         return one
 
     def step(train: TrainState, _: None) -> tuple[TrainState, Metrics]:
-        return drawn_update(learner, train, rows.transitions, rows.number, rule.batch_size)
+        return sampled_update(learner, train, rows.transitions, rows.number, rule.batch_size)
 
     learner = algorithm._replace(update=corrected(algorithm.update))
     train, metrics = jax.lax.scan(step, site.train._replace(learner=before), length=rule.steps)
@@ -143,14 +143,14 @@ def at_site(rule: Rule, offer: Offer, site: Site, rows: Rows) -> tuple[Site, Rep
     kept, control, log_weight = method.close(ended)
     reply = Reply(change, control, log_weight)
     if rule.privacy:
-        change, control = clipped((change, control), rule.privacy.clip)
+        change, control = clip_change((change, control), rule.privacy.clip)
         reply = Reply(change, control, jnp.zeros_like(log_weight))
         # Keep the clipped value, so that the server's control variate stays the mean of the sites'.
         kept = kept._replace(control=jax.tree.map(jnp.add, site.control, control))
     return kept, reply, jax.tree.map(jnp.mean, metrics)
 
 
-def looking(rule: Rule) -> Rule:
+def observing(rule: Rule) -> Rule:
     """Return the rule by which a site that missed the warm-up observes its rows.
 
     Range, support and errors of a learned model limit rollouts to the rows and are never sent, so such a site lacks
@@ -159,10 +159,10 @@ def looking(rule: Rule) -> Rule:
     Args:
         rule: rule of the federation after its warm-up.
     """
-    return Rule(phase(rule.algorithm, True), LOOKING, updates=rule.updates, batch_size=rule.batch_size)
+    return Rule(phase(rule.algorithm, True), OBSERVING, updates=rule.updates, batch_size=rule.batch_size)
 
 
-def at_server(
+def server_round(
     rule: Rule, server: Server, replies: Reply, share: float | Float[Array, ""] = 1.0, key: PRNGKeyArray | None = None
 ) -> Server:
     """Run the server's half of a round.
@@ -182,17 +182,17 @@ def at_server(
     """
     weights, sent = jax.nn.softmax(replies.log_weight), (replies.change, replies.control)
     if not (rule.privacy or rule.secure):
-        return stepped(rule, server, rule.aggregate(sent, weights), share)
+        return step_server(rule, server, rule.aggregate(sent, weights), share)
     if key is None:
         raise ValueError("noise and masks need a PRNG key, got key=None: pass a secret one")
     masks, noise = jax.random.split(jax.random.fold_in(key, server.round))
     mean = secure_mean(sent, weights, rule.secure, masks) if rule.secure else rule.aggregate(sent, weights)
     if rule.privacy:
-        mean = noised(mean, rule.privacy, weights.shape[0], noise)
-    return stepped(rule, server, mean, share)
+        mean = add_noise(mean, rule.privacy, weights.shape[0], noise)
+    return step_server(rule, server, mean, share)
 
 
-def stepped(
+def step_server(
     rule: Rule, server: Server, aggregates: tuple[Parameters, Parameters], share: float | Float[Array, ""] = 1.0
 ) -> Server:
     """Update the server by an aggregate, which may also come from a secure sum over several machines.
@@ -242,8 +242,8 @@ def make_rounds(rule: Rule, rounds: int, sites: int, participants: int | None = 
         else:
             chosen = jax.random.choice(draw_key, sites, (some,), replace=False)
             their_rows, active = jax.tree.map(lambda x: x[chosen], (rows, every))
-        active, replies, metrics = jax.vmap(partial(at_site, rule, server.offer))(active, their_rows)
-        server = at_server(rule, server, replies, some / sites, noise_key)
+        active, replies, metrics = jax.vmap(partial(site_round, rule, server.offer))(active, their_rows)
+        server = server_round(rule, server, replies, some / sites, noise_key)
         every = active if chosen is None else jax.tree.map(lambda x, new: x.at[chosen].set(new), every, active)
         return (server, every), metrics
 

@@ -48,13 +48,13 @@ class FixedPoint(NamedTuple):
         return 2.0 ** math.floor(math.log2(steps))
 
 
-def encoded(x: Float[Array, " D"], fixed: FixedPoint) -> UInt32[Array, " D"]:
+def encode(x: Float[Array, " D"], fixed: FixedPoint) -> UInt32[Array, " D"]:
     """Return `round(x scale)` modulo 2^32, with x clipped to the bound."""
     whole = jnp.round(jnp.clip(x, -fixed.bound, fixed.bound) * fixed.scale)
     return jax.lax.bitcast_convert_type(whole.astype(jnp.int32), jnp.uint32)
 
 
-def decoded(total: UInt32[Array, " D"], fixed: FixedPoint) -> Float[Array, " D"]:
+def decode(total: UInt32[Array, " D"], fixed: FixedPoint) -> Float[Array, " D"]:
     """Return the number of a sum (D,) of encoded numbers."""
     return jax.lax.bitcast_convert_type(total, jnp.int32).astype(jnp.result_type(float)) / fixed.scale
 
@@ -64,7 +64,7 @@ def mask(seed: Key, size: int) -> UInt32[Array, " D"]:
     return jax.random.bits(jax.random.wrap_key_data(seed, impl="threefry2x32"), (size,), jnp.uint32)
 
 
-def masked(
+def add_masks(
     numbers: UInt32[Array, " D"], site: int | Int[Array, ""], own: Key, pairs: UInt32[Array, "S 2"]
 ) -> UInt32[Array, " D"]:
     """Return the message of site i: `x_i + p(b_i) + sum_(j > i) p(s_ij) - sum_(j < i) p(s_ij)` modulo 2^32.
@@ -78,7 +78,7 @@ def masked(
     return numbers + mask(own, numbers.shape[0]) + _pair_masks(site, jnp.arange(len(pairs)), pairs, numbers.shape[0])
 
 
-def unmasked(
+def remove_masks(
     total: UInt32[Array, " D"],
     arrived: Int[Array, " A"],
     own: UInt32[Array, "A 2"],
@@ -131,11 +131,11 @@ def secure_mean(stacked: Any, weights: Float[Array, " S"], bound: float, key: PR
     def sent(i: Int[Array, ""], tree: Any, weight: Float[Array, ""]) -> UInt32[Array, " D"]:
         # The weight is sent in units of the bound, like the numbers.
         numbers = jnp.append(jnp.clip(ravel_pytree(tree)[0], -bound, bound), bound) * weight.astype(one.dtype)
-        return masked(encoded(numbers, fixed), i, own[i], jax.vmap(lambda j: seed(i, j))(places))
+        return add_masks(encode(numbers, fixed), i, own[i], jax.vmap(lambda j: seed(i, j))(places))
 
     total = jnp.sum(jax.vmap(sent)(places, stacked, part), axis=0, dtype=jnp.uint32)
     no_drop_outs = jnp.zeros((0,), places.dtype), jnp.zeros((0, sites, 2), jnp.uint32)
-    sums = decoded(unmasked(total, places, own, *no_drop_outs), fixed)
+    sums = decode(remove_masks(total, places, own, *no_drop_outs), fixed)
     return shape((sums[:-1] / (sums[-1] / bound)).astype(one.dtype))
 
 

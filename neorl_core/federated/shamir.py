@@ -19,7 +19,7 @@ class Share(NamedTuple):
     y: int
 
 
-def shares(secret: int, sites: int, coefficients: Sequence[int], prime: int = PRIME) -> list[Share]:
+def split_secret(secret: int, sites: int, coefficients: Sequence[int], prime: int = PRIME) -> list[Share]:
     """Return `f(1), ..., f(sites)` of `f(x) = secret + c_1 x + c_2 x^2 + ...` modulo the prime.
 
     Args:
@@ -50,7 +50,7 @@ def shares(secret: int, sites: int, coefficients: Sequence[int], prime: int = PR
     return [Share(x, value(x)) for x in range(1, sites + 1)]
 
 
-def recovered(given: Sequence[Share], prime: int = PRIME) -> int:
+def recover_secret(given: Sequence[Share], prime: int = PRIME) -> int:
     """Return the secret by Lagrange interpolation at 0: `sum_i y_i prod_(j != i) x_j / (x_j - x_i)`.
 
     Too few shares give a wrong number without an error.

@@ -55,7 +55,7 @@ class Layout(NamedTuple):
 jax.tree_util.register_static(Layout)
 
 
-def checked(layout: Layout, observed: int, acting: int) -> Layout:
+def check_layout(layout: Layout, observed: int, acting: int) -> Layout:
     """Return the layout after checking it against the numbers of observation and action components.
 
     Args:
@@ -158,7 +158,7 @@ def _features(
     return jnp.concatenate(features, -1)
 
 
-def graph_of(layout: Layout, observation: Float[Array, "*b O"], action: Float[Array, "*b A"] | None = None) -> Graph:
+def build_graph(layout: Layout, observation: Float[Array, "*b O"], action: Float[Array, "*b A"] | None = None) -> Graph:
     """Return the graph of a normalised observation, with an action at its nodes and edges if given.
 
     Args:
@@ -184,7 +184,7 @@ def graph_of(layout: Layout, observation: Float[Array, "*b O"], action: Float[Ar
     )
 
 
-def action_of(
+def flat_action(
     layout: Layout, node_output: Float[Array, "*b N K"], edge_output: Float[Array, "*b E J"]
 ) -> Float[Array, "*b A"]:
     """Return the flat action of node and edge outputs; the inverse of the placement in `graph_of`."""
@@ -193,7 +193,7 @@ def action_of(
     return outputs[..., _action_places(layout)]
 
 
-def shared(layout: Layout, mean: npt.NDArray[Any], deviation: npt.NDArray[Any]) -> tuple[Any, Any]:
+def pool_moments(layout: Layout, mean: npt.NDArray[Any], deviation: npt.NDArray[Any]) -> tuple[Any, Any]:
     """Return means and deviations (O,) pooled per feature, so that all nodes or edges of a feature share one scale.
 
     `mean = mean_j m_j`, `variance = mean_j s_j² + mean_j (m_j - mean)²` over the components j of the feature. Flags

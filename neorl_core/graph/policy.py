@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from neorl_core.graph.communication import AgentNetwork, agents_apply, agents_init
 from neorl_core.graph.graphs import Graph
-from neorl_core.graph.layout import Layout, action_of, checked, graph_of
-from neorl_core.graph.messages import Talk, agents_apply, agents_init
-from neorl_core.graph.passing import Actor, Critic
+from neorl_core.graph.layout import Layout, build_graph, check_layout, flat_action
+from neorl_core.graph.message_passing import Actor, Critic
 from neorl_core.types import PlantSpec
 
 Weights = dict[str, Any]
 
 
-class Passing(NamedTuple):
+class GraphNetwork(NamedTuple):
     """Layout and size of a graph network."""
 
     layout: Layout
@@ -31,7 +31,7 @@ class Passing(NamedTuple):
     width: int
 
 
-def passing_of(spec: PlantSpec, rounds: int, hidden: tuple[int, ...]) -> Passing | Talk | None:
+def make_graph_network(spec: PlantSpec, rounds: int, hidden: tuple[int, ...]) -> GraphNetwork | AgentNetwork | None:
     """Return the graph network of a policy for a plant or its agents, or None for zero rounds.
 
     Args:
@@ -53,20 +53,20 @@ def passing_of(spec: PlantSpec, rounds: int, hidden: tuple[int, ...]) -> Passing
         raise ValueError(
             f"graph: {rounds} cannot be combined with a history, got {spec.history}: leave out 'history' or 'graph'"
         )
-    kind = Talk if spec.layout.kinds else Passing
-    return kind(checked(spec.layout, spec.observation.size, spec.acting), rounds, hidden[0])
+    kind = AgentNetwork if spec.layout.kinds else GraphNetwork
+    return kind(check_layout(spec.layout, spec.observation.size, spec.acting), rounds, hidden[0])
 
 
-def graph_actor_init(key: PRNGKeyArray, passing: Passing | Talk) -> Weights:
+def graph_actor_init(key: PRNGKeyArray, passing: GraphNetwork | AgentNetwork) -> Weights:
     """Return fresh weights of an actor with one output per action, before the tanh."""
     layout = passing.layout
-    if isinstance(passing, Talk):
+    if isinstance(passing, AgentNetwork):
         return {"graph": {"layout": layout, "agents": agents_init(key, passing)}}
     module = Actor(passing.width, passing.rounds, len(layout.node_action), len(layout.edge_action))
     return {"graph": {"layout": layout, "actor": module.init(key, _like(layout, acting=False))["params"]}}
 
 
-def graph_critic_init(key: PRNGKeyArray, passing: Passing, acting: bool = True) -> Weights:
+def graph_critic_init(key: PRNGKeyArray, passing: GraphNetwork, acting: bool = True) -> Weights:
     """Return fresh weights of a critic of observation and action, or of the observation alone."""
     module = Critic(passing.width, passing.rounds)
     return {"graph": {"layout": passing.layout, "critic": module.init(key, _like(passing.layout, acting))["params"]}}
@@ -83,10 +83,10 @@ def graph_apply(params: Weights, x: Float[Array, "*n I"]) -> Float[Array, "*n F"
     if "agents" in params:
         return agents_apply(params["agents"], layout, x)
     if "actor" in params:
-        return action_of(layout, *act_on(params["actor"], graph_of(layout, x)))
+        return flat_action(layout, *act_on(params["actor"], build_graph(layout, x)))
     critic = params["critic"]
     acting = x.shape[-1] - _actions(layout) if _sees_actions(critic, layout) else x.shape[-1]
-    graph = graph_of(layout, x[..., :acting], x[..., acting:] if acting < x.shape[-1] else None)
+    graph = build_graph(layout, x[..., :acting], x[..., acting:] if acting < x.shape[-1] else None)
     output: Any = Critic(*_size(critic)).apply({"params": critic}, graph)
     result: Float[Array, "*n F"] = output
     return result
@@ -100,7 +100,7 @@ def act_on(weights: Weights, graph: Graph) -> tuple[Float[Array, "*b N K"], Floa
     return node_output, edge_output
 
 
-def moved_to(params: Weights, layout: Layout) -> Weights:
+def with_layout(params: Weights, layout: Layout) -> Weights:
     """Return the weights with another layout of as many features and kinds of actions, for fine-tuning there."""
     return {"graph": params["graph"] | {"layout": layout}}
 
@@ -126,4 +126,4 @@ def _like(layout: Layout, acting: bool) -> Graph:
     """Return a graph of zeros with this layout."""
     columns = (*layout.node_observation, *layout.edge_observation, layout.context, layout.flags)
     observed = max((place for row in columns for place in row), default=-1) + 1
-    return graph_of(layout, jnp.zeros((observed,)), jnp.zeros((_actions(layout),)) if acting else None)
+    return build_graph(layout, jnp.zeros((observed,)), jnp.zeros((_actions(layout),)) if acting else None)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from neorl_core.ope import fqe
-from neorl_core.ope.model import ModelValue, spread
+from neorl_core.ope.model_based import ModelValue, spread
 
 Floats = npt.NDArray[np.float64]
 Reason = Literal[
@@ -100,7 +100,7 @@ class Estimate(NamedTuple):
         return gain._replace(reason=WIDE if np.isfinite(upper - lower) else "no finite estimate")
 
 
-def together(
+def combine(
     rounds: Sequence[Sequence[fqe.Evaluation]],
     models: ModelValue,
     allowed: tuple[float, float],

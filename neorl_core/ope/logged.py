@@ -44,7 +44,7 @@ class Guesses(NamedTuple):
     """At the policy's actions at the first observation of each episode."""
 
 
-def uncut(lasts: Int[Array, " E"], cut: Bool[Array, " E"], horizon: int) -> Float[Array, " H+1"]:
+def uncut_share(lasts: Int[Array, " E"], cut: Bool[Array, " E"], horizon: int) -> Float[Array, " H+1"]:
     """Return the Kaplan-Meier estimate `G(n)` of the share of windows not cut in their first n - 1 steps.
 
     `G(n) = prod_{t<n} r_t / (c_t + r_t)` with `c_t` windows cut after step t and `r_t` that continue (Kaplan & Meier
@@ -78,7 +78,7 @@ def window_counts(lasts: Int[Array, " E"], ended: Bool[Array, " E"], horizon: in
         horizon: steps H of an episode.
     """
     complete = ended | (lasts >= horizon)
-    share = uncut(lasts, ~complete, horizon)[lasts]
+    share = uncut_share(lasts, ~complete, horizon)[lasts]
     counts = jnp.where(complete, 1.0 / jnp.where(complete, share, 1.0), 0.0)
     return jnp.where(jnp.any(complete), counts, 1.0)
 

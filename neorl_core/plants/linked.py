@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neorl_core.graph.agents import Links, agents_layout
+from neorl_core.graph.agent_layout import Links, agents_layout
 from neorl_core.plants.base import AnyArray, LoggedSignals
 from neorl_core.types import Controller, Params, Plant, Space
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from neorl_core.control.fallbacks import FALLBACK
-from neorl_core.history import History, begun, followed
+from neorl_core.history import stack_first, stack_next
 from neorl_core.networks import Policy, policy_act, preferences
 from neorl_core.plants.base import clip_to
 from neorl_core.safety.shield import (
@@ -24,7 +24,7 @@ from neorl_core.safety.shield import (
     predicted_margins,
 )
 from neorl_core.safety.support import SupportShield, inside_support
-from neorl_core.types import Controller, Params, Plant, Process
+from neorl_core.types import Controller, History, Params, Plant, Process
 
 Propose = Callable[[Any, Float[Array, " S"]], Float[Array, " A"]]
 """(policy, observation with history) -> action, in physical units."""
@@ -178,8 +178,8 @@ def _with_history(
         return observation
     before = state.seen
     # After a non-finite first observation the history is invalid: restart it.
-    before = jnp.where(jnp.all(jnp.isfinite(before)), before, begun(composite.history, observation, applied))
-    return followed(composite.history, before, applied, observation)
+    before = jnp.where(jnp.all(jnp.isfinite(before)), before, stack_first(composite.history, observation, applied))
+    return stack_next(composite.history, before, applied, observation)
 
 
 @cache
@@ -216,7 +216,7 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
             held=jnp.asarray(0, jnp.int32),
             action=action,
             fallback=fallback.init(composite.fallback, observation),
-            seen=() if composite.history is None else begun(composite.history, observation, action),
+            seen=() if composite.history is None else stack_first(composite.history, observation, action),
             # The dwell time is unknown at the start, so the first switch is always allowed.
             since=() if composite.shield.dwell is None else jnp.maximum(composite.shield.dwell, 1),
         )
@@ -262,10 +262,10 @@ def bare_controller(plant: Plant, propose: Propose = policy_act, history: Histor
         return clip_to(plant.spec.action, action)
 
     def init(policy: Any, observation: Float[Array, " O"]) -> Params:
-        return () if history is None else begun(history, observation, _bounded(plant.applied(observation)))
+        return () if history is None else stack_first(history, observation, _bounded(plant.applied(observation)))
 
     def act(policy: Any, state: Params, observation: Float[Array, " O"], applied: Float[Array, " A"]) -> Any:
-        seen = followed(history, state, _bounded(applied), observation)
+        seen = stack_next(history, state, _bounded(applied), observation)
         return () if history is None else seen, propose(policy, seen)
 
     return Controller(init, act)

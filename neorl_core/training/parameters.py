@@ -60,7 +60,7 @@ def with_parameters(learner: Any, parameters: Parameters) -> Any:
     return jax.tree.unflatten(structure, [parameters.get(_name(path), leaf) for path, leaf in leaves])
 
 
-def begun(fresh: TrainState, parameters: Parameters) -> TrainState:
+def start_from(fresh: TrainState, parameters: Parameters) -> TrainState:
     """Set all members of a fresh population to the same weights.
 
     Args:

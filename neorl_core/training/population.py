@@ -18,7 +18,6 @@ from neorl_core.networks import Normaliser, Policy
 from neorl_core.training import optimisers
 from neorl_core.training.preparation import LARGEST
 from neorl_core.training.preparation import prepare as prepare
-from neorl_core.training.preparation import successors as successors
 from neorl_core.types import Params, PlantSpec, Transition
 
 ABOVE_ZERO = frozenset({"huber", "tau", "temperature"})
@@ -65,7 +64,7 @@ class Algorithm(NamedTuple):
     """Whether actions are named choices (one-hot) instead of continuous."""
 
 
-def wrapped(algorithm: Algorithm, wrap: Callable[[Update], Update]) -> Algorithm:
+def wrap_updates(algorithm: Algorithm, wrap: Callable[[Update], Update]) -> Algorithm:
     """Wrap the update of an algorithm, including its warm-up."""
     return algorithm._replace(update=wrap(algorithm.update), warm_up=algorithm.warm_up and wrap(algorithm.warm_up))
 
@@ -118,7 +117,7 @@ def configure(
             raise ValueError(f"unknown hyper-parameter {name!r} of {algorithm.name}: use {', '.join(defaults)}")
         kind = type(defaults[name])
         if kind is float and type(value) in (int, float) and np.isfinite(value):
-            defaults[name] = in_range(algorithm, name, float(value))
+            defaults[name] = check_range(algorithm, name, float(value))
         elif kind is int and type(value) is int and (value > 0 or value == defaults[name]):
             defaults[name] = value
         elif kind is tuple and isinstance(value, list | tuple) and all(type(v) is int and v > 0 for v in value):
@@ -135,7 +134,7 @@ def configure(
     return algorithm.Config(**defaults)
 
 
-def in_range(algorithm: Algorithm, name: str, value: float) -> float:
+def check_range(algorithm: Algorithm, name: str, value: float) -> float:
     """Return the value of a float hyper-parameter after checking its range.
 
     Raises:
@@ -237,14 +236,14 @@ def init_population(algorithm: Algorithm, spec: PlantSpec, config: Any, populati
         if name not in floats:
             raise ValueError(f"a grid of {algorithm.name} can vary {', '.join(floats)}, got {name!r}")
     values = {
-        name: jnp.asarray([in_range(algorithm, name, member.hyperparameters[name]) for member in population])
+        name: jnp.asarray([check_range(algorithm, name, member.hyperparameters[name]) for member in population])
         for name in varied
     }
     keys = jnp.stack([jax.random.key(m.seed, impl="threefry2x32") for m in population])
     return _make_init(algorithm, spec, config)(keys, values)
 
 
-def drawn_update(
+def sampled_update(
     algorithm: Algorithm, state: TrainState, data: Transition, rows: int | Int[Array, ""], batch_size: int
 ) -> tuple[TrainState, Metrics]:
     """Take one update on random batches that depend only on the member's key and step.
@@ -294,7 +293,7 @@ def make_train_chunk(
 
     def member(state: TrainState, data: Transition) -> tuple[TrainState, Metrics]:
         def one(state: TrainState, _: None) -> tuple[TrainState, Metrics]:
-            return drawn_update(algorithm, state, data, data.reward.shape[0], batch_size)
+            return sampled_update(algorithm, state, data, data.reward.shape[0], batch_size)
 
         def logged(state: TrainState, _: None) -> tuple[TrainState, Metrics]:
             state, metrics = jax.lax.scan(one, state, length=log_every // batches)

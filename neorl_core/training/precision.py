@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from neorl_core.training.population import Algorithm, Metrics, Update, wrapped
+from neorl_core.training.population import Algorithm, Metrics, Update, wrap_updates
 from neorl_core.types import Transition
 
 PRODUCTS = "BF16_BF16_F32"
@@ -15,7 +15,7 @@ PRODUCTS = "BF16_BF16_F32"
 
 
 @lru_cache(maxsize=16)
-def mixed(algorithm: Algorithm) -> Algorithm:
+def mixed_precision(algorithm: Algorithm) -> Algorithm:
     """Return the algorithm with bf16 matrix products in its updates; parameters, optimisers and losses stay float32.
 
     Useful on accelerators with bf16 units (GPUs since Ampere, TPUs); the small layers of a default run gain nothing
@@ -30,4 +30,4 @@ def mixed(algorithm: Algorithm) -> Algorithm:
 
         return rounded
 
-    return wrapped(algorithm, wrap)
+    return wrap_updates(algorithm, wrap)

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from neorl_core.graph.layout import shared
+from neorl_core.graph.layout import pool_moments
 from neorl_core.history import stacked_normaliser
 from neorl_core.networks import Normaliser, normalise, to_unit
-from neorl_core.types import PlantSpec, Transition, moves
+from neorl_core.types import PlantSpec, Transition, varies
 
 Vector = Float[np.ndarray, " D"]
 LARGEST = 1e6
@@ -64,7 +64,7 @@ def moments(transitions: Transition) -> Moments:
     )
 
 
-def merged(one: Moments, other: Moments) -> Moments:
+def merge_moments(one: Moments, other: Moments) -> Moments:
     """Return the moments of two sets of rows together.
 
     `mean = m1 + w d`, `variance = (1 - w) v1 + w v2 + w (1 - w) d^2`, with `d = m2 - m1` and w the share of the second
@@ -114,25 +114,25 @@ def scaling(known: Moments, spec: PlantSpec, dtype: Any = np.float32) -> Scaling
     plain = spec.observation.size if spec.history is None else len(spec.history.observation)
     mean, deviation = known.observation_mean[:plain], known.observation_deviation[:plain]
     if spec.layout is not None:
-        mean, deviation = shared(spec.layout, mean, deviation)
+        mean, deviation = pool_moments(spec.layout, mean, deviation)
     discrete = spec.choices is not None
     explored = explored_range(known.action_low, known.action_high, spec)
     low, high = (np.asarray(bound) for bound in (spec.action[2:] if discrete else explored))
     normaliser = Normaliser(
         mean=jnp.asarray(mean, dtype),
-        scale=jnp.asarray(np.where(moves(mean, deviation), deviation, 1.0), dtype),
+        scale=jnp.asarray(np.where(varies(mean, deviation), deviation, 1.0), dtype),
         action_centre=jnp.asarray((high + low) / 2, dtype),
         action_half_range=jnp.asarray((high - low) / 2, dtype),
         choices=jnp.arange(spec.acting, dtype=dtype) if discrete else None,
     )
     shift = 0.0 if known.terminates or spec.clock is not None else known.reward_mean
-    scale = known.reward_deviation if moves(known.reward_mean, known.reward_deviation) else 1.0
+    scale = known.reward_deviation if varies(known.reward_mean, known.reward_deviation) else 1.0
     limit = LARGEST * (1.0 + ((known.reward_mean - shift) / scale) ** 2)
     return Scaling(stacked_normaliser(spec.history, normaliser), shift, scale, spec, limit)
 
 
-def scaled(how: Scaling, transitions: Transition) -> Transition:
-    """Return scaled rows on the device, with `next_action` from `successors`."""
+def scale_rows(how: Scaling, transitions: Transition) -> Transition:
+    """Return scaled rows on the device, with `next_action` from `next_actions`."""
     normaliser = how.normaliser
     observation = np.asarray(transitions.observation)
     reward = np.asarray(transitions.reward, np.float64)
@@ -144,7 +144,7 @@ def scaled(how: Scaling, transitions: Transition) -> Transition:
         cost=jnp.asarray(transitions.cost),
         next_observation=normalise(normaliser, jnp.asarray(transitions.next_observation)),
         terminated=jnp.asarray(terminated, observation.dtype),
-        next_action=to_unit(normaliser, jnp.asarray(successors(transitions))),
+        next_action=to_unit(normaliser, jnp.asarray(next_actions(transitions))),
     )
 
 
@@ -159,10 +159,10 @@ def prepare(transitions: Transition, spec: PlantSpec) -> tuple[Normaliser, Trans
         The normaliser, which ships with the policy, and the transitions on the device.
     """
     how = scaling(moments(transitions), spec, np.asarray(transitions.observation).dtype)
-    return how.normaliser, scaled(how, transitions)
+    return how.normaliser, scale_rows(how, transitions)
 
 
-def successors(transitions: Transition) -> np.ndarray[Any, Any]:
+def next_actions(transitions: Transition) -> np.ndarray[Any, Any]:
     """Return the actions (N, A) logged at each next observation, +inf if none.
 
     A row continues the previous one if its observation equals the previous next observation bit for bit. An existing

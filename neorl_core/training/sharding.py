@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from neorl_core.training.population import Algorithm, Metrics, TrainState, Update, wrapped
+from neorl_core.training.population import Algorithm, Metrics, TrainState, Update, wrap_updates
 from neorl_core.types import Transition
 
 
@@ -41,20 +41,20 @@ def mesh_of(members: int, batch_size: int, devices: Sequence[jax.Device] | None 
     return Mesh(np.array(devices).reshape(across, -1), ("member", "batch"), axis_types=(AxisType.Auto,) * 2)
 
 
-def placed(mesh: Mesh, population: TrainState) -> TrainState:
+def shard_members(mesh: Mesh, population: TrainState) -> TrainState:
     """Distribute the members of a population over the mesh."""
     spread: TrainState = _put(population, _sharding(mesh, "member"))
     return spread
 
 
-def replicated(mesh: Mesh, data: Transition) -> Transition:
+def replicate(mesh: Mesh, data: Transition) -> Transition:
     """Copy the data to every device."""
     everywhere: Transition = _put(data, _sharding(mesh))
     return everywhere
 
 
 @lru_cache(maxsize=16)
-def split(algorithm: Algorithm, mesh: Mesh) -> Algorithm:
+def shard_batches(algorithm: Algorithm, mesh: Mesh) -> Algorithm:
     """Return the algorithm with every batch divided among the devices of a member and gradients summed over them."""
     rows = _sharding(mesh, None, "batch")
 
@@ -65,7 +65,7 @@ def split(algorithm: Algorithm, mesh: Mesh) -> Algorithm:
 
         return divided
 
-    return wrapped(algorithm, wrap)
+    return wrap_updates(algorithm, wrap)
 
 
 def _sharding(mesh: Mesh, *axes: str | None) -> NamedSharding:

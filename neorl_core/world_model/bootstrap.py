@@ -68,7 +68,7 @@ def train(
         learning_rate: learning rate before the schedule.
         batch_size: rows per step and member.
     """
-    low, high = dynamics.seen(model, data)
+    low, high = dynamics.observed_range(model, data)
     count, chunk = len(model.members), max(updates // PARTS, 1)
     trained: list[Params] = []
     for number, member in enumerate(model.members):

@@ -11,7 +11,7 @@ that set-point changes by an operator do not bias the dynamics.
 tracking tasks change most very close to the set point.
 
 All values are in the units of `training.prepare`. With a stacked observation the members read all of it and predict
-only the plain part; `onward` shifts the earlier values.
+only the plain part; `stack_outcome` shifts the earlier values.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from neorl_core.history import History, followed
+from neorl_core.history import stack_next
 from neorl_core.networks import Ensemble, Params, mlp_apply
 from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Optimiser, Recipe
-from neorl_core.types import Transition
+from neorl_core.types import History, Transition
 
 WIDENING = 0.25
 """Share of the range of the data by which a rollout may exceed it."""
@@ -156,7 +156,7 @@ def _member(key: PRNGKeyArray, observations: int, actions: int, plain: int, hidd
     }
 
 
-def predicted(members: Ensemble) -> int:
+def predicted_size(members: Ensemble) -> int:
     """Return O, the number of predicted observation components."""
     return int(members[0]["least"].shape[-1])
 
@@ -218,7 +218,7 @@ def robust_gaussian_loss(error: Float[Array, ""], log_deviation: Float[Array, ""
     return near * (size - 0.5 * near) + log_deviation
 
 
-def unseen(
+def no_successor(
     observation: Float[Array, "*n S"], following: Float[Array, "*n O"], terminated: Float[Array, "*n"]
 ) -> Bool[Array, "*n"]:
     """Return whether the successor is unknown: the step terminated and its next observation equals its observation.
@@ -231,15 +231,15 @@ def unseen(
 def loss(member: Params, t: Transition) -> Float[Array, ""]:
     """Return the negative log likelihood of one transition: next observation, reward and termination.
 
-    If the next observation is `unseen`, reward and termination are evaluated at the predicted one.
+    If the next observation is unknown, reward and termination are evaluated at the predicted one.
     """
     mean, log_deviation = transition(member, t.observation, t.action)
     following = t.next_observation[: mean.shape[0]]
-    no_successor = unseen(t.observation, following, t.terminated)
-    following = jnp.where(no_successor, jax.lax.stop_gradient(mean), following)
+    unknown = no_successor(t.observation, following, t.terminated)
+    following = jnp.where(unknown, jax.lax.stop_gradient(mean), following)
     reward, logit = reward_and_termination(member, t.observation, t.action, following)
     transition_loss = jnp.sum(jax.vmap(robust_gaussian_loss)(following - mean, log_deviation))
-    transition_loss = jnp.where(no_successor, 0.0, transition_loss)
+    transition_loss = jnp.where(unknown, 0.0, transition_loss)
     reward_loss = robust_gaussian_loss(t.reward - reward, member["reward_log_deviation"])
     termination_loss = jax.nn.softplus(logit) - t.terminated * logit
     bounds = jnp.sum(member["most"] - member["least"])
@@ -286,7 +286,7 @@ def update(
     weights, optimiser = optimisers.step(model.members, gradient, model.optimiser, learning_rate)
     rate = jnp.where(count > 0, FORGET, 0.0).astype(error.dtype)
     running_error = model.error + rate * (error - model.error)
-    low, high = seen(model, batch)
+    low, high = observed_range(model, batch)
     low, high = jnp.minimum(model.low, low), jnp.maximum(model.high, high)
     return Model(weights, optimiser, running_error, low, high, model.history), {
         "model_loss": value / members,
@@ -294,7 +294,7 @@ def update(
     }
 
 
-def seen(model: Model, rows: Transition) -> tuple[Float[Array, " O"], Float[Array, " O"]]:
+def observed_range(model: Model, rows: Transition) -> tuple[Float[Array, " O"], Float[Array, " O"]]:
     """Return the lowest and highest value of each observation in rows (N, ...), before or after the step."""
     both = jnp.concatenate([rows.observation, rows.next_observation])[:, : model.low.shape[0]]
     return jnp.min(both, axis=0), jnp.max(both, axis=0)
@@ -311,26 +311,26 @@ def reach(model: Model) -> Reach:
     return Reach(low, high, model.history)
 
 
-def within(reach: Reach, following: Float[Array, " O"]) -> Float[Array, " O"]:
+def clip(reach: Reach, following: Float[Array, " O"]) -> Float[Array, " O"]:
     """Clip a next observation to the reach."""
     return jnp.clip(following, reach.low, reach.high)
 
 
-def onward(
+def stack_outcome(
     reach: Reach, observation: Float[Array, " S"], action: Float[Array, " A"], following: Float[Array, " O"]
 ) -> Float[Array, " S"]:
     """Return the stacked next observation (S,) after a unit action that led to a plain one (O,)."""
-    return followed(reach.history, observation, action, following)
+    return stack_next(reach.history, observation, action, following)
 
 
-def leading(model: Model, count: int) -> Int[Array, " E"]:
+def best_members(model: Model, count: int) -> Int[Array, " E"]:
     """Return the indices of the `count` members with the lowest held-out loss."""
     return jnp.argsort(model.error)[:count]
 
 
 def elites(model: Model, count: int) -> Ensemble:
     """Return the `leading` members."""
-    best = leading(model, count)
+    best = best_members(model, count)
     return _apart(jax.tree.map(lambda *x: jnp.stack(x)[best], *model.members), count)
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from neorl_core.history import begun
+from neorl_core.history import stack_first
 from neorl_core.networks import Ensemble, Normaliser, normalise, to_unit
 from neorl_core.types import Controller, Params
 from neorl_core.world_model import dynamics
@@ -68,17 +68,17 @@ def model_episodes(
             memory, action = controller.act(params, memory, stacked[: start.shape[0]], applied)
             x, u = normalise(normaliser, stacked), to_unit(normaliser, action)
             mean, log_deviation = dynamics.transition(member, x, u)
-            following = dynamics.within(reach, mean + jnp.exp(log_deviation) * noise)
+            following = dynamics.clip(reach, mean + jnp.exp(log_deviation) * noise)
             reward, logit = dynamics.reward_and_termination(member, x, u, following)
             physical = following * normaliser.scale[: start.shape[0]] + normaliser.mean[: start.shape[0]]
             out = ~jnp.all((physical >= limits[0]) & (physical <= limits[1]))
             paid = alive * (rewards[0] + rewards[1] * reward)
             record = (paid, out & (alive > 0), alive * memory.handed_over, alive)
-            after = dynamics.onward(reach, stacked, action, physical)
+            after = dynamics.stack_outcome(reach, stacked, action, physical)
             return (memory, after, action, alive * (logit <= 0.0)), record
 
         noises = jax.random.normal(key, (horizon, start.shape[0]), start.dtype)
-        fresh = controller.init(params, start), begun(reach.history, start, before)
+        fresh = controller.init(params, start), stack_first(reach.history, start, before)
         paid, out, handed, lived = jax.lax.scan(step, (*fresh, before, jnp.ones((), start.dtype)), noises)[1]
         return ModelEpisodes(jnp.sum(paid), jnp.any(out), jnp.sum(handed) / jnp.sum(lived))
 

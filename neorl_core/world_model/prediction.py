@@ -126,16 +126,16 @@ def squared_errors(
         windows: windows of held-out episodes.
     """
 
-    observed = dynamics.predicted(members)
+    observed = dynamics.predicted_size(members)
 
     def one(start: Float[Array, " S"], actions: Float[Array, "H A"]) -> Float[Array, "P H O"]:
         def step(x: Float[Array, "Q S"], action: Float[Array, " A"]) -> tuple[Float[Array, "Q S"], Float[Array, "Q O"]]:
             learned = [
-                dynamics.within(reach, dynamics.transition(member, x[m], action)[0]) for m, member in enumerate(members)
+                dynamics.clip(reach, dynamics.transition(member, x[m], action)[0]) for m, member in enumerate(members)
             ]
             regressed = x[-1, :observed] + jnp.concatenate([x[-1], action]) @ linear.weights + linear.offset
             following = jnp.stack([*learned, regressed])
-            return jax.vmap(dynamics.onward, (None, 0, None, 0))(reach, x, action, following), following
+            return jax.vmap(dynamics.stack_outcome, (None, 0, None, 0))(reach, x, action, following), following
 
         states = jnp.broadcast_to(start, (len(members) + 1, start.shape[0]))
         run = jax.lax.scan(step, states, actions)[1]

@@ -70,11 +70,11 @@ def expected_rollouts(
             observation, alive = carry
             action = policy(observation)
             means = jnp.stack([dynamics.transition(member, observation, action)[0] for member in members])
-            expected = dynamics.within(reach, means[number])
+            expected = dynamics.clip(reach, means[number])
             outcomes = [dynamics.reward_and_termination(m, observation, action, expected) for m in members]
             rewards, logits = (jnp.stack(each) for each in zip(*outcomes, strict=True))
             ending = jax.nn.sigmoid(logits[number])
-            following = dynamics.onward(reach, observation, action, expected)
+            following = dynamics.stack_outcome(reach, observation, action, expected)
             spread = disagreement(means) + disagreement(rewards[:, None])
             record = ModelSteps(observation, action, rewards[number], following, ending, alive, spread)
             return (following, alive * (1.0 - ending)), record
@@ -125,7 +125,7 @@ def branched_rollouts(
     Reference: Janner et al. 2019 (arXiv 1906.08253), algorithm 2.
     """
     starts = _precise(members, starts)
-    rows, observations = starts.shape[0], dynamics.predicted(members)
+    rows, observations = starts.shape[0], dynamics.predicted_size(members)
     member_key, noise_key = jax.random.split(key)
     reward_deviations = jnp.stack([member["reward_log_deviation"] for member in members])[:, None]
     numbers = leading[jax.random.randint(member_key, (rows, horizon), 0, len(leading))]
@@ -141,11 +141,11 @@ def branched_rollouts(
             action = policy(observation, noise[:actions])
             expected = [dynamics.transition(member, observation, action) for member in members]
             means, log_deviations = (jnp.stack(parts) for parts in zip(*expected, strict=True))
-            plain = dynamics.within(reach, means[number] + jnp.exp(log_deviations[number]) * noise[actions:])
+            plain = dynamics.clip(reach, means[number] + jnp.exp(log_deviations[number]) * noise[actions:])
             outcomes = jnp.stack(
                 [jnp.stack(dynamics.reward_and_termination(member, observation, action, plain)) for member in members]
             )
-            following = dynamics.onward(reach, observation, action, plain)
+            following = dynamics.stack_outcome(reach, observation, action, plain)
             reward, logit = outcomes[number]
             ended = logit > 0.0
             done = ended.astype(start.dtype)

@@ -61,7 +61,7 @@ def features(
     return jnp.concatenate([jnp.ones_like(x[..., :1]), x, hinges], axis=-1)
 
 
-def seen(support: Support, steps: Float[Array, "B I"]) -> Support:
+def accumulate(support: Support, steps: Float[Array, "B I"]) -> Support:
     """Update the mean moments with a batch of logged steps."""
     phi = features(support.directions, support.offsets, steps)
     batches = support.batches + 1.0

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from neorl_core.algorithms import check_actions, usual
-from neorl_core.fit import Fitted, fitted, known_algorithm
-from neorl_core.history import History, begins, stacked_spec, stacked_transitions
+from neorl_core.algorithms import check_actions, default_algorithm
+from neorl_core.fit import FitResult, get_algorithm, make_result
+from neorl_core.history import episode_starts, stacked_spec, stacked_transitions
 from neorl_core.networks import Policy, policy_act
 from neorl_core.safety.composite import Composite, composite_controller, first_applied
 from neorl_core.training.loop import resident, schedule, train
@@ -26,8 +26,8 @@ from neorl_core.training.population import (
     members,
     warm_up_updates,
 )
-from neorl_core.training.preparation import Scaling, moments, scaled, scaling
-from neorl_core.types import Controller, Params, Plant, PlantSpec, Process, Transition
+from neorl_core.training.preparation import Scaling, moments, scale_rows, scaling
+from neorl_core.types import Controller, History, Params, Plant, PlantSpec, Process, Transition
 
 
 def _alone(policy: Policy, memory: tuple[()], observation: Float[Array, " O"], applied: Float[Array, " A"]) -> Any:
@@ -74,8 +74,8 @@ class Agent:
         if isinstance(params, Composite) and plant is None:
             raise ValueError(f"a composite for {spec.name} needs its plant: pass `plant`, which has fallback and model")
         self.params, self.spec, self.plant = params, spec, plant
-        algorithm = usual(spec) if algorithm is None else algorithm
-        self.algorithm = known_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
+        algorithm = default_algorithm(spec) if algorithm is None else algorithm
+        self.algorithm = get_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
         self._hyperparameters = dict(hyperparameters or {})
         self.config = configure(self.algorithm, self._hyperparameters)
         shielded = isinstance(params, Composite) and plant is not None
@@ -142,7 +142,7 @@ class Agent:
         """Precision of the parameters."""
         return jax.tree.leaves(self.params)[0].dtype
 
-    def train(self, dataset: Transition, updates: int = 10_000, seed: int = 0, batch_size: int = 256) -> Fitted:
+    def train(self, dataset: Transition, updates: int = 10_000, seed: int = 0, batch_size: int = 256) -> FitResult:
         """Continue training the policy on logged transitions, with the same scaling of observations and actions.
 
         The first call starts from the policy's weights and fresh critics, or a fresh model, which is trained first
@@ -177,10 +177,10 @@ class Agent:
         else:
             warm_up, start, how = 0, _onward(begun, fresh), begun.scaling
         plan = schedule(updates, 500, algorithm.batches_per_update, warm_up)
-        reached = train(algorithm, start, resident(scaled(how, dataset)), plan, batch_size, limit=how.limit)
+        reached = train(algorithm, start, resident(scale_rows(how, dataset)), plan, batch_size, limit=how.limit)
         self.config = config
         self._begun = _Begun(reached.population.learner, how, (begun.updates if begun else 0) + reached.done)
-        found = fitted(algorithm, config, alone, how, plan, reached)
+        found = make_result(algorithm, config, alone, how, plan, reached)
         (trained,) = found.policies
         self.params = self.params._replace(policy=trained) if isinstance(self.params, Composite) else trained
         self.reset()
@@ -190,7 +190,7 @@ class Agent:
         """Add the history to logged rows; a row that does not continue the previous one starts an episode."""
         if not isinstance(self.params, Composite) or self.plant is None or self.history is None:
             return dataset
-        starts = begins(dataset)
+        starts = episode_starts(dataset)
         seen = jnp.asarray(np.asarray(dataset.observation)[starts])
         applied = jax.vmap(partial(first_applied, self.plant, self.params))(seen)
         return stacked_transitions(self.history, dataset, starts, np.asarray(applied))

@@ -14,10 +14,10 @@ import numpy as np
 from jax._src import xla_bridge  # JAX has no public way to ask whether a backend is running.
 from jaxtyping import Array, Float, Int, UInt32
 
-from neorl_core.history import History, begun, followed, history_of, stacked_spec
+from neorl_core.history import parse_history, stack_first, stack_next, stacked_spec
 from neorl_core.plants import PLANTS
 from neorl_core.plants.base import clip_to
-from neorl_core.types import Constraint, Params, Plant, PlantSpec, Space, Timestep
+from neorl_core.types import Constraint, History, Params, Plant, PlantSpec, Space, Timestep
 
 
 class Running(NamedTuple):
@@ -73,7 +73,7 @@ def seen_of(plant: Plant, history: Mapping[str, int] | None) -> PlantSpec:
     Raises:
         ValueError: on an unknown name or an invalid number of steps.
     """
-    return stacked_spec(plant.spec, history_of(history or {}, plant.spec))
+    return stacked_spec(plant.spec, parse_history(history or {}, plant.spec))
 
 
 def root_of(generator: np.random.Generator) -> UInt32[np.ndarray, " 2"]:
@@ -121,7 +121,7 @@ def start(
     key_reset, key_steps = jax.random.split(key_run)
     state, observation = plant.reset(key_reset, params)
     shown = clip_to(plant.spec.observation, observation)
-    seen = _shown(begun(history, shown, clip_to(plant.spec.action, plant.applied(shown))))
+    seen = _shown(stack_first(history, shown, clip_to(plant.spec.action, plant.applied(shown))))
     kept = () if history is None else seen
     return Running(root, episode, state, params, jax.random.key_data(key_steps), jnp.int32(0), kept), seen
 
@@ -133,7 +133,7 @@ def advance(
     key = jax.random.fold_in(jax.random.wrap_key_data(running.steps, impl="threefry2x32"), running.step)
     command = clip_to(plant.spec.action, to_command(plant.spec, action, physical))
     state, now = plant.step(key, running.state, command, running.params)
-    seen = _shown(followed(history, running.seen, command, clip_to(plant.spec.observation, now.observation)))
+    seen = _shown(stack_next(history, running.seen, command, clip_to(plant.spec.observation, now.observation)))
     kept = () if history is None else seen
     return running._replace(state=state, step=running.step + 1, seen=kept), now._replace(observation=seen)
 

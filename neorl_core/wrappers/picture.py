@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw, ImageFont
 
-from neorl_core.panels import Curve, curve, panels_of, unit_of
+from neorl_core.panels import Curve, curve, make_panels, unit_of
 from neorl_core.types import Panel, PlantSpec
 
 MOST = 8
@@ -43,7 +43,7 @@ def frame_of(
     observations, actions, margins = (np.stack(rows) for rows in zip(*episode, strict=True))
     found = [
         (panel.name, unit_of(panel, spec), numbers)
-        for panel in panels_of(spec, drawn)
+        for panel in make_panels(spec, drawn)
         if (numbers := curve(panel, spec, observations, margins)) is not None
     ]
     found += [

@@ -14,9 +14,8 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from jaxtyping import Array, Bool, Float, Int
 
-from neorl_core.history import History
 from neorl_core.plants.base import AnyArray
-from neorl_core.types import Constraint, Params, Plant, Timestep
+from neorl_core.types import Constraint, History, Params, Plant, Timestep
 from neorl_core.wrappers.episodes import (
     Running,
     action_space,

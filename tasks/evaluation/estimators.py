@@ -11,11 +11,11 @@ import jax.numpy as jnp
 
 from configs.errors import ServiceMissing
 from configs.run import OpenedRun
-from neorl_core.history import History
 from neorl_core.networks import Normaliser, Policy, policy_act, to_unit
 from neorl_core.ope import fqe
-from neorl_core.ope.agreement import Estimate, together
-from neorl_core.ope.model import ModelValue, effective_windows
+from neorl_core.ope.agreement import Estimate, combine
+from neorl_core.ope.model_based import ModelValue, effective_windows
+from neorl_core.types import History
 from tasks.data.store.episodes import Logs
 from tasks.data.store.histories import Past
 from tasks.evaluation.cluster import in_order
@@ -97,7 +97,7 @@ class Estimators(NamedTuple):
 
     def _together(self, rounds: list[list[fqe.Evaluation]], models: ModelValue) -> Estimate:
         windows = effective_windows(self.learned.windows)
-        return together(
+        return combine(
             jax.device_get(rounds), models, self.episodes.allowed, windows, self.episodes.run.evaluate.confidence
         )
 

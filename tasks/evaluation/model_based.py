@@ -11,13 +11,12 @@ import numpy as np
 from jax import Array
 
 from configs.run import OpenedRun
-from neorl_core.history import History
 from neorl_core.networks import Normaliser, Policy, normalise, to_unit
-from neorl_core.ope import model as model_based
+from neorl_core.ope import model_based
+from neorl_core.ope.action_values import action_values
 from neorl_core.ope.fqe import LoggedSteps
-from neorl_core.ope.guesses import action_values
-from neorl_core.ope.logged import uncut
-from neorl_core.types import Transition
+from neorl_core.ope.logged import uncut_share
+from neorl_core.types import History, Transition
 from neorl_core.world_model import bootstrap
 from tasks.data.store.episodes import Logs
 
@@ -86,9 +85,9 @@ def fit_learned_model(
     counts = bootstrap.resample(of_resample, steps.episode, len(starts), model_based.MEMBERS)
     report = None if progress is None else lambda done, of: progress(done, of, "updates of the learned model")
     model = bootstrap.train(model, of_batches, scaled, counts, updates, report)
-    found = model_based.whole(model_based.side_by_side(data, starts, len(model.low), horizon), horizon)
+    found = model_based.complete_windows(model_based.stack_windows(data, starts, len(model.low), horizon), horizon)
     discount = run.evaluate.discount
-    learned = model_based.completed(of_ridge, model, data, rewards, steps.episode, steps.starts, discount)
+    learned = model_based.fit_regressions(of_ridge, model, data, rewards, steps.episode, steps.starts, discount)
     return LearnedModelEvaluator(learned, normaliser, found, discount)
 
 
@@ -116,7 +115,7 @@ def lasting(logs: Logs, horizon: int) -> int:
     found = windows(logs, horizon)
     ends = np.append(found.starts[1:], len(found.episode))
     lasts, ended = ends - found.starts, np.asarray(found.transitions.terminated)[ends - 1] > 0
-    share = uncut(jnp.asarray(lasts), jnp.asarray(~ended & (lasts < horizon)), horizon)
+    share = uncut_share(jnp.asarray(lasts), jnp.asarray(~ended & (lasts < horizon)), horizon)
     # A product of shares that is a half may be a little less in single precision.
     return int(np.flatnonzero(np.asarray(share) > 0.5 - 1e-4)[-1])
 

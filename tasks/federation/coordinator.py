@@ -17,11 +17,11 @@ from configs.errors import BadInput, NeoRLError, Refused
 from configs.federation import Federation
 from configs.home import Home
 from neorl_core.federated import privacy as dp
-from neorl_core.federated.privacy import noised
-from neorl_core.federated.rounds import Server, fresh_server, stepped
+from neorl_core.federated.privacy import add_noise
+from neorl_core.federated.rounds import Server, fresh_server, step_server
 from neorl_core.networks import Policy
 from neorl_core.training.parameters import size, with_parameters
-from neorl_core.training.preparation import Moments, merged, scaling
+from neorl_core.training.preparation import Moments, merge_moments, scaling
 from neorl_core.types import PlantSpec
 from tasks.evidence.federations import (
     WEIGHTS,
@@ -132,7 +132,7 @@ def _open(asked: Federation, name: str, reach: Reach, ledger: Ledger, folder: Pa
     if len(specs) != 1:
         raise BadInput(f"expected plants of the same names, units and bounds at {', '.join(told)}, got different ones.")
     spec = spec_of_record(parse_json(specs.pop().encode()))
-    known = reduce(merged, [check_sizes(told[site][1], spec) for site in sorted(told)])
+    known = reduce(merge_moments, [check_sizes(told[site][1], spec) for site in sorted(told)])
     rows = {site: told[site][0].rows for site in sorted(told)}
     learning = _learning(asked, spec, len(rows))
     arrays = _moment_arrays(known) | {"spec": np.frombuffer(told[min(told)][0].spec.encode(), np.uint8)}
@@ -208,8 +208,8 @@ def _round(
     if came.found is not None:
         found = came.found
         if private := opening.learning.rule.privacy:
-            found = noised(found, private, count, secret_key())
-        server = stepped(opening.learning.rule, server, found, count / len(opening.rows))
+            found = add_noise(found, private, count, secret_key())
+        server = step_server(opening.learning.rule, server, found, count / len(opening.rows))
     completed, after = came.found is not None, _keep(folder, server)
     logged = RoundBody(
         federation=opening.entry.digest,

@@ -15,7 +15,7 @@ from neorl_core.federated.fedora import fedora
 from neorl_core.federated.methods import FEDAVG, SCAFFOLD, Method, fedprox
 from neorl_core.federated.privacy import Privacy
 from neorl_core.federated.rounds import Rule, check
-from neorl_core.fit import known_algorithm
+from neorl_core.fit import get_algorithm
 from neorl_core.training.population import (
     Algorithm,
     TrainState,
@@ -57,7 +57,7 @@ def learning_of(terms: Terms, spec: PlantSpec, aggregate: Aggregation | None = N
         BadInput: on an algorithm, a hyper-parameter or parts that do not go together.
     """
     try:
-        algorithm = known_algorithm(terms.algorithm)
+        algorithm = get_algorithm(terms.algorithm)
         check_actions(algorithm, spec)
         config = configure(algorithm, terms.hyperparameters, terms.rounds * terms.updates)
         train = member(init_population(algorithm, spec, config, members([terms.seed], {})), 0)

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from configs.errors import BadInput, Refused
-from neorl_core.federated.secure import masked, unmasked
-from neorl_core.federated.shamir import PRIME, Share, recovered, shares
+from neorl_core.federated.secure import add_masks, remove_masks
+from neorl_core.federated.shamir import PRIME, Share, recover_secret, split_secret
 
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.uint32]
@@ -101,7 +101,7 @@ class Masks:
 
         def shared(secret: bytes) -> dict[str, Share]:
             drawn = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
-            return dict(zip(names, shares(int.from_bytes(secret), len(names), drawn), strict=True))
+            return dict(zip(names, split_secret(int.from_bytes(secret), len(names), drawn), strict=True))
 
         own, key = shared(self._own), shared(self._mask.private_bytes_raw())
         self._shares[self._site] = own[self._site], key[self._site]
@@ -136,7 +136,7 @@ class Masks:
         if len(names) < self._threshold:
             raise Refused(f"expected shares of {self._threshold} sites at least, got {len(names)}.")
         pairs = [_seed_between(self._mask, self._public[n].mask) if n != self._site else bytes(SEED) for n in names]
-        told = masked(jnp.asarray(numbers), names.index(self._site), _key(self._own), jnp.stack([*map(_key, pairs)]))
+        told = add_masks(jnp.asarray(numbers), names.index(self._site), _key(self._own), jnp.stack([*map(_key, pairs)]))
         return np.asarray(told)
 
     def reveal(self, arrived: Sequence[str]) -> Revealed:
@@ -188,7 +188,7 @@ def total_of(
     at = {name: place for place, name in enumerate(names)}
     total = jnp.sum(jnp.stack([jnp.asarray(sent[name]) for name in arrived]), axis=0, dtype=jnp.uint32)
     shaped = jnp.asarray(pairs, jnp.uint32).reshape(len(dropped), len(arrived), 2)
-    found = unmasked(
+    found = remove_masks(
         total,
         jnp.asarray([at[name] for name in arrived]),
         jnp.stack(own),
@@ -226,7 +226,7 @@ def _unpacked(data: bytes) -> tuple[Share, Share]:
 
 def _secret(told: Sequence[Share], size: int) -> bytes:
     try:
-        return recovered(told).to_bytes(size)
+        return recover_secret(told).to_bytes(size)
     except (ValueError, OverflowError) as error:
         raise Refused("expected shares of one secret, got others: a site told a wrong one.") from error
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from configs.errors import BadInput, NeoRLError
-from neorl_core.federated.secure import FixedPoint, decoded
+from neorl_core.federated.secure import FixedPoint, decode
 from tasks.evidence.federations import LeftOutBody, ParticipantBody
 from tasks.federation.gathering import Gathered, Round, lost, refused
 from tasks.federation.masks import Bytes, Numbers, Public, Revealed, points_of, total_of
@@ -97,7 +97,7 @@ class _Steps:
         parts = {site: 1.0 if of.asked.privacy else of.rows[site] / most for site in sorted(sent)}
         whole = sum(parts.values())
         flat, shape = ravel_pytree((of.server.parameters, of.server.control))
-        mean = decoded(jnp.asarray(total), fixed) / whole
+        mean = decode(jnp.asarray(total), fixed) / whole
         participants = tuple(
             ParticipantBody(
                 site=site, update=sha256_hex(sent[site].tobytes()), weight=part / whole, norm=None, distance=None

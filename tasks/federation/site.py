@@ -16,12 +16,12 @@ from configs.errors import BadInput, Refused
 from configs.federation import Site as SiteFile
 from configs.federation import Terms
 from neorl_core.federated.methods import Offer, Reply, Rows, Site
-from neorl_core.federated.rounds import Rule, at_site, fresh_site, looking
-from neorl_core.federated.secure import FixedPoint, encoded
+from neorl_core.federated.rounds import Rule, fresh_site, observing, site_round
+from neorl_core.federated.secure import FixedPoint, encode
 from neorl_core.networks import Policy
 from neorl_core.training.parameters import parameters_of, with_parameters
 from neorl_core.training.population import Metrics
-from neorl_core.training.preparation import Moments, Scaling, moments, scaled, scaling
+from neorl_core.training.preparation import Moments, Scaling, moments, scale_rows, scaling
 from neorl_core.types import Transition
 from tasks.data.store.episodes import read_logs
 from tasks.data.store.reader import StoredDataset
@@ -123,7 +123,7 @@ class Participant:
         )
         if 0 < work.learning.warm_up < question.number and not int(site.train.step):
             # It was not there in the warm-up, and its model knows no range of its rows.
-            site = compiled(looking(work.learning.rule))(offer, site, work.rows)[0]
+            site = compiled(observing(work.learning.rule))(offer, site, work.rows)[0]
         site, reply, metrics = compiled(work.learning.rule_of(question.number))(offer, site, work.rows)
         self._keep(question, site)
         told = ", ".join(f"{name} {float(value):.4g}" for name, value in sorted(metrics.items())[:4])
@@ -156,7 +156,7 @@ class Participant:
         # Behind a mask nobody else can see it.
         if not bool(jnp.all(jnp.isfinite(flat))):
             raise Refused("expected a change of finite numbers, got others: the training at this site diverged.")
-        numbers = encoded(part * flat, fixed)
+        numbers = encode(part * flat, fixed)
         return self._masks(question).add(np.asarray(numbers), sealed)
 
     def _unmask(self, question: Question, message: Message) -> Message:
@@ -197,7 +197,7 @@ class Participant:
         key = sha256_hex(f"{question.federation}/{sha256_hex(npz_bytes(arrays_of_moments(known)))}".encode())
         if key not in self._works:
             how = scaling(known, self.spec)
-            rows = Rows(scaled(how, self.transitions), jnp.int32(len(self.transitions.reward)))
+            rows = Rows(scale_rows(how, self.transitions), jnp.int32(len(self.transitions.reward)))
             # One at a time: another federation's rows would double the memory.
             self._works = {key: Work(learning_of(question.terms, self.spec), how, rows)}
         return self._works[key]
@@ -229,7 +229,7 @@ class Participant:
 @lru_cache(maxsize=16)
 def compiled(rule: Rule) -> Round:
     """A site's half of a round as one program; sites within one process share it."""
-    return jax.jit(partial(at_site, rule))
+    return jax.jit(partial(site_round, rule))
 
 
 def all_moments(message: Message) -> Moments:

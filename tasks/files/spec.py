@@ -9,7 +9,7 @@ from neorl_core.types import Clock, Constraint, PlantSpec, Space
 
 if TYPE_CHECKING:
     from neorl_core.graph.layout import Layout
-    from neorl_core.history import History
+    from neorl_core.types import History
 
 OPTIONAL = ("history", "choices", "layout", "clock")
 """Fields that are left out if they are None."""
@@ -96,7 +96,7 @@ def _plain(value: Any) -> Any:
 
 
 def _history(value: Any, observed_size: int, acting_size: int) -> History:
-    from neorl_core.history import History
+    from neorl_core.types import History
 
     record = _object(value, "history", History._fields)
     observed, acting = (_list(record[name], f"history.{name}") for name in History._fields)
@@ -110,7 +110,7 @@ def _history(value: Any, observed_size: int, acting_size: int) -> History:
 
 
 def _layout(value: Any, observed_size: int, acting_size: int) -> Layout:
-    from neorl_core.graph.layout import Layout, checked
+    from neorl_core.graph.layout import Layout, check_layout
 
     record = _object(value, "layout", Layout._fields)
     nodes = record["nodes"]
@@ -128,7 +128,7 @@ def _layout(value: Any, observed_size: int, acting_size: int) -> Layout:
             raise ValueError(f"layout.{name} must contain numbers only, got {_short(rows)}")
         parts[name] = tuple(map(tuple, rows))
     flat = {name: parts[name][0] for name in FLAT}
-    return checked(Layout(nodes, **(parts | flat)), observed_size, acting_size)
+    return check_layout(Layout(nodes, **(parts | flat)), observed_size, acting_size)
 
 
 def _choices(value: Any, action: Space) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from configs.errors import Refused
 from configs.home import Home
 from configs.run import OpenedRun
 from neorl_core.training.loop import TrainingRows, resident
-from neorl_core.training.preparation import merged
+from neorl_core.training.preparation import merge_moments
 from tasks.files.canonical import digest_json, file_sha256, read_json, write_json
 from tasks.files.locks import exclusive
 from tasks.progress import Report
@@ -118,7 +118,9 @@ def _pooled(trainings: list[TrainingRun]) -> TrainingRun:
             yield resident(jax.tree.map(lambda *x: jnp.asarray(np.concatenate(x)), *parts))
 
     scaling = first.data.scaling._replace(limit=max(data.scaling.limit for data in datas))
-    data = first.data._replace(moments=reduce(merged, (data.moments for data in datas)), scaling=scaling, open=together)
+    data = first.data._replace(
+        moments=reduce(merge_moments, (data.moments for data in datas)), scaling=scaling, open=together
+    )
     identity = first.identity.model_copy(
         update={"dataset": digest_json([training.identity.digest() for training in trainings])}
     )

@@ -22,7 +22,7 @@ from configs.home import Home
 from configs.run import OpenedRun
 from configs.units import conversion
 from neorl_core.safety.drift_test import LEAST_REFERENCE, YEAR, alarm_threshold, detect
-from neorl_core.types import PlantSpec, moves
+from neorl_core.types import PlantSpec, varies
 from neorl_core.world_model.prediction import fit_autoregression
 from tasks.data.store.episodes import Logs, action_vectors, new_episodes, read_logs, vector_space
 from tasks.data.store.reader import StoredDataset
@@ -304,7 +304,7 @@ def _signals(spec: PlantSpec, known: Logs, new: Logs) -> Iterator[Stream]:
     for group, names in groups:
         mean, deviation = before[group].mean(axis=0), before[group].std(axis=0)
         # One that never moved there may move by what is next to nothing.
-        deviation = np.where(moves(mean, deviation), deviation, 1e-6 * np.abs(mean) + 1e-9)
+        deviation = np.where(varies(mean, deviation), deviation, 1e-6 * np.abs(mean) + 1e-9)
         for i, name in enumerate(names):
             z, z_new = ((columns[group][:, i] - mean[i]) / deviation[i] for columns in (before, after))
             shift = float(z_new.mean() - z.mean())
@@ -363,7 +363,7 @@ def _linear_scores(spec: PlantSpec, known: Logs, new: Logs) -> tuple[Floats, Flo
 def _mean_and_scale(columns: Floats) -> tuple[Floats, Floats]:
     """Mean and deviation of columns; of one that does not move the deviation is taken for 1."""
     mean, deviation = columns.mean(axis=0), columns.std(axis=0)
-    return mean, np.where(moves(mean, deviation), deviation, 1.0)
+    return mean, np.where(varies(mean, deviation), deviation, 1.0)
 
 
 def _place(row: int, logs: Logs) -> str:

@@ -17,11 +17,11 @@ from jaxtyping import PRNGKeyArray
 from configs.errors import Refused
 from configs.home import Home
 from configs.run import OpenedRun
-from neorl_core.history import History, resting_action, stacked_spec
+from neorl_core.history import resting_action, stacked_spec
 from neorl_core.networks import Normaliser, normalise, to_unit
 from neorl_core.training.optimisers import Recipe
 from neorl_core.training.preparation import moments, scaling
-from neorl_core.types import PlantSpec, Transition
+from neorl_core.types import History, PlantSpec, Transition
 from neorl_core.world_model import bootstrap, dynamics
 from neorl_core.world_model.dynamics import Model
 from neorl_core.world_model.prediction import (

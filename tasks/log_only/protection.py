@@ -27,7 +27,7 @@ from neorl_core.safety.support import (
 from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Optimiser, Recipe
 from neorl_core.training.preparation import moments, scaling
-from neorl_core.types import Params, PlantSpec, moves
+from neorl_core.types import Params, PlantSpec, varies
 from tasks.data.store import reader
 from tasks.data.store.episodes import Logs, halves, read_logs
 from tasks.models.plants.known import plant_of
@@ -79,7 +79,7 @@ def calibrated_shield(run: OpenedRun, spec: PlantSpec, training: Logs, calibrati
     # An observation that never moved is judged by the envelope alone: a distance has no unit for it, and one held-out
     # episode that moves it would make the radius as long as its unit is short.
     unmoved = np.where(np.arange(len(centre)) < spec.observation.size, np.inf, 1.0)
-    scale = np.where(moves(centre, deviation), deviation, unmoved)
+    scale = np.where(varies(centre, deviation), deviation, unmoved)
     scaled = jnp.asarray((_thinned(points) - centre) / scale, dtype=float)
     chosen = choose_references(jax.random.key(run.seed), scaled, min(REFERENCES, len(scaled)))
     observed, known = spec.observation.size, training.transitions

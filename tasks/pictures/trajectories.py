@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import numpy as np
 
-from neorl_core.panels import curve, panels_of, unit_of
+from neorl_core.panels import curve, make_panels, unit_of
 from neorl_core.plants.base import rollouts
 from neorl_core.types import Controller, Panel, Params, Plant, PlantSpec
 from tasks.pictures.estimates import Estimate, draw_estimates
@@ -157,7 +157,7 @@ def draw_plant(plant: Plant, path: Path, seed: int, episodes: int) -> dict[str, 
 def _panels(spec: PlantSpec, controllers: Mapping[str, Trajectory], shown: Sequence[Panel]) -> list[Panel]:
     """What can be drawn of what shall be: a quantity that follows from margins needs those of every controller."""
     kept = all(episode.margins is not None for episode in controllers.values())
-    return [panel for panel in panels_of(spec, shown) if panel.signals or kept]
+    return [panel for panel in make_panels(spec, shown) if panel.signals or kept]
 
 
 def _draw_panels(

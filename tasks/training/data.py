@@ -16,7 +16,7 @@ from neorl_core.training import sharding
 from neorl_core.training.loop import Plan, TrainingRows, resident, schedule
 from neorl_core.training.parameters import tuning_updates
 from neorl_core.training.population import Algorithm
-from neorl_core.training.preparation import Moments, Scaling, moments, scaled, scaling
+from neorl_core.training.preparation import Moments, Scaling, moments, scale_rows, scaling
 from neorl_core.types import PlantSpec
 from tasks.data.store.episodes import best_episodes, read_logs
 from tasks.data.store.histories import past_of
@@ -79,8 +79,8 @@ def training_data(
         plan = schedule(updates, run.train.checkpoint_every, batches, warm_up)
 
         def hold(mesh: Mesh | None) -> AbstractContextManager[TrainingRows]:
-            data = scaled(how, transitions)
-            return nullcontext(resident(data if mesh is None else sharding.replicated(mesh, data)))
+            data = scale_rows(how, transitions)
+            return nullcontext(resident(data if mesh is None else sharding.replicate(mesh, data)))
 
         return TrainingData(_reaching(known, seen), how, plan, False, hold)
     seen = ring.moments()

@@ -26,7 +26,7 @@ from neorl_core.training.population import (
     policies,
     warm_up_updates,
 )
-from neorl_core.training.precision import mixed
+from neorl_core.training.precision import mixed_precision
 from tasks.data.store import reader
 from tasks.data.store.episodes import halves, read_logs
 from tasks.data.store.histories import observed_spec, past_of
@@ -196,9 +196,9 @@ def _fresh(training: TrainingRun, only: int | None) -> tuple[Algorithm, TrainSta
         fresh = init_population(algorithm, spec, config, [replace(member, hyperparameters={})])
     if run.train.start is not None:
         fresh = with_start(training.home, fresh, run.train.start)
-    algorithm = mixed(algorithm) if run.train.precision == "bfloat16" else algorithm
+    algorithm = mixed_precision(algorithm) if run.train.precision == "bfloat16" else algorithm
     if training.mesh is not None and only is None:
-        return sharding.split(algorithm, training.mesh), sharding.placed(training.mesh, fresh)
+        return sharding.shard_batches(algorithm, training.mesh), sharding.shard_members(training.mesh, fresh)
     return algorithm, fresh
 
 

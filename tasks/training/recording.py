@@ -17,7 +17,7 @@ import numpy as np
 
 from configs.errors import BadInput, Refused
 from neorl_core.algorithms import check_actions
-from neorl_core.fit import Fitted, fit
+from neorl_core.fit import FitResult, fit
 from neorl_core.training.population import Algorithm, configure
 from tasks.data.formats.recordings import Recording, RecordingAccount
 from tasks.files.arrays import npz_bytes
@@ -212,7 +212,7 @@ def _told(log: Recording, made_by: MadeBy) -> Learning:
     )
 
 
-def _write(out: Path, fitted: Fitted, log: Recording, identity: MadeBy) -> Record:
+def _write(out: Path, fitted: FitResult, log: Recording, identity: MadeBy) -> Record:
     write_atomic(out / "curves.npz", npz_bytes({"step": fitted.steps, **fitted.curves}))
     plot_curves(
         out / "curves.png",

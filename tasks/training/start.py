@@ -9,7 +9,7 @@ import numpy as np
 
 from configs.errors import Refused
 from configs.home import Home
-from neorl_core.training.parameters import begun, parameters_of
+from neorl_core.training.parameters import parameters_of, start_from
 from neorl_core.training.population import TrainState
 from tasks.files.arrays import npz_bytes, read_npz
 from tasks.files.canonical import file_sha256, sha256_hex, write_atomic
@@ -57,6 +57,6 @@ def with_start(home: Home, fresh: TrainState, digest: str) -> TrainState:
             f"expected the weights {digest} at {path}, got {got}: 'neorl fleet retrain' of all sites makes them again."
         )
     try:
-        return begun(fresh, read_npz(path))  # type: ignore[arg-type]
+        return start_from(fresh, read_npz(path))  # type: ignore[arg-type]
     except ValueError as error:
         raise Refused(f"{error}, in {path}: give the sites' learner the layers of the shared one.") from error

@@ -14,7 +14,7 @@ from gymnasium.utils.env_checker import check_env
 from configs.errors import BadInput, Refused
 from configs.run import Shield
 from neorl_core.fit import fit
-from neorl_core.history import history_of
+from neorl_core.history import parse_history
 from neorl_core.networks import Policy, mlp_init, policy_act
 from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import composite_controller, make_composite
@@ -137,5 +137,5 @@ def test_meaningless_settings_are_rejected() -> None:
     ):
         shield_of(STATION.spec, Shield(rate_limits={"pumps": 0.5}))
     with pytest.raises(ValueError, match="history cannot include 'pumps', an action of choices"):
-        history_of({"pumps": 2}, STATION.spec)
-    assert history_of({"level": 2}, STATION.spec) is not None
+        parse_history({"pumps": 2}, STATION.spec)
+    assert parse_history({"level": 2}, STATION.spec) is not None

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from neorl_core.history import (
-    History,
-    begins,
-    begun,
-    followed,
-    history_of,
-    longest,
+    episode_starts,
+    longest_lag,
+    parse_history,
+    stack_first,
+    stack_next,
     stacked_normaliser,
     stacked_size,
     stacked_spec,
@@ -27,7 +26,7 @@ from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import Composite, bare_controller, composite_controller, make_composite
 from neorl_core.training.optimisers import Recipe
 from neorl_core.training.preparation import prepare
-from neorl_core.types import Plant, Transition
+from neorl_core.types import History, Plant, Transition
 from neorl_core.world_model import dynamics
 from neorl_core.world_model.rollouts import branched_rollouts, expected_rollouts
 from neorl_core.wrappers.gymnasium import PlantEnv
@@ -60,7 +59,7 @@ def test_three_steps_by_hand() -> None:
 def test_an_episode_knows_nothing_of_the_one_before() -> None:
     one, other = (rows_of([[k], [k + 1]], [[-k], [-k - 1]], np.float32([k + 2])) for k in (1, 5))
     logged: Transition = jax.tree.map(lambda *x: np.concatenate(x), one, other)
-    assert begins(logged).tolist() == [0, 2]
+    assert episode_starts(logged).tolist() == [0, 2]
     found = stacked_transitions(History((1,), (2,)), logged, np.array([0, 2]), np.float32([[7], [8]]))
     expected = [[1, 1, 7, 7], [2, 1, -1, 7], [5, 5, 8, 8], [6, 5, -5, 8]]
     np.testing.assert_array_equal(found.observation, np.float32(expected))
@@ -68,13 +67,13 @@ def test_an_episode_knows_nothing_of_the_one_before() -> None:
 
 
 def test_names_and_bounds_of_what_a_policy_sees() -> None:
-    history = history_of({"fatigue": 2, "shift_move": 1}, PLANT.spec)
+    history = parse_history({"fatigue": 2, "shift_move": 1}, PLANT.spec)
     assert history == History((0, 0, 0, 0, 2, 0), (0, 0, 1))
-    assert (stacked_size(history), longest(history)) == (9, 2)
+    assert (stacked_size(history), longest_lag(history)) == (9, 2)
     seen = stacked_spec(PLANT.spec, history)
     assert seen.observation.names[6:] == ("fatigue_lag_1", "fatigue_lag_2", "shift_move_lag_1")
     assert seen.observation.high[6:] == (300.0, 300.0, 1.0)
-    assert history_of({}, PLANT.spec) is None
+    assert parse_history({}, PLANT.spec) is None
     assert stacked_spec(PLANT.spec, None) is PLANT.spec
 
 
@@ -90,7 +89,7 @@ def test_names_and_bounds_of_what_a_policy_sees() -> None:
 )
 def test_what_is_no_history(counts: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match="histor") as error:
-        history_of(counts, PLANT.spec)
+        parse_history(counts, PLANT.spec)
     assert sentence in str(error.value)
 
 
@@ -112,7 +111,7 @@ def test_logs_controller_and_environment_show_the_same_bits(name: str) -> None:
     plant = PLANTS[name]
     spec = plant.spec
     counts = {spec.observation.names[1]: 3, spec.observation.names[-1]: 2, spec.action.names[-1]: 2}
-    history = history_of(counts, spec)
+    history = parse_history(counts, spec)
     assert history is not None
     composite = make_composite(plant, actor(history, plant), history=history)
     controller = composite_controller(plant)
@@ -164,7 +163,7 @@ def test_environments_by_the_dozen_show_what_one_shows() -> None:
 @pytest.mark.slow
 def test_what_was_applied_counts_and_what_cannot_be_read_is_left_out() -> None:
     """An operator overrules the policy; a sensor fails at the first step, and once more later."""
-    history = history_of({"velocity": 2, "velocity_move": 1}, PLANT.spec)
+    history = parse_history({"velocity": 2, "velocity_move": 1}, PLANT.spec)
     composite = make_composite(PLANT, actor(history), history=history)
     controller = composite_controller(PLANT)
     lost = jnp.full(6, jnp.nan)
@@ -184,13 +183,13 @@ def test_without_a_history_nothing_is_carried() -> None:
     assert composite_controller(PLANT).init(composite, jnp.zeros(6)).seen == ()
     assert bare_controller(PLANT).init(composite.policy, jnp.zeros(6)) == ()
     x = jnp.arange(6.0)
-    assert followed(None, x, x, x) is x
-    assert begun(None, x, x) is x
+    assert stack_next(None, x, x, x) is x
+    assert stack_first(None, x, x) is x
     assert Composite(None, composite.shield, (), ()).history is None
 
 
 def test_without_its_policy_a_composite_is_its_fallback_and_its_history_rests() -> None:
-    history = history_of(COUNTS, PLANT.spec)
+    history = parse_history(COUNTS, PLANT.spec)
     alone = make_composite(PLANT, None, history=history)
     controller = composite_controller(PLANT)
     observation = jnp.float32([50, 50, 50, 50, 30, 80])
@@ -202,7 +201,7 @@ def test_without_its_policy_a_composite_is_its_fallback_and_its_history_rests() 
 
 
 def test_a_bare_policy_sees_what_it_sees_behind_its_shield() -> None:
-    history = history_of(COUNTS, PLANT.spec)
+    history = parse_history(COUNTS, PLANT.spec)
     composite = make_composite(PLANT, actor(history), history=history)
     shielded, bare = composite_controller(PLANT), bare_controller(PLANT, history=history)
     observation, applied = jnp.float32([50, 50, 50, 50, 30, 80]), jnp.zeros(3)
@@ -216,7 +215,7 @@ def test_a_bare_policy_sees_what_it_sees_behind_its_shield() -> None:
 
 def test_earlier_values_are_scaled_as_present_ones() -> None:
     """So that a step in normalised numbers is the same move of places as one in physical numbers."""
-    history = history_of(COUNTS, PLANT.spec)
+    history = parse_history(COUNTS, PLANT.spec)
     assert history is not None
     draw = np.random.default_rng(0)
     logged = rows_of(draw.normal(50, 9, (40, 6)), draw.uniform(-0.5, 0.5, (40, 3)), np.float32(draw.normal(50, 9, 6)))
@@ -226,7 +225,7 @@ def test_earlier_values_are_scaled_as_present_ones() -> None:
     np.testing.assert_array_equal(normaliser.mean[:6], plain.mean)
     np.testing.assert_array_equal(normaliser.scale[6:9], np.repeat(plain.scale[1], 3))
     np.testing.assert_array_equal(normaliser.mean[16:], np.repeat(plain.action_centre[1], 2))
-    moved = followed(history, prepared.observation, prepared.action, normalise(plain, logged.next_observation))
+    moved = stack_next(history, prepared.observation, prepared.action, normalise(plain, logged.next_observation))
     np.testing.assert_allclose(moved, prepared.next_observation, atol=1e-6)
 
 

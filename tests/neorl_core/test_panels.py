@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from neorl_core.panels import curve, limited, panels_of, set_points, unit_of
+from neorl_core.panels import curve, limited_signals, make_panels, set_points, unit_of
 from neorl_core.plants import LOGGED, PLANTS
 from neorl_core.types import Constraint, Panel, PlantSpec, Space
 
@@ -58,7 +58,7 @@ def test_what_is_not_measured_follows_from_its_margin() -> None:
 
 def test_without_a_word_of_the_plant_names_and_units_tell() -> None:
     # No sensor shares unit and words with the limits: each is drawn by its margin.
-    assert panels_of(KETTLE) == (
+    assert make_panels(KETTLE) == (
         Panel("wall temperature", limit="wall temperature"),
         Panel("stress", limit="stress"),
         Panel("balance", limit="balance"),
@@ -68,10 +68,10 @@ def test_without_a_word_of_the_plant_names_and_units_tell() -> None:
     assert set_points(reactor) == {"concentration": "concentration_setpoint"}
     assert set_points(masses) == {"position_1": "target_1", "position_2": "target_2"}
     # The coolant is a temperature in kelvin too; the limit is on the reactor's.
-    assert {name: c.name for name, c in limited(reactor).items()} == {"temperature": "reactor temperature"}
-    assert panels_of(masses)[1] == Panel("position_2", ("position_2",), "target_2", "travel of mass 2")
+    assert {name: c.name for name, c in limited_signals(reactor).items()} == {"temperature": "reactor temperature"}
+    assert make_panels(masses)[1] == Panel("position_2", ("position_2",), "target_2", "travel of mass 2")
     bare = KETTLE._replace(constraints=(), observation=KETTLE.observation._replace(names=("a", "b", "c")))
-    assert [panel.signals for panel in panels_of(bare)] == [("a",), ("b",), ("c",)]
+    assert [panel.signals for panel in make_panels(bare)] == [("a",), ("b",), ("c",)]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_without_a_word_of_the_plant_names_and_units_tell() -> None:
 )
 def test_a_panel_that_cannot_be_drawn_is_one_sentence(panel: Panel, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        panels_of(KETTLE, (panel,))
+        make_panels(KETTLE, (panel,))
 
 
 @pytest.mark.parametrize("name", PLANTS)
@@ -98,7 +98,7 @@ def test_no_plant_is_drawn_further_from_a_limit_than_its_own_formula_says(name: 
     margins = np.asarray(LOGGED[name].margins(seen), float)
     named = [limit.name for limit in plant.spec.constraints]
     drawn = set()
-    for panel in panels_of(plant.spec, plant.drawn):
+    for panel in make_panels(plant.spec, plant.drawn):
         found = curve(panel, plant.spec, seen, margins)
         assert found is not None
         assert unit_of(panel, plant.spec)
@@ -123,7 +123,7 @@ def test_the_limits_that_reviewers_missed_are_drawn_as_they_bind() -> None:
         space = plant.spec.observation
         seen = rng.uniform(space.low, space.high, (16, space.size)).astype(np.float32)
         found = curve(
-            panels_of(plant.spec, plant.drawn)[panel], plant.spec, seen, np.asarray(LOGGED[name].margins(seen))
+            make_panels(plant.spec, plant.drawn)[panel], plant.spec, seen, np.asarray(LOGGED[name].margins(seen))
         )
         assert found is not None
         wanted = expected(dict(zip(space.names, seen.T, strict=True)))

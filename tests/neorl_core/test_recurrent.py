@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from neorl_core.algorithms.bc import BC
-from neorl_core.fit import Fitted, fit
-from neorl_core.history import History, history_of, stacked_size, stacked_spec, stacked_transitions
+from neorl_core.fit import FitResult, fit
+from neorl_core.history import parse_history, stacked_size, stacked_spec, stacked_transitions
 from neorl_core.networks import actor_apply, actor_init, policy_act
 from neorl_core.plants import PLANTS
-from neorl_core.recurrent import Recurrence, _sequence, gru_apply, gru_init, recurrence_of
+from neorl_core.recurrent import Recurrence, _sequence, gru_apply, gru_init, make_recurrence
 from neorl_core.training.population import configure
-from neorl_core.types import Transition
+from neorl_core.types import History, Transition
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "torch.npz"
 PLANT = PLANTS["industrial_benchmark"]
@@ -71,12 +71,12 @@ def delayed(steps: int) -> tuple[Transition, History]:
     nothing = np.zeros(steps, np.float32)
     actions = np.repeat(answer[:, None], spec.action.size, axis=1) * np.float32(spec.action.high) * 0.9
     rows = Transition(seen[:-1], actions, nothing, nothing, seen[1:], nothing)
-    history = history_of({"velocity": BACK + 2}, spec)
+    history = parse_history({"velocity": BACK + 2}, spec)
     assert history is not None
     return rows, history
 
 
-def learned(rows: Transition, history: History, algorithm: str, updates: int, chunk: int = 700) -> Fitted:
+def learned(rows: Transition, history: History, algorithm: str, updates: int, chunk: int = 700) -> FitResult:
     stacked = stacked_transitions(history, rows, np.array([0]), rows.action[:1])
     own: dict[str, Any] = {"gru": 12, "hidden": [16], "actor_lr": 3e-3}
     if algorithm == "bptt":
@@ -109,8 +109,8 @@ def test_learners_move_every_weight_and_cuts_leave_no_trace(algorithm: str) -> N
 
 def test_without_a_history_there_is_nothing_to_read() -> None:
     with pytest.raises(ValueError, match="gru: 8 needs a history"):
-        recurrence_of(PLANT.spec, 8)
-    assert recurrence_of(PLANT.spec, 0) is None
+        make_recurrence(PLANT.spec, 8)
+    assert make_recurrence(PLANT.spec, 0) is None
 
 
 def test_a_batch_is_what_its_rows_are() -> None:

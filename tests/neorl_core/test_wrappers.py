@@ -18,7 +18,7 @@ from pettingzoo.test import parallel_api_test, parallel_seed_test
 
 from configs.errors import BadInput
 from neorl_core.algorithms import ALGORITHMS
-from neorl_core.fit import Fitted, fit
+from neorl_core.fit import FitResult, fit
 from neorl_core.networks import Policy, actor_init, policy_act
 from neorl_core.plants import PLANTS
 from neorl_core.plants.base import rollout
@@ -262,7 +262,7 @@ def test_later_training_runs_whole_schedule_without_cloning(log: Transition, clo
     np.testing.assert_array_equal(np.unique(second.curves["model_error"]), first.curves["model_error"][0, -1])
 
 
-def weights(found: Fitted) -> list[Any]:
+def weights(found: FitResult) -> list[Any]:
     return jax.tree.leaves(found.policies[0].params)
 
 

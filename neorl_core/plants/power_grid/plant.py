@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from neorl_core.graph.agents import Links
+from neorl_core.graph.agent_layout import Links
 from neorl_core.plants.base import AnyArray, clip_to
 from neorl_core.plants.power_grid import feeder33 as feeder
 from neorl_core.plants.power_grid import units

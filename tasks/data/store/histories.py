@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.run import OpenedRun
-from neorl_core.history import History, history_of, longest, resting_action, stacked_spec, stacked_transitions
+from neorl_core.history import longest_lag, parse_history, resting_action, stacked_spec, stacked_transitions
 from neorl_core.plants.base import clip_to
 from neorl_core.safety.composite import Composite
 from neorl_core.safety.support import SupportShield
-from neorl_core.types import Plant, PlantSpec, Process, Transition
+from neorl_core.types import History, Plant, PlantSpec, Process, Transition
 from tasks.data.store.episodes import Logs
 from tasks.data.store.reader import StoredDataset
 from tasks.models.plants.known import plant_of
@@ -32,7 +32,7 @@ class Past(NamedTuple):
     @property
     def longest(self) -> int:
         """The longest lag in steps."""
-        return 0 if self.history is None else longest(self.history)
+        return 0 if self.history is None else longest_lag(self.history)
 
     def rows(self, transitions: Transition, starts: npt.NDArray[np.int64]) -> Transition:
         """Return rows (N, ...) with their history.
@@ -58,7 +58,7 @@ def observed_spec(run: OpenedRun) -> PlantSpec:
         ValueError: if the run's history does not fit the plant.
     """
     spec = plant_of(run).spec
-    return stacked_spec(spec, history_of(run.history, spec))
+    return stacked_spec(spec, parse_history(run.history, spec))
 
 
 NO_PAST = Past(None, lambda observation: observation)
@@ -74,7 +74,7 @@ def past_of(run: OpenedRun, store: StoredDataset) -> Past:
         store: the dataset.
 
     Raises:
-        ValueError: as `neorl_core.history.history_of`.
+        ValueError: as `neorl_core.history.parse_history`.
     """
     plant, history = plant_of(run), observed_spec(run).history
     if history is None:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from configs.errors import BadInput
 from neorl_core.training.loop import TrainingRows
-from neorl_core.training.preparation import Moments, Scaling, merged, moments, scaled, successors
+from neorl_core.training.preparation import Moments, Scaling, merge_moments, moments, next_actions, scale_rows
 from neorl_core.types import PlantSpec, Transition
 from tasks.data.store.episodes import KEYS, transitions_of
 from tasks.data.store.histories import NO_PAST, Past
@@ -92,7 +92,7 @@ class Ring:
     def moments(self) -> Moments:
         """Return the moments of all rows, without history, in one pass."""
         blocks = self._dataset.episode_blocks(self._episodes, KEYS)
-        return reduce(merged, (moments(transitions_of(rows)) for rows in blocks))
+        return reduce(merge_moments, (moments(transitions_of(rows)) for rows in blocks))
 
     def read(self, start: int, rows: int) -> Transition:
         """Return `rows` rows from `start` on, around the ring, with their history and the next actions."""
@@ -107,7 +107,7 @@ class Ring:
         starts = np.isin(numbers, self._before[:-1])
         starts[0] = True
         joined = self._past.rows(joined, np.flatnonzero(starts))
-        following: Any = successors(joined)
+        following: Any = next_actions(joined)
         # One extra row was read for the next action of the last row.
         read: Transition = jax.tree.map(lambda x: x[start - first :][:rows], joined._replace(next_action=following))
         return read
@@ -178,7 +178,7 @@ class Stream:
 
     def _read(self, blocks: Any) -> Transition:
         parts = [self._ring.read(self._start(number), self._shape.block) for number in blocks]
-        return scaled(self._how, jax.tree.map(lambda *x: np.concatenate(x), *parts))
+        return scale_rows(self._how, jax.tree.map(lambda *x: np.concatenate(x), *parts))
 
     def _start(self, number: int) -> int:
         """Return the first row of a block."""

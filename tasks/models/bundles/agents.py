@@ -8,7 +8,7 @@ from pathlib import Path
 from configs.code import UserCode
 from configs.errors import BadInput
 from configs.run import Setting
-from neorl_core.fit import known_algorithm
+from neorl_core.fit import get_algorithm
 from neorl_core.history import stacked_spec
 from neorl_core.training.optimisers import Recipe
 from neorl_core.training.population import Algorithm
@@ -69,7 +69,7 @@ def _given(algorithm: str, hyperparameters: Mapping[str, Setting]) -> dict[str, 
 
     A warm-up and schedules that fall were fitted to the length of the run that is over: the next one has its own.
     """
-    values, known = dict(hyperparameters), known_algorithm(algorithm)
+    values, known = dict(hyperparameters), get_algorithm(algorithm)
     for name, default in known.Config()._asdict().items():
         value = values.get(name)
         if known.usual_updates and (name == "warm_up_updates" or (isinstance(default, Recipe) and default.steps)):

@@ -14,9 +14,8 @@ import numpy as np
 
 from configs.errors import BadInput, Refused
 from neorl_core.graph.layout import Layout
-from neorl_core.history import History
 from neorl_core.networks import Normaliser, Policy
-from neorl_core.types import Params, PlantSpec
+from neorl_core.types import History, Params, PlantSpec
 from tasks.files.arrays import npz_bytes, read_npz
 from tasks.files.canonical import canonical_json, digest_json, parse_json, sha256_hex, write_atomic
 from tasks.files.spec import spec_of_record, spec_record

@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from configs.errors import BadInput, Refused
 from neorl_core.graph.layout import Layout
-from neorl_core.history import History
-from neorl_core.types import Params, Plant, PlantSpec, Process
+from neorl_core.types import History, Params, Plant, PlantSpec, Process
 
 if TYPE_CHECKING:
     from neorl_core.safety.composite import Composite
@@ -247,7 +246,7 @@ def _misfit_of_process(composite: Composite, spec: PlantSpec) -> str | None:
 
 
 def _misfit_of_history(history: Params, spec: PlantSpec) -> str | None:
-    from neorl_core.history import MOST, longest, stacked_size
+    from neorl_core.history import MOST, longest_lag, stacked_size
 
     sizes = spec.observation.size, spec.action.size
     if not isinstance(history, History):
@@ -257,7 +256,7 @@ def _misfit_of_history(history: Params, spec: PlantSpec) -> str | None:
             return "a history of other signals"
         if not all(type(count) is int and 0 <= count < spec.horizon for count in counts):
             return "a history of other numbers than of steps"
-    if not longest(history) >= 1 or stacked_size(history) > MOST:
+    if not longest_lag(history) >= 1 or stacked_size(history) > MOST:
         return "a history of no or too many steps"
     return None
 
@@ -322,21 +321,21 @@ def _is_graph(params: Params, layout: Layout) -> bool:
     """Whether weights are those of an actor over this layout, or of its agents."""
     import jax
 
-    from neorl_core.graph.messages import Talk
-    from neorl_core.graph.policy import Passing, graph_actor_init
+    from neorl_core.graph.communication import AgentNetwork
+    from neorl_core.graph.policy import GraphNetwork, graph_actor_init
 
-    body: type[Passing | Talk]
+    body: type[GraphNetwork | AgentNetwork]
     match params:
         case {
             "layout": Layout() as own,
             "actor": {"body": {"nodes": {"bias": jax.Array(shape=(width,))}, **rest}},
         }:
-            body, each = Passing, "round_"
+            body, each = GraphNetwork, "round_"
         case {
             "layout": Layout(kinds=(_, *_)) as own,
             "agents": {"sees_0": {"bias": jax.Array(shape=(_, width))}, **rest},
         }:
-            body, each = Talk, "says_"
+            body, each = AgentNetwork, "says_"
         case _:
             return False
     rounds = sum(isinstance(name, str) and name.startswith(each) for name in rest)

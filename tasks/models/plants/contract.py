@@ -14,7 +14,7 @@ import numpy as np
 from configs.errors import BadInput, NeoRLError
 from configs.strict import NAME
 from neorl_core.networks import Normaliser, Policy
-from neorl_core.panels import panels_of
+from neorl_core.panels import make_panels
 from neorl_core.plants import PLANTS
 from neorl_core.plants.base import LoggedSignals
 from neorl_core.safety.composite import Composite
@@ -47,7 +47,7 @@ def read_plant(module: ModuleType, attribute: str, file: str) -> Plant:
     _check_spec(plant.spec, f"{file}: {attribute}.spec")
     _check_constants(plant, f"{file}: {attribute}")
     try:
-        panels_of(plant.spec, plant.drawn)
+        make_panels(plant.spec, plant.drawn)
     except (ValueError, AttributeError, TypeError) as error:
         raise BadInput(f"in {file}: {attribute}.drawn, {_line(error).rstrip('.')}.") from error
     _check_functions(plant, f"{file}: {attribute}")

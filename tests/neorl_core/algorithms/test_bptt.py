@@ -47,7 +47,7 @@ def test_gradients_through_the_rollouts_agree_with_differences() -> None:
         starts = batch_of(np.random.default_rng(3), 2, 2).observation
         hyper = {"discount": jnp.asarray(0.9), "penalty": jnp.asarray(0.5), "support": jnp.asarray(2.0)}
         inputs = state.support.directions.shape[0]
-        seen = support.seen(state.support, jnp.asarray(np.random.default_rng(4).normal(size=(64, inputs))))
+        seen = support.accumulate(state.support, jnp.asarray(np.random.default_rng(4).normal(size=(64, inputs))))
         # Of a tenth of their radius all steps lie outside.
         near = support.edge(seen, jnp.zeros((1, inputs)))
         edge = near._replace(radius=0.1 * near.radius)
@@ -120,7 +120,7 @@ def test_the_loss_rises_by_the_way_outside_the_logs(monkeypatch: pytest.MonkeyPa
     actor = {"Dense_0": {"kernel": -jnp.ones((2, 1)), "bias": jnp.zeros(1)}}
     starts = jax.random.normal(jax.random.key(0), (1, 8, 2))
     inside = 0.1 * jax.random.normal(jax.random.key(2), (64, 3))
-    edge = jax.jit(lambda x: support.edge(support.seen(support.init(jax.random.key(1), 3), x), x))(inside)
+    edge = jax.jit(lambda x: support.edge(support.accumulate(support.init(jax.random.key(1), 3), x), x))(inside)
 
     @jax.jit
     def loss(weight: jax.Array) -> tuple[Any, Any]:

@@ -12,7 +12,15 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax, logsumexp, softmax
 
-from neorl_core.algorithms import ALGORITHMS, check_actions, discrete_bc, discrete_cql, double_dqn, losses, usual
+from neorl_core.algorithms import (
+    ALGORITHMS,
+    check_actions,
+    default_algorithm,
+    discrete_bc,
+    discrete_cql,
+    double_dqn,
+    losses,
+)
 from neorl_core.algorithms.discrete_bc import DISCRETE_BC
 from neorl_core.algorithms.discrete_cql import DISCRETE_CQL
 from neorl_core.algorithms.discrete_iql import DISCRETE_IQL
@@ -275,7 +283,7 @@ def test_algorithms_are_found_by_the_kind_of_actions() -> None:
     found = {"discrete_bc": DISCRETE_BC, "discrete_iql": DISCRETE_IQL, "discrete_cql": DISCRETE_CQL}
     assert {name for name, algorithm in ALGORITHMS.items() if algorithm.discrete} == {*found, "double_dqn"}
     assert all(ALGORITHMS[name] is algorithm for name, algorithm in found.items())
-    assert [usual(plant) for plant in (spec(2, 1), gears(2, 2))] == ["td3_bc", "discrete_cql"]
+    assert [default_algorithm(plant) for plant in (spec(2, 1), gears(2, 2))] == ["td3_bc", "discrete_cql"]
 
 
 def test_an_algorithm_of_the_other_kind_of_actions_is_refused_by_name() -> None:

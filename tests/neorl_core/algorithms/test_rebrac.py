@@ -12,7 +12,7 @@ from jax.test_util import check_grads
 
 from neorl_core.algorithms import REBRAC, TD3_BC, losses, rebrac, td3_bc
 from neorl_core.networks import critics_apply
-from neorl_core.training.population import prepare, successors
+from neorl_core.training.population import next_actions, prepare
 from neorl_core.types import Transition
 from tests.by_hand import batch_of, forward, layers_of, spec, start
 
@@ -125,12 +125,12 @@ def test_the_next_action_is_the_next_rows_where_that_row_goes_on() -> None:
     # Rows 0 to 2 are one episode, 3 to 4 another; row 5 does not continue 4, and nothing follows it.
     raw = Transition(observation, action, zeros, zeros, after, zeros)
     found = np.float32([1, 2, np.inf, 4, np.inf, np.inf])
-    np.testing.assert_array_equal(successors(raw)[:, 0], found)
+    np.testing.assert_array_equal(next_actions(raw)[:, 0], found)
     normaliser, data = prepare(raw, spec(2, 1)._replace(action=spec(2, 1).action._replace(low=(-10.0,), high=(10.0,))))
     half, centre = float(normaliser.action_half_range[0]), float(normaliser.action_centre[0])
     np.testing.assert_allclose(data.next_action[:, 0], (found - centre) / half, rtol=1e-6)
     given = raw._replace(next_action=action + 1)
-    np.testing.assert_array_equal(successors(given), action + 1)
+    np.testing.assert_array_equal(next_actions(given), action + 1)
 
 
 def test_transitions_without_next_actions_are_refused_in_one_sentence() -> None:

@@ -16,7 +16,7 @@ from neorl_core.federated.federate import (
     Federated,
     federate,
     federated_scaling,
-    fine_tuned,
+    fine_tune,
     fresh_sites,
     key_of_rounds,
     stacked_rows,
@@ -155,7 +155,7 @@ def test_a_new_site_is_fine_tuned_from_the_shared_weights() -> None:
     (new,) = linear_sites(1, 60, seed=9)
     new = new._replace(action=np.clip(new.action + 0.5 * new.observation[:, :1], -2, 2))
     before = cloning_error(shared.policy, [new])
-    (tuned,) = fine_tuned(shared, [new], 300, batch_size=32)
+    (tuned,) = fine_tune(shared, [new], 300, batch_size=32)
     assert cloning_error(tuned, [new]) < 0.5 * before
     assert moments(new).rows == 60
 
@@ -165,9 +165,9 @@ def test_a_site_with_few_rows_makes_few_steps_and_no_other_site_changes_its_poli
     shared = clones(weighted_mean)
     few, many = linear_sites(1, 12, seed=9)[0], linear_sites(1, 90, seed=8)[0]
     sites = [many, few, many, few]
-    found = fine_tuned(shared, sites, 1_000, batch_size=32)
+    found = fine_tune(shared, sites, 1_000, batch_size=32)
     for steps, places in {84: (0, 2), 11: (1, 3)}.items():
-        apart = fine_tuned(shared, [many] * 4 if steps == 84 else [few] * 4, steps, batch_size=32)
+        apart = fine_tune(shared, [many] * 4 if steps == 84 else [few] * 4, steps, batch_size=32)
         for i in places:
             for one, other in zip(jax.tree.leaves(found[i]), jax.tree.leaves(apart[i]), strict=True):
                 np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
@@ -179,7 +179,7 @@ def test_a_learner_with_a_model_is_fine_tuned_within_its_rows() -> None:
     sites = linear_sites(3, 200)
     small = {"hidden": (16,), "model_hidden": (16,), "horizon": 5, "warm_up_updates": 400}
     shared = federate(sites, SPEC, "bptt", rounds=50, updates=20, batch_size=64, overrides=small)
-    for site, policy in zip(sites, fine_tuned(shared, sites, 90, batch_size=64), strict=True):
+    for site, policy in zip(sites, fine_tune(shared, sites, 90, batch_size=64), strict=True):
         assert cloning_error(policy, [site]) < 3 * cloning_error(shared.policy, [site])
 
 
@@ -230,7 +230,7 @@ def test_rows_that_no_learner_can_take_are_refused_at_every_site() -> None:
         with pytest.raises(ValueError, match=why):
             federate(sites, SPEC, "bc", rounds=1, updates=1, overrides=SMALL)
     with pytest.raises(ValueError, match="reward must be finite, got nan"):
-        fine_tuned(clones(weighted_mean), [unknown], 10)
+        fine_tune(clones(weighted_mean), [unknown], 10)
 
 
 def test_rounds_of_a_warm_up_must_leave_some() -> None:

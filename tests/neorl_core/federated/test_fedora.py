@@ -9,7 +9,7 @@ import pytest
 
 from neorl_core.algorithms import ALGORITHMS, double_dqn
 from neorl_core.federated.fedora import fedora, optimistic, value, worth
-from neorl_core.federated.methods import Ended, Offer, rows_as_they_are
+from neorl_core.federated.methods import Ended, Offer, unchanged_rows
 from neorl_core.federated.rounds import fresh_site
 from neorl_core.networks import mlp_apply
 from neorl_core.training.parameters import parameters_of
@@ -89,4 +89,4 @@ def test_influence_shortens_a_step_and_the_pull_draws_it_back() -> None:
         {"w": jnp.asarray(2.0)}, {"w": jnp.asarray(4.0)}, offer, site._replace(influence=jnp.asarray(0.5))
     )
     assert found["w"] == pytest.approx(2.0 + 0.5 * 2.0 - 0.1 * 1.0)
-    assert method.rows is not rows_as_they_are
+    assert method.rows is not unchanged_rows

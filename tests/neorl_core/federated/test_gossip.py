@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from neorl_core.federated.federate import fresh_sites
-from neorl_core.federated.gossip import contraction, make_gossip, metropolis_weights, mixed
+from neorl_core.federated.gossip import contraction, make_gossip, metropolis_weights, mix
 from neorl_core.federated.methods import FEDAVG, SCAFFOLD
 from neorl_core.federated.rounds import Rule
 from tests.neorl_core.federated.toys import QUADRATIC, SPEC, QuadraticConfig, fresh, quadratic_rows
@@ -39,7 +39,7 @@ def test_differences_shrink_by_the_second_eigenvalue(sites: int) -> None:
     mean, sizes = x["w"].mean(axis=0), []
     for _ in range(16):
         sizes.append(float(jnp.linalg.norm(x["w"] - mean)))
-        x = mixed(x, weights)
+        x = mix(x, weights)
         np.testing.assert_allclose(x["w"].mean(axis=0), mean, atol=1e-6)
     assert (sizes[15] / sizes[10]) ** (1 / 5) == pytest.approx(law, rel=0.01)
 

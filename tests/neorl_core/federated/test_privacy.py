@@ -11,8 +11,8 @@ import pytest
 
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.federated.methods import FEDAVG, Offer
-from neorl_core.federated.privacy import Privacy, check, clipped, drowning, noised, norm, private_rows
-from neorl_core.federated.rounds import Rule, at_server, at_site, fresh_server, fresh_site
+from neorl_core.federated.privacy import Privacy, add_noise, check, clip_change, noise_ratio, norm, private_rows
+from neorl_core.federated.rounds import Rule, fresh_server, fresh_site, server_round, site_round
 from neorl_core.training.optimisers import Recipe
 from neorl_core.training.parameters import difference, parameters_of, size
 from neorl_core.training.population import configure
@@ -24,17 +24,17 @@ from tests.neorl_core.federated.toys import QUADRATIC, SPEC, QuadraticConfig, fr
 def test_clipping_keeps_direction_and_what_is_short() -> None:
     tree = {"a": jnp.asarray([3.0, 0.0]), "b": jnp.asarray([[4.0]])}
     assert norm(tree) == 5.0
-    np.testing.assert_allclose(clipped(tree, 1.0)["a"], [0.6, 0.0], atol=1e-7)
-    assert clipped(tree, 6.0)["b"] == 4.0
-    assert clipped(jax.tree.map(jnp.zeros_like, tree), 1.0)["a"].tolist() == [0.0, 0.0]
+    np.testing.assert_allclose(clip_change(tree, 1.0)["a"], [0.6, 0.0], atol=1e-7)
+    assert clip_change(tree, 6.0)["b"] == 4.0
+    assert clip_change(jax.tree.map(jnp.zeros_like, tree), 1.0)["a"].tolist() == [0.0, 0.0]
     # What is no number would move a mean without bound.
     for odd in (jnp.nan, jnp.inf, -jnp.inf):
-        assert clipped(tree | {"b": jnp.asarray([[odd]])}, 1.0)["a"].tolist() == [0.0, 0.0]
+        assert clip_change(tree | {"b": jnp.asarray([[odd]])}, 1.0)["a"].tolist() == [0.0, 0.0]
 
 
 def test_noise_has_the_deviation_that_the_accountant_is_told() -> None:
     """`z C / k`: 1.5 * 2 / 10, within five standard errors."""
-    found = noised({"a": jnp.zeros(50_000)}, Privacy(2.0, 1.5), 10, jax.random.key(0))["a"]
+    found = add_noise({"a": jnp.zeros(50_000)}, Privacy(2.0, 1.5), 10, jax.random.key(0))["a"]
     assert np.std(found) == pytest.approx(0.3, abs=5 * 0.3 / np.sqrt(2 * 50_000))
 
 
@@ -45,14 +45,14 @@ def test_one_site_moves_a_private_mean_by_no_more_than_the_clip() -> None:
     server = fresh_server(learner, FEDAVG)
     # With a rate of 1 a step ends at the site's own optimum, the last of which is far away.
     rows = quadratic_rows(np.ones((3, 2)), [[0.1, 0.0], [0.0, 0.2], [1e6, 1e6]])
-    half = partial(at_site, rule, Offer(server.parameters, {}), fresh_site(fresh(learner), FEDAVG))
+    half = partial(site_round, rule, Offer(server.parameters, {}), fresh_site(fresh(learner), FEDAVG))
     replies = jax.vmap(lambda own: half(own)[1])(rows)
     changes = jnp.asarray([[0.1, 0.0], [0.0, 0.2], [0.5**0.5, 0.5**0.5]])
     np.testing.assert_allclose(replies.change["weight"], changes, atol=1e-6)
-    moved = at_server(rule, server, replies, key=jax.random.key(1)).parameters["weight"]
+    moved = server_round(rule, server, replies, key=jax.random.key(1)).parameters["weight"]
     np.testing.assert_allclose(moved, np.asarray(changes).mean(axis=0), atol=1e-7)
     with pytest.raises(ValueError, match="noise and masks need a PRNG key"):
-        at_server(rule, server, replies)
+        server_round(rule, server, replies)
 
 
 def test_noise_that_drowns_a_policy_of_twenty_sites_is_refused() -> None:
@@ -60,7 +60,7 @@ def test_noise_that_drowns_a_policy_of_twenty_sites_is_refused() -> None:
     algorithm = ALGORITHMS["bc"]
     four = SPEC._replace(observation=SPEC.observation._replace(names=tuple("wxyz")))
     numbers = size(parameters_of(algorithm.init(jax.random.key(0), four, algorithm.Config(hidden=(256, 256)))))
-    assert drowning(Privacy(1.0, 5.1), numbers, 20) == pytest.approx(66, abs=0.5)
+    assert noise_ratio(Privacy(1.0, 5.1), numbers, 20) == pytest.approx(66, abs=0.5)
     with pytest.raises(ValueError, match=r"the noise is 66\.\d times the clip norm"):
         check(Privacy(1.0, 5.1), numbers, 20)
     check(Privacy(1.0, 5.1), numbers, 20, insist=True)

@@ -14,7 +14,7 @@ from neorl_core.federated.aggregate import median
 from neorl_core.federated.federate import federated_scaling, stacked_rows
 from neorl_core.federated.methods import FEDAVG, Reply, Rows
 from neorl_core.federated.privacy import Privacy
-from neorl_core.federated.rounds import Rule, at_server, at_site, check, fresh_server, fresh_site, make_rounds
+from neorl_core.federated.rounds import Rule, check, fresh_server, fresh_site, make_rounds, server_round, site_round
 from neorl_core.training.optimisers import Recipe
 from neorl_core.training.parameters import parameters_of
 from neorl_core.training.population import Algorithm, configure, init_population, make_train_chunk, member, members
@@ -40,7 +40,7 @@ def own_halves(algorithm: Algorithm, rows: Rows) -> list[Any]:
         whole: Transition = jax.tree.map(lambda x, i=i, number=number: x[i, :number], rows.transitions)
         own: Rows = jax.tree.map(lambda x, i=i: x[i], rows)
         rule = Rule(on_all(algorithm, whole), updates=1, batch_size=4)
-        found.append(jax.jit(lambda offer, site, rule=rule, own=own: at_site(rule, offer, site, own)[:2]))
+        found.append(jax.jit(lambda offer, site, rule=rule, own=own: site_round(rule, offer, site, own)[:2]))
     return found
 
 
@@ -64,7 +64,7 @@ def test_one_local_step_of_each_site_is_the_pooled_step(name: str) -> None:
     halves = own_halves(algorithm, rows)
     for _ in range(5):
         kept, replies = zip(*(half(server.offer, site) for half, site in zip(halves, kept, strict=True)), strict=True)
-        server = at_server(Rule(algorithm), server, stacked(replies))
+        server = server_round(Rule(algorithm), server, stacked(replies))
 
     pooled = jax.jit(on_all(algorithm, prepare(together(sites), spec)[1]).update)
     state = train.learner
@@ -89,7 +89,7 @@ def test_a_servers_adam_on_one_local_gradient_is_pooled_adam() -> None:
     state = member(init_population(algorithm, SPEC, config, members([0], {})), 0).learner
     for _ in range(4):
         replies = [half(server.offer, fresh_site(train, FEDAVG))[1] for half in halves]
-        server = at_server(Rule(algorithm, server_lr=1e-3), server, stacked(replies))
+        server = server_round(Rule(algorithm, server_lr=1e-3), server, stacked(replies))
         state, _ = update(state, every, jax.random.key(0))
     for part, value in parameters_of(state).items():
         np.testing.assert_allclose(server.parameters[part], value, atol=1e-6, err_msg=part)

@@ -11,18 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from neorl_core.fit import Fitted, fit
-from neorl_core.graph.agents import agents_layout, alike
-from neorl_core.graph.layout import Layout, checked
-from neorl_core.graph.members import act, member_of
-from neorl_core.graph.messages import Talk, agents_init
+from neorl_core.fit import FitResult, fit
+from neorl_core.graph.agent_layout import agents_layout, alike
+from neorl_core.graph.communication import AgentNetwork, agents_init
+from neorl_core.graph.layout import Layout, check_layout
+from neorl_core.graph.single_agent import act, extract_member
 from neorl_core.networks import (
     Normaliser,
     Policy,
     actor_apply,
     actor_init,
-    body_of,
     critics_init,
+    make_body,
     policy_act,
     value_init,
 )
@@ -56,7 +56,7 @@ def _spec(kinds: tuple[int, ...] | None = None) -> PlantSpec:
 
 def actor_of(spec: PlantSpec, rounds: int, width: int = 8) -> Any:
     sizes = spec.observation.size, spec.action.size
-    return actor_init(jax.random.key(3), *sizes, (width,), body_of(spec, (width,), graph=rounds))
+    return actor_init(jax.random.key(3), *sizes, (width,), make_body(spec, (width,), graph=rounds))
 
 
 def reach(params: Any, spec: PlantSpec, up: Sequence[float]) -> np.ndarray[Any, Any]:
@@ -131,7 +131,7 @@ def test_agents_counted_in_another_way_do_the_same() -> None:
 def test_two_agents_by_hand() -> None:
     """One round, width 1, all weights 1 and biases 0: what a sees is 2, what b sees is 3."""
     layout = Layout(2, ((0, 1),), ((0, 1),), node_action=((0, 1),), flags=(2,), present=(2,), kinds=(0, 0))
-    weights = jax.tree.map(jnp.ones_like, agents_init(jax.random.key(0), Talk(layout, 1, 1)))
+    weights = jax.tree.map(jnp.ones_like, agents_init(jax.random.key(0), AgentNetwork(layout, 1, 1)))
     weights = {name: layer | {"bias": jnp.zeros_like(layer["bias"])} for name, layer in weights.items()}
     policy = {"graph": {"layout": layout, "agents": weights}}
     # Each hears what the other sees: h = 2 + (2 + 3) and 3 + (3 + 2); cut, 2 + 2 and 3 + 3.
@@ -149,7 +149,7 @@ def _rows(count: int) -> Transition:
     return Transition(seen[:-1], action, action.sum(1), zero, seen[1:], zero)
 
 
-def _learned(algorithm: str, updates: int) -> Fitted:
+def _learned(algorithm: str, updates: int) -> FitResult:
     own: dict[str, Any] = {"graph": 1, "hidden": [32], "actor_lr": 5e-3}
     return fit(_rows(2_000), _spec(), algorithm, updates=updates, overrides=own, batch_size=64, chunk=updates)
 
@@ -164,7 +164,7 @@ def test_agents_learn_to_tell_each_other() -> None:
 def test_learners_of_agents_have_central_critics(algorithm: str) -> None:
     policy = _learned(algorithm, 10).policies[0]
     assert set(policy.params["graph"]) == {"layout", "agents"}
-    body = body_of(_spec(), (8,), graph=2)
+    body = make_body(_spec(), (8,), graph=2)
     for network in (
         *critics_init(jax.random.key(0), 10, 5, (8,), 2, body=body),
         value_init(jax.random.key(0), 10, (8,), body),
@@ -190,7 +190,7 @@ def test_agents_on_machines_of_their_own_do_what_the_policy_does(grid_policy: Po
     from neorl_core.wrappers.pettingzoo import ParallelPlantEnv
 
     env = ParallelPlantEnv(GRID, physical=True)
-    members = {name: member_of(grid_policy, GRID.agents, name) for name in env.possible_agents}
+    members = {name: extract_member(grid_policy, GRID.agents, name) for name in env.possible_agents}
     seen, _ = env.reset(seed=5)
     silent, links = 0, len(LINKS)
     for _ in range(6):
@@ -220,26 +220,26 @@ def test_agents_on_machines_of_their_own_do_what_the_policy_does(grid_policy: Po
 
 
 def test_a_members_share_is_of_its_own_kind_alone(grid_policy: Policy) -> None:
-    member = member_of(grid_policy, GRID.agents, "dispatcher")
+    member = extract_member(grid_policy, GRID.agents, "dispatcher")
     every = sum(x.size for x in jax.tree.leaves(grid_policy.params))
     assert sum(x.size for x in jax.tree.leaves(member.policy.params)) == every // 3
     assert member.policy.normaliser.mean.shape == (len(GRID.agents[-1].observation),)
     with pytest.raises(ValueError, match=r"the agent must be one of solar_18, .*, got 'mayor'"):
-        member_of(grid_policy, GRID.agents, "mayor")
+        extract_member(grid_policy, GRID.agents, "mayor")
     with pytest.raises(ValueError, match="dispatcher needs a policy of agents, got weights"):
-        member_of(Policy({"Dense_0": {}}, grid_policy.normaliser), GRID.agents, "dispatcher")
+        extract_member(Policy({"Dense_0": {}}, grid_policy.normaliser), GRID.agents, "dispatcher")
 
 
 def test_invalid_layouts_are_rejected() -> None:
     layout = _spec().layout
     assert layout is not None
-    assert checked(layout, 10, 5) == layout
+    assert check_layout(layout, 10, 5) == layout
     for wrong, message in (
         (layout._replace(kinds=(0, 0, 2, 0, 0)), "kinds must number the kinds of 5 agents from 0, got"),
         (layout._replace(kinds=(0,)), "kinds must number the kinds of 5 agents"),
         (layout._replace(context=(0,)), r"all components at nodes, got context \(0,\)"),
     ):
         with pytest.raises(ValueError, match=message):
-            checked(wrong, 10, 5)
+            check_layout(wrong, 10, 5)
     with pytest.raises(ValueError, match="links must join the agents a, b, c, d, e, got 'f'"):
         agents_layout(_spec(), VIEWS, (("a", "f"),))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from neorl_core.graph.graphs import SIZE_CLASSES, Graph, padded, size_class
-from neorl_core.graph.passing import Actor, Critic, Round, summed
+from neorl_core.graph.message_passing import Actor, Critic, Round, sum_messages
 from neorl_core.graph.policy import act_on
 
 ACTOR, CRITIC = Actor(width=8, rounds=3, of_nodes=2, of_edges=1), Critic(width=8, rounds=3)
@@ -190,7 +190,7 @@ def test_sums_of_messages_are_numpys() -> None:
     messages, at = rng.normal(size=(4, 14, 3)).astype(np.float32), rng.integers(0, 9, 14)
     expected = np.zeros((4, 9, 3), np.float32)
     np.add.at(expected, (slice(None), at), messages)
-    np.testing.assert_allclose(summed(jnp.asarray(messages), jnp.asarray(at), 9), expected, atol=1e-6)
+    np.testing.assert_allclose(sum_messages(jnp.asarray(messages), jnp.asarray(at), 9), expected, atol=1e-6)
 
 
 def test_one_program_for_a_size_class() -> None:

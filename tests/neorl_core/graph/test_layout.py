@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from neorl_core.fit import Fitted, fit
-from neorl_core.graph.layout import Layout, action_of, checked, graph_of, shared
-from neorl_core.graph.policy import moved_to, passing_of
-from neorl_core.networks import actor_apply, body_of, critics_apply, mlp_apply, policy_act, value_init
+from neorl_core.fit import FitResult, fit
+from neorl_core.graph.layout import Layout, build_graph, check_layout, flat_action, pool_moments
+from neorl_core.graph.policy import make_graph_network, with_layout
+from neorl_core.networks import actor_apply, critics_apply, make_body, mlp_apply, policy_act, value_init
 from neorl_core.plants import PLANTS
 from neorl_core.training.preparation import prepare
 from neorl_core.types import Constraint, PlantSpec, Space, Transition
@@ -59,12 +59,12 @@ def rows(count: int) -> Transition:
 
 def test_a_vector_on_its_graph_by_hand() -> None:
     observation, action = jnp.asarray([1.0, 2.0, 3.0, 1.0, 0.0, 1.0, 9.0]), jnp.asarray([10.0, 20.0, 30.0, 40.0, 50.0])
-    graph = graph_of(LAYOUT, observation, action)
+    graph = build_graph(LAYOUT, observation, action)
     np.testing.assert_array_equal(graph.nodes, [[1, 0, 0], [0, 1, 10], [0, 2, 0], [0, 3, 20]])
     np.testing.assert_array_equal(graph.edges, [[1, 30], [0, 40], [1, 50]])
     np.testing.assert_array_equal(graph.context, [1, 9])
     np.testing.assert_array_equal(graph.edge_mask, [1, 0, 1])
-    np.testing.assert_array_equal(action_of(LAYOUT, graph.nodes[:, 2:], graph.edges[:, 1:]), action)
+    np.testing.assert_array_equal(flat_action(LAYOUT, graph.nodes[:, 2:], graph.edges[:, 1:]), action)
 
 
 def test_nodes_are_scaled_alike_and_flags_not_at_all() -> None:
@@ -74,12 +74,12 @@ def test_nodes_are_scaled_alike_and_flags_not_at_all() -> None:
     np.testing.assert_allclose(normaliser.mean[:3], values.mean(), rtol=1e-4)
     np.testing.assert_allclose(normaliser.scale[:3], values.std(), rtol=1e-4)
     np.testing.assert_array_equal(prepared.observation[:, 3:6], data.observation[:, 3:6])
-    mean, deviation = shared(LAYOUT, np.arange(7.0), np.ones(7))
+    mean, deviation = pool_moments(LAYOUT, np.arange(7.0), np.ones(7))
     np.testing.assert_allclose(mean, [1, 1, 1, 0, 0, 0, 6])
     np.testing.assert_allclose(deviation, [*[np.sqrt(1 + 2 / 3)] * 3, 1, 1, 1, 1])
 
 
-def learned(algorithm: str, updates: int = 12, chunk: int = 12) -> Fitted:
+def learned(algorithm: str, updates: int = 12, chunk: int = 12) -> FitResult:
     own: dict[str, Any] = {"graph": 2, "hidden": [8], "actor_lr": 3e-3}
     return fit(rows(64), SPEC, algorithm, updates=updates, overrides=own, batch_size=16, chunk=chunk)
 
@@ -111,13 +111,13 @@ def test_buses_counted_in_another_way_answer_in_that_way() -> None:
         present=(5, 3, 4),
     )
     # Nodes 0, 1, 2, 3 are 3, 2, 1, 0 there; edges (0, 1), (1, 2), (3, 2) are its second, third and first.
-    np.testing.assert_allclose(actor_apply(params, x), actor_apply(moved_to(params, other), x), atol=1e-6)
+    np.testing.assert_allclose(actor_apply(params, x), actor_apply(with_layout(params, other), x), atol=1e-6)
 
 
 def test_critics_are_invariant_and_see_the_action() -> None:
     from neorl_core.networks import critics_init
 
-    body = body_of(SPEC, (8,), graph=2)
+    body = make_body(SPEC, (8,), graph=2)
     critics = critics_init(jax.random.key(0), 7, 5, (8,), 2, body=body)
     data = rows(6)
     q = critics_apply(critics, jnp.asarray(data.observation), jnp.asarray(data.action))
@@ -130,11 +130,11 @@ def test_critics_are_invariant_and_see_the_action() -> None:
 
 def test_invalid_layouts_are_rejected() -> None:
     with pytest.raises(ValueError, match="graph: 3 needs a plant with a layout, got double_mass without one"):
-        passing_of(PLANTS["double_mass"].spec, 3, (8,))
-    assert passing_of(SPEC, 0, (8,)) is None
+        make_graph_network(PLANTS["double_mass"].spec, 3, (8,))
+    assert make_graph_network(SPEC, 0, (8,)) is None
     with pytest.raises(ValueError, match="gru and graph exclude each other, got gru 4 and graph 2"):
-        body_of(SPEC, (8,), gru=4, graph=2)
-    assert checked(LAYOUT, 7, 5) == LAYOUT
+        make_body(SPEC, (8,), gru=4, graph=2)
+    assert check_layout(LAYOUT, 7, 5) == LAYOUT
     for wrong, message in (
         (LAYOUT._replace(edges=((0, 1), (1, 2), (3, 4))), r"each row of edges needs 2 indices .* got \(3, 4\)"),
         (LAYOUT._replace(node_observation=((0, 1, 2),)), "each row of node_observation needs"),
@@ -146,4 +146,4 @@ def test_invalid_layouts_are_rejected() -> None:
         ),
     ):
         with pytest.raises(ValueError, match=message):
-            checked(wrong, 7, 5)
+            check_layout(wrong, 7, 5)

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from neorl_core.ope.agreement import MOST_OUTSIDE, WIDE, WIDEST, Estimate, interval, together
+from neorl_core.ope.agreement import MOST_OUTSIDE, WIDE, WIDEST, Estimate, combine, interval
 from neorl_core.ope.fqe import Evaluation
-from neorl_core.ope.model import ModelValue, spread
+from neorl_core.ope.model_based import ModelValue, spread
 
 LINE = np.linspace(-1, 1, 201)
 
@@ -32,7 +32,7 @@ def estimate(
     windows: int = 1000,
     allowed: tuple[float, float] = (-1e3, 1e3),
 ) -> Estimate:
-    return together(rounds, found, allowed, windows, 0.95)
+    return combine(rounds, found, allowed, windows, 0.95)
 
 
 def rounds(value: float, supported: bool = True) -> Evaluation:

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from neorl_core.ope import fqe
-from neorl_core.ope import model as model_based
+from neorl_core.ope import fqe, model_based
 from neorl_core.ope.logged import window_counts
 from neorl_core.types import Transition
 
@@ -67,7 +66,7 @@ def test_models_count_windows_as_fitted_q_evaluation_does() -> None:
     terminated[(starts + lasts - 1)[ended]] = 1.0
     reward = np.arange(rows, dtype=np.float32) % 7
     data = Transition(column, column, reward, 0 * reward, column, terminated)
-    windows = model_based.whole(model_based.side_by_side(data, starts, 1, HORIZON), HORIZON)
+    windows = model_based.complete_windows(model_based.stack_windows(data, starts, 1, HORIZON), HORIZON)
     of_models = model_based.logged_value(windows, DISCOUNT)
     episode = jnp.asarray(np.repeat(np.arange(len(lasts)), lasts))
     logs = fqe.LoggedSteps(*(jnp.asarray(x) for x in data[:6]), episode=episode, starts=jnp.asarray(starts))

@@ -11,7 +11,7 @@ import pytest
 
 from neorl_core.control.behaviour import Behaviour, play
 from neorl_core.fit import fit
-from neorl_core.graph.layout import checked, graph_of
+from neorl_core.graph.layout import build_graph, check_layout
 from neorl_core.networks import policy_act
 from neorl_core.plants import PLANTS
 from neorl_core.plants import supply_network as network
@@ -85,9 +85,9 @@ def test_prediction_keeps_link_state() -> None:
 def test_stages_and_links_by_hand() -> None:
     layout = network.SPEC.layout
     assert layout is not None
-    assert checked(layout, 29, 3) == layout
+    assert check_layout(layout, 29, 3) == layout
     names = network.SPEC.observation.names
-    graph = graph_of(layout, jnp.arange(29.0))
+    graph = build_graph(layout, jnp.arange(29.0))
     assert [network.SPEC.action.names[k] for k in layout.node_action[0][:3]] == [
         f"{names[k].removesuffix('_stock')}_order" for k in layout.node_observation[0][:3]
     ]

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from neorl_core.fit import fit
-from neorl_core.history import History
 from neorl_core.networks import policy_act
 from neorl_core.plants import PLANTS
 from neorl_core.training.preparation import prepare
-from neorl_core.types import Clock, PlantSpec, Space, Transition
+from neorl_core.types import Clock, History, PlantSpec, Space, Transition
 
 STEPS, EPISODES = 5, 800
 SPEC = PlantSpec(

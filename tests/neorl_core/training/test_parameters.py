@@ -12,7 +12,7 @@ import pytest
 
 from neorl_core.algorithms import ALGORITHMS, BC, NAMES, TD3_BC
 from neorl_core.plants import PLANTS
-from neorl_core.training.parameters import begun, difference, parameters_of, size, with_parameters
+from neorl_core.training.parameters import difference, parameters_of, size, start_from, with_parameters
 from neorl_core.training.population import Algorithm, init_population, members
 from tests.neorl_core.federated.toys import DISCRETE, SPEC
 
@@ -71,7 +71,7 @@ def test_the_weights_are_the_others_and_the_rest_is_its_own() -> None:
     moved = jax.tree.map(lambda x: x + 1, other.learner.actor_optimiser)
     found = parameters_of(jax.tree.map(lambda x: x[0], other.learner._replace(actor_optimiser=moved)))
     fresh = init_population(TD3_BC, OF_PLANT, CONFIG, members([0, 1], {}))
-    start = begun(fresh, found)
+    start = start_from(fresh, found)
     for name in ("actor", "critics", "actor_target", "critics_target"):
         theirs, ours = jax.tree.leaves(getattr(other.learner, name)), jax.tree.leaves(getattr(start.learner, name))
         for one, two in zip(theirs, ours, strict=True):
@@ -89,4 +89,4 @@ def test_other_layers_are_told() -> None:
     state = BC.init(jax.random.key(0), OF_PLANT, BC.Config(hidden=(8,)))
     fresh = init_population(BC, OF_PLANT, BC.Config(hidden=(4,)), members([0], {}))
     with pytest.raises(ValueError, match=r"'actor/Dense_0/bias' must have shape \(4,\), got \(8,\)"):
-        begun(fresh, parameters_of(state))
+        start_from(fresh, parameters_of(state))

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from neorl_core.control.fallbacks import fit_linear_law
-from neorl_core.ope import model as model_based
+from neorl_core.ope import model_based
 from neorl_core.plants import PLANTS
 from neorl_core.training.preparation import prepare
-from neorl_core.types import Transition, moves
+from neorl_core.types import Transition, varies
 
 SPEC = PLANTS["double_mass"].spec
 ROWS = 64
@@ -62,5 +62,5 @@ def test_what_single_precision_cannot_tell_apart_does_not_move() -> None:
     flickers = np.array([tenth, np.nextafter(tenth, np.float32(0))], np.float64)
     told = np.array([tenth, tenth + 0.01])
     for values, expected in ((flickers, False), (told, True), (told * 1e-20, True), (0 * told, False)):
-        assert bool(moves(values.mean(), values.std())) is expected
-    assert not moves(1.0, np.nan)
+        assert bool(varies(values.mean(), values.std())) is expected
+    assert not varies(1.0, np.nan)

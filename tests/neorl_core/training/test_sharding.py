@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from neorl_core.algorithms import TD3_BC
-from neorl_core.fit import Fitted, fit
+from neorl_core.fit import FitResult, fit
 from neorl_core.training.population import init_population, make_train_chunk, members, prepare
-from neorl_core.training.precision import mixed
+from neorl_core.training.precision import mixed_precision
 from neorl_core.training.sharding import mesh_of
 from tests.neorl_core.training.test_fit import SPEC, logged
 from tests.servers import free_port
@@ -65,7 +65,7 @@ print(json.dumps(numbers(fit(logged(), SPEC, "bc", seeds=[0, 1], mesh=mesh, **SE
 """
 
 
-def numbers(found: Fitted) -> np.ndarray:
+def numbers(found: FitResult) -> np.ndarray:
     """Every weight and every point of the curves."""
     return np.concatenate([np.ravel(x) for x in jax.tree.leaves((found.policies, found.curves))])
 
@@ -109,7 +109,7 @@ def test_mixed_precision_asks_for_bf16_products_summed_in_float32() -> None:
     """What is asked of XLA; a CPU computes such products in float32, so that its numbers say nothing."""
     algorithm, (_, data) = TD3_BC, prepare(logged(), SPEC)
     fresh = init_population(algorithm, SPEC, algorithm.Config(hidden=(8,)), members([0], {}))
-    lowered = {a: make_train_chunk(a, 2, 2, 4).lower(fresh, data) for a in (algorithm, mixed(algorithm))}  # type: ignore[attr-defined]
+    lowered = {a: make_train_chunk(a, 2, 2, 4).lower(fresh, data) for a in (algorithm, mixed_precision(algorithm))}  # type: ignore[attr-defined]
     plain, reduced = (
         [line for line in text.as_text().splitlines() if "dot_general" in line] for text in lowered.values()
     )
@@ -117,7 +117,7 @@ def test_mixed_precision_asks_for_bf16_products_summed_in_float32() -> None:
     assert len(plain) == len(reduced) > 10
     assert not any("precision_type" in line for line in plain)
     assert all(asked in line and line.count("xf32>") == 3 for line in reduced)
-    assert mixed(algorithm) is mixed(algorithm), "or every call would compile anew"
+    assert mixed_precision(algorithm) is mixed_precision(algorithm), "or every call would compile anew"
 
 
 def test_what_does_not_divide_is_one_sentence() -> None:

@@ -19,7 +19,7 @@ def logged(rows: int = 400) -> np.ndarray:
 def of(steps: np.ndarray, batches: int = 4) -> Support:
     found = support.init(jax.random.key(0), steps.shape[1])
     for batch in np.split(steps, batches):
-        found = support.seen(found, jnp.asarray(batch))
+        found = support.accumulate(found, jnp.asarray(batch))
     return found
 
 

@@ -10,7 +10,7 @@ import pytest
 from neorl_core.networks import Normaliser, Policy, actor_init
 from neorl_core.ope import fqe
 from neorl_core.ope.logged import window_counts
-from neorl_core.ope.model import spread
+from neorl_core.ope.model_based import spread
 from neorl_core.types import Transition
 from tasks.data.store.episodes import Logs
 from tasks.evaluation.estimators import Episodes, fit_estimators

@@ -18,7 +18,7 @@ from configs.federation import Federation
 from configs.home import Home
 from neorl_core.federated.federate import federated_scaling
 from neorl_core.networks import policy_act
-from neorl_core.training.preparation import merged, moments
+from neorl_core.training.preparation import merge_moments, moments
 from tasks.evidence.audit.audit import audit
 from tasks.evidence.federations import RoundBody, rounds_of
 from tasks.evidence.ledger.ledger import Ledger
@@ -88,7 +88,7 @@ def test_a_round_is_the_weighted_mean_of_what_sites_learned_and_everyone_gets_th
     expected = federated_scaling(rows, spec).normaliser
     np.testing.assert_array_equal(ours.policy.normaliser.mean, expected.mean)
     np.testing.assert_array_equal(ours.policy.normaliser.action_half_range, expected.action_half_range)
-    known = reduce(merged, map(moments, rows))
+    known = reduce(merge_moments, map(moments, rows))
     whole = np.concatenate([np.asarray(each.observation, np.float64) for each in rows])
     np.testing.assert_allclose(known.observation_mean, whole.mean(axis=0), rtol=1e-6)
     assert np.all(np.isfinite(policy_act(ours.policy, jnp.zeros(spec.observation.size))))

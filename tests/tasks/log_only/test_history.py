@@ -9,7 +9,7 @@ import pytest
 
 from configs.home import Home
 from flows.preflight import checked_run
-from neorl_core.history import History
+from neorl_core.types import History
 from tasks.evaluation.evaluate import evaluate
 from tasks.ingest import ingest
 from tasks.log_only.checks import estimate, examine, held_out_logs

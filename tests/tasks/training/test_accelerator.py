@@ -20,7 +20,7 @@ from benchmarks.windows import Kept
 from configs.run import Train
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.plants import PLANTS
-from neorl_core.training.precision import mixed
+from neorl_core.training.precision import mixed_precision
 from neorl_core.types import Transition
 
 SMALL: dict[str, Any] = {"hidden": [8], "critics": 2}
@@ -33,7 +33,7 @@ def test_learners_are_those_of_a_default_retrain() -> None:
             grid = {key: values[0] for key, values in first[name].grid.items()}
             assert {**first[name].hyperparameters, **grid} == own, name
     assert {name: first[name].updates for name in UPDATES} == UPDATES
-    assert asked(ALGORITHMS["bc"], "bfloat16") is mixed(ALGORITHMS["bc"])
+    assert asked(ALGORITHMS["bc"], "bfloat16") is mixed_precision(ALGORITHMS["bc"])
     assert Train.model_validate({}).batch_size == BATCH
 
 

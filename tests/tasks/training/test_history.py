@@ -14,10 +14,9 @@ from configs.errors import BadInput
 from configs.home import Home
 from configs.run import OpenedRun
 from flows.preflight import checked_run
-from neorl_core.history import History
 from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import Composite, composite_controller
-from neorl_core.types import Transition
+from neorl_core.types import History, Transition
 from neorl_core.wrappers.agent import Agent
 from tasks.data.store import reader
 from tasks.data.store.episodes import read_logs

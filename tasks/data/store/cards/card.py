@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from configs.errors import BadInput
 from configs.mapping import HistorianMapping
-from neorl_core.types import Constraint, PlantSpec, moves
+from neorl_core.types import Constraint, PlantSpec, varies
 from tasks.data.store.cards.cannot_learn import cut_short, never_violated, no_variation, not_taken
 from tasks.data.store.cards.markdown import card_markdown
 from tasks.data.store.cards.pictures import pictures_of
@@ -82,7 +82,7 @@ def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
     low, high = signal_ranges(spec, least, greatest)
     histogram, cells, looked = _visited(dataset, spec, low, high)
     spread = np.sqrt(np.maximum(np.diag(found.covariance), 0.0))
-    spread[~moves(np.array([signal.mean for signal in found.signals.values()]), spread)] = 0.0
+    spread[~varies(np.array([signal.mean for signal in found.signals.values()]), spread)] = 0.0
     signals = _signals(spec, found, spread, histogram, low, high)
     covered = [signal.covered for signal in signals.values() if signal.covered is not None]
     actions = {} if spec.choices else _actions(spec, found.covariance, spread, high - low, histogram)

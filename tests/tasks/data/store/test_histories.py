@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from neorl_core.history import History, begins
+from neorl_core.history import episode_starts
+from neorl_core.types import History
 from tasks.data.store.episodes import read_logs
 from tasks.data.store.histories import NO_PAST, Past, resting
 from tasks.data.store.stream import Ring
@@ -52,4 +53,4 @@ def test_episodes_found_by_continuity_are_those_of_the_store(tmp_path: Path) -> 
     rows["next_observations"][:-1][~ends[:-1]] = rows["observations"][1:][~ends[:-1]]
     held = write(tmp_path, *sliced(rows, 100))
     logs = read_logs(held, np.arange(EPISODES))
-    np.testing.assert_array_equal(begins(logs.transitions), logs.starts)
+    np.testing.assert_array_equal(episode_starts(logs.transitions), logs.starts)

@@ -14,7 +14,7 @@ from scipy import stats
 from configs.errors import BadInput, Refused
 from neorl_core.training.loop import Plan, train
 from neorl_core.training.population import Algorithm, init_population, members
-from neorl_core.training.preparation import merged, moments, scaled, scaling
+from neorl_core.training.preparation import merge_moments, moments, scale_rows, scaling
 from neorl_core.types import Transition
 from tasks.data.store.episodes import KEYS
 from tasks.data.store.reader import StoredDataset
@@ -71,11 +71,11 @@ def test_moments_in_one_pass_equal_those_of_all_rows(dataset: StoredDataset, all
     # Far from zero, where sums of squares would lose all digits.
     far = all_rows._replace(reward=(reward + 1e9))
     halves = [moments(jax.tree.map(lambda x, part=part: x[part], far)) for part in (slice(0, 7), slice(7, None))]
-    np.testing.assert_allclose(merged(*halves).reward_deviation, reward.std(), rtol=1e-6)
+    np.testing.assert_allclose(merge_moments(*halves).reward_deviation, reward.std(), rtol=1e-6)
 
 
 def test_a_window_contains_prepared_rows(dataset: StoredDataset, all_rows: Transition) -> None:
-    prepared = scaled(scaling(moments(all_rows), SPEC), all_rows)
+    prepared = scale_rows(scaling(moments(all_rows), SPEC), all_rows)
     with stream_of(dataset, all_rows) as stream:
         for done in (0, 10, 200):
             window = stream.at(done)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from configs.errors import BadInput, Refused
-from neorl_core.networks import Normaliser, Policy, actor_init, body_of, policy_act
+from neorl_core.networks import Normaliser, Policy, actor_init, make_body, policy_act
 from neorl_core.plants.linked import linked
 from neorl_core.plants.power_grid import LINKS
 from neorl_core.plants.power_grid import PLANT as GRID
@@ -32,7 +32,7 @@ MADE_BY = MadeBy("bc")
 @pytest.fixture(scope="module")
 def policy() -> Policy:
     sizes = SPEC.observation.size, SPEC.action.size
-    actor = actor_init(jax.random.key(0), *sizes, (4,), body_of(SPEC, (4,), graph=2))
+    actor = actor_init(jax.random.key(0), *sizes, (4,), make_body(SPEC, (4,), graph=2))
     return Policy(actor, Normaliser(*(jnp.ones(sizes[i // 2]) for i in range(4))))
 
 
@@ -96,7 +96,7 @@ def test_a_bundle_brings_it_back_and_no_other_graph(policy: Policy) -> None:
 def test_a_policy_of_agents_comes_back_with_their_kinds(tmp_path: Path) -> None:
     plant = linked(GRID, LINKS)
     sizes = plant.spec.observation.size, plant.spec.action.size
-    actor = actor_init(jax.random.key(0), *sizes, (4,), body_of(plant.spec, (4,), graph=2))
+    actor = actor_init(jax.random.key(0), *sizes, (4,), make_body(plant.spec, (4,), graph=2))
     policy = Policy(actor, Normaliser(*(jnp.ones(sizes[i // 2]) for i in range(4))))
     assert spec_of_record(json.loads(json.dumps(spec_record(plant.spec)))) == plant.spec
     save_policy(tmp_path / "a.npz", policy, plant.spec, MADE_BY)

@@ -21,11 +21,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.errors import BadInput, NeoRLError, Refused
-from neorl_core.history import History, stacked_size
+from neorl_core.history import stacked_size
 from neorl_core.networks import Normaliser, Policy, actor_init
 from neorl_core.plants import PLANTS
 from neorl_core.recurrent import Recurrence
 from neorl_core.safety.composite import make_composite
+from neorl_core.types import History
 from tasks.evaluation.servability import serve_check
 from tasks.files.arrays import npz_bytes, read_npz
 from tasks.files.canonical import canonical_json, digest_json, file_sha256

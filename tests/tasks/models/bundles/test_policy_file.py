@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from configs.errors import BadInput, NeoRLError, Refused
-from neorl_core.history import History, stacked_spec
+from neorl_core.history import stacked_spec
 from neorl_core.networks import Normaliser, Policy, actor_init, policy_act
 from neorl_core.plants import PLANTS
 from neorl_core.recurrent import Recurrence
+from neorl_core.types import History
 from tasks.models.bundles.policy_file import MadeBy, load_policy, save_policy
 
 SPEC = PLANTS["double_mass"].spec

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Array, Float, Int
 
+from neorl_core.graph.communication import decode, encode, own_weights, receive, rounds_of, send
 from neorl_core.graph.layout import Layout
-from neorl_core.graph.messages import decode, encode, own_weights, receive, rounds_of, send
 from neorl_core.networks import Policy, normalise, to_physical
 from neorl_core.types import AgentView
 
@@ -35,7 +35,7 @@ class Member(NamedTuple):
     """Index of each own action in the output of the weights."""
 
 
-def member_of(policy: Policy, agents: Sequence[AgentView], name: str) -> Member:
+def extract_member(policy: Policy, agents: Sequence[AgentView], name: str) -> Member:
     """Extract the share of one agent.
 
     Args:

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from neorl_core.networks import Normaliser, Policy, policy_act, to_unit
-from neorl_core.ope import model as model_based
-from neorl_core.ope import ridge, support
-from neorl_core.ope.guesses import ROWS_AT_ONCE, action_values
-from neorl_core.ope.model import LearnedModel, Windows
+from neorl_core.ope import model_based, ranges, ridge
+from neorl_core.ope.action_values import ROWS_AT_ONCE, action_values
+from neorl_core.ope.model_based import LearnedModel, Windows
 from neorl_core.types import Transition
 from neorl_core.world_model import bootstrap, dynamics
 
@@ -66,8 +65,8 @@ def fitted(data: Transition, starts: np.ndarray, updates: int) -> tuple[LearnedM
     if updates:
         counts = bootstrap.resample(keys[1], episode, EPISODES, model_based.MEMBERS)
         model = bootstrap.train(model, keys[2], scaled, counts, updates, batch_size=64)
-    found = model_based.completed(keys[3], model, data, rewards, episode, jnp.asarray(starts), DISCOUNT)
-    return found, model_based.side_by_side(data, starts, 2, HORIZON)
+    found = model_based.fit_regressions(keys[3], model, data, rewards, episode, jnp.asarray(starts), DISCOUNT)
+    return found, model_based.stack_windows(data, starts, 2, HORIZON)
 
 
 def value(found: LearnedModel, rows: Windows, gain: float) -> model_based.ModelValue:
@@ -134,7 +133,7 @@ def test_a_guess_of_an_action_value_is_what_a_member_expects_step_by_step() -> N
                         after = x + ridge.features(found.ridge, jnp.concatenate([x, u])) @ coefficients
                     else:
                         after = dynamics.transition(network, x, u)[0]
-                    after = dynamics.within(reach, after)
+                    after = dynamics.clip(reach, after)
                     reward, logit = dynamics.reward_and_termination(network, x, u, after)
                     total += weight * float(found.reward_mean + found.reward_scale * reward)
                     weight *= DISCOUNT * (1.0 - float(jax.nn.sigmoid(logit)))
@@ -163,7 +162,7 @@ def test_what_steps_outside_pay_lies_between_the_worst_and_the_best_logged_rewar
     logs = played(-0.5, *world(5))
     found, rows = learned(logs.data, 0)
     steps = (1 - DISCOUNT**HORIZON) / (1 - DISCOUNT)
-    anywhere = support.Ranges(jnp.full(2, -jnp.inf), jnp.full(2, jnp.inf))
+    anywhere = ranges.Ranges(jnp.full(2, -jnp.inf), jnp.full(2, jnp.inf))
     nowhere = value(found._replace(radius=jnp.float32(jnp.inf), ranges=anywhere), rows, 0.2)
     assert (nowhere.outside, nowhere.below, nowhere.above) == (0, 0, 0)
     # A regression that failed says of no step that it is inside.
@@ -171,7 +170,7 @@ def test_what_steps_outside_pay_lies_between_the_worst_and_the_best_logged_rewar
     # Where every step is outside nothing is known but the range of the logged rewards: the value is one of them at all
     # steps. In one window the policy loses or gains nothing by it where its rewards are beyond that range.
     every = value(found._replace(radius=jnp.float32(-1)), rows, -0.5)
-    worst, best = np.quantile(rows.reward, [1 - support.INSIDE, support.INSIDE])
+    worst, best = np.quantile(rows.reward, [1 - ranges.INSIDE, ranges.INSIDE])
     logged = np.asarray(rows.reward, np.float64)
     weight = DISCOUNT ** np.arange(HORIZON)
     assert every.outside == pytest.approx(1.0)
@@ -187,7 +186,7 @@ def test_a_replay_that_has_left_the_range_of_the_logs_is_outside_from_there_on()
     every = np.concatenate([logs.data.observation, logs.data.next_observation])
     low, high = every.min(axis=0), every.max(axis=0)
     # Of forty alike episodes none leaves the others' range by a fifth.
-    margin = support.WIDENED * (high - low)
+    margin = ranges.WIDENED * (high - low)
     np.testing.assert_allclose(found.ranges, (low - margin, high + margin), rtol=1e-5)
     found = found._replace(radius=jnp.float32(jnp.inf))
     reach, acting, weight = dynamics.reach(found.model), policy(0.25), DISCOUNT ** np.arange(HORIZON)
@@ -203,7 +202,7 @@ def test_a_replay_that_has_left_the_range_of_the_logs_is_outside_from_there_on()
             before = left[:, :t].any(axis=1)
             came_back += int((before & ~here).sum())
             left[:, t] = before | here
-            x = dynamics.within(reach, free)
+            x = dynamics.clip(reach, free)
         shares.append(left @ weight / weight.sum())
     assert 0.05 < np.mean(shares) < 0.95
     assert came_back
@@ -216,17 +215,17 @@ def test_ranges_hold_what_other_episodes_reach_and_ask_nothing_of_what_never_mov
     at = jnp.float32([[0.0], [1.0], [0.5], [0.2], [1.8]])
     every = jnp.concatenate([at, jnp.full_like(at, 7.0)], axis=1)
     asked = (every, every, jnp.arange(5), 5)
-    found = support.ranges(*asked, jnp.ones(5))
+    found = ranges.ranges(*asked, jnp.ones(5))
     np.testing.assert_allclose(found, ([-0.8 * 1.8, -np.inf], [1.8 + 0.8 * 1.8, np.inf]), rtol=1e-5)
-    found = support.ranges(*asked, jnp.float32([1, 1, 1, 1, 0]))
+    found = ranges.ranges(*asked, jnp.float32([1, 1, 1, 1, 0]))
     np.testing.assert_allclose(found.low[0], -0.2 * 1.8, rtol=1e-5)
     # What hardly moves may move by a fifth of a deviation.
     hardly = every.at[:, 1].set(0.01 * at[:, 0])
-    found = support.ranges(hardly, hardly, jnp.arange(5), 5, jnp.float32([1, 1, 1, 1, 0]))
+    found = ranges.ranges(hardly, hardly, jnp.arange(5), 5, jnp.float32([1, 1, 1, 1, 0]))
     np.testing.assert_allclose([found.low[1], found.high[1]], [-0.2, 0.018 + 0.2], rtol=1e-5)
     # Of a single episode nothing can be left out, and a next observation that is not known says nothing.
     unknown = every.at[2].set(jnp.nan)
-    found = support.ranges(every, unknown, jnp.zeros(5, jnp.int32), 1, jnp.ones(5))
+    found = ranges.ranges(every, unknown, jnp.zeros(5, jnp.int32), 1, jnp.ones(5))
     np.testing.assert_allclose(found.high[0], 1.2 * 1.8, rtol=1e-5)
 
 
@@ -259,10 +258,10 @@ def test_the_first_steps_of_few_long_episodes_lie_inside_the_logs_that_they_are_
     data = Transition(*(jnp.float32(column.reshape(-1, *column.shape[2:])) for column in columns))
     episode, starts = jnp.repeat(jnp.arange(episodes), horizon), np.arange(episodes) * horizon
     model, _, rewards = model_based.init(jax.random.key(0), data, 1)
-    windows = model_based.side_by_side(data, starts, 2, horizon)
+    windows = model_based.stack_windows(data, starts, 2, horizon)
 
     def outside(by: float) -> float:
-        found = model_based.completed(jax.random.key(1), model, data, rewards, episode, jnp.asarray(starts), by)
+        found = model_based.fit_regressions(jax.random.key(1), model, data, rewards, episode, jnp.asarray(starts), by)
         asked = (policy(-0.3), windows, discount)
         return float(model_based.evaluate(found, NORMALISER, *asked).outside)
 
@@ -275,13 +274,13 @@ def test_a_weighted_quantile_is_that_of_values_repeated() -> None:
     for share in (0.05, 0.5, 0.55, 0.75, 0.9, 0.95, 1.0):
         repeated = np.repeat(values, counts)
         expected = np.quantile(repeated, share, method="inverted_cdf")
-        assert support.weighted_quantile(values, jnp.float32(counts), share) == expected, share
+        assert ranges.weighted_quantile(values, jnp.float32(counts), share) == expected, share
 
 
 def test_windows_are_cut_at_their_ends() -> None:
     column = np.arange(5.0, dtype=np.float32)
     data = Transition(column[:, None], column[:, None], column, column, column[:, None] + 1, 0 * column)
-    rows = model_based.side_by_side(data, np.array([0, 3]), 1, 10)
+    rows = model_based.stack_windows(data, np.array([0, 3]), 1, 10)
     assert rows.logged.tolist() == [[True, True, True], [True, True, False]]
     # Worked by hand: 0 + 1/2 + 2/4, and 3 + 4/2.
     assert model_based.logged_returns(rows, 0.5).tolist() == [1.0, 5.0]
@@ -291,7 +290,7 @@ def test_a_window_that_terminated_goes_on_with_the_steps_of_the_next_that_reach_
     # Worked by hand: windows of rows 0, 1-2, 3-6 and 7-8; the first two terminated, the last was cut by time.
     column, terminated = np.arange(9.0, dtype=np.float32), np.float32([1, 0, 1, 0, 0, 0, 0, 0, 0])
     data = Transition(column[:, None], column[:, None], column, column, column[:, None] + 1, terminated)
-    rows = model_based.side_by_side(data, np.array([0, 1, 3, 7]), 1, 10)
+    rows = model_based.stack_windows(data, np.array([0, 1, 3, 7]), 1, 10)
     assert rows.reward[:3].tolist() == [[0, 2, 5, 6], [1, 2, 5, 6], [3, 4, 5, 6]]
     assert rows.logged.sum(axis=1).tolist() == [1, 2, 4, 2]
     assert rows.known.sum(axis=1).tolist() == [4, 4, 4, 2]
@@ -302,11 +301,11 @@ def test_a_fragment_is_worth_less_than_a_window_and_is_left_out() -> None:
     # Worked by hand: of the windows above the last, two steps of four, was cut by time; the first two terminated.
     column, terminated = np.arange(9.0, dtype=np.float32), np.float32([1, 0, 1, 0, 0, 0, 0, 0, 0])
     data = Transition(column[:, None], column[:, None], column, column, column[:, None] + 1, terminated)
-    rows = model_based.whole(model_based.side_by_side(data, np.array([0, 1, 3, 7]), 1, 4), 4)
+    rows = model_based.complete_windows(model_based.stack_windows(data, np.array([0, 1, 3, 7]), 1, 4), 4)
     assert rows.logged.sum(axis=1).tolist() == [1, 2, 4]
     # Rewards of 1 for four steps, undiscounted, are worth 4 however many fragments there are.
     data = data._replace(reward=np.ones(9, np.float32), terminated=np.zeros(9, np.float32))
-    rows = model_based.whole(model_based.side_by_side(data, np.array([0, 4, 5, 6]), 1, 4), 4)
+    rows = model_based.complete_windows(model_based.stack_windows(data, np.array([0, 4, 5, 6]), 1, 4), 4)
     assert float(model_based.logged_value(rows, 1.0).value.mean()) == 4.0
 
 
@@ -371,7 +370,9 @@ def test_what_a_file_does_not_tell_of_the_last_step_teaches_no_model_to_stand_st
     member = model_based.Member(found.model.members[0], found.ridge.coefficients[0])
     s, a = logs.data.observation[ended], logs.data.action[ended]
     for regressed in (False, True):
-        step = jax.vmap(lambda s, a, r=regressed: model_based.moved(found, member, r, s, a))(s, a)[:, 0] - s[:, 0]
+        step = (
+            jax.vmap(lambda s, a, r=regressed: model_based.predict_next(found, member, r, s, a))(s, a)[:, 0] - s[:, 0]
+        )
         assert step.mean() > 0.4 * a.mean()
 
 

@@ -21,7 +21,7 @@ NEAR_ZERO = nn.initializers.variance_scaling(0.01, "fan_in", "truncated_normal")
 2006.05990, section 3.2)."""
 
 
-def summed(messages: Float[Array, "*b E H"], at: Int[Array, " E"], nodes: int) -> Float[Array, "*b N H"]:
+def sum_messages(messages: Float[Array, "*b E H"], at: Int[Array, " E"], nodes: int) -> Float[Array, "*b N H"]:
     """Sum the messages that arrive at each node.
 
     Scatter-add is at least as fast in training as products with an incidence matrix on a CPU, at 33 to 118 buses.
@@ -75,7 +75,7 @@ class Round(nn.Module):
         forth = nn.relu(first[..., :width] + second[..., width:] + along) * there
         back = nn.relu(second[..., :width] + first[..., width:] + along) * there
         both = jnp.concatenate([forth, back], -2)
-        arrived = summed(both, jnp.concatenate([r, s]), graph.nodes.shape[-2])
+        arrived = sum_messages(both, jnp.concatenate([r, s]), graph.nodes.shape[-2])
         told = dense(name="told")(graph.context)[..., None, :]
         more = nn.relu(kept + plain(name="arrived")(arrived) + told)
         nodes = graph.nodes + self.share * more

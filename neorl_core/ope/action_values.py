@@ -10,7 +10,7 @@ from jax import Array
 from jaxtyping import Float
 
 from neorl_core.networks import Normaliser, Policy, policy_act, to_unit
-from neorl_core.ope.model import LearnedModel, Member, moved, paid
+from neorl_core.ope.model_based import LearnedModel, Member, predict_next, predict_reward
 from neorl_core.types import Params
 from neorl_core.world_model import dynamics
 from neorl_core.world_model.dynamics import Reach
@@ -52,10 +52,10 @@ def action_values(
 
     def one(member: Member, regressed: bool, first: tuple[Array, Array]) -> Float[Array, ""]:
         def outcome(s: Array, a: Array) -> tuple[Array, Array, Array]:
-            after = dynamics.within(reach, moved(learned, member, regressed, s, a))
-            reward, logit = paid(learned, member, s, a, after)
+            after = dynamics.clip(reach, predict_next(learned, member, regressed, s, a))
+            reward, logit = predict_reward(learned, member, s, a, after)
             continues = jnp.where(learned.ends, jax.nn.sigmoid(-logit), 1.0)
-            return dynamics.onward(reach, s, a, after), reward, continues
+            return dynamics.stack_outcome(reach, s, a, after), reward, continues
 
         def step(carry: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], Array]:
             x, weight = carry

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from neorl_core.graph.layout import Layout, checked
+from neorl_core.graph.layout import Layout, check_layout
 from neorl_core.types import AgentView, PlantSpec
 
 Links = tuple[tuple[str, str], ...]
@@ -70,4 +70,4 @@ def agents_layout(
         present=present,
         kinds=groups if kinds is None else kinds,
     )
-    return checked(layout, spec.observation.size, spec.acting)
+    return check_layout(layout, spec.observation.size, spec.acting)

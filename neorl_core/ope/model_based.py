@@ -22,14 +22,13 @@ import numpy.typing as npt
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from scipy.special import ndtri, stdtrit
 
-from neorl_core.history import History
 from neorl_core.networks import Normaliser, Policy, policy_act, to_unit
 from neorl_core.ope import ridge as regression
 from neorl_core.ope.logged import window_counts
+from neorl_core.ope.ranges import INSIDE, Ranges, ranges, weighted_quantile
 from neorl_core.ope.ridge import Ridge
-from neorl_core.ope.support import INSIDE, Ranges, ranges, weighted_quantile
 from neorl_core.training.optimisers import Recipe
-from neorl_core.types import Params, Transition, moves
+from neorl_core.types import History, Params, Transition, varies
 from neorl_core.world_model import dynamics
 from neorl_core.world_model.dynamics import Model, Reach
 
@@ -98,14 +97,14 @@ def init(
         history: earlier values in the stacked observation.
     """
     mean, scale = jnp.mean(data.reward), jnp.std(data.reward)
-    scale = jnp.where(moves(mean, scale), scale, jnp.ones_like(scale))
+    scale = jnp.where(varies(mean, scale), scale, jnp.ones_like(scale))
     sizes = data.observation.shape[-1], data.action.shape[-1]
     model = dynamics.init(key, *sizes, HIDDEN, MEMBERS, Recipe(schedule="cosine", steps=updates), history)
     return model, data._replace(reward=(data.reward - mean) / scale), (mean, scale)
 
 
 @jax.jit
-def completed(
+def fit_regressions(
     key: PRNGKeyArray,
     model: Model,
     data: Transition,
@@ -132,7 +131,7 @@ def completed(
     plain = model.low.shape[0]
     change = data.next_observation[:, :plain] - data.observation[:, :plain]
     episodes = starts.shape[0]
-    known = ~dynamics.unseen(data.observation, data.next_observation[:, :plain], data.terminated)
+    known = ~dynamics.no_successor(data.observation, data.next_observation[:, :plain], data.terminated)
     fitted = regression.fit(key, x, change, known, episode, episodes, MEMBERS)
     weight = jnp.asarray(discount, x.dtype) ** (jnp.arange(x.shape[0]) - starts[episode])
     radius = weighted_quantile(regression.held_out_leverage(fitted, x, episode, episodes), weight, INSIDE)
@@ -140,7 +139,7 @@ def completed(
     return LearnedModel(model, fitted, reached, radius, *rewards, jnp.any(data.terminated > 0))
 
 
-def side_by_side(data: Transition, starts: npt.NDArray[np.int64], plain: int, horizon: int) -> Windows:
+def stack_windows(data: Transition, starts: npt.NDArray[np.int64], plain: int, horizon: int) -> Windows:
     """Stack rows as windows; a terminated window continues with the rows of the next window that is long enough.
 
     Args:
@@ -169,7 +168,7 @@ def side_by_side(data: Transition, starts: npt.NDArray[np.int64], plain: int, ho
     return Windows(*(jnp.asarray(x) for x in (o, a, r, n[..., :plain], t, logged, known)))
 
 
-def whole(windows: Windows, horizon: int) -> Windows:
+def complete_windows(windows: Windows, horizon: int) -> Windows:
     """Keep the windows that last the horizon or terminated, weighted by `window_counts`; keep all if there are none."""
     ended = jnp.any(windows.terminated * windows.logged > 0, axis=1)
     counts = window_counts(jnp.sum(windows.logged, axis=1), ended, horizon)
@@ -186,7 +185,7 @@ def effective_windows(windows: Windows) -> float:
     return float(counts.sum() ** 2 / (counts**2).sum())
 
 
-def counted(values: Float[Array, "*n W"], windows: Windows) -> Float[Array, "*n W"]:
+def weighted(values: Float[Array, "*n W"], windows: Windows) -> Float[Array, "*n W"]:
     """Multiply values per window by the window weights."""
     return values if windows.counts is None else values * windows.counts.astype(values.dtype)
 
@@ -255,7 +254,7 @@ class Member(NamedTuple):
     coefficients: Array
 
 
-def moved(learned: LearnedModel, member: Member, regressed: bool, s: Array, a: Array) -> Array:
+def predict_next(learned: LearnedModel, member: Member, regressed: bool, s: Array, a: Array) -> Array:
     """Return the next observation predicted by a member of either family."""
     if regressed:
         phi = regression.features(learned.ridge, jnp.concatenate([s, a], axis=-1))
@@ -263,7 +262,7 @@ def moved(learned: LearnedModel, member: Member, regressed: bool, s: Array, a: A
     return dynamics.transition(member.network, s, a)[0]
 
 
-def paid(learned: LearnedModel, member: Member, s: Array, a: Array, after: Array) -> tuple[Array, Array]:
+def predict_reward(learned: LearnedModel, member: Member, s: Array, a: Array, after: Array) -> tuple[Array, Array]:
     """Return the reward of a step in its own unit, and the logit of termination."""
     reward, logit = dynamics.reward_and_termination(member.network, s, a, after)
     return learned.reward_mean + learned.reward_scale * reward, logit
@@ -283,15 +282,15 @@ def _replayed(
     def one(member: Member, window: Windows, regressed: bool) -> _Replay:
         def step(carry: _Carried, row: Windows) -> tuple[_Carried, _Step]:
             x, left, alive, weight = carry
-            predicted = moved(learned, member, regressed, row.observation, row.action)
-            unseen = dynamics.unseen(row.observation, row.next_observation, row.terminated)
-            following = jnp.where(unseen, dynamics.within(reach, predicted), row.next_observation)
+            predicted = predict_next(learned, member, regressed, row.observation, row.action)
+            unseen = dynamics.no_successor(row.observation, row.next_observation, row.terminated)
+            following = jnp.where(unseen, dynamics.clip(reach, predicted), row.next_observation)
             noise = following - predicted
-            expected, logged_logit = paid(learned, member, row.observation, row.action, following)
+            expected, logged_logit = predict_reward(learned, member, row.observation, row.action, following)
             u = to_unit(normaliser, policy_act(policy, x * normaliser.scale + normaliser.mean))
-            free = moved(learned, member, regressed, x, u) + noise
-            after = dynamics.within(reach, free)
-            reward, logit = paid(learned, member, x, u, after)
+            free = predict_next(learned, member, regressed, x, u) + noise
+            after = dynamics.clip(reach, free)
+            reward, logit = predict_reward(learned, member, x, u, after)
             reward = jnp.clip(reward + row.reward - expected, low, high)
             # NaN counts as outside.
             beyond = ~(regression.leverage(learned.ridge, jnp.concatenate([x, u])) <= learned.radius)
@@ -307,7 +306,7 @@ def _replayed(
                 away * jnp.maximum(reward - worst, 0),
                 away * jnp.maximum(best - reward, 0),
             )
-            stacked = dynamics.onward(reach, x, u, after)
+            stacked = dynamics.stack_outcome(reach, x, u, after)
             return _Carried(stacked, left, alive * (1.0 - ending), weight * discount), terms
 
         start = _Carried(window.observation[0], jnp.zeros((), bool), *jnp.ones((2,), low.dtype))
@@ -344,7 +343,7 @@ def evaluate(
     """
     replays = _replayed(learned, normaliser, policy, windows, discount)
     logged = jnp.maximum(jnp.std(logged_returns(windows, discount)), np.finfo(np.float32).tiny)
-    replays = jax.tree.map(lambda x: counted(x, windows), replays)
+    replays = jax.tree.map(lambda x: weighted(x, windows), replays)
     apart = jnp.std(jnp.mean(replays.ret, axis=2)) / logged
     outside, below, above = (jnp.mean(x[0]) for x in (replays.outside, replays.below, replays.above))
     return ModelValue(jnp.mean(replays.ret, axis=(1, 2)), outside, below, above, apart)
@@ -353,7 +352,7 @@ def evaluate(
 def logged_value(windows: Windows, discount: float = 0.99) -> ModelValue:
     """Return the value of the logged controller: the mean logged return."""
     zero = jnp.zeros((), windows.reward.dtype)
-    value = jnp.broadcast_to(jnp.mean(counted(logged_returns(windows, discount), windows)), (2,))
+    value = jnp.broadcast_to(jnp.mean(weighted(logged_returns(windows, discount), windows)), (2,))
     return ModelValue(value, zero, zero, zero, zero)
 
 

@@ -20,13 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neorl_core.graph.layout import Layout, action_of, graph_of
-from neorl_core.graph.passing import summed
+from neorl_core.graph.layout import Layout, build_graph, flat_action
+from neorl_core.graph.message_passing import sum_messages
 
 Weights = dict[str, Any]
 
 
-class Talk(NamedTuple):
+class AgentNetwork(NamedTuple):
     """Layout and size of a policy of agents."""
 
     layout: Layout
@@ -56,7 +56,7 @@ def decode(own: Weights, hidden: Float[Array, "*b H"]) -> Float[Array, "*b K"]:
     return _dense(own["acts_1"], jax.nn.relu(_dense(own["acts_0"], hidden)))
 
 
-def agents_init(key: PRNGKeyArray, talk: Talk) -> Weights:
+def agents_init(key: PRNGKeyArray, talk: AgentNetwork) -> Weights:
     """Return fresh weights of every kind of agents: LeCun normal kernels, zero biases."""
     layout, width = talk.layout, talk.width
     sizes = {"sees_0": (_features(layout), width), "sees_1": (width, width)}
@@ -73,16 +73,16 @@ def agents_init(key: PRNGKeyArray, talk: Talk) -> Weights:
 
 def agents_apply(weights: Weights, layout: Layout, observation: Float[Array, "*b O"]) -> Float[Array, "*b A"]:
     """Return the outputs of all agents, in the order of the action vector, from normalised observations (..., O)."""
-    graph = graph_of(layout, observation)
+    graph = build_graph(layout, observation)
     own, up = own_weights(weights, np.asarray(layout.kinds)), graph.edge_mask[..., None]
     hidden = _each(encode, own, graph.nodes)
     for turn in range(rounds_of(weights)):
         messages = _each(partial(send, turn=turn), own, hidden)
         forth, back = messages[..., graph.senders, :] * up, messages[..., graph.receivers, :] * up
-        arrived = summed(forth, graph.receivers, layout.nodes) + summed(back, graph.senders, layout.nodes)
+        arrived = sum_messages(forth, graph.receivers, layout.nodes) + sum_messages(back, graph.senders, layout.nodes)
         hidden = _each(partial(receive, turn=turn), own, hidden, arrived)
     outputs = _each(decode, own, hidden)
-    return action_of(layout, outputs, outputs[..., :0, :0])
+    return flat_action(layout, outputs, outputs[..., :0, :0])
 
 
 def own_weights(weights: Weights, kind: Any) -> Weights:
