@@ -69,7 +69,7 @@ def window_counts(lasts: Int[Array, " E"], ended: Bool[Array, " E"], horizon: in
 
     A window is complete if it lasts the horizon or terminates; the return of a cut window misses steps. A terminated
     window had less time to be cut, so complete windows over-represent terminations. Dividing by the share that is
-    `uncut` corrects this (inverse probability of censoring, Robins & Rotnitzky 1992), provided that cuts do not depend
+    `uncut_share` corrects this (inverse probability of censoring, Robins & Rotnitzky 1992), provided that cuts do not depend
     on later steps. If no window is complete, all have weight 1.
 
     Args:
