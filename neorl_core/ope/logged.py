@@ -68,9 +68,9 @@ def window_counts(lasts: Int[Array, " E"], ended: Bool[Array, " E"], horizon: in
     """Return the weight of each window in a mean of returns: `1 / G(n)` if complete with n steps, 0 if cut.
 
     A window is complete if it lasts the horizon or terminates; the return of a cut window misses steps. A terminated
-    window had less time to be cut, so complete windows over-represent terminations. Dividing by the share that is
-    `uncut_share` corrects this (inverse probability of censoring, Robins & Rotnitzky 1992), provided that cuts do not depend
-    on later steps. If no window is complete, all have weight 1.
+    window had less time to be cut, so complete windows over-represent terminations. Dividing by
+    `uncut_share` corrects this (inverse probability of censoring, Robins & Rotnitzky 1992), provided that cuts do not
+    depend on later steps. If no window is complete, all have weight 1.
 
     Args:
         lasts: (E,) steps of each window, at most the horizon.
