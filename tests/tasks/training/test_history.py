@@ -146,7 +146,7 @@ def test_an_agent_keeps_the_history_itself_and_learns_with_it(
     ("text", "sentence"),
     [
         ("{temprature: 2}", "got 'temprature'"),
-        ("{coolant_temperature: 0}", "greater than or equal to 1 for 'history.coolant_temperature'"),
+        ("{coolant_temperature: 0}", "must be greater than or equal to 1, got 0"),
         ("{coolant_temperature: 100000}", "got 100000: correct the number"),
     ],
 )

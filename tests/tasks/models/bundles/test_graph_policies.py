@@ -40,10 +40,10 @@ def test_a_spec_with_a_layout_comes_back() -> None:
     record = json.loads(json.dumps(spec_record(SPEC)))
     assert spec_of_record(record) == SPEC
     record["layout"]["edge_action"] = [[0, 1, 2, 3, 3]]
-    with pytest.raises(ValueError, match="expected each of 5 actions at one node or edge"):
+    with pytest.raises(ValueError, match="each of the 5 actions must be at exactly one node or edge"):
         spec_of_record(record)
     for name, value in (("edges", [[0, "x"]]), ("flags", [[1]]), ("nodes", True)):
-        with pytest.raises(ValueError, match="expected"):
+        with pytest.raises(ValueError, match=rf"layout.{name} must"):
             spec_of_record(json.loads(json.dumps(spec_record(SPEC))) | {"layout": record["layout"] | {name: value}})
 
 
