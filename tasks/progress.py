@@ -1,4 +1,4 @@
-"""Progress of a long stage, with rate and time left: a bar on a terminal, lines in a log, an artifact in Prefect."""
+"""Progress of a long task with rate and time left: a bar on a terminal, lines in a log, an artifact in Prefect."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
     from tasks.references import Learning
 
 Report = Callable[[int, int, str], None]
-"""(done, total, unit): what a long stage tells of itself."""
+"""Progress callback: (done, total, unit)."""
 
 
 class CurveLog(Protocol):
-    """Takes the learning curves of a training as they grow; within its context, and at once."""
+    """Record of a training's learning curves while they grow."""
 
     def log(self, curves: Mapping[str, np.ndarray], updates: int) -> None:
-        """By metric the (P, L) values of the members, NaN where training has not come; L rows over all updates."""
+        """Log the (P, L) values of each metric; NaN beyond the current update, L points over all updates."""
 
     def end(self, sound: np.ndarray) -> None:
-        """Training is over; of the members, (P,), one that is not sound has failed."""
+        """End the record; members that are not `sound` (P,) have failed."""
 
 
 FollowLearning = Callable[["Learning"], AbstractContextManager[CurveLog]]
-"""Opens a record of a learner's curves."""
+"""Opens the record of a learner's curves."""
 
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_ARTIFACTS = 2.0
 
 
 class StageProgress:
-    """Shows `(done, total, unit)` reports of one stage; use it as a context manager and call it.
+    """Show the progress of one task; use it as a context manager and call it.
 
     Args:
-        stage: name shown before the bar and on the artifact.
-        clock: seconds that only grow.
+        stage: name of the task, shown before the bar and on the artifact.
+        clock: monotonic clock in seconds.
 
     Example:
         >>> with StageProgress("train") as report:  # doctest: +SKIP
@@ -70,7 +70,7 @@ class StageProgress:
             self._bar.add_task(self._stage, total=total, rate="")
             self._bar.start()
         if self._first is None:
-            # What was done before (a resumed run) or while compiling says nothing about the rate.
+            # Work before a resume, or during compilation, does not count for the rate.
             self._first, self._start, self._published = done, now, now - SECONDS_BETWEEN_ARTIFACTS
             self._line = now
         rate = (done - self._first) / max(now - self._start, 1e-9) if done > self._first else 0.0
@@ -88,7 +88,7 @@ class StageProgress:
             self._published = now
 
     def _publish(self, percent: float, text: str) -> None:
-        if self._mute or "prefect" not in sys.modules:  # no flow is running, and importing it takes a second
+        if self._mute or "prefect" not in sys.modules:  # without a flow, do not import Prefect, which takes a second
             return
         import httpx
         from prefect.artifacts import create_progress_artifact, update_progress_artifact
@@ -104,7 +104,7 @@ class StageProgress:
             else:
                 update_progress_artifact(self._artifact, percent, description=description)  # type: ignore[arg-type]
         except httpx.HTTPError as error:
-            # A picture of the progress is not worth the work it shows; the next stage will tell of a server gone.
+            # Progress must not fail the task; the next task reports a missing server.
             self._mute = True
             print(f"  {self._stage}: progress not shown in Prefect ({type(error).__name__})", file=sys.stderr)
 

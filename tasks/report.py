@@ -1,4 +1,4 @@
-"""The report: pictures, one HTML file that opens offline, and the same in short as Markdown."""
+"""Reports of a retraining: pictures, one HTML file that opens offline, and a short Markdown version."""
 
 from __future__ import annotations
 
@@ -47,30 +47,30 @@ TONES: dict[str, Literal["good", "bad", "wait"]] = {
     "refused": "bad",
     "failed": "bad",
 }
-"""Colour of a verdict's headline; those that wait for a person have one of their own."""
+"""Colour of a verdict's headline; other verdicts wait for a person."""
 GAP = "\u2003\u2060"
-"""MLflow draws tables without space between columns: an em space, held by a joiner that Markdown does not trim."""
-CERTIFIED = "The plant's own controller is certified"
-"""What is known of the fallback's version at registration."""
+"""Space between columns, which MLflow lacks: an em space, and a joiner so that Markdown does not trim it."""
+CERTIFIED = "The tuned controller is certified"
+"""Verdict of the tuned controller's version at registration."""
 NO_SIMULATOR = (
-    "No probability of violating a limit: there is no simulator that could be asked.",
-    "No return of actions that nobody took, beyond what the logs support.",
-    "Nothing about a plant that has changed since the logs, which a shadow's drift alarm watches for.",
+    "No probability of violating a limit: there is no simulator.",
+    "No return of actions outside the support of the logs.",
+    "Nothing about a plant that has changed since the logs; drift detection of a shadow monitors that.",
 )
-"""What is not claimed of a process without a simulator."""
-NOT_CERTIFIED = "plant controller; the candidate has none"
+"""Non-claims for a log-only plant."""
+NOT_CERTIFIED = "plant controller; the candidate has no certificate"
 
 
 class ReportFiles(Reference):
-    """What `report` writes."""
+    """Files that `report` writes."""
 
     page: Path
     glance: Path | None
-    """The result on one picture; none without rollouts."""
+    """Summary picture; None without rollouts."""
 
 
 class GateRow(NamedTuple):
-    """A gate as the pages show it."""
+    """A gate on the pages."""
 
     title: str
     mark: Literal["pass", "FAIL", "not run"]
@@ -78,7 +78,7 @@ class GateRow(NamedTuple):
 
 
 class MemberRow(NamedTuple):
-    """A member of the population with what was found of it."""
+    """A member of the population with its estimates."""
 
     member: Member
     estimate: MemberEvaluation
@@ -88,14 +88,14 @@ class MemberRow(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """What both templates show beside the record itself."""
+    """Data of both templates besides the record."""
 
     title: str
     verdict: str
     tone: Literal["good", "bad", "wait"]
     gates: tuple[GateRow, ...]
     certificate: Certificate | None
-    """The one that the verdict rests on."""
+    """Certificate that the verdict is based on."""
     certificate_of: str
     non_claims: tuple[str, ...]
     controllers: dict[str, ControllerRollouts]
@@ -104,15 +104,15 @@ class View:
     limits: tuple[Constraint, ...]
     confidence: str
     claims: tuple[str, ...]
-    """What is claimed of a process without a simulator; else the certificate says it."""
+    """Claims about a log-only plant; otherwise the certificate has the claim."""
     absent: dict[str, str]
-    """Gates that the plant cannot have, and why."""
+    """Gates that do not apply to the plant, with the reason."""
 
 
 def view(record: Record) -> View:
-    """What the templates show of a record."""
+    """Return the data of the templates."""
     rollouts, own = record.rollouts, record.certificate
-    # The first screen shows the certificate that the verdict rests on.
+    # The first screen shows the certificate that the verdict is based on.
     by_fallback = record.of_fallback or record.verdict in ("fallback", "fallback_waiting")
     alone = record.of_fallback and record.verdict == "passed"
     certificate = own if own is not None and not by_fallback else record.fallback
@@ -150,16 +150,16 @@ def view(record: Record) -> View:
 
 
 def draw_plots(folder: Path, record: Record) -> dict[str, Path]:
-    """Draw what a reviewer decides from: learning curves, trajectories, intervals, and OPE against rollouts.
+    """Draw learning curves, trajectories, intervals, and OPE against rollouts.
 
-    Nothing in these pictures depends on the verdict, so that they are drawn once, before a version is registered.
+    The pictures do not depend on the verdict, so they are drawn once, before registration.
 
     Args:
-        folder: where the pictures are written.
-        record: what is known before registration.
+        folder: folder for the pictures.
+        record: record before registration.
 
     Returns:
-        The pictures by name; without rollouts only the curves.
+        Pictures by name; without rollouts only curves and prediction.
     """
     plots: dict[str, Path] = {}
     member = record.selected
@@ -190,7 +190,7 @@ def draw_plots(folder: Path, record: Record) -> dict[str, Path]:
 
 
 def draw_glance(folder: Path, record: Record) -> Path | None:
-    """Draw the result on one picture: trajectories, comparison, verdict and claim; None without rollouts."""
+    """Draw the summary picture: trajectories, comparison, verdict and claim; None without rollouts."""
     shown = view(record)
     if record.rollouts is None or shown.certificate is None:
         return None
@@ -208,7 +208,7 @@ def draw_glance(folder: Path, record: Record) -> Path | None:
 
 
 def _estimates(record: Record, shown: View) -> dict[str, dict[str, Interval]]:
-    """Axis label -> (name -> estimate); of the members only the selected one, for a reviewer decides on one."""
+    """Return estimates by axis label and name, for the selected member."""
     differences = {f"rollouts, vs {name}": found for name, found in shown.differences.items()}
     differences["logs (OPE), vs logged controller"] = record.evaluation.difference
     selected = next(row.estimate for row in shown.members if row.selected)
@@ -222,33 +222,33 @@ def _estimates(record: Record, shown: View) -> dict[str, dict[str, Interval]]:
 
 
 def read_curves(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Learning curves: the updates at which metrics were logged (L,), and metric -> values (P, L)."""
+    """Return the logged updates (L,) and the values (P, L) of each metric."""
     curves = read_npz(path)
     return curves.pop("step"), curves
 
 
 def read_trajectories(rollouts: Rollouts) -> dict[str, Trajectory]:
-    """One episode of each controller, the candidate first."""
+    """Return one episode of each controller, the candidate first."""
     arrays = read_npz(rollouts.trajectories)
     names = dict.fromkeys(name.rpartition("/")[0] for name in arrays)
     ordered = [
         *(name for name in CONTROLLERS if name in names),
         *(name for name in names if name not in CONTROLLERS),
     ]
-    # Rollouts of before kept no margins.
+    # Early rollouts have no margins.
     kinds = ["observations", "actions", *(["margins"] if f"{ordered[0]}/margins" in arrays else [])]
     return {name: Trajectory(*(arrays[f"{name}/{kind}"] for kind in kinds)) for name in ordered}
 
 
 def describe(record: Record, run_url: str = "", picture: str = "", page: Path | None = None) -> str:
-    """The report in short, as Markdown: verdict, claim, comparison and gates before anything else.
+    """Return the short report as Markdown, beginning with verdict, claim, comparison and gates.
 
-    MLflow's page of a version shows it with a picture; Prefect's artifact cannot load one and names the page's file.
+    MLflow's page of a version shows a picture; Prefect's artifact cannot and names the report's file.
 
     Args:
         record: everything known of the retraining.
-        run_url: where the UI shows the run and its artifacts.
-        picture: URL of a picture of the trajectories, relative to the UI.
+        run_url: URL of the run in the UI.
+        picture: URL of the picture of trajectories, relative to the UI.
         page: the HTML report.
     """
     template = environment().get_template("version.md.j2")
@@ -260,12 +260,12 @@ def report(home: Home, record: Record, plots: Mapping[str, Path]) -> ReportFiles
     """Write the report of a retraining.
 
     Args:
-        home: the page becomes `reports/<plant>/<run key>.html` in it: one file, which makes no request.
+        home: home for `reports/<plant>/<run key>.html`, one file without external requests.
         record: everything known of the retraining.
-        plots: PNG files by name, from `draw_plots`; those that are missing are left out.
+        plots: PNG files by name, from `draw_plots`; missing files are left out.
 
     Returns:
-        The page, and the result on one picture, `runs/<plant>/<run key>/plots/glance.png`.
+        The page, and the summary picture `runs/<plant>/<run key>/plots/glance.png`.
     """
     pictures = {
         name: f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
@@ -279,7 +279,7 @@ def report(home: Home, record: Record, plots: Mapping[str, Path]) -> ReportFiles
 
 
 def environment() -> Environment:
-    """The templates' environment; a missing value is an error, never a blank."""
+    """Return the templates' environment, in which a missing value is an error."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     loader = Environment(
@@ -294,7 +294,7 @@ def environment() -> Environment:
 
 
 def number(value: float | None) -> str:
-    """A number for people: thousands apart, four digits, the minus sign a minus sign; a dash where there is none."""
+    """Format a number with four digits, thousands separators and a true minus sign; a dash if missing."""
     if value is None or not math.isfinite(value):
         return "–"
     text = f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
@@ -302,12 +302,12 @@ def number(value: float | None) -> str:
 
 
 def signed(value: float) -> str:
-    """A difference, with its sign."""
+    """Format a difference with a sign."""
     return f"{value:+,.4g}".replace("-", "−") if math.isfinite(value) else "–"
 
 
 def interval(value: Interval | None, difference: bool = False, absent: str = "–") -> str:
-    """`value [lower, upper]`; an estimate that does not exist is a dash, or what is said in its place."""
+    """Format an estimate as `value [lower, upper]`, or `absent` if it does not exist."""
     if value is None or not math.isfinite(value.value):
         return absent
     form = signed if difference else number
@@ -317,7 +317,7 @@ def interval(value: Interval | None, difference: bool = False, absent: str = "�
 
 
 def limit(constraint: Constraint) -> str:
-    """A hard limit in words."""
+    """Describe a hard limit."""
     low, high = math.isfinite(constraint.low), math.isfinite(constraint.high)
     bounds = f"within {constraint.low:g} to {constraint.high:g}" if low and high else ""
     bounds = bounds or (f"at most {constraint.high:g}" if high else f"at least {constraint.low:g}")
@@ -325,10 +325,10 @@ def limit(constraint: Constraint) -> str:
 
 
 def short(digest: str) -> str:
-    """The first twelve characters of a digest."""
+    """Return the first twelve characters of a digest."""
     return digest[:12]
 
 
 def cell(text: str) -> str:
-    """Text that stays within a cell of a Markdown table and cannot become markup."""
+    """Escape text for a cell of a Markdown table."""
     return " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")

@@ -1,12 +1,10 @@
-"""Stages: functions that become Prefect tasks inside a flow, and stay plain functions outside of one.
+"""Stages: functions that are Prefect tasks inside a flow and plain functions outside.
 
-A *cached* stage is pure: it is found again by the content of its arguments and of the source that computes it. An
-*effect* changes something outside and runs every time; it is idempotent by content instead. Both keep their function's
-own signature, so that a type checker sees every hand-over, and Prefect sees who depends on whom as long as whole
-references are passed on.
+A *cached* stage is pure: its result is reused if arguments and source have the same content. An *effect* changes
+something outside and runs every time; it is idempotent by content. Both keep the function's signature, so that type
+checkers see every argument, and Prefect sees every dependency as long as whole references are passed.
 
-A cached result is no evidence: it is believed only while the seal that the home's key put on it holds, and only JSON is
-ever read.
+A cached result is used only if it is JSON and the home's key has sealed its digest.
 """
 
 from __future__ import annotations
@@ -42,52 +40,52 @@ if TYPE_CHECKING:
 
 
 class Stage(NamedTuple):
-    """What is known of a stage before it runs."""
+    """Static facts about a stage."""
 
     name: str
-    """Name of its Prefect task."""
+    """Name of the Prefect task."""
     cached: bool
 
 
 STAGES: dict[str, Stage] = {}
-"""Stages by their function's full name, filled as their modules are imported."""
+"""Stages by the full name of their function, filled when modules are imported."""
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=Reference)
 Modules = Callable[[OpenedRun], Sequence[str]]
 Came = Reference | str
-"""What came of a stage, or why nothing did."""
+"""Result of a stage, or the reason for its failure."""
 
 
 @dataclass
 class Session:
-    """What the stages of one flow run share, and what is told of them at its end."""
+    """State that the stages of one flow run share."""
 
     probe: Callable[[], object]
-    """Asked before each stage whether the servers still answer; Prefect itself goes on without its own."""
+    """Checks before each stage that the servers answer; Prefect itself would continue without its server."""
     seal: Callable[[str, str, str], None]
-    """Signs what a stored result is: (stage, key, SHA-256 of its file)."""
+    """Signs a stored result: (stage, key, SHA-256 of the file)."""
     sealed: Callable[[str, str, str], bool]
-    """Whether that is what was signed."""
+    """Whether a stored result has this signature."""
     progress: Callable[[str], AbstractContextManager[Report]]
-    """Shows the progress of a stage, given its name: no import of ours, for how it looks changes no result."""
+    """Returns the progress display of a stage; not an import, because the display changes no result."""
     learning: FollowLearning
-    """Keeps the curves of a learner while it trains."""
+    """Records the curves of a learner during training."""
     mlflow: str
     """Address of the MLflow server."""
     flow_run: str
-    """The flow run's id."""
+    """Id of the flow run."""
     url: str
-    """Where Prefect's pages show the flow run."""
+    """URL of the flow run in Prefect."""
     follow: Callable[[str, Iterable[object]], Callable[[Came], None]] = lambda name, given: lambda came: None
-    """Told of each stage with its arguments as it begins; what it returns is told what came of it."""
+    """Called with each stage and its arguments at the start; returns a callback for the result."""
     seconds: dict[str, float] = field(default_factory=dict)
     reused: list[str] = field(default_factory=list)
     produced: dict[int, tuple[Reference, State[Any]]] = field(default_factory=dict)
-    """What each stage handed on, by identity, with its task run's state: the edges of Prefect's graph."""
+    """Results by identity, with the states of their task runs: the edges of Prefect's graph."""
 
     def upstream(self, values: Iterable[object]) -> list[State[Any]]:
-        """States of the task runs that some arguments, or the references inside them, came from."""
+        """Return the states of the task runs that produced arguments or references inside them."""
         found: list[State[Any]] = []
         for value in values:
             if id(value) in self.produced:
@@ -102,7 +100,7 @@ _session: ContextVar[Session | None] = ContextVar("session", default=None)
 
 @contextmanager
 def session(found: Session) -> Iterator[Session]:
-    """Make the stages called inside Prefect tasks of this session."""
+    """Run stages inside the context as Prefect tasks of this session."""
     token = _session.set(found)
     try:
         yield found
@@ -111,35 +109,35 @@ def session(found: Session) -> Iterator[Session]:
 
 
 def current() -> Session:
-    """The session that a stage runs in.
+    """Return the session of the running flow.
 
     Raises:
-        RuntimeError: outside of a flow.
+        RuntimeError: if no flow is running.
     """
     found = _session.get()
     if found is None:
-        raise RuntimeError("expected a stage to run inside a flow, got a plain call: open a session first")
+        raise RuntimeError("no flow is running: open a session first")
     return found
 
 
-TOLD = ("progress", "learning")
-"""Arguments by which a stage tells how far it is: a session gives them, and they change no result."""
+PROGRESS = ("progress", "learning")
+"""Arguments for progress: the session supplies them, and they change no result."""
 
 
 def config_digest(run: OpenedRun) -> str:
-    """SHA-256 of all that a run's results depend on in its configuration; a mapping counts by its file's content."""
+    """Return the SHA-256 of all settings that results depend on; a mapping counts by the content of its file."""
     parts = (name for name in OpenedRun.model_fields if name not in NO_RESULT)
     return digest_json(content(run.part(*parts)))
 
 
 def content(value: object) -> Any:
-    """What a cache key is made of: digests where there are any, never paths.
+    """Return the content of a value for a cache key: digests, never paths.
 
     Args:
-        value: a stage's argument.
+        value: an argument of a stage.
 
     Returns:
-        JSON: a reference's digest, or its fields without its files; a file's SHA-256; other models by their fields.
+        JSON: a reference's digest, or its fields without files; a file's SHA-256; the fields of other models.
     """
     if isinstance(value, Reference):
         digest = getattr(value, "digest", None)
@@ -160,7 +158,7 @@ def content(value: object) -> Any:
 
 
 def path_content(path: Path) -> str:
-    """What stands for a file or folder in a key: its SHA-256, for a folder that of all files; else its path."""
+    """Return the SHA-256 of a file or of all files in a folder; the path if nothing is there."""
     if not is_stored(path):
         return str(path)
     if not path.is_dir():
@@ -172,13 +170,13 @@ def path_content(path: Path) -> str:
 def cached(*, also: Modules | None = None, name: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make a function a cached stage.
 
-    The key covers the arguments' content, and the source of the function's module, of all that it imports and of the
-    plant's module. A result is computed again when its source or its arguments changed, a file that it names has gone,
-    or its seal does not hold.
+    The key covers the content of the arguments and the source of the function's module, its imports and the plant's
+    module. The result is computed again if source or arguments changed, a named file is missing, or the seal is
+    invalid.
 
     Args:
-        also: names further modules whose source has a say, given the run (such as the algorithm's).
-        name: the stage's, where it is not the function's.
+        also: returns further modules whose source counts, given the run (such as the algorithm's).
+        name: name of the stage. Default: the function's name.
 
     Example:
         >>> @cached()  # doctest: +SKIP
@@ -209,10 +207,10 @@ def cached(*, also: Modules | None = None, name: str = "") -> Callable[[Callable
 
 
 def effect(*, name: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a function a stage that changes something outside: it runs every time.
+    """Make a function a stage that changes something outside and runs every time.
 
     Args:
-        name: the stage's, where it is not the function's.
+        name: name of the stage. Default: the function's name.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -244,7 +242,7 @@ def _key(function: Callable[..., R], given: inspect.BoundArguments, also: Module
     run = next((value for value in arguments.values() if isinstance(value, OpenedRun)), None)
     modules = [function.__module__, *(also(run) if run is not None and also else ())]
     sources = sources_digest(*modules) if run is None else run_sources(run, *modules)
-    parts = {name: content(value) for name, value in arguments.items() if name not in TOLD and not _is_home(value)}
+    parts = {name: content(value) for name, value in arguments.items() if name not in PROGRESS and not _is_home(value)}
     return digest_json([parts, sources])[:32]
 
 
@@ -259,7 +257,7 @@ def _found_or_computed(
     function: Callable[..., R],
     given: inspect.BoundArguments,
 ) -> R:
-    """Let Prefect find a stored result that holds, or compute it and seal what Prefect stored."""
+    """Reuse a valid stored result, or compute the result and seal the file that Prefect stores."""
     from prefect.settings import get_current_settings
 
     path = get_current_settings().results.local_storage_path / key
@@ -280,7 +278,7 @@ def _found_or_computed(
     result: R = state.result()
     if state.name == "Cached" and not result.complete:
         gone = next(file for file in result.files() if not is_stored(file))
-        _log(f"{stage} is computed again: {gone.name}, which its result names, has gone")
+        _log(f"{stage} is computed again: {gone.name}, a file of its result, is missing")
         state = _run_task(running, task.with_options(refresh_cache=True), given)
         result = state.result()
     if state.name == "Cached":
@@ -294,9 +292,8 @@ def _found_or_computed(
 def _run_task(running: Session, task: Task[..., R], given: inspect.BoundArguments) -> State[R]:
     """Run a task to its final state.
 
-    Prefect looks for earlier results in every part of the arguments, and takes equal names and small numbers for
-    dependencies. So what it remembers of results is forgotten, the arguments are quoted, and the task runs that they
-    came from are named.
+    Prefect searches all parts of the arguments for earlier results, and mistakes equal names and small numbers for
+    dependencies. Therefore its memory of results is cleared, arguments are quoted, and upstream task runs are named.
     """
     from prefect.context import FlowRunContext
     from prefect.utilities.annotations import quote
@@ -313,42 +310,42 @@ def _run_task(running: Session, task: Task[..., R], given: inspect.BoundArgument
         running.produced[id(result)] = (result, state)
         tell(result)
     else:
-        tell(state.message or state.name or "no word")
+        tell(state.message or state.name or "no message")
     return state
 
 
 def _unusable(running: Session, stage: str, key: str, path: Path) -> str | None:
-    """Why a stored result must not be read; None where it may be, or where there is none."""
+    """Return the reason not to use a stored result; None if it is valid or absent."""
     if not path.exists():
         return None
     data = path.read_bytes()
     try:
         kind = json.loads(data)["metadata"]["serializer"]["type"]
     except (ValueError, KeyError, TypeError):
-        return f"expected a stored result in {path.name}, got other bytes"
+        return f"{path.name} is no stored result"
     if kind != "json":
-        return f"expected a stored result of JSON in {path.name}, got one marked {kind!r}, which is not read"
+        return f"{path.name} has serializer {kind!r}, only JSON is read"
     if not running.sealed(stage, key, sha256_hex(data)):
-        return f"expected the result that was sealed as {path.name}, got other bytes"
+        return f"{path.name} does not have the sealed digest"
     return None
 
 
 @functools.cache
 def _task(stage: str, function: Callable[..., R]) -> Task[..., R]:
-    """The Prefect task of a stage; its progress is shown, and what it found is logged in one line."""
+    """Return the Prefect task of a stage, which shows progress and logs the result in one line."""
     from prefect import Task
 
     signature = inspect.signature(function)
-    told = [name for name in TOLD if name in signature.parameters]
+    wanted = [name for name in PROGRESS if name in signature.parameters]
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> R | State[R]:
         try:
             with ExitStack() as stack:
                 bound = signature.bind(*args, **kwargs)
-                if "progress" in told:
+                if "progress" in wanted:
                     bound.arguments["progress"] = stack.enter_context(current().progress(stage))
-                if "learning" in told:
+                if "learning" in wanted:
                     bound.arguments["learning"] = current().learning
                 result = function(*bound.args, **bound.kwargs)
         except NeoRLError as error:
@@ -356,12 +353,12 @@ def _task(stage: str, function: Callable[..., R]) -> Task[..., R]:
         _log(result.found)
         return result
 
-    # A returned state stands for the result that it holds.
+    # Prefect takes a returned state for the result in it.
     return Task(cast("Callable[..., R]", run), name=stage, task_run_name=stage)
 
 
 def failed(error: NeoRLError) -> State[R]:
-    """A failed state whose message is the error's sentence: a traceback would tell a user nothing more."""
+    """Return a failed state with the error's message instead of a traceback."""
     from prefect.states import Failed
 
     return cast("State[R]", Failed(message=str(error), data=error))

@@ -222,8 +222,8 @@ def test_forged_results_are_computed_again_and_promote_nothing(
     stored = services.home.root / "prefect" / "storage"
     said = {
         "ingest": "got one marked 'pickle', which is not read",
-        "evaluate": "expected the result that was sealed",
-        "simulate": "got other bytes",
+        "evaluate": "does not have the sealed digest",
+        "simulate": "is no stored result",
     }
     for stage in said:
         named = re.compile(f"{stage}-[0-9a-f]{{32}}")

@@ -154,7 +154,7 @@ def test_a_refusal_is_plain(sample: Record, home: Path) -> None:
         assert words in text
     markdown = describe(refused)
     assert "**FAIL**" in markdown
-    assert "Claim** (plant controller; the candidate has none)" in markdown
+    assert "Claim** (plant controller; the candidate has no certificate)" in markdown
     assert set(draw_plots(home / "plots", refused)) == {"curves"}
 
 
@@ -187,9 +187,9 @@ def test_a_process_is_shown_without_what_only_a_simulator_tells(
     )
     page = _Page(report(Home(home), process, {"curves": plots["curves"]}).page.read_text())
     assert not page.open_tags
-    assert "No hard limits are given" in page.text
+    assert "There are no hard limits" in page.text
     assert "Behaviour" not in page.text
-    assert "rollouts take no part" not in page.text
+    assert "rollouts are not used" not in page.text
     assert "score by rollouts" not in page.text
     assert "gain over the logged controller" in page.text
     assert "certificate verify" not in page.text
@@ -212,7 +212,7 @@ def test_a_member_that_the_logs_do_not_support_says_why(home: Path, sample: Reco
         # Of 5,000 steps a discount of 0.99 weighs a hundred.
         assert screened.evidence.unweighed == found.unweighed != ""
     found = found.model_copy(update={"difference": Interval(value=NAN, lower=NAN, upper=NAN)})
-    assert "gain over the logged controller not supported by them." in describe(changed(sample, evaluation=found))
+    assert "gain over the logged controller not supported by the logs." in describe(changed(sample, evaluation=found))
     page = _Page(report(Home(home), changed(sample, evaluation=found), {}).page.read_text())
     assert "not supported by the logs" in page.text
     assert page.text.count("no: fitted Q evaluation carries errors too far on too many guesses") == 1
@@ -257,9 +257,9 @@ def test_a_plant_controller_that_waits_is_said_to_wait(sample: Record) -> None:
 def test_the_fallback_s_version_claims_nothing_of_the_candidate_before_a_decision(sample: Record) -> None:
     other = sample.digests.model_copy(update={"composite": "f" * 64})
     text = describe(changed(sample, verdict="passed", digests=other))
-    assert text.startswith("### The plant's own controller is certified\n")
+    assert text.startswith("### The tuned controller is certified\n")
     assert f"**Claim** (plant controller): {CLAIM}" in text
-    assert "nothing in it was trained" in text
+    assert "no part of it was trained" in text
 
 
 @pytest.mark.slow

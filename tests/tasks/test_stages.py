@@ -106,7 +106,7 @@ def test_outside_of_a_flow_a_stage_is_its_function() -> None:
     for stage in (cached()(one), effect()(one)):
         assert stage(Home(Path()), 2.0).value == 2.0
         assert inspect.signature(stage) == inspect.signature(one)
-    with pytest.raises(RuntimeError, match="inside a flow"):
+    with pytest.raises(RuntimeError, match="no flow is running"):
         stages.current()
 
 

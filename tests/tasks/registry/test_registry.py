@@ -242,7 +242,7 @@ def test_the_plant_s_own_controller_carries_no_policy_s_numbers(
     assert run.data.metrics["score"] == pytest.approx(record.rollouts.controllers["plant controller"].score)
     text = registry.version(NAME, reference.version).description
     assert "plant's own controller" in text
-    assert "nothing in it was trained" in text
+    assert "no part of it was trained" in text
 
 
 def test_the_bundle_in_mlflow_is_the_one_that_was_registered(
