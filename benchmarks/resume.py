@@ -33,7 +33,8 @@ def child(name: str, folder: Path) -> None:
     """Train to the end, telling of every chunk; a state is saved after each."""
     from neorl_core.algorithms import ALGORITHMS
     from neorl_core.training.loop import Plan, resident, train
-    from neorl_core.training.population import configure, init_population, members, prepare, warm_up_updates
+    from neorl_core.training.population import configure, init_population, members, warm_up_updates
+    from neorl_core.training.preparation import prepare
     from neorl_core.types import PlantSpec, Space, Transition
     from tasks.models.bundles.checkpoints import Checkpoints, state_digest
     from tasks.training.checkpointing import Checkpointing

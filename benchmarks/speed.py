@@ -25,15 +25,8 @@ import numpy as np
 from benchmarks.setting import when
 from benchmarks.windows import Kept, interleaved
 from neorl_core.algorithms import ALGORITHMS
-from neorl_core.training.population import (
-    Algorithm,
-    TrainState,
-    configure,
-    init_population,
-    make_train_chunk,
-    members,
-    prepare,
-)
+from neorl_core.training.population import Algorithm, TrainState, configure, init_population, make_train_chunk, members
+from neorl_core.training.preparation import prepare
 from neorl_core.types import Constraint, PlantSpec, Space, Transition
 
 ROWS, WIDTH, BATCH = 1_000_000, 256, 256

@@ -33,7 +33,8 @@ from neorl_core.algorithms import ALGORITHMS
 from neorl_core.plants import PLANTS
 from neorl_core.safety.certify import episode_keys
 from neorl_core.safety.composite import composite_controller, make_composite
-from neorl_core.training.population import configure, init_population, make_train_chunk, members, policies, prepare
+from neorl_core.training.population import configure, init_population, make_train_chunk, members, policies
+from neorl_core.training.preparation import prepare
 from tasks.files.canonical import write_json
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -22,7 +22,8 @@ from neorl_core.plants import PLANTS
 from neorl_core.plants.base import rollouts
 from neorl_core.safety.composite import bare_controller
 from neorl_core.training.loop import RunState, resident, schedule, train
-from neorl_core.training.population import configure, diverged, init_population, members, prepare, warm_up_updates
+from neorl_core.training.population import configure, diverged, init_population, members, warm_up_updates
+from neorl_core.training.preparation import prepare
 from neorl_core.types import Params, Transition
 from tasks.data.synthetic.behaviours import policy_of, score
 

@@ -15,7 +15,8 @@ from benchmarks.speed import ROWS, SPEC, transitions
 from benchmarks.windows import interleaved
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.training.loop import on_host
-from neorl_core.training.population import TrainState, configure, init_population, make_train_chunk, members, prepare
+from neorl_core.training.population import TrainState, configure, init_population, make_train_chunk, members
+from neorl_core.training.preparation import prepare
 from neorl_core.types import Transition
 
 CHUNK = 10

@@ -17,7 +17,6 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 from neorl_core.networks import Normaliser, Policy
 from neorl_core.training import optimisers
 from neorl_core.training.preparation import LARGEST
-from neorl_core.training.preparation import prepare as prepare
 from neorl_core.types import Params, PlantSpec, Transition
 
 ABOVE_ZERO = frozenset({"huber", "tau", "temperature"})

@@ -13,7 +13,8 @@ from jax.test_util import check_grads
 
 from neorl_core.algorithms import BC, TD3_BC, losses, td3_bc
 from neorl_core.networks import critics_apply, policy_act
-from neorl_core.training.population import init_population, make_train_chunk, member, members, policies, prepare
+from neorl_core.training.population import init_population, make_train_chunk, member, members, policies
+from neorl_core.training.preparation import prepare
 from neorl_core.types import Space, Transition
 from tests.by_hand import Adam, backward, batch_of, forward, layers_of, spec, start, tracked
 

@@ -14,7 +14,8 @@ import pytest
 from neorl_core.algorithms import ALGORITHMS, CONTINUOUS
 from neorl_core.networks import Policy, actor_apply, mlp_apply, normalise, policy_act, to_physical
 from neorl_core.training.optimisers import Optimiser, Recipe
-from neorl_core.training.population import Algorithm, configure, prepare
+from neorl_core.training.population import Algorithm, configure
+from neorl_core.training.preparation import prepare
 from neorl_core.types import PlantSpec, Space, Transition
 from tests.by_hand import batch_of, start
 from tests.sampled import FEW_ALGORITHMS, sampled

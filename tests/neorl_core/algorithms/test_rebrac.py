@@ -12,7 +12,7 @@ from jax.test_util import check_grads
 
 from neorl_core.algorithms import REBRAC, TD3_BC, losses, rebrac, td3_bc
 from neorl_core.networks import critics_apply
-from neorl_core.training.population import next_actions, prepare
+from neorl_core.training.preparation import next_actions, prepare
 from neorl_core.types import Transition
 from tests.by_hand import batch_of, forward, layers_of, spec, start
 

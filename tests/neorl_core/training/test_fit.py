@@ -21,8 +21,8 @@ from neorl_core.training.population import (
     make_train_chunk,
     members,
     policies,
-    prepare,
 )
+from neorl_core.training.preparation import prepare
 from neorl_core.types import PlantSpec, Space, Transition
 from tasks.models.bundles.checkpoints import Checkpoints
 from tasks.training.checkpointing import Checkpointing

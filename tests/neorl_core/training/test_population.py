@@ -26,8 +26,8 @@ from neorl_core.training.population import (
     member,
     members,
     policies,
-    prepare,
 )
+from neorl_core.training.preparation import prepare
 from neorl_core.types import PlantSpec, Space, Transition
 from tasks.models.bundles.checkpoints import Checkpoints
 from tasks.training.checkpointing import Checkpointing

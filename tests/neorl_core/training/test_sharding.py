@@ -15,8 +15,9 @@ import pytest
 
 from neorl_core.algorithms import TD3_BC
 from neorl_core.fit import FitResult, fit
-from neorl_core.training.population import init_population, make_train_chunk, members, prepare
+from neorl_core.training.population import init_population, make_train_chunk, members
 from neorl_core.training.precision import mixed_precision
+from neorl_core.training.preparation import prepare
 from neorl_core.training.sharding import mesh_of
 from tests.neorl_core.training.test_fit import SPEC, logged
 from tests.servers import free_port

@@ -16,7 +16,7 @@ from neorl_core.networks import Normaliser, Policy, actor_init
 from neorl_core.ope.agreement import WIDE, Estimate
 from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import make_composite
-from neorl_core.training.population import prepare
+from neorl_core.training.preparation import prepare
 from neorl_core.types import Transition
 from tasks.data.store import reader
 from tasks.data.store.episodes import Logs, read_logs
