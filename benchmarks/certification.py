@@ -1,12 +1,12 @@
-"""`make certification`: how rare a violation can be shown to be, for every plant, and how long that takes.
+"""`make certification`: certify every plant for small violation probabilities, and measure the time.
 
-    python -m benchmarks.certification                        # every plant's tuned controller, the reactor at 1e-5
-    python -m benchmarks.certification --home .neorl          # champions of this home where it has some
+    python -m benchmarks.certification                        # every plant's tuned controller
+    python -m benchmarks.certification --home .neorl          # champions of this home, if there are some
     python -m benchmarks.certification --plants hvac_control  # only these
 
-p0 = 1e-3 at 99 %, and where that is not certified the next p0 that is: each try is an attempt of its own, at its share
-of the error probability. The reactor's composite is then certified at p0 = 1e-5 and 95 %, as attempt 2 of its lineage,
-or at the next p0 of its ladder that certifies.
+Starts at p0 = 1e-3 with 99 % confidence and takes the next p0 of the ladder after a failure; each try is a new attempt
+with its share of the error probability. The reactor's composite is then certified from p0 = 1e-5 with 95 %, as attempt
+2 of the lineage.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks import pages
+from benchmarks.pages import wrap
 from configs.home import Home
 from neorl_core.plants import NAMES, PLANTS
 from neorl_core.safety.bounds import betting_episodes
@@ -39,7 +41,7 @@ RARE_PLANT = "chemical_reactor"
 
 
 class Shown(NamedTuple):
-    """The first p0 of a ladder that was certified, and what it took."""
+    """The first certified p0 of a ladder, and the cost."""
 
     plant: str
     composite: str
@@ -49,9 +51,9 @@ class Shown(NamedTuple):
     episodes: int
     violations: int
     seconds: float
-    """Of all attempts, compilation included."""
+    """Seconds of all attempts, with compilation."""
     episodes_per_second: float
-    """Without the first batch, which is compiled."""
+    """Without the first batch, which compiles."""
 
 
 def show(
@@ -60,11 +62,11 @@ def show(
     """Try one p0 after the other, each as the next attempt of a lineage, until one is certified.
 
     Args:
-        plant: the simulator, with its own domain.
-        composite: what is certified.
-        name: of the composite, for readers.
-        ladder: values of p0, the smallest first.
-        confidence: of the lineage.
+        plant: simulator with the default domain.
+        composite: composite to certify.
+        name: label of the composite.
+        ladder: values of p0, smallest first.
+        confidence: confidence of the lineage.
         first: number of the first attempt.
     """
     began, warm, counted = time.perf_counter(), 0.0, 0
@@ -87,7 +89,7 @@ def show(
 
 
 def _attempt(plant: Plant, composite: Composite, p0: float, alpha: float) -> tuple[CertificationCounts, float]:
-    """The counts, and the seconds after the first batch."""
+    """Return the counts and the seconds after the first batch."""
     batches = certify_batches(
         plant,
         composite_controller(plant),
@@ -105,7 +107,7 @@ def _attempt(plant: Plant, composite: Composite, p0: float, alpha: float) -> tup
 
 
 def composite_of(plant: Plant, home: Home | None) -> tuple[Composite, str]:
-    """The champion of a home, or the plant's own controller."""
+    """Return the champion of a home, or the plant's tuned controller."""
     name = plant.spec.name
     if home is not None and Ledger.exists(home):
         now = champion(Ledger.open(home, write=False).entries(), name)
@@ -116,7 +118,7 @@ def composite_of(plant: Plant, home: Home | None) -> tuple[Composite, str]:
 
 
 def line(found: Shown) -> str:
-    """A row for readers."""
+    """Return a line for the terminal."""
     p0 = "none" if found.p0 is None else f"{found.p0:g}"
     return (
         f"{found.plant:22s} {found.composite:22s} p0 {p0:6s} at {100 * found.confidence:g} %, attempt {found.attempt}: "
@@ -124,40 +126,39 @@ def line(found: Shown) -> str:
     )
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is kept, as lines of Markdown."""
-    lines = [
-        "Made by `make certification` with the champions of a home, and the tuned controllers of plants without one "
-        f"there: the first p0 that was certified of a ladder that begins at {SELDOM[0]:g}, and for {RARE_PLANT} of a "
-        f"second one that begins at {RARE[0]:g}; nothing below a ladder's beginning was tried. Each try is an attempt "
-        "of its own; seconds are of all attempts with compilation, episodes per second without.",
-        "",
-        "| plant | what | p0 | confidence | attempt | violations | episodes | seconds | episodes/s |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the kept results with an explanation."""
+    cells = []
     for row in rows:
         found = Shown(**row)
         p0 = "none" if found.p0 is None else f"{found.p0:g}"
-        lines.append(
-            f"| {found.plant} | {found.composite} | {p0} | {100 * found.confidence:g} % | {found.attempt} "
-            f"| {found.violations} | {found.episodes:,} | {found.seconds:.1f} | {found.episodes_per_second:,} |"
-        )
-    return lines
+        composite = found.composite.split()[0] if found.composite.startswith("champion") else found.composite
+        counts = (found.attempt, found.violations, f"{found.episodes:,}")
+        times = (f"{found.seconds:.1f}", f"{found.episodes_per_second:,}")
+        cells.append((found.plant, composite, p0, f"{100 * found.confidence:g} %", *counts, *times))
+    about = wrap(
+        f"`make certification` tries p0 = {SELDOM[0]:g} and then larger values; for {RARE_PLANT} also from "
+        f"{RARE[0]:g}. "
+        "The table shows the first certified p0. Seconds are for all attempts with compilation, episodes per second "
+        "without."
+    )
+    head = ("plant", "composite", "p0", "confidence", "attempt", "violations", "episodes", "seconds", "episodes/s")
+    return f"{about}\n\n{pages.table(head, cells)}"
 
 
 def main() -> None:
-    """Certify, print, and keep the numbers."""
+    """Certify, print and keep the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--home", type=Path, help="home whose champions are certified")
+    parser.add_argument("--home", type=Path, help="certify the champions of this home")
     parser.add_argument("--plants", nargs="+", choices=NAMES, default=NAMES)
     options = parser.parse_args()
     home, rows = Home(options.home.resolve()) if options.home else None, list[Shown]()
     for name in options.plants:
         plant = PLANTS[name]
-        composite, said = composite_of(plant, home)
+        composite, label = composite_of(plant, home)
         ladders = [(SELDOM, 0.99, 1), *([(RARE, 0.95, 2)] if name == RARE_PLANT else [])]
         for ladder, confidence, first in ladders:
-            rows.append(show(plant, composite, said, ladder, confidence, first))
+            rows.append(show(plant, composite, label, ladder, confidence, first))
             print(line(rows[-1]), flush=True)
     if options.plants == NAMES:
         write_json(RESULTS, [row._asdict() for row in rows])

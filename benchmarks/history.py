@@ -1,16 +1,17 @@
-"""`make history`: what earlier values beside the observation are worth on the industrial benchmark.
+"""`make history`: train with and without earlier values beside the observation on the industrial benchmark.
 
-    python -m benchmarks.history                      # every algorithm with every history; what is kept is not repeated
-    python -m benchmarks.history --algorithms iql     # one anew
+    python -m benchmarks.history                      # every algorithm with every history that has no result
+    python -m benchmarks.history --algorithms iql     # train one algorithm again
+    python -m benchmarks.history --page               # docs/studies/history.md from the kept results
 
-Policies learn from generated logs of medium quality, five seeds each, and are rolled out bare on the same episodes of
-the simulator. Nothing is selected by a rollout: every final policy counts. Results are kept in
-benchmarks/results/history.json, of which the table in docs/training.md is made.
+Policies learn from generated logs of medium quality with five seeds, and are played without a shield in the same
+simulated episodes. Every final policy counts; nothing is selected. Results are kept in benchmarks/results/history.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import tempfile
 import time
@@ -21,6 +22,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from benchmarks import pages
+from benchmarks.pages import ROOT, STUDIES, listed, wrap
 from neorl_core.fit import fit
 from neorl_core.history import parse_history, stacked_size, stacked_spec
 from neorl_core.plants import PLANTS
@@ -33,10 +36,8 @@ from tasks.data.store.reader import StoredDataset
 from tasks.data.synthetic.episodes import generate
 from tasks.simulate import score
 
-ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "history.json"
-PAGE = ROOT / "docs" / "training.md"
-MARKS = "<!-- history: begin -->", "<!-- history: end -->"
+PAGE = STUDIES / "history.md"
 PLANT = "industrial_benchmark"
 LOGGED, PLAYED, SEEDS, CONFIDENCE = 50, 64, 5, 0.95
 RESPONSES = ("velocity", "gain", "shift", "fatigue", "consumption")
@@ -45,8 +46,7 @@ HISTORIES: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "9 of each response": (dict.fromkeys(RESPONSES, 9), {}),
     "9 of each response, GRU of 16": (dict.fromkeys(RESPONSES, 9), {"gru": 16}),
 }
-"""Earlier values, and what of a policy differs: costs answer a steering after five to nine steps, and set points stand
-still in an episode."""
+"""Number of earlier values and hyper-parameters of each variant. Costs react five to nine steps after an action."""
 FAST: dict[str, Any] = {"discount": 0.97, "actor_lr": 1e-3, "critic_lr": 1e-3}
 SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
     "bc": (6_000, {"actor_lr": 1e-3}),
@@ -54,18 +54,18 @@ SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
     "td3_bc": (6_000, FAST),
     "bptt": (4_000, {"discount": 0.97}),
 }
-"""Gradient steps and what differs from the algorithm's own defaults, for every history alike."""
+"""Gradient steps and overrides of each algorithm, the same for every history."""
 
 
 def logged(folder: Path) -> Logs:
-    """Rows of medium quality, without a history."""
+    """Return generated rows of medium quality."""
     made = generate(PLANT, "medium", LOGGED, seed=0, out=folder)
     store = StoredDataset.open(folder, str(made.digest))
     return read_logs(store, np.arange(len(store.episodes) - 1))
 
 
 def scores_of(logs: Logs, algorithm: str, counts: Mapping[str, int], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Mean score of each seed's policy on the simulator."""
+    """Train one policy per seed and return their mean scores on the simulator."""
     plant = PLANTS[PLANT]
     history = parse_history(counts, plant.spec)
     updates, overrides = SETTINGS[algorithm][0], SETTINGS[algorithm][1] | own
@@ -82,66 +82,59 @@ def scores_of(logs: Logs, algorithm: str, counts: Mapping[str, int], own: Mappin
     return {"scores": means, "sound": [bool(x) for x in learned.sound], "seconds": round(seconds), "numbers": numbers}
 
 
-def table(kept: Mapping[str, Any]) -> str:
-    """Every algorithm's scores beside those of the same seeds without a history, and whom it helps or harms."""
-    helped, harmed = [], []
-    lines = [
-        f"Made by `make history` on {LOGGED} episodes of medium quality of `{PLANT}`: mean score of {SEEDS} seeds on "
-        f"{PLAYED} episodes of the simulator, without a shield, and the gain over no history, seed by seed; "
-        f"{CONFIDENCE:.0%} intervals of Student's t over seeds.",
-        "",
-        "| algorithm | history | numbers | score | gain |",
-        "|:--|:--|--:|:--|:--|",
-    ]
+def page(kept: Mapping[str, Any]) -> str:
+    """Return docs/studies/history.md: every algorithm's scores with and without a history."""
+    helped, harmed, rows = [], [], []
     for algorithm in SETTINGS:
         for name in HISTORIES:
             row, plain = kept.get(f"{algorithm}/{name}"), kept.get(f"{algorithm}/none")
             if row is None or plain is None:
                 continue
-            told = "–"
+            difference = "–"
             if row is not plain:
                 gain = paired_difference_interval(row["scores"], plain["scores"], CONFIDENCE)
-                told = shown(gain)
+                difference = shown(gain)
                 helped += [f"{algorithm} with {name}"] if gain.lower > 0 else []
                 harmed += [f"{algorithm} with {name}"] if gain.upper < 0 else []
-            mean = shown(mean_interval(row["scores"], CONFIDENCE))
-            lines.append(f"| {algorithm} | {name} | {row['numbers']} | {mean} | {told} |")
-    words = [
-        f"The whole interval of the gain is {where} 0: {'; '.join(found) or 'none'}."
-        for where, found in (("above", helped), ("below", harmed))
-    ]
-    return "\n".join([*lines, "", *words])
+            rows.append((algorithm, name, row["numbers"], shown(mean_interval(row["scores"], CONFIDENCE)), difference))
+    return pages.study(
+        "Earlier values as input",
+        f"Does a policy for `{PLANT}` gain from earlier values beside the observation?",
+        f"Learners with a significant gain: {listed(helped)}. Learners with a significant loss: "
+        f"{'; '.join(harmed) or 'none'}.",
+        "`make history`.",
+        wrap(
+            f"Policies learn from {LOGGED} episodes of medium quality. Costs of this plant react five to nine steps "
+            f"after an action, and the logged controller has a hidden state. Scores are means of {SEEDS} seeds over "
+            f"{PLAYED} simulated episodes without a shield; gains are paired by seed. Intervals are {CONFIDENCE:.0%} "
+            "(Student's t over seeds). A GRU reads the same earlier values in sequence."
+        ),
+        pages.table(("algorithm", "history", "inputs", "score", "gain"), rows),
+    )
 
 
 def shown(interval: Interval) -> str:
-    """An interval in words."""
+    """Return an interval as text."""
     return f"{interval.value:.1f} ({interval.lower:.1f} to {interval.upper:.1f})"
 
 
-def write(kept: Mapping[str, Any]) -> None:
-    """Keep the results, and put the table into its page."""
-    RESULTS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
-    page = PAGE.read_text(encoding="utf-8")
-    before, rest = page.split(MARKS[0])
-    PAGE.write_text(f"{before}{MARKS[0]}\n{table(kept)}\n{MARKS[1]}{rest.split(MARKS[1])[1]}", encoding="utf-8")
-
-
 def main() -> None:
-    """Train what is not kept, and write the table."""
-    parser = argparse.ArgumentParser(description="what earlier values are worth on the industrial benchmark")
-    parser.add_argument("--algorithms", nargs="*", choices=[*SETTINGS], help="train these anew")
-    again = parser.parse_args().algorithms or []
+    """Run the missing trainings and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--algorithms", nargs="*", choices=[*SETTINGS], help="train these again")
+    parser.add_argument("--page", action="store_true", help="only write the page")
+    options = parser.parse_args()
     kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    kept = {name: row for name, row in kept.items() if name.split("/")[0] not in again}
+    kept = {name: row for name, row in kept.items() if name.split("/")[0] not in (options.algorithms or [])}
     with tempfile.TemporaryDirectory() as folder:
-        logs = logged(Path(folder))
-        for algorithm in SETTINGS:
-            for name, (counts, own) in HISTORIES.items():
-                if f"{algorithm}/{name}" not in kept:
-                    kept[f"{algorithm}/{name}"] = scores_of(logs, algorithm, counts, own)
-                    print(algorithm, name, kept[f"{algorithm}/{name}"], flush=True)
-                    write(kept)
-    write(kept)
+        logs = None if options.page else logged(Path(folder))
+        for algorithm, (name, (counts, own)) in itertools.product(SETTINGS, HISTORIES.items()):
+            key = f"{algorithm}/{name}"
+            if logs is not None and key not in kept:
+                kept[key] = scores_of(logs, algorithm, counts, own)
+                print(algorithm, name, kept[key], flush=True)
+                RESULTS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+    PAGE.write_text(page(kept), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import pages
+from benchmarks.pages import wrap
 from benchmarks.setting import when
 from benchmarks.windows import Kept, interleaved
 from neorl_core.algorithms import ALGORITHMS
@@ -276,41 +278,35 @@ def row(name: str, kept: dict[str, Kept], gemm: float) -> dict[str, Any]:
     }
 
 
-def table(result: Mapping[str, Any]) -> str:
-    """The comparison as Markdown."""
-    peer = (
-        "d3rlpy 2.8.1, in turn with ours" if result["peers"] else "d3rlpy was not measured: name a Python that has it"
-    )
-    lines = [
-        "## Beside a peer and beside the machine",
-        "",
-        f"Measured {when(result)}. {ROWS:,} transitions of {OBSERVATIONS} observations and {ACTIONS} actions, batch "
-        f"{BATCH}, 2x{WIDTH}, twin critics, one member, metrics included; {peer} (NEORL_PEERS_PYTHON). Medians of the "
-        "windows in which other processes used under a tenth of a core. The limit is the minimal operations of a step "
-        f"at the rate of this machine's best float32 matrix product, {result['gemm_gflops']:.0f} GFLOP/s.",
-        "",
-        "| algorithm | steps/s | d3rlpy | ratio (asked) | MFLOP a step: executed | minimal | share of the limit "
-        "| trace and compile, s | with a warm cache |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+def section(result: Mapping[str, Any]) -> str:
+    """Return the comparison as a section of the page."""
+    peer = "d3rlpy 2.8.1 in turn with ours" if result["peers"] else "d3rlpy was not measured"
+    rows = []
     for r in result["rows"]:
         theirs = f"{r['peer_steps_per_second']:.1f}" if r["peer_steps_per_second"] else "–"
-        ratio = f"{r['ratio']:.2f}" if r["ratio"] else "–"
-        lines.append(
-            f"| {r['algorithm']}{'' if r['quiet'] else ' (not quiet)'} | {r['steps_per_second']:.1f} | {theirs} "
-            f"| {ratio} ({r['bar']}) | {r['executed_mflop']:.0f} | {r['minimal_mflop']:.0f} "
-            f"| {r['share_of_limit']:.0%} | {r['compile_cold_seconds']:.1f} | {r['compile_warm_seconds']:.1f} |"
-        )
+        ratio = f"{r['ratio']:.2f} ({r['bar']})" if r["ratio"] else "–"
+        flop = (f"{r['executed_mflop']:.0f}", f"{r['minimal_mflop']:.0f}", f"{r['share_of_limit']:.0%}")
+        compiling = (f"{r['compile_cold_seconds']:.1f}", f"{r['compile_warm_seconds']:.1f}")
+        name = f"{r['algorithm']}{'' if r['quiet'] else ' (not quiet)'}"
+        rows.append((name, f"{r['steps_per_second']:.1f}", theirs, ratio, *flop, *compiling))
+    head = ("algorithm", "steps/s", "d3rlpy", "ratio (criterion)", "MFLOP per step", "minimal", "share of the limit")
     o = result["overhead"]
     total = o["normalisation"] + o["metrics"] + o["checkpoints"]
-    return "\n".join(
+    return "\n\n".join(
         [
-            *lines,
-            "",
-            "On top of these bare steps of TD3+BC, with the updates and checkpoints of a run by default: metrics "
-            f"{o['metrics']:.1%}, checkpoints {o['checkpoints']:.1%}, normalisation {o['normalisation']:.1%}, together "
-            f"{total:.1%}.",
-            "",
+            "## Compared with d3rlpy and with the machine",
+            wrap(
+                f"Measured {when(result)}. {ROWS:,} transitions with {OBSERVATIONS} observations and {ACTIONS} "
+                "actions, "
+                f"batch {BATCH}, 2x{WIDTH}, twin critics, one member; {peer}. Medians of windows in which other "
+                "processes used less than a tenth of a core. The limit is the minimal number of operations at the rate "
+                f"of this machine's best float32 matrix product, {result['gemm_gflops']:.0f} GFLOP/s."
+            ),
+            pages.table((*head, "compile, s", "with cache, s"), rows),
+            wrap(
+                f"Overhead of a default run of TD3+BC: metrics {o['metrics']:.1%}, checkpoints {o['checkpoints']:.1%}, "
+                f"normalisation {o['normalisation']:.1%}, together {total:.1%}."
+            ),
         ]
     )
 
@@ -333,7 +329,7 @@ def main() -> None:
         return
     result = measure(options.peers, options.rounds, options.limit)
     print(json.dumps(result))
-    print(table(result))
+    print(section(result))
 
 
 if __name__ == "__main__":

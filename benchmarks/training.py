@@ -1,11 +1,11 @@
-"""`make bench`: how fast the core trains, certifies and acts on this machine; writes docs/studies/speed.md.
-
-Medians of repeated windows after compilation, of those in which other programs used less than a tenth of a core:
-where none was so quiet, the table says so. Each part says when it was measured. Where NeoRL-2's
-episodes or d3rlpy are missing, the times to a score that need them stay what they were.
+"""`make bench`: measure how fast the core trains, certifies and acts on this machine.
 
     python -m benchmarks.training             # all parts
-    python -m benchmarks.training training    # this one anew
+    python -m benchmarks.training training    # measure one part again
+    python -m benchmarks.training --page      # docs/studies/speed.md from the kept results
+
+Medians of windows after compilation in which other programs used less than a tenth of a core; the table marks rows
+without such a window. Times to a score need NeoRL-2's episodes and d3rlpy; without them the kept results stay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import score, speed
+from benchmarks import pages, score, speed
+from benchmarks.pages import ROOT, STUDIES, wrap
 from benchmarks.score import official
 from benchmarks.setting import commit, when
 from benchmarks.speed import ROWS, SPEC, finish, transitions
@@ -37,21 +38,20 @@ from neorl_core.training.population import configure, init_population, make_trai
 from neorl_core.training.preparation import prepare
 from tasks.files.canonical import write_json
 
-ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "training.json"
-TABLES = ROOT / "docs" / "studies" / "speed.md"
+PAGE = STUDIES / "speed.md"
 SOURCES = (
     *("neorl_core", "tasks", "configs"),
     *(f"benchmarks/{name}.py" for name in ("training", "speed", "score", "windows")),
 )
-"""What a measurement depends on."""
+"""Files and folders that a measurement depends on."""
 PARTS = ("speed", "score", "training", "certification")
 CHUNK = 100
 WINDOWS = 5
 
 
 def windows(work: Callable[[], Any]) -> float:
-    """Median seconds of a call."""
+    """Return the median seconds of a call."""
     times = []
     for _ in range(WINDOWS):
         started = time.perf_counter()
@@ -61,7 +61,7 @@ def windows(work: Callable[[], Any]) -> float:
 
 
 def training(algorithms: Sequence[str], hidden: int, critics: int, seeds: int) -> list[dict[str, Any]]:
-    """Gradient steps per second and compile seconds at one size."""
+    """Measure gradient steps per second and compile seconds at one size."""
     _, data = prepare(transitions(ROWS), SPEC)
     found = []
     for name in algorithms:
@@ -78,7 +78,7 @@ def training(algorithms: Sequence[str], hidden: int, critics: int, seeds: int) -
         finish(compiled(population, data))
         started = time.perf_counter()
         finish(compiled(population, data))
-        # Processor time is counted in hundredths of a second: a window must be long beside that.
+        # CPU time has a resolution of 0.01 s, so a window must be much longer.
         repeats = max(round(0.4 / (time.perf_counter() - started)), 1)
 
         def window(compiled: Any = compiled, population: Any = population, repeats: int = repeats) -> None:
@@ -102,7 +102,7 @@ def training(algorithms: Sequence[str], hidden: int, critics: int, seeds: int) -
 
 
 def certification() -> dict[str, Any]:
-    """Shielded episodes per second, and the latency of one shielded action."""
+    """Measure shielded episodes per second, and the latency of one shielded action."""
     plant = PLANTS["chemical_reactor"]
     algorithm = ALGORITHMS["td3_bc"]
     state = init_population(algorithm, plant.spec, configure(algorithm, {}), members([0], {}))
@@ -134,53 +134,57 @@ def certification() -> dict[str, Any]:
     return {"episodes_per_second": 512 / seconds, "action_us_p50": float(p50), "action_us_p99": float(p99)}
 
 
-def table(result: Mapping[str, Any]) -> str:
-    """The results as Markdown; parts that were never measured are left out."""
-    lines = [
-        "# Benchmarks",
-        "",
-        "Made by `make bench`. Steps of all members of a population count.",
-        "",
-    ]
-    if "speed" in result:
-        lines += [speed.table(result["speed"])]
-    if "score" in result:
-        lines += [score.table(result["score"])]
+def page(result: Mapping[str, Any]) -> str:
+    """Return docs/studies/speed.md; parts without a measurement are left out."""
+    parts = [speed.section(result["speed"])] if "speed" in result else []
+    parts += [score.section(result["score"])] if "score" in result else []
     if "training" in result:
-        lines += [
-            "## At a plant's size",
-            "",
-            f"Measured {when(result['training'])}, on the same rows.",
-            "",
-            "| algorithm | network | critics | members | gradient steps/s | trace and compile, s |",
-            "|---|---|---|---|---|---|",
-        ]
-        lines += [
-            f"| {r['algorithm']}{'' if r['quiet'] else ' (not quiet)'} | {r['network']} | {r['critics'] or '–'} "
-            f"| {r['members']} | {r['steps_per_second']:,.0f} "
-            f"| {r['compile_seconds']:.1f} |"
+        rows = [
+            (
+                f"{r['algorithm']}{'' if r['quiet'] else ' (not quiet)'}",
+                r["critics"] or "–",
+                r["members"],
+                f"{r['steps_per_second']:,.0f}",
+                f"{r['compile_seconds']:.1f}",
+            )
             for r in result["training"]["rows"]
+        ]
+        parts += [
+            "## Networks of a plant's size",
+            wrap(f"Measured {when(result['training'])}, on the same rows, networks of 2x64."),
+            pages.table(("algorithm", "critics", "members", "steps/s", "compile, s"), rows),
         ]
     if "certification" in result:
         c = result["certification"]
-        lines += [
-            "",
-            "## A shielded policy",
-            "",
-            f"Measured {when(c)}.",
-            "",
-            "| chemical_reactor, shielded policy with a 12-step look-ahead | |",
-            "|---|---|",
-            f"| certification episodes (60 steps) per second | {c['episodes_per_second']:,.0f} |",
-            f"| one shielded action from Python, median | {c['action_us_p50']:.0f} µs |",
-            f"| one shielded action from Python, 99th percentile | {c['action_us_p99']:.0f} µs |",
-            "",
+        latency = (f"{c[f'action_us_p{p}']:.0f} µs" for p in (50, 99))
+        parts += [
+            "## Shielded policy",
+            wrap(f"Measured {when(c)}, chemical_reactor with a 12-step look-ahead."),
+            pages.table(
+                ("certification episodes (60 steps) per second", "one action from Python, median", "99th percentile"),
+                [(f"{c['episodes_per_second']:,.0f}", *latency)],
+            ),
         ]
-    return "\n".join(lines)
+    return pages.study(
+        "Speed",
+        "How fast are training, certification and a shielded action on a CPU, compared with d3rlpy?",
+        answer(result),
+        "`make bench` measures this machine; `python -m benchmarks.training --page` only writes this page.",
+        *parts,
+    )
+
+
+def answer(result: Mapping[str, Any]) -> str:
+    """Return the answer in two sentences."""
+    ratios = [r["ratio"] for r in result.get("speed", {}).get("rows", []) if r["ratio"]]
+    faster = f"{min(ratios):.1f} to {max(ratios):.1f} times as fast as d3rlpy" if ratios else "not measured"
+    c = result.get("certification")
+    shield = f"A shielded action takes {c['action_us_p50']:.0f} µs." if c else ""
+    return f"Training is {faster}. {shield}"
 
 
 def made(at: str) -> dict[str, str]:
-    """When, where and of what a part was measured."""
+    """Return date, commit and machine of a measurement."""
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "commit": at,
@@ -190,17 +194,23 @@ def made(at: str) -> dict[str, str]:
 
 
 def main() -> None:
-    known = speed.parser(__doc__)
-    known.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all by default")
-    known.add_argument("--dmsd", type=Path, nargs="*", default=official(), help="NeoRL-2's DMSD archives, train first")
-    options = known.parse_args()
+    parser = speed.parser(__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; default: all")
+    parser.add_argument(
+        "--dmsd", type=Path, nargs="*", default=official(), help="NeoRL-2's DMSD archives, training data first"
+    )
+    parser.add_argument("--page", action="store_true", help="only write the page")
+    options = parser.parse_args()
     if unknown := [part for part in options.parts if part not in PARTS]:
-        known.error(f"expected parts among {', '.join(PARTS)}, got '{unknown[0]}'")
+        parser.error(f"unknown part '{unknown[0]}': choose among {', '.join(PARTS)}")
+    result = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if options.page:
+        PAGE.write_text(page(result))
+        return
     try:
         at = made(commit(SOURCES))
-    except BadInput as refused:
-        known.error(str(refused))
-    result = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    except BadInput as error:
+        parser.error(str(error))
     measures: dict[str, Callable[[], dict[str, Any]]] = {
         "speed": lambda: speed.measure(options.peers, options.rounds, options.limit),
         "score": lambda: score.measure(options.dmsd, options.peers, at["date"], result.get("score", {})),
@@ -218,8 +228,7 @@ def main() -> None:
             result[part] = at | measures[part]()
             RESULTS.parent.mkdir(parents=True, exist_ok=True)
             write_json(RESULTS, result)
-    TABLES.write_text(table(result))
-    print(table(result))
+    PAGE.write_text(page(result))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The measurements that are missing, the record of this device, and the page."""
+"""Run the missing measurements, keep the record of this device and write the page."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from benchmarks.accelerator import scores, speed
 from benchmarks.accelerator.learners import PRECISIONS, product_error
 from benchmarks.accelerator.page import page
 from benchmarks.accelerator.speed import Bench
+from benchmarks.pages import ROOT, STUDIES
 from benchmarks.setting import commit
 from configs.errors import BadInput
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "accelerator.json"
-PAGE = ROOT / "docs" / "studies" / "accelerators.md"
+PAGE = STUDIES / "accelerators.md"
 SOURCES = (
     "neorl_core/algorithms",
     "neorl_core/control",
@@ -38,16 +38,16 @@ SOURCES = (
     "benchmarks/speed.py",
     "benchmarks/windows.py",
 )
-"""What a measurement depends on."""
+"""Files and folders that a measurement depends on."""
 PARTS = ("scores", "speed")
 RUNS = (("bptt", "float32"), ("td3_bc", "float32"), ("bptt", "bfloat16"), ("td3_bc", "bfloat16"))
 EXACT = (("bptt", "float32, exact"), ("td3_bc", "float32, exact"))
-"""Trained last, and only on an accelerator: a CPU's float32 is exact as it is."""
+"""Trained last, and only on an accelerator: a CPU's float32 products are exact."""
 SEEDS = {"cpu": 8, "accelerator": 128}
 
 
 class Records:
-    """The records of all devices, one of which is being measured, in a file that is whole after every row."""
+    """The records of all devices, in a file that is rewritten atomically after every row."""
 
     def __init__(self, path: Path, at: str) -> None:
         self._path, self._all = path, records(path)
@@ -68,7 +68,7 @@ class Records:
         self.own: dict[str, Any] = kept
 
     def write(self) -> None:
-        """Keep what is known, with the day and the most memory that a process has taken for it."""
+        """Write all records, with the date and the peak memory of this device."""
         stats = self.device.memory_stats() or {}
         peak = max(stats.get("peak_bytes_in_use", 0), self.own.get("memory_peak_bytes") or 0)
         self.own |= {"date": datetime.now(UTC).date().isoformat(), "memory_peak_bytes": peak or None}
@@ -78,25 +78,25 @@ class Records:
         os.replace(beside, self._path)
 
     def add(self, part: str, row: dict[str, Any]) -> None:
-        """Keep a row, and show it without the scores of all members."""
+        """Keep a row, and print it without the members' scores."""
         self.own[part].append(row)
         self.write()
         print(json.dumps({name: value for name, value in row.items() if name != "scores"}), flush=True)
 
 
 def records(path: Path) -> dict[str, Any]:
-    """The record of each device by its name; none where nothing was measured."""
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return found
+    """Return the records by device; empty if nothing was measured."""
+    kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return kept
 
 
 def _cores() -> int:
-    """Those that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def train_and_score(kept: Records, runs: tuple[tuple[str, str], ...], seeds: int, end: float) -> None:
-    """Each training that has no row yet."""
+    """Run the trainings without a row."""
     done = {(row["algorithm"], row["precision"]) for row in kept.own["scores"]}
     wanted = [run for run in runs if run not in done and (kept.accelerated or run[1] == "float32")]
     if not wanted or time.monotonic() > end:
@@ -115,7 +115,7 @@ def train_and_score(kept: Records, runs: tuple[tuple[str, str], ...], seeds: int
 
 
 def time_steps(kept: Records, populations: list[int] | None, side_by_side: int, end: float) -> None:
-    """Each program of each population that has no row yet."""
+    """Time the programs without a row, for each population."""
     groups = [
         group
         for group in (speed.ON_ACCELERATORS if kept.accelerated else speed.ON_CPUS)
@@ -130,15 +130,15 @@ def time_steps(kept: Records, populations: list[int] | None, side_by_side: int, 
         print(f"timing {group.members} members in {group.precision}", flush=True)
         for row in speed.measured(bench, group, speed.missing(kept.own["speed"], group), side_by_side):
             kept.add("speed", row)
-        # No later population needs these programs, and each of them holds memory.
+        # Later populations do not need these programs, which occupy memory.
         jax.clear_caches()
 
 
 def run(options: argparse.Namespace) -> None:
-    """All that is asked for and has no result yet.
+    """Run every requested measurement without a result.
 
     Raises:
-        BadInput: when the sources differ from the commit.
+        BadInput: if the sources differ from their commit.
     """
     kept = Records(options.out, options.commit or commit(SOURCES))
     end = time.monotonic() + 60 * options.minutes
@@ -153,23 +153,25 @@ def run(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    known = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=accelerator.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    known.add_argument("--parts", nargs="*", default=PARTS, choices=PARTS)
-    known.add_argument("--populations", type=int, nargs="*", help="sizes that are timed; all of a device's by default")
-    known.add_argument("--seeds", type=int, help="members that are trained and scored; 128, or 8 on a CPU")
-    known.add_argument("--side-by-side", type=int, default=1, help="programs that compile at the same time")
-    known.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after so many minutes")
-    known.add_argument("--commit", help="the last one that changed what is measured, where git cannot tell")
-    known.add_argument("--out", type=Path, default=RESULTS, help="of the results; the page is written for the default")
-    known.add_argument("--table", action="store_true", help="write the page alone")
-    options = known.parse_args()
+    parser.add_argument("--parts", nargs="*", default=PARTS, choices=PARTS)
+    parser.add_argument("--populations", type=int, nargs="*", help="population sizes to time; default: all")
+    parser.add_argument("--seeds", type=int, help="members to train and score; default: 128, on a CPU 8")
+    parser.add_argument("--side-by-side", type=int, default=1, help="programs that compile at the same time")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start nothing after this many minutes")
+    parser.add_argument("--commit", help="commit of the sources, if there is no repository")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="file of the results; the page is only written for the default"
+    )
+    parser.add_argument("--page", action="store_true", help="only write the page")
+    options = parser.parse_args()
     try:
-        if not options.table:
+        if not options.page:
             run(options)
-    except BadInput as refused:
-        known.error(str(refused))
+    except BadInput as error:
+        parser.error(str(error))
     if options.out == RESULTS:
         PAGE.write_text(page(list(records(RESULTS).values())))
 

@@ -1,4 +1,4 @@
-"""What is measured: learners at the sizes of a default retrain, and precisions of products."""
+"""Learners with the sizes of a default retrain, and precisions of matrix products."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "cql": {},
     "bptt": {"support": 0.3},
 }
-"""What differs from each algorithm's own defaults: the first points of the default population's grids, as
-configs/run.py has them. That module needs the pipeline's packages, so a test holds these to it."""
+"""Overrides of the algorithms' defaults: the first grid points of the default population in configs/run.py. That module
+needs the pipeline's packages, so a test compares the two."""
 UPDATES = {"bptt": 4_000, "td3_bc": 16_000}
-"""Gradient steps of the two that are trained and scored, likewise."""
+"""Gradient steps of the two learners that are trained and scored, as in the default population."""
 PRECISIONS: dict[str, str | None] = {"float32": None, "bfloat16": PRODUCTS, "float32, exact": "highest"}
-"""What is asked of matrix products. None is JAX's default, which leaves it to the device how exact a product of float32
-numbers is: a CPU computes it in float32, NVIDIA's GPUs since Ampere round operands to TF32 (10 bits of mantissa)."""
+"""Precision of matrix products. None is JAX's default, which lets the device choose: a CPU computes in float32, NVIDIA
+GPUs since Ampere round operands to TF32 (10 bits of mantissa)."""
 
 
 @lru_cache(maxsize=16)
 def asked(algorithm: Algorithm, precision: str) -> Algorithm:
-    """The algorithm whose updates multiply matrices at one of `PRECISIONS`; the same object for the same arguments."""
+    """Return the algorithm with matrix products at one of `PRECISIONS`; the same object for the same arguments."""
     if precision in ("float32", "bfloat16"):
         return mixed_precision(algorithm) if precision == "bfloat16" else algorithm
 
@@ -49,11 +49,11 @@ def asked(algorithm: Algorithm, precision: str) -> Algorithm:
 
 
 class Program(NamedTuple):
-    """What one compiled program trains."""
+    """One compiled program."""
 
     algorithm: str
     warming: bool
-    """Whether it is the warm-up, in which `bptt` learns its model."""
+    """Whether this is the warm-up, in which `bptt` learns the model."""
 
     @property
     def words(self) -> str:
@@ -66,7 +66,7 @@ class Program(NamedTuple):
 
 
 def programs() -> list[Program]:
-    """All that are timed, in the order of the tables."""
+    """Return all timed programs in the order of the tables."""
     return [
         Program(name, warming)
         for name in LEARNERS
@@ -75,7 +75,7 @@ def programs() -> list[Program]:
 
 
 def product_error(precision: str) -> float:
-    """How far a layer's product on this device is from the exact one: the norm of the error over that of the result."""
+    """Return the relative error of a layer's product on this device: norm of the error / norm of the result."""
     random = np.random.default_rng(0)
     x, kernel = (random.standard_normal(shape, np.float32) for shape in ((BATCH, 64), (64, 64)))
     with jax.default_matmul_precision(PRECISIONS[precision]):

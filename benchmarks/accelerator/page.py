@@ -1,4 +1,4 @@
-"""docs/studies/accelerators.md from the records that are kept."""
+"""Write docs/studies/accelerators.md from the kept records."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import pages
 from benchmarks.accelerator.learners import LEARNERS, PRECISIONS, programs
 from benchmarks.accelerator.scores import BEHAVIOUR, PLANT
+from benchmarks.pages import wrap
 from benchmarks.speed import ROWS
 from neorl_core.safety.bounds import paired_difference_interval
 
@@ -17,58 +19,58 @@ Row = Mapping[str, Any]
 
 
 def page(records: Sequence[Record]) -> str:
-    """The whole page; accelerators come before CPUs."""
+    """Return the page; accelerators come before CPUs."""
     order = sorted(records, key=lambda record: record["platform"] == "cpu")
-    parts = [_INTRODUCTION, devices(order), _SPEED, speeds(order), machines(order), _SCORES, scores(order)]
-    return "\n\n".join(parts) + "\n"
+    parts = [devices(order), wrap(_DEVICES), "## Gradient steps per second", wrap(_SPEED), speeds(order)]
+    parts += [machines(order), "## Scores", wrap(_SCORES), scores(order)]
+    return pages.study("Accelerators", QUESTION, answer(order), COMMAND, *parts)
 
 
-_INTRODUCTION = """\
-# Accelerators
+QUESTION = "How many members does an accelerator train in the time of one, and what does bfloat16 cost in score?"
+COMMAND = """`make bench-accelerator` measures the device that JAX finds, continues with missing results and keeps one
+record per device. `python -m benchmarks.accelerator --page` only writes this page."""
+_DEVICES = """The product error is that of 256 rows through a layer of 64 units, relative to float64. By default JAX
+lets the device choose the precision of float32 products; NVIDIA GPUs since Ampere round operands to 10 bits of
+mantissa."""
 
-Made by `make bench-accelerator`, which measures the device that JAX finds and keeps a record of each: populations of
-one member to a thousand, at the sizes that a default retrain has (two hidden layers of 64, in the model of `bptt` of
-32; of `edac` and `cql`, which take no part in it, the algorithms' own defaults), batch 256. The error of a product is
-that of 256 rows through a layer of 64 units, beside float64: JAX leaves it to the device how exact a product of float32
-numbers is, and NVIDIA's GPUs since Ampere round both operands to 10 bits of mantissa unless they are asked for
-more."""
+_SPEED = f"""Steps of all members count, in float32 unless the column says bfloat16. {ROWS:,} random transitions with
+11 observations and 3 actions are on the device, batch 256, networks of a default retrain (`edac` and `cql`: the
+algorithm's defaults). Medians of windows after compilation. Memory is the compiled program's planned memory."""
+_SCORES = f"""Whole trainings on generated {BEHAVIOUR} episodes of `{PLANT}`, with one seed per member and the settings
+of a default retrain. Each member's mean score is over the same simulated episodes in float32, without a shield."""
 
-_SPEED = f"""\
-## Gradient steps per second
 
-Steps of all members count. {ROWS:,} random transitions of 11 observations and 3 actions lie on the device, as in
-[benchmarks](speed.md). Medians of windows after compilation. `bptt` first learns a model of the plant, which is a
-program of its own. Memory is what the compiled program was planned to take: what goes in (of the transitions, which
-are 0.1 GB, what it uses), what comes out, and what is between; it and the time of compiling are those of float32."""
-
-_SCORES = f"""\
-## Scores
-
-Whole trainings from transitions to policies, every member with a seed of its own and all else as a default retrain has
-it, on generated episodes of `{PLANT}` of {BEHAVIOUR} quality; afterwards each member's mean score over the same
-episodes of the simulator, in float32 whatever it was trained in, without a shield, and nothing selected. Seconds are of
-the whole training, compiling included; how many of them went into compiling is told by the first chunk of each program
-beside its others."""
+def answer(records: Sequence[Record]) -> str:
+    """Return the answer in two sentences."""
+    if not records:
+        return "Not measured yet."
+    first = records[0]
+    rates = _rates(first["speed"])
+    most = max((members for _, members in rates), default=1)
+    factors = [rates[name, most] / rates[name, 1] for name, size in rates if size == most and (name, 1) in rates]
+    costs = _costs(first["scores"])
+    loss = max((-gain.value for _, precision, gain, _ in costs if precision == "bfloat16"), default=float("nan"))
+    return (
+        f"{most:,} members on {first['device']} make {min(factors, default=1):.0f} to {max(factors, default=1):.0f} "
+        f"times the steps of one member. bfloat16 costs at most {loss:.2f} points of score and makes most large "
+        "populations slower."
+    )
 
 
 def devices(records: Sequence[Record]) -> str:
-    """What was measured on, and how exact its products are."""
-    lines = [
-        "| device | host | measured | JAX | commit of the core | error of a product: "
-        + " | ".join(PRECISIONS)
-        + " | most memory taken, GB |",
-        "|---" * (6 + len(PRECISIONS)) + "|",
-    ]
+    """Return one row for each device, with the errors of matrix products."""
+    rows = []
     for record in records:
-        errors = " | ".join(f"{record['product_error'][name]:.1e}" for name in PRECISIONS)
+        errors = (f"{record['product_error'][name]:.1e}" for name in PRECISIONS)
         peak = record["memory_peak_bytes"]
-        about = " | ".join([record["device"], record["host"], record["date"], record["jax"], record["commit"][:12]])
-        lines.append(f"| {about} | {errors} | {f'{peak / 1e9:.1f}' if peak else '–'} |")
-    return "\n".join(lines)
+        about = (record["device"], record["host"], record["date"], record["jax"], record["commit"][:7])
+        rows.append((*about, *errors, f"{peak / 1e9:.1f}" if peak else "–"))
+    names = (f"product error, {name}" for name in PRECISIONS)
+    return pages.table(("device", "host", "measured", "JAX", "commit", *names, "peak memory, GB"), rows)
 
 
 def speeds(records: Sequence[Record]) -> str:
-    """A table for each device."""
+    """Return a table for each device."""
     return "\n\n".join(f"### {record['device']}\n\n{_speed(record['speed'])}" for record in records)
 
 
@@ -76,12 +78,9 @@ def _speed(rows: Sequence[Row]) -> str:
     found = {(row["program"], row["members"], row["precision"]): row for row in rows}
     sizes = sorted({row["members"] for row in rows})
     halves = any(row["precision"] == "bfloat16" for row in rows)
-    lines = [
-        "| learner | members | steps/s, float32 | beside one member | "
-        + ("bfloat16 | beside float32 | " if halves else "")
-        + "memory, GB | trace and compile, s |",
-        "|---" * (8 if halves else 6) + "|",
-    ]
+    head = ("learner", "members", "steps/s", "/ one member")
+    head += (*(("bfloat16", "/ float32") if halves else ()), "memory, GB", "compile, s")
+    table = []
     for program in programs():
         one = _rate(found.get((program.words, 1, "float32")))
         for size in sizes:
@@ -97,45 +96,37 @@ def _speed(rows: Sequence[Row]) -> str:
                 f"{known['megabytes'] / 1e3:.2f}" if "megabytes" in known else "–",
                 f"{known['compile_seconds']:.1f}" if "compile_seconds" in known else "–",
             ]
-            lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines + _beside(rows))
-
-
-def _beside(rows: Sequence[Row]) -> list[str]:
-    """How many programs were compiled at a time, where that was more than one."""
+            table.append(cells)
     most = max((row.get("side_by_side", 1) for row in rows), default=1)
-    return ["", f"Programs of one population and precision were compiled {most} at a time."] if most > 1 else []
+    note = f"\n\nUp to {most} programs compiled at the same time." if most > 1 else ""
+    return pages.table(head, table) + note
 
 
 def machines(records: Sequence[Record]) -> str:
-    """What accelerators do beside a CPU, where both were measured."""
+    """Compare accelerators with a CPU, if both were measured."""
     cpus = [record for record in records if record["platform"] == "cpu"]
     others = [record for record in records if record["platform"] != "cpu"]
     if not cpus or not others:
-        return "No CPU was measured beside an accelerator yet."
+        return "No CPU was measured beside an accelerator."
     cpu = cpus[0]
     theirs = _rates(cpu["speed"])
     lines = [
-        "### Beside a CPU",
-        "",
-        f"Steps per second in float32 over those of {cpu['device']}: ratios of two machines, neither of which was "
-        "chosen to match the other. The last column compares each at the population that suits it best.",
-        "",
+        "### Compared with a CPU",
+        wrap(f"Steps per second in float32 / those of {cpu['device']}. The last column compares the best populations."),
     ]
     for record in others:
         ours = _rates(record["speed"])
         sizes = sorted({size for _, size in ours} & {size for _, size in theirs})
-        heads = " | ".join(f"{size:,}" for size in sizes)
-        lines += [
-            f"| {record['device']}: members | {heads} | best of each |",
-            "|---" * (len(sizes) + 2) + "|",
-        ]
+        rows = []
         for program in programs():
             name = program.words
             each = [_ratio(ours.get((name, size)), theirs.get((name, size))) for size in sizes]
             best = [max((rate for (who, _), rate in of.items() if who == name), default=None) for of in (ours, theirs)]
-            lines.append(f"| {name} | " + " | ".join([*each, _ratio(*best)]) + " |")
-    return "\n".join(lines)
+            rows.append((name, *each, _ratio(*best)))
+        lines.append(
+            pages.table((f"{record['device']}: members", *(f"{size:,}" for size in sizes), "best of each"), rows)
+        )
+    return "\n\n".join(lines)
 
 
 def _rates(rows: Sequence[Row]) -> dict[tuple[str, int], float]:
@@ -151,7 +142,7 @@ def _rate(row: Row | None) -> float | None:
 
 
 def _shown(row: Row | None) -> str:
-    """A rate, or why there is none."""
+    """Return a rate, or the reason why there is none."""
     if row is None:
         return "–"
     if "error" in row:
@@ -166,65 +157,60 @@ def _ratio(one: float | None, other: float | None) -> str:
 
 
 def scores(records: Sequence[Record]) -> str:
-    """How the members' scores are distributed, and what a precision costs seed by seed."""
-    lines = [
-        "| device | learner | products | members | seconds | of that compiling | mean score | lowest | 5 % | median "
-        "| 95 % | diverged |",
-        "|---" * 12 + "|",
-    ]
-    notes = []
+    """Return the distribution of the members' scores, and the cost of a precision seed by seed."""
+    table, notes = [], []
     for record in records:
         rows = sorted(record["scores"], key=_place)
-        for row in rows:
-            lines.append(f"| {record['device']} | {row['algorithm']} | {row['precision']} | {_distribution(row)} |")
-        notes += [_about(record, rows), *costs(record["device"], rows)]
-    return "\n".join([*lines, "", *notes]).rstrip()
+        table += [(record["device"], row["algorithm"], row["precision"], *_distribution(row)) for row in rows]
+        notes += [_about(record, rows), costs(record["device"], rows)]
+    head = ("device", "learner", "products", "members", "seconds", "compiling", "mean", "lowest", "5 %", "median")
+    return "\n\n".join([pages.table((*head, "95 %", "diverged"), table), *filter(None, notes)])
 
 
 def _place(row: Row) -> tuple[int, int]:
     return list(LEARNERS).index(row["algorithm"]), list(PRECISIONS).index(row["precision"])
 
 
-def _distribution(row: Row) -> str:
+def _distribution(row: Row) -> list[str]:
     if "error" in row:
-        return " | ".join(["–"] * 8 + ["all"])
+        return ["–"] * 8 + ["all"]
     low, median, high = np.quantile(row["scores"], [0.05, 0.5, 0.95])
-    return (
-        f"{len(row['scores'])} | {row['seconds']:.0f} | {row['compile_seconds']:.0f} | {np.mean(row['scores']):.1f} "
-        f"| {min(row['scores']):.1f} | {low:.1f} | {median:.1f} | {high:.1f} | {row['diverged']}"
-    )
+    times = (f"{len(row['scores'])}", f"{row['seconds']:.0f}", f"{row['compile_seconds']:.0f}")
+    values = (f"{value:.1f}" for value in (np.mean(row["scores"]), min(row["scores"]), low, median, high))
+    return [*times, *values, str(row["diverged"])]
 
 
 def _about(record: Record, rows: Sequence[Row]) -> str:
-    """What the scores of a device are of."""
+    """Describe the data and the reference scores of a device."""
     done = [row for row in rows if "error" not in row]
     if not done:
         return ""
     updates = ", ".join(f"{name} {number:,}" for name, number in {r["algorithm"]: r["updates"] for r in done}.items())
-    return (
-        f"{record['device']}: {done[0]['rows']:,} rows, gradient steps {updates}, {done[0]['episodes']} episodes for "
-        f"each score; the behaviour has {record['behaviour']:.1f}, the plant's own controller "
-        f"{record['controller']:.1f}.\n"
+    return wrap(
+        f"{record['device']}: {done[0]['rows']:,} rows, gradient steps {updates}, {done[0]['episodes']} episodes per "
+        f"score. The logged controller scores {record['behaviour']:.1f}, the tuned one {record['controller']:.1f}."
     )
 
 
-def costs(device: str, rows: Sequence[Row]) -> list[str]:
-    """Differences of scores from float32's, seed by seed, with 95 % intervals over seeds."""
+def _costs(rows: Sequence[Row]) -> list[tuple[str, str, Any, float]]:
+    """Return differences of scores from float32, seed by seed, and of the 5 % quantiles."""
     known = {(row["algorithm"], row["precision"]): row["scores"] for row in rows if "error" not in row}
-    lines = []
-    for (name, precision), found in known.items():
+    found = []
+    for (name, precision), values in known.items():
         plain = known.get((name, "float32"))
-        if precision == "float32" or plain is None or len(plain) != len(found) or len(plain) < 2:
-            continue
-        gain = paired_difference_interval(found, plain, 0.95)
-        low = np.quantile(found, 0.05) - np.quantile(plain, 0.05)
-        lines.append(
-            f"| {name} | {precision} | {gain.value:+.2f} ({gain.lower:+.2f} to {gain.upper:+.2f}) | {low:+.2f} |"
-        )
-    if not lines:
-        return []
-    return [
-        f"Beside float32 as {device} multiplies it by default, seed by seed, with 95 % intervals over the seeds:\n",
-        "| learner | products | mean difference of the score | difference of the 5 % quantiles |\n|---|---|---|---|",
-        "\n".join(lines) + "\n",
+        if precision != "float32" and plain is not None and len(plain) == len(values) > 1:
+            low = float(np.quantile(values, 0.05) - np.quantile(plain, 0.05))
+            found.append((name, precision, paired_difference_interval(values, plain, 0.95), low))
+    return found
+
+
+def costs(device: str, rows: Sequence[Row]) -> str:
+    """Return differences of scores from float32, with 95 % intervals over seeds; empty without two precisions."""
+    table = [
+        (name, precision, f"{gain.value:+.2f} ({gain.lower:+.2f} to {gain.upper:+.2f})", f"{low:+.2f}")
+        for name, precision, gain, low in _costs(rows)
     ]
+    if not table:
+        return ""
+    about = wrap(f"Difference from default float32 on {device}, seed by seed, with 95 % intervals over seeds:")
+    return f"{about}\n\n" + pages.table(("learner", "products", "mean score", "5 % quantile"), table)

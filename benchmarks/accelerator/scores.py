@@ -1,4 +1,4 @@
-"""Whole trainings of a population on episodes of one behaviour, and what every member comes to in the simulator."""
+"""Train whole populations on episodes of one controller, and score every member in the simulator."""
 
 from __future__ import annotations
 
@@ -29,27 +29,26 @@ from tasks.data.synthetic.behaviours import policy_of, score
 
 PLANT, BEHAVIOUR = "double_mass", "medium"
 LOGGED, PLAYED = 400, 256
-"""Episodes that are learned from, as many as a run of `make study` has after the held-out fifth, and that score each
-member."""
+"""Training episodes, as many as a run of `make study` has after the held-out fifth, and episodes for each score."""
 LOG_SEED, PLAY_SEED = 0, 20_261_126
 CHUNK = 500
-"""Gradient steps between two returns to Python, as `fit` has it."""
+"""Gradient steps between two returns to Python, as in `fit`."""
 NOT_FINITE = -1_000.0
-"""Score of an episode whose return is no number."""
+"""Score of an episode with a non-finite return."""
 
 
 class Logs(NamedTuple):
-    """What is learned from, and what it is held against."""
+    """Training data and reference scores."""
 
     transitions: Transition
     behaviour: float
-    """Mean score of the episodes themselves."""
+    """Mean score of the training episodes."""
     controller: float
-    """Mean score of the plant's own controller in the episodes that score the members."""
+    """Mean score of the tuned controller in the episodes that score the members."""
 
 
 def logs(logged: int = LOGGED, played: int = PLAYED) -> Logs:
-    """Episodes of the behaviour, played on the CPU so that every device learns from the same ones."""
+    """Play the training episodes on the CPU, so that they are the same for every device."""
     plant = PLANTS[PLANT]
     with jax.default_device(jax.devices("cpu")[0]):
         made = policy_of(plant, BEHAVIOUR)
@@ -60,7 +59,7 @@ def logs(logged: int = LOGGED, played: int = PLAYED) -> Logs:
         controller = rollouts(plant, *own, _play_keys(played), plant.domain).ret
         steps = found.trajectory
     assert steps is not None
-    # Episodes of this plant end by their time limit alone: every step was played.
+    # Episodes of this plant end only by their time limit, so all have the same length.
     flat = {name: np.asarray(x).reshape(-1, *x.shape[2:]) for name, x in steps._asdict().items()}
     rows = Transition(
         observation=flat["observations"],
@@ -79,7 +78,7 @@ def _play_keys(episodes: int) -> jax.Array:
 
 @lru_cache(maxsize=4)
 def _played(episodes: int) -> Callable[[Params, Normaliser], jax.Array]:
-    """Returns (P, E) of P policies in the same episodes, as one program."""
+    """Return a program that plays P policies in the same E episodes and gives the returns (P, E)."""
     plant = PLANTS[PLANT]
     bare = bare_controller(plant)
 
@@ -91,7 +90,7 @@ def _played(episodes: int) -> Callable[[Params, Normaliser], jax.Array]:
 
 
 def scored(weights: Params, normaliser: Normaliser, episodes: int) -> npt.NDArray[np.float64]:
-    """Mean score (P,) of policies whose weights have a leading axis P, in float32 whatever they were trained in."""
+    """Return the mean scores (P,) of policies with stacked weights, in float32 for every training precision."""
     with jax.default_matmul_precision("highest"):
         returns = np.asarray(_played(episodes)(weights, normaliser), np.float64)
     found = score(PLANTS[PLANT], returns)
@@ -108,19 +107,19 @@ def trained(
     updates: int | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """One population from transitions to scores.
+    """Train one population and score its members.
 
     Args:
-        name: of the algorithm.
-        precision: of its products, one of `PRECISIONS`.
-        seeds: a member for each.
-        rows: what it learns from, in physical units.
-        played: episodes of the simulator by which each member is scored.
-        updates: gradient steps in place of `UPDATES`.
-        overrides: hyper-parameters in place of the learner's.
+        name: algorithm.
+        precision: precision of matrix products, one of `PRECISIONS`.
+        seeds: one member for each.
+        rows: training transitions in physical units.
+        played: simulated episodes for each score.
+        updates: gradient steps; default: `UPDATES`.
+        overrides: hyper-parameters that replace the learner's.
 
     Raises:
-        FloatingPointError: when every member diverged.
+        FloatingPointError: if every member diverged.
     """
     plant, learner, updates = PLANTS[PLANT], asked(ALGORITHMS[name], precision), updates or UPDATES[name]
     config = configure(learner, {**LEARNERS[name], **(overrides or {})}, updates)
@@ -150,7 +149,7 @@ def trained(
 
 
 def beyond_the_others(marks: Sequence[tuple[int, float]], warm_up: int) -> float:
-    """Seconds that the first chunk of each program took beyond the median of its others: those of compiling it."""
+    """Return the compilation time: seconds of each program's first chunk beyond the median of the other chunks."""
     chunks = [(done < warm_up, after - before) for (done, before), (_, after) in pairwise(marks)]
     parts = [[seconds for of_warm_up, seconds in chunks if of_warm_up is which] for which in (True, False)]
     return sum(max(part[0] - statistics.median(part[1:]), 0.0) for part in parts if len(part) > 1)

@@ -1,4 +1,4 @@
-"""Gradient steps per second of whole populations, all members counted, and what their programs take to compile."""
+"""Measure gradient steps per second of whole populations (all members count), and compilation times."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from neorl_core.training.preparation import prepare
 from neorl_core.types import Transition
 
 CHUNK = 10
-"""Gradient steps of a call. A call of a thousand members takes seconds at that; calls of few members follow each other
-without waiting, so that what a call costs in Python is hidden behind the one before."""
+"""Gradient steps per call. A call with a thousand members takes seconds; calls with few members are queued, which hides
+the overhead in Python."""
 WINDOWS, WINDOW_SECONDS, LIMIT = 5, 0.4, 4.0
 
 
 class Group(NamedTuple):
-    """Programs of one population and precision, which are compiled together."""
+    """Programs of one population size and precision; they compile together."""
 
     members: int
     precision: str
@@ -38,16 +38,16 @@ ON_ACCELERATORS = (
     *(Group(size, "float32") for size in (512, 8)),
     Group(512, "bfloat16"),
 )
-"""In the order of what a reader would miss most, where the run is stopped before its end."""
+"""Most interesting populations first, in case the run is stopped."""
 ON_CPUS = tuple(Group(size, "float32") for size in (1, 8, 32, 128))
 
 
 class Bench:
-    """The transitions on the device, and fresh populations of which smaller ones are the beginning."""
+    """The transitions on the device, and fresh populations; a smaller one is the first members of a larger one."""
 
     def __init__(self, largest: int, rows: int = ROWS, names: Iterable[str] = LEARNERS) -> None:
         self.data: Transition = prepare(transitions(rows), SPEC)[1]
-        # Drawn once, for a program that draws is compiled for each size. On the host they take no device memory.
+        # Initialised once for the largest size, because each size would compile its own program; kept on the host.
         self._fresh: dict[str, TrainState] = {name: self._drawn(name, largest) for name in names}
 
     @staticmethod
@@ -58,12 +58,12 @@ class Bench:
         return drawn
 
     def population(self, name: str, size: int) -> TrainState:
-        """Its first members, on the device."""
+        """Return the first members on the device."""
         first: TrainState = jax.tree.map(lambda x: jnp.asarray(x[:size]), self._fresh[name])
         return first
 
     def shapes(self, name: str, size: int) -> TrainState:
-        """What is known of them without their numbers."""
+        """Return shapes and dtypes of the first members."""
         shaped: TrainState = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype), self._fresh[name]
         )
@@ -71,17 +71,17 @@ class Bench:
 
 
 class Compiled(NamedTuple):
-    """A program that is ready to run."""
+    """A compiled program."""
 
     call: Any
     seconds: float
-    """Of tracing and compiling."""
+    """Seconds of tracing and compiling."""
     megabytes: float
-    """Device memory that a call takes as it was planned: what goes in, what comes out and what is between."""
+    """Planned device memory of a call: arguments, outputs and temporaries."""
 
 
 def compiled(program: Program, group: Group, shapes: TrainState, data: Transition) -> Compiled:
-    """One program, traced and compiled for a population."""
+    """Trace and compile one program for a population."""
     chunk = make_train_chunk(program.learner(group.precision), CHUNK, CHUNK, BATCH)
     started = time.perf_counter()
     call = chunk.lower(shapes, data).compile()  # type: ignore[attr-defined]
@@ -92,11 +92,11 @@ def compiled(program: Program, group: Group, shapes: TrainState, data: Transitio
 
 
 def steps_per_second(call: Any, population: TrainState, data: Transition) -> tuple[float, bool]:
-    """Gradient steps of all members per second, and whether the machine was quiet meanwhile."""
+    """Return gradient steps of all members per second, and whether the machine was quiet."""
     state = jax.block_until_ready(call(population, data))[0]
     started = time.perf_counter()
     state = jax.block_until_ready(call(state, data))[0]
-    # Processor time is counted in hundredths of a second: a window must be long beside that.
+    # CPU time has a resolution of 0.01 s, so a window must be much longer.
     repeats = max(round(WINDOW_SECONDS / (time.perf_counter() - started)), 1)
 
     def window() -> None:
@@ -110,13 +110,13 @@ def steps_per_second(call: Any, population: TrainState, data: Transition) -> tup
 
 
 def measured(bench: Bench, group: Group, wanted: Sequence[Program], side_by_side: int = 1) -> Iterator[dict[str, Any]]:
-    """Rows of some programs of one population and precision.
+    """Yield a row for each program of one population and precision.
 
     Args:
         bench: data and populations.
-        group: which population and precision.
-        wanted: which programs.
-        side_by_side: how many compile at the same time; nothing is timed meanwhile.
+        group: population and precision.
+        wanted: programs.
+        side_by_side: programs that compile at the same time; nothing is timed meanwhile.
     """
     about = {"members": group.members, "precision": group.precision}
 
@@ -144,11 +144,11 @@ def measured(bench: Bench, group: Group, wanted: Sequence[Program], side_by_side
 
 
 def _reason(error: Exception) -> str:
-    """The first line of what a device or its compiler refuses: of a population that does not fit, what it lacks."""
+    """Return the first line of an error of the device or the compiler."""
     return str(error).splitlines()[0][:200]
 
 
 def missing(rows: Sequence[dict[str, Any]], group: Group) -> list[Program]:
-    """Programs that have no row of a group yet."""
+    """Return the programs without a row in a group."""
     known = {(row["program"], row["members"], row["precision"]) for row in rows}
     return [program for program in programs() if (program.words, *group) not in known]

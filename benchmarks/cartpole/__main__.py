@@ -1,11 +1,11 @@
-"""What discrete learners come to on CartPole from a Minari file: `python -m benchmarks.cartpole`.
+"""`make cartpole`: train the learners for discrete actions on CartPole from a Minari dataset.
 
     python -m benchmarks.cartpole                       # every discrete learner, five seeds each
     python -m benchmarks.cartpole --seeds 2 --updates 4000 --algorithms discrete_cql
+    python -m benchmarks.cartpole --page                # docs/studies/cartpole.md from the kept results
 
-Episodes of the linear-quadratic regulator's pushes, a third each with 10 %, 40 % and 70 % of random ones, are written
-by Minari itself; `neorl train` learns from that folder; every policy is scored on 200 fresh episodes of CartPole-v1's
-physics. The results are kept as JSON, from which the table of docs/discrete.md is made.
+Minari writes episodes of a linear-quadratic regulator with 10 %, 40 % and 70 % random pushes; `neorl train` learns from
+the dataset; every policy is scored on 200 fresh episodes of CartPole-v1's physics.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,29 +26,29 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks import pages
 from benchmarks.cartpole.plant import PLANT
+from benchmarks.pages import ROOT, STUDIES, listed, wrap
 from neorl_core.algorithms import DISCRETE
 from neorl_core.control.behaviour import Behaviour, play
 from neorl_core.networks import Policy
 from neorl_core.plants.base import EpisodeResult, rollouts
 from neorl_core.safety.composite import bare_controller
-from tasks.files.canonical import write_json
+from tasks.files.canonical import read_json, write_json
 from tasks.models.bundles.policy_file import load_policy
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "cartpole.json"
-PAGE = ROOT / "docs" / "discrete.md"
+PAGE = STUDIES / "cartpole.md"
 NAME = "cartpole/mixed-v0"
 RANDOM = (0.1, 0.4, 0.7)
 """Shares of random pushes."""
 EPISODES, SCORED = 90, 200
 SOLVED = 475.0
-"""Mean return of CartPole-v1 from which on it counts as solved."""
-BEGIN, END = "<!-- cartpole: begin -->", "<!-- cartpole: end -->"
+"""Least mean return that counts as solved."""
 
 
 def played(episodes: int = EPISODES, seed: int = 0) -> EpisodeResult:
-    """Episodes of the regulator with random pushes, traced."""
+    """Play episodes of the regulator with random pushes."""
     shares = np.resize(np.asarray(RANDOM, np.float32), episodes)
     nothing = np.zeros(episodes, np.float32)
     keys = jax.random.split(jax.random.key(seed), episodes)
@@ -58,11 +59,11 @@ def played(episodes: int = EPISODES, seed: int = 0) -> EpisodeResult:
 
 
 def write_minari(folder: Path, result: EpisodeResult) -> Path:
-    """The episodes as a dataset that Minari itself writes.
+    """Write the episodes with Minari.
 
     Args:
-        folder: of Minari's datasets.
-        result: traced episodes.
+        folder: folder of Minari's datasets.
+        result: episodes with trajectories.
     """
     os.environ["MINARI_DATASETS_PATH"] = str(folder)
     import minari
@@ -88,7 +89,7 @@ def write_minari(folder: Path, result: EpisodeResult) -> Path:
             )
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of authors and code, which belong to a dataset that is published
+        warnings.simplefilter("ignore")  # Minari warns of a missing author and code link
         minari.create_dataset_from_buffers(
             NAME,
             buffers,
@@ -100,7 +101,7 @@ def write_minari(folder: Path, result: EpisodeResult) -> Path:
 
 
 def train(data: Path, algorithm: str, seeds: int, updates: int, out: Path) -> list[Policy]:
-    """The policies of `neorl train`, one for each seed."""
+    """Train with `neorl train` and return the policies, one per seed."""
     command = [sys.executable, "-m", "flows", "train", str(data), "--algorithm", algorithm, "--json"]
     command += ["--seeds", str(seeds), "--updates", str(updates), "--out", str(out)]
     home = {"NEORL_HOME": str(out.parent / "home"), "PYTHONPATH": str(ROOT)}
@@ -115,19 +116,25 @@ def returns(policy: Policy, episodes: int = SCORED, seed: int = 1) -> npt.NDArra
     return np.asarray(rollouts(PLANT, bare_controller(PLANT), policy, keys, PLANT.domain).ret, np.float64)
 
 
-def table(found: dict[str, Any]) -> list[str]:
-    """The results as Markdown."""
-    lines = [
-        f"Data: {found['episodes']} episodes, {found['rows']:,} steps, mean return {found['logged']:.0f} of 500. "
-        f"{found['updates']:,} updates; each policy's mean return over {found['scored']} fresh episodes; "
-        f"{SOLVED:g} counts as solved.",
-        "",
-        "| learner | mean return of each seed | least |",
-        "|---|---|---|",
-    ]
-    for name, each in found["returns"].items():
-        lines.append(f"| {name} | {', '.join(f'{x:.1f}' for x in each)} | {min(each):.1f} |")
-    return lines
+def page(found: Mapping[str, Any]) -> str:
+    """Return docs/studies/cartpole.md."""
+    rows = [(name, ", ".join(f"{x:.1f}" for x in each), f"{min(each):.1f}") for name, each in found["returns"].items()]
+    solved = [name for name, each in found["returns"].items() if min(each) >= SOLVED]
+    return pages.study(
+        "Discrete learners on CartPole",
+        "Do the learners for discrete actions solve CartPole-v1 from a Minari dataset?",
+        f"With every seed: {listed(solved)}. The other learners fail with some seeds.",
+        "`make cartpole`.",
+        wrap(
+            f"Minari writes {found['episodes']} episodes ({found['rows']:,} steps, mean return {found['logged']:.0f} "
+            "of "
+            f"{PLANT.spec.horizon}) of a linear-quadratic regulator with 10, 40 and 70 % random pushes. `neorl "
+            f"train FOLDER --algorithm NAME` makes {found['updates']:,} updates. Policies are scored on "
+            f"{found['scored']} fresh episodes of Gymnasium's physics in JAX; a mean return of {SOLVED:g} counts as "
+            "solved."
+        ),
+        pages.table(("learner", "mean return of each seed", "lowest"), rows),
+    )
 
 
 def main() -> None:
@@ -135,7 +142,11 @@ def main() -> None:
     parser.add_argument("--algorithms", nargs="*", default=list(DISCRETE), choices=DISCRETE)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--updates", type=int, default=20_000)
+    parser.add_argument("--page", action="store_true", help="only write the page")
     options = parser.parse_args()
+    if options.page:
+        PAGE.write_text(page(read_json(RESULTS)))
+        return
     result = played()
     found: dict[str, Any] = {
         "episodes": len(result.ret),
@@ -152,12 +163,9 @@ def main() -> None:
             policies = train(data, name, options.seeds, options.updates, folder / name)
             found["returns"][name] = [float(returns(policy).mean()) for policy in policies]
             print(name, json.dumps(found["returns"][name]), flush=True)
-    print("\n".join(table(found)))
-    if set(options.algorithms) == set(DISCRETE) and PAGE.exists():
+    if set(options.algorithms) == set(DISCRETE):
         write_json(RESULTS, found)
-        before, rest = PAGE.read_text().split(BEGIN)
-        after = rest.split(END)[1]
-        PAGE.write_text("\n".join([f"{before}{BEGIN}", "", *table(found), "", f"{END}{after}"]))
+        PAGE.write_text(page(found))
 
 
 if __name__ == "__main__":

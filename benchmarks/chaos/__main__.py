@@ -1,4 +1,4 @@
-"""The trials that are missing, and the page."""
+"""Run the missing trials and write the page."""
 
 from __future__ import annotations
 
@@ -16,57 +16,34 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import chaos
+from benchmarks import chaos, pages
 from benchmarks.chaos.faults import FAULTS, MISSED, OF_DATABASE, SITES, WorkersFault, options
 from benchmarks.chaos.network import host
 from benchmarks.chaos.races import kept_races, races
 from benchmarks.chaos.site import Site, ended
+from benchmarks.pages import ROOT, STUDIES, listed, wrap
 from benchmarks.setting import commit
 from tasks.files.canonical import write_json
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "chaos"
-PAGE = ROOT / "docs" / "studies" / "chaos.md"
+PAGE = STUDIES / "chaos.md"
 SOURCES = ("neorl_core", "tasks", "configs", "flows", "benchmarks/chaos")
-"""What a trial depends on."""
+"""Files and folders that a trial depends on."""
 KILLED = ("flow killed", "everything killed")
-"""Faults by which the retraining may end without a word."""
-TEXT = """\
-# Faults
-
-What faults in the middle of retrainings leave behind, by `make chaos`: {struck} faults of {asked} so far, in
-{count} retrainings, each struck once, at a moment and in a way that follow from its number; some had ended before.
-Struck are two homes side by side: one machine's, whose state lies in its folder, and a team's, whose ledger,
-Prefect and MLflow lie in PostgreSQL on another host, which is a network namespace. Afterwards what was broken is
-put right and the same retraining is run again. A violation is any of: a command that ends with a stack, without a
-sentence, or never; a second run that does not decide; a ledger, or anything that it names, that does not verify; a
-champion that did not pass every gate, or another in MLflow; a dataset that is lost; a run of the worker's that does
-not end; an event that starts no run, or two. Written by that command.
-
-| fault | trials | struck within a run | a sentence | went through | violations | in the tests, too |
-|:--|--:|--:|--:|--:|--:|:--|
-{rows}
-
-{violations}
-{earlier}
-Promoters that raced: {races} of {races_asked}, in each of which two processes approve two candidates at once;
-violations: {raced}.
-
-Trials were run at {commits}.
-"""
+"""Faults that may end the retraining without a message."""
 
 
 class Trial(NamedTuple):
-    """What came of a trial."""
+    """Result of a trial."""
 
     site: str
     number: int
     fault: str
     what: str
     moment: float
-    """Seconds after the retraining began."""
+    """Seconds after the start of the retraining."""
     struck: bool
-    """Whether it was still running then, and what was to be struck was there."""
+    """Whether the retraining was running and the target of the fault existed."""
     code: int
     sentence: str
     again: int
@@ -77,13 +54,13 @@ class Trial(NamedTuple):
 
 
 def trial(site: Site, name: str, number: int, at: str) -> Trial | None:
-    """Strike one retraining; None where this machine cannot have the fault.
+    """Strike one retraining; return None if this machine cannot produce the fault.
 
     Args:
-        site: with its servers running.
-        name: of the site, whose faults take turns.
-        number: of the trial, which all else follows from.
-        at: the commit that is struck.
+        site: site with running servers.
+        name: name of the site, which determines its faults.
+        number: number of the trial, which seeds fault and moment.
+        at: commit of the sources.
     """
     chance, begun = random.Random(f"{name} {number}"), time.monotonic()
     kind = SITES[name][number % len(SITES[name])]
@@ -119,30 +96,30 @@ def trial(site: Site, name: str, number: int, at: str) -> Trial | None:
 
 
 def main() -> int:
-    known = argparse.ArgumentParser(description=chaos.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known.add_argument("--faults", type=int, default=200)
-    known.add_argument("--races", type=int, default=100)
-    known.add_argument("--hours", type=float, default=3.0, help="begin no trial after so many")
-    known.add_argument("--site", choices=list(SITES), help="one of the two alone; both side by side by default")
-    known.add_argument(
+    parser = argparse.ArgumentParser(description=chaos.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--races", type=int, default=100)
+    parser.add_argument("--hours", type=float, default=3.0, help="start no trial after this many hours")
+    parser.add_argument("--site", choices=list(SITES), help="one of the two homes; default: both side by side")
+    parser.add_argument(
         "--again",
         type=int,
         nargs="+",
         default=[],
-        help="trials of that site to run anew, since what they found is mended",
+        help="trials of that site to repeat after a fix",
     )
-    known.add_argument("--table", action="store_true", help="write the page alone")
-    given = known.parse_args()
+    parser.add_argument("--page", action="store_true", help="only write the page")
+    given = parser.parse_args()
     end = time.monotonic() + 3600 * given.hours
     if given.site:
         with tempfile.TemporaryDirectory(prefix="neorl-chaos-", ignore_cleanup_errors=True) as folder:
             campaign(Path(folder), given.site, given.faults, end, given.again)
         return 0
-    if not given.table:
+    if not given.page:
         words = [sys.executable, "-m", "benchmarks.chaos", "--faults", str(given.faults), "--hours", str(given.hours)]
         both = [subprocess.Popen([*words, "--site", name], cwd=ROOT) for name in SITES]
         if sum(abs(each.wait()) for each in both):
-            raise SystemExit("chaos: a site could not be struck; its last words stand above.")
+            raise SystemExit("chaos: the trials of a site failed; see the output above.")
         races(given.races, end)
     done, raced = [trial for name in SITES for trial in kept(name)], kept_races()
     earlier = [trial for name in SITES for trial in kept(name, "earlier")]
@@ -151,25 +128,25 @@ def main() -> int:
 
 
 def results(site: str) -> Path:
-    """The file that keeps what came of a site's trials."""
+    """Return the file with the trials of a site."""
     return RESULTS / f"{site.replace(' ', '-')}.json"
 
 
 def kept(site: str, which: str = "trials") -> list[Trial]:
-    """The trials of a site so far; or what came of them `earlier`, where they were run again."""
+    """Return the trials of a site; with `earlier`, the first results of repeated trials."""
     path = results(site)
     return [Trial(**row) for row in json.loads(path.read_text()).get(which, [])] if path.exists() else []
 
 
 def keep(site: str, trials: Sequence[Trial], earlier: Sequence[Trial]) -> None:
-    """Write down the trials of a site."""
+    """Write the trials of a site."""
     rows = {"trials": [each._asdict() for each in trials], "earlier": [each._asdict() for each in earlier]}
     write_json(results(site), rows)
 
 
 @contextmanager
 def opened(folder: Path, name: str) -> Iterator[Site]:
-    """A site of one of the two kinds, whose servers run."""
+    """Yield a site of one of the two kinds with running servers."""
     with ExitStack() as stack:
         if name == "team":
             from tests.servers import postgres
@@ -185,7 +162,7 @@ def opened(folder: Path, name: str) -> Iterator[Site]:
 
 
 def campaign(folder: Path, name: str, count: int, end: float, again: Sequence[int] = ()) -> None:
-    """Run the trials of a site that are missing, and those that are to be run again, and keep each."""
+    """Run the missing and the repeated trials of a site, and keep each."""
     at, found, earlier = commit(SOURCES), kept(name), kept(name, "earlier")
     earlier += [one for one in found if one.number in again]
     found = [one for one in found if one.number not in again]
@@ -193,7 +170,7 @@ def campaign(folder: Path, name: str, count: int, end: float, again: Sequence[in
     if sum(one.struck for one in found) >= share:
         return
     with opened(folder, name) as site:
-        # The first one compiles what the others find compiled.
+        # The first retraining fills the compilation cache.
         for seed in (10**6, 10**6 + 1):
             begun = time.monotonic()
             calm = site.run("retrain", str(site.config(seed)), "--data", str(site.log))
@@ -210,54 +187,57 @@ def campaign(folder: Path, name: str, count: int, end: float, again: Sequence[in
                 continue
             found.append(one)
             keep(name, found, earlier)
-            told = "; ".join(one.violations) or one.sentence or "went through"
+            result = "; ".join(one.violations) or one.sentence or "went through"
             print(
-                f"{name} {number}: {one.what} after {one.moment:.1f} s: {told[:300]} ({one.seconds:.0f} s)", flush=True
+                f"{name} {number}: {one.what} after {one.moment:.1f} s: {result[:300]} ({one.seconds:.0f} s)",
+                flush=True,
             )
 
 
 def page(
     trials: Iterable[Trial],
     raced: Sequence[dict[str, Any]],
-    asked: int,
-    races_asked: int,
+    wanted: int,
+    races_wanted: int,
     earlier: Iterable[Trial] = (),
 ) -> str:
-    """The page, as Markdown."""
+    """Return the page."""
     found = sorted(trials, key=lambda one: (one.site, one.number))
     rows, violated = [], [one for one in found if one.violations]
-    for name, fault in FAULTS.items():
+    for name in FAULTS:
         own = [one for one in found if one.fault == name]
         counts = Counter(
-            "sentence" if one.code > 0 and one.sentence else "through" if one.code == 0 else "killed" for one in own
+            "message" if one.code > 0 and one.sentence else "through" if one.code == 0 else "killed" for one in own
         )
-        wrong = sum(bool(one.violations) for one in own)
-        struck = sum(one.struck for one in own)
-        test = f"`{fault.test.split('::')[1]}`" if fault.test else ""
-        rows.append(
-            f"| {name} | {len(own)} | {struck} | {counts['sentence']} | {counts['through']} | {wrong} | {test} |"
-        )
+        struck, wrong = sum(one.struck for one in own), sum(bool(one.violations) for one in own)
+        rows.append((name, len(own), struck, counts["message"], counts["through"], wrong))
     mended = [one for one in earlier if one.violations]
-    heading = (
-        "\nFound by the campaign and mended; the trials that found it were run again, and count as they ended then:\n"
-    )
-    commits = sorted({one.commit[:7] for one in found})
-    return TEXT.format(
-        count=len(found),
-        struck=sum(one.struck for one in found),
-        asked=asked,
-        rows="\n".join(rows),
-        violations="\n".join(map(_told, violated)) or "No violation.",
-        earlier="\n".join([heading, *map(_told, mended), ""]) if mended else "",
-        races=len(raced),
-        races_asked=races_asked,
-        raced=sum(bool(one["violations"]) for one in raced),
-        commits=", ".join(commits),
+    struck, races_wrong = sum(one.struck for one in found), sum(bool(one["violations"]) for one in raced)
+    heading = "Found by earlier trials and fixed; these trials were repeated:"
+    return pages.study(
+        "Faults during retrainings",
+        "Does a fault at any moment of a retraining leave a wrong champion, a lost dataset or an unverifiable ledger?",
+        f"{struck} faults in {len(found)} retrainings caused {len(violated) or 'no'} violations. {len(raced)} races "
+        "between two "
+        f"approvals caused {races_wrong or 'none'}.",
+        f"`make chaos`: up to three hours; continues until {wanted} faults and {races_wanted} races.",
+        wrap(
+            "Each retraining is struck once at a random moment. There are two homes: one machine with all state in a "
+            "folder, and a team with ledger, Prefect and MLflow in PostgreSQL on another host (a network namespace). "
+            "Afterwards the fault is repaired and the same retraining runs again. Violations are: a traceback, a "
+            "missing "
+            "message or a hanging command; a second run without a decision; a ledger or file that does not verify; a "
+            "champion that did not pass every gate, or a different one in MLflow; a lost dataset; a worker's run that "
+            "does not end; an event that starts no run or two."
+        ),
+        pages.table(("fault", "trials", "during the run", "ended with a message", "went through", "violations"), rows),
+        "\n".join(map(_violation, violated)) or "No violation.",
+        "\n".join([heading, "", *map(_violation, mended)]) if mended else "",
+        f"Commits: {listed(sorted({one.commit[:7] for one in found}))}.",
     )
 
 
-def _told(one: Trial) -> str:
-    """A violation as a line of the page."""
+def _violation(one: Trial) -> str:
     return f"- {one.site} {one.number} at {one.commit[:7]}, {one.what}: {'; '.join(one.violations)}"
 
 

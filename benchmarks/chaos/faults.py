@@ -1,4 +1,4 @@
-"""The faults: what each strikes, and how an operator puts it right."""
+"""The faults: target of each, and the operator's repair."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from benchmarks.chaos.site import Ended, Site, ended
 
 Cure = Callable[[], None]
 FILES = ("datasets/*/shards/*", "results/**/*", "checkpoints/**/*", "bundles/*/*/*", "certificates/**/*")
-"""Of a home, whose bytes decay."""
+"""Files of a home in which bits are flipped."""
 FOLDERS = ("datasets", "results", "checkpoints", "bundles", "runs", "certificates")
-"""Of a home, that become read-only."""
+"""Folders of a home that become read-only."""
 
 
 class Blow(NamedTuple):
-    """A fault that has struck."""
+    """A fault that happened."""
 
     what: str
     cure: Cure = lambda: None
     besides: Callable[[], list[Ended]] = lambda: []
-    """Further commands that it began, to their end."""
+    """Wait for further commands that the fault started."""
     left: Callable[[], list[str]] = lambda: []
-    """Wait for what it began at a worker; what is wrong with that, each in a sentence."""
+    """Wait for the worker's runs and return violations."""
 
 
 MISSED = Blow("it missed")
-"""What was to be struck was not there."""
+"""The target of the fault did not exist."""
 
 
 class Fault(NamedTuple):
@@ -43,18 +43,14 @@ class Fault(NamedTuple):
 
     strike: Callable[[Site, subprocess.Popen[str], random.Random], Blow]
     at_once: bool = False
-    """Whether it strikes before the retraining begins, or at a moment within it."""
-    test: str = ""
-    """A test that has it, too."""
+    """Whether the fault happens before the retraining starts."""
 
 
 class WorkersFault(NamedTuple):
-    """A kind of fault in what a worker of Prefect's runs: the retraining is a deployment's, which it starts itself."""
+    """A kind of fault in a deployment's run, which the fault starts itself at Prefect's worker."""
 
     strike: Callable[[Site, int, random.Random], Blow]
-    """The number of the trial tells the retraining."""
-    test: str = ""
-    """A test that has it, too."""
+    """The second argument is the number of the trial."""
 
 
 def _kill(process: psutil.Process | subprocess.Popen[str]) -> None:
@@ -65,7 +61,7 @@ def _kill(process: psutil.Process | subprocess.Popen[str]) -> None:
 
 
 def _flow(site: Site, process: subprocess.Popen[str], chance: random.Random) -> Blow:
-    """The retraining, with all that it has started in its process group."""
+    """Kill the retraining and its process group."""
     running = process.poll() is None
     if running:
         os.killpg(process.pid, signal.SIGKILL)
@@ -73,7 +69,7 @@ def _flow(site: Site, process: subprocess.Popen[str], chance: random.Random) -> 
 
 
 def _everything(site: Site, process: subprocess.Popen[str], chance: random.Random) -> Blow:
-    """All processes of the home at once, as when a machine loses its power."""
+    """Kill all processes of the home at once, like a power failure."""
     ours = {os.getpid(), os.getppid()}
     found = [each for each in psutil.process_iter(["cmdline"]) if each.pid not in ours and _is(each, "", site)]
     for each in found:
@@ -81,20 +77,20 @@ def _everything(site: Site, process: subprocess.Popen[str], chance: random.Rando
     return Blow("everything was killed", site.up)
 
 
-def _server(part: str, what: str, test: str) -> Fault:
-    """A server of the home, found by what its command line has."""
+def _server(part: str, name: str) -> Fault:
+    """Kill a server of the home, found by its command line."""
 
     def strike(site: Site, process: subprocess.Popen[str], chance: random.Random) -> Blow:
-        # Some are started when they are needed.
+        # Some servers start on demand.
         while not (found := [each for each in psutil.process_iter(["cmdline"]) if _is(each, part, site)]):
             if process.poll() is not None:
                 return MISSED
             time.sleep(0.05)
         for each in found:
             _kill(each)
-        return Blow(f"{what} was killed", site.up)
+        return Blow(f"{name} was killed", site.up)
 
-    return Fault(strike, test=test)
+    return Fault(strike)
 
 
 def _is(process: psutil.Process, part: str, site: Site) -> bool:
@@ -108,7 +104,7 @@ def _is(process: psutil.Process, part: str, site: Site) -> bool:
 
 
 def _decay(site: Site, process: subprocess.Popen[str], chance: random.Random) -> Blow:
-    """A byte of a file that an earlier retraining left."""
+    """Flip a bit of a file of an earlier retraining."""
     files = sorted(path for pattern in FILES for path in site.home.root.glob(pattern) if path.is_file())
     files = [path for path in files if path.stat().st_size]
     if not files:
@@ -120,7 +116,7 @@ def _decay(site: Site, process: subprocess.Popen[str], chance: random.Random) ->
     path.write_bytes(wrong)
 
     def cure() -> None:
-        # What was made anew meanwhile is right as it is.
+        # A file that was rewritten meanwhile is correct.
         if path.exists() and path.read_bytes() == wrong:
             path.write_bytes(whole)
 
@@ -128,7 +124,7 @@ def _decay(site: Site, process: subprocess.Popen[str], chance: random.Random) ->
 
 
 def _read_only(site: Site, process: subprocess.Popen[str], chance: random.Random) -> Blow:
-    """A folder of the home, by a mount over itself."""
+    """Make a folder of the home read-only by a bind mount."""
     folder = site.home.root / chance.choice([name for name in FOLDERS if (site.home.root / name).is_dir()])
     for words in (("--bind", folder, folder), ("-o", "remount,ro,bind", folder)):
         if subprocess.run(["mount", *map(str, words)], capture_output=True, check=False).returncode:
@@ -141,14 +137,14 @@ def _read_only(site: Site, process: subprocess.Popen[str], chance: random.Random
 
 
 def _another(site: Site, process: subprocess.Popen[str], chance: random.Random) -> Blow:
-    """Two retrainings of a plant at once, each with a candidate of its own."""
+    """Start a second retraining of the plant with another candidate."""
     seed = 10_000 + chance.randrange(10**6)
     other = site.retrain(seed)
     return Blow("another retraining of the plant began", besides=lambda: [ended(other)])
 
 
 def _worker(site: Site, number: int, chance: random.Random) -> Blow:
-    """The worker, alone or with the run that it has started."""
+    """Kill the worker, alone or with the run that it started."""
     site.deployed(number)
     time.sleep(chance.uniform(1.0, site.seconds))
     found = [each for each in psutil.process_iter(["cmdline"]) if _is(each, "flows.services.worker", site)]
@@ -161,14 +157,14 @@ def _worker(site: Site, number: int, chance: random.Random) -> Blow:
 
 
 def _twice(site: Site, number: int, chance: random.Random) -> Blow:
-    """An event that comes twice, and another like it; each must start one run, and they must end, one by one."""
+    """Send one event twice and another like it; each must start one run, and both must end."""
     begun = site.arrive(number)
     wrong = [] if begun == 2 else [f"two events, one of which came twice, started {begun} runs"]
     return Blow(f"two events, one of which came twice, started {begun} runs", left=lambda: wrong + site.hanging())
 
 
 def _database(site: Site, process: subprocess.Popen[str], chance: random.Random) -> Blow:
-    """PostgreSQL, all of its processes."""
+    """Kill all processes of PostgreSQL."""
     database = site.database
     assert database is not None
     assert database.process is not None
@@ -185,7 +181,7 @@ def _database(site: Site, process: subprocess.Popen[str], chance: random.Random)
 
 
 def _network(site: Site, process: subprocess.Popen[str], chance: random.Random) -> Blow:
-    """The cable to the host of the database."""
+    """Cut the network to the database's host."""
     elsewhere = site.elsewhere
     assert elsewhere is not None
     elsewhere.cut()
@@ -198,74 +194,39 @@ def _network(site: Site, process: subprocess.Popen[str], chance: random.Random) 
 
 
 def _nothing(what: str) -> Callable[[Site, subprocess.Popen[str], random.Random], Blow]:
-    """What lies in how the retraining is started."""
+    """Do nothing more, because the fault is in the way the retraining is started."""
     return lambda site, process, chance: Blow(what)
 
 
-FLOWS, TASKS = "tests/flows/", "tests/tasks/"
-LEDGER = f"{TASKS}evidence/"
 FAULTS: dict[str, Fault | WorkersFault] = {
-    "flow killed": Fault(_flow, test=f"{FLOWS}test_retrain.py::test_kill_9_between_checkpoints_changes_nothing"),
+    "flow killed": Fault(_flow),
     "everything killed": Fault(_everything),
-    "Prefect killed": _server(
-        "flows.services.asgi.guard:prefect",
-        "Prefect",
-        f"{FLOWS}test_faults.py::test_servers_that_die_mid_run_cost_one_sentence_and_the_same_command_then_completes",
-    ),
-    "MLflow killed": _server(
-        "flows.services.asgi.guard:mlflow",
-        "MLflow",
-        f"{TASKS}registry/test_registry.py::test_a_kill_at_any_request_leaves_one_version",
-    ),
-    "signer killed": _server(
-        "tasks.evidence.signer", "the signer", f"{LEDGER}test_signer.py::test_a_killed_signer_is_started_again"
-    ),
-    "witness killed": _server(
-        "tasks.evidence.witness.server",
-        "the witness",
-        f"{LEDGER}witness/test_client.py::test_a_witness_that_is_gone_is_one_sentence",
-    ),
-    "disk full": Fault(
-        _nothing("no file could grow further"),
-        at_once=True,
-        test=f"{TASKS}test_ingest.py::test_a_full_disk_leaves_nothing_half_written",
-    ),
-    "bit flipped": Fault(_decay, at_once=True, test=f"{LEDGER}audit/test_audit.py::test_flipped_bytes_are_all_found"),
+    "Prefect killed": _server("flows.services.asgi.guard:prefect", "Prefect"),
+    "MLflow killed": _server("flows.services.asgi.guard:mlflow", "MLflow"),
+    "signer killed": _server("tasks.evidence.signer", "the signer"),
+    "witness killed": _server("tasks.evidence.witness.server", "the witness"),
+    "disk full": Fault(_nothing("no file could grow further"), at_once=True),
+    "bit flipped": Fault(_decay, at_once=True),
     "read-only folder": Fault(_read_only, at_once=True),
-    "clock set back": Fault(
-        _nothing("the clock was days behind"),
-        at_once=True,
-        test=f"{LEDGER}ledger/test_ledger.py::test_time_never_runs_backwards",
-    ),
-    "two at once": Fault(
-        _another, test=f"{FLOWS}test_retrain.py::test_two_retrains_at_once_leave_one_champion_and_right_pages"
-    ),
-    "worker killed": WorkersFault(
-        _worker,
-        test=f"{FLOWS}services/test_stuck_runs.py::test_what_a_killed_worker_took_begins_anew_and_gives_its_slot_back",
-    ),
-    "event repeated": WorkersFault(
-        _twice,
-        test=f"{FLOWS}services/test_watched_folder.py"
-        "::test_a_kill_between_the_event_and_its_record_announces_nothing_twice",
-    ),
-    "PostgreSQL killed": Fault(
-        _database, test=f"{LEDGER}ledger/test_postgresql.py::test_a_killed_server_comes_back_with_every_entry"
-    ),
+    "clock set back": Fault(_nothing("the clock was days behind"), at_once=True),
+    "two at once": Fault(_another),
+    "worker killed": WorkersFault(_worker),
+    "event repeated": WorkersFault(_twice),
+    "PostgreSQL killed": Fault(_database),
     "network cut": Fault(_network),
 }
-"""By name, in the order in which trials take their turns."""
+"""Faults by name, in the order of the trials."""
 OF_DATABASE = ("PostgreSQL killed", "network cut")
-"""Those that need a database on another host."""
+"""Faults that need a database on another host."""
 SITES = {
     "one machine": tuple(name for name in FAULTS if name not in OF_DATABASE),
     "team": ("PostgreSQL killed", "network cut", "flow killed", "Prefect killed", "MLflow killed", "signer killed"),
 }
-"""What is struck: a home whose state lies in its folder, and one whose state lies in PostgreSQL on another host."""
+"""Faults of the two homes: with state in a folder, and with state in PostgreSQL on another host."""
 
 
 def options(name: str, chance: random.Random) -> dict[str, object] | None:
-    """How a struck retraining is started; None where this machine cannot have the fault."""
+    """Return options for starting the retraining; None if this machine cannot produce the fault."""
     if name == "disk full":
         return {"largest_file": int(2 ** chance.uniform(10, 22))}
     if name == "clock set back":

@@ -1,4 +1,4 @@
-"""A second host: a network namespace that is joined to this one by a cable which can be pulled out."""
+"""A second host: a network namespace with a virtual cable that can be cut."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from typing import NamedTuple
 
 
 class Host(NamedTuple):
-    """Another host."""
+    """A network namespace."""
 
     name: str
-    """Of its namespace."""
+    """Name of the namespace."""
     cable: str
-    """Our end of it."""
+    """Our end of the cable."""
     address: str
 
     @property
     def inside(self) -> list[str]:
-        """The command by which programs are started there."""
+        """Command prefix that starts programs in the namespace."""
         return ["ip", "netns", "exec", self.name]
 
     def cut(self) -> None:
-        """Pull the cable out."""
+        """Cut the cable."""
         _ip("link", "set", self.cable, "down")
 
     def joined(self) -> None:
-        """Plug it in again."""
+        """Reconnect the cable."""
         _ip("link", "set", self.cable, "up")
 
 
 @contextmanager
 def host() -> Iterator[Host | None]:
-    """Another host for as long as it is needed; None where this machine can have none."""
+    """Yield a second host, or None if this machine does not allow one."""
     number = os.getpid() % 250
     found = Host(f"neorl-chaos-{number}", f"nc{number}", f"10.213.{number}.2")
     if shutil.which("ip") is None or not _possible("netns", "add", found.name):

@@ -1,4 +1,4 @@
-"""Promoters that race: two processes approve two candidates at once, and one champion comes of it."""
+"""Races: two processes approve two candidates at once, and exactly one becomes champion."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ RESULTS = ROOT / "benchmarks" / "results" / "chaos" / "races.json"
 
 
 def kept_races() -> list[dict[str, Any]]:
-    """What came of the races so far."""
-    found: list[dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-    return found
+    """Return the results of the races so far."""
+    kept: list[dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    return kept
 
 
 def races(count: int, end: float) -> None:
-    """Hold the races that are missing, and keep each.
+    """Run the missing races and keep each.
 
     Args:
-        count: of all.
-        end: of the campaign, by the monotonic clock; none is begun after it.
+        count: number of all races.
+        end: monotonic time after which no race starts.
     """
     from tasks.lifecycle.policy import sign
     from tests.evidence import POLICY
@@ -63,7 +63,7 @@ def races(count: int, end: float) -> None:
 
 
 def _race(served: Any) -> dict[str, Any]:
-    """Two candidates, two processes, one champion."""
+    """Approve two candidates from two processes and return violations."""
     from tests.evidence import PLANT
 
     begun = time.monotonic()
@@ -85,15 +85,15 @@ def _race(served: Any) -> dict[str, Any]:
     entries = Ledger.open(served.home, write=False).entries()
     now = champion(entries, PLANT)
     crowned = json.loads(said[codes.index(0)][0].splitlines()[-1]).get("champion") if 0 in codes else None
-    violations = [f"a stack: {err.strip().splitlines()[-1]}" for _, err in said if "Traceback" in err]
+    violations = [f"a traceback: {err.strip().splitlines()[-1]}" for _, err in said if "Traceback" in err]
     violations += [str(check) for check in audit(served.home).failures]
     promoted = sum(entry.kind == "promotion" for entry in entries if before is None or entry.sequence > before.sequence)
     if promoted > 1:
         violations.append(f"{promoted} promotions")
     if now is None or (now == before and 0 in codes):
-        violations.append("an approval was taken, and nobody is champion by it")
+        violations.append("an approval succeeded without a new champion")
     elif served.registry.aliases(PLANT).get("champion") != now.body["version"]:
-        violations.append("MLflow's champion is another than the ledger's")
+        violations.append("MLflow's champion differs from the ledger's")
     return {
         "codes": codes,
         "champion": now.body["version"] if now else None,

@@ -1,4 +1,4 @@
-"""One home that retrainings are struck in: its servers, its commands, and what must hold of it at any time."""
+"""A home for the trials: servers, commands, and the conditions that must always be true."""
 
 from __future__ import annotations
 
@@ -51,45 +51,45 @@ deployments:
         expect: [neorl.chaos.arrived]
         parameters: {config: "{{ event.payload.config }}", data: "{{ event.payload.data }}"}
 """
-"""Of the campaign alone: `neorl up` takes those of the folder where it stands."""
+"""Deployments of the campaign; `neorl up` reads them from the current folder."""
 FAKETIME = re.compile(r"Exception in thread .*?time\.sleep\(1\)\nOSError: \[Errno 22\] Invalid argument\n", re.DOTALL)
-"""What libfaketime 0.9.10 does to `time.sleep` in a thread of Prefect's: no clock of a machine's does so."""
+"""An error that libfaketime 0.9.10 causes in `time.sleep` of a Prefect thread; a real clock does not."""
 PATIENCE = 300.0
-"""Seconds that a command, or a state of a run, may take before it counts as hanging."""
+"""Seconds after which a command or a run's state counts as hanging."""
 
 
 class Ended(NamedTuple):
-    """A command that has ended."""
+    """A finished command."""
 
     code: int
-    """Negative when a signal ended it."""
+    """Negative if a signal ended the command."""
     answer: dict[str, Any]
-    """The object of its last line; empty where there is none."""
+    """JSON object of the last line; empty if there is none."""
     said: str
-    """What it printed for people."""
+    """Standard error."""
 
     @property
     def sentence(self) -> str:
-        """Why it failed."""
-        lines = [line for line in self.said.splitlines() if line.startswith("neorl: expected")]
+        """The error message."""
+        lines = [line for line in self.said.splitlines() if line.startswith("neorl: ")]
         return str(self.answer.get("error") or (lines[-1] if lines else ""))
 
     @property
     def fault(self) -> str:
-        """What is wrong with how it ended: without a word, or with a stack."""
+        """The violation: a traceback, or a failure without a message."""
         said = FAKETIME.sub("", self.said)
         if "Traceback" in said:
-            return f"a stack: {said[said.index('Traceback') :].strip()[-600:]}"
+            return f"a traceback: {said[said.index('Traceback') :].strip()[-600:]}"
         if self.code > 0 and not (self.answer or self.sentence):
-            return f"exit code {self.code} without a sentence"
+            return f"exit code {self.code} without a message"
         return ""
 
 
 class Site:
-    """A home with servers of its own."""
+    """A home with servers."""
 
     def __init__(self, folder: Path, database: Postgres | None = None, elsewhere: Host | None = None) -> None:
-        """A home in a folder; the ledger, Prefect and MLflow lie in PostgreSQL on another host where they are given."""
+        """Use a folder, and PostgreSQL on another host for ledger, Prefect and MLflow if given."""
         self.folder, self.home, self.database, self.elsewhere = folder, Home(folder / "home"), database, elsewhere
         self.log, self.seconds = folder / "log" / "historian.parquet", 30.0
         self.environment = {
@@ -104,22 +104,22 @@ class Site:
             os.environ.update(urls)
 
     def prepare(self) -> None:
-        """Start the servers, and make the log; nothing of it twice."""
+        """Start the servers and make the log, if missing."""
         (self.folder / "prefect.yaml").write_text(DEPLOYMENTS)
         self.up()
         if not self.log.exists():
             done = self.run("generate", PLANT, "--out", str(self.log.parent), "--weeks", "0.5")
             if done.code:
-                raise SystemExit(f"chaos: neorl generate left with {done.code}: {done.said[-2000:]}")
+                raise SystemExit(f"chaos: neorl generate exited with {done.code}: {done.said[-2000:]}")
 
     def up(self) -> None:
-        """Start the servers that do not run."""
+        """Start the servers that are not running."""
         done = self.run("up")
         if done.code:
-            raise SystemExit(f"chaos: neorl up left with {done.code}: {done.said[-2000:]}")
+            raise SystemExit(f"chaos: neorl up exited with {done.code}: {done.said[-2000:]}")
 
     def config(self, seed: int) -> Path:
-        """The configuration of a trial's retraining."""
+        """Write the configuration of a trial and return the file."""
         path = self.folder / f"seed-{seed}.yaml"
         path.write_text(CONFIG.format(seed=seed, mapping=ROOT / "configs" / "mappings" / f"{PLANT}.yaml"))
         return path
@@ -130,9 +130,9 @@ class Site:
         """Start a command in a process group of its own.
 
         Args:
-            words: of the command, without `neorl`.
-            largest_file: bytes that any of its files may have, which stands for a full disk.
-            before: a program that starts it.
+            words: words of the command, without `neorl`.
+            largest_file: limit on the size of written files in bytes, which simulates a full disk.
+            before: command prefix.
         """
 
         def limit() -> None:
@@ -160,7 +160,7 @@ class Site:
 
     @property
     def services(self) -> Services:
-        """The servers, as they answer now."""
+        """The running servers."""
         from flows.services.servers import connect, environment
 
         found = connect(self.home)
@@ -168,7 +168,7 @@ class Site:
         return found
 
     def ask_prefect(self, path: str, body: object = None) -> Any:
-        """One request to Prefect, which on a busy machine may need more than one try to answer."""
+        """Send a request to Prefect; retry on a busy machine."""
         end = time.monotonic() + PATIENCE
         while True:
             try:
@@ -179,14 +179,14 @@ class Site:
             time.sleep(1.0)
 
     def deployed(self, seed: int) -> str:
-        """Start a trial's retraining as a run of the worker's; its number in Prefect."""
+        """Start a retraining at the worker and return the run's id in Prefect."""
         deployment = self.ask_prefect("deployments/name/retrain/struck")["id"]
         parameters = {"config": str(self.config(seed)), "data": [str(self.log)]}
         run = self.ask_prefect(f"deployments/{deployment}/create_flow_run", {"parameters": parameters})
         return str(run["id"])
 
     def arrive(self, seed: int) -> int:
-        """Tell Prefect of an arrival twice, and of another like it; how many runs have begun by them."""
+        """Send one event twice and another like it, and return the number of started runs."""
         event = {
             "occurred": datetime.now(UTC).isoformat(),
             "event": "neorl.chaos.arrived",
@@ -201,18 +201,18 @@ class Site:
             if len(self.triggered()) > before + 1:
                 break
             time.sleep(0.5)
-        time.sleep(2.0)  # for one more that should not be
+        time.sleep(2.0)  # time for a wrong third run
         return len(self.triggered()) - before
 
     def triggered(self) -> list[dict[str, Any]]:
-        """Runs that events have started."""
+        """Return the runs that events started."""
         deployment = self.ask_prefect("deployments/name/retrain/struck")["id"]
         query = {"deployments": {"id": {"any_": [deployment]}}}
         found = self.ask_prefect("flow_runs/filter", query)
         return [run for run in found if (run["created_by"] or {}).get("type") == "AUTOMATION"]
 
     def running(self) -> dict[str, str]:
-        """The worker's runs that have not ended, each with its state."""
+        """Return the states of the worker's unfinished runs."""
         states = {"type": {"any_": ["SCHEDULED", "PENDING", "RUNNING"]}}
         return {
             run["id"]: run["state_name"]
@@ -221,7 +221,7 @@ class Site:
         }
 
     def hanging(self) -> list[str]:
-        """Wait until no run of the worker's goes on; those that do not get further, each in a sentence."""
+        """Wait for the worker's runs, and return a message for each run that hangs."""
         before, since = dict[str, str](), time.monotonic()
         while going_on := self.running():
             if going_on != before:
@@ -232,15 +232,15 @@ class Site:
         return []
 
     def datasets(self) -> set[str]:
-        """Names of all that was ingested: manifests, and the shards that they are of."""
+        """Return the names of all manifests and shards."""
         kept = self.home.root / "datasets"
         return {str(path.relative_to(kept)) for part in ("manifests", "shards") for path in kept.glob(f"*/{part}/*")}
 
     def faults(self, before: set[str]) -> list[str]:
-        """What does not hold, each in a sentence.
+        """Return the violations.
 
         Args:
-            before: what `datasets` were there.
+            before: names of the datasets before the trial.
         """
         found = [f"{name} is lost" for name in sorted(before - self.datasets())]
         found += [str(check) for check in audit(self.home).failures]
@@ -265,7 +265,7 @@ class Site:
 
 
 def ended(process: subprocess.Popen[str]) -> Ended:
-    """Wait for a command; one that hangs is killed, and says so."""
+    """Wait for a command and kill it if it hangs."""
     try:
         out, said = process.communicate(timeout=PATIENCE)
     except subprocess.TimeoutExpired:

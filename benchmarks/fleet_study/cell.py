@@ -1,4 +1,4 @@
-"""A cell of the study: one way to learn from so many episodes a site, and what its policies come to."""
+"""Run one cell: a learning method on a number of episodes per site."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from neorl_core.types import Transition
 
 
 class Size(NamedTuple):
-    """How large a cell is."""
+    """Size of a cell."""
 
     sites: int = 20
     rounds: int = 100
     updates: int = 40
-    """Gradient steps of a site in a round; whoever learns without rounds makes as many in all."""
+    """Gradient steps of a site per round. Methods without rounds make rounds × updates steps."""
     tuning: int = 1_000
     """Gradient steps of fine-tuning."""
     episodes: int = 32
-    """Played on each site for its score."""
+    """Episodes played on each site for the score."""
 
 
 FULL = Size()
 SMALL = Size(sites=3, rounds=2, updates=10, tuning=10, episodes=4)
-"""A cell of the tests."""
+"""Size of a cell in the tests."""
 ALGORITHM = "td3_bc"
 SETTINGS = {"actor_lr": 1e-3, "critic_lr": 1e-3, "discount": 0.95}
-"""A set point is held for 20 steps, and the reactor settles in about ten."""
+"""The discount suits set points that last 20 steps; the reactor settles in about ten."""
 METHODS: dict[str, Method] = {
     "fedavg": FEDAVG,
     "fedprox": fedprox(0.01),
@@ -57,12 +57,12 @@ METHODS: dict[str, Method] = {
 
 
 class Fleet(NamedTuple):
-    """What a way to learn may look at."""
+    """Input of a learning method."""
 
     learning: list[Transition]
-    """Rows of each site that learns."""
+    """Rows of each training site."""
     unseen: list[Transition]
-    """Rows of as many new sites, for fine-tuning on them alone."""
+    """Rows of each new site, used for fine-tuning only."""
     size: Size
     seed: int
 
@@ -75,19 +75,19 @@ class Learned(NamedTuple):
 
 
 def pooled(fleet: Fleet) -> Learned:
-    """One policy of all rows in one place: a federation of one site."""
+    """Train one policy on all rows: a federation of one site."""
     one = _pooled(fleet).policy
     return _same(fleet, one)
 
 
 def tuned(fleet: Fleet) -> Learned:
-    """The pooled policy, trained further at every site on its own rows, at new sites, too."""
+    """Train the pooled policy further at every training site and new site, on the site's own rows."""
     found = _pooled(fleet)
     return Learned(*(fine_tune(found, each, fleet.size.tuning, seed=fleet.seed) for each in fleet[:2]))
 
 
 def local(fleet: Fleet) -> Learned:
-    """Every site by itself, scales included; a new site takes the policy of another one."""
+    """Train every site alone, with a normaliser of its own. A new site uses the policy of a training site."""
     algorithm, size = ALGORITHMS[ALGORITHM], fleet.size
     train = member(
         init_population(algorithm, PLANT.spec, configure(algorithm, SETTINGS), members([fleet.seed], {})),
@@ -102,7 +102,7 @@ def local(fleet: Fleet) -> Learned:
 
 
 def federated(method: Method) -> Callable[[Fleet], Learned]:
-    """One policy of all sites, whose rows stay where they are."""
+    """Return a method that trains one policy over all sites by federated rounds."""
 
     def learn(fleet: Fleet) -> Learned:
         return _same(fleet, _federated(fleet.learning, method, fleet).policy)
@@ -119,13 +119,13 @@ WAYS: dict[str, Callable[[Fleet], Learned]] = {
 
 
 def cell(way: str, episodes: int, size: Size = FULL, seed: int = 0) -> dict[str, Any]:
-    """One cell.
+    """Run one cell.
 
     Args:
         way: one of `WAYS`.
-        episodes: logged at each site.
-        size: of the cell.
-        seed: of logs and training.
+        episodes: logged episodes per site.
+        size: size of the cell.
+        seed: seed of logs and training.
     """
     began = time.perf_counter(), time.process_time()
     constants = [reactors(size.sites, fleet) for fleet in (LEARNING, UNSEEN)]

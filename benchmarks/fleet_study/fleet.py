@@ -1,4 +1,4 @@
-"""Sites of a fleet: their reactors, their logs, and what policies score on them."""
+"""Sites of a fleet: reactors, logs, and scores of policies."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from tasks.data.synthetic.behaviours import policy_of, score
 
 PLANT = reactor.PLANT
 SPREAD = 0.03
-"""Half range of k0 and UA over the fleet, of the nominal ones."""
+"""Half range of k0 and UA over the fleet, relative to the nominal values."""
 BEHAVIOUR = "medium"
 LEARNING, UNSEEN = 0, 1
-"""Which of the two fleets: that which learns, and that which only meets the policies."""
+"""Seeds of the training sites and of the new sites."""
 NOT_FINITE = -1_000.0
-"""Score of an episode whose return is no number."""
+"""Score of an episode with a non-finite return."""
 
 
 class Scores(NamedTuple):
-    """What policies come to on a fleet."""
+    """Scores of policies on a fleet."""
 
     sites: list[float]
     """Mean score of each site."""
     violated: float
-    """Share of episodes beyond a limit."""
+    """Share of episodes that violate a limit."""
 
 
 def reactors(count: int, fleet: int) -> reactor.Params:
-    """Constants of the sites, each field (S,)."""
+    """Return the constants of the sites, each field (S,)."""
     domain = reactor.Domain(reaction_spread=SPREAD, cooling_spread=SPREAD)
     keys = jax.random.split(jax.random.fold_in(jax.random.key(16), fleet), count)
     found: reactor.Params = jax.vmap(lambda key: reactor.sample_params(key, domain))(keys)
@@ -46,12 +46,12 @@ def reactors(count: int, fleet: int) -> reactor.Params:
 
 
 def logs(constants: reactor.Params, episodes: int, seed: int) -> list[Transition]:
-    """Each site's logged transitions, in physical units.
+    """Return each site's logged transitions in physical units.
 
     Args:
-        constants: of the sites, (S,) each.
-        episodes: of each site; the first ones of a seed are the same whatever their number.
-        seed: of starts, disturbances, noise and exploration.
+        constants: constants of the sites, (S,) each.
+        episodes: episodes per site. The first episodes of a seed do not depend on this number.
+        seed: seed of starts, disturbances, noise and exploration.
     """
     made = policy_of(PLANT, BEHAVIOUR)
     controller, (behaviour,) = blended(made.base, PLANT), made.parts.values()
@@ -62,12 +62,12 @@ def logs(constants: reactor.Params, episodes: int, seed: int) -> list[Transition
 
 
 def scores(policies: Sequence[Policy], constants: reactor.Params, episodes: int) -> Scores:
-    """Policies on sites, policy i on site i, over the same episodes whatever the policies are.
+    """Score policy i on site i; the episodes do not depend on the policies.
 
     Args:
         policies: one for each site.
-        constants: of the sites, (S,) each.
-        episodes: of each site.
+        constants: constants of the sites, (S,) each.
+        episodes: episodes per site.
     """
     returns, violated = [], []
     for i, (policy, own) in enumerate(zip(policies, _each(constants), strict=True)):

@@ -1,103 +1,125 @@
-"""What cells come to, where they are kept, and docs/federated-learning.md's table."""
+"""Write docs/studies/fleet.md from the kept cells."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks import pages
 from benchmarks.fleet_study.cell import METHODS, WAYS
+from benchmarks.pages import ROOT, STUDIES, listed, wrap, yes
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "fleet"
-PAGE = ROOT / "docs" / "federated-learning.md"
-BEGIN, END = "<!-- fleet study: begin -->", "<!-- fleet study: end -->"
+PAGE = STUDIES / "fleet.md"
 EPISODES = (2, 20, 200)
 NEAR = 0.95
-"""Share of the pooled score that the best federated method is to have."""
+"""Share of the pooled score that the best federated method must reach."""
 
 Cells = Mapping[tuple[str, int], Mapping[str, Any]]
 
 
-def path_of(way: str, episodes: int) -> Path:
-    """Where a cell is kept."""
+def path_of(way: str, episodes: int) -> Any:
+    """Return the file of a cell."""
     return RESULTS / f"{way}-{episodes}.json"
 
 
 def kept() -> Cells:
-    """All cells that have a result."""
-    found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
-    return {(cell["way"], cell["episodes"]): cell for cell in found}
+    """Return all cells with a result."""
+    cells = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    return {(cell["way"], cell["episodes"]): cell for cell in cells}
 
 
 def missing(ways: Sequence[str], episodes: Sequence[int]) -> Iterator[tuple[str, int]]:
-    """Cells that have no result yet, those of twenty episodes first."""
+    """Yield the cells without a result, those with twenty episodes first."""
     for number in sorted(episodes, key=lambda n: (n != 20, -n)):
         yield from ((way, number) for way in ways if not path_of(way, number).exists())
 
 
 def mean(cell: Mapping[str, Any], fleet: str) -> float:
-    """Mean score over the sites of a fleet."""
+    """Return the mean score over the sites of a fleet."""
     return float(np.mean(cell[fleet]["sites"]))
 
 
 def table(cells: Cells) -> str:
-    """All cells as Markdown: mean score over sites, that of the worst one, and the share of episodes beyond a limit."""
-    lines = [
-        "| way | episodes a site | score on its sites | worst site | beyond a limit | score on new sites | worst site "
-        "| beyond a limit | core seconds |",
-        "|---" * 9 + "|",
-    ]
+    """Return one row for each cell."""
+    rows = []
     for episodes in EPISODES:
         for way in WAYS:
             if (way, episodes) in cells:
                 cell = cells[way, episodes]
-                each = " | ".join(
-                    f"{mean(cell, fleet):.1f} | {min(cell[fleet]['sites']):.1f} | {cell[fleet]['violated']:.1%}"
+                scores = (
+                    f"{number:.1f}"
                     for fleet in ("learning", "unseen")
+                    for number in (mean(cell, fleet), min(cell[fleet]["sites"]))
                 )
-                lines.append(f"| {way} | {episodes} | {each} | {cell['cpu_seconds']:.0f} |")
-    return "\n".join(lines)
+                rows.append((way, episodes, *scores, f"{cell['cpu_seconds']:.0f}"))
+    head = ("method", "episodes per site", "training sites", "worst", "new sites", "worst", "CPU s")
+    return pages.table(head, rows)
 
 
-def bars(cells: Cells) -> str:
-    """What was asked for beside what was found, as Markdown; each number is of one run, so none has an interval."""
-    lines = ["| asked | met in this run | found |", "|---|---|---|"]
+def criteria(cells: Cells) -> str:
+    """Return the criteria that the study was planned with, and whether each is met."""
+    rows = []
     for episodes in EPISODES:
         found = {way: mean(cells[way, episodes], "learning") for way in WAYS if (way, episodes) in cells}
+        pooled = found.get("pooled")
         if episodes in EPISODES[1:]:
             best = max((found[name] for name in METHODS if name in found), default=None)
-            asked = f"best federated at least 95 % of pooled, {episodes} episodes"
-            lines.append(_bar(asked, best, found.get("pooled"), NEAR, all(way in found for way in METHODS)))
-        asked = f"fine-tuned at least pooled, {episodes} episodes"
-        lines.append(_bar(asked, found.get("fine-tuned"), found.get("pooled"), 1.0, True))
-    return "\n".join(lines)
+            criterion = f"best federated at least 95 % of pooled, {episodes} episodes"
+            rows.append(_criterion(criterion, best, pooled, NEAR, all(way in found for way in METHODS)))
+        criterion = f"fine-tuned at least pooled, {episodes} episodes"
+        rows.append(_criterion(criterion, found.get("fine-tuned"), pooled, 1.0, True))
+    return pages.table(("criterion", "met", "result"), rows)
 
 
-def _bar(asked: str, got: float | None, pooled: float | None, share: float, whole: bool) -> str:
+def _criterion(text: str, got: float | None, pooled: float | None, share: float, whole: bool) -> tuple[str, str, str]:
     if got is None or pooled is None:
-        return f"| {asked} | open | |"
+        return text, "open", ""
     met = got >= share * pooled
-    return f"| {asked} | {'yes' if met else 'no' if whole else 'open'} | {got:.1f} beside {pooled:.1f} |"
+    return text, yes(met) if met or whole else "open", f"{got:.1f} and {pooled:.1f}"
 
 
-def made(cells: Cells) -> str:
-    """How many runs the numbers are of, and where they were made; nothing where there is none."""
-    if not cells:
-        return ""
-    seeds, commits = ({cell[name] for cell in cells.values()} for name in ("seed", "commit"))
-    runs = "one run" if len(seeds) == 1 else f"{len(seeds)} runs"
+def answer(cells: Cells) -> str:
+    """Return the answer in two sentences."""
+
+    def score(way: str, episodes: int) -> str:
+        return f"{mean(cells[way, episodes], 'learning'):.1f}" if (way, episodes) in cells else "–"
+
+    def best(episodes: int) -> str:
+        scores = [(mean(cells[way, episodes], "learning"), way) for way in METHODS if (way, episodes) in cells]
+        return "{:.1f} ({})".format(*max(scores)) if scores else "–"
+
     return (
-        f"Every number is of {runs}: differences of a point or two may be chance. The best of the federated methods is "
-        f"named by the scores that it is held to. Cells were run at {', '.join(sorted(each[:7] for each in commits))}."
+        f"With 20 episodes per site, sites alone score {score('local', 20)}, the best federated method {best(20)}, "
+        f"pooled rows {score('pooled', 20)} and the pooled policy fine-tuned at each site {score('fine-tuned', 20)}. "
+        f"With 2 episodes, sites alone fail ({score('local', 2)}) and the best federated method scores {best(2)}."
     )
 
 
-def written(text: str, cells: Cells) -> str:
-    """The page with another table between its marks."""
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    parts = [BEGIN, table(cells), bars(cells), made(cells), END]
-    return before + "\n\n".join(part for part in parts if part) + after
+def page(cells: Cells) -> str:
+    """Return the page."""
+    seeds, commits = ({cell[name] for cell in cells.values()} for name in ("seed", "commit"))
+    runs = "one run" if len(seeds) == 1 else f"{len(seeds)} runs"
+    return pages.study(
+        "Learning over similar sites",
+        QUESTION,
+        answer(cells),
+        "`make fleet-study`: an hour; continues with missing cells.",
+        SETTING,
+        criteria(cells),
+        table(cells),
+        f"Every number is from {runs}; differences of a point or two may be chance.",
+        f"Commits: {listed(sorted(commit[:7] for commit in commits))}.",
+    )
+
+
+QUESTION = "How much do twenty similar plants gain by learning together, with and without sharing their rows?"
+SETTING = wrap(
+    """Twenty reactors have k0 and UA within 3 % of the nominal values, and 2, 20 or 200 logged episodes each. TD3+BC
+    makes 4,000 gradient steps at each site. *local* trains every site alone; *pooled* has all rows in one place;
+    *fine-tuned* continues the pooled policy at each site for at most thirty passes over its rows, and 1,000 steps.
+    Scores are on the training sites and on twenty new sites, where *local* uses another site's policy."""
+)

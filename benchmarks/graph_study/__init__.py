@@ -1,12 +1,15 @@
-"""`make graph-study`: graph policies that choose the switches of a feeder, held against every radial topology.
+"""`make graph-study`: graph policies that switch the lines of a feeder, compared with every radial topology.
 
-    python -m benchmarks.graph_study                 # every cell that has no result yet, then the page's tables
+    python -m benchmarks.graph_study                 # every cell without a result, then the page
     python -m benchmarks.graph_study optimum         # one cell
-    python -m benchmarks.graph_study --table         # the tables of docs/graphs.md from the results alone
+    python -m benchmarks.graph_study --page          # docs/studies/graphs.md from the kept results
 
-Four cells. `optimum`: policies of 33 buses, learned from the logs of a dispatcher who errs, on loads whose 50,751
-topologies are all solved, and with lines out of service of which no log tells. `transfer`: the same weights tuned on
-118 buses, beside ones that begin there. `speed`: microseconds of a decision, from the observation to the open lines, by
-size on one core. `agents`: units of the feeder that see their own part and talk over links that are lost, beside the
-tuned controller and the optimal flow. Each finished cell is a file in benchmarks/results/graph.
+Four cells, kept in benchmarks/results/graph:
+
+- `optimum`: policies for 33 buses, learned from the logs of an imperfect dispatcher, compared with all 50,751
+  topologies on each load, and with outages that are in no log.
+- `transfer`: the same weights tuned on 118 buses, compared with training from scratch.
+- `speed`: time of a decision on one core, by size of the feeder.
+- `agents`: units that see their own part and exchange messages over lossy links, compared with the tuned controller and
+  the optimal flow.
 """

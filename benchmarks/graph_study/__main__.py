@@ -1,4 +1,4 @@
-"""The cells that are missing, and the page's tables."""
+"""Run the missing cells and write the page."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ import sys
 
 from benchmarks import graph_study
 from benchmarks.graph_study.cell import CELLS, FULL
-from benchmarks.graph_study.page import PAGE, RESULTS, written
+from benchmarks.graph_study.page import PAGE, RESULTS, page
 from benchmarks.setting import commit
 from configs.errors import BadInput
 from tasks.files.canonical import write_json
 
 SOURCES = ("neorl_core", "benchmarks/graph_study")
-"""What a cell depends on."""
+"""Files and folders that a cell depends on."""
 
 
 def main() -> None:
-    known = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=graph_study.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    known.add_argument("cells", nargs="*", default=list(CELLS), help=f"all by default: {', '.join(CELLS)}")
-    known.add_argument("--table", action="store_true", help="write the page's tables alone")
-    options = known.parse_args()
+    parser.add_argument("cells", nargs="*", default=list(CELLS), help=f"default: {', '.join(CELLS)}")
+    parser.add_argument("--page", action="store_true", help="only write the page")
+    options = parser.parse_args()
     if unknown := set(options.cells) - set(CELLS):
-        known.error(f"expected cells among {', '.join(CELLS)}, got {min(unknown)}: correct the name.")
+        parser.error(f"unknown cell {min(unknown)}: choose among {', '.join(CELLS)}.")
     try:
-        if not options.table:
+        if not options.page:
             run(options.cells)
-    except BadInput as refused:
-        known.error(str(refused))
-    PAGE.write_text(written(PAGE.read_text()))
+    except BadInput as error:
+        parser.error(str(error))
+    PAGE.write_text(page())
 
 
 def run(cells: list[str]) -> None:
-    """Every cell that is asked for and has no result yet."""
+    """Run every requested cell without a result."""
     at = commit(SOURCES)
     for name in cells:
         path = RESULTS / f"{name}.json"

@@ -1,177 +1,179 @@
-"""The tables of docs/graphs.md from the cells that are kept."""
+"""Write docs/studies/graphs.md from the kept cells."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from benchmarks import pages
+from benchmarks.pages import ROOT, STUDIES, wrap, yes
+
 RESULTS = ROOT / "benchmarks" / "results" / "graph"
-PAGE = ROOT / "docs" / "graphs.md"
+PAGE = STUDIES / "graphs.md"
 WITHIN, FEWER, MICROSECONDS = 0.9, 0.2, 200.0
-"""What is asked for: loads within 5 % of the optimum, updates beside those from scratch, and a decision's time."""
+"""Criteria: share of loads within 5 % of the optimum, updates / those from scratch, and time of a decision."""
+
+Cell = Mapping[str, Any]
 
 
-def selected(rows: Mapping[str, Any], kind: str) -> str:
-    """The policy of a kind of network that held-out days estimate the best."""
+def selected(rows: Cell, kind: str) -> str:
+    """Return the policy of a kind of network with the highest estimate on held-out days."""
     return max((name for name in rows if name.startswith(kind)), key=lambda name: rows[name]["estimate"])
 
 
-def optimum(found: Mapping[str, Any]) -> str:
-    """Policies on 33 buses beside the best of all topologies."""
-    rows = found["policies"]
-    graph, dense = selected(rows, "graph"), selected(rows, "MLP")
-    lines = [
-        "| policy | selected | within 5 % | median | violations | held out: within 5 % | median | violations |",
-        "|---" * 8 + "|",
-    ]
-    for name, row in rows.items():
-        cells = [f"{row[kind]['violations']}" for kind in ("known", "held out")]
-        if "within" in row["known"]:
-            cells = [
-                f"{row[kind]['within']:.0%} | {row[kind]['median']:.3f} | {row[kind]['violations']}"
-                for kind in ("known", "held out")
-            ]
-        else:
-            cells = [f"100% | 1.000 | {cell}" for cell in cells]
-        lines.append(f"| {name} | {'yes' if name in (graph, dense) else ''} | {cells[0]} | {cells[1]} |")
-    near = rows[graph]["known"]["within"] >= WITHIN
-    safe = rows[graph]["held out"]["violations"] <= rows[dense]["held out"]["violations"]
-    return "\n".join(
+def optimum(found: Cell) -> str:
+    """Compare policies on 33 buses with the best of all topologies."""
+    policies = found["policies"]
+    graph, dense = selected(policies, "graph"), selected(policies, "MLP")
+    rows = []
+    for name, row in policies.items():
+        cells: list[str] = []
+        for kind in ("known", "held out"):
+            one = row[kind]
+            near = (f"{one['within']:.0%}", f"{one['median']:.3f}") if "within" in one else ("100%", "1.000")
+            cells += [*near, str(one["violations"])]
+        rows.append((name, yes(True) if name in (graph, dense) else "", *cells))
+    near = policies[graph]["known"]["within"] >= WITHIN
+    safe = policies[graph]["held out"]["violations"] <= policies[dense]["held out"]["violations"]
+    head = ("policy", "selected", "within 5 %", "median", "violations", "unseen outage: within 5 %", "median")
+    return "\n\n".join(
         [
-            f"{found['loads']} loads of each kind, {found['days']} days of logs, {found['updates']:,} updates. The "
-            f"selected graph policy is within 5 % of the optimum on at least 90 % of the loads: {_said(near)}. With "
-            f"lines out of service of which no log tells it violates no more than the selected MLP: {_said(safe)}.",
-            "",
-            *lines,
+            wrap(
+                f"Loss / least loss of all 50,751 radial topologies, for {found['loads']} loads of each kind; "
+                f"{found['days']} days of logs, {found['updates']:,} updates. Criteria: the selected graph policy is "
+                f"within 5 % of the optimum on at least 90 % of the loads ({yes(near)}); with outages that are in no "
+                f"log it has no more violations than the selected MLP ({yes(safe)})."
+            ),
+            pages.table((*head, "violations"), rows),
         ]
     )
 
 
-def transfer(found: Mapping[str, Any]) -> str:
-    """Losses on 118 buses by updates, tuned and from scratch."""
+def transfer(found: Cell) -> str:
+    """Compare losses on 118 buses after tuning weights of 33 buses and after training from scratch."""
     tuned, scratch = (
         sorted(found["rows"][name], key=lambda row: (row["updates"], row["rate"])) for name in ("tuned", "from scratch")
     )
-    # Of seeds of which single ones fail, the median is compared: a mean would make a bar of the failure.
+    # The median over seeds, because a single failed seed would dominate a mean.
     aim = min(median(row["loss"]) for row in scratch if row["updates"] == found["updates"])
     reached = next((row["updates"] for row in tuned if median(row["loss"]) <= aim), None)
     fewer = reached is not None and reached <= FEWER * found["updates"]
-    lines = [
-        "| begun | updates | rate | mean loss | median seed | worst seed | loads with a voltage too low |",
-        "|---" * 7 + "|",
-    ]
-    for name, rows in (("on 33 buses", tuned), ("from scratch", scratch)):
-        for row in rows:
-            losses = " | ".join(f"{of(row['loss']):.3f}" for of in (mean, median, max))
+    rows = []
+    for name, trainings in (("on 33 buses", tuned), ("from scratch", scratch)):
+        for row in trainings:
+            losses = (f"{statistic(row['loss']):.3f}" for statistic in (mean, median, max))
             rate = f"{row['rate']:g}" if row["updates"] else ""
-            lines.append(f"| {name} | {row['updates']:,} | {rate} | {losses} | {mean(row['violations']):.0%} |")
-    after = "at no number of updates" if reached is None else f"after {reached:,} updates"
-    seeds = len(scratch[-1]["loss"])
-    return "\n".join(
+            rows.append((name, f"{row['updates']:,}", rate, *losses, f"{mean(row['violations']):.0%}"))
+    after = "never reach" if reached is None else f"need {reached:,} updates to reach"
+    return "\n\n".join(
         [
-            f"Loss beside that of the plant's own rule, on {found['loads']} loads, by updates on {found['days']} days "
-            f"of logs, {seeds} seeds each. At the rate that suits each better, weights of 33 buses are as good "
-            f"{after} as those from scratch after {found['updates']:,}, by their median seeds: at most a fifth, "
-            f"{_said(fewer)}.",
-            "",
-            *lines,
+            wrap(
+                f"Loss / loss of the plant's own rule on {found['loads']} loads; {found['days']} days of logs, "
+                f"{len(scratch[-1]['loss'])} seeds. Weights trained on 33 buses {after} the median loss of training "
+                f"from scratch with {found['updates']:,} updates. Criterion: at most a fifth of the updates "
+                f"({yes(fewer)})."
+            ),
+            pages.table(("weights", "updates", "rate", "mean loss", "median seed", "worst seed", "low voltage"), rows),
         ]
     )
 
 
-def speed(found: Mapping[str, Any]) -> str:
-    """Microseconds of a decision by size."""
-    sizes = found["sizes"]
-    lines = [
-        "| feeder | nodes | edges | decision: median µs | 99th percentile µs | with its shield, one step ahead | "
-        "twelve steps ahead |",
-        "|---" * 7 + "|",
-    ]
-    for name, row in sorted(sizes.items(), key=lambda size: size[1]["buses"]):
-        label = name if row["ties"] else f"{name}, which has nothing to open: the network alone"
-        shielded = [f"{row[key]:.0f}" if key in row else "" for key in ("composite_1", "composite_12")]
-        cells = [f"{row[key]}" for key in ("buses", "lines")] + [f"{row[key]:.0f}" for key in ("median", "p99")]
-        lines.append(f"| {' | '.join([label, *cells, *shielded])} |")
-    most = max(row["median"] for row in sizes.values())
-    pinned = "one core, the process being pinned to it" if found["pinned"] else "all cores, for this system pins none"
-    return "\n".join(
+def speed(found: Cell) -> str:
+    """Return the time of a decision by size of the feeder."""
+    rows = []
+    for name, row in sorted(found["sizes"].items(), key=lambda size: size[1]["buses"]):
+        label = name if row["ties"] else f"{name} (nothing to switch)"
+        shielded = (f"{row[key]:.0f}" if key in row else "" for key in ("composite_1", "composite_12"))
+        rows.append((label, row["buses"], row["lines"], f"{row['median']:.0f}", f"{row['p99']:.0f}", *shielded))
+    most = max(row["median"] for row in found["sizes"].values())
+    cores = "one core" if found["pinned"] else "all cores, because this system cannot pin a process"
+    return "\n\n".join(
         [
-            f"At most {MICROSECONDS:.0f} µs at the median: {_said(most <= MICROSECONDS)}. Medians of "
-            f"{found['decisions']:,} decisions on {pinned}; {found['rounds']} rounds of width {found['width']}; JAX "
-            "computes in the thread that asks (`jax_cpu_enable_async_dispatch=False`).",
-            "",
-            *lines,
+            wrap(
+                f"Microseconds from observation to open lines: medians of {found['decisions']:,} decisions on {cores}, "
+                f"{found['rounds']} rounds of width {found['width']}. Criterion: a median of at most "
+                f"{MICROSECONDS:.0f} µs ({yes(most <= MICROSECONDS)})."
+            ),
+            pages.table(
+                ("feeder", "nodes", "edges", "median µs", "p99 µs", "with shield, 1 step", "with shield, 12 steps"),
+                rows,
+            ),
         ]
     )
 
 
-def agents(found: Mapping[str, Any]) -> str:
-    """What agents earn more than the tuned controller, by who shares weights and which links are up."""
+def agents(found: Cell) -> str:
+    """Compare distributed agents with the tuned controller, by shared weights and by links that are up."""
     learners, best, (worst, top) = found["learners"], found["optimal"], found["score_range"]
     shared = {name: rows for name, rows in learners.items() if len(rows) > 1}
     chosen = shared["alike"]
 
     def earned(name: str, value: float) -> str:
-        return f"{name} {value:.1f} $ a day (score {100 * (value - worst) / (top - worst):.2f})"
+        return f"{name} {value:.1f} $ (score {100 * (value - worst) / (top - worst):.2f})"
 
     def gained(row: Mapping[str, float]) -> str:
         return f"{row['gain']:+.2f} ± {row['half_width']:.2f}"
 
     half_way = chosen["all up"]["gain"] - chosen["all up"]["half_width"] >= best["gain"] / 2
     never = all(row["gain"] - row["half_width"] >= 0 for row in chosen.values())
-    head = ["links", *(f"weights: {name}" for name in shared), "worst day", "days below", "beyond a limit"]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    # Files keep names in the order of the alphabet.
-    for said, row in sorted(
-        chosen.items(), key=lambda item: (item[0] == "all cut", "%" in item[0], item[0] != "all up")
-    ):
-        cells = [said, *(gained(rows[said]) for rows in shared.values())]
-        cells += [f"{row['worst_day']:+.1f}", f"{row['days_below']:.1%}", f"{row['violations']}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    central = [f"{name}: {gained(rows['all up'])} $" for name, rows in learners.items() if len(rows) == 1]
+    cut = {name: row for name, row in chosen.items() if " to " not in name}
+    single = [row for name, row in chosen.items() if " to " in name]
+    rows = []
+    # JSON files sort the names.
+    for name, row in sorted(cut.items(), key=lambda item: (item[0] == "all cut", "%" in item[0])):
+        cells = (gained(rows_of[name]) for rows_of in shared.values())
+        rows.append((name, *cells, f"{row['worst_day']:+.1f}", f"{row['days_below']:.1%}", row["violations"]))
+    central = ", ".join(f"{name}: {gained(each['all up'])} $" for name, each in learners.items() if len(each) == 1)
     seconds = found["seconds"]
-    return "\n".join(
+    lowest = (
+        f" With one link cut, the smallest gain is {gained(min(single, key=lambda r: r['gain']))} $." if single else ""
+    )
+    return "\n\n".join(
         [
-            f"{found['trials']} days, {found['seeds']} seeds, {found['days']} days of logs ({found['rows']:,} rows), "
-            f"{found['updates']:,} updates; {seconds['logs']:.0f} s of a core for the logs, {seconds['alike']:.0f} s "
-            f"for a policy. {earned('The volt-var controller as found earns', found['found'])}, "
-            f"{earned('tuned', found['tuned'])}, {earned('the optimal flow', best['return'])}: {best['gain']:.2f} ± "
-            f"{best['half_width']:.2f} $ more than tuned on the same days. At least half of this way with agents that "
-            f"are alike sharing weights: {_said(half_way)}. With links cut never below the tuned controller on the "
-            f"mean: {_said(never)}. Both are said of the intervals' lower ends; single days may lie below.",
-            "",
-            "$ a day more than the tuned controller on the same days, 95 % intervals over seeds and days; the last "
-            "three columns are of the first one's policies. By the same recipe, not chosen for it, "
-            f"{', '.join(central)}.",
-            "",
-            *lines,
+            wrap(
+                f"{earned('Per day the controller as found earns', found['found'])}, "
+                f"{earned('tuned', found['tuned'])}, {earned('the optimal flow', best['return'])}: "
+                f"{best['gain']:.2f} ± {best['half_width']:.2f} $ more than tuned. Agents learn by cloning "
+                f"from {found['days']} days of an optimal planner "
+                f"({found['rows']:,} rows, {found['updates']:,} updates; {seconds['logs']:.0f} s for the logs, "
+                f"{seconds['alike']:.0f} s per policy) and play {found['trials']} days with {found['seeds']} seeds. "
+                f"Criteria: agents with shared weights reach half of the optimal gain ({yes(half_way)}); with links "
+                f"cut they never earn less than tuned on average ({yes(never)})."
+            ),
+            wrap(
+                "Gain in $ per day over the tuned controller, with 95 % intervals over seeds and days; the last three "
+                f"columns belong to the agents with alike weights. With the same recipe, {central}.{lowest}"
+            ),
+            pages.table(
+                ("links", *(f"weights: {name}" for name in shared), "worst day", "days below", "violations"), rows
+            ),
         ]
     )
 
 
-def _said(met: bool) -> str:
-    return "yes" if met else "no"
-
-
-TABLES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "optimum": optimum,
-    "transfer": transfer,
-    "speed": speed,
-    "agents": agents,
+TABLES: Mapping[str, tuple[str, Callable[[Cell], str]]] = {
+    "optimum": ("33 buses, compared with the optimum", optimum),
+    "transfer": ("From 33 buses to 118", transfer),
+    "speed": ("Time of a decision", speed),
+    "agents": ("Distributed agents", agents),
 }
+"""Heading and section of each cell."""
 
 
-def written(page: str) -> str:
-    """The page with the table of each cell between its marks."""
-    for name, table in TABLES.items():
+def page() -> str:
+    """Return the page."""
+    parts: list[str] = []
+    for name, (title, section) in TABLES.items():
         path = RESULTS / f"{name}.json"
-        text = table(json.loads(path.read_text())) if path.exists() else "This cell is not run yet: `make graph-study`."
-        head, begin, rest = page.partition(f"<!-- {name}: begin -->")
-        _, end, tail = rest.partition(f"<!-- {name}: end -->")
-        if begin and end:
-            page = f"{head}{begin}\n\n{text}\n\n{end}{tail}"
-    return page
+        parts += [f"## {title}", section(json.loads(path.read_text())) if path.exists() else "Not measured yet."]
+    return pages.study(
+        "Graph policies", QUESTION, ANSWER, "`make graph-study`: hours; continues with missing cells.", *parts
+    )
+
+
+QUESTION = "Do graph policies switch a feeder better than dense ones, and do their weights transfer to a larger feeder?"
+ANSWER = """The selected graph policy is within 5 % of the optimum on more loads than the selected MLP, and 50 updates
+on the larger feeder equal 1,000 from scratch. Distributed agents earn most of the optimal gain even if all links
+are cut, because their own measurements suffice on this feeder."""

@@ -2,24 +2,24 @@
 
     python -m benchmarks.identify.hvac [FOLDER]
 
-FOLDER holds `Building_1.csv` and `weather.csv` of the CityLearn Challenge 2023, phase 1, hourly over one June
-(intelligent-environments-lab/CityLearn, MIT; by default ../shared/data/citylearn). The first 20 days are for
-identification, the last 10 for validation. Writes benchmarks/results/hvac.json; the numbers in
-`neorl_core/plants/hvac_control/plant.py` and `weather.py` beside it are those, rounded.
+FOLDER contains `Building_1.csv` and `weather.csv` of the CityLearn Challenge 2023, phase 1, hourly over one June
+(intelligent-environments-lab/CityLearn, MIT; default: ../shared/data/citylearn). The first 20 days are for
+identification, the last 10 for validation. Writes benchmarks/results/hvac.json; `neorl_core/plants/hvac_control` uses
+these numbers, rounded.
 
 The model is one air node and one node of walls and furniture, exactly discretised for inputs held over an hour:
 
     Ca dTa/dt = Uao (To − Ta) + Uam (Tm − Ta) + A I + G − Q,   Cm dTm/dt = Uam (Ta − Tm) + Umo (To − Tm)
 
 with the outdoor temperature To, global irradiance I, internal gains G = g0 + gl load + go occupants, and the cooling
-demand Q. Identified on days 1 to 14, variants erred on days 15 to 20 by: this one with A free 0.857 K; A held at 0.5,
-1 and 2 m² 0.839, 0.879 and 0.970; 70 % or all of the sun on the walls 0.928 and 0.956; apertures of their own for
-diffuse and direct sun 1.005. The record cannot tell the sun from the warm air that comes with it: left free, A is
-0.7 m² on the first 14 days and 0.01 m² on the first 20. It is held at 1 m², a modest window. The last ten days' errors
-of these and of models with apertures to the east and west, 0.696 to 0.752 K, were known when that was decided.
-Parameters minimise the squared error of forecasts over the next 24 hours, which know the weather, the cooling and the
-gains of those hours. The walls' temperature, which nobody measures, is the model's own under the measured air
-temperature.
+demand Q. Parameters minimise the squared error of forecasts over the next 24 hours with known weather, cooling and
+gains. The wall temperature is not measured; the model estimates it from the measured air temperature.
+
+The record cannot separate the sun from the warm air that comes with it: a free aperture A is 0.7 m² on the first 14
+days and 0.01 m² on the first 20. A is fixed at 1 m², a modest window. Errors on days 15 to 20 of models identified on
+days 1 to 14: A free 0.857 K; A = 0.5, 1 and 2 m² 0.839, 0.879 and 0.970 K; 70 % or all of the sun on the walls 0.928
+and 0.956 K; separate apertures for diffuse and direct sun 1.005 K. The errors on the last ten days, 0.696 to 0.752 K,
+were known when this was decided.
 """
 
 from __future__ import annotations
@@ -38,34 +38,34 @@ from neorl_core.plants.hvac_control import weather
 
 ROOT = Path(__file__).parents[2]
 DAYS, HOURS = 20, 24
-"""Days that identify; hours of a forecast."""
+"""Days for identification; hours of a forecast."""
 NAMES = ("air_capacity", "mass_capacity", "air_loss", "air_to_mass", "mass_loss", "per_load", "per_occupant")
 UNITS = ("kWh/K", "kWh/K", "kW/K", "kW/K", "kW/K", "1", "kW")
 LAGS = (1, 3, 24)
 APERTURE = 1.0
-"""m², assumed."""
+"""Aperture [m²], assumed."""
 
 
 class Record(NamedTuple):
-    """Hourly columns; a row's inputs acted during the hour at whose end its temperature stands."""
+    """Hourly columns. The inputs of a row act during the hour that ends with the row's temperature."""
 
     hour: np.ndarray
-    """1 to 24."""
+    """Hour of the day, 1 to 24."""
     indoor: np.ndarray
     """°C"""
     outdoor: np.ndarray
     """°C"""
     irradiance: np.ndarray
-    """Global horizontal [kW/m²]."""
+    """Global horizontal irradiance [kW/m²]."""
     load: np.ndarray
-    """Of appliances [kW]."""
+    """Power of appliances [kW]."""
     occupants: np.ndarray
     cooling: np.ndarray
-    """Thermal [kW]."""
+    """Thermal cooling power [kW]."""
 
 
 def read(folder: Path) -> Record:
-    """The building's record, direct irradiance made horizontal by the sun's height in the middle of the hour."""
+    """Read the building's record; direct irradiance is projected with the sun's height in the middle of the hour."""
     house = np.genfromtxt(folder / "Building_1.csv", delimiter=",", names=True)
     sky = np.genfromtxt(folder / "weather.csv", delimiter=",", names=True)
     height = np.asarray(weather.sun(house["hour"] - 0.5)[0], float)
@@ -81,13 +81,13 @@ def read(folder: Path) -> Record:
 
 
 def inputs(record: Record) -> np.ndarray:
-    """(n, 6): what acts on the building."""
+    """Return the inputs (n, 6) of the building."""
     columns = (record.outdoor, record.irradiance, record.load, record.occupants, np.ones_like(record.hour))
     return np.stack([*columns, record.cooling], 1)
 
 
 def discrete(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A (2, 2) and B (2, 6) over one hour, of parameters x = (log of those in `NAMES`, g0 in kW)."""
+    """Return A (2, 2) and B (2, 6) over one hour for parameters x = (logarithms of `NAMES`, g0 in kW)."""
     ca, cm, uao, uam, umo, per_load, per_occupant = np.exp(x[:7])
     rate = np.array([[-(uao + uam) / ca, uam / ca], [uam / cm, -(uam + umo) / cm]])
     push = np.array([[uao, APERTURE, per_load, per_occupant, x[7], -1.0], [umo, 0, 0, 0, 0, 0]]) / [[ca], [cm]]
@@ -96,7 +96,7 @@ def discrete(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def forecast(x: np.ndarray, record: Record, starts: np.ndarray) -> np.ndarray:
-    """Indoor temperatures (starts, 24) of the hours after each start, knowing their inputs and nothing else."""
+    """Return forecasts (starts, 24) of the indoor temperature from the inputs of those hours."""
     a, b = discrete(x)
     acting = inputs(record)
     driven = a[1, 0] * record.indoor[:-1] + acting[1:] @ b[1]
@@ -112,7 +112,7 @@ def forecast(x: np.ndarray, record: Record, starts: np.ndarray) -> np.ndarray:
 
 
 def autoregression(record: Record, starts: np.ndarray, days: int, lags: int, inputs_too: bool) -> np.ndarray:
-    """Forecasts (starts, 24) of a linear autoregression fitted to one-hour steps and iterated."""
+    """Return forecasts (starts, 24) of a linear autoregression that is fitted to one-hour steps and iterated."""
     acting = inputs(record) if inputs_too else np.ones((len(record.hour), 1))
 
     def features(past: np.ndarray, at: np.ndarray) -> np.ndarray:
@@ -131,24 +131,24 @@ def autoregression(record: Record, starts: np.ndarray, days: int, lags: int, inp
 
 
 def happened(record: Record, starts: np.ndarray) -> np.ndarray:
-    """Indoor temperatures (starts, 24) of the hours after each start."""
+    """Return the measured indoor temperatures (starts, 24) after each start."""
     return record.indoor[starts[:, None] + np.arange(1, HOURS + 1)]
 
 
 def identify(record: Record, days: int = DAYS, evaluations: int = 100, every: int = 2) -> np.ndarray:
-    """Parameters that forecast the next day best over the first days, from every second hour on."""
+    """Fit the parameters to forecasts of the next day, started at every second hour of the first days."""
     starts = np.arange(HOURS, days * 24 - HOURS, every)
     start = np.concatenate([np.log([1.0, 8.0, 0.1, 1.0, 0.1]), np.full(2, -1.0), [0.0]])
 
     def error(x: np.ndarray) -> np.ndarray:
-        # A weak pull keeps what the data do not tell from running away.
+        # A weak prior keeps unidentified parameters from diverging.
         return np.concatenate([(forecast(x, record, starts) - happened(record, starts)).ravel(), 0.01 * x])
 
     return np.asarray(least_squares(error, start, max_nfev=evaluations).x)
 
 
 def forecast_errors(x: np.ndarray, record: Record, days: int = DAYS) -> dict[str, float]:
-    """Root mean square error [K] of forecasts over the next 24 hours, from each hour after the first days on."""
+    """Return the root mean square error [K] of 24-hour forecasts from each hour after the first days."""
     starts = np.arange(days * 24, len(record.hour) - HOURS)
     found = {
         "model": forecast(x, record, starts),
@@ -163,7 +163,7 @@ def forecast_errors(x: np.ndarray, record: Record, days: int = DAYS) -> dict[str
 
 
 def identify_weather(record: Record) -> dict[str, float]:
-    """The daily wave of temperature by least squares, and AR(1) deviations from it and from the clear sky."""
+    """Fit the daily temperature wave by least squares, and AR(1) deviations from it and from the clear sky."""
     hour = record.hour - 0.5
     angle = np.pi / 12 * hour
     waves = np.stack([np.ones_like(angle), np.cos(angle), np.sin(angle), np.cos(2 * angle), np.sin(2 * angle)], 1)

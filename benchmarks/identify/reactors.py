@@ -1,10 +1,11 @@
-"""`make identify`: reactors identified from their logs, judged by the simulator gate, and certified with what is known.
+"""`make identify`: identify reactors from their logs, and certify a controller over the posterior.
 
-    python -m benchmarks.identify.reactors                # 100 reactors, 1,000 trials of identifying and certifying
+    python -m benchmarks.identify.reactors                # 100 reactors, 1,000 trials
     python -m benchmarks.identify.reactors --trials 100   # fewer trials
+    python -m benchmarks.identify.reactors --page         # docs/studies/identify.md from the kept results
 
-Each reactor has k0 and UA drawn within 5 %, logs of 10 episodes of 60 steps of 26 s under its PI controller, and four
-more episodes held out. Keeps benchmarks/results/identify.json and makes docs/identify.md of it.
+Each reactor has k0 and UA within 5 % of nominal, logs of 10 episodes of 60 steps of 26 s with the PI controller, and
+four held-out episodes. Results are kept in benchmarks/results/identify.json.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from benchmarks import pages
+from benchmarks.pages import ROOT, STUDIES, wrap
 from neorl_core.identify import Episodes, Unknown, episodes_of, identified_plant
 from neorl_core.identify.estimate import Posterior, estimate
 from neorl_core.identify.fit import SEGMENT
@@ -32,28 +35,27 @@ from neorl_core.safety.bounds import clopper_pearson_lower, clopper_pearson_uppe
 from neorl_core.safety.certify import certify
 from neorl_core.safety.composite import composite_controller, make_composite
 from neorl_core.types import Plant, Timestep
-from tasks.files.canonical import write_json
+from tasks.files.canonical import read_json, write_json
 from tasks.simulate import SIMULATED_PLANTS, STEPS_AHEAD, signal_errors
 from tasks.versions.verdicts import domain_explains
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "identify.json"
-PAGE = ROOT / "docs" / "identify.md"
+PAGE = STUDIES / "identify.md"
 PLANT = reactor.PLANT
 UNKNOWNS = (Unknown("reaction_rate", 0.03), Unknown("cooling_rate", 0.03))
 NAMES = ("k0", "UA")
 SPREAD = 0.05
 """Half range of the true constants; the prior's deviation is 0.03."""
 EPISODES, HELD_OUT = 10, 4
-"""Logged to identify on, and held out."""
+"""Logged episodes for identification, and held-out episodes."""
 WRONG = ((1.05, 1.0), (0.95, 1.0), (1.0, 1.05), (1.0, 0.95), (1.05, 1.05), (0.95, 0.95))
-"""What k0 and UA of an identified simulator are multiplied by."""
+"""Factors on k0 and UA of a wrong simulator."""
 P0, ALPHA, BUDGET = 0.05, 0.05, 400
-"""Of a small certificate: betting needs 65 episodes without a violation, and 50 more for each."""
+"""Settings of a small certificate, which needs 65 episodes without a violation and 50 more for each violation."""
 UNSAFE = 0.3
-"""Share of true plants whose risk exceeds p0: the limits are set for it."""
+"""Share of true plants with a risk above p0; the limits are chosen for it."""
 TRUE_EPISODES = 1024
-"""Episodes by which a risk is known: at p0 to seven thousandths."""
+"""Episodes that measure a risk; the standard error at p0 is 0.007."""
 
 
 class Logged(NamedTuple):
@@ -67,7 +69,7 @@ class Logged(NamedTuple):
 
 @partial(jax.jit, static_argnames="count")
 def log_reactors(key: Array, count: int) -> Logged:
-    """Draw reactors and log them under their PI controller as found, with the domain's noise and disturbances."""
+    """Draw reactors and play the PI controller as found, with the domain's noise and disturbances."""
     domain = reactor.Domain(reaction_spread=SPREAD, cooling_spread=SPREAD)
 
     def one(key: Array) -> Logged:
@@ -86,13 +88,13 @@ def log_reactors(key: Array, count: int) -> Logged:
 
 @jax.jit
 def identify_all(episodes: Episodes) -> Posterior:
-    """The posterior of each reactor."""
+    """Return the posterior of each reactor."""
     one = partial(estimate, PLANT.predict, PLANT.params, UNKNOWNS, segment=SEGMENT)
     return jax.vmap(lambda logged: one(episodes=logged))(episodes)
 
 
 def in_parts(episodes: Episodes, size: int = 100) -> Posterior:
-    """`identify_all` in parts of one size, which bounds its memory."""
+    """Run `identify_all` in parts of one size, which bounds the memory."""
     count = len(episodes.actions)
     size = min(size, count)
     parts = [identify_all(jax.tree.map(lambda x, i=i: x[i : i + size], episodes)) for i in range(0, count, size)]
@@ -100,7 +102,7 @@ def in_parts(episodes: Episodes, size: int = 100) -> Posterior:
 
 
 def accuracy(true: Array, posterior: Posterior) -> dict[str, Any]:
-    """How far estimates are from the truth, and how often intervals hold it."""
+    """Return errors of the estimates, and how often intervals cover the true constants."""
     error = np.asarray(posterior.estimate) / np.asarray(true) - 1
     before = np.asarray(posterior.prior.centre) / np.asarray(true) - 1
     covered = (np.asarray(posterior.low) <= true) & (true <= np.asarray(posterior.high))
@@ -116,14 +118,14 @@ def accuracy(true: Array, posterior: Posterior) -> dict[str, Any]:
 
 
 def domains_of(plant: Plant, posterior: Posterior) -> tuple[Plant, list[Any]]:
-    """The plant that draws from posteriors, compiled for once, and the domain of each posterior."""
+    """Return one plant that draws from posteriors, and the domain of each posterior."""
     count = len(posterior.estimate)
     known = [identified_plant(plant, UNKNOWNS, jax.tree.map(lambda x, i=i: x[i], posterior)) for i in range(count)]
     return known[0]._replace(params=plant.params, domain=plant.domain), [each.domain for each in known]
 
 
 def gates(logged: Logged, posterior: Posterior, key: Array) -> dict[str, Any]:
-    """How many identified simulators the gate passes, and how many it refuses whose constants are 5 % wrong."""
+    """Return the shares of identified simulators that the gate passes, and of wrong ones that it refuses."""
     plant, domains = domains_of(PLANT, posterior)
     stacked = jax.tree.map(lambda *x: jnp.asarray(x), *domains)
     names = [f"identified_{unknown.name}" for unknown in UNKNOWNS]
@@ -151,7 +153,7 @@ def gates(logged: Logged, posterior: Posterior, key: Array) -> dict[str, Any]:
 
 
 def logged_episodes(episodes: Episodes) -> LoggedEpisodes:
-    """Episodes as the gate takes them; what follows an episode's end is not present."""
+    """Return episodes in the gate's format; steps after the end of an episode are marked as absent."""
     seen, then = episodes.observations[:, :-1], episodes.observations[:, 1:]
     present = jnp.all(jnp.isfinite(then), axis=-1)
     before = jnp.where(present[..., None], seen, seen[:, :1])
@@ -159,7 +161,7 @@ def logged_episodes(episodes: Episodes) -> LoggedEpisodes:
 
 
 def tightened(plant: Plant, by: float) -> Plant:
-    """The plant with every limit drawn in by some of its own units: it trips there."""
+    """Return the plant with narrower limits, in the limits' units; the plant trips there."""
 
     def step(key: Array, state: Any, action: Array, params: Any) -> tuple[Any, Timestep]:
         following, now = plant.step(key, state, action, params)
@@ -170,7 +172,7 @@ def tightened(plant: Plant, by: float) -> Plant:
 
 
 def set_limits(plant: Plant, domains: Sequence[Any], key: Array) -> float:
-    """By how much the limits are drawn in, so that about a share UNSAFE of the domains has a risk above p0."""
+    """Return how much to narrow the limits so that about a share UNSAFE of the domains has a risk above p0."""
     controller, composite = composite_controller(plant), make_composite(plant)
     keys = jax.random.split(key, TRUE_EPISODES)
     least = [np.min(rollouts(plant, controller, composite, keys, domain).min_margins, axis=1) for domain in domains]
@@ -178,7 +180,7 @@ def set_limits(plant: Plant, domains: Sequence[Any], key: Array) -> float:
 
 
 def trials(count: int, seed: int) -> dict[str, Any]:
-    """Identify a reactor, certify a fixed composite over its posterior, and hold the verdict against the true risk."""
+    """Identify reactors, certify a fixed composite over each posterior, and compare with the true risks."""
     started = time.perf_counter()
     pilot = log_reactors(jax.random.key(seed), 40)
     by = set_limits(*domains_of(PLANT, in_parts(pilot.episodes)), jax.random.key(seed + 1))
@@ -253,43 +255,54 @@ def _summary(rows: np.ndarray, covered: Sequence[dict[str, Any]], by: float) -> 
 
 
 def page(found: dict[str, Any]) -> str:
-    """docs/identify.md's tables."""
+    """Return docs/studies/identify.md."""
     one, gate, many = found["accuracy"], found["gate"], found["trials"]
-    lines = [
-        "| constant | error, rms | prior's | worse than the prior | 95 % interval covers |",
-        "|---|---|---|---|---|",
-    ]
-    for name in NAMES:
-        row = one[name]
-        lines.append(
-            f"| {name} | {row['rms_percent']:.2f} % | {row['prior_rms_percent']:.2f} % | "
-            f"{row['worse_than_prior']:.0%} | {row['covered']:.0%} |"
+    low, high = many["falsely_certified_interval"]
+    constants = [
+        (
+            name,
+            f"{one[name]['rms_percent']:.2f} %",
+            f"{one[name]['prior_rms_percent']:.2f} %",
+            f"{one[name]['worse_than_prior']:.0%}",
+            f"{one[name]['covered']:.0%}",
         )
-    lines += [
-        "",
-        f"The simulator gate passes {gate['passed']:.0%} of the identified simulators and refuses "
-        f"{gate['refused']:.1%} of those whose constants are 5 % wrong:",
-        "",
-        "| wrong by | refused |",
-        "|---|---|",
-        *(f"| {name} | {share:.0%} |" for name, share in gate["refused_by_error"].items()),
-        "",
-        f"Identify and certify, {many['trials']} times, the PI controller within {many['limits'][0]:.2f} to "
-        f"{many['limits'][1]:.2f} K, p0 = {many['p0']:g}, α = {many['alpha']:g}, at most {many['episodes']} episodes:",
-        "",
-        "| of the trials | |",
-        "|---|---|",
-        f"| risk over the posterior above p0 | {many['unsafe']} |",
-        f"| of those certified | {many['falsely_certified']} (95 % interval "
-        f"{many['falsely_certified_interval'][0]:.1%} to {many['falsely_certified_interval'][1]:.1%}) |",
-        f"| of the others certified | {many['certified_of_safe']:.0%} |",
-        f"| certified, and the true plant's own risk at most p0 | {many['true_risk_below_p0_of_certified']:.1%} of "
-        f"{many['certified']} |",
-        *(f"| {name} within its 95 % interval | {many['covered'][name]:.1%} |" for name in NAMES),
-        "",
-        f"All of it took {found['seconds']:.0f} s.",
+        for name in NAMES
     ]
-    return "\n".join(lines)
+    trials = [
+        ("risk over the posterior above p0", many["unsafe"]),
+        ("certified among these", f"{many['falsely_certified']} (95 % interval {low:.1%} to {high:.1%})"),
+        ("certified among the others", f"{many['certified_of_safe']:.0%}"),
+        (
+            "certified, with a true risk of at most p0",
+            f"{many['true_risk_below_p0_of_certified']:.1%} of {many['certified']}",
+        ),
+        *((f"{name} within the 95 % interval", f"{many['covered'][name]:.1%}") for name in NAMES),
+    ]
+    return pages.study(
+        "Constants from logs",
+        "Does identification find a plant's constants from logs, and is a certificate over the posterior valid?",
+        f"Identification reduces the error of k0 from {one['k0']['prior_rms_percent']:.1f} % to "
+        f"{one['k0']['rms_percent']:.2f} % and of UA from {one['UA']['prior_rms_percent']:.1f} % to "
+        f"{one['UA']['rms_percent']:.2f} %. Of {many['unsafe']} identified plants with too high a risk, "
+        f"{many['falsely_certified']} are certified.",
+        f"`make identify`: {found['seconds']:.0f} s.",
+        wrap(
+            f"{one['reactors']} reactors have k0 and UA within 5 % of nominal, a prior of 3 % and logs of 10 episodes "
+            "of "
+            "60 steps with the PI controller. The simulator gate passes "
+            f"{gate['passed']:.0%} of the identified simulators and refuses {gate['refused']:.1%} of those with "
+            "constants "
+            "that are 5 % wrong."
+        ),
+        pages.table(("constant", "rms error", "prior", "worse than prior", "covered by the 95 % interval"), constants),
+        wrap(
+            f"Identify and certify {many['trials']} times: PI controller within {many['limits'][0]:.2f} to "
+            f"{many['limits'][1]:.2f} K, p0 = {many['p0']:g}, α = {many['alpha']:g}, at most {many['episodes']} "
+            "episodes. "
+            "Risks are measured with 1,024 episodes."
+        ),
+        pages.table(("trials", "result"), trials),
+    )
 
 
 def main() -> None:
@@ -298,7 +311,11 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--page", action="store_true", help="only write the page")
     options = parser.parse_args()
+    if options.page:
+        PAGE.write_text(page(read_json(RESULTS)))
+        return
     started = time.perf_counter()
     key_logs, key_gate = jax.random.split(jax.random.key(options.seed))
     logged = log_reactors(key_logs, options.reactors)
@@ -312,11 +329,7 @@ def main() -> None:
     print(found["trials"])
     write_json(options.out, found)
     if options.out == RESULTS:
-        head = PAGE.read_text().partition(BEGIN)[0]
-        PAGE.write_text(f"{head}{BEGIN}\n\n{page(found)}\n")
-
-
-BEGIN = "<!-- made by `make identify` -->"
+        PAGE.write_text(page(found))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One nasty file through ingestion, and whether it ended as it must."""
+"""Ingest one odd file and check the outcome."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from tasks.references import Dataset
 MOST_SECONDS, MOST_MB = 10.0, 500.0
 
 
-class Told(NamedTuple):
-    """What became of a case."""
+class Outcome(NamedTuple):
+    """Result of a case."""
 
     case: Case
     result: str
-    said: str
+    message: str
     seconds: float
     faults: tuple[str, ...]
-    """What is not as it must be, a sentence each."""
+    """Differences from the expected outcome."""
 
 
-def run(case: Case, folder: Path) -> Told:
-    """Write a case's files and ingest them; warnings are errors."""
+def run(case: Case, folder: Path) -> Outcome:
+    """Write a case's files and ingest them with warnings as errors."""
     root = folder / case.name.replace(".", "_")
     for name, content in case.files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -55,45 +55,43 @@ def run(case: Case, folder: Path) -> Told:
         warnings.simplefilter("error")
         try:
             made = ingest_file(Home(root / "home"), root / case.name, SourceOptions(mapping=mapping, spec=spec))
-            result, said = "dataset", "; ".join([*made.notes[1:], *made.accounted]).strip()
+            result, message = "dataset", "; ".join([*made.notes[1:], *made.accounted]).strip()
             faults += _imbalances(case, made)
         except (BadInput, Refused) as error:
-            result, said = "refused", str(error)
-        except Exception:  # anything else is the fault that this benchmark looks for; it is kept with its traceback
-            result, said = "traceback", traceback.format_exc().strip().splitlines()[-1]
+            result, message = "refused", str(error)
+        except Exception:  # any other exception is the fault that this benchmark looks for
+            result, message = "traceback", traceback.format_exc().strip().splitlines()[-1]
             faults.append(f"{case.name}: {traceback.format_exc()}")
     seconds, grown = time.perf_counter() - begun, _memory() - before
-    said = said.replace(str(root), "…")
+    message = message.replace(str(root), "…")
     if result != ("refused" if case.refused else "dataset"):
-        faults.append(f"{case.name}: expected it {'refused' if case.refused else 'used'}, got {result}: {said}")
-    elif not re.search(case.says, said):
-        faults.append(f"{case.name}: expected words such as '{case.says}', got: {said}")
+        faults.append(f"{case.name}: {result}, expected {'refused' if case.refused else 'dataset'}: {message}")
+    elif not re.search(case.says, message):
+        faults.append(f"{case.name}: '{case.says}' not in the message: {message}")
     if seconds > MOST_SECONDS or grown > MOST_MB:
-        faults.append(
-            f"{case.name}: expected {MOST_SECONDS} s and {MOST_MB} MB, got {seconds:.1f} s and {grown:.0f} MB"
-        )
-    return Told(case, result, re.sub(r"quarantine/[0-9a-f]{64}", "quarantine/…", said), seconds, tuple(faults))
+        faults.append(f"{case.name}: {seconds:.1f} s and {grown:.0f} MB exceed {MOST_SECONDS} s and {MOST_MB} MB")
+    return Outcome(case, result, re.sub(r"quarantine/[0-9a-f]{64}", "quarantine/…", message), seconds, tuple(faults))
 
 
 def _memory() -> float:
-    """Most memory that this process has held, MB."""
+    """Return the peak memory of this process in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def _imbalances(case: Case, made: Dataset) -> list[str]:
-    """Where rows used and lost are not all rows that were read, counted on disk."""
+    """Return cases in which used and lost rows, counted on disk, do not sum to the rows that were read."""
     held = StoredDataset.open(made.store, made.digest)
     (account,) = made.accounts
     kept = [pl.read_parquet(path) for path in made.quarantine_files]
     if account is None:
         (source,) = held.sources
         got = held.rows + sum(map(len, kept))
-        return [] if got == source.seen else [f"{case.name}: expected {source.seen:,} rows used and lost, got {got:,}"]
+        return [] if got == source.seen else [f"{case.name}: {got:,} rows used and lost, expected {source.seen:,}"]
     raw = sum(len(frame) for frame in kept if "tag" in frame.columns)
     steps = sum(len(frame) for frame in kept if "tag" not in frame.columns)
     lost = account.gap + account.not_running + account.outside_limits
     archived = sum(counts.good + counts.uncertain for counts in account.samples.values())
-    # Of the rows of one time all but one are found after the statuses were counted.
+    # Repeated rows are rejected after the statuses were counted.
     archived -= sum(
         int(frame["reason"].is_in([REPEATED, CONTRADICTED]).sum()) for frame in kept if "tag" in frame.columns
     )
@@ -103,4 +101,4 @@ def _imbalances(case: Case, made: Dataset) -> list[str]:
         ("steps used and lost", len(held.arrays()["rewards"]) + steps + lost, account.steps),
         ("raw rows used and lost", archived + raw + account.raw.ignored, account.raw.rows),
     )
-    return [f"{case.name}: expected {wanted:,} {what}, got {got:,}" for what, got, wanted in sums if got != wanted]
+    return [f"{case.name}: {got:,} {label}, expected {wanted:,}" for label, got, wanted in sums if got != wanted]

@@ -1,4 +1,4 @@
-"""Small files as plants have them: what is wrong with each, and what ingestion must say of it."""
+"""Small tables from which the odd files are made."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ Files = dict[str, bytes]
 
 
 class Case(NamedTuple):
-    """One folder or file, and what becomes of it."""
+    """One file or folder, and the expected outcome."""
 
     name: str
-    """Of the file or folder that is ingested."""
+    """Name of the ingested file or folder."""
     about: str
     files: Files
     mapping: str | None
     says: str
-    """Pattern of what is said: of the refusal, or of a line of the account."""
+    """Pattern in the error message or in the account of rows."""
     refused: bool
     spec: str | None = None
-    """Declares the signals of a file of transitions."""
+    """File specification of a file of transitions."""
 
 
 def table() -> pl.DataFrame:
-    """A sound log: a row a minute, three signals that move."""
+    """Return a correct log: one row per minute, three moving signals."""
     k = np.arange(ROWS)
     rng = np.random.default_rng(7)
     return pl.DataFrame(
@@ -61,12 +61,12 @@ def table() -> pl.DataFrame:
 
 
 def stamped() -> pl.DataFrame:
-    """The same with times as such."""
+    """Return the log with datetimes."""
     return table().with_columns(pl.col("time").str.to_datetime(ISO, time_zone="UTC", time_unit="us"))
 
 
 def tall(status: object = "Good") -> pl.DataFrame:
-    """The same with a row per tag."""
+    """Return the log with one row per tag."""
     return (
         stamped()
         .rename({"time": "timestamp"})
@@ -77,19 +77,19 @@ def tall(status: object = "Good") -> pl.DataFrame:
 
 
 def text(frame: pl.DataFrame | None = None, **how: object) -> bytes:
-    """A table as CSV."""
+    """Return a table as CSV."""
     return (table() if frame is None else frame).write_csv(datetime_format=ISO, **how).encode()  # type: ignore[arg-type]
 
 
 def parquet(frame: pl.DataFrame) -> bytes:
-    """A table as Parquet."""
+    """Return a table as Parquet."""
     image = io.BytesIO()
     frame.write_parquet(image)
     return image.getvalue()
 
 
 def sheet(rows: Iterable[Iterable[object]]) -> bytes:
-    """A workbook of one sheet."""
+    """Return a workbook with one sheet."""
     book, image = openpyxl.Workbook(), io.BytesIO()
     assert book.active is not None
     for row in rows:
@@ -99,25 +99,25 @@ def sheet(rows: Iterable[Iterable[object]]) -> bytes:
 
 
 def with_row(place: int, row: str) -> bytes:
-    """The sound log with one more line."""
+    """Return the log with one more line."""
     lines = text().decode().splitlines()
     lines.insert(place + 1, row)
     return ("\n".join(lines) + "\n").encode()
 
 
 def with_cells(column: str, change: Callable[[int, object], object], kind: type[pl.DataType] = pl.String) -> bytes:
-    """The sound log with other cells in a column."""
+    """Return the log with changed cells in a column."""
     cells = [change(i, cell) for i, cell in enumerate(table()[column])]
     return text(table().with_columns(pl.Series(column, cells, dtype=kind, strict=False)))
 
 
 def used(name: str, about: str, content: bytes | Files, mapping: str = WIDE, says: str = "control steps") -> Case:
-    """A case that becomes a dataset."""
+    """Return a case that becomes a dataset."""
     files = content if isinstance(content, dict) else {name: content}
     return Case(name, about, files, mapping, says, refused=False)
 
 
 def refused(name: str, about: str, content: bytes | Files, says: str, mapping: str | None = WIDE) -> Case:
-    """A case that becomes a sentence."""
+    """Return a case that is refused."""
     files = content if isinstance(content, dict) else {name: content}
     return Case(name, about, files, mapping, says, refused=True)

@@ -1,7 +1,6 @@
-"""The first screens of each user, for docs/studies/screens.md: `make screens`.
+"""`make screens`: pictures of the first pages that each user sees, for docs/studies/screens.md.
 
-They are pages of the home's servers and its reports, as a browser shows them at first and not edited afterwards; the
-last retraining of the home is what they show (`make run` makes one).
+A browser opens the home's servers and reports after a retraining (`make run` makes one).
 """
 
 from __future__ import annotations
@@ -10,9 +9,10 @@ import asyncio
 import os
 import shutil
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks import pages
+from benchmarks.pages import STUDIES
 from benchmarks.pictures.browser import chromium
 from benchmarks.pictures.graph import last_run
 from configs.home import Home
@@ -21,33 +21,28 @@ from tasks.evidence.decisions.queue import record_of
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.registry.registry import Registry
 
-FOLDER = Path(__file__).parents[2] / "docs" / "studies" / "screens"
-PAGE = FOLDER.parent / "screens.md"
+FOLDER = STUDIES / "screens"
+PAGE = STUDIES / "screens.md"
 WIDTH, HEIGHT = 1360, 900
-TEXT = """\
-# First screens
-
-What each user sees first, after `make run`. Written by `make screens`; nothing was edited afterwards.
-"""
 
 
 class Screen(NamedTuple):
     """A page that a user opens first."""
 
     name: str
-    who: str
-    what: str
+    user: str
+    about: str
     url: str
 
 
 def screens(home: Home, plant: str = "chemical_reactor") -> list[Screen]:
-    """The pages, of a home whose servers run and which has retrained the plant."""
+    """Return the pages of a home with running servers and a finished retraining of the plant."""
     services, found = connect(home), last_run(home)
     os.environ.update(environment(services))
     ledger = Ledger.open(home, write=False)
     candidates = ledger.entries("candidate", plant)
     if found is None or not candidates:
-        raise SystemExit(f"expected a finished retraining of {plant}, got none: make run, then neorl up.")
+        raise SystemExit(f"no finished retraining of {plant} in {home.root}: run `make run`, then `neorl up`.")
     record = record_of(candidates[-1])
     mlflow, training = services.mlflow.url, "workflowType=machine_learning"
     experiment = Registry(mlflow).experiment(plant)
@@ -56,40 +51,52 @@ def screens(home: Home, plant: str = "chemical_reactor") -> list[Screen]:
         Screen(
             "deployments",
             "MLOps engineer",
-            "Prefect's deployments, one for each plant and task.",
+            "Prefect's deployments, one for each plant and flow.",
             f"{services.prefect.url}/deployments",
         ),
         Screen(
             "run",
             "MLOps engineer",
-            "A retraining: its stages, and what each depends on.",
+            "A retraining in Prefect: tasks and dependencies.",
             f"{services.prefect.url}/runs/flow-run/{found[2]}",
         ),
         Screen(
             "experiment",
             "Data scientist",
-            "MLflow's runs: the candidate and every member that was trained.",
+            "MLflow's runs: the candidate and every trained member.",
             f"{mlflow}/#/experiments/{experiment}/runs?{training}",
         ),
         Screen(
             "model",
             "Reviewer",
-            "MLflow's versions of a plant's policy, status first.",
+            "MLflow's versions of a plant's policy.",
             f"{mlflow}/#/models/{plant}?{training}",
         ),
         Screen(
             "version",
             "Reviewer",
-            "A version: decision, claim, comparison and gates (docs/how-to/review.md explains them).",
+            "A version: decision, claim, comparison and gates.",
             f"{mlflow}/#/models/{plant}/versions/{record.version}?{training}",
         ),
         Screen(
             "report",
             "Safety engineer",
-            "`neorl report PLANT`: one HTML file, which opens without any server.",
+            "`neorl report PLANT`: one HTML file that opens without a server.",
             report.as_uri(),
         ),
     ]
+
+
+def page(shown: list[Screen]) -> str:
+    """Return docs/studies/screens.md."""
+    pictures = [f"## {s.user}: {s.name}\n\n{s.about}\n\n![{s.about}](screens/{s.name}.png)" for s in shown]
+    return pages.study(
+        "First screens",
+        "What does each user see first?",
+        "Prefect shows deployments and runs, and MLflow runs, versions and decisions. The report is a single file.",
+        "`make screens`, after `make run`.",
+        *pictures,
+    )
 
 
 async def take(command: str, home: Home) -> None:
@@ -97,7 +104,7 @@ async def take(command: str, home: Home) -> None:
     services, found = connect(home), last_run(home)
     login = found[1] if found else ""
     for screen in screens(home):
-        # Each as a new user's browser shows it, which has kept nothing.
+        # A new browser without stored state for each page.
         async with chromium(command, WIDTH, HEIGHT) as page:
             if not screen.url.startswith("file:"):
                 await page.log_in(services.prefect.url, login)
@@ -107,16 +114,15 @@ async def take(command: str, home: Home) -> None:
 
 
 def main() -> int:
-    """Write the pictures and their page; 1 without a browser."""
+    """Write the pictures and the page; return 1 without a browser."""
     command = shutil.which("chromium")
     if command is None:
-        print("no pictures: they need Chromium ('make services')")
+        print("no pictures: install Chromium with `make services`")
         return 1
     FOLDER.mkdir(exist_ok=True)
     home = Home.locate()
     asyncio.run(take(command, home))
-    parts = [f"\n## {s.who}\n\n{s.what}\n\n![{s.what}](screens/{s.name}.png)\n" for s in screens(home)]
-    PAGE.write_text(TEXT + "".join(parts))
+    PAGE.write_text(page(screens(home)))
     print("wrote docs/studies/screens.md")
     return 0
 

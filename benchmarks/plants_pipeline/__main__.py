@@ -1,41 +1,43 @@
-"""`make plants-pipeline`: every plant through `neorl retrain` on generated logs in a new home, and a table of the ends.
+"""`make plants-pipeline`: generate logs for every plant, retrain it with `neorl retrain`, and tabulate the verdicts.
 
-    python -m benchmarks.plants_pipeline                      # all plants, one after the other
-    python -m benchmarks.plants_pipeline steel_annealing      # one anew; what is kept of the others stays in the table
+    python -m benchmarks.plants_pipeline                      # all plants, in a new home
+    python -m benchmarks.plants_pipeline steel_annealing      # one plant; kept results of the others stay
+    python -m benchmarks.plants_pipeline --page               # docs/studies/pipeline.md from the kept results
 
-Each run is what a user types: `neorl generate PLANT`, then `neorl retrain configs/PLANT.yaml` on what it wrote. What
-they come to is kept in benchmarks/results/plants-pipeline.json, of which docs/studies/pipeline.md is made.
+Results are kept in benchmarks/results/plants-pipeline.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks import certification
+from benchmarks import certification, pages
+from benchmarks.pages import ROOT, STUDIES, listed, wrap
 from benchmarks.plants_pipeline import simulator_gate
 from benchmarks.setting import commit, own_home
 from configs.errors import BadInput
 from configs.home import Home
 from neorl_core.plants import NAMES
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "plants-pipeline.json"
-PAGE = ROOT / "docs" / "studies" / "pipeline.md"
+PAGE = STUDIES / "pipeline.md"
 SOURCES = ("neorl_core", "tasks", "configs", "flows", "benchmarks/plants_pipeline")
-"""What a row depends on."""
-MARKS = {True: "pass", False: "**fail**", None: "not run"}
+"""Files and folders that a row depends on."""
+MARKS = {True: "pass", False: "**fail**", None: "–"}
 
 
 def neorl(*arguments: str) -> tuple[int, dict[str, Any], str]:
-    """Run a command to its end: exit code, its JSON, and what it said."""
+    """Run a command and return exit code, JSON and standard error."""
     command = [sys.executable, "-m", "flows", *arguments, "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines()
@@ -47,26 +49,26 @@ def neorl(*arguments: str) -> tuple[int, dict[str, Any], str]:
 
 
 def log_of(plant: str, home: Home) -> Path:
-    """The plant's generated log in a home."""
-    code, _, said = neorl("generate", plant)
+    """Generate a plant's log and return the file."""
+    code, _, errors = neorl("generate", plant)
     if code:
-        raise SystemExit(f"plants-pipeline: neorl generate {plant} left with {code}:\n{said[-3000:]}")
+        raise SystemExit(f"plants-pipeline: neorl generate {plant} exited with {code}:\n{errors[-3000:]}")
     folder = home.root / "generated" / plant
     return next(file for name in ("historian.parquet", "episodes.hdf5") if (file := folder / name).exists())
 
 
 def run(plant: str, configs: Path, home: Home) -> dict[str, Any]:
-    """One plant's retraining, as a row of the table."""
+    """Retrain one plant and return the row of the table."""
     log, started = log_of(plant, home), time.monotonic()
-    code, answer, said = neorl("retrain", str(configs / f"{plant}.yaml"), "--data", str(log))
+    code, answer, errors = neorl("retrain", str(configs / f"{plant}.yaml"), "--data", str(log))
     seconds = time.monotonic() - started
-    if "Traceback" in said or not answer:
-        raise SystemExit(f"plants-pipeline: neorl retrain of {plant} left with {code}:\n{said[-3000:]}")
+    if "Traceback" in errors or not answer:
+        raise SystemExit(f"plants-pipeline: neorl retrain of {plant} exited with {code}:\n{errors[-3000:]}")
     champion = answer.get("champion") or {}
     return {
         "exit": code,
         "verdict": answer.get("decided") or answer.get("verdict") or "refused",
-        "headline": answer.get("headline") or answer.get("error") or said.strip().splitlines()[-1],
+        "headline": answer.get("headline") or answer.get("error") or errors.strip().splitlines()[-1],
         "champion": champion.get("composite", "")[:12],
         "claim": champion.get("claim"),
         "seconds": round(seconds),
@@ -74,67 +76,71 @@ def run(plant: str, configs: Path, home: Home) -> dict[str, Any]:
     }
 
 
-def page(rows: dict[str, dict[str, Any]]) -> str:
-    """The table of all plants, and every gate of each with its numbers."""
-    lines = [
-        "# Every plant through the pipeline",
-        "",
-        "Made by `make plants-pipeline`: `neorl generate PLANT`, then `neorl retrain configs/PLANT.yaml` on what it "
-        "wrote, all in one home. Seconds are those of the retraining, on the machine and beside the load of that day. "
-        "The commit is the last one that had changed what a retraining depends on.",
-        "",
-        "| plant | verdict | champion | seconds | gates that failed | what came of it | day and commit |",
-        "|---|---|---|---|---|---|---|",
-    ]
+def page(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return docs/studies/pipeline.md: verdict and gates of every plant, the simulator gate and certification."""
+    gates = list(dict.fromkeys(gate["name"] for row in rows.values() for gate in row["gates"]))
+    verdicts = []
     for plant in NAMES:
         if (row := rows.get(plant)) is None:
-            lines.append(f"| {plant} | not run | – | – | – | – | – |")
+            verdicts.append((plant, "not run", *["–"] * (len(gates) + 2)))
             continue
-        failed = ", ".join(gate["name"] for gate in row["gates"] if gate["passed"] is False) or "none"
-        champion = f"`{row['champion']}`" if row["champion"] else "–"
-        said = f"{row['verdict']} | {champion} | {row['seconds']:,} | {failed} | {_cell(row['headline'])}"
-        lines.append(f"| {plant} | {said} | {row['date']}, {row['commit'][:7]} |")
-    for plant in NAMES:
-        if plant in rows and rows[plant]["gates"]:
-            lines += ["", f"## {plant}", "", *([f"> {rows[plant]['claim']}", ""] if rows[plant]["claim"] else [])]
-            lines += ["| gate | verdict | found |", "|---|---|---|"]
-            gates = rows[plant]["gates"]
-            lines += [f"| {gate['name']} | {MARKS[gate['passed']]} | {_cell(gate['detail'])} |" for gate in gates]
+        marks = {gate["name"]: MARKS[gate["passed"]] for gate in row["gates"]}
+        verdicts.append(
+            (plant, row["verdict"], *(marks.get(name, "–") for name in gates), _gain(row), f"{row['seconds']:,}")
+        )
+    promoted = [plant for plant in NAMES if plant in rows and rows[plant]["verdict"] == "promoted"]
+    fallback = sum(row["verdict"] == "fallback" for row in rows.values())
     kept = json.loads(simulator_gate.RESULTS.read_text()) if simulator_gate.RESULTS.exists() else {}
-    if kept:
-        lines += ["", "## The simulator's gate", ""]
-        made = "Made by `python -m benchmarks.plants_pipeline.simulator_gate`: logs of plants of the operating domain, "
-        lines += [made + "as they are and with one constant 5 % wrong; what the domain covers is not refused."]
-        lines += ["", *simulator_gate.table(kept)]
-    shown = json.loads(certification.RESULTS.read_text()) if certification.RESULTS.exists() else []
-    if shown:
-        lines += ["", "## How rare a violation can be shown to be", "", *certification.table(shown)]
-    return "\n".join(lines) + "\n"
+    certified = json.loads(certification.RESULTS.read_text()) if certification.RESULTS.exists() else []
+    commits = {(row["date"], row["commit"][:7]) for row in rows.values()}
+    return pages.study(
+        "Every plant through the pipeline",
+        "Which plants get a learned champion from a retraining with the shipped configuration on generated logs?",
+        f"{len(promoted)} of {len(rows)}: {listed(promoted)}. On {fallback} plants the candidate fails a gate, and the "
+        "certified fallback controller becomes champion.",
+        "`make plants-pipeline`: an hour; `python -m benchmarks.plants_pipeline --page` only writes this page.",
+        "`neorl generate PLANT`, then `neorl retrain configs/PLANT.yaml`. *Gain* is the return per episode on the "
+        "simulator\nminus that of the tuned controller. All gate results are in "
+        "`benchmarks/results/plants-pipeline.json`.",
+        pages.table(("plant", "verdict", *gates, "gain", "seconds"), verdicts),
+        f"Measured: {listed(' at '.join(each) for each in sorted(commits))}.",
+        f"## Power of the simulator gate\n\n{GATE}\n\n{simulator_gate.table(kept)}" if kept else "",
+        f"## Rare violations\n\n{certification.table(certified)}" if certified else "",
+    )
 
 
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+def _gain(row: Mapping[str, Any]) -> str:
+    """Return the interval of the rollouts gate."""
+    detail = next((gate["detail"] for gate in row["gates"] if gate["name"] == "rollouts"), "")
+    found = re.search(r"([+-][0-9.e+]+), interval (\[.*?\])", detail)
+    return " ".join(found.groups()) if found else "–"
+
+
+GATE = wrap(
+    """`python -m benchmarks.plants_pipeline.simulator_gate` plays logs on plants of the operating domain, unchanged or
+    with one constant 5 % wrong. The gate must pass the former and refuse the latter."""
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("plants", nargs="*", help="all by default")
+    parser.add_argument("plants", nargs="*", help="default: all plants")
     parser.add_argument("--configs", type=Path, default=ROOT / "configs", help="folder of the runs' YAML")
-    parser.add_argument("--page", action="store_true", help="only write the page again from what is kept")
-    given = parser.parse_args()
+    parser.add_argument("--page", action="store_true", help="only write the page")
+    options = parser.parse_args()
     rows: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    if not given.page:
+    if not options.page:
         try:
             at = commit(SOURCES)
-        except BadInput as refused:
-            parser.error(str(refused))
+        except BadInput as error:
+            parser.error(str(error))
         with tempfile.TemporaryDirectory(prefix="neorl-pipeline-") as folder, own_home(Path(folder) / "home") as home:
-            code, _, said = neorl("up", "--no-worker")
+            code, _, errors = neorl("up", "--no-worker")
             if code:
-                raise SystemExit(f"plants-pipeline: neorl up left with {code}:\n{said[-3000:]}")
-            for plant in given.plants or NAMES:
+                raise SystemExit(f"plants-pipeline: neorl up exited with {code}:\n{errors[-3000:]}")
+            for plant in options.plants or NAMES:
                 today = datetime.now(UTC).date().isoformat()
-                rows[plant] = run(plant, given.configs, home) | {"date": today, "commit": at}
+                rows[plant] = run(plant, options.configs, home) | {"date": today, "commit": at}
                 print(f"{plant}: {rows[plant]['verdict']} in {rows[plant]['seconds']:,} s", flush=True)
                 RESULTS.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
     PAGE.write_text(page(rows))

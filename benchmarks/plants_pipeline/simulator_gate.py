@@ -1,11 +1,11 @@
-"""False refusals and power of the simulator's gate: logs of plants of the domain, and of plants wrong in one constant.
+"""Measure false refusals and power of the simulator gate.
 
     python -m benchmarks.plants_pipeline.simulator_gate                    # every plant
-    python -m benchmarks.plants_pipeline.simulator_gate water_treatment    # one anew; what is kept of others stays
+    python -m benchmarks.plants_pipeline.simulator_gate water_treatment    # one plant; kept results of the others stay
 
-Logs are played by the behaviours of `neorl generate` on a plant whose constants are drawn from the operating domain, as
-they are or with one of them 5 % too high or too low, and judged by the gate as a retraining judges them. What was
-refused is kept in benchmarks/results/simulator-gate.json; `python -m benchmarks.plants_pipeline --page` shows it.
+Logs are played on plants drawn from the operating domain, unchanged or with one constant 5 % too high or too low, and
+judged by the gate as in a retraining. Results are kept in benchmarks/results/simulator-gate.json and shown by
+`python -m benchmarks.plants_pipeline --page`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import pages
 from neorl_core.control.behaviour import Behaviour, BehaviourParams, blended
 from neorl_core.plants import NAMES, PLANTS
 from neorl_core.plants.base import Trajectory, rollout
@@ -45,14 +46,14 @@ CONSTANTS: Mapping[str, tuple[str, ...]] = {
     "supply_chain": ("mean_demand",),
     "water_treatment": ("pump", "valve", "area", "outlet"),
 }
-"""Constants that the dynamics depend on; the Siemens benchmark's are its law."""
+"""Constants of the dynamics that are made wrong; the Siemens benchmark has none."""
 
 
 @partial(jax.jit, static_argnames=("plant", "base"))
 def played(
     plant: Plant, base: Controller, base_params: Params, behaviour: Behaviour, keys: jax.Array, factors: Params
 ) -> Trajectory:
-    """Episodes of plants of the domain whose constants are multiplied by factors, by name."""
+    """Play episodes on plants of the domain with some constants multiplied by factors."""
     controller = blended(base, plant)
 
     def episode(key: jax.Array, own: Behaviour) -> Trajectory:
@@ -65,7 +66,7 @@ def played(
 
 
 def study(name: str, seeds: int) -> dict[str, Any]:
-    """How many of some logs the gate refused: of true plants, and of wrong ones, by behaviour and constant."""
+    """Count the refused logs of true and of wrong plants, by logged controller and constant."""
     plant, right = PLANTS[name], dict.fromkeys(CONSTANTS[name], 1.0)
     longest = min(plant.spec.horizon, LONGEST_EPISODE)
     episodes = max(SIMULATED_ROWS // longest, 1)
@@ -93,26 +94,31 @@ def study(name: str, seeds: int) -> dict[str, Any]:
     return found
 
 
-def table(kept: Mapping[str, Any]) -> list[str]:
-    """The results as a table."""
-    lines = ["| plant | logs of | true plants refused | refused with one constant 5 % wrong |", "|---|---|---|---|"]
+def table(kept: Mapping[str, Any]) -> str:
+    """Return one row for each plant and logged controller."""
+    rows = []
     for plant in NAMES:
         for behaviour, row in kept.get(plant, {}).items():
-            wrong = ", ".join(f"{name} {count} of {row['seeds']}" for name, count in row["wrong"].items()) or "–"
-            lines.append(f"| {plant} | {behaviour} | {row['true']} of {row['seeds']} | {wrong} |")
-    return lines
+            wrong = sum(row["wrong"].values())
+            cases = len(row["wrong"]) * row["seeds"]
+            missed = [name for name, count in row["wrong"].items() if count < row["seeds"]]
+            constants = ", ".join(dict.fromkeys(name.split(" x ")[0] for name in row["wrong"]))
+            cells = (constants or "–", f"{wrong} of {cases}", ", ".join(missed) or "none")
+            rows.append((plant, behaviour, f"{row['true']} of {row['seeds']}", *cells))
+    head = ("plant", "logs", "true plants refused", "constants", "wrong plants refused", "not always refused")
+    return pages.table(head, rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("plants", nargs="*", help="all by default")
+    parser.add_argument("plants", nargs="*", help="default: all plants")
     parser.add_argument("--seeds", type=int, default=4)
-    given = parser.parse_args()
+    options = parser.parse_args()
     kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for name in given.plants or NAMES:
-        kept[name] = study(name, given.seeds)
+    for name in options.plants or NAMES:
+        kept[name] = study(name, options.seeds)
         RESULTS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
-    print("\n".join(table(kept)))
+    print(table(kept))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The days that are missing, the results and the page."""
+"""Run the missing days, keep the results and write the page."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from benchmarks import season
+from benchmarks.pages import ROOT
 from benchmarks.season.days import SPARE, Day, Sizes, worse
 from benchmarks.season.page import PAGE, page
 from benchmarks.season.plant import fouled, serve, write_day
@@ -22,12 +23,11 @@ from configs.errors import BadInput, NeoRLError
 from configs.home import Home
 from tasks.files.canonical import write_json
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "season.json"
 SOURCES = ("neorl_core", "tasks", "configs", "flows", "benchmarks/season")
-"""What a season depends on."""
+"""Files and folders that a season depends on."""
 WINDOW = 10
-"""Days of logs that a retraining learns from."""
+"""Days of logs for a retraining."""
 CONFIG = """\
 plant: chemical_reactor
 train: {algorithm: td3_bc, updates: 400, seeds: 2, checkpoint_every: 200}
@@ -39,19 +39,17 @@ DAYS = TypeAdapter(list[Day])
 
 
 def main() -> int:
-    known = argparse.ArgumentParser(description=season.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known.add_argument("--days", type=int, default=90)
-    known.add_argument("--out", type=Path, default=RESULTS, help="of the results; the page is written for the default")
-    known.add_argument("--table", action="store_true", help="write the page alone")
-    known.add_argument(
-        "--home", type=Path, default=ROOT / ".neorl-season", help="of the season alone; it is gone on with"
-    )
-    options = known.parse_args()
-    if not options.table:
+    parser = argparse.ArgumentParser(description=season.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--days", type=int, default=90)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="results; the page is only written for the default")
+    parser.add_argument("--page", action="store_true", help="only write the page")
+    parser.add_argument("--home", type=Path, default=ROOT / ".neorl-season", help="home of the season; it is continued")
+    options = parser.parse_args()
+    if not options.page:
         try:
             at = commit(SOURCES) if options.out == RESULTS else ""
-        except BadInput as refused:
-            known.error(str(refused))
+        except BadInput as error:
+            parser.error(str(error))
         with own_home(options.home) as home:
             play(home, options.days, options.out, at)
     if options.out == RESULTS:
@@ -60,13 +58,13 @@ def main() -> int:
 
 
 def play(home: Home, days: int, out: Path, at: str) -> list[Day]:
-    """Run the days that the home has not seen, and keep all of them.
+    """Run the missing days and keep all of them.
 
     Args:
-        home: whose servers are started if none answers; its ledger has all that was decided.
-        days: of the season so far.
+        home: home of the season; servers are started if none answers.
+        days: number of days.
         out: JSON file of the results.
-        at: the commit that new days are played at.
+        at: commit that new days are played at.
     """
     from flows.preflight import checked_run
     from flows.services.servers import environment, up
@@ -91,7 +89,7 @@ def play(home: Home, days: int, out: Path, at: str) -> list[Day]:
 
 
 def one_day(home: Home, config: Path, day: int) -> Day:
-    """A day's log, what monitoring finds in it, whether the champion of the day before stays, and a retraining."""
+    """Play one day: write the log, review the new champion, monitor and retrain."""
     logs = home.folder("season", "logs")
     files = [write_day(each, logs / f"day{each:+04d}.hdf5") for each in range(day - WINDOW + 1, day + 1)]
     back = review(home, day)
@@ -119,7 +117,7 @@ def one_day(home: Home, config: Path, day: int) -> Day:
 
 
 def monitored(home: Home, config: Path, log: Path) -> tuple[float | None, bool, int]:
-    """Evidence of drift as a share of what an alarm takes, whether it was raised, and the steps that were watched."""
+    """Return drift evidence / alarm level, whether there is an alarm, and the monitored steps."""
     from flows.monitor import monitor_plant
 
     try:
@@ -131,7 +129,7 @@ def monitored(home: Home, config: Path, log: Path) -> tuple[float | None, bool, 
 
 
 def retrained(config: Path, files: list[Path]) -> tuple[str, tuple[str, ...], str]:
-    """Verdict of a retraining, the gates that failed, and why it was refused where it was."""
+    """Return the verdict of a retraining, the failed gates, and the error of a refused one."""
     from flows.flow_run import result_of
     from flows.retrain import retrain
 
@@ -145,7 +143,7 @@ def retrained(config: Path, files: list[Path]) -> tuple[str, tuple[str, ...], st
 
 
 def in_service(home: Home) -> tuple[str, Path | None]:
-    """Version and bundle of the champion; nothing where there is none."""
+    """Return version and bundle of the champion; empty if there is none."""
     from tasks.evidence.decisions.champions import champion
     from tasks.evidence.ledger.ledger import Ledger
 
@@ -155,7 +153,7 @@ def in_service(home: Home) -> tuple[str, Path | None]:
 
 
 def bundle_of(home: Home, candidate: str) -> Path:
-    """Folder of the bundle that a candidate's entry names."""
+    """Return the bundle folder named by a candidate's entry."""
     from tasks.evidence.ledger.ledger import Ledger
     from tasks.models.bundles.manifest import MANIFEST
 
@@ -164,7 +162,7 @@ def bundle_of(home: Home, candidate: str) -> Path:
 
 
 def review(home: Home, day: int) -> str:
-    """Roll a champion back that came yesterday and does worse than the one before it; the version that it was."""
+    """Roll back a champion of yesterday that is worse than the previous one, and return its version."""
     from flows.decisions import rollback
     from tasks.evidence.ledger.ledger import Ledger
 
@@ -180,7 +178,7 @@ def review(home: Home, day: int) -> str:
         return ""
     leaving, to = turns[-1].body["version"], turns[-2].body["version"]
     mean = float(np.mean(now.returns - before.returns))
-    why = f"return per episode {mean:+.3g} beside version {to}, {now.violated} of {len(now.returns)} violate"
+    why = f"return per episode {mean:+.3g} over version {to}, {now.violated} of {len(now.returns)} episodes violate"
     try:
         rollback(home, "chemical_reactor", to, "season", why)
     except NeoRLError as error:
@@ -190,7 +188,7 @@ def review(home: Home, day: int) -> str:
 
 
 def sizes(home: Home) -> Sizes:
-    """What the home has grown to."""
+    """Return the sizes of the home."""
 
     def of(path: Path) -> float:
         files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]

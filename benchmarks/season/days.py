@@ -1,4 +1,4 @@
-"""What a day of a season came to, and what is made of all of them."""
+"""Results of a day, and statistics of a season."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from neorl_core.safety.drift_test import YEAR
 from tasks.log_only.drift import step_seconds
 
 SPARE = 2
-"""Champions that there have to be before one is rolled back to the other."""
+"""Least number of champions for a rollback."""
 LEVEL = 0.01
-"""Of the test by which a new champion is worse than the one before it."""
+"""Significance level of the test for a worse champion."""
 FEW = 10
-"""Days at the beginning and at the end whose retrainings are compared."""
+"""Number of days at the start and at the end with compared durations."""
 ALARMS_PER_YEAR = Shadow().alarms_per_year
-"""The rate that `neorl monitor` states where nothing else is said."""
+"""The default rate of false alarms of `neorl monitor`."""
 
 
 class Sizes(BaseModel):
-    """Of a home, in 10^6 bytes."""
+    """Sizes of a home in MB."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -36,7 +36,7 @@ class Sizes(BaseModel):
     mlflow: float
     home: float
     memory: float
-    """The most that the process of the retrainings has held so far."""
+    """Peak memory of the process so far."""
 
 
 class Day(BaseModel):
@@ -46,32 +46,32 @@ class Day(BaseModel):
 
     day: int
     fouled: float
-    """Share of the heat transfer that is lost."""
+    """Lost share of the heat transfer."""
     evidence: float | None
-    """Of drift, as a share of what an alarm takes; None where nothing could be watched."""
+    """Drift evidence / alarm level; None if nothing was monitored."""
     alarm: bool
     steps: int
-    """That were watched."""
+    """Monitored steps."""
     verdict: str
     failed: tuple[str, ...] = ()
-    """Gates that did not pass."""
+    """Failed gates."""
     refused: str = ""
-    """Why the retraining was refused, where it was."""
+    """Error of a refused retraining."""
     rolled_back: str = ""
-    """The version that was taken out of service in the morning."""
+    """Version that was rolled back in the morning."""
     champion: str
-    """Version in service in the evening."""
+    """Champion's version in the evening."""
     monitor_seconds: float
     seconds: float
-    """Of the retraining."""
+    """Duration of the retraining."""
     processor_seconds: float
-    """Of its process, whatever else the machine was doing."""
+    """CPU time of the retraining."""
     sizes: Sizes
 
     @property
     def line(self) -> str:
-        """The day in a line."""
-        evidence = "nothing watched" if self.evidence is None else f"evidence {self.evidence:+.2f}"
+        """One line about the day."""
+        evidence = "not monitored" if self.evidence is None else f"evidence {self.evidence:+.2f}"
         back = f", version {self.rolled_back} rolled back" if self.rolled_back else ""
         failed = f" ({', '.join(self.failed)})" if self.failed else ""
         return (
@@ -81,11 +81,11 @@ class Day(BaseModel):
 
 
 def worse(gains: npt.NDArray[np.float64], violations: int) -> bool:
-    """Whether a champion does worse than the one before it in the same episodes: by a one-sided t-test, or in limits.
+    """Return whether a champion is worse than the previous one, by a one-sided t-test or by violated limits.
 
     Args:
-        gains: (E,) its return less that of the other.
-        violations: its episodes that violate a limit, less those of the other.
+        gains: (E,) return minus that of the previous champion.
+        violations: violated episodes minus those of the previous champion.
     """
     if violations > 0:
         return True
@@ -94,27 +94,27 @@ def worse(gains: npt.NDArray[np.float64], violations: int) -> bool:
 
 
 class Season(BaseModel):
-    """What is made of all days."""
+    """Statistics of all days."""
 
     verdicts: dict[str, int]
     rollbacks: int
     calm_steps: int
-    """That were watched while the plant was as the champion had learned it."""
+    """Monitored steps before fouling began."""
     false_alarms: int
     expected: float
-    """False alarms in so many steps, at most, by the stated rate."""
+    """Expected false alarms in these steps at the stated rate, at most."""
     first_alarm: int | None
     """Day of the first alarm after fouling began."""
     alarms: int
-    """While it was fouled."""
+    """Days with an alarm while fouled."""
     ratio: float
-    """Median seconds of the last retrainings by those of the first, the very first left out."""
+    """Median duration of the last retrainings / that of the first ones, without day 0."""
     processor_ratio: float
-    """The same of processor seconds."""
+    """The same for CPU time."""
 
 
 def summary(days: Sequence[Day]) -> Season:
-    """What is made of all days; the first retraining, which compiles its programs, is in no time."""
+    """Return the statistics; durations leave out day 0, which compiles the programs."""
     calm = [day for day in days if day.day < CALM]
     drifted = [day for day in days if CALM <= day.day < CLEANED]
     few = min(FEW, max((len(days) - 1) // 2, 1))

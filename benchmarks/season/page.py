@@ -1,91 +1,85 @@
-"""docs/studies/season.md and its picture from the days that are kept."""
+"""Write docs/studies/season.md and its picture from the kept days."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks import pages
+from benchmarks.pages import STUDIES, wrap
 from benchmarks.season.days import ALARMS_PER_YEAR, FEW, Day, summary
 from benchmarks.season.plant import CALM, CLEANED, FOULING
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "studies" / "season.md"
-PICTURE = ROOT / "docs" / "studies" / "season.png"
-TEXT = """\
-# A season
-
-What {count} daily retrainings of a plant that wears come to, by `make season`: the reactor, whose heat exchanger is
-clean until day {calm}, loses {fouling:.2%} of its heat transfer a day from then on, and is cleaned on day {cleaned}.
-Each evening the day's log is held against what the champion learned from, and a policy is retrained on the last ten
-days: with the real servers, ledger, witness, registry, gates and certificates, and with small budgets of training and
-evaluation. In the morning after a promotion the new champion and the one before it run the same episodes of the day's
-plant; where the new one is worse (a one-sided t-test at 1 %) or violates a limit more often, it is rolled back.
-Written by that command; nothing here is typed.
-
-![Each day's evidence of drift, decision and duration](season.png)
-
-| what | found |
-|:--|:--|
-{table}
-
-## Growth
-
-| day | ledger, MB | Prefect, MB | MLflow, MB | home, MB | memory, MB | monitor, s | retraining, s |
-|---|---|---|---|---|---|---|---|
-{growth}
-
-## Days on which something was decided otherwise than the day before
-
-| day | fouled | drift, share of an alarm | decision | champion |
-|---|---|---|---|---|
-{days}
-"""
+PAGE = STUDIES / "season.md"
+PICTURE = STUDIES / "season.png"
 
 
 def page(days: Sequence[Day]) -> str:
-    """The page, as Markdown; draws its picture."""
+    """Return the page; draw its picture."""
     draw(days, PICTURE)
     found = summary(days)
     few = min(FEW, len(days) // 2)
-    refusals = sorted({day.refused for day in days if day.refused})
+    fouled = sum(CALM <= day.day < CLEANED for day in days)
+    first = found.first_alarm if found.first_alarm is not None else "(none)"
     rows = [
         ("decisions", ", ".join(f"{name} {count}" for name, count in found.verdicts.items())),
-        ("rolled back", f"{found.rollbacks}"),
+        ("rollbacks", found.rollbacks),
         (
-            "false alarms of drift while nothing had drifted",
-            f"{found.false_alarms} in {found.calm_steps:,} steps; at {ALARMS_PER_YEAR:g} a year at most "
-            f"{found.expected:.4f} are expected",
+            "false drift alarms while clean",
+            f"{found.false_alarms} in {found.calm_steps:,} steps; expected at {ALARMS_PER_YEAR:g} per year: "
+            f"{found.expected:.4f}",
         ),
+        ("drift alarms while fouled", f"{found.alarms} of {fouled} days, the first on day {first}"),
         (
-            "alarms while the exchanger fouled",
-            f"{found.alarms} of {sum(CALM <= d.day < CLEANED for d in days)} days, the first on day "
-            f"{found.first_alarm if found.first_alarm is not None else '(none)'}",
+            f"last {few} retrainings / first {few} after day 0",
+            f"{found.ratio:.2f} of the time, {found.processor_ratio:.2f} of the CPU time",
         ),
-        (
-            f"the last {few} retrainings beside the first {few} after the very first",
-            f"{found.ratio:.2f} times as long, {found.processor_ratio:.2f} times the processor time",
-        ),
-        *(("refused", reason) for reason in refusals),
+        *(("refused", reason) for reason in sorted({day.refused for day in days if day.refused})),
     ]
     steps = sorted({0, *range(14, len(days), 15), len(days) - 1})
     growth = [
-        f"| {day.day} | {day.sizes.ledger:.2f} | {day.sizes.prefect:.1f} | {day.sizes.mlflow:.1f} | "
-        f"{day.sizes.home:.0f} | {day.sizes.memory:.0f} | {day.monitor_seconds:.1f} | {day.seconds:.1f} |"
+        (
+            day.day,
+            f"{day.sizes.ledger:.2f}",
+            f"{day.sizes.prefect:.1f}",
+            f"{day.sizes.mlflow:.1f}",
+            f"{day.sizes.home:.0f}",
+            f"{day.sizes.memory:.0f}",
+            f"{day.monitor_seconds:.1f}",
+            f"{day.seconds:.1f}",
+        )
         for day in (days[step] for step in steps)
     ]
-    return TEXT.format(
-        count=len(days),
-        calm=CALM,
-        cleaned=CLEANED,
-        fouling=FOULING,
-        table="\n".join(f"| {what} | {said} |" for what, said in rows),
-        growth="\n".join(growth),
-        days="\n".join(_turns(days)),
+    sizes = ("day", "ledger, MB", "Prefect, MB", "MLflow, MB", "home, MB", "memory, MB", "monitor, s", "retrain, s")
+    return pages.study(
+        "A season of retrainings",
+        f"Does the program detect a slow change of the plant over {len(days)} days of daily retrainings, and how does "
+        "a "
+        "home grow?",
+        f"Drift is first reported on day {first}, {found.false_alarms} alarms are false, and "
+        f"{found.verdicts.get('promoted', 0)} of {len(days)} candidates are promoted. Retraining does not slow down, "
+        "and "
+        f"the home grows to {days[-1].sizes.home:.0f} MB.",
+        "`make season`: hours; continues with the missing days.",
+        wrap(
+            f"The reactor's heat exchanger is clean until day {CALM}, loses {FOULING:.2%} of its heat transfer per day "
+            f"from then on, and is cleaned on day {CLEANED}. Every evening the day's log is monitored and a policy is "
+            "retrained on the last ten days, with real servers, gates and certificates and small budgets. After a "
+            "promotion the new and the previous champion play the same episodes; a worse one is rolled back."
+        ),
+        "![Drift, decision and duration of each day](season.png)",
+        pages.table(("measure", "result"), rows),
+        "## Growth",
+        pages.table(sizes, growth),
+        "## Days with a new decision",
+        pages.table(("day", "fouled", "drift / alarm level", "decision (failed gates)", "champion"), _turns(days)),
     )
 
 
-def _turns(days: Sequence[Day]) -> list[str]:
-    lines, before = [], None
+def _turns(days: Sequence[Day]) -> list[tuple[object, ...]]:
+    """Return a row for each day with another decision than the day before."""
+    rows: list[tuple[object, ...]] = []
+    before = None
     for day in days:
         now = (day.verdict, day.failed, day.alarm)
         if now != before or day.rolled_back:
@@ -93,13 +87,13 @@ def _turns(days: Sequence[Day]) -> list[str]:
             failed = f" ({', '.join(day.failed)})" if day.failed else ""
             back = f", {day.rolled_back} rolled back" if day.rolled_back else ""
             champion = f"version {day.champion}" if day.champion else "none"
-            lines.append(f"| {day.day} | {day.fouled:.2%} | {evidence} | {day.verdict}{failed} | {champion}{back} |")
+            rows.append((day.day, f"{day.fouled:.2%}", evidence, f"{day.verdict}{failed}", f"{champion}{back}"))
         before = now
-    return lines
+    return rows
 
 
 def draw(days: Sequence[Day], path: Path) -> None:
-    """Evidence of drift, decisions and seconds over the days."""
+    """Draw drift, decisions and durations over the days."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -111,7 +105,7 @@ def draw(days: Sequence[Day], path: Path) -> None:
         axes.grid(alpha=0.3)
     known = [day for day in days if day.evidence is not None]
     evidence.axhline(1.0, color="tab:red", linewidth=1, label="alarm")
-    evidence.plot([d.day for d in known], [d.evidence for d in known], ".-", color="tab:blue", label="evidence")
+    evidence.plot([d.day for d in known], [d.evidence for d in known], ".-", color="tab:blue", label="drift")
     evidence.set_ylabel("drift, share of an alarm")
     evidence.legend(loc="upper left")
     evidence.set_title("The exchanger fouls on the days shaded grey")

@@ -1,4 +1,4 @@
-"""The reactor of a season: what it is worn by, a day's log, and a champion in its service."""
+"""The reactor of a season: fouling, a day's log, and a champion's day."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from tasks.models.bundles.bundle import load_bundle
 PLANT = reactor.PLANT
 SEED = 2026
 CALM, CLEANED = 30, 70
-"""Days on which fouling begins, and on which it is taken away."""
+"""Days on which fouling begins, and on which the exchanger is cleaned."""
 FOULING = 0.0015
-"""Share of the exchanger's heat transfer that a day of fouling takes."""
+"""Share of the heat transfer that is lost per day."""
 EPISODES, SERVED = 20, 64
-"""Of a day's log, and of a champion's day."""
+"""Episodes of a day's log, and of a champion's day."""
 
 
 class Service(NamedTuple):
-    """A champion's day: what it would have come to in its episodes."""
+    """Simulated episodes of a champion on one day."""
 
     returns: npt.NDArray[np.float64]
     """(E,)"""
@@ -43,16 +43,16 @@ class Service(NamedTuple):
 
 
 def fouled(day: int) -> float:
-    """Share of the heat transfer that is lost on a day."""
+    """Return the lost share of the heat transfer on a day."""
     return FOULING * max(day - CALM, 0) if day < CLEANED else 0.0
 
 
 def write_day(day: int, path: Path) -> Path:
-    """A day's episodes under the plant's controller as found, in D4RL's layout; the same bytes whenever it is made.
+    """Write a day's episodes with the controller as found, in D4RL's layout; repeated calls give the same bytes.
 
     Args:
-        day: from 0 on; negative ones are before the season.
-        path: of the file.
+        day: day from 0; negative days are before the season.
+        path: file to write.
     """
     if path.exists():
         return path
@@ -69,7 +69,7 @@ def write_day(day: int, path: Path) -> Path:
 
 
 def serve(bundle: Path, day: int) -> Service:
-    """What a champion would have come to on a day's plant; the same episodes for every champion."""
+    """Play a champion on a day's plant; the episodes are the same for every champion."""
     composite = load_bundle(bundle)[1]
     keys = jax.random.split(_key(day, 1), SERVED)
     played = _played(composite_controller(PLANT), composite, keys, jnp.asarray(fouled(day)))

@@ -1,4 +1,4 @@
-"""Files as plants have them end in a dataset that accounts for all rows, or in a sentence; never in a traceback."""
+"""Odd files end in a dataset that accounts for all rows, or in an error message; never in a traceback."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ CASES = all_cases()
 EVERY = 4
 
 
-def test_there_are_as_many_cases_as_promised_and_each_has_a_name() -> None:
+def test_at_least_sixty_cases_with_unique_names() -> None:
     assert len(CASES) >= 60
     assert len({case.name for case in CASES}) == len(CASES)
 
 
 @pytest.mark.parametrize("case", CASES[::EVERY], ids=lambda case: case.name)
-def test_a_part_of_them(tmp_path: Path, case: Case) -> None:
-    told = run(case, tmp_path)
-    # Seconds are for `make nasty`: other tests run beside this one.
-    assert [fault for fault in told.faults if f"expected {MOST_SECONDS} s" not in fault] == []
+def test_every_fourth_case(tmp_path: Path, case: Case) -> None:
+    outcome = run(case, tmp_path)
+    # Only `make nasty` checks seconds, because other tests run beside this one.
+    assert [fault for fault in outcome.faults if f"exceed {MOST_SECONDS} s" not in fault] == []

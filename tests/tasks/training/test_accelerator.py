@@ -1,4 +1,4 @@
-"""Large populations on an accelerator: the page from made records, what is missing, and a small run of each part."""
+"""Large populations on an accelerator: the page, missing measurements, and a small run of each part."""
 
 from __future__ import annotations
 
@@ -63,16 +63,16 @@ def record(device: str, rows: list[dict[str, Any]], **found: list[float]) -> dic
     }
 
 
-def test_the_page_says_what_records_came_to() -> None:
+def test_page_of_records() -> None:
     full = {"program": "td3_bc", "members": 1024, "precision": "float32", "error": "RESOURCE_EXHAUSTED: 1 GB"}
     rows = [row(1, 50.0), row(128, 4_000.0), row(128, 1_000.0, "bfloat16"), full]
     accelerator = record("GPU", rows, float32=[10.0, 20.0, 30.0, 40.0], bfloat16=[10.0, 10.0, 20.0, 30.0])
     text = page.page([record("CPU", [row(1, 100.0), row(8, 160.0), row(128, 200.0)], float32=[3.0]), accelerator])
-    assert "| GPU | x86_64, 2 cores | 2026-01-01 | 0.0 | 0123456789ab | 1.0e-04 | 2.0e-03 | 1.0e-07 | – |" in text
+    assert "| GPU | x86_64, 2 cores | 2026-01-01 | 0.0 | 0123456 | 1.0e-04 | 2.0e-03 | 1.0e-07 | – |" in text
     assert "| td3_bc | 128 | 4,000 | 80 | 1,000 | 0.25 | 0.25 | 3.0 |" in text
     assert "| td3_bc | 1,024 | does not fit | – | – | – | – | – |" in text
-    assert "were compiled 6 at a time" in text
-    # At one member, at 128, and 4,000 beside the CPU's best of 200.
+    assert "Up to 6 programs compiled at the same time" in text
+    # By hand: ratios at one member, at 128, and of 4,000 to the CPU's best of 200.
     assert "| GPU: members | 1 | 128 | best of each |" in text
     assert "| td3_bc | 0.50 | 20 | 20 |" in text
     assert "| GPU | td3_bc | float32 | 4 | 9 | 2 | 25.0 | 10.0 | 11.5 | 25.0 | 38.5 | 0 |" in text
@@ -85,11 +85,11 @@ def test_the_page_says_what_records_came_to() -> None:
     assert "| CPU | bptt | float32 | – |" in page.page([failed])
 
 
-def test_the_committed_page_holds_the_kept_records() -> None:
+def test_committed_page_equals_the_kept_records() -> None:
     assert page.page(list(records(RESULTS).values())) == PAGE.read_text()
 
 
-def test_a_run_goes_on_where_it_was_unless_the_commit_is_another(tmp_path: Path) -> None:
+def test_run_continues_unless_the_commit_changed(tmp_path: Path) -> None:
     path = tmp_path / "results" / "accelerator.json"
     path.parent.mkdir()
     path.write_text(json.dumps({"GPU": record("GPU", [])}))
@@ -102,7 +102,7 @@ def test_a_run_goes_on_where_it_was_unless_the_commit_is_another(tmp_path: Path)
     assert again["speed"] == [row(1, 5.0)]
     assert speed.missing(again["speed"], group) == programs()[1:]
     assert speed.missing(again["speed"], Group(8, "float32")) == programs()
-    # What another commit, another JAX or another host made is not gone on with.
+    # Results of another commit, JAX or host are discarded.
     for other in ("commit", "jax", "host"):
         path.write_text(json.dumps({jax.devices()[0].device_kind: again | {other: "another"}}))
         assert Records(path, "one").own["speed"] == [], other
@@ -110,21 +110,21 @@ def test_a_run_goes_on_where_it_was_unless_the_commit_is_another(tmp_path: Path)
     assert list(records(path)) == ["GPU", jax.devices()[0].device_kind]
 
 
-def test_seconds_of_compiling_are_those_of_the_first_chunk_beyond_the_others() -> None:
+def test_compile_seconds_are_those_of_first_chunks_beyond_others() -> None:
     # A warm-up of 20 steps with chunks of 5, 1 and 3 seconds, then chunks of 4 and 2.
     marks = [(0, 10.0), (10, 15.0), (15, 16.0), (20, 19.0), (30, 23.0), (40, 25.0)]
     assert scores.beyond_the_others(marks, warm_up=20) == (5.0 - 2.0) + (4.0 - 2.0)
     assert scores.beyond_the_others(marks[:2], warm_up=20) == 0.0
 
 
-def test_a_small_population_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_population_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "WINDOW_SECONDS", 0.0)
     monkeypatch.setattr(speed, "LIMIT", 0.0)
     made = Bench(3, rows=64, names=["td3_bc"])
     assert made.population("td3_bc", 2).step.shape == (2,)
     (found,) = speed.measured(made, Group(2, "float32"), [Program("td3_bc", False)], side_by_side=2)
     assert (found["program"], found["members"], found["precision"]) == ("td3_bc", 2, "float32")
-    # The rows alone take so much; in all it is a little more.
+    # The plan includes at least the rows.
     assert found["megabytes"] > sum(x.nbytes for x in jax.tree.leaves(made.data)) / 1e6
     assert [program.words for program in programs()][-2:] == ["bptt, its model", "bptt, its policy"]
 
@@ -141,17 +141,17 @@ def test_steps_of_all_members_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found["steps_per_second"], found["quiet"]) == (3 * speed.CHUNK / 0.5, False)
 
 
-def test_products_of_a_cpu_are_of_float32() -> None:
+def test_products_of_a_cpu_have_float32_precision() -> None:
     assert 0.0 < product_error("float32") < 1e-6
 
 
-def test_the_pipelines_packages_are_not_needed() -> None:
+def test_only_packages_of_the_core_are_needed() -> None:
     blocked = "import sys; sys.modules.update(dict.fromkeys(['pydantic', 'prefect', 'mlflow']))"
     subprocess.run([sys.executable, "-c", f"{blocked}; import benchmarks.accelerator.__main__"], cwd=ROOT, check=True)
 
 
 def _rows(count: int) -> Transition:
-    """Random steps of the plant whose members are scored."""
+    """Return random steps of the plant."""
     random, spec = np.random.default_rng(0), PLANTS[scores.PLANT].spec
     observation = random.normal(size=(count + 1, spec.observation.size)).astype(np.float32)
     return Transition(
@@ -164,7 +164,7 @@ def _rows(count: int) -> Transition:
     )
 
 
-def test_members_that_are_trained_together_score_as_alone() -> None:
+def test_members_score_the_same_trained_together_and_alone() -> None:
     def found(*seeds: int) -> dict[str, Any]:
         return scores.trained("td3_bc", "float32", seeds, _rows(64), played=4, updates=20, overrides=SMALL)
 
@@ -175,8 +175,8 @@ def test_members_that_are_trained_together_score_as_alone() -> None:
 
 
 @pytest.mark.slow
-def test_a_small_run_from_episodes_to_scores() -> None:
-    """A CPU's products are exact, whether they are asked to be or not."""
+def test_small_run_from_episodes_to_scores() -> None:
+    """On a CPU, default and exact float32 give the same scores."""
     learned = scores.logs(logged=4, played=4)
     assert learned.transitions.observation.shape == (400, 6)
     assert 20 < learned.behaviour < 60 < learned.controller

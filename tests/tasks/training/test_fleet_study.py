@@ -1,4 +1,4 @@
-"""The study of a fleet: its table from made cells, cells that are missing, and small cells."""
+"""The study of a fleet: table and criteria, missing cells, and small cells."""
 
 from __future__ import annotations
 
@@ -31,38 +31,32 @@ def cells(*found: dict[str, Any]) -> Mapping[tuple[str, int], Mapping[str, Any]]
     return {(each["way"], each["episodes"]): each for each in found}
 
 
-def test_the_table_says_what_cells_came_to_and_what_was_asked() -> None:
+def test_table_and_criteria() -> None:
     every = [made(way, 20, [70.0, 80.0]) for way in WAYS if way not in ("pooled", "fedavg")]
     found = cells(*every, made("pooled", 20, [79.0, 81.0]), made("fedavg", 20, [70.0, 84.0]), made("local", 2, [-5.0]))
-    assert "| fedavg | 20 | 77.0 | 70.0 | 25.0% | 77.0 | 70.0 | 25.0% | 12 |" in page.table(found)
-    lines = page.bars(found).splitlines()
-    assert lines[2] == "| fine-tuned at least pooled, 2 episodes | open | |"
-    assert lines[3] == "| best federated at least 95 % of pooled, 20 episodes | yes | 77.0 beside 80.0 |"
-    assert lines[4] == "| fine-tuned at least pooled, 20 episodes | no | 75.0 beside 80.0 |"
-    assert lines[5] == "| best federated at least 95 % of pooled, 200 episodes | open | |"
-    text = f"before\n{page.BEGIN}\nearlier\n{page.END}\nafter\n"
-    once = page.written(text, found)
-    assert once.startswith("before\n")
-    assert once.endswith("\nafter\n")
-    assert "earlier" not in once
-    assert "Every number is of one run" in once
-    assert "Cells were run at 0123456." in once
-    assert page.written(once, found) == once
+    assert "| fedavg | 20 | 77.0 | 70.0 | 77.0 | 70.0 | 12 |" in page.table(found)
+    lines = page.criteria(found).splitlines()
+    assert lines[2] == "| fine-tuned at least pooled, 2 episodes | open |  |"
+    assert lines[3] == "| best federated at least 95 % of pooled, 20 episodes | yes | 77.0 and 80.0 |"
+    assert lines[4] == "| fine-tuned at least pooled, 20 episodes | no | 75.0 and 80.0 |"
+    assert lines[5] == "| best federated at least 95 % of pooled, 200 episodes | open |  |"
+    text = page.page(found)
+    assert "Every number is from one run" in text
+    assert "Commits: 0123456." in text
 
 
-def test_cells_that_are_missing_come_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_cells_come_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "RESULTS", tmp_path)
     page.path_of("local", 20).write_text(json.dumps(made("local", 20, [1.0])))
     assert list(page.missing(["local", "pooled"], [2, 20])) == [("pooled", 20), ("local", 2), ("pooled", 2)]
     assert list(page.kept()) == [("local", 20)]
 
 
-def test_the_committed_page_holds_the_kept_cells() -> None:
-    text = page.PAGE.read_text()
-    assert page.written(text, page.kept()) == text
+def test_committed_page_equals_the_kept_cells() -> None:
+    assert page.PAGE.read_text() == page.page(page.kept())
 
 
-def test_sites_differ_within_the_spread_and_fleets_from_each_other() -> None:
+def test_sites_differ_within_the_spread() -> None:
     one, other = (reactors(20, fleet) for fleet in (LEARNING, UNSEEN))
     for name in ("reaction_rate", "cooling_rate"):
         ratio = np.asarray(getattr(one, name)) / float(getattr(reactor.NOMINAL, name))
@@ -73,7 +67,7 @@ def test_sites_differ_within_the_spread_and_fleets_from_each_other() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["local", "fine-tuned", "scaffold"])
-def test_a_small_cell(way: str) -> None:
+def test_small_cell(way: str) -> None:
     found = cell(way, 2, SMALL)
     assert found["rows"] > 0
     for fleet in ("learning", "unseen"):
@@ -83,7 +77,7 @@ def test_a_small_cell(way: str) -> None:
 
 
 def attacked(aggregate: Aggregate) -> Aggregate:
-    """Two of twelve sites send three times the opposite of what they found."""
+    """Make two of twelve sites send their update times -3."""
 
     def aggregated(stacked: Any, weights: jax.Array) -> Any:
         return aggregate(jax.tree.map(lambda x: x.at[jnp.array([3, 8])].multiply(-3.0), stacked), weights)
@@ -92,7 +86,7 @@ def attacked(aggregate: Aggregate) -> Aggregate:
 
 
 @pytest.mark.slow
-def test_two_hostile_reactors_of_twelve_spoil_the_mean_and_neither_median_nor_trimmed_mean() -> None:
+def test_median_and_trimmed_mean_withstand_two_hostile_sites() -> None:
     constants = reactors(12, LEARNING)
     sites = logs(constants, 2, 0)
 
@@ -116,7 +110,7 @@ def test_two_hostile_reactors_of_twelve_spoil_the_mean_and_neither_median_nor_tr
     assert learned(attacked(weighted_mean)) < 0.95 * clean
 
 
-def test_logs_of_more_episodes_begin_with_those_of_fewer() -> None:
+def test_longer_logs_begin_with_the_shorter_ones() -> None:
     constants = reactors(1, LEARNING)
     few, more = logs(constants, 1, 0)[0], logs(constants, 3, 0)[0]
     first: Transition = jax.tree.map(lambda x: x[: len(few.reward)], more)
