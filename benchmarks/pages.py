@@ -66,7 +66,7 @@ def index() -> str:
         if path != INDEX:
             title, *parts = path.read_text(encoding="utf-8").split("\n\n")[:4]
             question, answer, command = (re.sub(r"^\*\*\w+\.\*\* ", "", " ".join(part.split())) for part in parts)
-            first = re.split(r"(?<=[.]) (?=[A-Z])", answer)[0]
+            first = re.split(r"(?<=\.) ", answer)[0]
             start = re.match(r"`[^`]+`", command)
             rows.append((f"[{title[2:]}]({path.name})", question, first, start.group() if start else ""))
     return f"{INTRODUCTION}\n{table(('study', 'question', 'answer', 'command'), rows)}\n"

@@ -14,6 +14,8 @@ from benchmarks.pages import wrap
 from benchmarks.speed import ROWS
 from neorl_core.safety.bounds import paired_difference_interval
 
+SHOWN = (1, 32, 128, 1024)
+"""Populations in the table of speeds."""
 Record = Mapping[str, Any]
 Row = Mapping[str, Any]
 
@@ -76,7 +78,7 @@ def speeds(records: Sequence[Record]) -> str:
 
 def _speed(rows: Sequence[Row]) -> str:
     found = {(row["program"], row["members"], row["precision"]): row for row in rows}
-    sizes = sorted({row["members"] for row in rows})
+    sizes = sorted({row["members"] for row in rows} & set(SHOWN))
     halves = any(row["precision"] == "bfloat16" for row in rows)
     head = ("learner", "members", "steps/s", "/ one member")
     head += (*(("bfloat16", "/ float32") if halves else ()), "memory, GB", "compile, s")

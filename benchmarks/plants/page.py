@@ -90,10 +90,10 @@ writes this page. Signals and limits of each plant are in the [reference](../ref
 OUTSIDE = """Values that the plants' tests compare with sources outside this project. Every single value is in
 `benchmarks/results/plants-truths.json`."""
 CONTROLLERS = wrap(
-    """Mean return with a 95 % interval over episodes of the default operating domain, score (0 is a sensible idle, 100
-    the best known), and episodes in which a limit was violated. The controller as found plays the `pid` logs. The
-    tuned controller is the shield's fallback and the reference of gates and tables. A better controller than the best
-    known may exist."""
+    """Scores, the tuned controller's mean return with a 95 % interval, and the episodes of each controller that violate
+    a limit, of 1,000 (planners: 100). The controller as found plays the `pid` logs; the tuned controller is the
+    shield's fallback and the reference of gates. The [reference](../reference/plants.md) describes them; a better
+    controller than the best known may exist."""
 )
 SEARCH = wrap(
     f"""`make tune` starts from 1,000 uniform draws of the controller's own parameters, then uses successive halving on
@@ -103,10 +103,11 @@ SEARCH = wrap(
 )
 STEPS = wrap(
     """Errors with each plant's own number of substeps, against eight times as many: four episodes with the same actions
-    in double precision. Plants without a row are discrete-time by definition."""
+    in double precision. Plants without a row are discrete-time by definition, or
+    were not measured."""
 )
 SENSITIVITY = wrap(
     """Each constant without an outside source was changed by a fifth in both directions (the end of a range by a fifth
-    of the range), with the tuned controller unchanged. The table shows violated episodes and least margins with
-    nominal constants, and the worst change. All changes are in `benchmarks/results/plants`."""
+    of the range), with the tuned controller unchanged. The table shows violated episodes with nominal constants and
+    after the worst change. All changes are in `benchmarks/results/plants`."""
 )

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from benchmarks.pages import table
-from benchmarks.tuning import report
 from configs.plant_scores import PATH as SCORES
 from neorl_core.control.behaviour import idle
 from neorl_core.plants import PLANTS
@@ -62,13 +61,11 @@ def controllers(plant: Plant) -> dict[str, tuple[Controller, Params]]:
 
 
 def section(kept: Mapping[str, Any]) -> str:
-    """Return the scores as a table."""
+    """Return scores and violations as a table with one row per plant."""
     rows = []
     for name, measured in kept.items():
-        for who in (each for each in WHO if each in measured):
-            r = measured[who]
-            value = f"{r['return']:.4g} ± {r['half_width']:.2g}"
-            beyond = f"{r['violated']} of {r['episodes']}"
-            about = report.ABOUT[name].get(who, "as tuned")
-            rows.append((name, who.replace("_", " "), value, f"{r['score']:.1f}", beyond, about))
-    return table(("plant", "controller", "return", "score", "violated", "description"), rows)
+        cells = [f"{measured[who]['score']:.1f}" if who in measured else "–" for who in WHO]
+        violated = ", ".join(f"{measured[who]['violated']}" for who in WHO if who in measured)
+        tuned = measured["tuned"]
+        rows.append((name, *cells, f"{tuned['return']:.4g} ± {tuned['half_width']:.2g}", violated))
+    return table(("plant", *(who.replace("_", " ") for who in WHO), "return of tuned", "violated episodes"), rows)

@@ -90,7 +90,7 @@ def row(name: str, found: Mapping[str, Any]) -> tuple[str, ...]:
         for each, sides in found["rows"].items()
         for side, change in sides.items()
     ]
-    cells = (name, f"{base['violated']} of {found['episodes']}", ", ".join(map(_margin, base["least"], limits)))
+    cells = (name, f"{base['violated']} of {found['episodes']}")
     if not changes:
         return (*cells, "–", "–", "–")
     violated, _, each, side, change = max(changes, key=lambda one: one[:2])
@@ -109,5 +109,5 @@ def _margin(least: float, limit: Constraint) -> str:
 
 def section() -> str:
     """Return the sensitivity of all plants as a table."""
-    head = ("plant", "violated", "least margins", "worst change", "then violated", "then least margin")
+    head = ("plant", "violated", "worst change", "then violated", "then least margin")
     return table(head, [row(name, own(name)["sensitivity"]) for name in NAMES if "sensitivity" in own(name)])

@@ -102,9 +102,7 @@ def section() -> str:
     for name in NAMES:
         if found := own(name).get("steps"):
             limits, errors = PLANTS[name].spec.constraints, found["rows"]["1"]
-            margins = ", ".join(
-                f"{error:.2g} {limit.unit} ({limit.name})".replace(" 1 (", " (")
-                for error, limit in zip(errors["margins"], limits, strict=True)
-            )
+            worst = max(range(len(limits)), key=lambda k: errors["margins"][k] / abs(limits[k].high))
+            margins = f"{errors['margins'][worst]:.2g} {limits[worst].unit} ({limits[worst].name})"
             rows.append((name, margins, f"{errors['points']:.2g}"))
     return table(("plant", "largest error of a margin", "of a score"), rows)

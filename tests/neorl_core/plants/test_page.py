@@ -72,7 +72,7 @@ def test_row_names_the_worst_change_and_nearest_limit() -> None:
     found = {"episodes": 16, "base": base, "rows": {"convection": {"down": least, "up": base}}, "left": ["POWER"]}
     row = sensitivity.row("steel_annealing", found)
     assert row[1] == "0 of 16"
-    assert row[3:] == ("convection lower", "0", "1 K (temperature difference across half the thickness)")
+    assert row[2:] == ("convection lower", "0", "1 K (temperature difference across half the thickness)")
 
 
 @pytest.mark.parametrize("name", NAMES)
