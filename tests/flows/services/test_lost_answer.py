@@ -20,7 +20,7 @@ import pytest
 from flows.services.state import Services, environment
 from tasks.fleet.records import FleetOutcome
 from tasks.references import Outcome
-from tests.flows.cli.test_summary import OUTCOME
+from tests.flows.cli.test_retrain_summary import OUTCOME
 
 ROOT = Path(__file__).parents[3]
 FLOW = """\

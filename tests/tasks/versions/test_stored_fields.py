@@ -14,7 +14,7 @@ from tasks.evidence.claims import Statement
 from tasks.evidence.decisions.approvals import VerdictBody
 from tasks.evidence.decisions.champions import PromotionBody, RollbackBody, WithdrawalBody
 from tasks.evidence.decisions.shadows import ExtensionBody, ShadowBody
-from tasks.evidence.federations.bodies import FederationBody, RoundBody
+from tasks.evidence.federations import FederationBody, RoundBody
 from tasks.evidence.people.keyring import KeyBody, RevocationBody, RotationBody
 from tasks.evidence.policies import PolicyBody
 from tasks.evidence.rules import RULES, NoteBody, RefusalBody
