@@ -76,10 +76,13 @@ def emit_checks(checks: Sequence[Check], as_json: bool) -> None:
     Raises:
         Refused: if a check failed.
     """
-    failed = ", ".join(check.name for check in checks if check.passed is False)
+    failures = [check for check in checks if check.passed is False]
+    failed = ", ".join(check.name for check in failures)
     marks = {True: "ok  ", False: "FAIL", None: "--  "}
     lines = [f"{marks[check.passed]}  {check.name}: {check.detail}" for check in checks]
-    refusal = f"checks failed: {failed}: restore the originals from a backup." if failed else ""
+    later = any("upgrade NeoRL" in check.detail for check in failures)
+    cure = "upgrade NeoRL" if later else "restore the originals from a backup"
+    refusal = f"checks failed: {failed}: {cure}." if failed else ""
     emit_or_refuse(refusal, as_json, lines, passed=not failed, checks=[check._asdict() for check in checks])
 
 

@@ -146,8 +146,8 @@ def _about_ledger() -> str | None:
         broken = first_broken(Home.locate())
     except NeoRLError:
         return None  # without a readable ledger the error has another cause
-    if broken is None:
-        return None
+    if broken is None or "upgrade NeoRL" in broken:
+        return broken
     return (
         f"invalid ledger entry ({broken.rstrip('.')}): run 'neorl audit verify', then restore the ledger from a backup."
     )

@@ -206,6 +206,9 @@ def verify_certificate(
     except Refused as error:
         return [Check("signature", False, str(error))]
     predicate = statement.predicate
+    if predicate.rules > newest():
+        detail = f"uses rules version {predicate.rules}, this NeoRL knows up to {newest()}: upgrade NeoRL"
+        return [signed, Check("statement", False, detail)]
     again = rerun or challenge is not None
     checks = [
         signed,
@@ -244,9 +247,6 @@ def _signer_now(path: Path, trust: TrustRoot, with_ledger: bool) -> list[Check]:
 def _own_checks(statement: Statement) -> list[Check]:
     """What a statement shows by itself."""
     predicate = statement.predicate
-    if predicate.rules > newest():
-        detail = f"uses rules version {predicate.rules}, this NeoRL knows up to {newest()}: upgrade NeoRL"
-        return [Check("statement", False, detail)]
     try:
         return [_seed(predicate), _alpha(predicate), _statistics(predicate), _claim(statement)]
     except (IndexError, ValueError) as error:

@@ -111,6 +111,8 @@ def _rebuild(home: Home, contents: ContentsOf, archive: Path) -> None:
         try:
             entry = read_entry(json.loads(from_base64(json.loads(envelope)["payload"])), envelope)
             rows.append([*(getattr(entry, name) for name in names[:-1]), envelope.decode()])
+        except Refused as error:
+            raise Refused(f"ledger entry {number} of {archive}: {error}") from error
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise Refused(f"ledger entry {number} of {archive} cannot be read: {CURE}") from error
     table.create(table.connect(home.ledger_url))

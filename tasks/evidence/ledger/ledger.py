@@ -25,7 +25,7 @@ from tasks.files.canonical import sha256_hex
 from tasks.files.merkle import MerkleTree, merkle_root
 from tasks.files.stored import stored_sha256
 from tasks.files.times import format_time, parse_time
-from tasks.versions.versions import newest
+from tasks.versions.versions import version_of
 
 ENTRY_TYPE = "application/vnd.neorl.ledger-entry.v3+json"
 EARLIER = re.compile(rb'"payloadType":"application/vnd\.neorl\.ledger-entry(\.v2)?\+json"')
@@ -289,8 +289,6 @@ class Ledger:
                         f"expected {name} {expected.get(name, signed)!r}, got {stored!r} beside a signed {signed!r}: "
                         "restore the row."
                     )
-            if entry.rules > newest():
-                raise Refused(f"uses rules version {entry.rules}, this NeoRL knows up to {newest()}: upgrade NeoRL.")
             if last is not None and entry.rules < last.rules:
                 raise Refused(
                     f"uses rules version {entry.rules} after an entry of version {last.rules}, and versions never "
@@ -358,6 +356,8 @@ def read_entry(payload: Any, envelope: bytes = b"") -> Entry:
     rules = payload["rules"] if "rules" in payload else 1  # noqa: SIM401, a payload may be a list
     if "rules" in payload and (type(rules) is not int or rules < 2):
         raise ValueError(f"rules must be a whole number of at least 2, got {rules!r}: restore the row.")
+    # Before anything else is read: entries of a later version may have other fields.
+    version_of(rules)
     said = {**payload, "artefacts": tuple(Artefact(**file) for file in payload["artefacts"]), "rules": rules}
     return Entry(**said, digest=sha256_hex(envelope), envelope=envelope, void="", root=b"")
 

@@ -13,6 +13,7 @@ import pytest
 
 from configs.errors import Refused
 from configs.home import Home
+from flows.cli.main import run
 from neorl_core.plants import NAMES
 from tasks import gates
 from tasks.evidence.audit.audit import audit
@@ -151,6 +152,20 @@ def test_a_forged_version_is_refused(tmp_path: Path, rules: object, refusal: str
     forge(ledger, rules)
     with pytest.raises(Refused, match=refusal):
         Ledger.open(ledger.home, write=False).entries()
+
+
+def test_a_later_version_asks_for_an_upgrade_and_no_backup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = open_ledger(Home(tmp_path / "home"))
+    ledger.append("note", NoteBody())
+    forge(ledger, 9)
+    monkeypatch.setenv("NEORL_HOME", str(ledger.home.root))
+    assert run(["audit", "verify"]) == 1
+    shown = capsys.readouterr()
+    assert "ledger entry 2: uses rules version 9, this NeoRL knows up to 2: upgrade NeoRL" in shown.out
+    assert shown.err.rstrip().endswith("upgrade NeoRL.")
+    assert "backup" not in shown.err
 
 
 def test_the_signer_writes_the_newest_version_only(tmp_path: Path) -> None:
