@@ -14,7 +14,8 @@ from tasks.evidence.decisions import queue
 from tasks.evidence.decisions.approvals import approvers
 from tasks.evidence.decisions.champions import champion
 from tasks.evidence.decisions.verdicts import missing_approvals, verdict_content
-from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.people.statement import Signatory
 from tasks.lifecycle.aliases import reconcile
 from tasks.lifecycle.rollback import roll_back

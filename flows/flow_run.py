@@ -26,7 +26,7 @@ from flows.services.servers import connect, reap_dead_runs
 from flows.services.watched_folder import arrivals
 from tasks.conclusion import show_artifact
 from tasks.evidence.ledger.ledger import Ledger
-from tasks.evidence.ledger.results import seal_result, verify_result
+from tasks.evidence.ledger.seals import seal_result, verify_result
 from tasks.evidence.rules import RefusalBody
 from tasks.files.canonical import digest_json
 from tasks.files.provenance import sources_digest

@@ -35,7 +35,8 @@ from tasks.evidence.attempts import (
 )
 from tasks.evidence.certificate import Repeat, make_certificate
 from tasks.evidence.claims import Claim, Counts, Materials, Predicate
-from tasks.evidence.ledger.ledger import Entry, Ledger, artefact
+from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.ledger import Ledger, artefact
 from tasks.evidence.policies import expires, policy_of
 from tasks.files.canonical import digest_json, write_atomic
 from tasks.files.provenance import lock_digest, processor_class

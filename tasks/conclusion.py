@@ -11,7 +11,8 @@ from configs.home import Home
 from configs.run import OpenedRun
 from tasks.evidence.decisions import champions, shadows
 from tasks.evidence.decisions.queue import record_of, waiting, was_rejected
-from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.files.canonical import file_sha256
 from tasks.files.provenance import code_digest, lock_digest
 from tasks.lifecycle.aliases import reconcile

@@ -12,7 +12,8 @@ from configs.run import OpenedRun
 from configs.safety_policy import RULE
 from tasks.evidence.decisions import approvals, champions, shadows, verdicts
 from tasks.evidence.decisions.queue import VERBS, candidate_with, in_force, record_of, verdict_against
-from tasks.evidence.ledger.ledger import Entry, Ledger, artefact, folder_artefacts
+from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.ledger import Ledger, artefact, folder_artefacts
 from tasks.evidence.ledger.voided import VOID
 from tasks.evidence.people.statement import Meaning, Signatory
 from tasks.evidence.policies import check_pinned

@@ -33,7 +33,7 @@ from tasks.references import (
 
 if TYPE_CHECKING:
     from tasks.evidence.decisions import shadows
-    from tasks.evidence.ledger.ledger import Entry
+    from tasks.evidence.ledger.entry import Entry
 
 Known = Verdict | Literal["passed", "failed"]
 VERDICTS: dict[Known, str] = {

@@ -36,12 +36,8 @@ from tasks.evidence.claims import Claim, Counts, Materials
 from tasks.evidence.decisions.approvals import VerdictBody
 from tasks.evidence.decisions.champions import PromotionBody, champion, promote
 from tasks.evidence.decisions.verdicts import approve
-from tasks.evidence.ledger.ledger import (
-    Entry,
-    Ledger,
-    artefact,
-    folder_artefacts,
-)
+from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.ledger import Ledger, artefact, folder_artefacts
 from tasks.evidence.ledger.protocol import Artefact
 from tasks.evidence.policies import policy_of
 from tasks.evidence.rules import NoteBody

@@ -11,8 +11,9 @@ from benchmarks.redteam.attacks import Attack, C
 from benchmarks.redteam.stage import Stage, forge
 from configs.strict import Approvers
 from tasks.evidence.decisions.verdicts import approve, reject, signed
+from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.ledger.keys import open_keys
-from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.ledger.protocol import Rotate
 from tasks.evidence.ledger.signing import SigningKey, TrustRoot, key_id, public_text
 from tasks.evidence.people import rotation

@@ -31,8 +31,9 @@ from tasks.evidence.claims import Claim, Counts, Materials
 from tasks.evidence.decisions.approvals import VerdictBody
 from tasks.evidence.decisions.champions import PromotionBody, champion
 from tasks.evidence.ledger import table
+from tasks.evidence.ledger.entry import Entry, read_entry
 from tasks.evidence.ledger.keys import open_keys
-from tasks.evidence.ledger.ledger import ENTRY_TYPE, Entry, Ledger, artefact, insert, read_entry
+from tasks.evidence.ledger.ledger import ENTRY_TYPE, Ledger, artefact, insert
 from tasks.evidence.ledger.protocol import Artefact
 from tasks.evidence.ledger.signing import HEAD_TYPE, SigningKey
 from tasks.evidence.ledger.table import GENESIS

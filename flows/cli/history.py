@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tasks.audit_report.tables import InForce as Turn
-    from tasks.evidence.ledger.ledger import Entry
+    from tasks.evidence.ledger.entry import Entry
     from tasks.lifecycle.past import InForce
 
 

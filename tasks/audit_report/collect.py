@@ -23,7 +23,8 @@ from tasks.audit_report.findings import (
 from tasks.audit_report.tables import CertificateRow, CheckRow, InForce, LoggedRow, Period, Told
 from tasks.evidence.audit.audit import audit
 from tasks.evidence.certificate import Check
-from tasks.evidence.ledger.ledger import Entry, HeadNow, Ledger
+from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.ledger import HeadNow, Ledger
 from tasks.evidence.ledger.signing import HEAD_TYPE, report_heads
 from tasks.files.times import format_time, parse_time
 from tasks.pictures.in_force import Bar, Lane, Mark, draw_in_force

@@ -10,7 +10,7 @@ from tasks.audit_report.tables import DecisionRow, IncidentRow, InForce, Period,
 from tasks.evidence.decisions.approvals import VerdictBody, approvers, signed_how
 from tasks.evidence.decisions.champions import IN_FORCE, WithdrawalBody
 from tasks.evidence.decisions.shadows import ExtensionBody, course
-from tasks.evidence.ledger.ledger import Entry
+from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.ledger.signing import keyid_of
 from tasks.evidence.ledger.voided import VOID, leaves_service
 from tasks.evidence.people.keyring import KeyBody, RevocationBody, RotationBody

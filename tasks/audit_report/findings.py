@@ -25,7 +25,7 @@ from tasks.data.store.records import Card, by_reason
 from tasks.evidence.attempts import AttemptBody, ResultBody, certificate_file
 from tasks.evidence.decisions.champions import IN_FORCE, champion
 from tasks.evidence.decisions.queue import record_of
-from tasks.evidence.ledger.ledger import Entry
+from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.policies import expires, policy_of
 from tasks.evidence.rules import RefusalBody
 from tasks.files.canonical import read_json

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from configs.errors import Refused
 from configs.home import Home
 from tasks.evidence.claims import Claim
-from tasks.evidence.ledger.ledger import Body, Entry, Ledger
+from tasks.evidence.ledger.entry import Body, Entry
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.ledger.protocol import Artefact, Countersign, Nonces
 from tasks.evidence.witness.seeds import NonceBody, SeedBody, derive_seed, entry_of_attempt, nonces_of, witness_names
 from tasks.files.canonical import digest_json, sha256_hex

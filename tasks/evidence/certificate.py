@@ -27,7 +27,8 @@ from tasks.evidence.claims import (
     Statement,
     Subject,
 )
-from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.ledger.protocol import Certify
 from tasks.evidence.ledger.signing import TrustRoot, keyid_of
 from tasks.evidence.policies import lacking, policy_of

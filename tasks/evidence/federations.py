@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from configs.errors import Refused
-from tasks.evidence.ledger.ledger import Body, Entry
+from tasks.evidence.ledger.entry import Body, Entry
 
 WEIGHTS = "weights"
 """Name of the file with the final weights, in the entry of the last round."""

@@ -12,7 +12,7 @@ from configs.strict import Approvers
 from configs.yaml_files import load_yaml
 from tasks.evidence.attempts import AttemptBody
 from tasks.evidence.claims import Claim, DrawnConstant
-from tasks.evidence.ledger.ledger import Body, Entry
+from tasks.evidence.ledger.entry import Body, Entry
 from tasks.evidence.ledger.signing import TrustRoot
 from tasks.evidence.people.keyring import folded
 from tasks.evidence.people.rules import check_signed, signed_by_person

@@ -13,7 +13,7 @@ from tasks.evidence.decisions.champions import IN_FORCE, check_promotion, check_
 from tasks.evidence.decisions.shadows import check_comparison, check_extension, check_shadow
 from tasks.evidence.decisions.verdicts import check_approval, check_rejection
 from tasks.evidence.federations import check_federation, check_round
-from tasks.evidence.ledger.ledger import Body, Entry
+from tasks.evidence.ledger.entry import Body, Entry
 from tasks.evidence.people.rules import check_key, check_revocation, check_rotation
 from tasks.evidence.policies import check_policy
 from tasks.evidence.witness.seeds import check_nonce, check_seed

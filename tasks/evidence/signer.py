@@ -29,8 +29,9 @@ from tasks.evidence import rules
 from tasks.evidence.attempts import ResultBody, certificate_file, seed_file
 from tasks.evidence.decisions import champions
 from tasks.evidence.ledger import client, table
+from tasks.evidence.ledger.entry import Entry, read_entry
 from tasks.evidence.ledger.keys import open_keys
-from tasks.evidence.ledger.ledger import ENTRY_TYPE, Entry, Ledger, insert, read_entry
+from tasks.evidence.ledger.ledger import ENTRY_TYPE, Ledger, insert
 from tasks.evidence.ledger.protocol import (
     MAX_BYTES,
     REQUEST,
@@ -46,7 +47,7 @@ from tasks.evidence.ledger.protocol import (
     Seal,
     Stop,
 )
-from tasks.evidence.ledger.results import RESULT_TYPE, SealedResult
+from tasks.evidence.ledger.seals import RESULT_TYPE, SealedResult
 from tasks.evidence.ledger.signing import HEAD_TYPE, PROJECT_TRUST, SigningKey, TrustRoot
 from tasks.evidence.ledger.table import GENESIS
 from tasks.evidence.people import rotation

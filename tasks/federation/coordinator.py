@@ -32,7 +32,8 @@ from tasks.evidence.federations import (
     rounds_of,
     spent,
 )
-from tasks.evidence.ledger.ledger import Entry, Ledger, artefact
+from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.ledger import Ledger, artefact
 from tasks.federation.gathering import Round, gathered
 from tasks.federation.learning import Learning, learning_of
 from tasks.federation.transport.network import Lost, Reach

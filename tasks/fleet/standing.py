@@ -14,7 +14,7 @@ from configs.strict import MARK
 from tasks.evidence.decisions import shadows
 from tasks.evidence.decisions.champions import champion
 from tasks.evidence.decisions.queue import record_of, waiting
-from tasks.evidence.ledger.ledger import Entry
+from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.policies import policy_of
 from tasks.evidence.rules import RefusalBody
 from tasks.fleet.records import Standing

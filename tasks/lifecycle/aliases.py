@@ -9,7 +9,8 @@ from configs.home import Home
 from tasks.evidence.certificate import Check
 from tasks.evidence.decisions import champions, shadows
 from tasks.evidence.decisions.queue import waiting
-from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.files.locks import exclusive
 from tasks.lifecycle.pages import of_this_ledger, wanted_pages
 from tasks.references import Aliases

@@ -12,7 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from tasks.evidence.ledger.client import ask
-from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.ledger.protocol import Rotate
 from tasks.evidence.ledger.signing import SigningKey, TrustRoot, home_pin, key_id, public_key, trust_yaml
 from tasks.evidence.people import private_keys

@@ -9,7 +9,7 @@ from tasks.evidence.decisions import champions, shadows
 from tasks.evidence.decisions.approvals import signed_how
 from tasks.evidence.decisions.queue import candidate_with, record_of, verdict_against, waiting
 from tasks.evidence.decisions.verdicts import missing_approvals
-from tasks.evidence.ledger.ledger import Entry
+from tasks.evidence.ledger.entry import Entry
 from tasks.references import CandidateRecord
 from tasks.registry.upload import STATUS_TAG
 from tasks.registry.version_page import END, STATUS, Page

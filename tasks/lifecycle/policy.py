@@ -17,7 +17,8 @@ from neorl_core.types import Plant
 from tasks.evaluation.claims import claim_of
 from tasks.evidence.claims import Claim
 from tasks.evidence.decisions.champions import champion, restored
-from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.people.statement import Signatory
 from tasks.evidence.policies import (
     POSTERIOR,

@@ -24,7 +24,8 @@ from tasks.evidence.decisions.champions import (
     rollback_content,
 )
 from tasks.evidence.decisions.queue import record_of
-from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.people.statement import Signatory, read_payload
 from tasks.evidence.policies import certified_claims
 from tasks.files.canonical import file_sha256, folder_differences

@@ -9,7 +9,8 @@ from configs.errors import NeoRLError, Refused
 from configs.home import Home
 from tasks.evidence.decisions.champions import IN_FORCE, WithdrawalBody, champion, withdrawal_content
 from tasks.evidence.decisions.queue import record_of, was_rejected
-from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.people.statement import Signatory, read_payload
 from tasks.promote import promote_candidate
 

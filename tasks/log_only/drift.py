@@ -29,7 +29,8 @@ from tasks.data.store.reader import StoredDataset
 from tasks.evidence.decisions import shadows
 from tasks.evidence.decisions.champions import champion
 from tasks.evidence.decisions.queue import record_of
-from tasks.evidence.ledger.ledger import Entry, Ledger, artefact
+from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.ledger import Ledger, artefact
 from tasks.files.arrays import read_npz
 from tasks.log_only.learned_model import load_model, one_step_scores, set_by_people
 from tasks.models.plants.known import plant_of

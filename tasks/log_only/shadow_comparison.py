@@ -27,7 +27,8 @@ from tasks.data.store import reader
 from tasks.data.store.episodes import Logs, new_episodes, read_logs
 from tasks.evidence.decisions import shadows
 from tasks.evidence.decisions.queue import record_of
-from tasks.evidence.ledger.ledger import Entry, Ledger, artefact
+from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.ledger import Ledger, artefact
 from tasks.files.arrays import read_npz
 from tasks.log_only.checks import applied_before
 from tasks.log_only.learned_model import load_model, one_step_scores

@@ -12,7 +12,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from configs.home import Home
-from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.ledger.signing import report_heads
 from tasks.files.canonical import write_json
 from tasks.metrics.catalogue import Sample

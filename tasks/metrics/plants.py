@@ -12,7 +12,7 @@ from tasks.data.store.records import SourceRecord
 from tasks.evidence.decisions.champions import champion
 from tasks.evidence.decisions.queue import record_of, waiting
 from tasks.evidence.decisions.shadows import shadow
-from tasks.evidence.ledger.ledger import Entry
+from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.policies import certified_claims, expires, lacking, policy_of
 from tasks.metrics.catalogue import Sample
 from tasks.metrics.quality import Quality, Share, quality_of, read_sources

@@ -12,7 +12,8 @@ from configs.home import Home
 from tasks.evidence.certificate import Check
 from tasks.evidence.decisions.champions import champion
 from tasks.evidence.decisions.queue import candidate_with
-from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.files.canonical import digests_in, file_sha256, folder_differences
 from tasks.files.provenance import PACKAGES, ROOT
 from tasks.references import CandidateRecord, ServedFile, ServedModel

@@ -31,7 +31,7 @@ from tests.flows.services.waiting import forget_deployments, register, wait_unti
 
 if TYPE_CHECKING:
     from flows.services.servers import Services
-    from tasks.evidence.ledger.ledger import Entry
+    from tasks.evidence.ledger.entry import Entry
 
 PLANT = "operated_vessel"
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")

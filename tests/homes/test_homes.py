@@ -26,7 +26,8 @@ from tasks.evidence.audit.audit import audit
 from tasks.evidence.decisions.champions import champion
 from tasks.evidence.decisions.queue import record_of
 from tasks.evidence.ledger import client
-from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.files.arrays import read_npz
 from tasks.lifecycle.aliases import check_pages, stale_pages
 from tasks.lifecycle.pages import wanted_pages

@@ -15,7 +15,8 @@ from configs.strict import Approvers
 from neorl_core.plants import PLANTS
 from tasks import promote
 from tasks.evidence.decisions import approvals, champions, queue, verdicts
-from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.files.canonical import sha256_hex
 from tasks.files.provenance import sources_digest
 from tasks.lifecycle.aliases import reconcile

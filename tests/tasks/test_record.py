@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from tasks.evidence.ledger.ledger import Entry
+from tasks.evidence.ledger.entry import Entry
 from tasks.gates import REQUIRED, REQUIRED_OF_PROCESS
 from tasks.record import GATE_TITLES, VERDICTS, champion_in_force, headline, history_rows, verdict_text
 from tasks.references import ChampionInForce, Gate, Interval, Rollouts, Verdict

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from tasks.evidence.archive.tar import END, write_member
-from tasks.evidence.ledger.ledger import Entry, HeadNow, Ledger
+from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.ledger import HeadNow, Ledger
 from tasks.evidence.ledger.signing import HEAD_TYPE
 from tasks.evidence.policies import pinned_file as policy_file
 from tasks.evidence.witness.client import COUNTERSIGNED

@@ -28,7 +28,8 @@ from tasks.evidence.archive.tar import CURE, Member, extract
 from tasks.evidence.audit.audit import audit
 from tasks.evidence.certificate import Check
 from tasks.evidence.ledger import table
-from tasks.evidence.ledger.ledger import HeadNow, Ledger, read_entry
+from tasks.evidence.ledger.entry import read_entry
+from tasks.evidence.ledger.ledger import HeadNow, Ledger
 from tasks.evidence.ledger.signing import TrustRoot, from_base64, heads_in
 from tasks.evidence.witness.client import COUNTERSIGNED
 from tasks.evidence.witness.pinned import pinned

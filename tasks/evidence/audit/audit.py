@@ -20,7 +20,8 @@ from tasks.evidence.audit.people import check_people
 from tasks.evidence.audit.witnesses import check_clock, check_witnesses
 from tasks.evidence.certificate import Check, read_certificate, says_the_same, verify_certificate
 from tasks.evidence.decisions.champions import IN_FORCE, before_policy, champion
-from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.ledger.protocol import Artefact
 from tasks.evidence.ledger.signing import TrustRoot
 from tasks.evidence.ledger.voided import VOID, before_each, counting, leaves_service

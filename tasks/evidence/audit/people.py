@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from configs.safety_policy import RULE
 from tasks.evidence.certificate import Check
 from tasks.evidence.decisions.champions import IN_FORCE, approvals_of, champion, restored
-from tasks.evidence.ledger.ledger import Entry
+from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.ledger.signing import TrustRoot, keyid_of
 from tasks.evidence.ledger.voided import VOID, counting, forged, void
 from tasks.evidence.people.keyring import check_pins, counts, keyring

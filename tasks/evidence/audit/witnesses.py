@@ -13,7 +13,8 @@ from configs.errors import NeoRLError, Refused
 from configs.home import Home
 from tasks.evidence.certificate import Check
 from tasks.evidence.claims import LOCAL
-from tasks.evidence.ledger.ledger import AnyBody, Entry, Ledger
+from tasks.evidence.ledger.entry import AnyBody, Entry
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.ledger.signing import from_base64
 from tasks.evidence.witness.client import COUNTERSIGNED
 from tasks.evidence.witness.notes import Checkpoint, Note

@@ -41,7 +41,8 @@ from tasks.evidence.bills.lock import made_by
 from tasks.evidence.certificate import read_certificate
 from tasks.evidence.claims import NON_CLAIMS, Materials, Predicate
 from tasks.evidence.decisions.queue import find_candidate
-from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.ledger.protocol import Artefact
 from tasks.files.canonical import file_sha256, sha256_hex
 from tasks.models.bundles.manifest import MANIFEST, read_manifest

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from configs.errors import Refused
 from configs.safety_policy import RULE
-from tasks.evidence.ledger.ledger import Body, Entry
+from tasks.evidence.ledger.entry import Body, Entry
 from tasks.evidence.ledger.signing import keyid_of
 from tasks.evidence.people.keyring import counts, keyring
 from tasks.evidence.people.statement import Meaning, read_payload

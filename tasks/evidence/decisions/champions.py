@@ -17,7 +17,8 @@ from tasks.evidence.decisions.approvals import (
     ruled_out,
     why_ruled_out,
 )
-from tasks.evidence.ledger.ledger import Body, Entry, Ledger
+from tasks.evidence.ledger.entry import Body, Entry
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.ledger.protocol import Artefact
 from tasks.evidence.ledger.voided import leaves_service
 from tasks.evidence.people.keyring import counts, folded, keyring

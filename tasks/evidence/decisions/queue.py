@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from configs.errors import BadInput
 from tasks.evidence.decisions import champions, shadows
 from tasks.evidence.decisions.approvals import RULED_OUT, ruled_out
-from tasks.evidence.ledger.ledger import Entry
+from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.ledger.voided import VOID, leaves_service
 from tasks.references import CandidateRecord, Evidence, ProcessEvidence
 

@@ -16,7 +16,8 @@ from tasks.evidence.decisions.approvals import (
     of_process,
     open_approval,
 )
-from tasks.evidence.ledger.ledger import Body, Entry, Ledger
+from tasks.evidence.ledger.entry import Body, Entry
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.ledger.protocol import Artefact
 from tasks.evidence.people.rules import check_signed
 from tasks.evidence.people.statement import Content

@@ -18,7 +18,8 @@ from tasks.evidence.decisions.approvals import (
     open_approvals,
 )
 from tasks.evidence.decisions.champions import champion, check_compared
-from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.people.keyring import KnownKey, folded
 from tasks.evidence.people.rules import check_signed
 from tasks.evidence.people.statement import Content, Signatory, read_payload

@@ -1,4 +1,4 @@
-"""Asking the signer: a socket in the home's folder of keys, and a signer that is started by whoever needs it first."""
+"""Client of the signer: requests over a Unix socket beside the keys; starts the signer on demand."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 IDLE = "NEORL_SIGNER_IDLE"
-"""Seconds without a request after which a signer that can be started again unattended ends by itself."""
+"""Idle time in seconds after which a signer that can restart unattended exits."""
 DEFAULT_IDLE = "3600"
 TIMEOUT = 60.0
 """Seconds to wait for an answer."""
 LONGEST_ADDRESS = 100
-"""Bytes; the kernel takes a little over a hundred."""
+"""In bytes; kernels accept a little over 100."""
 
 
 def ask(home: Home, request: Request) -> Answer:
-    """Ask a home's signer, starting it where none runs.
+    """Send a request to a home's signer, starting it if it does not run.
 
     Raises:
-        Refused: when a rule or check refuses the request, or the key cannot be used.
-        BadInput: when it cannot be done with what there is.
-        ConnectionError: when the signer was lost, or is slow, before it answered, and asking again could append twice.
+        Refused: if a rule or check refuses the request, or the key cannot be used.
+        BadInput: if the request cannot be done with the given input or environment.
+        ConnectionError: if an append got no answer; repeating it could append twice.
     """
     lost = replaced = False
     while True:
@@ -51,7 +51,7 @@ def ask(home: Home, request: Request) -> Answer:
             start(home)
             connection = _connect(home)
         if connection is None:
-            raise Refused(f"expected the signer to stay, got its end: see {home.root}/logs/signer.log.")
+            raise Refused(f"the signer exited right after it started: see {home.root}/logs/signer.log")
         with connection:
             try:
                 answer = _exchange(connection, request)
@@ -59,12 +59,12 @@ def ask(home: Home, request: Request) -> Answer:
                 if isinstance(request, Append):
                     raise
                 if lost:
-                    raise Refused(f"expected the signer to answer, got '{error}': see logs/signer.log.") from error
+                    raise Refused(f"the signer did not answer twice ('{error}'): see logs/signer.log") from error
                 lost = True
                 continue
         if replaced or not (isinstance(request, Hello) and answer.stale):
             break
-        # It runs other sources than this client. Once is enough: they may have changed under this process.
+        # The signer runs other sources. Replace it once only: sources may have changed under this process too.
         stop(home)
         replaced = True
     if answer.refused:
@@ -75,26 +75,26 @@ def ask(home: Home, request: Request) -> Answer:
 
 
 def hello(home: Home) -> Hello:
-    """The first request of a client."""
+    """Return the first request of a client."""
     return Hello(ledger=sha256_hex(home.ledger_url.encode()), sources=sources())
 
 
 def public_key(home: Home) -> Ed25519PublicKey:
-    """The public half of the key that a home's signer holds."""
+    """Return the public key of a home's signer."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     return Ed25519PublicKey.from_public_bytes(b64decode(ask(home, hello(home)).public))
 
 
 def start(home: Home) -> None:
-    """Start a home's signer unless one answers, and wait until it listens.
+    """Start a home's signer unless it runs, and wait until it listens.
 
-    The passphrase comes from `NEORL_KEY_PASSPHRASE`, which is taken out of this process's environment so that no child
-    inherits it; else from a file (see `keys.open_keys`); else a person is asked on the terminal.
+    The passphrase comes from `NEORL_KEY_PASSPHRASE` (removed from this process's environment, so that no child inherits
+    it), from a file (see `keys.open_keys`), or from a person at the terminal.
 
     Raises:
-        Refused: when the passphrase is wrong or missing, the key is missing or not pinned, or the database is none.
-        BadInput: when key or trust root cannot be read.
+        Refused: if the passphrase is wrong or missing, the key is missing or not pinned, or the database is unusable.
+        BadInput: if key or trust root cannot be read.
     """
     given = os.environ.pop(PASSPHRASE, "").encode()
     with exclusive(home.folder("locks") / "signer.lock"):
@@ -106,7 +106,7 @@ def start(home: Home) -> None:
 
         if not given and sys.stdin is not None and sys.stdin.isatty() and must_be_asked_for(home):
             given = getpass.getpass(f"Passphrase of {home.signing_key}: ").encode()
-        # A signer whose passphrase only a person knows stays until it is stopped: nobody may be there to ask.
+        # A signer whose passphrase only a person knows does not exit when idle: nobody may be there to type it.
         idle = "0" if given else os.environ.get(IDLE, DEFAULT_IDLE)
         done = run_module("tasks.evidence.signer", str(home.root.resolve()), idle, stdin=given)
         if done.returncode == 0:
@@ -115,20 +115,20 @@ def start(home: Home) -> None:
         answer = Answer.model_validate_json(done.stdout)
     except ValidationError:
         last = (done.stderr.decode(errors="replace").strip().splitlines() or ["nothing"])[-1]
-        raise Refused(f"expected the signer to start, got {last!r}: see logs/signer.log in {home.root}.") from None
+        raise Refused(f"the signer did not start ({last!r}): see logs/signer.log in {home.root}") from None
     raise Refused(answer.refused) if answer.refused else BadInput(answer.bad_input)
 
 
 def stop(home: Home) -> bool:
-    """End a home's signer, if one runs, and wait until it has ended; returns whether one ran.
+    """Stop a home's signer and wait until it has exited; return whether it ran.
 
     Raises:
-        Refused: when it does not end in time.
+        Refused: if it does not exit in time.
     """
     connection = _connect(home)
     if connection is None:
         return False
-    # Its answer is followed by the end of the process, which closes the connection; one that is lost has ended, too.
+    # The signer exits after its answer, which closes the connection. A lost connection means that it has exited.
     with connection, suppress(ConnectionError):
         _exchange(connection, Stop())
     return True
@@ -136,12 +136,12 @@ def stop(home: Home) -> bool:
 
 @cache
 def sources() -> str:
-    """Digest of the sources that hold the rules of writing: a signer of other sources is replaced."""
+    """Return the digest of the sources with the rules; a signer with other sources is replaced."""
     return sources_digest("tasks.evidence.signer")
 
 
 def socket_file(home: Home) -> Path:
-    """Where the signer listens: in the folder of the keys, which is its owner's alone."""
+    """Return the path of the signer's socket, in the folder of the keys."""
     return home.signing_key.with_name("signer.sock")
 
 
@@ -160,7 +160,7 @@ def _connect(home: Home) -> socket.socket | None:
 
 @contextmanager
 def short_address(path: Path) -> Iterator[str]:
-    """An address that the kernel takes: a link to the folder where the path itself is too long."""
+    """Yield a socket address that is short enough for the kernel, through a symbolic link if necessary."""
     if len(os.fsencode(path)) <= LONGEST_ADDRESS:
         yield str(path)
         return
@@ -173,18 +173,16 @@ def short_address(path: Path) -> Iterator[str]:
 def _exchange(connection: socket.socket, request: Request) -> Answer:
     data = request.model_dump_json().encode()
     if len(data) > MAX_BYTES:
-        raise Refused(f"expected an entry of at most {MAX_BYTES} bytes, got {len(data)}: name fewer files.")
+        raise Refused(f"an entry may have at most {MAX_BYTES} bytes, got {len(data)}: name fewer files")
     try:
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
         received = b"".join(iter(lambda: connection.recv(65536), b""))
     except TimeoutError as error:
         if isinstance(request, Append):
-            # It goes on, and may write the entry yet, as one that is lost may have written it.
+            # The signer continues, and may still write the entry.
             raise ConnectionError(f"no answer within {TIMEOUT:g} s") from error
-        raise Refused(
-            f"expected an answer of the signer within {TIMEOUT:g} s, got none: see logs/signer.log."
-        ) from error
+        raise Refused(f"the signer did not answer within {TIMEOUT:g} s: see logs/signer.log") from error
     if not received:
-        raise ConnectionError("the signer was lost before it answered")
+        raise ConnectionError("the connection to the signer was lost before its answer")
     return Answer.model_validate_json(received)

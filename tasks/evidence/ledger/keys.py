@@ -1,4 +1,4 @@
-"""The private key at rest: encrypted in the home, under a passphrase that lies elsewhere."""
+"""Private keys on disk: encrypted in the home, with a passphrase stored elsewhere."""
 
 from __future__ import annotations
 
@@ -21,29 +21,28 @@ PASSPHRASE_FILE = "NEORL_KEY_PASSPHRASE_FILE"
 
 
 def kept_passphrase(pem: bytes) -> Path:
-    """Where a generated passphrase is kept: in the user's configuration, named by the digest of the key file."""
+    """Return the path of a generated passphrase: in the user's configuration, named by the digest of the key file."""
     return configuration() / f"{sha256_hex(pem)[:16]}.passphrase"
 
 
 def configuration() -> Path:
-    """The user's own configuration folder: outside the home, so that a copy of the home is without it.
+    """Return the user's configuration folder, which no copy of a home contains.
 
     Raises:
-        BadInput: when this user has no home folder.
+        BadInput: if this user has no home folder.
     """
     folder = os.environ.get("XDG_CONFIG_HOME")
     try:
         root = Path(folder) if folder else Path.home() / ".config"
     except RuntimeError as error:
         raise BadInput(
-            "expected a home folder of this user for keys and passphrases, got none: set XDG_CONFIG_HOME, or "
-            f"{PASSPHRASE_FILE}."
+            f"this user has no home folder for keys and passphrases: set XDG_CONFIG_HOME or {PASSPHRASE_FILE}"
         ) from error
     return root / "neorl"
 
 
 def must_be_asked_for(home: Home) -> bool:
-    """Whether only a person can say the passphrase: the key is encrypted, and no file holds its passphrase."""
+    """Return whether only a person knows the passphrase: the key is encrypted, and no file has its passphrase."""
     if os.environ.get(PASSPHRASE_FILE) or not home.signing_key.exists():
         return False
     pem = read_secret(home.signing_key)
@@ -53,21 +52,21 @@ def must_be_asked_for(home: Home) -> bool:
 def open_keys(
     home: Home, *, first_use: bool, passphrase: bytes | None = None, project: Path = PROJECT_TRUST
 ) -> tuple[SigningKey, TrustRoot]:
-    """Decrypt the home's signing key, and read the trust root.
+    """Decrypt the home's signing key and read the trust root.
 
-    On first use a key is made and, where the project pins none, its public half is pinned in the home. Later a missing
-    key or trust root is never replaced: who replaces both could re-sign everything. A key that an earlier version left
-    unencrypted is encrypted where it lies, so that unattended runs go on; copies of it in backups stay readable.
+    On first use, a key is made, and its public key is pinned in the home unless the project pins keys. Later, a missing
+    key or trust root is never replaced: whoever replaces both could sign a new history. A key that an earlier version
+    left unencrypted is encrypted in place; copies in backups stay readable.
 
     Args:
+        home: the home.
         first_use: whether nothing has been signed for this home yet.
-        passphrase: of the key; else that in the file which `NEORL_KEY_PASSPHRASE_FILE` names; else the generated one.
-        project: where the project pins the keys that it trusts.
+        passphrase: defaults to the file named by NEORL_KEY_PASSPHRASE_FILE, then to the generated one.
+        project: file of the project's trusted keys.
 
     Raises:
-        Refused: when the key is not pinned, is missing though records exist, may be read by others, or the passphrase
-            is wrong or missing.
-        BadInput: when the key or the trust root cannot be read.
+        Refused: if the key is missing, not pinned or readable by others, or the passphrase is wrong or missing.
+        BadInput: if the key or the trust root cannot be read.
     """
     path = home.signing_key
     with exclusive(home.folder("locks") / "keys.lock"):
@@ -77,29 +76,29 @@ def open_keys(
             key = store_key(path, Ed25519PrivateKey.generate(), passphrase)
         else:
             raise Refused(
-                f"expected the private key that signed this home's records in {path}, got none: restore it from its "
-                "backup, or start a new home."
+                f"the private key {path} that signed this home's records does not exist: restore it from its "
+                "backup, or start a new home"
             )
         if first_use and not project.exists() and not home.trust.exists():
             write_atomic(home.trust, trust_yaml(home_pin(key.public, "pinned on first use")))
     root = TrustRoot.locate(home, None, project)
     if key_id(key.public) not in root.keys:
         raise Refused(
-            f"expected this home's signing key {key_id(key.public)} among those pinned in {root.source}, got "
-            f"{', '.join(root.keys)}: pin it there with the lines that `neorl keys show` prints."
+            f"this home's signing key {key_id(key.public)} is not pinned in {root.source}, which pins "
+            f"{', '.join(root.keys)}: pin it there with the lines that `neorl keys show` prints"
         )
     return key, root
 
 
 def open_key(path: Path, passphrase: bytes | None = None) -> SigningKey:
-    """The encrypted key in a file; made when there is none.
+    """Open the encrypted key in a file; create it if the file does not exist.
 
     Args:
-        path: of the file.
-        passphrase: of the key; else the generated one, else that in the file which `NEORL_KEY_PASSPHRASE_FILE` names.
+        path: file of the key.
+        passphrase: defaults to the generated one, then to the file named by NEORL_KEY_PASSPHRASE_FILE.
 
     Raises:
-        Refused: when the passphrase is wrong or missing, or others may read the file.
+        Refused: if the passphrase is wrong or missing, or others may read the file.
     """
     with exclusive(path.with_suffix(".lock")):
         if not path.exists():
@@ -116,20 +115,20 @@ def _unlock(path: Path, passphrase: bytes | None) -> SigningKey:
         passphrase = read_secret(kept).strip()
     if not passphrase:
         raise Refused(
-            f"expected the passphrase of {path}, got none: set {PASSPHRASE_FILE} to a file that holds it, or run "
-            "`neorl up` on a terminal."
+            f"the passphrase of {path} is missing: set {PASSPHRASE_FILE} to a file that contains it, or run `neorl up` "
+            "in a terminal"
         )
-    cure = f"correct {PASSPHRASE_FILE}, or unset it and {PASSPHRASE} where the passphrase was generated"
+    cure = f"correct {PASSPHRASE_FILE}, or unset it and {PASSPHRASE} if the passphrase was generated"
     return SigningKey(load_private(path, pem, passphrase, cure))
 
 
 def store_key(path: Path, private: Ed25519PrivateKey, passphrase: bytes | None) -> SigningKey:
-    """Encrypt a home's key and write it.
+    """Encrypt a key and write it.
 
     Args:
-        path: its file.
+        path: file of the key.
         private: the key.
-        passphrase: of it; else that in the file which `NEORL_KEY_PASSPHRASE_FILE` names, else a generated one.
+        passphrase: defaults to the file named by NEORL_KEY_PASSPHRASE_FILE, then to a newly generated one.
     """
     passphrase = passphrase or _named_passphrase()
     secret = passphrase or secrets.token_urlsafe(32).encode()
@@ -137,19 +136,19 @@ def store_key(path: Path, private: Ed25519PrivateKey, passphrase: bytes | None) 
     if passphrase is None:
         kept = kept_passphrase(pem)
         try:
-            # The passphrase first: a key whose passphrase is lost is lost.
+            # Passphrase first: without it the key is lost.
             write_secret(kept, secret + b"\n")
         except OSError as error:
             raise BadInput(
-                f"expected to write the key's passphrase to {kept}, got '{error.strerror}': set {PASSPHRASE_FILE} to a "
-                "file that holds one."
+                f"cannot write the key's passphrase to {kept} ('{error.strerror}'): set {PASSPHRASE_FILE} to a file "
+                "that contains one"
             ) from error
     write_secret(path, pem)
     return SigningKey(private)
 
 
 def encrypted(private: Ed25519PrivateKey, passphrase: bytes) -> bytes:
-    """A private key as it is kept: PEM, encrypted PKCS #8."""
+    """Return a private key as encrypted PKCS #8 PEM."""
     form = serialization.BestAvailableEncryption(passphrase)
     return private.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, form)
 
@@ -158,24 +157,24 @@ def load_private(path: Path, pem: bytes, passphrase: bytes | None, cure: str) ->
     """Decrypt a private key.
 
     Args:
-        path: where it came from.
-        pem: its bytes.
-        passphrase: of the key; none of one that is not encrypted.
-        cure: what to do where the passphrase is another.
+        path: file of the key.
+        pem: content of the file.
+        passphrase: None for an unencrypted key.
+        cure: advice for a wrong passphrase.
 
     Raises:
-        Refused: when the passphrase is another.
-        BadInput: when it is no Ed25519 key.
+        Refused: if the passphrase is wrong.
+        BadInput: if it is not an Ed25519 key.
     """
     try:
         private = serialization.load_pem_private_key(pem, passphrase)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        # The parser's own message is left out: it may quote the key.
+        # The parser's message is not shown: it may quote the key.
         if passphrase is not None:
-            raise Refused(f"expected the passphrase that {path} is encrypted with, got another: {cure}.") from error
-        raise BadInput(f"expected an Ed25519 key in {path}, got another content: restore it.") from error
+            raise Refused(f"the passphrase does not decrypt {path}: {cure}") from error
+        raise BadInput(f"{path} is not an Ed25519 key: restore it from its backup") from error
     if not isinstance(private, Ed25519PrivateKey):
-        raise BadInput(f"expected an Ed25519 key in {path}, got {type(private).__name__}: restore it from its backup.")
+        raise BadInput(f"{path} must be an Ed25519 key, got {type(private).__name__}: restore it from its backup")
     return private
 
 
@@ -184,16 +183,14 @@ def _is_encrypted(pem: bytes) -> bool:
 
 
 def _named_passphrase() -> bytes | None:
-    """The passphrase in the file that the environment names."""
+    """Return the passphrase from the file named by the environment."""
     name = os.environ.get(PASSPHRASE_FILE)
     if not name:
         return None
     try:
         secret = Path(name).read_bytes().strip()
     except OSError as error:
-        raise BadInput(
-            f"expected the key's passphrase in {name}, got '{error.strerror}': correct {PASSPHRASE_FILE}."
-        ) from error
+        raise BadInput(f"cannot read the passphrase {name} ('{error.strerror}'): correct {PASSPHRASE_FILE}") from error
     if not secret:
-        raise BadInput(f"expected the key's passphrase in {name}, got an empty file: write it there.")
+        raise BadInput(f"the file of the key's passphrase {name} is empty: write the passphrase into it")
     return secret

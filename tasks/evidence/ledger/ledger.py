@@ -1,4 +1,4 @@
-"""The ledger: an append-only table of signed, hash-chained entries, the truth about promotion."""
+"""The ledger: an append-only table of signed, hash-chained entries that decides which composite is champion."""
 
 from __future__ import annotations
 
@@ -6,81 +6,35 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import sqlalchemy as sql
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from tasks.evidence.ledger import client, table
+from tasks.evidence.ledger.entry import Entry, read_entry, root_of
 from tasks.evidence.ledger.protocol import Answer, Append, Artefact, Ask, Head, Request
-from tasks.evidence.ledger.signing import HEAD_TYPE, Pin, TrustRoot, keyid_of
+from tasks.evidence.ledger.signing import HEAD_TYPE, Pin, TrustRoot
 from tasks.evidence.ledger.table import GENESIS, TABLE
 from tasks.evidence.ledger.voided import counting
-from tasks.files.canonical import sha256_hex
-from tasks.files.merkle import MerkleTree, merkle_root
+from tasks.files.merkle import MerkleTree
 from tasks.files.stored import stored_sha256
 from tasks.files.times import format_time, parse_time
-from tasks.versions.versions import version_of
 
 ENTRY_TYPE = "application/vnd.neorl.ledger-entry.v3+json"
 EARLIER = re.compile(rb'"payloadType":"application/vnd\.neorl\.ledger-entry(\.v2)?\+json"')
-"""In the canonical envelopes of ledgers of earlier versions, whose seeds no witness had a part in."""
+"""Envelopes of older ledger formats, whose seeds had no witnesses."""
 LOST_ANSWERS = 5
-"""Times that the signer may be lost, or give no answer in time, during one append before it is an error."""
-
-
-class Body(BaseModel):
-    """What an entry of some kind says. Frozen, and nothing is converted or ignored when it is read."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-AnyBody = TypeVar("AnyBody", bound=BaseModel)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One verified row of the ledger."""
-
-    sequence: int
-    predecessor: str
-    timestamp: str
-    kind: str
-    plant: str
-    body: dict[str, Any]
-    artefacts: tuple[Artefact, ...]
-    """Files that the entry vouches for."""
-    digest: str
-    """SHA-256 of the envelope: the entry's name for its successor and for other entries."""
-    envelope: bytes = field(repr=False)
-    rules: int = 1
-    """Version of the rules and texts that it was judged and written by (`tasks.versions`)."""
-    void: str = ""
-    """Why it does not count, where it was read as a void one; no entry is signed with it."""
-    root: bytes = field(default=b"", repr=False, compare=False)
-    """Merkle root (RFC 6962) over its envelope and all before it, as the ledger that read it found it."""
-
-    @cached_property
-    def signer(self) -> str:
-        """Id of the key that signed it."""
-        return keyid_of(self.envelope) if self.envelope else ""
-
-    def read(self, model: type[AnyBody]) -> AnyBody:
-        """The entry's body as the model of its kind.
-
-        Raises:
-            pydantic.ValidationError: when it says more, less or something else.
-        """
-        return model.model_validate_json(json.dumps(self.body))
+"""Maximum number of lost or late answers of the signer during one append."""
 
 
 class HeadNow(NamedTuple):
-    """Size, last digest and Merkle root (RFC 6962 over the envelopes) of a ledger at a moment."""
+    """Size, last digest and Merkle root (RFC 6962 over the envelopes) of a ledger at some time."""
 
     last: str
     root: str
@@ -88,9 +42,10 @@ class HeadNow(NamedTuple):
 
 
 class Ledger:
-    """Reads are verified: no entry is returned whose signature, chain or columns do not hold.
+    """Verified reading of entries, and appending through the signer.
 
-    Reading needs neither the private key nor the signer; appending asks the signer.
+    An entry is returned only after its signature, chain and columns have been verified. Reading needs neither the
+    private key nor the signer.
     """
 
     def __init__(self, home: Home, engine: sql.Engine, trust: TrustRoot, ask: Ask | None) -> None:
@@ -102,7 +57,7 @@ class Ledger:
 
     @staticmethod
     def exists(home: Home) -> bool:
-        """Whether there is a ledger to read: a team's, or this home's own."""
+        """Return whether there is a ledger to read: a team's, or the home's own."""
         return home.ledger_url != f"sqlite:///{home.ledger}" or home.ledger.exists()
 
     @classmethod
@@ -110,26 +65,27 @@ class Ledger:
         """Open the ledger of a home.
 
         Args:
-            trust: file of pinned public keys, in place of the project's or the home's.
-            write: False only reads: nothing is created, and no signer is needed.
-            ask: answers requests for signatures, in place of the home's signer process.
+            home: the home.
+            trust: file of pinned public keys; defaults to the project's or the home's.
+            write: False only reads; nothing is created and no signer is needed.
+            ask: sends requests; defaults to the home's signer process.
 
         Raises:
-            BadInput: when there is no ledger to read, or the trust root is missing.
-            Refused: when the signing key is missing or not pinned, or the database cannot be read.
+            BadInput: if there is no ledger to read, or no trust root.
+            Refused: if the signing key is missing or not pinned, or the database cannot be read.
         """
         if write:
             ask = ask or partial(client.ask, home)
             ask(client.hello(home))
         elif not cls.exists(home):
-            raise BadInput(f"expected a ledger at {home.ledger}, got none: check NEORL_HOME, or retrain a plant first.")
+            raise BadInput(f"there is no ledger at {home.ledger}: check NEORL_HOME, or retrain a plant first")
         return cls(home, table.connect(home.ledger_url), TrustRoot.locate(home, trust), ask if write else None)
 
     def entries(self, kind: str | None = None, plant: str | None = None) -> list[Entry]:
-        """Verified entries in order, all or those of a kind and a plant; one that does not count is of the kind `void`.
+        """Return verified entries in order, optionally of one kind or plant; voided entries have kind `void`.
 
         Raises:
-            Refused: naming the first entry that does not hold.
+            Refused: naming the first invalid entry.
         """
         read = self._refresh()
         state = len(read), self.trust.pins
@@ -143,18 +99,18 @@ class Ledger:
 
     @property
     def verified(self) -> tuple[Entry, ...]:
-        """The entries read so far, all of which hold: those before the broken one when reading was refused."""
+        """Entries verified so far; after an error, those before the invalid one."""
         return tuple(self._entries)
 
     def entry(self, digest: str) -> Entry:
-        """The entry with a digest.
+        """Return the entry with a digest.
 
         Raises:
-            BadInput: when there is none.
+            BadInput: if there is none.
         """
         found = next((entry for entry in self.entries() if entry.digest == digest), None)
         if found is None:
-            raise BadInput(f"expected the digest of a ledger entry, got {digest!r}: `neorl history` lists them.")
+            raise BadInput(f"no ledger entry has the digest {digest!r}: `neorl history` lists them")
         return found
 
     def append(
@@ -168,34 +124,34 @@ class Ledger:
         """Have the signer check, sign and append an entry.
 
         Args:
-            kind: what happened, one of `rules.RULES`.
-            body: what the entry says; or a function that makes it of all earlier entries, or refuses. The function runs
-                again whenever another writer was first, so what it checked still holds in the entry (compare-and-set).
-            plant: the plant that it is about.
-            artefacts: files vouched for, from `artefact`; they must never be overwritten later.
+            kind: kind of the entry, a key of `rules.RULES`.
+            body: the entry's body, or a function that makes it from all earlier entries or raises. The function runs
+                again whenever another writer was first (compare-and-set), so its checks hold for the final entry.
+            plant: plant of the entry.
+            artefacts: files that the entry names, from `artefact`; they must never be overwritten.
 
         Returns:
             The entry, read back and verified.
 
         Raises:
-            Refused: when the ledger does not verify, was opened to read, or the entry breaks a rule of its kind.
-            BadInput: when the ledger cannot be written.
+            Refused: if the ledger does not verify or was opened for reading, or the entry breaks a rule.
+            BadInput: if the ledger cannot be written.
         """
         lost, why = list[Append](), ""
         while True:
             history = self.entries()
-            # A signer that was killed, or is slow, may have written what it gave no answer about.
+            # A signer that was killed or is slow may have written the entry without answering.
             found = (entry for entry in self._entries if any(_is_of(entry, request) for request in lost))
             if lost and (ours := next(found, None)) is not None:
                 return ours
             if len(lost) == LOST_ANSWERS:
-                raise Refused(f"expected the signer to append an entry, got '{why}': see logs/signer.log.")
-            said = body(history) if callable(body) else body
+                raise Refused(f"the signer did not answer {LOST_ANSWERS} times ('{why}'): see logs/signer.log")
+            made = body(history) if callable(body) else body
             request = Append(
                 kind=kind,
                 plant=plant,
-                # By way of text, where numbers that are not finite have a form that JSON knows.
-                body=json.loads(said.model_dump_json()),
+                # Through JSON text, which can represent NaN and infinity.
+                body=json.loads(made.model_dump_json()),
                 artefacts=tuple(artefacts),
                 predecessor=history[-1].digest if history else GENESIS,
             )
@@ -207,53 +163,53 @@ class Ledger:
                 why = str(error)
 
     def head(self) -> HeadNow:
-        """The head of the ledger now."""
+        """Return the current head."""
         self._refresh()
-        return self._head_of_read()
+        return self._verified_head()
 
     def adopt(self, entry: Entry) -> HeadNow:
-        """Take in the next entry from who has just signed and written it; the head with it."""
+        """Add an entry that the caller has just signed and written; return the new head."""
         self._take(entry)
-        return self._head_of_read()
+        return self._verified_head()
 
     def signed_head(self) -> str:
-        """The head as a small signed envelope (ASCII JSON): keep it elsewhere and truncation will be seen."""
+        """Return a signed head (ASCII JSON). A copy kept elsewhere reveals a later truncation."""
         return self.request(Head()).envelope
 
     def verify(self, heads: Iterable[str] = ()) -> HeadNow:
-        """Check every entry, and that every signed head is one that this ledger has had.
+        """Verify every entry, and that every signed head belongs to this ledger's history.
 
         Returns:
-            The head.
+            The current head.
 
         Raises:
-            Refused: naming the entry that does not hold, or the head that the ledger contradicts.
+            Refused: naming the first invalid entry or contradicting head.
         """
         entries = self._refresh()
         for text in heads:
             self._check_head(entries, HeadNow(**self.trust.unseal(HEAD_TYPE, text.strip().encode())))
-        return self._head_of_read()
+        return self._verified_head()
 
     def request(self, request: Request) -> Answer:
-        """Ask this home's signer.
+        """Send a request to this home's signer.
 
         Raises:
-            Refused: when the ledger was opened to read, or the signer refuses.
+            Refused: if the ledger was opened for reading, or the signer refuses.
         """
         if self._ask is None:
-            raise Refused("expected a ledger opened to write, got one opened to read: sign on the home's own machine.")
+            raise Refused(f"the ledger of {self.home.root} was opened for reading: sign on the home's own machine")
         return self._ask(request)
 
     def _refresh(self) -> list[Entry]:
-        """Read and verify what was appended since the last look, and that the last entry seen is still there."""
+        """Read and verify new entries; the last known entry must still be there."""
         seen = len(self._entries)
         with closing(table.rows_from(self._engine, seen)) as rows:
             if seen:
                 row = next(rows, None)
                 if row is None or row.envelope != self._entries[-1].envelope.decode():
                     raise Refused(
-                        f"ledger entry {seen}: expected the one that was read before, got another or none: bring back "
-                        "the newer ledger; where an older one is meant, run `neorl down` first."
+                        f"ledger entry {seen} changed or disappeared since it was read: bring back the newer ledger; "
+                        "to use an older one deliberately, run `neorl down` first"
                     )
             for row in rows:
                 self._take(self._checked(row))
@@ -263,7 +219,7 @@ class Ledger:
         self._tree.append(entry.envelope)
         self._entries.append(replace(entry, root=self._tree.root()))
 
-    def _head_of_read(self) -> HeadNow:
+    def _verified_head(self) -> HeadNow:
         last = self._entries[-1].digest if self._entries else GENESIS
         return HeadNow(last, root_of(self._entries, len(self._entries)).hex(), len(self._entries))
 
@@ -271,13 +227,14 @@ class Ledger:
         number = len(self._entries) + 1
         try:
             if not isinstance(row.envelope, str):
-                raise Refused("expected text in the envelope column, got another type: restore the row.")
+                kind = type(row.envelope).__name__
+                raise Refused(f"the envelope column must be text, got {kind}: restore the row")
             envelope = row.envelope.encode()
             known = self._known.get(envelope)
             if known is None and EARLIER.search(envelope):
                 raise Refused(
-                    "expected one of this version of NeoRL, got one of an earlier version: keep the home for its audit "
-                    "with the version that wrote it, and start a new one (NEORL_HOME)."
+                    "it was written by an earlier version of NeoRL: audit this home with that version, and start a new "
+                    "one (NEORL_HOME)"
                 )
             entry = known or read_entry(self._unsealed(envelope), envelope)
             last = self._entries[-1] if self._entries else None
@@ -286,18 +243,20 @@ class Ledger:
                 signed, stored = getattr(entry, name), getattr(row, name)
                 if stored != signed or signed != expected.get(name, signed):
                     raise Refused(
-                        f"expected {name} {expected.get(name, signed)!r}, got {stored!r} beside a signed {signed!r}: "
-                        "restore the row."
+                        f"{name} must be {expected.get(name, signed)!r}, got {stored!r} in the table and {signed!r} in "
+                        "the envelope: restore the row"
                     )
             if last is not None and entry.rules < last.rules:
                 raise Refused(
                     f"uses rules version {entry.rules} after an entry of version {last.rules}, and versions never "
-                    "decrease: restore the row."
+                    "decrease: restore the row"
                 )
             if format_time(parse_time(entry.timestamp)) != entry.timestamp:
-                raise Refused(f"expected a time as the ledger writes it, got {entry.timestamp!r}: restore the row.")
+                raise Refused(f"timestamps must be written as 2026-01-31T12:00:00.000000Z, got {entry.timestamp!r}")
             if last is not None and entry.timestamp < last.timestamp:
-                raise Refused(f"expected a time from {last.timestamp} on, got {entry.timestamp}: restore the row.")
+                raise Refused(
+                    f"timestamps must not decrease, got {entry.timestamp} after {last.timestamp}: restore the row"
+                )
         except (Refused, KeyError, TypeError, ValueError) as error:
             raise Refused(f"ledger entry {number}: {error}") from error
         self._known[envelope] = entry
@@ -307,7 +266,7 @@ class Ledger:
         try:
             return self.trust.unseal(ENTRY_TYPE, envelope)
         except Refused:
-            # Another key may have taken the home's place since this was opened: then the file pins more keys now.
+            # The home's key may have been rotated since opening: read the pins again.
             now = TrustRoot.read(self.trust.source)
             if now.keys.keys() == self.trust.keys.keys():
                 raise
@@ -317,62 +276,39 @@ class Ledger:
     def _check_head(self, entries: Sequence[Entry], head: HeadNow) -> None:
         if head.size > len(entries):
             raise Refused(
-                f"expected at least the {head.size} ledger entries that a signed head has seen, got {len(entries)}: "
-                "the ledger was truncated or an older one restored, so bring back the newer one."
+                f"the ledger has {len(entries)} entries, but a signed head covers {head.size}: it was truncated or an "
+                "older copy was restored; bring back the newer one"
             )
         root = root_of(entries, head.size).hex()
         last = entries[head.size - 1].digest if head.size else GENESIS
         if (root, last) != (head.root, head.last):
             raise Refused(
-                f"expected the first {head.size} ledger entries to have root {head.root[:12]}, as a signed head says, "
-                f"got {root[:12]}: this is another history, so bring back the original ledger."
+                f"the first {head.size} ledger entries have root {root[:12]}, a signed head states {head.root[:12]}: "
+                "this is another history; bring back the original ledger"
             )
 
 
 def _known_under(engine: sql.Engine, trust: TrustRoot) -> dict[bytes, Entry]:
-    """The entries that this process has read of a ledger under the same keys, by their signed envelopes.
+    """Return this process's cache of verified entries, by envelope, for this ledger and these keys.
 
-    A retraining opens its ledger a dozen times, and most of a reading's time goes into signatures. All else is checked
-    at each: that the rows are there, in their order, and say what is signed.
+    A retraining opens its ledger a dozen times, and signatures dominate the reading time. Everything else (presence,
+    order, columns) is checked on each reading.
     """
     return _known(str(engine.url), frozenset((name, key.public_bytes_raw()) for name, key in trust.keys.items()))
 
 
 @lru_cache(maxsize=1)
 def _known(url: str, keys: frozenset[tuple[str, bytes]]) -> dict[bytes, Entry]:
-    """Kept for the ledger that was opened last."""
+    # Only for the ledger that was opened last.
     return {}
-
-
-def read_entry(payload: Any, envelope: bytes = b"") -> Entry:
-    """The entry that a payload stands for.
-
-    Raises:
-        KeyError, TypeError, ValueError: when the payload has another shape.
-    """
-    if not isinstance(payload["body"], dict):
-        raise TypeError(f"expected an object as its body, got {payload['body']!r}: restore the row.")
-    # Entries of version 1 have no such field, and a signed 1 would be a second way to write the same.
-    rules = payload["rules"] if "rules" in payload else 1  # noqa: SIM401, a payload may be a list
-    if "rules" in payload and (type(rules) is not int or rules < 2):
-        raise ValueError(f"rules must be a whole number of at least 2, got {rules!r}: restore the row.")
-    # Before anything else is read: entries of a later version may have other fields.
-    version_of(rules)
-    said = {**payload, "artefacts": tuple(Artefact(**file) for file in payload["artefacts"]), "rules": rules}
-    return Entry(**said, digest=sha256_hex(envelope), envelope=envelope, void="", root=b"")
-
-
-def root_of(entries: Sequence[Entry], size: int) -> bytes:
-    """The Merkle root of the first entries of a ledger, which are at least so many."""
-    return entries[size - 1].root if size else merkle_root([])
 
 
 def insert(engine: sql.Engine, entry: Entry) -> None:
     """Write the row of a signed entry.
 
     Raises:
-        sqlalchemy.exc.IntegrityError: when another writer was first.
-        sqlalchemy.exc.DBAPIError: when the database cannot be written.
+        sqlalchemy.exc.IntegrityError: if another writer was first.
+        sqlalchemy.exc.DBAPIError: if the database cannot be written.
     """
     columns = {name: getattr(entry, name) for name in TABLE.columns.keys()[:-1]}
     with engine.connect() as connection:
@@ -380,13 +316,13 @@ def insert(engine: sql.Engine, entry: Entry) -> None:
 
 
 def artefact(home: Home, path: Path, name: str | None = None) -> Artefact:
-    """Name a file under the home by its SHA-256, for an entry to vouch for."""
+    """Return a file of the home with its SHA-256, for an entry to name."""
     relative = path.resolve().relative_to(home.root.resolve())
     return Artefact(name or path.name, relative.as_posix(), stored_sha256(path))
 
 
 def folder_artefacts(home: Home, folder: Path, name: str) -> list[Artefact]:
-    """Name every file in a folder, in the order of their paths."""
+    """Return every file in a folder as an artefact, sorted by path."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return [artefact(home, path, f"{name}/{path.relative_to(folder).as_posix()}") for path in files]
 

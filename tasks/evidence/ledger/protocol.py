@@ -1,4 +1,4 @@
-"""What may be asked of the signer, and its answers: typed requests, never bytes to sign."""
+"""Requests to the signer and its answers: typed requests, never bytes to sign."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
 from tasks.evidence.claims import Counts, Materials
 
 MAX_BYTES = 8 * 1024 * 1024
-"""Bytes of the largest request; a candidate's list of files is the largest that occurs."""
+"""Largest request; a candidate's list of files is the largest that occurs."""
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$")]
 
 
 class Artefact(NamedTuple):
-    """A file that an entry vouches for."""
+    """File that an entry names."""
 
     name: str
     path: str
@@ -26,23 +26,23 @@ class Artefact(NamedTuple):
 
 
 class Message(BaseModel):
-    """Frozen, of exactly these fields, and nothing is converted."""
+    """Base: frozen, strict, unknown fields are rejected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Hello(Message):
-    """Make key and table on first use, and tell the public key."""
+    """Create key and table on first use; return the public key."""
 
     ask: Literal["hello"] = "hello"
     ledger: Sha256
-    """Digest of the ledger's URL, so that client and signer cannot mean two ledgers."""
+    """Digest of the ledger's URL, so that client and signer use the same ledger."""
     sources: Sha256
-    """Digest of the sources that hold the rules; a signer of other sources answers `stale`."""
+    """Digest of the sources with the rules; a signer with other sources answers `stale`."""
 
 
 class Append(Message):
-    """Append an entry of this kind and body, if the ledger's last entry is still the predecessor."""
+    """Append an entry if the ledger's last entry is still the predecessor."""
 
     ask: Literal["append"] = "append"
     kind: Annotated[str, Field(max_length=32)]
@@ -53,26 +53,26 @@ class Append(Message):
 
 
 class Head(Message):
-    """Sign the ledger's head as it is now."""
+    """Sign the current head."""
 
     ask: Literal["head"] = "head"
 
 
 class Countersign(Message):
-    """Have the ledger's head countersigned by the witnesses that answer."""
+    """Have the current head countersigned by the witnesses."""
 
     ask: Literal["countersign"] = "countersign"
 
 
 class Nonces(Message):
-    """Get the nonces that the witnesses give for an attempt's commitment, once they countersigned it."""
+    """Have an attempt's commitment countersigned, and get the witnesses' nonces for it."""
 
     ask: Literal["nonces"] = "nonces"
     attempt: Sha256
 
 
 class Certify(Message):
-    """Sign the certificate of an attempt, whose claim, number, composite and seed the signer looks up."""
+    """Sign an attempt's certificate; the signer looks up claim, number, composite and seed."""
 
     ask: Literal["certificate"] = "certificate"
     attempt: Sha256
@@ -81,7 +81,7 @@ class Certify(Message):
 
 
 class Seal(Message):
-    """Sign that a stage of the flow had this result."""
+    """Sign the digest of a cached result."""
 
     ask: Literal["seal"] = "seal"
     stage: Name
@@ -90,7 +90,7 @@ class Seal(Message):
 
 
 class Rotate(Message):
-    """Make another key, log it by the one in force, and sign with it from then on."""
+    """Rotate the home's key."""
 
     ask: Literal["rotate"] = "rotate"
     by: Annotated[str, Field(min_length=1, max_length=256)]
@@ -98,7 +98,7 @@ class Rotate(Message):
 
 
 class Stop(Message):
-    """End the signer."""
+    """Stop the signer."""
 
     ask: Literal["stop"] = "stop"
 
@@ -108,23 +108,23 @@ REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminat
 
 
 class Answer(Message):
-    """What the signer found or made."""
+    """Answer of the signer."""
 
     envelope: str = ""
-    """Canonical bytes of the signed envelope, ASCII."""
+    """Canonical bytes of the signed envelope (ASCII)."""
     stale: bool = False
-    """Whether another entry came first, so that the client has to look again."""
+    """Whether another entry was written first, so that the client must read again."""
     witnesses: tuple[str, ...] = ()
-    """Keys of the witnesses that countersigned, as many as are required."""
+    """Keys of the required number of witnesses that countersigned."""
     public: str = ""
-    """Base64 of the public key, in the answer to `Hello`."""
+    """Base64 of the public key, after `Hello`."""
     pid: int = 0
-    """The signer's process, in the answer to `Hello`."""
+    """Process id of the signer, after `Hello`."""
     refused: str = ""
-    """Why a rule or check refuses the request."""
+    """Reason for a refusal by a rule or check."""
     bad_input: str = ""
-    """Why it cannot be done with what there is."""
+    """Reason for a failure with the given input or environment."""
 
 
 Ask = Callable[[Request], Answer]
-"""Answers a request, or raises Refused, BadInput, or ConnectionError where it was lost on the way."""
+"""Sends a request. Raises Refused, BadInput, or ConnectionError if the answer was lost."""

@@ -1,4 +1,4 @@
-"""Ed25519 signatures in DSSE envelopes, and the pinned public keys that they must verify against."""
+"""Ed25519 signatures in DSSE envelopes, and the trust root: the pinned public keys that verify them."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ HEAD = re.compile(
     r'\{"payload":"[A-Za-z0-9+/=]+","payloadType":"application/vnd\.neorl\.ledger-head\+json",'
     r'"signatures":\[\{"keyid":"[0-9a-f]+","sig":"[A-Za-z0-9+/=]+"\}\]\}'
 )
-"""The canonical envelope of a head: its keys in their one order, and nothing but base64 within the strings."""
+"""Canonical envelope of a head."""
 PROJECT_TRUST = Path(configs.__path__[0]) / "trust.yaml"
-"""Where a project pins the keys that it trusts."""
+"""File of the keys that a project trusts."""
 
 
 def key_id(public: Ed25519PublicKey) -> str:
-    """The first 16 hexadecimal digits of SHA-256 over the 32 public bytes: a name for the key, never a proof."""
+    """Return the first 16 hexadecimal digits of SHA-256 over the public key: a name, not a proof."""
     return hashlib.sha256(public.public_bytes_raw()).hexdigest()[:16]
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
-    """DSSE's pre-authentication encoding, the bytes that are signed.
+    """Return DSSE's pre-authentication encoding, the bytes that are signed.
 
     PAE(type, body) = "DSSEv1" SP LEN(type) SP type SP LEN(body) SP body (DSSE v1.0.2, protocol.md).
     """
@@ -50,28 +50,25 @@ def pae(payload_type: str, payload: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class SigningKey:
-    """A private key; its bytes are in no message, representation or argument list."""
+    """Private key; its bytes never occur in messages, representations or arguments."""
 
     _private: Ed25519PrivateKey
 
     @property
     def public(self) -> Ed25519PublicKey:
-        """The half that others verify with."""
+        """Public key."""
         return self._private.public_key()
 
     def sign(self, message: bytes) -> bytes:
-        """The Ed25519 signature of a message: 64 bytes, the same ones for the same message (RFC 8032)."""
+        """Return the Ed25519 signature of a message: 64 bytes, deterministic (RFC 8032)."""
         return self._private.sign(message)
 
     def seal(self, payload_type: str, payload: Any) -> bytes:
-        """Sign a JSON value.
+        """Sign a JSON value; return the canonical bytes of a DSSE envelope with one signature.
 
         Args:
-            payload_type: media type that says what the payload means.
-            payload: a JSON value; its canonical bytes are signed.
-
-        Returns:
-            The canonical bytes of a DSSE envelope with one signature.
+            payload_type: media type of the payload.
+            payload: JSON value; its canonical bytes are signed.
         """
         body = canonical_json(payload)
         signature = {"keyid": key_id(self.public), "sig": to_base64(self.sign(pae(payload_type, body)))}
@@ -79,27 +76,27 @@ class SigningKey:
 
 
 class Pin(NamedTuple):
-    """A row of a trust root: a home's key, or a person's."""
+    """Row of a trust root: a key of a home or of a person."""
 
     id: str
     public: str
     """Base64 of the 32 bytes."""
     note: str = ""
     person: str = ""
-    """Whose key it is; nobody's is a home's."""
+    """Owner; empty for a home's key."""
     roles: tuple[str, ...] = ()
     until: str = ""
-    """When another key took its place."""
+    """Time of its rotation."""
     revoked: str = ""
-    """From when on it does not count."""
+    """Time from which its signatures do not count."""
 
 
 @dataclass(frozen=True)
 class TrustRoot:
-    """The public keys whose signatures count, and the file that pins them."""
+    """Trusted public keys and the file that pins them."""
 
     keys: Mapping[str, Ed25519PublicKey]
-    """Those of homes, which sign entries, heads, certificates and seals; a person's key signs none of them."""
+    """Keys of homes, which sign entries, heads, certificates and seals; persons' keys sign none of these."""
     source: Path
     pins: tuple[Pin, ...] = ()
     """All rows of the file."""
@@ -109,138 +106,135 @@ class TrustRoot:
         """Read pinned keys from YAML: `keys: [{id, public, note?, person?, roles?, until?, revoked?}]`.
 
         Raises:
-            BadInput: when the file is missing, malformed, empty, or an id is not that of its key.
+            BadInput: if the file is missing, malformed or empty, or an id does not match its key.
         """
-        cure = "export it again with `neorl keys show` on the machine that signs."
+        cure = "export it again with `neorl keys show` on the machine that signs"
         try:
             with path.open("rb") as file:
                 document = parse_yaml(file.read(MAX_BYTES + 1).decode(), path)
         except FileNotFoundError as error:
-            raise BadInput(f"expected pinned public keys in {path}, got no such file: {cure}") from error
+            raise BadInput(f"the file of pinned public keys {path} does not exist: {cure}") from error
         except UnicodeDecodeError as error:
-            raise BadInput(f"expected YAML with pinned public keys in {path}, got {error}: {cure}") from error
+            raise BadInput(f"{path} is not YAML with pinned public keys ({error}): {cure}") from error
         except BadInput as error:
             raise BadInput(f"{str(error).removesuffix('.')}, or {cure}") from error
         rows = document.get("keys") if isinstance(document, dict) and set(document) == {"keys"} else None
         if not isinstance(rows, list) or not rows:
-            raise BadInput(f"expected a non-empty list `keys` and nothing else in {path}, got {document!r}: {cure}")
+            raise BadInput(f"{path} must contain a non-empty list `keys` and nothing else, got {document!r}: {cure}")
         pins = tuple(_pin(row, path, cure) for row in rows)
         return cls({pin.id: public_key(pin.public) for pin in pins if not pin.person}, path, pins)
 
     @classmethod
     def locate(cls, home: Home, file: Path | None = None, project: Path = PROJECT_TRUST) -> TrustRoot:
-        """The trust root in force: the file given, else the project's `configs/trust.yaml`, else the home's own."""
+        """Return the trust root in force: the given file, else `configs/trust.yaml` of the project, else the home's."""
         return cls.read(file or next((path for path in (project, home.trust) if path.exists()), home.trust))
 
     def unseal(self, payload_type: str, envelope: bytes) -> Any:
-        """Check an envelope and return its payload.
+        """Verify an envelope and return its payload.
 
         Args:
-            payload_type: the only media type that is accepted here.
-            envelope: bytes that must be the canonical bytes of a DSSE envelope with one signature.
+            payload_type: the only accepted media type.
+            envelope: canonical bytes of a DSSE envelope with one signature.
 
         Returns:
             The payload's JSON value.
 
         Raises:
-            Refused: on any byte that is not canonical, any other field, and any signature by a key not pinned.
+            Refused: for non-canonical bytes, other fields, and signatures by keys that are not pinned.
         """
         try:
             document = json.loads(envelope)
             if not isinstance(document, dict) or set(document) != ENVELOPE_KEYS:
-                raise ValueError("not the three fields of a DSSE envelope")
+                raise ValueError("it does not have the three fields of a DSSE envelope")
             if document["payloadType"] != payload_type:
-                raise ValueError(f"payload type {document['payloadType']!r} in place of {payload_type!r}")
+                raise ValueError(f"its payload type must be {payload_type!r}, got {document['payloadType']!r}")
             signatures = document["signatures"]
             if not isinstance(signatures, list) or len(signatures) != 1 or set(signatures[0]) != {"keyid", "sig"}:
-                raise ValueError("not exactly one signature")
+                raise ValueError("it must have exactly one signature")
             body, signature = from_base64(document["payload"]), from_base64(signatures[0]["sig"])
             payload = json.loads(body)
-            # One byte string per meaning: white space, key order, duplicate keys and number forms all end here.
+            # One byte string per meaning: rejects other white space, key order, duplicate keys and number forms.
             if canonical_json(document) != envelope or canonical_json(payload) != body:
-                raise ValueError("bytes that are not the canonical ones")
+                raise ValueError("its bytes are not canonical")
         except (ValueError, TypeError, RecursionError) as error:
-            raise Refused(f"expected a canonical signed envelope, got {error}: restore the original bytes.") from error
+            raise Refused(f"invalid signed envelope: {error}; restore the original bytes") from error
         name = signatures[0]["keyid"]
         public = self.keys.get(name) if isinstance(name, str) else None
         if public is None:
             raise Refused(
-                f"expected a signature by a key pinned in {self.source}, got one by key {name!r}: restore the "
-                "original, or pin that key after comparing its fingerprint with its owner's."
+                f"the signing key {name!r} is not pinned in {self.source}: restore the original, or pin that key after "
+                "comparing its fingerprint with its owner's"
             )
         try:
             public.verify(signature, pae(payload_type, body))
         except InvalidSignature as error:
-            raise Refused(
-                f"expected a valid signature by key {name}, got one that does not fit the content: "
-                "restore the original bytes."
-            ) from error
+            raise Refused(f"the signature by key {name} is invalid: restore the original bytes") from error
         return payload
 
 
 def home_pin(public: Ed25519PublicKey, note: str) -> Pin:
-    """The row that pins a home's key."""
+    """Return the row that pins a home's key."""
     return Pin(key_id(public), public_text(public), note)
 
 
 def trust_yaml(*pins: Pin) -> bytes:
-    """The trust root that pins these keys; JSON's strings and lists are YAML's."""
+    """Return the text of a trust root; JSON strings and lists are valid YAML."""
     lines = ["keys:"]
     for pin in pins:
-        told = {name: value for name, value in pin._asdict().items() if value}
-        lines += [f"  - id: '{told.pop('id')}'", *(f"    {name}: {_quoted(value)}" for name, value in told.items())]
+        row = {name: value for name, value in pin._asdict().items() if value}
+        lines += [f"  - id: '{row.pop('id')}'", *(f"    {name}: {_quoted(value)}" for name, value in row.items())]
     return ("\n".join(lines) + "\n").encode()
 
 
 def _quoted(value: Any) -> str:
-    """A text or list of texts in YAML; JSON's escapes of letters beyond the BMP are two letters there, so they stay."""
+    """Return text or a list of texts in YAML. Characters beyond the BMP stay: JSON escapes them as two, YAML as one."""
     text = json.dumps(value, ensure_ascii=False)
     return re.sub("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def public_key(text: str) -> Ed25519PublicKey:
-    """A public key from the base64 of its 32 bytes.
+    """Return the public key from base64 of its 32 bytes.
 
     Raises:
-        ValueError, TypeError: when it is not that.
+        ValueError, TypeError: if the text is invalid.
     """
     return Ed25519PublicKey.from_public_bytes(from_base64(text))
 
 
 def public_text(public: Ed25519PublicKey) -> str:
-    """The base64 of a public key's 32 bytes."""
+    """Return base64 of a public key's 32 bytes."""
     return to_base64(public.public_bytes_raw())
 
 
 def keyid_of(envelope: bytes) -> str:
-    """The key that an envelope says it is signed by; whether it is, is checked where it is unsealed.
+    """Return the key id that an envelope names, without verifying the signature.
 
     Raises:
-        ValueError: when it is no envelope.
+        ValueError: if it is not an envelope.
     """
     try:
         return str(json.loads(envelope)["signatures"][0]["keyid"])
     except (LookupError, TypeError) as error:
-        raise ValueError(f"an envelope without a signature ({type(error).__name__})") from error
+        raise ValueError(f"the envelope has no signature ({type(error).__name__})") from error
 
 
 def _pin(row: Any, path: Path, cure: str) -> Pin:
     if not isinstance(row, dict) or not {"id", "public"} <= set(row) <= set(Pin._fields):
-        raise BadInput(f"expected keys with `id`, `public` and perhaps `note` in {path}, got {row!r}: {cure}")
+        raise BadInput(f"a key in {path} must have `id`, `public` and optionally `note`, got {row!r}: {cure}")
     roles = row.get("roles", [])
     texts = [row.get(name, "") for name in ("id", "note", "person", "until", "revoked")]
     if not all(isinstance(text, str) for text in texts) or not _is_texts(roles):
-        raise BadInput(f"expected texts, and a list of them as roles, in {path}, got {row!r}: {cure}")
+        raise BadInput(f"a key in {path} must consist of texts, and a list of texts as roles, got {row!r}: {cure}")
     try:
         name = key_id(public_key(row["public"]))
     except (ValueError, TypeError) as error:
         raise BadInput(
-            f"expected the base64 of an Ed25519 public key in {path}, got {row['public']!r}: {cure}"
+            f"`public` in {path} must be base64 of an Ed25519 public key, got {row['public']!r}: {cure}"
         ) from error
     if row["id"] != name:
-        raise BadInput(f"expected id {name} for its key in {path}, got {row['id']!r}: {cure}")
+        raise BadInput(f"the id in {path} must be {name}, which belongs to its key, got {row['id']!r}: {cure}")
     try:
-        # As the ledger writes times, for they are compared as texts: another form would void nothing, or all.
+        # Normalised to the ledger's form, because times are compared as text.
         dates = {field: normalise_time(row[field], last=False) for field in ("until", "revoked") if row.get(field)}
     except BadInput as error:
         raise BadInput(f"{str(error).removesuffix('.')} in {path}, or {cure}") from error
@@ -252,47 +246,47 @@ def _is_texts(value: Any) -> bool:
 
 
 def to_base64(data: bytes) -> str:
-    """Standard base64, padded."""
+    """Encode as standard base64 with padding."""
     return base64.b64encode(data).decode()
 
 
 def from_base64(text: Any) -> bytes:
-    """Decode base64 that is its own canonical encoding (no other padding bits, no foreign characters)."""
+    """Decode canonical base64 (no other padding bits, no foreign characters)."""
     try:
         data = base64.b64decode(text, validate=True)
     except binascii.Error as error:
-        raise ValueError(f"base64 that does not decode ({error})") from error
+        raise ValueError(f"its base64 is invalid ({error})") from error
     if to_base64(data) != text:
-        raise ValueError("base64 that is not canonical")
+        raise ValueError("its base64 is not canonical")
     return data
 
 
 def heads_in(text: str) -> list[str]:
-    """The signed heads in a text: a head itself, or a report that shows one."""
+    """Return the signed heads in a text: an exported head, or a report that shows one."""
     return HEAD.findall(html.unescape(text))
 
 
 def read_heads(path: Path) -> list[str]:
-    """The signed heads in a file: an exported head or a report.
+    """Return the signed heads in a file.
 
     Raises:
-        BadInput: when the file cannot be read or holds none.
+        BadInput: if the file cannot be read or has no head.
     """
     try:
         found = heads_in(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"expected a signed head in {path}, got {error}: check the path.") from error
+        raise BadInput(f"cannot read a signed head from {path} ({error}): check the path") from error
     if not found:
-        raise BadInput(f"expected a signed head in {path}, got none: give a report or an exported head.")
+        raise BadInput(f"{path} contains no signed head: give a report or an exported head")
     return found
 
 
 def signed_by(heads: Iterable[str], keys: Container[str]) -> list[str]:
-    """The heads that say they are signed by one of these keys; whether they are is checked when they are used."""
+    """Return the heads that name one of these keys as signer; the signature is verified on use."""
     return [text for head in heads for text in heads_in(head) if json.loads(text)["signatures"][0]["keyid"] in keys]
 
 
 def report_heads(home: Home) -> Iterator[str]:
-    """The heads that this home's reports show."""
+    """Yield the heads shown in this home's reports."""
     for path in sorted((home.root / "reports").rglob("*.html")):
         yield from heads_in(path.read_text(errors="replace"))

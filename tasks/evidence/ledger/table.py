@@ -1,4 +1,4 @@
-"""The ledger's SQL table: SQLite in the home, or a team's database; it only takes the next entry."""
+"""The ledger's SQL table, in SQLite or PostgreSQL; triggers accept only the next entry."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TABLE = sql.Table(
     "ledger",
     METADATA,
     sql.Column("sequence", sql.Integer, primary_key=True, autoincrement=False),
-    # Unique, so that two writers cannot both follow the same entry: appending is compare-and-set.
+    # Unique: two writers cannot both follow the same entry (compare-and-set).
     sql.Column("predecessor", sql.String(64), nullable=False, unique=True),
     sql.Column("digest", sql.String(64), nullable=False, unique=True),
     sql.Column("timestamp", sql.String(27), nullable=False),
@@ -62,30 +62,30 @@ GUARDED = sql.text(
     "SELECT count(*) = 2 FROM pg_trigger WHERE tgrelid = to_regclass('ledger') "
     "AND tgname IN ('ledger_no_change', 'ledger_next_only')"
 )
-"""Whether PostgreSQL has the table with its triggers: who made it may have been killed before the last of them."""
+"""Whether PostgreSQL has the table with both triggers; a first user may have been killed in between."""
 TRIGGERS = {"sqlite": SQLITE_TRIGGERS, "postgresql": POSTGRESQL_TRIGGERS}
-"""By dialect; whoever administers the database can drop them, and the chain of signed entries then tells of it."""
+"""By dialect. An administrator can drop them; the signed chain then reveals changes."""
 CURES = {
     "sqlite": "restore it from its backup",
     "postgresql": "check NEORL_LEDGER_URL and its server, or restore the database from its backup",
 }
 FIRST_USE = int.from_bytes(b"neorl", "big")
-"""Number of PostgreSQL's advisory lock under which the table is made."""
+"""Number of PostgreSQL's advisory lock for creating the table."""
 TIMEOUT = 60
 """Seconds to wait for SQLite's lock."""
 CALL = 10
-"""Seconds to wait for a database server to take a connection."""
+"""Connection timeout of a database server in seconds."""
 
 
 @lru_cache(maxsize=16)
 def connect(url: str) -> sql.Engine:
-    """The engine for a ledger's URL; it keeps statements that were compiled, and no connection.
+    """Return the engine for a ledger's URL; it caches compiled statements but no connection.
 
     Args:
-        url: of SQLAlchemy: `sqlite:///PATH`, or `postgresql://USER:PASSWORD@HOST/DATABASE`.
+        url: SQLAlchemy URL: `sqlite:///PATH`, or `postgresql://USER:PASSWORD@HOST/DATABASE`.
 
     Raises:
-        BadInput: when it is no URL, or of a database that there is no driver for.
+        BadInput: if the URL is malformed or its database has no driver.
     """
     try:
         found = sql.make_url(url)
@@ -93,43 +93,38 @@ def connect(url: str) -> sql.Engine:
             found = found.set(drivername="postgresql+psycopg")
         backend = found.get_backend_name()
         if backend not in TRIGGERS:
-            raise BadInput(
-                f"expected NEORL_LEDGER_URL to begin with sqlite or postgresql, got {backend}: name one of these."
-            )
+            raise BadInput(f"NEORL_LEDGER_URL must begin with sqlite or postgresql, got {backend}")
         waits = {"timeout": TIMEOUT} if backend == "sqlite" else {"connect_timeout": CALL}
-        # Statements commit one by one: an entry is one insert, and the unique predecessor guards the rest.
+        # An entry is one insert; the unique predecessor protects against concurrent writers.
         engine = sql.create_engine(found, poolclass=sql.NullPool, isolation_level="AUTOCOMMIT", connect_args=waits)
     except (ArgumentError, ValueError) as error:
-        # Not the text itself, which may hold a password.
+        # The URL is not shown: it may contain a password.
         raise BadInput(
-            "expected NEORL_LEDGER_URL as postgresql://USER:PASSWORD@HOST/DATABASE, got no URL: correct it."
+            "NEORL_LEDGER_URL is not a URL of the form postgresql://USER:PASSWORD@HOST/DATABASE: correct it"
         ) from error
     except ImportError as error:
         raise BadInput(
-            f"expected the driver {error.name} for NEORL_LEDGER_URL, got none: install NeoRL with its extra 'team'."
+            f"the driver {error.name} for NEORL_LEDGER_URL is missing: install NeoRL with its extra 'team'"
         ) from error
     if engine.dialect.name == "sqlite":
 
         @sql.event.listens_for(engine, "connect")
         def durable(connection: Any, _: Any) -> None:
-            # Also syncs the folder once the journal is gone, so that a finished append survives a power cut.
+            # EXTRA also syncs the folder after removing the journal, so that appends survive a power cut.
             connection.execute("PRAGMA synchronous=EXTRA")
 
     return engine
 
 
 def create(engine: sql.Engine) -> bool:
-    """Make the table where there is none.
-
-    Returns:
-        Whether it is empty.
+    """Create the table if it does not exist; return whether it is empty.
 
     Raises:
-        Refused: when there is something else than a database.
+        Refused: if the database is unusable.
     """
     try:
         with engine.connect() as connection:
-            # On a server `IF NOT EXISTS` alone lets two first users collide, and replacing a trigger waits for writers.
+            # On a server, concurrent `IF NOT EXISTS` can collide, and replacing a trigger waits for writers.
             if engine.dialect.name == "sqlite" or not connection.scalar(GUARDED):
                 with _alone(connection):
                     connection.execute(CreateTable(TABLE, if_not_exists=True))
@@ -140,18 +135,18 @@ def create(engine: sql.Engine) -> bool:
             return connection.execute(sql.select(TABLE.c.sequence).limit(1)).first() is None
     except DBAPIError as error:
         raise Refused(
-            f"expected a database at {named(engine)}, got '{_said(error)}': {CURES[engine.dialect.name]}."
+            f"cannot use the database {named(engine)} ('{_message(error)}'): {CURES[engine.dialect.name]}"
         ) from error
 
 
 def rows_from(engine: sql.Engine, sequence: int) -> Generator[sql.Row[Any], None, None]:
-    """Rows in the order of their sequence, all of them where it is 0.
+    """Yield rows from a sequence number on, in order.
 
     Raises:
-        Refused: when they cannot be read.
+        Refused: if they cannot be read.
     """
     query = sql.select(TABLE).order_by(TABLE.c.sequence)
-    # The first look has no filter: a row whose sequence was altered must not slip below it.
+    # The first reading has no filter, so that a row with an altered sequence number is seen.
     if sequence:
         query = query.where(TABLE.c.sequence >= sequence)
     number = max(sequence, 1)
@@ -162,18 +157,18 @@ def rows_from(engine: sql.Engine, sequence: int) -> Generator[sql.Row[Any], None
                 number += 1
     except DBAPIError as error:
         raise Refused(
-            f"expected ledger entry {number} to be readable, got '{_said(error)}': {CURES[engine.dialect.name]}."
+            f"ledger entry {number} cannot be read ('{_message(error)}'): {CURES[engine.dialect.name]}"
         ) from error
 
 
 def named(engine: sql.Engine) -> str:
-    """The database's URL without its password."""
+    """Return the database's URL without its password."""
     return engine.url.render_as_string(hide_password=True)
 
 
 @contextmanager
 def _alone(connection: sql.Connection) -> Iterator[None]:
-    """Let nobody else make the table meanwhile; SQLite has its own lock for that."""
+    """Lock the creation of the table; SQLite locks by itself."""
     if connection.dialect.name == "sqlite":
         yield
         return
@@ -184,6 +179,6 @@ def _alone(connection: sql.Connection) -> Iterator[None]:
         connection.execute(sql.select(sql.func.pg_advisory_unlock(FIRST_USE)))
 
 
-def _said(error: DBAPIError) -> str:
-    """A driver's message in one line."""
+def _message(error: DBAPIError) -> str:
+    """Return a driver's message in one line."""
     return " ".join(str(error.orig).split())

@@ -1,36 +1,31 @@
-"""Entries that do not count, for the home's key that signed them was out: they stay in the chain and decide nothing."""
+"""Voided entries, signed by a replaced or revoked key of the home: they stay in the chain but have no effect."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.ledger.signing import Pin
 
-if TYPE_CHECKING:
-    from tasks.evidence.ledger.ledger import Entry
-
 REPLACED = " replaced"
-"""How the reason of an entry ends that was signed by a key of before."""
+"""End of the reason of an entry that was signed by a replaced key."""
 VOID = "void"
-"""Kind that an entry is read as when it does not count; no entry is signed as one."""
+"""Kind of a voided entry when it is read; no entry is signed with it."""
 CHANGES = ("rotation", "revocation")
-"""Kinds after which others may not count."""
+"""Kinds of entries that may void others."""
 PERMITS = ("result", "candidate", "approval", "promotion", "rollback", "shadow", "extension", "policy", "key")
-"""What allows something. Attempts, rejections and withdrawals of a time that is doubtful later go on to count: else who
-revokes a key of their own would get error probability, or what was rejected, back. For the same reason a rollback that
-does not count brings nothing back, but what it left stays out of service (`leaves_service`)."""
+"""Kinds that permit something. Attempts, rejections and withdrawals always count: otherwise, revoking one's key would
+refund spent error probability or undo a rejection. For the same reason a voided rollback restores nothing, but the
+champion that it replaced stays out of service (`leaves_service`)."""
 
 
 def counting(entries: Sequence[Entry], pins: Collection[Pin] = ()) -> list[Entry]:
-    """The same entries, those that do not count as void ones, so that every position stays what it is.
-
-    A void one's body stays as it was signed, for a champion in force may rest on it.
+    """Return the entries with voided ones marked as kind `void`; positions and bodies stay.
 
     Args:
-        entries: verified, from the first on.
-        pins: of the trust root in force, whose dates hold besides the ledger's.
+        entries: all verified entries from the first on.
+        pins: rows of the trust root in force, whose dates apply in addition to the ledger's.
     """
     reasons = void(entries, pins)
     if not reasons:
@@ -41,43 +36,43 @@ def counting(entries: Sequence[Entry], pins: Collection[Pin] = ()) -> list[Entry
 
 
 def before_each(entries: Sequence[Entry]) -> Iterator[tuple[list[Entry], Entry]]:
-    """Each entry, with those before it as they counted when it was written.
+    """Yield each entry with the earlier entries as they counted when it was written.
 
-    Gives what `counting` makes of the entries before each, without going through all of them again every time: until a
-    key is replaced or revoked all count, and afterwards what counts of those before changes only where another one is.
+    Equals `counting` of the earlier entries, but avoids recomputing it for every entry: before the first rotation or
+    revocation all entries count, and later the set changes only with further ones.
 
     Args:
-        entries: verified, from the first on.
+        entries: all verified entries from the first on.
 
     Yields:
-        The earlier entries, a list of the caller's own, and the entry.
+        A new list of the earlier entries, and the entry.
     """
     counted: list[Entry] = []
-    telling: list[Entry] = []
+    relevant: list[Entry] = []
     for number, entry in enumerate(entries):
         yield list(counted), entry
         if entry.kind in CHANGES:
             counted = counting(entries[: number + 1])
-            telling = [entries[index] for index, e in enumerate(counted) if e.kind in CHANGES or e.kind == VOID]
+            relevant = [entries[index] for index, e in enumerate(counted) if e.kind in CHANGES or e.kind == VOID]
             continue
-        # Whether it counts depends on the keys that are out, and, if it is a rollback, on what does not count.
-        seen = counting([*telling, entry])[-1] if telling else entry
-        if seen.kind == VOID:
-            telling.append(entry)
-        counted.append(seen)
+        # Whether an entry counts depends on ended keys and, for a rollback, on voided entries.
+        counted_entry = counting([*relevant, entry])[-1] if relevant else entry
+        if counted_entry.kind == VOID:
+            relevant.append(entry)
+        counted.append(counted_entry)
 
 
 def void(entries: Sequence[Entry], pins: Collection[Pin] = ()) -> dict[int, str]:
-    """Which entries do not count, and why: sequence -> reason.
+    """Return the voided entries: sequence number -> reason.
 
     Args:
-        entries: verified, from the first on.
-        pins: of the trust root in force.
+        entries: all verified entries from the first on.
+        pins: rows of the trust root in force.
     """
     found = forged(entries)
     revoked: dict[str, str] = {}
-    told = [texts(e, "key", "since") for e in entries if e.kind == "revocation" and e.sequence not in found]
-    dates = [(each[0], each[1]) for each in told if each and each[1]]
+    revocations = [texts(e, "key", "since") for e in entries if e.kind == "revocation" and e.sequence not in found]
+    dates = [(each[0], each[1]) for each in revocations if each and each[1]]
     dates += [(pin.id, pin.revoked) for pin in pins if pin.revoked and not pin.person]
     for key, since in dates:
         revoked[key] = min(since, revoked.get(key, since))
@@ -92,15 +87,16 @@ def void(entries: Sequence[Entry], pins: Collection[Pin] = ()) -> dict[int, str]
     for entry in entries:
         if entry.kind != "rollback":
             continue
-        rests = [permits[d] for d in (texts(entry, "restores", "candidate") or ()) if d in permits]
-        if rests:
-            found.setdefault(entry.sequence, f"to what entry {rests[0]} permitted, which does not count")
+        voided = [permits[d] for d in (texts(entry, "restores", "candidate") or ()) if d in permits]
+        if voided:
+            found.setdefault(entry.sequence, f"to what entry {voided[0]} permitted, which does not count")
     return found
 
 
 def leaves_service(entry: Entry) -> bool:
-    """Whether an entry as it counts takes a champion out of service without another one: a withdrawal, or a rollback
-    that does not count because its key was revoked or because of what it rests on. One that was forged does nothing.
+    """Return whether an entry ends a champion's service without a successor.
+
+    True for withdrawals, and for rollbacks voided by a revocation; a forged rollback has no effect.
     """
     if entry.kind != VOID:
         return entry.kind == "withdrawal"
@@ -108,7 +104,7 @@ def leaves_service(entry: Entry) -> bool:
 
 
 def forged(entries: Sequence[Entry]) -> dict[int, str]:
-    """Entries signed by a key of the home after another one had taken its place, and why they do not count."""
+    """Return the entries signed by a key of the home after its rotation: sequence number -> reason."""
     found: dict[int, str] = {}
     out: dict[str, int] = {}
     if not any(entry.kind == "rotation" for entry in entries):
@@ -116,12 +112,12 @@ def forged(entries: Sequence[Entry]) -> dict[int, str]:
     for entry in entries:
         if (name := entry.signer) in out:
             found[entry.sequence] = f"signed by key {name}, which entry {out[name]}{REPLACED}"
-        elif entry.kind == "rotation" and (told := texts(entry, "old", "person")) and not told[1]:
-            out[told[0]] = entry.sequence
+        elif entry.kind == "rotation" and (fields := texts(entry, "old", "person")) and not fields[1]:
+            out[fields[0]] = entry.sequence
     return found
 
 
 def texts(entry: Entry, *names: str) -> tuple[str, ...] | None:
-    """These fields of a body; None of one that was forged without them, which the rules name and which says nothing."""
+    """Return these text fields of a body, or None if a forged body lacks one; the rules report such an entry."""
     found = tuple(text for name in names if isinstance(text := entry.body.get(name), str))
     return found if len(found) == len(names) else None

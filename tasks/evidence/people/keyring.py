@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from configs.errors import Refused
-from tasks.evidence.ledger.ledger import Body, Entry
+from tasks.evidence.ledger.entry import Body, Entry
 from tasks.evidence.ledger.signing import TrustRoot, key_id, keyid_of, public_key
 from tasks.evidence.ledger.voided import texts
 

@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
+from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.ledger.keys import kept_passphrase, store_key
-from tasks.evidence.ledger.ledger import Entry
 from tasks.evidence.ledger.protocol import Answer, Append, Rotate
 from tasks.evidence.ledger.signing import (
     Pin,

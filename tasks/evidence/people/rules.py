@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from configs.errors import Refused
 from configs.safety_policy import RULE
-from tasks.evidence.ledger.ledger import Entry
+from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.ledger.signing import TrustRoot, key_id, keyid_of, public_key
 from tasks.evidence.people.keyring import (
     KEY_TYPE,

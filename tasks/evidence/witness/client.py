@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from configs.errors import NeoRLError, Refused
 from configs.home import Home
-from tasks.evidence.ledger.ledger import Entry, Ledger, root_of
+from tasks.evidence.ledger.entry import Entry, root_of
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.ledger.signing import SigningKey, heads_in, key_id, signed_by, to_base64
 from tasks.evidence.witness.notes import SIGNATURE, Checkpoint, Note, Verifier, signed_note
 from tasks.evidence.witness.pinned import (

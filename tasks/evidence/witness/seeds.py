@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from configs.errors import BadInput, NeoRLError, Refused
 from tasks.evidence.claims import Predicate, Seed
-from tasks.evidence.ledger.ledger import Body, Entry, read_entry, root_of
+from tasks.evidence.ledger.entry import Body, Entry, read_entry, root_of
 from tasks.evidence.ledger.signing import TrustRoot, from_base64
 from tasks.evidence.witness.notes import COSIGNATURE, Checkpoint, Nonce, Note, Verifier
 from tasks.evidence.witness.pinned import FILE, ledger_fault, load_witnesses, witness_fault

@@ -99,7 +99,7 @@ def test_a_full_disk_is_one_sentence_wherever_it_strikes(home: Path) -> None:
         (["history", "double_mass"], 2, "expected a ledger at"),
         (["certificate", "verify", "none.json", "--challenge", "xyz"], 2, "--challenge must be hexadecimal, got 'xyz'"),
         (["audit", "verify"], 2, "expected a ledger at"),
-        (["audit", "verify", "--head", "none"], 2, "expected a signed head in none"),
+        (["audit", "verify", "--head", "none"], 2, "cannot read a signed head from none"),
         (["status", "--export"], 3, "does not answer: start it with 'neorl up'"),
     ],
 )

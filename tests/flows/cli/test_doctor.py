@@ -72,7 +72,7 @@ def test_the_doctor_reads_the_ledger_and_misses_passphrases(home: Path, monkeypa
         database.execute("DROP TRIGGER ledger_no_update")
         database.execute("UPDATE ledger SET plant = 'double_mass' WHERE sequence = 7")
     assert not found()["ledger"].ok
-    assert found()["ledger"].detail.startswith("ledger entry 7: expected plant 'chemical_reactor', got 'double_mass'")
+    assert found()["ledger"].detail.startswith("ledger entry 7: plant must be 'chemical_reactor', got 'double_mass'")
 
 
 def test_the_doctor_finds_a_clock_that_is_behind_and_a_witness_that_is_silent(home: Path) -> None:

@@ -21,7 +21,8 @@ from tasks.evidence.federations import (
     RoundBody,
     spent,
 )
-from tasks.evidence.ledger.ledger import Entry, Ledger, artefact
+from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.ledger import Ledger, artefact
 from tasks.files.canonical import sha256_hex
 from tests.evidence import forge, open_ledger
 

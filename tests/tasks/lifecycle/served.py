@@ -11,7 +11,8 @@ from configs.home import Home
 from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import make_composite
 from tasks.evidence.decisions.champions import champion
-from tasks.evidence.ledger.ledger import Entry, Ledger, folder_artefacts
+from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.ledger import Ledger, folder_artefacts
 from tasks.files.canonical import sha256_hex
 from tasks.models.bundles.bundle import save_bundle
 from tasks.references import ServedModel

@@ -20,7 +20,8 @@ from tasks.evidence.audit.audit import audit
 from tasks.evidence.decisions import queue
 from tasks.evidence.decisions.approvals import approvers
 from tasks.evidence.decisions.champions import RollbackBody, champion, leaving, promotion_of
-from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.lifecycle.pages import wanted_pages
 from tasks.lifecycle.past import in_force_at
 from tasks.lifecycle.policy import sign

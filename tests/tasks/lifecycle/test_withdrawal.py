@@ -13,7 +13,8 @@ from flows.decisions import withdraw
 from tasks import promote
 from tasks.evidence.audit.audit import audit
 from tasks.evidence.decisions import approvals, champions, queue, verdicts
-from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.people.statement import Content, Signatory
 from tasks.evidence.rules import NoteBody, RefusalBody
 from tasks.lifecycle.policy import sign

@@ -20,8 +20,9 @@ from tasks.evidence.audit.audit import audit
 from tasks.evidence.certificate import verify_certificate
 from tasks.evidence.claims import Claim
 from tasks.evidence.decisions.verdicts import approve
+from tasks.evidence.ledger.entry import read_entry
 from tasks.evidence.ledger.keys import open_keys
-from tasks.evidence.ledger.ledger import ENTRY_TYPE, Ledger, insert, read_entry
+from tasks.evidence.ledger.ledger import ENTRY_TYPE, Ledger, insert
 from tasks.evidence.ledger.signing import HEAD_TYPE
 from tasks.evidence.ledger.table import connect
 from tasks.evidence.rules import NoteBody

@@ -20,8 +20,9 @@ from neorl_core.safety.composite import make_composite
 from tasks.evidence.attempts import Attempt, Outcome, ResultBody, attempt_alpha, draw_seed, seed_file
 from tasks.evidence.audit.audit import AuditReport, audit
 from tasks.evidence.certificate import PAYLOAD_TYPE, make_certificate, state
+from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.ledger.keys import open_keys
-from tasks.evidence.ledger.ledger import Entry, Ledger, artefact, folder_artefacts
+from tasks.evidence.ledger.ledger import Ledger, artefact, folder_artefacts
 from tasks.evidence.ledger.protocol import Certify
 from tasks.evidence.ledger.signing import HEAD_TYPE
 from tasks.evidence.witness.seeds import DrawnSeed
@@ -102,11 +103,11 @@ def test_the_audit_needs_no_private_key_and_writes_nothing(copied: Home) -> None
 
 def test_another_trust_root_trusts_nothing_here(copied: Home, tmp_path: Path) -> None:
     other = open_ledger(Home(tmp_path / "other"))
-    assert "entry 1: expected a signature by a key pinned" in named(audit(copied, trust=other.home.trust))
+    assert "entry 1: the signing key" in named(audit(copied, trust=other.home.trust))
 
 
 def test_no_ledger_is_bad_input(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="expected a ledger"):
+    with pytest.raises(BadInput, match="there is no ledger"):
         audit(Home(tmp_path))
 
 
@@ -190,15 +191,15 @@ def test_certificates_are_checked_whatever_else_fails(copied: Home) -> None:
 def test_heads_that_survive_elsewhere(copied: Home, furnished: Home) -> None:
     head = (furnished.root / "ledger.head").read_text()
     truncate(copied, 9)
-    assert "ledger.head: expected at least the 15 ledger entries" in named(audit(copied))
-    with pytest.raises(Refused, match=r"at least the 15 ledger entries .* truncated"):
+    assert "but a signed head covers 15" in named(audit(copied))
+    with pytest.raises(Refused, match=r"the ledger has 9 entries, .* covers 15: .*truncated"):
         open_ledger(copied).signed_head()
     key, _ = open_keys(copied, first_use=False)
     older = key.seal(HEAD_TYPE, Ledger.open(copied, write=False).head()._asdict())
     (copied.root / "ledger.head").write_bytes(older)
     # A genuine older state: only a head from elsewhere can tell.
     assert audit(copied).passed
-    assert "head 1: expected at least the 15 ledger entries" in named(audit(copied, [head]))
+    assert "but a signed head covers 15" in named(audit(copied, [head]))
 
 
 @pytest.mark.parametrize("keep", [15, 9, 0])
@@ -211,7 +212,7 @@ def test_a_ledger_whose_own_head_was_taken_away_fails(copied: Home, keep: int) -
 
 @pytest.mark.parametrize("text", ["", "hello", "{}"])
 def test_heads_that_are_none_are_refused(furnished: Home, text: str) -> None:
-    assert "head 1: expected a canonical signed envelope" in named(audit(furnished, [text]))
+    assert "head 1: invalid signed envelope" in named(audit(furnished, [text]))
 
 
 Make = Callable[[dict[str, Entry]], dict[str, Any]]

@@ -29,7 +29,7 @@ WORDS = {
     "1f": "was not given by witness.example/w1",
     "2a": "expected the ledger of this home's key",
     "2b": "witness.example/w1 knows a head that this ledger does not match",
-    "2c": "ledger entries that a signed head has seen, got 6",
+    "2c": "the ledger has 6 entries, but a signed head covers",
     "2d": "witness.example/w1 knows a head that this ledger does not match",
     "2e": "witness.example/w1 knows a head that this ledger does not match",
     "2f": "witness.example/w1 knows a head that this ledger does not match",

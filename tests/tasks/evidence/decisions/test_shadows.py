@@ -16,7 +16,8 @@ from tasks.audit_report.tables import Period
 from tasks.evidence.audit.audit import audit
 from tasks.evidence.decisions import approvals, champions, shadows, verdicts
 from tasks.evidence.decisions.queue import waiting
-from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.people.statement import read_payload, with_key
 from tasks.files.canonical import sha256_hex
 from tasks.gates import REQUIRED_OF_PROCESS

@@ -51,10 +51,10 @@ def test_keys_are_made_and_pinned_on_first_use_only(home: Path) -> None:
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
     path.unlink()
-    with pytest.raises(Refused, match="private key that signed"):
+    with pytest.raises(Refused, match=r"the private key .* does not exist"):
         open_keys(place, first_use=False)
     # A new key for a home whose trust root pins the old one signs nothing.
-    with pytest.raises(Refused, match="among those pinned"):
+    with pytest.raises(Refused, match="is not pinned in"):
         open_keys(place, first_use=True)
 
 
@@ -81,7 +81,7 @@ def test_a_passphrase_of_ones_own(home: Path, tmp_path: Path, monkeypatch: pytes
     key, _ = open_keys(place, first_use=True, passphrase=b"correct horse")
     assert not kept_passphrase(place.signing_key.read_bytes()).exists()
     assert must_be_asked_for(place)
-    with pytest.raises(Refused, match="got another") as refusal:
+    with pytest.raises(Refused, match="does not decrypt") as refusal:
         open_keys(place, first_use=False, passphrase=b"hunter2")
     assert "hunter2" not in str(refusal.value)
     monkeypatch.setenv(PASSPHRASE_FILE, str(file))
@@ -89,7 +89,7 @@ def test_a_passphrase_of_ones_own(home: Path, tmp_path: Path, monkeypatch: pytes
     with pytest.raises(BadInput, match="No such file"):
         open_keys(place, first_use=False)
     file.write_text("\n")
-    with pytest.raises(BadInput, match="empty file"):
+    with pytest.raises(BadInput, match="is empty: write"):
         open_keys(place, first_use=False)
     file.write_text("correct horse\n")
     assert open_keys(place, first_use=False)[0].public == key.public
@@ -138,7 +138,7 @@ def test_secrets_that_others_may_read_are_refused(tmp_path: Path) -> None:
     path = write_secret(tmp_path / "keys" / "seed", b"hunter2")
     assert read_secret(path) == b"hunter2"
     path.chmod(0o640)
-    with pytest.raises(Refused, match="mode 0640") as refusal:
+    with pytest.raises(Refused, match="0600, got 0640") as refusal:
         read_secret(path)
     assert "hunter2" not in str(refusal.value)
 

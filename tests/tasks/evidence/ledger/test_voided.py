@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.evidence.ledger.ledger import Entry
+from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.ledger.voided import VOID, before_each, counting, leaves_service
 
 KEYS = ("k0", "k1", "k2")

@@ -11,7 +11,8 @@ from configs.safety_policy import SafetyPolicy
 from configs.strict import Approvers
 from tasks.evidence.decisions.champions import PromotionBody, champion, promote
 from tasks.evidence.decisions.verdicts import signed
-from tasks.evidence.ledger.ledger import Entry, Ledger
+from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.ledger.signing import SigningKey, TrustRoot, key_id, public_text
 from tasks.evidence.people.keyring import KEY_TYPE, KeyBody, PersonKey
 from tasks.evidence.people.rotation import pins_of, write_pins

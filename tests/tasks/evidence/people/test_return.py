@@ -26,7 +26,8 @@ from tasks.evidence.decisions.champions import (
 )
 from tasks.evidence.decisions.queue import was_rejected
 from tasks.evidence.decisions.verdicts import approve
-from tasks.evidence.ledger.ledger import Entry, Ledger, read_entry
+from tasks.evidence.ledger.entry import Entry, read_entry
+from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.ledger.protocol import Rotate
 from tasks.evidence.ledger.signing import keyid_of
 from tasks.evidence.people.keyring import RevocationBody

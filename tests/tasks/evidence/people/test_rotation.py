@@ -19,10 +19,11 @@ from tasks.evidence.audit.audit import audit
 from tasks.evidence.decisions.champions import champion
 from tasks.evidence.decisions.verdicts import approve
 from tasks.evidence.ledger import table
+from tasks.evidence.ledger.entry import Entry, read_entry
 from tasks.evidence.ledger.keys import kept_passphrase, open_keys
-from tasks.evidence.ledger.ledger import ENTRY_TYPE, Entry, Ledger, insert, read_entry
+from tasks.evidence.ledger.ledger import ENTRY_TYPE, Ledger, insert
 from tasks.evidence.ledger.protocol import Append, Rotate
-from tasks.evidence.ledger.results import seal_result, verify_result
+from tasks.evidence.ledger.seals import seal_result, verify_result
 from tasks.evidence.ledger.signing import HEAD_TYPE, SigningKey, TrustRoot, key_id, keyid_of, public_text
 from tasks.evidence.people import private_keys, rotation
 from tasks.evidence.people.keyring import REPLACEMENT_TYPE, RotationBody, key_of, keyring
@@ -321,7 +322,7 @@ def test_a_persons_key_is_refused_without_its_passphrase(
     with pytest.raises(BadInput, match="Ada already has a key"):
         private_keys.create(place, "Ada")
     passphrase.write_text("another one\n")
-    with pytest.raises(Refused, match="got another") as refusal:
+    with pytest.raises(Refused, match="does not decrypt") as refusal:
         private_keys.unlock(private)
     assert "another one" not in str(refusal.value)
     passphrase.write_text("short\n")

@@ -198,7 +198,7 @@ def test_who_pins_a_witness_is_told_of_attempts_that_fail_the_audit_and_of_no_ot
             assert run(["witness", "pin", key, "http://127.0.0.1:9", "--required", str(required)]) == 0
             said = capsys.readouterr().out
             assert told in said
-            assert bool(told) is ("of before" in said)
+            assert bool(told) is ("have no such witness" in said)
             failing = [each for each in audit(Home(home)).failures if each.name == "witnesses"]
             assert len(failing) == int(told[:1] or 0)
 

@@ -1,4 +1,4 @@
-"""Seals on the results of stages: a cached result counts only while its signed digest is that of its file."""
+"""Seals on cached results: a result is used only while its signed digest matches its file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESULT_TYPE = "application/vnd.neorl.stage-result+json"
 
 
 class SealedResult(NamedTuple):
-    """What is signed: that a stage, run for a key, had a result with this SHA-256."""
+    """Signed content: a task, run for a key, had a result with this SHA-256."""
 
     stage: str
     key: str
@@ -24,25 +24,22 @@ class SealedResult(NamedTuple):
 
 
 def result_file(home: Home, stage: str, key: str) -> Path:
-    """Where the seal of a stage's result is kept."""
+    """Return the path of a result's seal."""
     return home.root / "results" / f"{stage}-{key}.dsse.json"
 
 
 def seal_result(home: Home, stage: str, key: str, sha256: str, ask: Ask | None = None) -> None:
-    """Have the signer sign the digest of a stage's result, and keep the envelope in the home.
+    """Have the signer sign the digest of a task's result, and store the envelope in the home.
 
     Args:
-        home: whose signer.
-        stage: the stage's name, such as "evaluate"; letters, digits, `_` and `-`.
-        key: what the result is cached under; of the same characters.
-        sha256: of the result's bytes, in hexadecimal.
-        ask: answers the request, in place of the home's signer process.
+        home: home of the signer.
+        stage: name of the task; letters, digits, `_` and `-`.
+        key: cache key of the result; same characters.
+        sha256: hexadecimal digest of the result.
+        ask: sends the request; defaults to the home's signer process.
 
     Raises:
-        Refused: when the signer cannot use the key.
-
-    Example:
-        >>> seal_result(home, "evaluate", key, sha256_hex(result))  # doctest: +SKIP
+        Refused: if the signer cannot use the key.
     """
     request = Seal(stage=stage, key=key, sha256=sha256)
     answer = ask(request) if ask else client.ask(home, request)
@@ -51,19 +48,17 @@ def seal_result(home: Home, stage: str, key: str, sha256: str, ask: Ask | None =
 
 
 def verify_result(home: Home, stage: str, key: str, sha256: str, trust: TrustRoot | None = None) -> bool:
-    """Whether a pinned key has signed that this stage had a result with this digest for this key.
-
-    Needs neither the private key nor the signer.
+    """Return whether a pinned key sealed this result; needs neither the private key nor the signer.
 
     Args:
-        home: where the seal is looked for.
-        stage: the stage's name.
-        key: what the result is cached under.
-        sha256: of the result's bytes as they are now, in hexadecimal.
-        trust: the keys whose signatures count; else the project's or the home's.
+        home: home with the seal.
+        stage: name of the task.
+        key: cache key of the result.
+        sha256: hexadecimal digest of the current result.
+        trust: accepted keys; defaults to the project's or the home's.
 
     Returns:
-        False, too, where there is no seal, or it is malformed or signed by a key that is not pinned.
+        False also if the seal is missing, malformed or signed by a key that is not pinned.
     """
     try:
         envelope = result_file(home, stage, key).read_bytes()
@@ -71,6 +66,6 @@ def verify_result(home: Home, stage: str, key: str, sha256: str, trust: TrustRoo
         sealed = root.unseal(RESULT_TYPE, envelope)
     except (OSError, NeoRLError):
         return False
-    # What is computed again costs time alone, so that a key that is out seals nothing, whenever it did.
+    # Seals of ended keys never count: the only cost is computing the result again.
     ended = {pin.id for pin in root.pins if pin.until or pin.revoked}
     return keyid_of(envelope) not in ended and bool(sealed == SealedResult(stage, key, sha256)._asdict())

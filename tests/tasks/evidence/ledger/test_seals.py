@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from configs.home import Home
 from tasks.evidence.ledger.protocol import Head, Seal
-from tasks.evidence.ledger.results import result_file, seal_result, verify_result
+from tasks.evidence.ledger.seals import result_file, seal_result, verify_result
 from tasks.evidence.signer import Signer
 from tests.evidence import signer_at
 
