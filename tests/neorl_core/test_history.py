@@ -1,4 +1,4 @@
-"""Earlier values beside an observation: the same numbers from logs, from a running controller and from a model."""
+"""Observation histories agree in logs, running controllers, environments and learned models."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STEPS = 12
 
 
 def rows_of(observation: Any, action: Any, last: Any) -> Transition:
-    """One episode's rows; `last` is observed after the last of them."""
+    """Rows of one episode; `last` is the observation after the last row."""
     after = np.concatenate([np.asarray(observation)[1:], np.asarray(last)[None]])
     nothing = np.zeros(len(observation), np.float32)
     return Transition(
@@ -56,7 +56,7 @@ def test_three_steps_by_hand() -> None:
     assert found.action is logged.action
 
 
-def test_an_episode_knows_nothing_of_the_one_before() -> None:
+def test_history_restarts_with_each_episode() -> None:
     one, other = (rows_of([[k], [k + 1]], [[-k], [-k - 1]], np.float32([k + 2])) for k in (1, 5))
     logged: Transition = jax.tree.map(lambda *x: np.concatenate(x), one, other)
     assert episode_starts(logged).tolist() == [0, 2]
@@ -66,7 +66,7 @@ def test_an_episode_knows_nothing_of_the_one_before() -> None:
     np.testing.assert_array_equal(found.next_observation[[1, 3]], np.float32([[3, 2, -2, -1], [7, 6, -6, -5]]))
 
 
-def test_names_and_bounds_of_what_a_policy_sees() -> None:
+def test_stacked_spec_has_names_and_bounds() -> None:
     history = parse_history({"fatigue": 2, "shift_move": 1}, PLANT.spec)
     assert history == History((0, 0, 0, 0, 2, 0), (0, 0, 1))
     assert (stacked_size(history), longest_lag(history)) == (9, 2)
@@ -87,14 +87,14 @@ def test_names_and_bounds_of_what_a_policy_sees() -> None:
         ({"velocity": 600, "gain": 600}, "must have at most 1,024 numbers, got 1,206"),
     ],
 )
-def test_what_is_no_history(counts: Any, sentence: str) -> None:
+def test_invalid_histories_are_rejected(counts: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match="histor") as error:
         parse_history(counts, PLANT.spec)
     assert sentence in str(error.value)
 
 
 def actor(history: History | None, plant: Plant = PLANT) -> Policy:
-    """An untrained policy of stacked observations, lively enough to move the plant."""
+    """An untrained policy of stacked observations with large outputs."""
     spec = plant.spec
     low, high = (jnp.asarray(x, jnp.float32) for x in (spec.observation.low, spec.observation.high))
     half = (jnp.asarray(spec.action.high) - jnp.asarray(spec.action.low)) / 2
@@ -105,9 +105,8 @@ def actor(history: History | None, plant: Plant = PLANT) -> Policy:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["industrial_benchmark", "chemical_reactor"])
-def test_logs_controller_and_environment_show_the_same_bits(name: str) -> None:
-    """Whatever acts, policy or fallback: what the environment shows is what the composite's policy saw, and what a log
-    of plain rows is stacked to."""
+def test_logs_controller_and_environment_agree_bit_for_bit(name: str) -> None:
+    """Environment, composite and stacked logs show the same history, with the policy or the fallback acting."""
     plant = PLANTS[name]
     spec = plant.spec
     counts = {spec.observation.names[1]: 3, spec.observation.names[-1]: 2, spec.action.names[-1]: 2}
@@ -142,7 +141,7 @@ def test_logs_controller_and_environment_show_the_same_bits(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_environments_by_the_dozen_show_what_one_shows() -> None:
+def test_vector_environment_shows_the_same_history() -> None:
     one = PlantEnv(PLANT, history=COUNTS)
     many = PlantVectorEnv(PLANT, 3, history=COUNTS, autoreset_mode="SameStep", max_episode_steps=4)
     single, _ = one.reset(seed=8)
@@ -161,8 +160,8 @@ def test_environments_by_the_dozen_show_what_one_shows() -> None:
 
 
 @pytest.mark.slow
-def test_what_was_applied_counts_and_what_cannot_be_read_is_left_out() -> None:
-    """An operator overrules the policy; a sensor fails at the first step, and once more later."""
+def test_history_has_applied_actions_and_skips_unreadable_values() -> None:
+    """An operator overrides the policy; a sensor fails at the first step and once more later."""
     history = parse_history({"velocity": 2, "velocity_move": 1}, PLANT.spec)
     composite = make_composite(PLANT, actor(history), history=history)
     controller = composite_controller(PLANT)
@@ -178,7 +177,7 @@ def test_what_was_applied_counts_and_what_cannot_be_read_is_left_out() -> None:
     np.testing.assert_array_equal(memory.seen, np.append(seen[2], [49, 50, 0]))
 
 
-def test_without_a_history_nothing_is_carried() -> None:
+def test_no_history_carries_nothing() -> None:
     composite = make_composite(PLANT, actor(None))
     assert composite_controller(PLANT).init(composite, jnp.zeros(6)).seen == ()
     assert bare_controller(PLANT).init(composite.policy, jnp.zeros(6)) == ()
@@ -188,7 +187,7 @@ def test_without_a_history_nothing_is_carried() -> None:
     assert Composite(None, composite.shield, (), ()).history is None
 
 
-def test_without_its_policy_a_composite_is_its_fallback_and_its_history_rests() -> None:
+def test_history_is_constant_without_a_policy() -> None:
     history = parse_history(COUNTS, PLANT.spec)
     alone = make_composite(PLANT, None, history=history)
     controller = composite_controller(PLANT)
@@ -200,7 +199,7 @@ def test_without_its_policy_a_composite_is_its_fallback_and_its_history_rests() 
     assert memory.seen.shape == (18,)
 
 
-def test_a_bare_policy_sees_what_it_sees_behind_its_shield() -> None:
+def test_bare_and_shielded_policy_see_the_same() -> None:
     history = parse_history(COUNTS, PLANT.spec)
     composite = make_composite(PLANT, actor(history), history=history)
     shielded, bare = composite_controller(PLANT), bare_controller(PLANT, history=history)
@@ -213,8 +212,8 @@ def test_a_bare_policy_sees_what_it_sees_behind_its_shield() -> None:
         applied = applied + 0.1
 
 
-def test_earlier_values_are_scaled_as_present_ones() -> None:
-    """So that a step in normalised numbers is the same move of places as one in physical numbers."""
+def test_earlier_and_current_values_share_a_scale() -> None:
+    """A step of normalised numbers is the same move of places as a step of physical numbers."""
     history = parse_history(COUNTS, PLANT.spec)
     assert history is not None
     draw = np.random.default_rng(0)
@@ -230,8 +229,8 @@ def test_earlier_values_are_scaled_as_present_ones() -> None:
 
 
 @pytest.mark.slow
-def test_a_learned_model_predicts_the_plain_part_and_moves_the_rest() -> None:
-    """Of a model of stacked observations: its size, and that no rollout's past is other than what it went through."""
+def test_learned_model_predicts_only_the_plain_part() -> None:
+    """Check the size of a model of stacked observations, and the history in its rollouts."""
     history = History((2, 0), (1,))
     observed, size = 2, stacked_size(history)
     model = dynamics.init(jax.random.key(0), size, 1, (8,), 2, Recipe(), history)

@@ -1,4 +1,4 @@
-"""Networks against NumPy, and normalisation that is its own inverse."""
+"""Networks equal NumPy, and normalisation is invertible."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_actor_without_hidden_layers_is_linear_under_tanh() -> None:
     np.testing.assert_allclose(actor_apply(actor, x), np.tanh(x @ actor["Dense_0"]["kernel"]), atol=1e-6)
 
 
-def test_weights_follow_the_precision_in_force() -> None:
+def test_weights_follow_the_default_precision() -> None:
     with jax.enable_x64(True):
         params = mlp_init(jax.random.key(0), 3, (5, 2))
         assert mlp_apply(params, jnp.ones(3)).dtype == jnp.float64
@@ -73,7 +73,7 @@ def test_weights_follow_the_precision_in_force() -> None:
     assert mlp_apply(mlp_init(jax.random.key(0), 3, (5, 2)), jnp.ones(3)).dtype == jnp.float32
 
 
-def test_action_scaling_inverts_and_meets_the_bounds() -> None:
+def test_action_scaling_is_invertible_and_reaches_the_bounds() -> None:
     action = RNG.uniform([290.0, -2.5], [310.0, 2.5], size=(4, 3, 2)).astype(np.float32)
     np.testing.assert_allclose(to_physical(NORMALISER, to_unit(NORMALISER, action)), action, rtol=1e-6)
     np.testing.assert_array_equal(to_physical(NORMALISER, jnp.array([-1.0, 1.0])), [290.0, 2.5])
@@ -106,7 +106,7 @@ def test_layer_norm_equals_numpy() -> None:
 
 
 @pytest.mark.slow
-def test_a_squashed_gaussian_has_the_density_of_the_change_of_variables() -> None:
+def test_squashed_gaussian_density() -> None:
     # Source: SciPy's normal density and the Jacobian of tanh; a density integrates to one.
     with jax.enable_x64(True):
         params = jax.tree.map(lambda p: p + 0.05, gaussian_init(jax.random.key(3), 3, 1, (6,)))

@@ -1,4 +1,4 @@
-"""What pictures show, against numbers worked by hand and the plants' own formulas of their margins."""
+"""Panels of pictures, against hand-worked numbers and the margin formulas of the plants."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_kelvin_and_celsius_are_drawn_in_one_unit() -> None:
     assert in_kelvin.high == 573.15
 
 
-def test_what_is_not_measured_follows_from_its_margin() -> None:
+def test_unmeasured_quantity_follows_from_margin() -> None:
     stress = curve(Panel("stress", limit="stress"), KETTLE, SEEN, MARGINS)
     balance = curve(Panel("balance", limit="balance"), KETTLE, SEEN, MARGINS)
     assert stress is not None
@@ -56,7 +56,7 @@ def test_what_is_not_measured_follows_from_its_margin() -> None:
     assert curve(Panel("stress", limit="stress"), KETTLE, SEEN, None) is None
 
 
-def test_without_a_word_of_the_plant_names_and_units_tell() -> None:
+def test_panels_are_derived_from_names_and_units() -> None:
     # No sensor shares unit and words with the limits: each is drawn by its margin.
     assert make_panels(KETTLE) == (
         Panel("wall temperature", limit="wall temperature"),
@@ -83,13 +83,13 @@ def test_without_a_word_of_the_plant_names_and_units_tell() -> None:
         (Panel("wall", ("wall",), limit="stress"), "a panel must have one unit, got MPa and degC"),
     ],
 )
-def test_a_panel_that_cannot_be_drawn_is_one_sentence(panel: Panel, says: str) -> None:
+def test_invalid_panels_are_rejected(panel: Panel, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         make_panels(KETTLE, (panel,))
 
 
 @pytest.mark.parametrize("name", PLANTS)
-def test_no_plant_is_drawn_further_from_a_limit_than_its_own_formula_says(name: str) -> None:
+def test_drawn_distance_to_limits_equals_margins(name: str) -> None:
     plant = PLANTS[name]
     low, high = (np.array(x) for x in (plant.spec.observation.low, plant.spec.observation.high))
     seen = np.random.default_rng(0).uniform(low, high, (64, plant.spec.observation.size)).astype(np.float32)
@@ -112,7 +112,7 @@ def test_no_plant_is_drawn_further_from_a_limit_than_its_own_formula_says(name: 
     assert drawn == set(named)
 
 
-def test_the_limits_that_reviewers_missed_are_drawn_as_they_bind() -> None:
+def test_binding_limits_are_drawn() -> None:
     rng = np.random.default_rng(1)
     for name, panel, expected in (
         ("robot_assembly", 0, lambda x: np.hypot(x["force_x"], x["force_z"])),

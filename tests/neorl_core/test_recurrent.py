@@ -1,4 +1,4 @@
-"""A recurrent unit over the history of an observation: torch's numbers, and what one observation does not teach."""
+"""The GRU over a history equals torch, and learns from earlier observations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_steps_of_a_history_by_hand() -> None:
     assert _sequence(History((0, 0), (2,))).tolist() == [[3], [2]]
 
 
-def test_the_state_is_that_of_torch() -> None:
+def test_state_equals_torch() -> None:
     with np.load(GOLDEN) as golden:
         found = {name: golden[name] for name in golden.files}
     steps, rows, read = found["given"].shape
@@ -51,7 +51,7 @@ def test_the_state_is_that_of_torch() -> None:
     np.testing.assert_allclose(after[:, read + 1 :], found["state"], atol=1e-6)
 
 
-def test_weights_begin_as_they_should() -> None:
+def test_initial_weights() -> None:
     fresh = gru_init(jax.random.key(0), Recurrence(History((2, 0), (1,)), 16))
     assert fresh["input"]["kernel"].shape == (2, 48)
     for square in np.split(np.asarray(fresh["state"]["kernel"]), 3, axis=1):
@@ -61,7 +61,7 @@ def test_weights_begin_as_they_should() -> None:
 
 
 def delayed(steps: int) -> tuple[Transition, History]:
-    """An episode whose actions answer what was seen `BACK` steps before."""
+    """An episode with actions that respond to the observation `BACK` steps before."""
     rng, spec = np.random.default_rng(0), PLANT.spec
     low, high = (np.float32(x) for x in (spec.observation.low, spec.observation.high))
     seen = rng.uniform(low, high, (steps + 1, spec.observation.size)).astype(np.float32)
@@ -84,7 +84,7 @@ def learned(rows: Transition, history: History, algorithm: str, updates: int, ch
     return fit(stacked, stacked_spec(PLANT.spec, history), algorithm, updates=updates, overrides=own, chunk=chunk)
 
 
-def test_cloning_remembers_what_one_observation_does_not_show() -> None:
+def test_cloning_learns_from_history() -> None:
     rows, history = delayed(1_000)
     policy = learned(rows, history, "bc", 700).policies[0]
     stacked = stacked_transitions(history, rows, np.array([0]), rows.action[:1])
@@ -97,7 +97,7 @@ def test_cloning_remembers_what_one_observation_does_not_show() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["td3_bc", *(pytest.param(x, marks=pytest.mark.slow) for x in ("iql", "bptt"))])
-def test_learners_move_every_weight_and_cuts_leave_no_trace(algorithm: str) -> None:
+def test_learners_train_every_weight_and_resume_exactly(algorithm: str) -> None:
     rows, history = delayed(400)
     once, cut = (learned(rows, history, algorithm, 24, chunk).policies[0] for chunk in (24, 8))
     fresh = actor_init(jax.random.key(0), stacked_size(history), PLANT.spec.action.size, (16,), Recurrence(history, 12))
@@ -107,13 +107,13 @@ def test_learners_move_every_weight_and_cuts_leave_no_trace(algorithm: str) -> N
     assert all(np.any(leaf) for leaf in jax.tree.leaves(once.params["gru"]))
 
 
-def test_without_a_history_there_is_nothing_to_read() -> None:
+def test_recurrence_needs_a_history() -> None:
     with pytest.raises(ValueError, match="gru: 8 needs a history"):
         make_recurrence(PLANT.spec, 8)
     assert make_recurrence(PLANT.spec, 0) is None
 
 
-def test_a_batch_is_what_its_rows_are() -> None:
+def test_batch_equals_single_rows() -> None:
     history = History((2, 0, 0, 0, 1, 0), (1, 0, 0))
     params = actor_init(jax.random.key(1), stacked_size(history), 3, (8,), Recurrence(history, 4))
     x = jax.random.normal(jax.random.key(2), (2, 5, stacked_size(history)))
@@ -121,8 +121,8 @@ def test_a_batch_is_what_its_rows_are() -> None:
     np.testing.assert_allclose(actor_apply(params, x), each, atol=1e-6)
 
 
-def test_a_configuration_that_is_given_in_full_is_its_own() -> None:
-    """A policy's file has all of its algorithm's settings, `gru: 0` among them."""
+def test_full_configuration_round_trip() -> None:
+    """A policy file contains all settings of its algorithm, `gru: 0` among them."""
     every = BC.Config()._asdict()
     assert configure(BC, every) == BC.Config()
     with pytest.raises(ValueError, match="gru of bc must be like 0, got -1"):

@@ -1,4 +1,4 @@
-"""Every loss and update against a second derivation, written here in NumPy without JAX's autodiff."""
+"""Losses and updates of BC and TD3+BC against a second derivation in NumPy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.by_hand import Adam, backward, batch_of, forward, layers_of, spec, st
 # Losses, one transition each: values worked by hand from the cited equations.
 
 
-def test_td_target_bootstraps_from_the_least_critic_unless_terminated() -> None:
+def test_td_target_uses_minimum_critic_unless_terminated() -> None:
     q = jnp.array([3.0, -1.0, 2.0])
     assert float(losses.td_target(jnp.float32(0.5), jnp.float32(0.9), jnp.float32(0.0), q)) == pytest.approx(-0.4)
     assert float(losses.td_target(jnp.float32(0.5), jnp.float32(0.9), jnp.float32(1.0), q)) == 0.5
@@ -70,7 +70,7 @@ def test_a_robust_clone_counts_large_errors_linearly() -> None:
         (0.05, [0.6, 1.0, 1.0, 1.0], 1.0),
     ],
 )
-def test_a_clone_is_the_mean_or_the_median_of_what_was_logged(huber: float, logged: list[float], least: float) -> None:
+def test_clone_is_mean_or_median_of_logged_actions(huber: float, logged: list[float], least: float) -> None:
     actions = np.linspace(-1.0, 1.0, 2_001, dtype=np.float32)
     loss = jax.vmap(jax.vmap(losses.robust_cloning_loss, in_axes=(None, 0, None)), in_axes=(0, None, None))
     means = loss(actions[:, None], jnp.asarray(logged)[:, None], jnp.float32(huber)).mean(axis=1)
@@ -176,7 +176,7 @@ def test_gradients_of_network_losses_agree_with_finite_differences() -> None:
             np.testing.assert_allclose(one, other, rtol=1e-9)
 
 
-def test_the_actor_follows_the_first_of_twin_critics_and_the_least_of_an_ensemble() -> None:
+def test_actor_uses_first_twin_critic_or_ensemble_minimum() -> None:
     batch = batch_of(np.random.default_rng(2), 8)
     for critics, seen in ((2, 1), (3, 3)):
         state = start(TD3_BC, TD3_BC.Config(hidden=(5,), critics=critics))

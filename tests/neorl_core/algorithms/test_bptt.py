@@ -56,7 +56,7 @@ def test_gradients_through_the_rollouts_agree_with_differences() -> None:
 
 
 def linear_plant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The true model and reward of a linear-quadratic problem in the place of the learned ones."""
+    """The true model and reward of a linear-quadratic problem instead of learned ones."""
 
     def transition(member: Any, s: jax.Array, a: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jnp.asarray(A, s.dtype) @ s + jnp.asarray(B, s.dtype) @ a, jnp.zeros_like(s)
@@ -71,8 +71,8 @@ def linear_plant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dynamics, "reward_and_termination", reward_and_termination)
 
 
-def test_with_the_true_linear_model_the_policy_is_the_riccati_gain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A linear actor of small actions, where tanh is the identity to a part in a thousand."""
+def test_policy_is_riccati_gain_with_true_linear_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A linear actor with small actions, where tanh is the identity to 0.1 %."""
     linear_plant(monkeypatch)
     steps = 3000
     recipe = Recipe(schedule="cosine", steps=steps)
@@ -94,7 +94,7 @@ def test_with_the_true_linear_model_the_policy_is_the_riccati_gain(monkeypatch: 
 
 
 def test_over_a_horizon_of_one_the_policy_is_greedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a cost of the state after the step a = -(R + B'QB)^-1 B'QA s; one member has nothing to disagree with."""
+    """a = -(R + B'QB)^-1 B'QA s, with the cost of the state after the step; one member has no disagreement."""
     linear_plant(monkeypatch)
 
     def reward_and_termination(
@@ -114,8 +114,8 @@ def test_over_a_horizon_of_one_the_policy_is_greedy(monkeypatch: pytest.MonkeyPa
     assert size[0] < 1e-3 * size[1]
 
 
-def test_the_loss_rises_by_the_way_outside_the_logs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By `support` times the discounted excess, in the mean of a rollout's steps; nothing ends in the linear plant."""
+def test_loss_increases_by_distance_outside_support(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The increase is `support` times the mean discounted excess; the linear plant never terminates."""
     linear_plant(monkeypatch)
     actor = {"Dense_0": {"kernel": -jnp.ones((2, 1)), "bias": jnp.zeros(1)}}
     starts = jax.random.normal(jax.random.key(0), (1, 8, 2))
@@ -134,7 +134,7 @@ def test_the_loss_rises_by_the_way_outside_the_logs(monkeypatch: pytest.MonkeyPa
     assert float(double - nothing) == pytest.approx(2.0 * way, rel=1e-4)
 
 
-def test_chunks_end_where_the_warm_up_does() -> None:
+def test_a_chunk_ends_with_the_warm_up() -> None:
     for updates, chunk, batches, warm_up in ((1000, 300, 1, 700), (999, 50, 4, 123), (77, 500, 2, 50)):
         log_every, cut, whole, first = schedule(updates, chunk, batches, warm_up)
         plain = schedule(updates, chunk, batches)
@@ -171,7 +171,7 @@ def test_the_defaults_fit_a_run_of_any_length() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_warms_up_first_and_no_result_depends_on_the_chunk() -> None:
+def test_warm_up_and_results_do_not_depend_on_chunks() -> None:
     """Ten steps of the model, then six of the actor."""
     rng = np.random.default_rng(0)
     x, u = rng.normal(size=(200, 2)).astype(np.float32), rng.uniform(-1, 1, size=(200, 1)).astype(np.float32)

@@ -40,7 +40,7 @@ def test_the_conservative_loss_by_hand() -> None:
 
 
 @pytest.mark.slow
-def test_the_multiplier_rises_while_the_conservative_loss_is_above_its_threshold() -> None:
+def test_multiplier_rises_above_the_threshold() -> None:
     slope = jax.grad(losses.multiplier_loss)
     assert float(slope(jnp.log(2.0), jnp.float32(3.0), jnp.float32(1.0))) == pytest.approx(-4.0)
     assert float(slope(jnp.log(2.0), jnp.float32(0.5), jnp.float32(1.0))) == pytest.approx(1.0)
@@ -77,7 +77,7 @@ def test_gradients_agree_with_finite_differences() -> None:
 
 
 def draws(key: jax.Array, rows: int, actions: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The random numbers of one update: SAC's, and those of the proposals."""
+    """Random numbers of one update: SAC's and those of the proposals."""
     first, second = jax.random.split(jax.random.fold_in(key, 1))
     shape = (rows, cql.SAMPLES, actions)
     return (
@@ -132,7 +132,7 @@ def test_one_update_equals_the_numpy_derivation(entropy: float) -> None:
 
 
 @pytest.mark.slow
-def test_without_conservatism_and_with_entropy_it_is_sac_with_two_critics() -> None:
+def test_without_conservative_loss_it_is_sac() -> None:
     with jax.enable_x64(True):
         shared = {"hidden": (6, 5), "actor_lr": 3e-3, "critic_lr": 3e-3, "temperature_lr": 1e-2, "critics": 2}
         batches, key = batch_of(np.random.default_rng(4), 1, 16), jax.random.key(2)
@@ -146,7 +146,7 @@ def test_without_conservatism_and_with_entropy_it_is_sac_with_two_critics() -> N
 
 
 @pytest.mark.slow
-def test_proposals_carry_the_density_of_the_policy_that_drew_them() -> None:
+def test_proposals_have_their_policy_density() -> None:
     with jax.enable_x64(True):
         rng = np.random.default_rng(3)
         batch: Transition = jax.tree.map(lambda x: 0.3 * x[0], batch_of(rng, 1, 6))
@@ -166,7 +166,7 @@ def test_proposals_carry_the_density_of_the_policy_that_drew_them() -> None:
 
 
 @pytest.mark.slow
-def test_the_sampled_integral_is_that_of_quadrature() -> None:
+def test_sampled_integral_equals_quadrature() -> None:
     """The mean over 30 000 proposals of all three kinds: each third alone estimates the same integral."""
     rng = np.random.default_rng(3)
     n = 10_000
@@ -189,7 +189,7 @@ def test_the_sampled_integral_is_that_of_quadrature() -> None:
 
 
 def trained_on_chain(alpha: float, chain: Chain) -> Any:
-    """Critics of a policy that never learns, from logged actions in [0.4, 0.9], where it seldom goes."""
+    """Critics of a fixed policy, from logged actions in [0.4, 0.9], where the policy seldom acts."""
     config = CQL.Config(hidden=(), alpha=alpha, discount=chain.discount, tau=0.1, actor_lr=0.0, critic_lr=0.01)
     population = init_population(CQL, spec(6, 1), config, members([0], {}))
     sac = population.learner.sac._replace(actor=jax.tree.map(lambda x: x[None], chain.actor()))
@@ -199,7 +199,7 @@ def trained_on_chain(alpha: float, chain: Chain) -> Any:
 
 
 @pytest.mark.slow
-def test_values_are_those_of_dynamic_programming_without_conservatism_and_below_them_with_it() -> None:
+def test_values_equal_dynamic_programming_or_are_below_with_conservatism() -> None:
     chain = Chain()
     chain.mean = chain.mean - 0.8
     q_truth, v_truth = chain.values(0.0)

@@ -1,4 +1,4 @@
-"""Discrete learners against NumPy's derivations, d3rlpy, and a small decision process solved by value iteration."""
+"""Discrete learners against NumPy, d3rlpy, and a small decision process solved by value iteration."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ DESCENT = Recipe(method="sgd")
 
 
 def gears(observations: int, choices: int) -> PlantSpec:
-    """A plant of as many signals and choices."""
+    """A plant with these numbers of signals and choices."""
     action = Space(("gear",), ("1",), (0.0,), (choices - 1.0,))
     return spec(observations, 1)._replace(action=action, choices=tuple(map(str, range(choices))))
 
 
 @pytest.mark.parametrize("terminated", [0.0, 1.0])
-def test_losses_are_those_of_numpy(terminated: float) -> None:
+def test_losses_equal_numpy(terminated: float) -> None:
     rng = np.random.default_rng(1)
     online, target = rng.normal(size=(2, 4))
     chosen = np.eye(4)[2]
@@ -97,7 +97,7 @@ def linear_step(name: str, state: Any, b: dict[str, np.ndarray], rate: float, al
 @pytest.mark.parametrize(
     ("name", "alpha"), [("discrete_bc", 0.0), ("discrete_iql", 0.0), ("double_dqn", 0.0), ("discrete_cql", 1.5)]
 )
-def test_an_update_of_linear_networks_is_numpys(name: str, alpha: float) -> None:
+def test_update_of_linear_networks_equals_numpy(name: str, alpha: float) -> None:
     rng, rows, rate = np.random.default_rng(1), 16, 0.1
     b = {"x": rng.normal(size=(rows, 3)), "n": rng.normal(size=(rows, 3)), "r": rng.normal(size=rows)}
     b |= {"d": (rng.random(rows) < 0.3).astype(float), "a": np.eye(4)[rng.integers(0, 4, rows)]}
@@ -128,7 +128,7 @@ def test_an_update_of_linear_networks_is_numpys(name: str, alpha: float) -> None
 
 
 def network(key: str) -> Params:
-    """A vector of the golden file: kernel and bias of each layer, one after the other."""
+    """Layers from a flat vector of the golden file."""
     vector, params, at, width = jnp.asarray(GOLDEN[key], jnp.float64), {}, 0, CONFIG["observations"]
     for i, out in enumerate((*CONFIG["hidden"], CONFIG["actions"])):
         kernel, bias = jnp.split(vector[at : at + (width + 1) * out], [width * out])
@@ -138,9 +138,9 @@ def network(key: str) -> Params:
 
 
 @pytest.mark.parametrize("name", ["discrete_bc", "double_dqn", "discrete_cql"])
-def test_one_gradient_equals_d3rlpys(name: str) -> None:
-    """d3rlpy's Huber loss of a small error is half of its square: its gradient is half of ours, with half the weight
-    of the conservative loss."""
+def test_gradient_equals_d3rlpy(name: str) -> None:
+    """For small errors d3rlpy's Huber loss is half the square, so its gradient is half of ours at half the conservative
+    weight."""
     with jax.enable_x64(True):
         rows = {key: jnp.asarray(GOLDEN[f"batch/{key}"], jnp.float64) for key in ("observation", "next_observation")}
         rows |= {key: jnp.asarray(GOLDEN[f"batch/{key}"], jnp.float64) for key in ("reward", "terminated")}
@@ -220,24 +220,24 @@ def table() -> Table:
 EVERYTHING = np.ones((STATES, CHOICES), int)
 
 
-def test_double_dqn_finds_the_values_of_value_iteration(table: Table) -> None:
+def test_double_dqn_finds_value_iteration_values(table: Table) -> None:
     found = table.values("double_dqn", table.logs(EVERYTHING))
     np.testing.assert_allclose(found, table.q, atol=5e-3)
 
 
 @pytest.mark.slow
-def test_implicit_q_learning_finds_the_best_choices_of_value_iteration(table: Table) -> None:
+def test_implicit_q_learning_finds_the_optimal_choices(table: Table) -> None:
     found = table.values("discrete_iql", table.logs(EVERYTHING), expectile=0.98, beta=10.0)
     np.testing.assert_array_equal(found.argmax(axis=1), table.q.argmax(axis=1))
 
 
-def test_a_clone_has_the_shares_of_the_logs(table: Table) -> None:
+def test_clone_reproduces_logged_choice_frequencies(table: Table) -> None:
     copies = np.random.default_rng(2).integers(1, 6, (STATES, CHOICES))
     found = softmax(table.values("discrete_bc", table.logs(copies)), axis=1)
     np.testing.assert_allclose(found, copies / copies.sum(axis=1, keepdims=True), atol=0.03)
 
 
-def test_conservative_values_solve_their_own_equations_and_shun_what_was_not_logged(table: Table) -> None:
+def test_conservative_values_solve_their_equations(table: Table) -> None:
     copies = EVERYTHING.copy()
     # The best choice of one state was never made there, and nothing tells what it is worth.
     state = int(np.argmax(table.q.max(axis=1) - np.sort(table.q, axis=1)[:, -2]))
@@ -254,7 +254,7 @@ def test_conservative_values_solve_their_own_equations_and_shun_what_was_not_log
     assert softmax(found[state])[table.q[state].argmax()] < 0.05
 
 
-def test_choices_go_to_one_hot_numbers_and_back() -> None:
+def test_choices_one_hot_round_trip() -> None:
     plant = gears(1, 3)
     chosen = np.array([[0], [2], [1], [2]], np.float32)
     rows = Transition(np.arange(4, dtype=np.float32)[:, None], chosen, *np.zeros((2, 4), np.float32), *[None] * 2)  # type: ignore[arg-type]
@@ -269,7 +269,7 @@ def test_choices_go_to_one_hot_numbers_and_back() -> None:
     np.testing.assert_array_equal(to_unit(normaliser, jnp.array([0.5])), 0.0)
 
 
-def test_a_policy_takes_the_greatest_output_and_says_when_it_has_none() -> None:
+def test_policy_takes_greatest_output_or_nan() -> None:
     params = {"Dense_0": {"kernel": jnp.array([[20.0, 30.0, -1.0]]), "bias": jnp.zeros(3)}}
     normaliser = Normaliser(*(jnp.array([x]) for x in (0.0, 1.0, 1.0, 1.0)), choices=jnp.arange(3.0))
     policy = Policy(params, normaliser)
@@ -286,7 +286,7 @@ def test_algorithms_are_found_by_the_kind_of_actions() -> None:
     assert [default_algorithm(plant) for plant in (spec(2, 1), gears(2, 2))] == ["td3_bc", "discrete_cql"]
 
 
-def test_an_algorithm_of_the_other_kind_of_actions_is_refused_by_name() -> None:
+def test_algorithms_for_other_actions_are_rejected() -> None:
     with pytest.raises(ValueError, match="td3_bc cannot learn the discrete actions of toy: choose one of discrete_bc"):
         check_actions(ALGORITHMS["td3_bc"], gears(2, 2))
     with pytest.raises(ValueError, match="double_dqn cannot learn the continuous actions of toy: choose one of bc"):
@@ -297,6 +297,6 @@ def test_an_algorithm_of_the_other_kind_of_actions_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["gru", "graph", "huber"])
-def test_a_discrete_clone_refuses_what_it_would_ignore(name: str) -> None:
+def test_discrete_clone_rejects_unused_hyperparameters(name: str) -> None:
     with pytest.raises(ValueError, match=f"unknown hyper-parameter '{name}' of discrete_bc: use hidden, "):
         configure(DISCRETE_BC, {name: 1})

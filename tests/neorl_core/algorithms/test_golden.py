@@ -1,7 +1,7 @@
-"""One update of each algorithm against d3rlpy's, from the same parameters, batch and random numbers.
+"""One update of each algorithm equals d3rlpy's, from the same parameters, batch and random numbers.
 
-The golden file carries the configuration that made it; `benchmarks/peers/golden_d3rlpy.py` makes it again. Where d3rlpy
-computes something else than the paper, the case says what and takes that part as given.
+The golden file contains its configuration; `benchmarks/peers/golden_d3rlpy.py` regenerates it. Where d3rlpy differs
+from the paper, the case says how and takes that part as given.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Found = dict[str, Any]
 
 
 class Record:
-    """What the golden file holds of one algorithm, in double precision."""
+    """Golden values of one algorithm, in double precision."""
 
     def __init__(self, name: str) -> None:
         self.name, self.config = name, CONFIG["algorithms"][name]
@@ -117,7 +117,7 @@ def sac_state(golden: Record) -> sac_n.State:
 
 
 def sac_actor(state: sac_n.State, noise: jax.Array) -> tuple[Found, Found]:
-    """d3rlpy steps the temperature first and gives the actor the new one; ours gives it the one of the state."""
+    """d3rlpy updates the temperature first and uses the new value in the actor; ours uses the value of the state."""
     _, log_prob = sac_n.actor_loss(state.actor, state.critics, batch(), noise, jnp.asarray(0.0))
     slope = jax.grad(sac_n.temperature_loss)(state.log_temperature, log_prob, CONFIG["actions"])
     log_temperature = descend(state.log_temperature, slope)
@@ -142,8 +142,9 @@ def of_sac(golden: Record) -> tuple[Found, Found]:
 
 
 def of_cql(golden: Record) -> tuple[Found, Found]:
-    """d3rlpy sums over the proposals where the paper (appendix F) takes their mean, which moves the threshold by the
-    logarithm of their number; it weights the multiplier's loss by `conservative_weight`, and steps it before use."""
+    """d3rlpy sums over the proposals instead of averaging (appendix F), which shifts the threshold by the logarithm of
+    their number; it also weights the multiplier's loss by `conservative_weight`, and updates the multiplier before
+    use."""
     state, c = sac_state(golden), golden.config
     samples, rows, actions = c["n_action_samples"], CONFIG["rows"], CONFIG["actions"]
     target = sac_n.targets(state, batch(), golden["draws/normal_0"], jnp.asarray(1.0))
@@ -164,7 +165,7 @@ def of_cql(golden: Record) -> tuple[Found, Found]:
 
 
 def log_deviation(raw: jax.Array, low: float, high: float) -> jax.Array:
-    """d3rlpy's free log deviation: a sigmoid between its bounds, where ours is clipped to them."""
+    """d3rlpy's free log deviation: a sigmoid between the bounds, where ours is clipped."""
     return low + (high - low) * jax.nn.sigmoid(raw)
 
 
@@ -173,7 +174,8 @@ def normal_actor(golden: Record, stage: str = "before") -> tuple[Params, jax.Arr
 
 
 def of_iql(golden: Record) -> tuple[Found, Found]:
-    """d3rlpy weighs the regression by the value after its step, as the paper's code does; ours by that before."""
+    """d3rlpy weights the regression by the value after its step, as the paper's code does; ours uses the value before
+    the step."""
     c = golden.config
     config = IQL.Config(discount=CONFIG["discount"], tau=CONFIG["tau"], expectile=c["expectile"], beta=c["weight_temp"])
     mean, raw = normal_actor(golden)
@@ -203,8 +205,8 @@ def of_iql(golden: Record) -> tuple[Found, Found]:
 
 
 def of_awac(golden: Record) -> tuple[Found, Found]:
-    """d3rlpy draws the target's action from another distribution than the actor's, so that the value there is taken
-    as given; it sums over the batch what ours averages, with weights that add up to the number of rows."""
+    """d3rlpy samples the target action from another distribution than the actor's, so the value there is taken as
+    given; it sums over the batch where ours averages, with weights that sum to the number of rows."""
     config = AWAC.Config(discount=CONFIG["discount"], tau=CONFIG["tau"], temperature=golden.config["lam"])
     mean, raw = normal_actor(golden)
     state = AWAC.init(jax.random.key(0), SPEC, config)._replace(
@@ -265,6 +267,6 @@ def test_one_update_equals_d3rlpys(name: str) -> None:
                     assert max(np.abs(x).max() for x in jax.tree.leaves(theirs)) > 1e-3, f"{part} must have a gradient"
 
 
-def test_the_golden_file_says_what_made_it() -> None:
+def test_golden_file_names_its_configuration() -> None:
     assert CONFIG["d3rlpy"] == "2.8.1"
     assert {key.split("/")[0] for key in GOLDEN.files} == {"batch", "config", *CONFIG["algorithms"]}

@@ -1,4 +1,4 @@
-"""IQL and AWAC: expectiles and weighted regression against NumPy, dynamic programming and their own limits."""
+"""IQL and AWAC: expectiles and weighted regression against NumPy, dynamic programming and limiting cases."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.by_hand import Adam, Layers, backward, batch_of, forward, layers_of, 
 # Losses, one transition each.
 
 
-def test_the_expectile_loss_is_least_at_the_expectile() -> None:
+def test_expectile_minimises_its_loss() -> None:
     assert float(losses.expectile_loss(jnp.float32(2.0), jnp.float32(0.7))) == pytest.approx(0.7 * 4.0)
     assert float(losses.expectile_loss(jnp.float32(-2.0), jnp.float32(0.7))) == pytest.approx(0.3 * 4.0)
     # The 0.9-expectile of a fair coin's 0 and 1: 0.9 (1 - v) = 0.1 v, so v = 0.9; the 0.5-expectile is the mean.
@@ -102,7 +102,7 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 def apart(state: Any, *names: str) -> Any:
-    """The state with some parameters moved, as they are after the first update."""
+    """The state with perturbed parameters, as after an update."""
     return state._replace(**{name: jax.tree.map(lambda x: x + 0.1, getattr(state, name)) for name in names})
 
 
@@ -165,9 +165,9 @@ DISCOUNT = 0.8
 
 
 def table() -> dict[str, np.ndarray]:
-    """Rows of a small MDP: three states, actions -0.5 and 0.5, where chance and the behaviour are in the counts.
+    """Rows of a small MDP: three states, actions -0.5 and 0.5, with chance and logged controller in the counts.
 
-    In state 0 action 0.5 leads to 1 or 2 by a coin's toss; state 2 with action 0.5 terminates.
+    In state 0, action 0.5 leads to 1 or 2 with equal probability; state 2 with action 0.5 terminates.
     """
     rows = [
         # state, action, reward, next, terminated, count
@@ -184,7 +184,7 @@ def table() -> dict[str, np.ndarray]:
 
 
 def solve(t: dict[str, np.ndarray], expectile: float) -> tuple[np.ndarray, np.ndarray]:
-    """V (3,) and, per row, Q by iteration: chance is averaged, actions are taken by their expectile."""
+    """V (3,) and Q per row by iteration: the mean over chance, the expectile over actions."""
     v = np.zeros(3)
     for _ in range(200):
         backup = t["r"] + DISCOUNT * (1 - t["d"]) * v[t["s2"].astype(int)]
@@ -199,7 +199,7 @@ def solve(t: dict[str, np.ndarray], expectile: float) -> tuple[np.ndarray, np.nd
 
 
 @pytest.mark.slow
-def test_iql_finds_the_expectile_of_the_values_that_dynamic_programming_finds() -> None:
+def test_iql_finds_expectiles_of_dynamic_programming() -> None:
     t = table()
     one_hot = np.eye(3)
     columns = one_hot[t["s"].astype(int)], t["a"][:, None], t["r"], t["r"], one_hot[t["s2"].astype(int)], t["d"]
@@ -238,8 +238,8 @@ def test_iql_finds_the_expectile_of_the_values_that_dynamic_programming_finds() 
 
 
 @pytest.mark.slow
-def test_an_advantage_weighs_a_regression_and_is_not_itself_maximised() -> None:
-    """Raising every advantage by delta multiplies the actor's gradient by exp(beta delta), and turns it nowhere."""
+def test_advantage_scales_but_does_not_turn_the_gradient() -> None:
+    """Raising every advantage by delta multiplies the actor's gradient by exp(beta delta)."""
     with jax.enable_x64(True):
         state, batch = start(IQL, IQL.Config(hidden=(5, 4))), batch_of(np.random.default_rng(4), 16)
         advantage = jnp.asarray(np.random.default_rng(5).normal(size=16))
@@ -258,7 +258,7 @@ def test_an_advantage_weighs_a_regression_and_is_not_itself_maximised() -> None:
 
 
 @pytest.mark.slow
-def test_the_policy_moves_towards_the_action_that_was_logged() -> None:
+def test_policy_moves_towards_the_logged_action() -> None:
     state = start(IQL, IQL.Config(hidden=(5, 4)))
     gradient = jax.jit(jax.grad(iql.actor_loss))
     batch = jax.tree.map(jnp.float32, batch_of(np.random.default_rng(6), 1))
@@ -268,7 +268,7 @@ def test_the_policy_moves_towards_the_action_that_was_logged() -> None:
         assert np.all(-np.asarray(bias) * (np.asarray(action) - mean) > 0)
 
 
-def test_without_a_weight_on_the_advantage_both_clone() -> None:
+def test_zero_advantage_weight_clones() -> None:
     with jax.enable_x64(True):
         batches = batch_of(np.random.default_rng(7), 1, 16)
         clone = start(IQL, IQL.Config(hidden=(5, 4), beta=0.0, actor_lr=1e-2))

@@ -1,4 +1,4 @@
-"""What every member of ALGORITHMS owes its users; `test_population.py` adds cuts of a run and recompilation."""
+"""Properties of every algorithm in ALGORITHMS; `test_population.py` tests interruptions and recompilation."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def batches_for(algorithm: Algorithm, seed: int = 6) -> Transition:
 
 
 def logged(written: Callable[[np.ndarray], np.ndarray] = lambda u: u, reward: float = 1.0) -> Transition:
-    """Twenty episodes of ten steps, none of which terminates; `written` is how actions are written down."""
+    """Twenty episodes of ten steps without termination; `written` scales the actions."""
     rng = np.random.default_rng(0)
     observation = rng.normal(size=(20, 11, 3)).astype(np.float32)
     action = rng.uniform(-2, 6, size=(200, 2)).astype(np.float32)
@@ -73,7 +73,7 @@ def logged(written: Callable[[np.ndarray], np.ndarray] = lambda u: u, reward: fl
 
 
 def trained(algorithm: Algorithm, update: Callable[..., Any], state: Any, keys: jax.Array, data: Transition) -> Any:
-    """The state after ten updates; `keys` are folded with each one's number."""
+    """The state after ten updates with keys folded by number."""
     rng = np.random.default_rng(1)
     for i in range(10):
         drawn = rng.integers(0, 200, size=(algorithm.batches_per_update, 8))
@@ -96,7 +96,7 @@ def gap(one: Any, other: Any) -> float:
 
 
 @members
-def test_an_update_keeps_the_states_structure_and_promotes_nothing(name: str) -> None:
+def test_update_keeps_structure_and_dtypes(name: str) -> None:
     algorithm = ALGORITHMS[name]
     state, batches = start(algorithm, small(algorithm)), batches_for(algorithm)
     # With 64-bit numbers allowed, any array of theirs that slipped in would widen the result. optax's Adam itself
@@ -111,7 +111,7 @@ def test_an_update_keeps_the_states_structure_and_promotes_nothing(name: str) ->
 
 
 @members
-def test_actions_stay_within_bounds_and_are_those_of_the_actor_that_ships(name: str) -> None:
+def test_actions_are_bounded_and_equal_the_shipped_actor(name: str) -> None:
     algorithm = ALGORITHMS[name]
     batches = batches_for(algorithm)
     state, metrics = updater(name)(start(algorithm, small(algorithm)), batches, jax.random.key(1))
@@ -126,7 +126,7 @@ def test_actions_stay_within_bounds_and_are_those_of_the_actor_that_ships(name: 
 
 
 @members
-def test_the_same_key_gives_the_same_bits_and_randomness_comes_from_the_key(name: str) -> None:
+def test_results_depend_only_on_the_key(name: str) -> None:
     algorithm = ALGORITHMS[name]
     state, batches = start(algorithm, small(algorithm)), batches_for(algorithm)
     update = updater(name)
@@ -144,7 +144,7 @@ def test_the_same_key_gives_the_same_bits_and_randomness_comes_from_the_key(name
 
 @pytest.mark.slow
 @members
-def test_a_member_alone_is_the_member_among_eight(name: str) -> None:
+def test_member_alone_equals_member_among_eight(name: str) -> None:
     """To 1e-5 after 10 updates: XLA sums batched products in another order, and Adam amplifies the last bits."""
     algorithm = ALGORITHMS[name]
     _, data = prepare(logged(), PLANT)
@@ -161,12 +161,12 @@ def test_a_member_alone_is_the_member_among_eight(name: str) -> None:
 
 
 def of_warm_up(path: str) -> bool:
-    """Whether an array of the state is only touched while the algorithm warms up."""
+    """Whether an array of the state changes only during the warm-up."""
     return any(part in path for part in (".model.", ".support.", ".clone_optimiser."))
 
 
 @members
-def test_every_batch_makes_one_step_and_no_more(name: str) -> None:
+def test_one_step_per_batch(name: str) -> None:
     algorithm = ALGORITHMS[name]
     state, batches = start(algorithm, small(algorithm)), batches_for(algorithm)
     after, _ = updater(name)(state, batches, jax.random.key(1))
@@ -194,9 +194,9 @@ def without_bootstrapping(algorithm: Algorithm) -> bool:
 
 @members
 def test_only_a_termination_stops_bootstrapping(name: str) -> None:
-    """The discount is what bootstrapping multiplies: where every transition terminates, it must not matter.
+    """If every transition terminates, the discount must not matter.
 
-    A time limit is not in a transition at all: to a learner it is any other step.
+    A time limit is not part of a transition: to a learner it is any other step.
     """
     algorithm = ALGORITHMS[name]
     if without_bootstrapping(algorithm):
@@ -233,10 +233,10 @@ def test_only_a_termination_stops_bootstrapping(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sampled(sorted(CONTINUOUS), FEW_ALGORITHMS))
-def test_units_of_actions_and_rewards_are_handled_once_outside(name: str) -> None:
-    """The same plant written down in other units gets the same policy in those units.
+def test_policies_do_not_depend_on_units(name: str) -> None:
+    """The same plant in other units gives the same policy in those units.
 
-    Powers of two and a round shift, so that the normalised numbers agree to a few last bits; learning amplifies them.
+    With powers of two and a round shift the normalised numbers agree to a few last bits; learning amplifies them.
     """
     algorithm = ALGORITHMS[name]
     shifted = Space(("u", "v"), ("kN", "kN"), (300.0 - 2.0 / 4,) * 2, (300.0 + 6.0 / 4,) * 2)
@@ -273,7 +273,7 @@ def test_recipes_reach_every_group_of_parameters(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(WITH_A_MODEL, FEW_ALGORITHMS))
-def test_a_warm_up_teaches_the_model_and_may_clone(name: str) -> None:
+def test_warm_up_trains_model_and_may_clone(name: str) -> None:
     algorithm = ALGORITHMS[name]
     state, batches = start(algorithm, small(algorithm)), batches_for(algorithm)
     warm = algorithm.warm_up

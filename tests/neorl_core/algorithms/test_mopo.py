@@ -1,4 +1,4 @@
-"""MOPO and COMBO: the penalty, the mixture and COMBO's loss by hand, and the ends at which they are SAC."""
+"""MOPO and COMBO: penalty, mixture and loss by hand, and the limits where they are SAC."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def single(seed: int, *shape: int) -> Transition:
     return jax.tree.map(jnp.float32, batch_of(np.random.default_rng(seed), *shape))
 
 
-def test_a_models_reward_pays_for_its_uncertainty() -> None:
+def test_model_reward_is_penalised_by_uncertainty() -> None:
     steps = single(0, 3)._replace(reward=jnp.array([1.0, 2.0, -1.0]))
     uncertain = jnp.array([0.5, 0.0, 4.0])
     np.testing.assert_allclose(mopo.penalise(steps, uncertain, jnp.float32(2.0)).reward, [0.0, 2.0, -9.0])
@@ -33,7 +33,7 @@ def test_a_models_reward_pays_for_its_uncertainty() -> None:
 
 
 @pytest.mark.parametrize(("real", "kept"), [(0.0, 0), (0.05, 1), (0.5, 4), (1.0, 8)])
-def test_a_batch_is_mixed_of_whole_rows(real: float, kept: int) -> None:
+def test_batches_mix_whole_rows(real: float, kept: int) -> None:
     logged, modelled = single(1, 8), single(2, 8)._replace(next_action=None)
     mixed = mopo.mix(logged, modelled, jnp.float32(real))
     assert mixed.next_action is None
@@ -64,7 +64,7 @@ def test_the_loss_of_combo_by_hand() -> None:
 
 
 def drawn_in_the_model(state: mopo.State, logged: Transition, key: jax.Array) -> tuple[Transition, np.ndarray, Any]:
-    """The rows of one gradient step that the update draws from its rollouts, their uncertainty, and the next noise."""
+    """Rows, uncertainty and noise of one gradient step of the update."""
     of_rollouts, of_steps = jax.random.split(key)
     fresh, uncertainty = jax.jit(mopo.model_rollouts)(state, logged, of_rollouts)
     of_rows, of_noise = jax.random.split(jax.random.split(of_steps, 1)[0])
@@ -80,8 +80,8 @@ def linear_q(state: mopo.State, batch: Transition) -> np.ndarray:
 
 
 @pytest.mark.parametrize("penalty", [0.0, 3.0])
-def test_mopos_critics_learn_of_penalised_rewards(penalty: float) -> None:
-    """One update on steps in the model alone, of linear networks, with its loss in NumPy."""
+def test_mopo_critics_learn_penalised_rewards(penalty: float) -> None:
+    """One update on model steps alone with linear networks, against NumPy."""
     state = start(MOPO, mopo.Config(**LINEAR, real=0.0, penalty=penalty))
     batches, key = single(8, 1, 8), jax.random.key(4)
     _, metrics = jax.jit(MOPO.update)(state, batches, key)
@@ -94,8 +94,8 @@ def test_mopos_critics_learn_of_penalised_rewards(penalty: float) -> None:
     assert float(metrics["q"]) == pytest.approx(np.mean(target), rel=1e-4)
 
 
-def test_combo_pushes_the_models_steps_down_and_the_logged_ones_up() -> None:
-    """Half of the mixed rows are logged ones: of these nothing is pushed down."""
+def test_combo_lowers_model_values_and_raises_logged_values() -> None:
+    """Half of the mixed rows are logged; their values are not lowered."""
     state = start(COMBO, combo.Config(**LINEAR, real=0.5))
     batches, key = single(9, 1, 8), jax.random.key(5)
     _, metrics = jax.jit(COMBO.update)(state, batches, key)
@@ -107,7 +107,7 @@ def test_combo_pushes_the_models_steps_down_and_the_logged_ones_up() -> None:
 
 
 @pytest.mark.slow
-def test_of_logged_rows_alone_mopo_is_sac() -> None:
+def test_mopo_on_logged_rows_is_sac() -> None:
     config = mopo.Config(**SMALL, real=1.0, actor_lr=0.01, critic_lr=0.02)
     state, batches, key = start(MOPO, config), single(6, 1, 8), jax.random.key(3)
     after, metrics = jax.jit(MOPO.update)(state, batches, key)
@@ -128,8 +128,8 @@ def test_of_logged_rows_alone_mopo_is_sac() -> None:
 
 
 @pytest.mark.slow
-def test_model_steps_are_the_models_and_the_policys() -> None:
-    """Deviations next to nothing and one member: each step is the member's mean, at the member's reward."""
+def test_model_steps_follow_model_and_policy() -> None:
+    """With negligible deviations and one member, each step is the member's mean and reward."""
     state = start(MOPO, mopo.Config(**(SMALL | {"members": 1, "elites": 1, "horizon": 3})))
     member = state.model.members[0]
     still = {**member, "least": jnp.full(3, -20.0), "most": jnp.full(3, -19.9)}

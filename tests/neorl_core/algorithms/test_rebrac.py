@@ -1,4 +1,4 @@
-"""ReBRAC: against NumPy with layer norm, and at its ends, where it is TD3 and TD3+BC."""
+"""ReBRAC against NumPy with layer norm, and in the limits of TD3 and TD3+BC."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.by_hand import batch_of, forward, layers_of, spec, start
 
 
 def state_apart(**overrides: Any) -> td3_bc.State:
-    """A state whose targets differ from the online networks, as they do after the first update."""
+    """A state with targets that differ from the online networks, as after an update."""
     state = start(REBRAC, REBRAC.Config(hidden=(5, 4), **overrides))
     return state._replace(
         actor_target=jax.tree.map(lambda x: x + 0.1, state.actor),
@@ -26,7 +26,7 @@ def state_apart(**overrides: Any) -> td3_bc.State:
     )
 
 
-def test_the_target_pays_for_leaving_the_action_that_was_logged_next() -> None:
+def test_target_is_penalised_away_from_next_logged_action() -> None:
     q, action, logged = jnp.array([3.0, 2.0]), jnp.array([0.5, -0.5]), jnp.array([0.0, 0.5])
     given = (jnp.float32(1.0), jnp.float32(0.5))
     target = losses.penalised_td_target(*given, jnp.float32(0.0), q, jnp.float32(0.2), action, logged)
@@ -92,11 +92,11 @@ def test_gradients_agree_with_finite_differences() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("actor_penalty", "alpha"), [(0.0, 1e9), (0.25, 2.0)])
-def test_without_the_critics_penalty_it_is_td3_bc_with_layer_norm(actor_penalty: float, alpha: float) -> None:
-    """A loss of `-lambda Q + beta A |.|^2 / A` is TD3+BC's with alpha = 1 / (beta A), up to a factor; without either
+def test_without_critic_penalty_it_is_td3_bc(actor_penalty: float, alpha: float) -> None:
+    """A loss of `-lambda Q + beta A |.|^2 / A` equals TD3+BC's with alpha = 1 / (beta A), up to a factor.
 
-    penalty it is TD3, the limit of a large alpha. Adam's direction does not see the factor. TD3+BC itself is held
-    against NumPy.
+    Without either penalty it is TD3, the limit of a large alpha. Adam ignores the factor. TD3+BC itself is compared
+    with NumPy.
     """
     with jax.enable_x64(True):
         rates = {"actor_lr": 0.01, "critic_lr": 0.02, "tau": 0.1}
@@ -117,7 +117,7 @@ def test_without_the_critics_penalty_it_is_td3_bc_with_layer_norm(actor_penalty:
         assert "LayerNorm_0" not in state.actor
 
 
-def test_the_next_action_is_the_next_rows_where_that_row_goes_on() -> None:
+def test_next_action_comes_from_the_continuing_row() -> None:
     observation = np.float32([[0, 0], [1, 0], [2, 0], [7, 0], [8, 0], [9, 9]])
     after = np.float32([[1, 0], [2, 0], [3, 0], [8, 0], [9, 0], [9, 9]])
     action = np.float32([[0.0], [1.0], [2.0], [3.0], [4.0], [5.0]])
@@ -133,7 +133,7 @@ def test_the_next_action_is_the_next_rows_where_that_row_goes_on() -> None:
     np.testing.assert_array_equal(next_actions(given), action + 1)
 
 
-def test_transitions_without_next_actions_are_refused_in_one_sentence() -> None:
+def test_missing_next_actions_are_rejected() -> None:
     batches = batch_of(np.random.default_rng(4), 2, 16)._replace(next_action=None)
     with pytest.raises(ValueError, match="rebrac needs transitions with next_action, got next_action=None"):
         jax.eval_shape(REBRAC.update, start(REBRAC, REBRAC.Config(hidden=(5, 4))), batches, jax.random.key(1))

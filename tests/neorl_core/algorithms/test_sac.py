@@ -1,4 +1,4 @@
-"""SAC-N and EDAC against a second derivation in NumPy, and against values computed by quadrature."""
+"""SAC-N and EDAC against a second derivation in NumPy, and against values by quadrature."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_gradients_of_losses_agree_with_finite_differences() -> None:
 # Whole updates.
 
 
-def test_one_update_of_sac_n_with_one_critic_equals_the_numpy_derivation() -> None:
+def test_one_sac_n_update_equals_numpy() -> None:
     with jax.enable_x64(True):
         config = SAC_N.Config(
             hidden=(5, 4),
@@ -209,7 +209,7 @@ def test_one_update_of_sac_n_with_one_critic_equals_the_numpy_derivation() -> No
 
 
 @pytest.mark.slow
-def test_one_update_of_edac_equals_the_numpy_derivation() -> None:
+def test_one_edac_update_equals_numpy() -> None:
     with jax.enable_x64(True):
         config = EDAC.Config(hidden=(6, 5), critics=4, diversity=3.0, actor_lr=0.01, critic_lr=0.02, **PLAIN)
         state = away_from_targets(start(EDAC, config))
@@ -272,7 +272,7 @@ def test_a_time_limit_bootstraps_and_a_termination_does_not() -> None:
 
 
 @pytest.mark.slow
-def test_the_temperature_holds_the_entropy_at_minus_the_number_of_actions() -> None:
+def test_temperature_reaches_the_target_entropy() -> None:
     # Critics that never learn and cannot tell actions apart leave only the temperature's own law.
     config = SAC_N.Config(hidden=(), critics=1, actor_lr=0.01, critic_lr=0.0, temperature_lr=0.01, temperature=0.3)
     population = init_population(SAC_N, spec(3, 2), config, members([0], {}))
@@ -346,7 +346,7 @@ def test_the_critics_find_the_soft_values_of_a_tabular_mdp() -> None:
     np.testing.assert_allclose(mean, np.tanh(chain.mean), rtol=1e-5)
 
 
-def test_what_ships_is_the_mean_action() -> None:
+def test_shipped_actor_is_the_mean_action() -> None:
     state = start(SAC_N, SAC_N.Config(hidden=(8,), critics=2))
     o = jnp.asarray(np.random.default_rng(5).normal(size=(6, 3)), jnp.float32)
     distribution = gaussian_apply(state.actor, o)

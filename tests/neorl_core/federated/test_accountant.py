@@ -1,4 +1,4 @@
-"""Epsilon by two accountants: equal to dp-accounting's, and to what is known in closed form."""
+"""Epsilon of both accountants equals dp-accounting's and closed forms."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def test_equals_dp_accounting(known: dict[str, float]) -> None:
 
 
 def test_published_values() -> None:
-    """DP-SGD on 60,000 rows as it is usually told, and a second one; both to three places."""
+    """DP-SGD on 60,000 rows with customary settings, and a second case, to three places."""
     assert renyi_epsilon(Mechanism(1.1, 256 / 60000, 14062), 1e-5) == pytest.approx(2.5966, abs=1e-3)
     assert loss_epsilon(Mechanism(1.1, 256 / 60000, 14062), 1e-5) == pytest.approx(2.3817, abs=1e-3)
     assert renyi_epsilon(Mechanism(1.1, 0.01, 10_000), 1e-5) == pytest.approx(5.632, abs=1e-3)
     assert loss_epsilon(Mechanism(1.1, 0.01, 10_000), 1e-5) == pytest.approx(5.193, abs=1e-3)
 
 
-def test_without_sampling_the_gaussian_mechanism_is_known_exactly() -> None:
+def test_gaussian_mechanism_without_sampling() -> None:
     """Balle & Wang 2018 (arXiv 1805.06530), theorem 8: T rounds are one with the noise over sqrt(T)."""
     noise, rounds, delta = 5.0, 100, 1e-5
     mu = math.sqrt(rounds) / noise
@@ -46,7 +46,7 @@ def test_without_sampling_the_gaussian_mechanism_is_known_exactly() -> None:
     assert renyi_divergence(noise, 1.0, 7.3) == pytest.approx(7.3 / (2 * noise**2), rel=1e-9)
 
 
-def test_nothing_taken_spends_nothing_and_no_noise_everything() -> None:
+def test_zero_rate_spends_nothing_and_zero_noise_everything() -> None:
     assert loss_epsilon(Mechanism(1.0, 0.0, 5), 1e-5) == 0.0
     assert renyi_epsilon(Mechanism(0.0, 0.1, 5), 1e-5) == loss_epsilon(Mechanism(0.0, 0.1, 5), 1e-5) == math.inf
     assert loss_epsilon(Mechanism(0.05, 1.0, 1), 1e-5) == math.inf

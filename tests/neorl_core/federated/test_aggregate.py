@@ -1,4 +1,4 @@
-"""Aggregates: equal to Flower's, and what hostile sites can do to each."""
+"""Aggregates equal Flower's, and withstand hostile sites."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def test_two_hostile_sites_do_not_move_a_robust_aggregate_far(name: str, lie: fl
 @pytest.mark.parametrize("log_weight", [120.0, 1e6, np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("name", ["median", "trimmed", "krum", "multi_krum"])
 def test_a_hostile_weight_does_not_move_a_robust_aggregate_far(name: str, log_weight: float) -> None:
-    """A weight beside which those of the others are 0 in float32, or of which there is no sum."""
+    """A weight that makes those of all others 0 in float32, or without a finite sum."""
     honest = 1.0 + 0.01 * jax.random.normal(jax.random.key(0), (12, 5))
     lying = honest.at[2].set(1e3)
     weights = jax.nn.softmax(jnp.full(12, 4.1).at[2].set(log_weight))
     assert abs(OURS[name](lying, weights) - 1.0).max() < 0.03
 
 
-def test_krum_counts_sites_equally_where_their_weights_have_no_sum() -> None:
+def test_krum_weights_sites_equally_without_a_sum() -> None:
     x = jnp.asarray([[0.0], [1.0], [2.0], [3.0], [100.0]])
     assert krum(0, 2)(x, jnp.asarray([0.0, 0.0, 0.0, 0.0, 1.0])) == 1.5
 
@@ -71,7 +71,7 @@ def test_a_hand_worked_trimmed_mean_and_krum() -> None:
     assert krum(0, 2)(x, jnp.asarray([0.2, 0.1, 0.3, 0.2, 0.2])) == pytest.approx(1.75)
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_invalid_settings_are_rejected() -> None:
     with pytest.raises(ValueError, match="against 2 hostile sites needs more than 6 sites"):
         krum(2)(jnp.zeros((6, 1)), jnp.full(6, 1 / 6))
     with pytest.raises(ValueError, match="trimmed share must be in"):

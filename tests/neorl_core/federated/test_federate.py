@@ -1,4 +1,4 @@
-"""Federated training in one call: every algorithm with every method, hostile sites, privacy, and fine-tuning."""
+"""Federated training: every algorithm and method, hostile sites, privacy and fine-tuning."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def cloning_error(policy: Any, sites: list[Transition]) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_every_algorithm_is_federated_by_every_method(name: str) -> None:
-    """The one that asks most of an algorithm is run, the others are traced."""
+def test_every_algorithm_with_every_method(name: str) -> None:
+    """The most demanding method is run, the others are traced."""
     algorithm = ALGORITHMS[name]
     spec = DISCRETE if algorithm.discrete else SPEC
     sites = linear_sites(3, 40, discrete=algorithm.discrete)
@@ -66,7 +66,7 @@ def test_every_algorithm_is_federated_by_every_method(name: str) -> None:
         assert [x.shape for x in jax.tree.leaves(kept)] == [x.shape for x in jax.tree.leaves(given[1])]
 
 
-def test_the_federated_normaliser_is_that_of_all_rows_together() -> None:
+def test_federated_normaliser_equals_pooled_rows() -> None:
     sites = linear_sites(4, 30)
     pooled = prepare(together(sites), SPEC)[0]
     for ours, theirs in zip(
@@ -75,8 +75,8 @@ def test_the_federated_normaliser_is_that_of_all_rows_together() -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
-def test_padded_rows_are_never_drawn() -> None:
-    """What pads a short site is made infinite here; its curves stay finite."""
+def test_padding_is_never_sampled() -> None:
+    """Padding is set to infinity; the curves stay finite."""
     algorithm, sites = ALGORITHMS["bc"], linear_sites(2, 20)
     rows = stacked_rows(federated_scaling(sites, SPEC), sites)
     assert rows.number.tolist() == [20, 27]
@@ -107,7 +107,7 @@ def clones(aggregate: Aggregate) -> Federated:
 
 @cache
 def attacked(aggregate: Aggregate) -> Aggregate:
-    """Two of twelve sites send ten times the opposite of what they found."""
+    """Two of twelve sites send minus ten times their change."""
 
     def aggregated(stacked: Any, weights: jax.Array) -> Any:
         return aggregate(jax.tree.map(lambda x: x.at[jnp.array([3, 8])].multiply(-10.0), stacked), weights)
@@ -116,7 +116,7 @@ def attacked(aggregate: Aggregate) -> Aggregate:
 
 
 @pytest.mark.slow
-def test_two_hostile_sites_of_twelve_spoil_the_mean_and_neither_median_nor_trimmed_mean_nor_krum() -> None:
+def test_robust_aggregates_withstand_two_hostile_sites() -> None:
     sites = linear_sites(12, 60)
     spread = float(np.var(together(sites).action))
     clean = 1 - cloning_error(clones(weighted_mean).policy, sites) / spread
@@ -127,7 +127,7 @@ def test_two_hostile_sites_of_twelve_spoil_the_mean_and_neither_median_nor_trimm
     assert 1 - cloning_error(clones(attacked(weighted_mean)).policy, sites) / spread < 0.5 * clean
 
 
-def test_secure_sums_change_nothing_but_last_digits() -> None:
+def test_secure_sums_equal_plain_sums_nearly() -> None:
     sites = linear_sites(3, 40)
     plain, secure = (
         federate(sites, SPEC, "bc", rounds=4, updates=5, batch_size=16, overrides=SMALL, secure=bound)
@@ -137,7 +137,7 @@ def test_secure_sums_change_nothing_but_last_digits() -> None:
         np.testing.assert_allclose(secure.server.parameters[part], value, atol=1e-6)
 
 
-def test_private_sites_are_refused_where_noise_drowns_them_and_learn_where_it_does_not() -> None:
+def test_private_sites_learn_unless_noise_is_too_large() -> None:
     sites = linear_sites(12, 60)
     with pytest.raises(ValueError, match="times the clip norm"):
         federate(sites, SPEC, "bc", privacy=Privacy(1.0, 5.0), overrides={"hidden": (64, 64)})
@@ -149,8 +149,8 @@ def test_private_sites_are_refused_where_noise_drowns_them_and_learn_where_it_do
     assert cloning_error(found.policy, sites) < 0.2 * float(np.var(together(sites).action))
 
 
-def test_a_new_site_is_fine_tuned_from_the_shared_weights() -> None:
-    """A site whose operator answers otherwise: its own policy follows it better than the shared one does."""
+def test_new_site_is_fine_tuned() -> None:
+    """A new site with another operator: its own policy fits better than the shared one."""
     shared = clones(weighted_mean)
     (new,) = linear_sites(1, 60, seed=9)
     new = new._replace(action=np.clip(new.action + 0.5 * new.observation[:, :1], -2, 2))
@@ -160,8 +160,8 @@ def test_a_new_site_is_fine_tuned_from_the_shared_weights() -> None:
     assert moments(new).rows == 60
 
 
-def test_a_site_with_few_rows_makes_few_steps_and_no_other_site_changes_its_policy() -> None:
-    """1,000 steps on twelve rows would pass 2,667 times over them; thirty passes over them are 11 steps."""
+def test_few_rows_give_few_independent_steps() -> None:
+    """1,000 steps on twelve rows would be 2,667 passes; thirty passes are 11 steps."""
     shared = clones(weighted_mean)
     few, many = linear_sites(1, 12, seed=9)[0], linear_sites(1, 90, seed=8)[0]
     sites = [many, few, many, few]
@@ -174,8 +174,8 @@ def test_a_site_with_few_rows_makes_few_steps_and_no_other_site_changes_its_poli
 
 
 @pytest.mark.slow
-def test_a_learner_with_a_model_is_fine_tuned_within_its_rows() -> None:
-    """Rewards grow beyond the logged actions, and only what the model keeps of rows says that nobody knows them."""
+def test_model_learner_stays_near_its_rows() -> None:
+    """Rewards grow beyond the logged actions; only the row statistics of the model limit the policy."""
     sites = linear_sites(3, 200)
     small = {"hidden": (16,), "model_hidden": (16,), "horizon": 5, "warm_up_updates": 400}
     shared = federate(sites, SPEC, "bptt", rounds=50, updates=20, batch_size=64, overrides=small)
@@ -183,8 +183,8 @@ def test_a_learner_with_a_model_is_fine_tuned_within_its_rows() -> None:
         assert cloning_error(policy, [site]) < 3 * cloning_error(shared.policy, [site])
 
 
-def test_sites_that_were_not_drawn_in_the_warm_up_look_at_their_rows_after_it() -> None:
-    """Of six sites two at most take part in it; what their models keep of rows is never sent."""
+def test_sites_missed_in_warm_up_observe_rows_later() -> None:
+    """At most two of six sites take part in the warm-up; row statistics of models are never sent."""
     small = SMALL | {"model_hidden": (8,), "horizon": 3, "warm_up_updates": 8}
     found = federate(linear_sites(6, 40), SPEC, "bptt", SCAFFOLD, rounds=4, updates=4, participants=1, overrides=small)
     learner, steps = found.sites.train.learner, np.asarray(found.sites.train.step)
@@ -196,8 +196,8 @@ def test_sites_that_were_not_drawn_in_the_warm_up_look_at_their_rows_after_it() 
     assert steps.sum() in (16 + 4 * 4, 16 + 5 * 4)
 
 
-def test_no_key_of_a_round_is_a_sites() -> None:
-    """By none of the keys that rounds draw participants, noise and masks by does a site draw its batches."""
+def test_keys_of_rounds_and_sites_differ() -> None:
+    """No site samples batches with a key that rounds use for participants, noise or masks."""
     algorithm, count = ALGORITHMS["bc"], 20
     train = member(init_population(algorithm, SPEC, configure(algorithm, SMALL), members([3], {})), 0)
 
@@ -218,7 +218,7 @@ def test_no_key_of_a_round_is_a_sites() -> None:
     assert ours.isdisjoint(told(beginnings, split(beginnings), sites, steps, split(steps)))
 
 
-def test_rows_that_no_learner_can_take_are_refused_at_every_site() -> None:
+def test_invalid_rows_of_any_site_are_rejected() -> None:
     good, bad = linear_sites(2, 20)
     unknown = bad._replace(reward=np.full_like(bad.reward, np.nan))
     for sites, why in (
@@ -233,6 +233,6 @@ def test_rows_that_no_learner_can_take_are_refused_at_every_site() -> None:
         fine_tune(clones(weighted_mean), [unknown], 10)
 
 
-def test_rounds_of_a_warm_up_must_leave_some() -> None:
+def test_rounds_must_exceed_the_warm_up() -> None:
     with pytest.raises(ValueError, match="rounds must exceed the 10 warm-up rounds of bptt, got 10"):
         federate(linear_sites(2, 20), SPEC, "bptt", rounds=10, updates=4, overrides={"warm_up_updates": 40})

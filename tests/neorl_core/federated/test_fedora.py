@@ -1,4 +1,4 @@
-"""The method after FEDORA: worths, optimism, influence and weights, by hand."""
+"""FEDORA: worth, optimism, influence and weights by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.neorl_core.federated.toys import DISCRETE, SPEC, fresh
 
 
 def constant(x: dict, to: float) -> dict:
-    """A network that answers the same everywhere."""
+    """A network with the same output everywhere."""
     last = max(x)
     return jax.tree.map(jnp.zeros_like, x) | {
         last: {"kernel": jnp.zeros_like(x[last]["kernel"]), "bias": jnp.full_like(x[last]["bias"], to)}
@@ -32,8 +32,8 @@ def rows(n: int = 4) -> Transition:
     return Transition(x, jnp.zeros((1, n, 1)), jnp.ones((1, n)), jnp.zeros((1, n)), x + 1, ended)
 
 
-def test_optimism_bootstraps_with_the_greater_critic() -> None:
-    """Own targets say 2 and 5, of which 2 counts; the federated critics 3 and 4: the bonus is 0.9 (3 - 2)."""
+def test_optimism_uses_the_larger_critic() -> None:
+    """Own targets are 2 and 5 (minimum 2), the federated critics 3 and 4: the bonus is 0.9 (3 - 2)."""
     algorithm = ALGORITHMS["td3_bc"]
     own = algorithm.init(jax.random.key(0), SPEC, algorithm.Config(hidden=(4,), discount=0.9))
     critics = own.critics
@@ -52,7 +52,7 @@ def test_the_worth_of_a_discrete_policy_is_the_critics_value_of_its_choice() -> 
     np.testing.assert_allclose(value(ALGORITHMS["double_dqn"], state, x), expected, atol=1e-6)
 
 
-def test_clones_have_no_worth_and_models_none_while_they_warm_up() -> None:
+def test_clones_and_warm_up_have_no_worth() -> None:
     clone, modelled = ALGORITHMS["bc"], ALGORITHMS["mopo"]
     state = clone.init(jax.random.key(0), SPEC, clone.Config(hidden=(4,)))
     assert worth(clone, state, rows()) is None
@@ -64,7 +64,7 @@ def test_clones_have_no_worth_and_models_none_while_they_warm_up() -> None:
 
 
 @pytest.mark.parametrize("federated", [1.0, 3.0])
-def test_a_round_ends_with_a_weight_by_worth_and_less_influence_where_the_federated_policy_is_better(
+def test_weight_and_influence_after_a_round(
     federated: float,
 ) -> None:
     algorithm = ALGORITHMS["td3_bc"]
@@ -81,7 +81,7 @@ def test_a_round_ends_with_a_weight_by_worth_and_less_influence_where_the_federa
     assert control == {}
 
 
-def test_influence_shortens_a_step_and_the_pull_draws_it_back() -> None:
+def test_influence_and_pull_by_hand() -> None:
     method = fedora(pull=0.1)
     site = fresh_site(fresh(ALGORITHMS["bc"].init(jax.random.key(0), SPEC, ALGORITHMS["bc"].Config())), method)
     site, offer = site._replace(influence=jnp.asarray(0.5)), Offer({"w": jnp.asarray(1.0)}, {})

@@ -44,7 +44,7 @@ def test_differences_shrink_by_the_second_eigenvalue(sites: int) -> None:
     assert (sizes[15] / sizes[10]) ** (1 / 5) == pytest.approx(law, rel=0.01)
 
 
-def test_sites_that_gossip_learn_what_none_could_alone() -> None:
+def test_gossip_learns_more_than_single_sites() -> None:
     a, b = np.ones((6, 2)), np.arange(12.0).reshape(6, 2)
     rule = Rule(QUADRATIC, updates=1, batch_size=2)
     sites = fresh_sites(fresh(QUADRATIC.init(jax.random.key(0), SPEC, QuadraticConfig(lr=0.01))), FEDAVG, 6)
@@ -55,6 +55,6 @@ def test_sites_that_gossip_learn_what_none_could_alone() -> None:
     assert metrics["loss"].shape == (600, 6)
 
 
-def test_control_variates_have_no_place_in_gossip() -> None:
+def test_gossip_rejects_control_variates() -> None:
     with pytest.raises(ValueError, match=r"gossip has no server .* got method scaffold"):
         make_gossip(Rule(QUADRATIC, SCAFFOLD))

@@ -1,4 +1,4 @@
-"""Methods held to the papers' own algorithms on quadratics, whose optimum is known."""
+"""Methods follow the papers' algorithms on quadratics with a known optimum."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ def weight(parameters: Parameters) -> jax.Array:
     return parameters["weight"]
 
 
-def test_scaffold_reaches_the_optimum_where_fedavg_does_not() -> None:
+def test_scaffold_reaches_the_optimum_and_fedavg_does_not() -> None:
     np.testing.assert_allclose(weight(run(SCAFFOLD, 600).parameters), OPTIMUM, atol=1e-4)
     stuck = np.abs(np.asarray(weight(run(FEDAVG, 600).parameters)) - OPTIMUM)
     assert stuck.max() > 0.3
 
 
-def test_scaffold_reaches_the_optimum_with_two_of_three_sites_in_a_round() -> None:
+def test_scaffold_converges_with_partial_participation() -> None:
     np.testing.assert_allclose(weight(run(SCAFFOLD, 3000, participants=2).parameters), OPTIMUM, atol=5e-3)
 
 
-def test_fedavg_ends_where_theory_says() -> None:
+def test_fedavg_reaches_its_theoretical_fixed_point() -> None:
     """K steps of site i contract by r_i = (1 - eta a_i)^K; the fixed point is their mean weighted by 1 - r_i."""
     part = 1 - (1 - LR * A) ** STEPS
     fixed = (part * B).sum(axis=0) / part.sum(axis=0)
     np.testing.assert_allclose(weight(run(FEDAVG, 600).parameters), fixed, atol=1e-4)
 
 
-def test_fedprox_takes_the_papers_steps() -> None:
-    """Five rounds beside `y <- y - eta (a (y - b) + mu (y - x))` in NumPy."""
+def test_fedprox_steps_equal_the_paper() -> None:
+    """Five rounds against `y <- y - eta (a (y - b) + mu (y - x))` in NumPy."""
     mu, x = 0.7, np.zeros(2)
     for _ in range(5):
         y = np.tile(x, (3, 1))
@@ -68,8 +68,8 @@ def test_fedprox_takes_the_papers_steps() -> None:
         fedprox(1.0)
 
 
-def test_scaffold_takes_the_papers_steps() -> None:
-    """Five rounds beside algorithm 1 of Karimireddy et al. with option II in NumPy, whose variates are gradients."""
+def test_scaffold_steps_equal_the_paper() -> None:
+    """Five rounds against algorithm 1 of Karimireddy et al., option II, in NumPy, with gradients as variates."""
     x, c, own = np.zeros(2), np.zeros(2), np.zeros((3, 2))
     for _ in range(5):
         y = np.tile(x, (3, 1))
@@ -82,10 +82,11 @@ def test_scaffold_takes_the_papers_steps() -> None:
     np.testing.assert_allclose(weight(server.control), -LR * c, atol=1e-5)
 
 
-def test_scaffold_of_one_private_site_takes_its_plain_steps() -> None:
-    """By hand: of `y <- y - 1`, twenty times a round, the changes of weight and of control variate are -20 and -1.
+def test_private_scaffold_with_one_site_by_hand() -> None:
+    """With `y <- y - 1` twenty times a round, the changes of weight and control variate are -20 and -1.
 
-    Clipped to 1 they are -20 / |(20, 1)| and -1 / |(20, 1)|; with the same at server and site no step is corrected.
+    Clipped to 1 they are -20 / |(20, 1)| and -1 / |(20, 1)|; with equal variates at server and site no step is
+    corrected.
     """
     algorithm = QUADRATIC._replace(update=lambda y, batches, key: (Quadratic(y.weight - 1.0, y.hyper), {}))
     train = fresh(Quadratic(jnp.zeros(1), {}))
@@ -101,12 +102,12 @@ def test_scaffold_of_one_private_site_takes_its_plain_steps() -> None:
             np.testing.assert_allclose(weight(server.control), -1.0 / np.hypot(20.0, 1.0), atol=1e-6)
 
 
-def test_private_scaffold_reaches_the_optimum_though_its_first_changes_are_clipped() -> None:
+def test_private_scaffold_recovers_from_clipping() -> None:
     found = weight(run(SCAFFOLD, 600, privacy=Privacy(0.1, 0.0)).parameters)
     np.testing.assert_allclose(found, OPTIMUM, atol=1e-3)
 
 
-def test_sites_count_by_their_rows() -> None:
+def test_sites_are_weighted_by_rows() -> None:
     rows = quadratic_rows(np.ones((2, 2)), [[0.0, 0.0], [1.0, 1.0]])._replace(number=jnp.asarray([1, 3]))
     train = fresh(QUADRATIC.init(jax.random.key(0), SPEC, QuadraticConfig(lr=1.0)))
     one_round = make_rounds(Rule(QUADRATIC, updates=1, batch_size=2), 1, 2)

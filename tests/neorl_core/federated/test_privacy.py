@@ -1,4 +1,4 @@
-"""Private changes: clipped, noised as told, refused where noise drowns them, and DP-SGD where rows are private."""
+"""Private changes: clipping, noise, rejected noise levels, and DP-SGD for single rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from neorl_core.types import Transition
 from tests.neorl_core.federated.toys import QUADRATIC, SPEC, QuadraticConfig, fresh, linear_sites, quadratic_rows
 
 
-def test_clipping_keeps_direction_and_what_is_short() -> None:
+def test_clipping_keeps_direction_and_short_vectors() -> None:
     tree = {"a": jnp.asarray([3.0, 0.0]), "b": jnp.asarray([[4.0]])}
     assert norm(tree) == 5.0
     np.testing.assert_allclose(clip_change(tree, 1.0)["a"], [0.6, 0.0], atol=1e-7)
@@ -32,14 +32,14 @@ def test_clipping_keeps_direction_and_what_is_short() -> None:
         assert clip_change(tree | {"b": jnp.asarray([[odd]])}, 1.0)["a"].tolist() == [0.0, 0.0]
 
 
-def test_noise_has_the_deviation_that_the_accountant_is_told() -> None:
+def test_noise_has_the_accounted_deviation() -> None:
     """`z C / k`: 1.5 * 2 / 10, within five standard errors."""
     found = add_noise({"a": jnp.zeros(50_000)}, Privacy(2.0, 1.5), 10, jax.random.key(0))["a"]
     assert np.std(found) == pytest.approx(0.3, abs=5 * 0.3 / np.sqrt(2 * 50_000))
 
 
-def test_one_site_moves_a_private_mean_by_no_more_than_the_clip() -> None:
-    """Whatever a site replies: its numbers are clipped where they are made, and weights do not count."""
+def test_one_site_moves_private_mean_by_at_most_the_clip() -> None:
+    """For any reply: numbers are clipped at the site, and weights are ignored."""
     rule = Rule(QUADRATIC, updates=1, batch_size=3, privacy=Privacy(clip=1.0, noise=0.0))
     learner = QUADRATIC.init(jax.random.key(0), SPEC, QuadraticConfig(lr=1.0))
     server = fresh_server(learner, FEDAVG)
@@ -55,7 +55,7 @@ def test_one_site_moves_a_private_mean_by_no_more_than_the_clip() -> None:
         server_round(rule, server, replies)
 
 
-def test_noise_that_drowns_a_policy_of_twenty_sites_is_refused() -> None:
+def test_excessive_noise_is_rejected() -> None:
     """2 x 256 on the reactor's four observations and one action: about 66 clip norms at z = 5.1."""
     algorithm = ALGORITHMS["bc"]
     four = SPEC._replace(observation=SPEC.observation._replace(names=tuple("wxyz")))
@@ -69,7 +69,7 @@ def test_noise_that_drowns_a_policy_of_twenty_sites_is_refused() -> None:
         check(Privacy(0.0, 1.0), 10, 10)
 
 
-def test_private_rows_without_noise_are_an_ordinary_step_and_with_it_dp_sgd() -> None:
+def test_private_rows_equal_dp_sgd() -> None:
     algorithm = ALGORITHMS["bc"]
     config = configure(algorithm, {"hidden": (6,), "actor_recipe": Recipe(method="sgd"), "actor_lr": 0.1})
     state = algorithm.init(jax.random.key(0), SPEC, config)
@@ -87,7 +87,7 @@ def test_private_rows_without_noise_are_an_ordinary_step_and_with_it_dp_sgd() ->
     assert float(norm(apart)) == pytest.approx(2e-3 / 12 * np.sqrt(size(apart)), rel=0.5)
 
 
-def test_rows_of_a_learned_model_cannot_be_private() -> None:
+def test_learned_models_reject_private_rows() -> None:
     algorithm = ALGORITHMS["bptt"]
     state = algorithm.init(jax.random.key(0), SPEC, algorithm.Config(hidden=(4,), model_hidden=(4,)))
     rows: Transition = jax.tree.map(lambda x: x[None], prepare(linear_sites(1, 12)[0], SPEC)[1])

@@ -1,4 +1,4 @@
-"""Rounds: one local step is the pooled step, one site is ordinary training, and parts that do not go together."""
+"""Rounds: one local step equals the pooled step, one site equals ordinary training, and inconsistent rules."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ONE_MEAN = ("bc", "iql", "discrete_bc", "discrete_iql", "discrete_cql", "double_
 
 
 def on_all(algorithm: Algorithm, rows: Transition) -> Algorithm:
-    """The algorithm whose every update is on all of these rows, whatever was drawn."""
+    """The algorithm with every update on all of these rows."""
     every: Transition = jax.tree.map(lambda x: x[None], rows)
     return algorithm._replace(update=lambda state, batches, key: algorithm.update(state, every, key))
 
@@ -75,7 +75,7 @@ def test_one_local_step_of_each_site_is_the_pooled_step(name: str) -> None:
         assert jnp.any(value != parameters_of(train.learner)[part]) or "target" in part
 
 
-def test_a_servers_adam_on_one_local_gradient_is_pooled_adam() -> None:
+def test_server_adam_equals_pooled_adam() -> None:
     """Local gradient steps of length 1 are the gradients; Adam of their mean is Adam of pooled training."""
     algorithm = ALGORITHMS["bc"]
     sites = linear_sites(2, 20)
@@ -112,7 +112,7 @@ def test_a_federation_of_one_site_is_ordinary_training() -> None:
         np.testing.assert_allclose(server.parameters[part], value[0], atol=2e-5, err_msg=part)
 
 
-def test_parts_that_do_not_go_together_are_refused() -> None:
+def test_inconsistent_rules_are_rejected() -> None:
     algorithm = ALGORITHMS["td3_bc"]
     with pytest.raises(ValueError, match=r"secure aggregation .* needs the weighted mean"):
         check(Rule(algorithm, aggregate=median, secure=1.0))

@@ -1,4 +1,4 @@
-"""Secure sums: hand-worked shares, sums to the last bit with sites that drop out, and what the server sees."""
+"""Secure sums: hand-worked shares, exact sums with drop-outs, and messages seen by the server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from neorl_core.federated.shamir import PRIME, Share, recover_secret, split_secr
 SITES, SIZE = 7, 50
 
 
-def test_the_known_example_of_shares() -> None:
+def test_published_example_of_shares() -> None:
     """Secret 1234, f(x) = 1234 + 166 x + 94 x^2 modulo 1613: the example of Wikipedia's article on Shamir's scheme."""
     found = split_secret(1234, 6, [166, 94], prime=1613)
     assert found == [Share(1, 1494), Share(2, 329), Share(3, 965), Share(4, 176), Share(5, 1188), Share(6, 775)]
@@ -25,7 +25,7 @@ def test_the_known_example_of_shares() -> None:
     assert recover_secret(found[:2], prime=1613) != 1234
 
 
-def test_shares_refuse_what_makes_no_sense() -> None:
+def test_invalid_shares_are_rejected() -> None:
     with pytest.raises(ValueError, match="use a larger prime"):
         split_secret(1613, 3, [1], prime=1613)
     with pytest.raises(ValueError, match="sites must be at least 3"):
@@ -39,7 +39,7 @@ def seed(number: int) -> jax.Array:
 
 
 @pytest.mark.parametrize("dropped", [[], [2], [0, 6, 3]])
-def test_sums_are_exact_to_the_last_bit_with_sites_that_drop_out(dropped: list[int]) -> None:
+def test_sums_are_exact_with_drop_outs(dropped: list[int]) -> None:
     fixed, rng = FixedPoint(bound=3.0, sites=SITES), np.random.default_rng(1)
     numbers = [encode(jnp.asarray(rng.normal(size=SIZE), jnp.float32), fixed) for _ in range(SITES)]
     own = [secrets.randbits(64) for _ in range(SITES)]
@@ -71,15 +71,15 @@ def test_sums_are_exact_to_the_last_bit_with_sites_that_drop_out(dropped: list[i
     assert total.tobytes() != plain.tobytes()
 
 
-def test_what_a_site_sends_looks_like_chance() -> None:
-    """The masked numbers of a constant are uniform: their mean lies within five standard errors of the middle."""
+def test_messages_look_uniform() -> None:
+    """Masked constants are uniform: the mean lies within five standard errors of the middle."""
     pairs = jax.random.key_data(jax.random.split(jax.random.key(0), SITES))
     sent = add_masks(jnp.full(20_000, 7, jnp.uint32), 2, seed(99), pairs)
     assert abs(float(np.mean(np.asarray(sent, np.float64))) / 2**32 - 0.5) < 5 / np.sqrt(12 * 20_000)
     assert len(np.unique(sent)) > 19_990
 
 
-def test_fixed_point_keeps_numbers_and_cannot_overflow() -> None:
+def test_fixed_point_is_accurate_and_cannot_overflow() -> None:
     fixed = FixedPoint(bound=1.5, sites=20)
     x = jnp.linspace(-1.5, 1.5, 33)
     np.testing.assert_allclose(decode(encode(x, fixed), fixed), x, atol=1 / fixed.scale)

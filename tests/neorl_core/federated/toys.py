@@ -1,4 +1,4 @@
-"""Small federations: a quadratic that is learned by gradient steps, and sites of a linear plant."""
+"""Small federations: a quadratic learned by gradient steps, and sites of a linear plant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies of agents: what an action may depend on, how agents are counted, and that one can be taken apart."""
+"""Policies of agents: dependence on links, order of agents, and separate execution."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def actor_of(spec: PlantSpec, rounds: int, width: int = 8) -> Any:
 
 
 def reach(params: Any, spec: PlantSpec, up: Sequence[float]) -> np.ndarray[Any, Any]:
-    """(A, O) whether an action depends on a component of the observation, at any of some observations."""
+    """(A, O) whether an action depends on an observation component, at any of some observations."""
     seen = np.random.default_rng(5).normal(size=(40, spec.observation.size)).astype(np.float32)
     seen[:, list(UP)] = up
     slopes = jax.vmap(jax.jacobian(lambda x: actor_apply(params, x)))(jnp.asarray(seen))
     return np.asarray(jnp.any(slopes != 0, axis=0))
 
 
-def test_with_all_links_cut_an_agent_acts_on_its_own_observation_alone() -> None:
+def test_without_links_agents_use_only_their_observation() -> None:
     spec = _spec()
     depends = reach(actor_of(spec, 3), spec, (0, 0, 0, 0))
     np.testing.assert_array_equal(depends[:, 1:6], np.eye(5, dtype=bool))
@@ -75,7 +75,7 @@ def test_with_all_links_cut_an_agent_acts_on_its_own_observation_alone() -> None
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
-def test_an_action_depends_on_agents_within_as_many_links_as_there_are_rounds(rounds: int) -> None:
+def test_actions_depend_on_agents_within_the_rounds(rounds: int) -> None:
     spec = _spec()
     params = actor_of(spec, rounds)
     for up in ((1, 1, 1, 1), (1, 0, 1, 1), (0, 1, 1, 0)):
@@ -86,7 +86,7 @@ def test_an_action_depends_on_agents_within_as_many_links_as_there_are_rounds(ro
         np.testing.assert_array_equal(reach(params, spec, up)[:, 1:6], hops)
 
 
-def test_kinds_share_their_weights_and_no_others() -> None:
+def test_only_agents_of_a_kind_share_weights() -> None:
     layout = _spec().layout
     assert layout is not None
     assert alike(_spec(), VIEWS) == layout.kinds == (0,) * 5
@@ -101,7 +101,7 @@ def test_kinds_share_their_weights_and_no_others() -> None:
         np.testing.assert_array_equal(np.asarray(other != actor_apply(params, x)), np.asarray(kinds) == 0)
 
 
-def test_agents_counted_in_another_way_do_the_same() -> None:
+def test_policy_is_equivariant_to_agent_order() -> None:
     spec, order = _spec(), (3, 0, 4, 2, 1)
     params, layout = actor_of(spec, 2), spec.layout
     assert layout is not None
@@ -129,7 +129,7 @@ def test_agents_counted_in_another_way_do_the_same() -> None:
 
 
 def test_two_agents_by_hand() -> None:
-    """One round, width 1, all weights 1 and biases 0: what a sees is 2, what b sees is 3."""
+    """One round, width 1, all weights 1 and biases 0; agent a observes 2, agent b observes 3."""
     layout = Layout(2, ((0, 1),), ((0, 1),), node_action=((0, 1),), flags=(2,), present=(2,), kinds=(0, 0))
     weights = jax.tree.map(jnp.ones_like, agents_init(jax.random.key(0), AgentNetwork(layout, 1, 1)))
     weights = {name: layer | {"bias": jnp.zeros_like(layer["bias"])} for name, layer in weights.items()}
@@ -154,7 +154,7 @@ def _learned(algorithm: str, updates: int) -> FitResult:
     return fit(_rows(2_000), _spec(), algorithm, updates=updates, overrides=own, batch_size=64, chunk=updates)
 
 
-def test_agents_learn_to_tell_each_other() -> None:
+def test_agents_learn_to_communicate() -> None:
     data, policy = _rows(2_000), _learned("bc", 1_500).policies[0]
     error = np.mean((np.asarray(policy_act(policy, jnp.asarray(data.observation))) - data.action) ** 2)
     assert error < 0.1 * np.mean(data.action**2)
@@ -185,8 +185,8 @@ def grid_policy() -> Policy:
     )
 
 
-def test_agents_on_machines_of_their_own_do_what_the_policy_does(grid_policy: Policy) -> None:
-    """Through PettingZoo's views: every agent gets its own observation, and messages over links that are up."""
+def test_separate_agents_equal_the_joint_policy(grid_policy: Policy) -> None:
+    """With PettingZoo views: each agent has its own observation and messages over links that are up."""
     from neorl_core.wrappers.pettingzoo import ParallelPlantEnv
 
     env = ParallelPlantEnv(GRID, physical=True)
@@ -219,7 +219,7 @@ def test_agents_on_machines_of_their_own_do_what_the_policy_does(grid_policy: Po
     assert silent > 0
 
 
-def test_a_members_share_is_of_its_own_kind_alone(grid_policy: Policy) -> None:
+def test_member_has_only_weights_of_its_kind(grid_policy: Policy) -> None:
     member = extract_member(grid_policy, GRID.agents, "dispatcher")
     every = sum(x.size for x in jax.tree.leaves(grid_policy.params))
     assert sum(x.size for x in jax.tree.leaves(member.policy.params)) == every // 3

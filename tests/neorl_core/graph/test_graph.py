@@ -1,4 +1,4 @@
-"""Graph networks: no number depends on how nodes are counted, on padding, or on an edge that is not there."""
+"""Graph networks do not depend on node order, padding, or removed edges."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def drawn(nodes: int, edges: int, seed: int = 0) -> Graph:
 
 
 def gradient(module: Any, weights: Any, graph: Graph) -> Any:
-    """Of a sum of squares of all outputs, for the weights."""
+    """Gradient of the sum of squares of all outputs with respect to the weights."""
 
     def loss(weights: Any) -> jax.Array:
         outputs = jax.tree.leaves(module.apply(weights, graph))
@@ -48,7 +48,7 @@ def close(one: Any, other: Any) -> None:
 
 
 def renumbered(graph: Graph, nodes: np.ndarray, edges: np.ndarray) -> Graph:
-    """The same graph with its nodes and edges in another order, each given by the old numbers."""
+    """The same graph with nodes and edges in another order."""
     new = np.argsort(nodes)
     return Graph(
         nodes=graph.nodes[..., nodes, :],
@@ -61,7 +61,7 @@ def renumbered(graph: Graph, nodes: np.ndarray, edges: np.ndarray) -> Graph:
     )
 
 
-def test_another_order_of_nodes_and_edges_gives_the_same_numbers_in_that_order() -> None:
+def test_networks_are_equivariant_to_node_order() -> None:
     graph, rng = drawn(9, 14), np.random.default_rng(1)
     nodes, edges = rng.permutation(9), rng.permutation(14)
     other = renumbered(graph, nodes, edges)
@@ -94,7 +94,7 @@ def test_padding_changes_nothing() -> None:
         close(gradient(CRITIC, weights, graph), gradient(CRITIC, weights, other))
 
 
-def test_an_edge_that_is_removed_carries_nothing() -> None:
+def test_removed_edges_carry_no_messages() -> None:
     graph = drawn(9, 14)
     kept = np.arange(14) != 5
     removed = graph._replace(edge_mask=graph.edge_mask.at[5].set(0.0))
@@ -141,8 +141,8 @@ def test_a_round_by_hand() -> None:
     np.testing.assert_allclose(louder.nodes, [[1.0 + 5.0], [-2.0 + 2.0]])
 
 
-def test_several_rounds_are_those_of_loops_over_edges_in_double_precision() -> None:
-    """The equations one edge and one node at a time, from the same weights, without a product of merged kernels."""
+def test_rounds_equal_loops_over_edges() -> None:
+    """The equations per edge and node in double precision, without merged kernels."""
     graph = drawn(9, 14)
     weights = jax.tree.map(lambda x: np.asarray(x, np.float64), ACTOR.init(jax.random.key(0), graph)["params"])
     h, e, u = (np.asarray(x, np.float64) for x in graph[:3])
@@ -176,8 +176,8 @@ def test_several_rounds_are_those_of_loops_over_edges_in_double_precision() -> N
 
 
 @pytest.mark.parametrize("rounds", [1, 5, 12])
-def test_a_fresh_actor_says_little_however_many_its_rounds(rounds: int) -> None:
-    """Behind a tanh what begins far from 0 has no gradient."""
+def test_fresh_actors_have_small_outputs(rounds: int) -> None:
+    """Behind a tanh, large outputs have no gradient."""
     graph = drawn(30, 40)
     module = Actor(width=24, rounds=rounds, of_nodes=1, of_edges=1)
     for key in range(5):
@@ -185,7 +185,7 @@ def test_a_fresh_actor_says_little_however_many_its_rounds(rounds: int) -> None:
         assert all(np.abs(x).max() < 1.0 for x in said)
 
 
-def test_sums_of_messages_are_numpys() -> None:
+def test_message_sums_equal_numpy() -> None:
     rng = np.random.default_rng(0)
     messages, at = rng.normal(size=(4, 14, 3)).astype(np.float32), rng.integers(0, 9, 14)
     expected = np.zeros((4, 9, 3), np.float32)
@@ -201,7 +201,7 @@ def test_one_program_for_a_size_class() -> None:
     assert compiled._cache_size() == len({size_class(33, 37), size_class(69, 68), size_class(136, 156)}) == 3
 
 
-def test_a_class_holds_what_it_is_asked_for_and_says_so_where_it_does_not() -> None:
+def test_size_classes_fit_or_reject_graphs() -> None:
     assert size_class(33, 37) == (40, 48)
     assert size_class(118, 132) == size_class(136, 156) == (144, 176)
     assert size_class(1000, 2) == (1000, 2)

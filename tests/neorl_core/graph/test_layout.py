@@ -1,4 +1,4 @@
-"""How vectors lie on a graph, and graph policies behind the contract of the algorithms."""
+"""Layouts, and graph policies behind the interface of the algorithms."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def rows(count: int) -> Transition:
     return Transition(seen[:-1], action, seen[:-1, 0] * action[:, 0], zero, seen[1:], zero)
 
 
-def test_a_vector_on_its_graph_by_hand() -> None:
+def test_vector_to_graph_by_hand() -> None:
     observation, action = jnp.asarray([1.0, 2.0, 3.0, 1.0, 0.0, 1.0, 9.0]), jnp.asarray([10.0, 20.0, 30.0, 40.0, 50.0])
     graph = build_graph(LAYOUT, observation, action)
     np.testing.assert_array_equal(graph.nodes, [[1, 0, 0], [0, 1, 10], [0, 2, 0], [0, 3, 20]])
@@ -67,7 +67,7 @@ def test_a_vector_on_its_graph_by_hand() -> None:
     np.testing.assert_array_equal(flat_action(LAYOUT, graph.nodes[:, 2:], graph.edges[:, 1:]), action)
 
 
-def test_nodes_are_scaled_alike_and_flags_not_at_all() -> None:
+def test_nodes_share_a_scale_and_flags_have_none() -> None:
     data = rows(200)
     normaliser, prepared = prepare(data, SPEC)
     values = data.observation[:, :3]
@@ -85,7 +85,7 @@ def learned(algorithm: str, updates: int = 12, chunk: int = 12) -> FitResult:
 
 
 @pytest.mark.parametrize("algorithm", ["bc", *(pytest.param(x, marks=pytest.mark.slow) for x in ("td3_bc", "iql"))])
-def test_learners_move_every_weight_and_cuts_leave_no_trace(algorithm: str) -> None:
+def test_learners_train_every_weight_and_resume_exactly(algorithm: str) -> None:
     once, cut = (learned(algorithm, chunk=chunk).policies[0] for chunk in (12, 4))
     assert set(once.params) == {"graph"}
     for ours, theirs in zip(jax.tree.leaves(once.params), jax.tree.leaves(cut.params), strict=True):
@@ -97,8 +97,8 @@ def test_learners_move_every_weight_and_cuts_leave_no_trace(algorithm: str) -> N
     np.testing.assert_allclose(one, actions[7], atol=1e-6)
 
 
-def test_buses_counted_in_another_way_answer_in_that_way() -> None:
-    """The layout of the same chain from its other numbers, with the same weights: equivariance of the flat contract."""
+def test_policy_is_equivariant_to_bus_order() -> None:
+    """The layout of the same chain with other numbers and the same weights."""
     params = learned("bc").policies[0].params
     x = jnp.asarray(rows(5).observation)
     other = LAYOUT._replace(

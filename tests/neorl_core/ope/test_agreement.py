@@ -1,4 +1,4 @@
-"""What estimators say together: hand-made draws that agree, contradict each other, or are none."""
+"""Combined estimates from hand-made draws that agree, disagree, or are missing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def estimate(
 
 
 def rounds(value: float, supported: bool = True) -> Evaluation:
-    """Draws that reach one to both sides of the value."""
+    """Draws within one of the value on both sides."""
     draws = jnp.stack([value + LINE, 0.1 + 0 * LINE], axis=1)
     return Evaluation(jnp.asarray([value, 0.1]), draws, jnp.asarray(0.9), jnp.asarray(10.0), jnp.asarray(supported))
 
@@ -44,7 +44,7 @@ def rounds(value: float, supported: bool = True) -> Evaluation:
 RUNS_AWAY = rounds(99.0, supported=False)
 
 
-def test_an_interval_reaches_from_the_lowest_of_the_guesses_to_the_highest() -> None:
+def test_interval_covers_all_guesses() -> None:
     found = estimate([[rounds(5.0), rounds(4.0)], [rounds(6.0), RUNS_AWAY]], models(4.5, 6.5))
     assert found.supported
     # Worked by hand: means of the families are 4.5 and 6. Of evenly spread draws a fortieth lies beyond .95 on each
@@ -57,13 +57,13 @@ def test_an_interval_reaches_from_the_lowest_of_the_guesses_to_the_highest() -> 
     assert found.cost == pytest.approx(0.1)
 
 
-def test_a_value_that_has_no_support_orders_policies_by_the_models_alone() -> None:
+def test_unsupported_values_are_ranked_by_models() -> None:
     found = estimate([[rounds(5.0)], [RUNS_AWAY]], models(3.0, 5.0))
     assert not found.supported
     assert found.value == pytest.approx(4.0)
 
 
-def test_what_steps_outside_the_logs_pay_is_unknown_of_both_policies_of_a_difference() -> None:
+def test_differences_widen_by_unknown_rewards_of_both() -> None:
     one = estimate([[rounds(3.0)]] * 2, models(3.0, 3.0, below=2.0, above=0.5))
     other = estimate([[rounds(1.0)]] * 2, models(1.0, 1.0, below=4.0, above=0.25))
     assert one.bounds(0.95) == pytest.approx((3.0 - 2.0 - 0.95, 3.0 + 0.5 + 0.95), abs=0.01)
@@ -74,7 +74,7 @@ def test_what_steps_outside_the_logs_pay_is_unknown_of_both_policies_of_a_differ
     assert difference.bounds(0.95) == pytest.approx((2.0 - 2.25, 2.0 + 4.5), abs=1e-6)
 
 
-def test_a_difference_is_of_the_guesses_that_are_supported_for_both() -> None:
+def test_differences_use_guesses_supported_for_both() -> None:
     every = estimate([[rounds(5.0), rounds(9.0)], [rounds(6.0), rounds(6.0)]], models(5.0, 5.0))
     some = estimate([[rounds(4.0), RUNS_AWAY], [rounds(4.0), rounds(5.0)]], models(3.5, 3.5))
     # Worked by hand: 5 - 4 of the networks; of the regressions the mean of 6 - 4 and 6 - 5.
@@ -90,24 +90,24 @@ def test_a_difference_is_of_the_guesses_that_are_supported_for_both() -> None:
     assert lower <= beside.value <= upper
 
 
-def test_a_cost_is_of_the_guesses_that_are_supported() -> None:
+def test_cost_uses_supported_guesses() -> None:
     nothing = RUNS_AWAY._replace(value=jnp.full(2, jnp.nan), draws=jnp.full((201, 2), jnp.nan))
     found = estimate([[rounds(5.0), nothing], [rounds(5.0), RUNS_AWAY]], models())
     assert found.cost == pytest.approx(0.1)
     assert interval(found.cost_draws, 0.95) == pytest.approx((0.1, 0.1))
 
 
-def test_an_interval_of_nothing_is_none() -> None:
+def test_interval_of_no_draws_is_nan() -> None:
     assert np.isnan(interval(np.full((2, 3), np.nan), 0.95)).all()
     assert interval(np.array([[np.nan, 0.0], [1.0, 3.0]]), 0.5) == (1.5, 2.5)
 
 
-def test_few_windows_widen_the_draws_about_their_value() -> None:
+def test_few_windows_widen_the_interval() -> None:
     few = estimate([[rounds(5.0)]] * 2, models(5.0, 5.0), windows=3)
     assert few.optimistic.max() == pytest.approx(5.0 + spread(3), rel=1e-6)
 
 
-def test_nothing_is_worth_more_than_rewards_allow() -> None:
+def test_values_are_capped_by_logged_rewards() -> None:
     # All rewards are costs: worked by hand, of draws from -1 to 1 about -.5 none counts that is above 0, and steps
     # outside the logs, which may pay 2 more, cannot lift the upper end beyond it.
     costs = (-9.0, 0.0)
@@ -125,7 +125,7 @@ def test_nothing_is_worth_more_than_rewards_allow() -> None:
 
 
 @pytest.mark.parametrize(("share", "reason"), [(0.99, ""), (1.01, WIDE)])
-def test_a_gain_whose_interval_holds_almost_anything_has_no_support(share: float, reason: str) -> None:
+def test_gain_with_wide_interval_is_unsupported(share: float, reason: str) -> None:
     # The logged controller's value is known: the gain's draws reach one to both sides, 1.9 of it within 95 %, and 4
     # below it where steps outside the logs pay as the worst do.
     allowed = (0.0, 5.9 / WIDEST / share)
@@ -137,18 +137,18 @@ def test_a_gain_whose_interval_holds_almost_anything_has_no_support(share: float
     assert gain.reason == reason
 
 
-def test_no_gain_is_more_than_what_rewards_allow_beyond_the_logged_value() -> None:
+def test_gain_is_capped_by_logged_rewards() -> None:
     known = estimate([[rounds(-3.0)._replace(draws=jnp.full((201, 2), -3.0))]] * 2, models(-3.0, -3.0), allowed=(-9, 0))
     policy = estimate([[rounds(-0.5)]] * 2, models(-0.5, -0.5), allowed=(-9.0, 0.0))
     assert policy.gain(known, 0.95).bounds(0.95) == pytest.approx((2.5 - 0.95, 3.0), abs=0.01)
 
 
-def test_the_first_reason_why_a_gain_is_not_supported_stands() -> None:
+def test_first_reason_is_kept() -> None:
     policy = estimate([[rounds(4.0)]] * 2, models(4.0, 4.0, outside=0.5, below=9.0), allowed=(0.0, 5.0))
     assert "outside" in policy.gain(policy, 0.95).reason
 
 
-def test_where_all_rewards_are_alike_every_gain_is_known_and_of_one_window_none() -> None:
+def test_gain_with_equal_rewards_or_one_window() -> None:
     known = estimate([[rounds(4.0)._replace(draws=jnp.full((201, 2), 4.0))]] * 2, models(4.0, 4.0), allowed=(4.0, 4.0))
     # The models round, by less than a millionth.
     rounded = known._replace(pessimistic=known.pessimistic - 1e-6, optimistic=known.optimistic + 1e-6)
@@ -172,7 +172,7 @@ def test_where_all_rewards_are_alike_every_gain_is_known_and_of_one_window_none(
         ([rounds(0.0)], [rounds(0.0)], models(outside=np.nan), "no finite"),
     ],
 )
-def test_an_estimate_has_support_where_estimators_agree(
+def test_support_needs_agreeing_estimators(
     networks: list[Evaluation], regressions: list[Evaluation], found: ModelValue, reason: str
 ) -> None:
     said = estimate([networks, regressions], found)

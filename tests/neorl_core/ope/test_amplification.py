@@ -1,4 +1,4 @@
-"""Which policies fitted Q evaluation says nothing of: those for whom its features' errors count too much."""
+"""Fitted Q evaluation rejects policies for which feature errors count too much."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_policy_that_leaves_the_logs_is_not_supported() -> None:
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("discount", [1.0, 0.8])
-def test_a_controller_whose_states_grow_supports_its_own_value(discount: float) -> None:
+def test_growing_controller_supports_its_own_value(discount: float) -> None:
     # Source: the mean logged return. Of x' = 1.15 x the rounds grow by 1.15^2 each, and the logs show all of it.
     rng = np.random.default_rng(4)
     x, steps = 1.15 ** np.arange(13) * rng.normal(1.0, 0.1, (50, 1)), 12
@@ -43,7 +43,7 @@ def test_a_controller_whose_states_grow_supports_its_own_value(discount: float) 
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize(("share", "supported"), [(0.5, True), (0.1, False)])
-def test_amplification_is_that_of_the_ratios_of_densities(share: float, supported: bool) -> None:
+def test_amplification_equals_density_ratios(share: float, supported: bool) -> None:
     # Worked by hand, discount 1. All of 20 episodes of two steps begin in A, where a share of them turns left to L and
     # the others right to R. Whoever always turns left is at each step at a share / 2 of the rows, with a ratio of
     # densities of 2 / share there: sqrt(2 / share) in the root mean square. The logs are at half of the rows at each
@@ -63,7 +63,7 @@ def test_amplification_is_that_of_the_ratios_of_densities(share: float, supporte
 
 
 @pytest.mark.usefixtures("double")
-def test_whoever_outlives_logged_episodes_carries_errors_further() -> None:
+def test_surviving_policies_amplify_errors() -> None:
     # Worked by hand, discount 1. All of 20 episodes begin in A, where half turn left and end and half go right to R, in
     # 30 rows. The logs are at two thirds of the rows first, with a ratio of densities of 1.5, then half of them at a
     # third, with as much. Whoever always turns right is at a third of the rows at either step, with a ratio of 3.
@@ -87,9 +87,7 @@ def test_whoever_outlives_logged_episodes_carries_errors_further() -> None:
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize(("action", "supported"), [(1.0, True), (1.2, False)])
-def test_a_value_that_rewards_do_not_allow_is_not_supported_though_errors_are_carried_little(
-    action: float, supported: bool
-) -> None:
+def test_impossible_values_are_unsupported(action: float, supported: bool) -> None:
     # Worked by hand: r = a of a between 0 and 1, one step. No logged reward is 1.2, and the ratio of densities that a
     # linear feature takes a single action for has a root mean square of sqrt(1 + z^2), that of the logs of 1.
     a = np.linspace(0.0, 1.0, 101)[:, None]

@@ -1,4 +1,4 @@
-"""Logs that are cut before their horizon and logs that terminate: a mean return is not that of who ended early."""
+"""Weights of windows in logs with cut and terminated episodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from neorl_core.types import Transition
 HORIZON, DISCOUNT, TRIP = 20, 0.95, 0.06
 
 
-def test_windows_count_by_how_rarely_they_are_not_cut() -> None:
+def test_windows_are_weighted_by_inverse_survival() -> None:
     # Worked by hand: of four windows one is cut after its first step, so that 3/4 are not; one terminates with its
     # second; of the two that are then at risk one is cut, so that 3/8 are not; the last survives.
     lasts, ended = jnp.asarray([1, 2, 2, 3]), jnp.asarray([False, True, False, False])
@@ -24,7 +24,7 @@ def test_windows_count_by_how_rarely_they_are_not_cut() -> None:
     assert float(counts[3] / counts.sum()) == np.float32(2 / 3)
 
 
-def test_windows_that_nothing_cuts_count_alike_to_the_last_bit() -> None:
+def test_uncut_windows_have_equal_weights() -> None:
     ended = jnp.asarray([False, True, True, False, True])
     assert window_counts(jnp.asarray([3, 1, 2, 3, 3]), ended, 3).tolist() == [1.0] * 5
     # Where all are cut there is nothing else to take a mean of.
@@ -32,13 +32,13 @@ def test_windows_that_nothing_cuts_count_alike_to_the_last_bit() -> None:
 
 
 def tripping(episodes: int, seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Steps of episodes that trip with the same probability at every step, and are cut after 10 to 29."""
+    """Episodes that terminate with constant probability per step, and are cut after 10 to 29 steps."""
     draw = np.random.default_rng(seed)
     life, cut = draw.geometric(TRIP, episodes), draw.integers(10, 30, episodes)
     return np.minimum(np.minimum(life, cut), HORIZON), life <= np.minimum(cut, HORIZON)
 
 
-def test_the_logged_controller_is_worth_the_same_however_its_survivors_are_cut() -> None:
+def test_logged_value_does_not_depend_on_cuts() -> None:
     # Source: a reward of 1 a step while a geometric life lasts, sum_{t<H} (discount (1 - p))^t.
     true = sum((DISCOUNT * (1 - TRIP)) ** step for step in range(HORIZON))
     lasts, ended = tripping(20_000, 0)
@@ -59,7 +59,7 @@ def test_the_logged_controller_is_worth_the_same_however_its_survivors_are_cut()
     assert abs(float(found.value[fqe.REWARD]) - true) < error
 
 
-def test_models_count_windows_as_fitted_q_evaluation_does() -> None:
+def test_models_and_fqe_weight_windows_alike() -> None:
     lasts, ended = tripping(300, 1)
     rows, starts = int(lasts.sum()), np.cumsum(lasts) - lasts
     column, terminated = np.zeros((rows, 1), np.float32), np.zeros(rows, np.float32)

@@ -1,4 +1,4 @@
-"""Fitted Q evaluation against dynamic programming, Lyapunov equations and a bootstrap that refits."""
+"""Fitted Q evaluation against dynamic programming, Lyapunov equations and a refitting bootstrap."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def logs_of(
     cost: Floats | None = None,
     terminated: Floats | None = None,
 ) -> fqe.LoggedSteps:
-    """Windows of the given lengths; by default nothing terminates and nothing costs."""
+    """Windows of the given lengths, by default without termination and cost."""
     episode = np.repeat(np.arange(len(lengths)), lengths)
     zero = np.zeros(len(reward))
     return fqe.LoggedSteps(
@@ -49,7 +49,7 @@ def products(observation: jax.Array, action: jax.Array) -> jax.Array:
 
 
 def guessed(logs: fqe.LoggedSteps, decisions: fqe.Decisions) -> fqe.Guesses:
-    """Products of pairs of inputs, in which values of tables and of linear-quadratic systems are linear."""
+    """Products of pairs of inputs; values of tables and linear-quadratic systems are linear in them."""
     return fqe.Guesses(
         products(logs.observation, logs.action),
         products(logs.next_observation, decisions.next_action),
@@ -59,7 +59,7 @@ def guessed(logs: fqe.LoggedSteps, decisions: fqe.Decisions) -> fqe.Guesses:
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("discount", [0.9, 0.99])
-def test_a_table_has_the_value_of_dynamic_programming(discount: float) -> None:
+def test_table_value_equals_dynamic_programming(discount: float) -> None:
     # Source: V = (I - discount P_pi)^-1 r_pi (Puterman 1994, theorem 6.1.1), solved here by NumPy.
     rng = np.random.default_rng(3)
     states, actions, copies = 4, 3, 5
@@ -121,7 +121,7 @@ def linear_value(x: Floats, noise: float, gain: Floats = GAIN) -> Floats:
 
 
 @pytest.mark.usefixtures("double")
-def test_a_linear_system_has_the_value_of_its_lyapunov_equation() -> None:
+def test_linear_value_equals_lyapunov_equation() -> None:
     # Source: the discounted LQR's Lyapunov equation, solved by SciPy; without noise it holds along every path.
     logs = linear_logs(0, 20, 10, noise=0.0)
     decisions = linear_decisions(logs)
@@ -132,7 +132,7 @@ def test_a_linear_system_has_the_value_of_its_lyapunov_equation() -> None:
 
 
 @pytest.mark.slow
-def test_intervals_cover_as_often_as_they_say() -> None:
+def test_intervals_have_nominal_coverage() -> None:
     # Source: truth is the Lyapunov value at the logs' own distribution of initial states, x ~ N(0, I).
     closed = A + B @ GAIN
     p = solve_discrete_lyapunov(np.sqrt(DISCOUNT) * closed.T, np.eye(2) + GAIN.T @ GAIN)
@@ -169,7 +169,7 @@ def refit(logs: fqe.LoggedSteps, weights: Floats) -> float:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("double")
-def test_the_bootstrap_is_that_of_refitting_every_resample() -> None:
+def test_bootstrap_equals_refitting() -> None:
     logs = linear_logs(5, 200, 10)
     decisions = linear_decisions(logs)
     got = fqe.evaluate(logs, decisions, guessed(logs, decisions), KEY, LONG, DISCOUNT, 500, 0.0)
@@ -185,7 +185,7 @@ CLOCK, START = 12, 3.0
 
 
 def clocked_logs(seed: int, episodes: int) -> fqe.LoggedSteps:
-    """x' = 0.9 x + 0.5 u beside a clock that goes from 0 to 1 in an episode; reward -(1 + x^2 + u^2) <= -1."""
+    """x' = 0.9 x + 0.5 u with a clock from 0 to 1 per episode; reward -(1 + x^2 + u^2) <= -1."""
     rng = np.random.default_rng(seed)
     x, rows = START + 0.1 * rng.normal(size=episodes), []
     for t in range(CLOCK):
@@ -203,7 +203,7 @@ def clocked_logs(seed: int, episodes: int) -> fqe.LoggedSteps:
 
 
 def clocked_value(x: Floats, gain: float, discount: float) -> Floats:
-    """Sum over the clock's steps of the rewards of u = gain x, step by step."""
+    """Sum of the rewards of u = gain x over the steps of the clock."""
     total = np.zeros_like(x)
     for t in range(CLOCK):
         total += discount**t * (-1 - x**2 - (gain * x) ** 2)
@@ -213,7 +213,7 @@ def clocked_value(x: Floats, gain: float, discount: float) -> Floats:
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("discount", [0.9, 0.99])
-def test_a_plant_with_a_clock_is_worth_the_steps_until_its_end(discount: float) -> None:
+def test_value_with_a_clock_ends_with_it(discount: float) -> None:
     # Source: the sum itself. The end of an episode is seen in its last row alone, which a time limit cuts.
     logs = clocked_logs(0, 40)
     decisions = fqe.Decisions(-0.3 * logs.next_observation[:, :1], -0.3 * logs.observation[logs.starts, :1])
@@ -224,7 +224,7 @@ def test_a_plant_with_a_clock_is_worth_the_steps_until_its_end(discount: float) 
 
 
 @pytest.mark.usefixtures("double")
-def test_what_only_rows_cut_by_time_show_is_evaluated() -> None:
+def test_truncated_rows_are_evaluated() -> None:
     # Source: worked by hand. Every episode is one step, from A to B or from B to A, cut by time: r = 1 and r = 3.
     one_hot = np.eye(2)
     state = np.array([0, 1, 0, 1])
@@ -248,7 +248,7 @@ def test_rewards_that_are_never_positive_allow_no_positive_value() -> None:
             assert float(jnp.max(sign * found.draws[:, 0])) <= 0
 
 
-def test_a_row_whose_next_observation_is_unknown_does_not_count() -> None:
+def test_rows_without_successor_do_not_count() -> None:
     logs = clocked_logs(3, 40)
     decisions = fqe.Decisions(-0.3 * logs.next_observation[:, :1], -0.3 * logs.observation[logs.starts, :1])
     odd = logs.reward.at[7].set(jnp.nan)
@@ -261,7 +261,7 @@ def test_a_row_whose_next_observation_is_unknown_does_not_count() -> None:
     np.testing.assert_allclose(got.draws, expected.draws, rtol=0.02)
 
 
-def test_the_logged_controller_is_worth_what_whole_windows_returned() -> None:
+def test_logged_value_is_mean_of_complete_windows() -> None:
     # Worked by hand, discount 1/2: (1, 2, 4) lasts three steps, (8, 16) terminates, (32,) is cut and does not count.
     column, zero = np.zeros((6, 1)), np.zeros(6)
     reward, ends = np.array([1.0, 2, 4, 8, 16, 32]), np.array([0.0, 0, 0, 0, 1, 0])
@@ -278,7 +278,7 @@ def test_the_logged_controller_is_worth_what_whole_windows_returned() -> None:
 
 
 @pytest.mark.usefixtures("double")
-def test_a_right_guess_is_found_whatever_its_unit() -> None:
+def test_correct_guess_is_found_in_any_unit() -> None:
     # Source: the Lyapunov equation. Action and observation alone cannot express a quadratic value; a guess of it can.
     logs = linear_logs(0, 20, 10, noise=0.0)
     decisions = linear_decisions(logs)
@@ -313,7 +313,7 @@ def test_nothing_is_compiled_twice() -> None:
     assert compiled[0] == compiled[1]
 
 
-def test_who_acts_as_was_logged_gains_nothing_beside_fragments() -> None:
+def test_logged_actions_gain_nothing_over_fragments() -> None:
     # Worked by hand: 20 episodes of 19 steps in windows of 10 and 9, reward -1 in an episode's first three steps alone,
     # and no action matters. A fragment begins where nothing is to be lost.
     clock = np.tile(np.arange(19.0), 20)
@@ -330,7 +330,7 @@ def test_who_acts_as_was_logged_gains_nothing_beside_fragments() -> None:
 
 
 @pytest.mark.usefixtures("double")
-def test_the_logged_controller_and_policies_meet_the_same_resamples() -> None:
+def test_logged_controller_and_policies_share_resamples() -> None:
     # Where actions change nothing, a policy is worth what was logged in every resample: that depends on the start.
     rng = np.random.default_rng(6)
     start = np.repeat(rng.normal(size=60), 4)
@@ -345,7 +345,7 @@ def test_the_logged_controller_and_policies_meet_the_same_resamples() -> None:
     np.testing.assert_allclose(found.draws[:, 0], logged.draws[:, 0], atol=1e-3)
 
 
-def test_a_guess_that_is_the_same_everywhere_counts_for_nothing() -> None:
+def test_constant_guess_has_no_effect() -> None:
     # 39.4994 in single precision: a mean of many has another last bit, which is no difference to be scaled up.
     logs = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.float64 else x, linear_logs(2, 30, 20))
     decisions = linear_decisions(logs)
@@ -360,7 +360,7 @@ def test_a_guess_that_is_the_same_everywhere_counts_for_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_the_official_data_says_little_of_what_was_never_logged(dmsd_train: Path) -> None:
+def test_official_data_does_not_support_unlogged_actions(dmsd_train: Path) -> None:
     # Source: NeoRL-2's data. Doing nothing was never logged away from rest.
     with np.load(dmsd_train, allow_pickle=False) as data:
         o, a, r, n = (data[key][:20_000] for key in ("obs", "action", "reward", "next_obs"))

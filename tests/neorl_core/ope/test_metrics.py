@@ -1,4 +1,4 @@
-"""What tells how good estimates are, against SciPy and by hand."""
+"""Quality measures of estimates against SciPy and by hand."""
 
 from __future__ import annotations
 

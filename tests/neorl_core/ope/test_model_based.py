@@ -1,4 +1,4 @@
-"""Replays of logged episodes in learned models: exact where nothing differs, and a linear plant in closed form."""
+"""Replays of logged episodes in learned models: exact for logged actions, and a linear plant in closed form."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Logged(NamedTuple):
 
 
 def played(gain: float, noise: np.ndarray, set_point: np.ndarray, blend: np.ndarray | float = 0.0) -> Logged:
-    """Normalised z' = .8 z + 1.5 a + noise beside a set point that jumps, reward 100 - 20 (z' - set point)^2."""
+    """Normalised z' = .8 z + 1.5 a + noise with a set point that jumps, reward 100 - 20 (z' - set point)^2."""
     z, rows = np.zeros(len(noise)), []
     for t in range(HORIZON):
         a = np.tanh(gain * (z - set_point[:, t])) + (0.0 if np.isscalar(blend) else np.asarray(blend)[:, t])
@@ -48,7 +48,7 @@ def played(gain: float, noise: np.ndarray, set_point: np.ndarray, blend: np.ndar
 
 
 def world(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Disturbances and set points of all episodes; the latter jump halfway."""
+    """Disturbances and set points of all episodes; set points jump halfway."""
     rng = np.random.default_rng(seed)
     steps = np.repeat(rng.uniform(-1, 1, (EPISODES, 2)), [6, HORIZON - 5], axis=1)
     return 0.2 * rng.normal(size=(EPISODES, HORIZON)), steps
@@ -75,7 +75,7 @@ def value(found: LearnedModel, rows: Windows, gain: float) -> model_based.ModelV
 
 @pytest.fixture(scope="module")
 def exploring() -> tuple[LearnedModel, Windows, Logged]:
-    """Logs of a controller of gain -.3 with noise on its actions, and models that were trained on them."""
+    """Logs of a controller of gain -.3 with exploration, and models trained on them."""
     noise, set_point = world(0)
     blend = np.random.default_rng(1).uniform(-0.4, 0.4, (EPISODES, HORIZON))
     logs = played(-0.3, noise, set_point, blend)
@@ -83,13 +83,13 @@ def exploring() -> tuple[LearnedModel, Windows, Logged]:
 
 
 def true_value(gain: float, logs: Logged) -> float:
-    """The return of another controller under the same disturbances and set points."""
+    """Return of another controller under the same disturbances and set points."""
     rewards = np.asarray(played(gain, logs.noise, logs.set_point).data.reward).reshape(EPISODES, HORIZON)
     return float((rewards @ DISCOUNT ** np.arange(HORIZON)).mean())
 
 
 @pytest.mark.slow
-def test_who_acts_as_was_logged_gets_the_logged_return_however_wrong_the_model_is() -> None:
+def test_logged_actions_give_the_logged_return() -> None:
     # Source: the logged rewards themselves. The networks are untrained, and set points and disturbances no model knows.
     logs = played(-0.5, *world(2))
     found, rows = learned(logs.data, 0)
@@ -101,7 +101,7 @@ def test_who_acts_as_was_logged_gets_the_logged_return_however_wrong_the_model_i
 
 
 @pytest.mark.slow
-def test_other_controllers_are_worth_what_they_would_have_made_of_the_same_episodes(
+def test_other_controllers_have_their_true_value(
     exploring: tuple[LearnedModel, Windows, Logged],
 ) -> None:
     found, rows, logs = exploring
@@ -114,7 +114,7 @@ def test_other_controllers_are_worth_what_they_would_have_made_of_the_same_episo
     assert np.argsort([v.value.mean() for v in values]).tolist() == np.argsort(truth).tolist()
 
 
-def test_a_guess_of_an_action_value_is_what_a_member_expects_step_by_step() -> None:
+def test_action_values_equal_step_by_step_rollouts() -> None:
     # Source: the same sum, one step after the other in Python. The networks are untrained, and some steps terminate.
     logs = played(-0.5, *world(2))
     ends = jnp.zeros_like(logs.data.terminated).at[HORIZON - 1].set(1.0)
@@ -147,7 +147,7 @@ def test_a_guess_of_an_action_value_is_what_a_member_expects_step_by_step() -> N
 
 
 @pytest.mark.slow
-def test_what_leaves_the_logged_states_is_seen_to(exploring: tuple[LearnedModel, Windows, Logged]) -> None:
+def test_leaving_the_logged_states_is_detected(exploring: tuple[LearnedModel, Windows, Logged]) -> None:
     found, rows, _ = exploring
     away = value(found, rows, 3.0)
     assert away.outside > 0.5
@@ -158,7 +158,7 @@ def test_what_leaves_the_logged_states_is_seen_to(exploring: tuple[LearnedModel,
     assert np.all(away.value >= least * steps - 1e-3)
 
 
-def test_what_steps_outside_pay_lies_between_the_worst_and_the_best_logged_rewards() -> None:
+def test_outside_steps_pay_worst_to_best_rewards() -> None:
     logs = played(-0.5, *world(5))
     found, rows = learned(logs.data, 0)
     steps = (1 - DISCOUNT**HORIZON) / (1 - DISCOUNT)
@@ -179,7 +179,7 @@ def test_what_steps_outside_pay_lies_between_the_worst_and_the_best_logged_rewar
     assert every.value[0] - every.below == pytest.approx(worst * steps, rel=0.02)
 
 
-def test_a_replay_that_has_left_the_range_of_the_logs_is_outside_from_there_on() -> None:
+def test_replay_stays_outside_after_leaving() -> None:
     # Source: the same replays, step by step in Python. No leverage is outside, and the networks are untrained.
     logs = played(-0.5, *world(6))
     found, rows = learned(logs.data, 0)
@@ -209,7 +209,7 @@ def test_a_replay_that_has_left_the_range_of_the_logs_is_outside_from_there_on()
     assert float(value(found, rows, 0.25).outside) == pytest.approx(np.mean(shares), abs=1e-3)
 
 
-def test_ranges_hold_what_other_episodes_reach_and_ask_nothing_of_what_never_moves() -> None:
+def test_ranges_cover_other_episodes_and_ignore_constants() -> None:
     # Worked by hand: five episodes of one step, which is one fold each. The last one reaches 1.8 where the others lie
     # between 0 and 1, so that it takes .8 of their range to hold 99 % of the steps; without it in the weights .2 do.
     at = jnp.float32([[0.0], [1.0], [0.5], [0.2], [1.8]])
@@ -230,7 +230,7 @@ def test_ranges_hold_what_other_episodes_reach_and_ask_nothing_of_what_never_mov
 
 
 @pytest.mark.slow
-def test_steps_that_hardly_count_for_the_value_hardly_count_as_outside(
+def test_outside_share_is_discounted(
     exploring: tuple[LearnedModel, Windows, Logged],
 ) -> None:
     # Who leaves the logs slowly is outside at the end of a window, which a strong discount weighs little.
@@ -242,7 +242,7 @@ def test_steps_that_hardly_count_for_the_value_hardly_count_as_outside(
     assert shares[1] < 0.6 * shares[0]
 
 
-def test_the_first_steps_of_few_long_episodes_lie_inside_the_logs_that_they_are_of() -> None:
+def test_first_steps_of_long_episodes_are_inside() -> None:
     # z' = .5 z + u + noise from starts of +-8: four steps in four hundred are far from all others, and nine tenths of
     # what counts. A radius that is a quantile of the steps as they are many leaves them outside.
     episodes, horizon, discount = 8, 400, 0.5
@@ -269,7 +269,7 @@ def test_the_first_steps_of_few_long_episodes_lie_inside_the_logs_that_they_are_
     assert outside(discount) < 0.05
 
 
-def test_a_weighted_quantile_is_that_of_values_repeated() -> None:
+def test_weighted_quantile_equals_repeated_values() -> None:
     values, counts = jnp.float32([3.0, 1.0, 2.0, 5.0]), np.array([2, 5, 2, 1])
     for share in (0.05, 0.5, 0.55, 0.75, 0.9, 0.95, 1.0):
         repeated = np.repeat(values, counts)
@@ -286,7 +286,7 @@ def test_windows_are_cut_at_their_ends() -> None:
     assert model_based.logged_returns(rows, 0.5).tolist() == [1.0, 5.0]
 
 
-def test_a_window_that_terminated_goes_on_with_the_steps_of_the_next_that_reach_as_far() -> None:
+def test_terminated_windows_continue_with_longer_ones() -> None:
     # Worked by hand: windows of rows 0, 1-2, 3-6 and 7-8; the first two terminated, the last was cut by time.
     column, terminated = np.arange(9.0, dtype=np.float32), np.float32([1, 0, 1, 0, 0, 0, 0, 0, 0])
     data = Transition(column[:, None], column[:, None], column, column, column[:, None] + 1, terminated)
@@ -297,7 +297,7 @@ def test_a_window_that_terminated_goes_on_with_the_steps_of_the_next_that_reach_
     assert model_based.logged_returns(rows, 0.5).tolist() == [0.0, 2.0, 3 + 2 + 5 / 4 + 6 / 8, 7 + 4]
 
 
-def test_a_fragment_is_worth_less_than_a_window_and_is_left_out() -> None:
+def test_fragments_are_excluded() -> None:
     # Worked by hand: of the windows above the last, two steps of four, was cut by time; the first two terminated.
     column, terminated = np.arange(9.0, dtype=np.float32), np.float32([1, 0, 1, 0, 0, 0, 0, 0, 0])
     data = Transition(column[:, None], column[:, None], column, column, column[:, None] + 1, terminated)
@@ -309,7 +309,7 @@ def test_a_fragment_is_worth_less_than_a_window_and_is_left_out() -> None:
     assert float(model_based.logged_value(rows, 1.0).value.mean()) == 4.0
 
 
-def test_a_step_terminates_as_the_logged_one_did_unless_the_model_knows_a_difference() -> None:
+def test_termination_follows_the_logged_step() -> None:
     # Source: P(u < p | u < q) and P(u < p | u >= q) of one uniform u, by counting.
     u = (np.arange(100_000) + 0.5) / 100_000
     for p, q in ((0.2, 0.5), (0.5, 0.2), (0.3, 0.3), (0.9, 0.999)):
@@ -320,7 +320,7 @@ def test_a_step_terminates_as_the_logged_one_did_unless_the_model_knows_a_differ
 
 
 def crossing(blend: float) -> tuple[Logged, np.ndarray]:
-    """z' = z + a + noise, a about .1, ends beyond 1; each step is worth 1. Rows until the end, and their numbers."""
+    """z' = z + a + noise, a about .1, terminates beyond 1, reward 1 per step. Rows until the end, and lengths."""
     rng = np.random.default_rng(4)
     noise, nothing = 0.2 * rng.normal(size=(EPISODES, HORIZON)), np.zeros((EPISODES, HORIZON + 1))
     action = np.tanh(0.1) + rng.uniform(-blend, blend, (EPISODES, HORIZON))
@@ -336,7 +336,7 @@ def crossing(blend: float) -> tuple[Logged, np.ndarray]:
 def crossed(
     blend: float, updates: int, gain: float, bias: float, *, lost: bool = False
 ) -> tuple[model_based.ModelValue, np.ndarray]:
-    """What a = tanh(gain z + bias) is worth after such logs, and each logged episode's return."""
+    """Value of a = tanh(gain z + bias) from such logs, and the return of each logged episode."""
     logs, lengths = crossing(blend)
     if lost:
         # As readers do where a file has no next observations: after a termination the row's own stands in.
@@ -351,7 +351,7 @@ def crossed(
 
 
 @pytest.mark.slow
-def test_a_log_that_terminates_gives_who_acts_as_logged_the_logged_return() -> None:
+def test_logged_actions_give_the_logged_return_with_termination() -> None:
     # Source: the number of steps, discounted. The networks are untrained: none of them knows when an episode ends.
     for lost in (False, True):
         same, returns = crossed(0.0, 0, 0.0, 0.1, lost=lost)
@@ -359,7 +359,7 @@ def test_a_log_that_terminates_gives_who_acts_as_logged_the_logged_return() -> N
 
 
 @pytest.mark.slow
-def test_what_a_file_does_not_tell_of_the_last_step_teaches_no_model_to_stand_still() -> None:
+def test_unknown_last_steps_do_not_train_dynamics() -> None:
     logs, lengths = crossing(0.5)
     ended = logs.data.terminated > 0
     after = jnp.where(ended[:, None], logs.data.observation, logs.data.next_observation)
@@ -377,7 +377,7 @@ def test_what_a_file_does_not_tell_of_the_last_step_teaches_no_model_to_stand_st
 
 
 @pytest.mark.slow
-def test_who_survives_a_last_step_that_no_file_tells_of_goes_on_from_where_it_is_expected() -> None:
+def test_survivors_continue_from_the_predicted_state() -> None:
     # Source: the same logs with their last observations. Taken for a rest, the last step throws a replay back by its
     # whole length, past where episodes end, and each family's value is wrong by .8 and more.
     told, lost = (crossed(0.5, 400, 0.0, 0.2, lost=lost)[0] for lost in (False, True))
@@ -385,7 +385,7 @@ def test_who_survives_a_last_step_that_no_file_tells_of_goes_on_from_where_it_is
 
 
 @pytest.mark.slow
-def test_a_policy_that_survives_where_the_logs_end_is_worth_the_whole_horizon() -> None:
+def test_surviving_policy_has_the_full_horizon() -> None:
     # Source: a step is worth 1, and who draws back by the whole of z crosses 1 in no episode: the sum of discounts.
     safe, returns = crossed(0.5, 400, -1.0, 0.0)
     whole = (1 - DISCOUNT**HORIZON) / (1 - DISCOUNT)
@@ -393,7 +393,7 @@ def test_a_policy_that_survives_where_the_logs_end_is_worth_the_whole_horizon() 
     np.testing.assert_allclose(safe.value, whole, rtol=0.03)
 
 
-def test_draws_from_few_need_wider_intervals() -> None:
+def test_few_windows_widen_intervals() -> None:
     # Source: Student's quantile 2.262 at nine degrees of freedom, the normal one 1.960: 2.262 / 1.960 sqrt(10 / 9).
     assert model_based.spread(10) == pytest.approx(1.2166, rel=1e-3)
     assert model_based.spread(100_000) == pytest.approx(1.0, rel=1e-4)

@@ -1,4 +1,4 @@
-"""Ridge regression of the dynamics beside NumPy's: coefficients, leverage, and what is left out of either."""
+"""Ridge regression of the dynamics against NumPy: coefficients, leverage and held-out folds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from neorl_core.ope import ridge
 
 
-def test_a_ridge_regression_is_that_of_numpy_and_its_leverage_grows_away_from_the_data() -> None:
+def test_ridge_equals_numpy_and_leverage_grows() -> None:
     rng = np.random.default_rng(0)
     x, change = rng.normal(size=(500, 3)).astype(np.float32), rng.normal(size=(500, 2)).astype(np.float32)
     known, episode = jnp.ones(500, bool), jnp.arange(500)
@@ -31,7 +31,7 @@ def test_a_ridge_regression_is_that_of_numpy_and_its_leverage_grows_away_from_th
     np.testing.assert_array_equal(without[0].root, found.root)
 
 
-def test_leverage_of_a_held_out_episode_is_that_of_a_regression_without_its_fold() -> None:
+def test_held_out_leverage_excludes_the_fold() -> None:
     rng = np.random.default_rng(0)
     # Each episode has a constant of its own, which no other episode tells of.
     episode = np.repeat(np.arange(10), 50)

@@ -1,4 +1,4 @@
-"""Fitted Q evaluation of rewards in any unit, and of rewards that never change."""
+"""Fitted Q evaluation with rewards in any unit, and constant rewards."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from neorl_core.ope import fqe
 from tests.neorl_core.ope.test_fqe import DISCOUNT, KEY, guessed, linear_decisions, linear_logs
 
 
-def test_a_value_has_the_unit_of_its_rewards() -> None:
-    """A power of two changes no bit of a sum or product: what it does not scale is a number with a unit of its own."""
+def test_value_scales_with_rewards() -> None:
+    """A power of two changes no bit of a sum or product, so any number that does not scale has its own unit."""
     unit, logs = 2.0**-30, linear_logs(0, 20, 10)
     logs = logs._replace(cost=-logs.reward)
     other = logs._replace(reward=logs.reward * unit, cost=logs.cost * unit)
@@ -27,7 +27,7 @@ def test_a_value_has_the_unit_of_its_rewards() -> None:
 
 
 @pytest.mark.parametrize("reward", [3.0, 3e8, -3e-8])
-def test_a_reward_that_never_changes_has_the_value_of_its_sum(reward: float) -> None:
+def test_constant_reward_has_its_sum_as_value(reward: float) -> None:
     logs = linear_logs(0, 20, 10)
     logs = logs._replace(reward=jnp.full_like(logs.reward, reward))
     decisions = linear_decisions(logs)

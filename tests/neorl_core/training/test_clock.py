@@ -1,4 +1,4 @@
-"""Tasks that end by an observed clock, against a plan that is known by hand."""
+"""Tasks that end by an observed clock, against a plan worked by hand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SPEC = PlantSpec(
 
 
 def logged() -> Transition:
-    """What is saved costs itself and pays twice in the next period, if there is one; it was saved by chance."""
+    """Saving costs its amount and pays twice in the next period, if there is one; logged savings are random."""
     save = np.random.default_rng(0).uniform(size=(EPISODES, STEPS)).astype(np.float32)
     before = np.concatenate([np.zeros_like(save[:, :1]), save[:, :-1]], axis=1)
     period = np.broadcast_to(np.arange(STEPS, dtype=np.float32), save.shape)
@@ -37,7 +37,7 @@ def logged() -> Transition:
     return Transition(observed, save.reshape(-1, 1), (2 * before - save).ravel(), nothing, following, nothing)
 
 
-def test_a_step_after_which_the_clock_reads_its_end_is_a_termination() -> None:
+def test_last_clock_step_terminates() -> None:
     log = logged()
     _, prepared = prepare(log, SPEC)
     expected = np.tile(np.arange(STEPS) == STEPS - 1, EPISODES)
@@ -70,7 +70,7 @@ def test_a_step_after_which_the_clock_reads_its_end_is_a_termination() -> None:
         pytest.param("bptt", 500, {}, marks=pytest.mark.slow),
     ],
 )
-def test_nothing_is_saved_for_a_time_after_the_end(algorithm: str, updates: int, overrides: dict[str, float]) -> None:
+def test_policy_saves_nothing_beyond_the_end(algorithm: str, updates: int, overrides: dict[str, float]) -> None:
     log = logged()
     ends = jnp.stack([jnp.arange(STEPS, dtype=jnp.float32), jnp.full((STEPS,), 0.5)], axis=1)
     saved = {}
@@ -85,7 +85,7 @@ def test_nothing_is_saved_for_a_time_after_the_end(algorithm: str, updates: int,
 
 
 @pytest.mark.parametrize("name", [name for name, plant in PLANTS.items() if plant.spec.clock is not None])
-def test_a_plants_clock_reads_its_end_after_the_last_step_and_not_before(name: str) -> None:
+def test_clock_ends_with_the_last_step(name: str) -> None:
     plant = PLANTS[name]
     assert plant.spec.clock is not None
     column = plant.spec.observation.names.index(plant.spec.clock.name)

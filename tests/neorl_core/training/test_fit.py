@@ -1,4 +1,4 @@
-"""The one call: the same bits as the training loop driven by hand, resumable, and plain about bad input."""
+"""`fit` equals the training loop, resumes exactly, and rejects invalid input."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SMALL = {"hidden": [8]}
 
 
 def logged(rows: int = 200) -> Transition:
-    """The logged action is a linear law of the state, which cloning must find."""
+    """Logs of a linear law, which cloning must find."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(rows, 2)).astype(np.float32)
     u = (2 + x @ np.float32([1.0, -0.5]))[:, None]
@@ -59,7 +59,7 @@ class GrowthConfig(NamedTuple):
 
 
 def grow(state: Growth, batches: Transition, key: jax.Array) -> tuple[Growth, dict[str, jax.Array]]:
-    """An algorithm of one number, which grows by its rate and what chance and the batch add."""
+    """An algorithm of one number that grows by its rate, chance and the batch."""
     chance = 1e-3 * (jax.random.uniform(key) + jnp.mean(batches.reward))
     size = state.size * state.hyper["rate"] + chance
     return Growth(size, state.hyper), {"size": size}
@@ -84,7 +84,7 @@ def bits(tree: Any) -> list[bytes]:
     return [np.asarray(x).tobytes() for x in jax.tree.leaves(tree)]
 
 
-def test_it_is_the_training_loop() -> None:
+def test_fit_equals_the_training_loop() -> None:
     found = fit(logged(), SPEC, GROWTH, updates=40, seeds=[0, 7], overrides={"width": 3}, batch_size=16, chunk=10)
     normaliser, data = prepare(logged(), SPEC)
     population = init_population(GROWTH, SPEC, GrowthConfig(width=3), members([0, 7], {}))
@@ -108,7 +108,7 @@ def test_cloning_finds_a_linear_law_in_physical_units() -> None:
     assert str(found).startswith("bc: 2,000 updates, 1 member(s)\n  seed 0: actor_loss ")
 
 
-def test_what_was_reported_can_be_gone_on_from() -> None:
+def test_reported_states_can_be_resumed() -> None:
     told: list[tuple[int, int]] = []
     states: list[RunState] = []
 
@@ -129,7 +129,7 @@ def test_what_was_reported_can_be_gone_on_from() -> None:
         fit(logged(), SPEC, resume=lambda _: states[1], **{**settings, "chunk": 30})
 
 
-def test_a_clone_of_several_controllers_acts_as_one_of_them_where_large_errors_count_linearly() -> None:
+def test_robust_clone_acts_as_one_controller() -> None:
     rng = np.random.default_rng(0)
     law = np.float32([-1.0, 5.0, 5.5])  # what each of three controllers does, whatever the state
     log = logged(300)._replace(action=rng.permutation(np.repeat(law, 100))[:, None])
@@ -158,7 +158,7 @@ def test_algorithms_are_trained_by_one_call(name: str) -> None:
     assert set(found.curves)
 
 
-def test_members_of_a_grid_are_told_apart() -> None:
+def test_grid_members_are_distinct() -> None:
     found = fit(logged(), SPEC, GROWTH, updates=20, seeds=[3], grid={"rate": [1.0, 10.0]}, batch_size=16)
     assert [member.hyperparameters for member in found.members] == [{"rate": 1.0}, {"rate": 10.0}]
     # Ten updates, each on two batches: 1e10 is beyond what metrics of prepared data may reach.
@@ -189,12 +189,12 @@ def test_the_schedule_worked_by_hand(
     assert schedule(updates, chunk, batches, warm_up) == expected
 
 
-def test_a_run_that_would_be_all_warm_up_is_refused() -> None:
+def test_run_of_only_warm_up_is_rejected() -> None:
     with pytest.raises(ValueError, match="updates must exceed the 3,000 of the warm-up, got 3,000"):
         schedule(3_000, 500, 1, 3_000)
 
 
-def test_divergence_ends_a_run_and_the_last_good_state_is_kept(tmp_path: Path) -> None:
+def test_divergence_keeps_the_last_good_state(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"updates": 40, "overrides": {"rate": 8.0}, "chunk": 2, "batch_size": 16}
     with Checkpoints(tmp_path, '{"run": 1}') as checkpoints:
         saved = Checkpointing(checkpoints, seconds=1e9)
@@ -218,8 +218,8 @@ def test_divergence_ends_a_run_and_the_last_good_state_is_kept(tmp_path: Path) -
     assert 8**6 < float(states[0].population.learner.size[0]) < 1.01 * 8**6
 
 
-def test_rewards_far_from_zero_are_no_divergence() -> None:
-    """Where an episode terminates their mean stays, and fresh critics err by its square: here by a million each."""
+def test_large_rewards_are_not_divergence() -> None:
+    """With terminations the mean of the rewards stays, and fresh critics err by its square: here a million."""
     log = logged()
     reward = 1.001 + 1e-3 * (log.reward - log.reward.mean()) / log.reward.std()
     ended = np.arange(200) == 199
@@ -231,7 +231,7 @@ def test_rewards_far_from_zero_are_no_divergence() -> None:
         fit(log, SPEC, "td3_bc", updates=4, overrides=SMALL | {"critic_lr": 1e9}, batch_size=16)
 
 
-def test_what_does_not_fit_is_one_sentence() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     log = logged()
     nan = log.reward.copy()
     nan[3] = np.nan

@@ -1,4 +1,4 @@
-"""Recipes of optimisers against NumPy and optax's own schedules, and what a run may write."""
+"""Optimiser recipes against NumPy and optax schedules, and recipes in YAML."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ START = {"w": RNG.normal(size=(3, 2)), "b": RNG.normal(size=2)}
 
 
 def descend(recipe: Recipe, gradients: list[Params], learning_rate: float = 0.1) -> list[Params]:
-    """Parameters after each gradient, in double precision."""
+    """Parameters after each gradient step, in double precision."""
     with jax.enable_x64(True):
         params, found = jax.tree.map(jnp.asarray, START), []
         optimiser = optimisers.init(recipe, params)
@@ -67,7 +67,7 @@ def moves(params: list[Params]) -> list[Params]:
     return [jax.tree.map(np.subtract, a, b) for a, b in itertools.pairwise([START, *params])]
 
 
-def test_the_presets_are_adam_and_adam_of_clipped_gradients() -> None:
+def test_presets_are_adam_and_clipped_adam() -> None:
     large = gradients(3, size=5.0)
     assert_close(descend(TD3, large), adam(large, [0.1] * 3), rtol=1e-7)
     clipped = [jax.tree.map(lambda x, g=g: x / max(norm(g), 1.0), g) for g in large]
@@ -151,7 +151,7 @@ def test_a_learning_rate_may_change_at_run_time_and_between_members() -> None:
     assert chunk._cache_size() == 1  # type: ignore[attr-defined]
 
 
-def test_actor_and_critics_follow_recipes_of_their_own() -> None:
+def test_actor_and_critics_have_separate_recipes() -> None:
     recipes = {"actor_recipe": Recipe(accumulate=2), "critic_recipe": Recipe(method="sgd", clip=1e-3)}
     state = start(TD3_BC, TD3_BC.Config(hidden=(4,), critic_lr=3.0, **recipes))
     batches = jax.tree.map(jnp.float32, batch_of(np.random.default_rng(2), 2, 8))
@@ -165,7 +165,7 @@ def test_actor_and_critics_follow_recipes_of_their_own() -> None:
     assert norm(jax.tree.map(lambda a, b: np.asarray(a - b), again.actor, state.actor)) > 1e-4
 
 
-def test_a_run_writes_a_preset_or_what_differs_from_one() -> None:
+def test_recipes_are_presets_or_changes_of_one() -> None:
     assert parse("sac") == Recipe("adam", 1.0)
     assert parse("td3") == parse({}) == Recipe()
     assert parse({"preset": "sac", "schedule": "cosine", "steps": 100, "warmup": 10}) == Recipe(
@@ -199,13 +199,13 @@ def test_a_run_writes_a_preset_or_what_differs_from_one() -> None:
         ({"steps": 10}, ["be 0 with a constant one"]),
     ],
 )
-def test_what_makes_no_recipe_is_one_sentence(value: Any, named: list[str]) -> None:
+def test_invalid_recipes_are_rejected(value: Any, named: list[str]) -> None:
     with pytest.raises(ValueError, match="actor_recipe of bc") as error:
         configure(BC, {"actor_recipe": value})
     text = str(error.value)
     assert all(word in text for word in named), text
 
 
-def test_a_recipe_made_in_python_is_checked_as_well() -> None:
+def test_recipes_from_python_are_checked() -> None:
     with pytest.raises(ValueError, match="method of a recipe must be one of adam, sgd, got 'adm'"):
         start(BC, BC.Config(hidden=(4,), actor_recipe=Recipe(method="adm")))

@@ -1,4 +1,4 @@
-"""The weights of every algorithm's state by name, what stays out of them, and trainings that begin with others'."""
+"""Named weights of every algorithm's state, and training that starts from other weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FEW = ("td3_bc", "cql", "mopo", "discrete_iql")
 @pytest.mark.parametrize(
     "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 )
-def test_all_weights_are_shared_and_nothing_else(name: str) -> None:
+def test_only_weights_are_shared(name: str) -> None:
     algorithm = ALGORITHMS[name]
     spec = DISCRETE if algorithm.discrete else SPEC
     small = {"hidden": (4,)} | ({"model_hidden": (4,)} if algorithm.warm_up else {})
@@ -61,12 +61,12 @@ class Bare(NamedTuple):
     hyper: dict[str, jax.Array]
 
 
-def test_a_state_without_weights_is_refused() -> None:
+def test_state_without_weights_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"needs weights outside .* got Bare"):
         parameters_of(Bare({"lr": jnp.ones(())}))
 
 
-def test_the_weights_are_the_others_and_the_rest_is_its_own() -> None:
+def test_start_from_replaces_only_weights() -> None:
     other = init_population(TD3_BC, OF_PLANT, CONFIG, members([7], {}))
     moved = jax.tree.map(lambda x: x + 1, other.learner.actor_optimiser)
     found = parameters_of(jax.tree.map(lambda x: x[0], other.learner._replace(actor_optimiser=moved)))
@@ -85,7 +85,7 @@ def test_the_weights_are_the_others_and_the_rest_is_its_own() -> None:
     assert jnp.all(start.key == fresh.key)
 
 
-def test_other_layers_are_told() -> None:
+def test_other_layers_are_rejected() -> None:
     state = BC.init(jax.random.key(0), OF_PLANT, BC.Config(hidden=(8,)))
     fresh = init_population(BC, OF_PLANT, BC.Config(hidden=(4,)), members([0], {}))
     with pytest.raises(ValueError, match=r"'actor/Dense_0/bias' must have shape \(4,\), got \(8,\)"):

@@ -1,4 +1,4 @@
-"""The training loop: which rows it draws, how it is cut, what a population means."""
+"""The training loop: sampling of rows, interruptions, and populations."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class CensusConfig(NamedTuple):
 
 
 def census_update(state: Census, batches: Transition, key: jax.Array) -> tuple[Census, dict[str, jax.Array]]:
-    """An algorithm that learns nothing and counts the rows it is given; rewards number the rows."""
+    """An algorithm that only counts the rows it gets; rewards number the rows."""
     rows = batches.reward.astype(jnp.int32)
     shared = jnp.isin(rows[0], rows[1]).mean()
     drawn = state.drawn.at[rows].add(1)
@@ -98,7 +98,7 @@ def numbered() -> Transition:
     return jax.tree.map(jnp.asarray, logged()._replace(reward=np.arange(ROWS, dtype=np.float32)))
 
 
-def test_rows_are_drawn_uniformly_and_afresh_for_every_gradient_step() -> None:
+def test_rows_are_sampled_uniformly_at_every_step() -> None:
     population = init_population(CENSUS, SPEC, CensusConfig(), members([0, 1], {}))
     population, metrics = make_train_chunk(CENSUS, 400, 2, 16)(population, numbered())
     drawn = np.asarray(population.learner.drawn)
@@ -120,13 +120,13 @@ def test_metrics_are_means_over_their_window() -> None:
 
 
 class Killed(Exception):
-    """Stands for SIGKILL: nothing of ours catches it."""
+    """Stands for SIGKILL: no code of ours catches it."""
 
 
 def killed_at_random(
     algorithm: Algorithm, fresh: TrainState, data: TrainingRows, plan: Plan, folder: Path, seed: int
 ) -> RunState:
-    """A run through real checkpoints that dies three times at random chunks, before or after it saved."""
+    """A run with checkpoints that is killed at three random chunks, before or after saving."""
     rng = np.random.default_rng(seed)
     for kill in (True, True, True, False):
         with Checkpoints(folder, json.dumps({"algorithm": algorithm.name})) as checkpoints:
@@ -153,7 +153,7 @@ def killed_at_random(
 @pytest.mark.parametrize(
     "name", [pytest.param(x, marks=[] if x == "td3_bc" else pytest.mark.slow) for x in sorted(ALGORITHMS)]
 )
-def test_cuts_and_kills_leave_no_trace_and_nothing_is_traced_twice(name: str, tmp_path: Path) -> None:
+def test_interruptions_change_nothing_and_retrace_nothing(name: str, tmp_path: Path) -> None:
     algorithm = ALGORITHMS[name]
     _, data = prepare(logged(), SPEC)
     few = {"critics": 2, "members": 2, "model_hidden": (8,), "starts": 8}
@@ -179,8 +179,8 @@ def test_cuts_and_kills_leave_no_trace_and_nothing_is_traced_twice(name: str, tm
 
 
 @pytest.mark.parametrize("name", ["td3_bc", pytest.param("sac_n", marks=pytest.mark.slow)])
-def test_one_chunk_is_many_to_the_bit(name: str) -> None:
-    """The loop around the updates is the same for all; one with a delayed actor and one with noise stand for them."""
+def test_chunks_do_not_change_a_bit(name: str) -> None:
+    """One algorithm with a delayed actor and one with noise represent all others."""
     algorithm = ALGORITHMS[name]
     _, data = prepare(logged(), SPEC)
     fresh = init_population(algorithm, SPEC, algorithm.Config(hidden=(8,), critics=2), members([0, 7], {}))
@@ -194,7 +194,7 @@ def test_one_chunk_is_many_to_the_bit(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_member_alone_is_the_member_among_several() -> None:
+def test_member_alone_equals_member_among_several() -> None:
     """To 1e-5 after 40 steps: XLA sums batched products in another order, and Adam amplifies the last bits."""
     _, data = prepare(logged(), SPEC)
     config = TD3_BC.Config(hidden=(8,), critics=3)
@@ -211,7 +211,7 @@ def test_a_member_alone_is_the_member_among_several() -> None:
     assert min(gaps) > 1e-4, "members with different hyper-parameters must differ by more than the tolerance"
 
 
-def test_prepare_gives_the_learner_units_and_the_policy_the_same_normaliser() -> None:
+def test_prepare_and_policy_share_the_normaliser() -> None:
     raw = logged()
     normaliser, data = prepare(raw, SPEC)
     np.testing.assert_allclose(np.mean(data.observation, axis=0), 0.0, atol=1e-4)
@@ -238,7 +238,7 @@ def test_rewards_are_centred_only_where_no_episode_ends_early() -> None:
     np.testing.assert_array_equal(constant.reward, 0.0)
 
 
-def test_divergence_is_seen_per_member_wherever_it_is() -> None:
+def test_divergence_is_detected_per_member() -> None:
     good = np.ones((4, 3), np.float32)
     bad = good.copy()
     bad[1, 0], bad[2, 1], bad[3, 2] = np.nan, -np.inf, 2e6
@@ -251,7 +251,7 @@ def test_divergence_is_seen_per_member_wherever_it_is() -> None:
     assert np.asarray(diverged({"loss": jnp.asarray(bad)}, limit=1e7)).tolist() == [False, True, True, False]
 
 
-def test_a_rate_that_explodes_is_reported_by_the_loop_itself() -> None:
+def test_exploding_rate_is_reported() -> None:
     _, data = prepare(logged(), SPEC)
     population = init_population(
         TD3_BC, SPEC, TD3_BC.Config(hidden=(8,), tau=0.5), members([0], {"critic_lr": [1e-3, 1e4]})
@@ -260,7 +260,7 @@ def test_a_rate_that_explodes_is_reported_by_the_loop_itself() -> None:
     assert np.asarray(diverged(metrics)).tolist() == [False, True]
 
 
-def test_configure_takes_what_yaml_gives_and_names_what_is_wrong() -> None:
+def test_configure_accepts_yaml_and_names_errors() -> None:
     config = configure(TD3_BC, {"hidden": [32, 32], "alpha": 1, "critics": 4})
     assert config == TD3_BC.Config(hidden=(32, 32), alpha=1.0, critics=4)
     assert isinstance(config.alpha, float)
@@ -281,7 +281,7 @@ def test_configure_takes_what_yaml_gives_and_names_what_is_wrong() -> None:
             configure(TD3_BC, wrong)
 
 
-def test_wrong_counts_and_grids_are_named() -> None:
+def test_invalid_counts_and_grids_are_rejected() -> None:
     with pytest.raises(ValueError, match="multiple"):
         make_train_chunk(TD3_BC, 10, 5, 16)
     with pytest.raises(ValueError, match="multiple"):
@@ -295,7 +295,7 @@ def test_wrong_counts_and_grids_are_named() -> None:
         init_population(TD3_BC, SPEC, TD3_BC.Config(), members([0], {"critics": [2, 4]}))
 
 
-def test_every_array_of_the_state_is_plain_so_that_it_can_be_stored() -> None:
+def test_state_arrays_are_plain() -> None:
     population: TrainState = init_population(TD3_BC, SPEC, TD3_BC.Config(hidden=(8,)), members([0, 1, 2], {}))
     for leaf in jax.tree.leaves(population):
         assert leaf.shape[0] == 3

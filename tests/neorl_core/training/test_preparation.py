@@ -1,4 +1,4 @@
-"""What learners and estimators see does not depend on the units of the logs: a power of two changes no bit of it."""
+"""Learners and estimators do not depend on units: a power of two changes no bit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS = 64
 
 
 def logged(unit: float = 1.0) -> Transition:
-    """Random steps with observations and rewards in another unit; the first observation never moves."""
+    """Random steps with observations and rewards in other units; the first observation is constant."""
     rng = np.random.default_rng(5)
     observation, following = rng.normal(3.0, 2.0, (2, ROWS, SPEC.observation.size)).astype(np.float32)
     observation[:, 0] = following[:, 0] = 300.1
@@ -28,7 +28,7 @@ def logged(unit: float = 1.0) -> Transition:
 
 
 @pytest.mark.parametrize("unit", [2.0**-30, 2.0**40])
-def test_learners_see_the_same_whatever_the_units(unit: float) -> None:
+def test_learners_do_not_depend_on_units(unit: float) -> None:
     normaliser, seen = prepare(logged(), SPEC)
     other, same = prepare(logged(unit), SPEC)
     for name in ("observation", "action", "reward", "next_observation"):
@@ -39,7 +39,7 @@ def test_learners_see_the_same_whatever_the_units(unit: float) -> None:
 
 
 @pytest.mark.parametrize("unit", [2.0**-30, 2.0**40])
-def test_models_see_the_same_rewards_whatever_their_unit(unit: float) -> None:
+def test_models_do_not_depend_on_reward_units(unit: float) -> None:
     (_, seen, (mean, scale)), (_, same, of_other) = (
         model_based.init(jax.random.key(0), logged(each), 10) for each in (1.0, unit)
     )
@@ -49,7 +49,7 @@ def test_models_see_the_same_rewards_whatever_their_unit(unit: float) -> None:
 
 
 @pytest.mark.parametrize("unit", [2.0**-60, 2.0**40])
-def test_a_linear_law_answers_the_same_whatever_the_units(unit: float) -> None:
+def test_linear_laws_do_not_depend_on_units(unit: float) -> None:
     bounds = np.asarray(SPEC.action.low), np.asarray(SPEC.action.high)
     first, second = (fit_linear_law(x.observation, x.action, *bounds) for x in (logged(), logged(unit)))
     # What never moves has no weight, whose bits would be of rounding alone.
@@ -57,7 +57,7 @@ def test_a_linear_law_answers_the_same_whatever_the_units(unit: float) -> None:
     assert float(np.abs(first.weights[1:]).max()) > 1e-3
 
 
-def test_what_single_precision_cannot_tell_apart_does_not_move() -> None:
+def test_rounding_does_not_count_as_movement() -> None:
     tenth = np.float32(300.1)
     flickers = np.array([tenth, np.nextafter(tenth, np.float32(0))], np.float64)
     told = np.array([tenth, tenth + 0.01])

@@ -1,4 +1,4 @@
-"""Several devices and several processes against one: the same numbers, and the work really divided."""
+"""Several devices and processes give the numbers of one, with the work divided."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ print(json.dumps(numbers(fit(logged(), SPEC, "bc", seeds=[0, 1], mesh=mesh, **SE
 
 
 def numbers(found: FitResult) -> np.ndarray:
-    """Every weight and every point of the curves."""
+    """All weights and points of the curves."""
     return np.concatenate([np.ravel(x) for x in jax.tree.leaves((found.policies, found.curves))])
 
 
@@ -91,12 +91,12 @@ def answer(process: subprocess.Popen[str]) -> Any:
 
 
 @pytest.mark.slow
-def test_four_devices_give_the_numbers_of_one() -> None:
+def test_four_devices_equal_one() -> None:
     assert answer(start(FOUR, 4)) == "divided"
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_numbers_of_one() -> None:
+def test_two_processes_equal_one() -> None:
     address = f"127.0.0.1:{free_port()}"
     processes = [start(TWO, 2, address, str(i)) for i in range(2)]
     first, second = map(answer, processes)
@@ -106,8 +106,8 @@ def test_two_processes_give_the_numbers_of_one() -> None:
 
 
 @pytest.mark.slow
-def test_mixed_precision_asks_for_bf16_products_summed_in_float32() -> None:
-    """What is asked of XLA; a CPU computes such products in float32, so that its numbers say nothing."""
+def test_mixed_precision_uses_bf16_products() -> None:
+    """Check the request to XLA; CPUs compute such products in float32."""
     algorithm, (_, data) = TD3_BC, prepare(logged(), SPEC)
     fresh = init_population(algorithm, SPEC, algorithm.Config(hidden=(8,)), members([0], {}))
     lowered = {a: make_train_chunk(a, 2, 2, 4).lower(fresh, data) for a in (algorithm, mixed_precision(algorithm))}  # type: ignore[attr-defined]
@@ -121,7 +121,7 @@ def test_mixed_precision_asks_for_bf16_products_summed_in_float32() -> None:
     assert mixed_precision(algorithm) is mixed_precision(algorithm), "or every call would compile anew"
 
 
-def test_what_does_not_divide_is_one_sentence() -> None:
+def test_indivisible_batches_are_rejected() -> None:
     devices = jax.devices() * 4
     assert mesh_of(8, 15, devices).devices.shape == (4, 1)
     assert mesh_of(6, 16, devices).devices.shape == (2, 2)

@@ -1,4 +1,4 @@
-"""The learned ensemble against a second derivation in NumPy, and against a linear system whose truth is known."""
+"""The learned ensemble against a second derivation in NumPy, and on a linear system."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fresh(hidden: tuple[int, ...] = (5,), members: int = 2) -> Model:
 
 
 def linear_log(rows: int, jumps: float = 0.0) -> Transition:
-    """x' = A x + B u + noise, reward -|x'|^2 + x_1; a share of the steps moves the first state at will."""
+    """x' = A x + B u + noise, reward -|x'|^2 + x_1; in some steps the first state jumps."""
     rng = np.random.default_rng(0)
     x, u = rng.normal(size=(rows, 2)), rng.uniform(-1, 1, size=(rows, 1))
     after = x @ A.T + u @ B.T + NOISE * rng.normal(size=(rows, 2))
@@ -64,7 +64,7 @@ def numpy_loss(member: Any, t: Transition) -> float:
 
 
 @pytest.mark.slow
-def test_the_loss_is_the_numpy_one_and_its_gradient_that_of_differences() -> None:
+def test_loss_and_gradient_equal_numpy() -> None:
     with jax.enable_x64(True):
         member = fresh().members[0]
         member = jax.tree.map(lambda x: x + 0.1, member)
@@ -76,7 +76,7 @@ def test_the_loss_is_the_numpy_one_and_its_gradient_that_of_differences() -> Non
         check_grads(jax.jit(lambda m: dynamics.loss(m, rows[0])), (member,), order=1, modes="rev", rtol=1e-4)
 
 
-def test_a_step_whose_end_is_not_in_the_file_teaches_reward_and_end_and_no_movement() -> None:
+def test_unknown_successor_trains_no_dynamics() -> None:
     with jax.enable_x64(True):
         member = jax.tree.map(lambda x: x + 0.1, fresh().members[0])
         row = jax.tree.map(lambda x: x[0], batch_of(np.random.default_rng(2), 6))
@@ -109,7 +109,7 @@ def learned() -> Model:
 
 
 @pytest.mark.slow
-def test_a_linear_system_is_recovered_in_spite_of_jumps(learned: Model) -> None:
+def test_linear_system_is_recovered_despite_jumps(learned: Model) -> None:
     log = linear_log(500)
     for member in learned.members:
         mean, log_deviation = jax.vmap(dynamics.transition, in_axes=(None, 0, 0))(member, log.observation, log.action)
@@ -137,7 +137,7 @@ def test_the_reward_is_learned_from_the_outcome(learned: Model) -> None:
 
 
 @pytest.mark.slow
-def test_a_tenth_is_held_out_whatever_the_batch(learned: Model) -> None:
+def test_a_tenth_is_held_out_of_any_batch(learned: Model) -> None:
     log = linear_log(20_000)
     apart = np.asarray(dynamics.held_out(log))
     assert abs(apart.mean() - dynamics.HELD_OUT) < 0.01
@@ -159,7 +159,7 @@ def test_a_tenth_is_held_out_whatever_the_batch(learned: Model) -> None:
 
 
 @pytest.mark.slow
-def test_members_learn_from_rows_of_their_own() -> None:
+def test_members_learn_from_separate_rows() -> None:
     # Two members of the same weights: on the same rows they would stay the same for ever.
     model = fresh_linear()
     model = model._replace(members=(model.members[0],) * 2)
@@ -177,7 +177,7 @@ def leaves(tree: Any) -> list[np.ndarray]:
 
 
 @pytest.mark.slow
-def test_elites_are_the_members_with_the_least_held_out_loss() -> None:
+def test_elites_have_the_lowest_held_out_loss() -> None:
     model = fresh(members=4)._replace(error=jnp.array([3.0, 1.0, 2.0, 0.5]))
     chosen = dynamics.elites(model, 2)
     for found, expected in zip(chosen, (model.members[3], model.members[1]), strict=True):
@@ -220,7 +220,7 @@ def test_rollouts_repeat_the_members_own_steps() -> None:
 
 
 @pytest.mark.slow
-def test_branches_have_the_members_noise_and_begin_again_where_they_end(learned: Model) -> None:
+def test_branches_have_noise_and_restart_after_termination(learned: Model) -> None:
     starts = jnp.zeros((2000, 2)) + jnp.array([1.0, -1.0])
     branch = jax.jit(
         lambda m, s: rollouts.branched_rollouts(m, ONE, FAR, lambda s, n: jnp.tanh(n), 1, s, jax.random.key(5), 2)
@@ -244,8 +244,8 @@ def test_branches_have_the_members_noise_and_begin_again_where_they_end(learned:
     np.testing.assert_array_equal(steps.observation[:, 1], starts)
 
 
-def test_rollouts_of_double_members_may_begin_at_single_rows() -> None:
-    """Where JAX computes in double, weights are, and logs stay as they were read."""
+def test_rollouts_accept_single_precision_starts() -> None:
+    """With JAX in double precision, weights are double and logs stay single."""
     with jax.enable_x64(True):
         members, rows = fresh().members, jnp.zeros((2, 4, 3), jnp.float32)
         steps = rollouts.expected_rollouts(members, FAR, lambda s: jnp.tanh(s[:2]), rows, 2)
@@ -256,13 +256,13 @@ def test_rollouts_of_double_members_may_begin_at_single_rows() -> None:
 
 
 def certain(member: Any) -> Any:
-    """A member that believes that every step terminates."""
+    """A member that predicts termination at every step."""
     last = member["outcome"]["Dense_1"]
     return {**member, "outcome": {**member["outcome"], "Dense_1": {**last, "bias": last["bias"].at[1].set(1e3)}}}
 
 
 @pytest.mark.slow
-def test_rollouts_stay_where_there_were_data(learned: Model) -> None:
+def test_rollouts_stay_within_the_data(learned: Model) -> None:
     log = linear_log(20_000, jumps=0.02)
     seen = np.concatenate([log.observation, log.next_observation])
     low, high = seen.min(axis=0), seen.max(axis=0)

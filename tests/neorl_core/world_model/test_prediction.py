@@ -1,4 +1,4 @@
-"""The learned model of a process: bootstrapped members, free-run errors, and episodes in it."""
+"""The learned model of a log-only plant: bootstrapped members, open-loop errors, and episodes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def linear_member(a: float, b: float) -> Any:
     return {**member, "linear": {"kernel": jnp.asarray([[a], [b]])}}
 
 
-def test_each_member_draws_as_many_episodes_as_there_are_and_only_whole_ones() -> None:
+def test_members_resample_whole_episodes() -> None:
     episode = jnp.asarray([0, 0, 0, 1, 2, 2], jnp.int32)
     counts = np.diff(np.asarray(bootstrap.resample(jax.random.key(1), episode, 3, 50)), axis=1, prepend=0)
     assert np.all(counts[:, 0] == counts[:, 1])
@@ -44,8 +44,8 @@ def test_each_member_draws_as_many_episodes_as_there_are_and_only_whole_ones() -
 
 
 @pytest.mark.slow
-def test_a_member_learns_only_from_what_it_drew() -> None:
-    """Two episodes of two plants, x' = x + u and x' = x - u: a member that drew one alone is sure of it."""
+def test_members_learn_only_from_their_resample() -> None:
+    """Episodes of two plants, x' = x + u and x' = x - u: a member that drew only one of them is certain."""
     rng = np.random.default_rng(0)
     x, u = rng.normal(size=(400, 1)), rng.uniform(-1, 1, (400, 1))
     sign = np.where(np.arange(400) < 200, 1.0, -1.0)[:, None]
@@ -88,7 +88,7 @@ def test_an_autoregression_finds_a_linear_plant() -> None:
     np.testing.assert_allclose(found.offset, [0.25, 0.25], atol=1e-4)
 
 
-def test_a_ratio_is_covered_by_its_interval_and_resamples_episodes() -> None:
+def test_error_ratio_is_within_its_interval() -> None:
     rng = np.random.default_rng(2)
     sums = np.asarray([4.0, 16.0])[:, None, None, None] * rng.uniform(0.5, 2.0, (1, 1, 1, 40))
     # What makes an episode hard is common to both, so that the ratio of the roots is known exactly.
@@ -103,8 +103,8 @@ def test_a_ratio_is_covered_by_its_interval_and_resamples_episodes() -> None:
         assert np.isfinite(few.upper) == (few.lower > 0) == bounded
 
 
-def test_a_disturbance_that_nobody_predicts_hides_nothing() -> None:
-    """Of two signals one is noise to both predictors, and of the other the model errs a tenth: sqrt(0.1 * 1)."""
+def test_unpredictable_signals_do_not_hide_others() -> None:
+    """One signal is noise to both predictors; on the other the model errs a tenth: sqrt(0.1 * 1)."""
     sums = np.ones((2, 1, 2, 20))
     sums[0, 0, 1] = 0.01
     (found,) = error_ratios(sums, np.ones((1, 20)), seed=0)
@@ -113,9 +113,9 @@ def test_a_disturbance_that_nobody_predicts_hides_nothing() -> None:
 
 @pytest.mark.parametrize(("ends", "paid", "violated"), [(-7.0, 12.0, [True, False]), (7.0, 3.0, [False, False])])
 def test_episodes_in_a_learned_model_by_hand(ends: float, paid: float, violated: list[bool]) -> None:
-    """x' = x + u without noise, u = 1 always, limit 2.5, reward of nothing but its mean 3: H = 4 pays 12.
+    """x' = x + u without noise, u = 1, limit 2.5, constant reward 3: H = 4 pays 12.
 
-    Where every state ends the episode, it lasts one step, and the fallback had all of it.
+    If every state terminates, the episode has one step, and the fallback acted in all of it.
     """
     member = linear_member(0.0, 1.0)
     member = {**member, "least": jnp.full(1, -30.0), "most": jnp.full(1, -30.0)}
@@ -159,7 +159,7 @@ def walks(law: Any, episodes: int, seed: int) -> tuple[np.ndarray, np.ndarray, n
     ],
     ids=["bent", "random walk", "linear"],
 )
-def test_a_learned_model_beats_persistence_and_a_line_only_where_there_is_more_to_know(law: Any, better: bool) -> None:
+def test_learned_model_wins_only_on_nonlinear_plants(law: Any, better: bool) -> None:
     x, u, following, episode = walks(law, 60, seed=0)
     zero = jnp.zeros(len(x))
     data = Transition(jnp.asarray(x), jnp.asarray(u), zero, zero, jnp.asarray(following), zero)

@@ -1,4 +1,4 @@
-"""How far a step is from the logs, against the hat matrix of a regression in NumPy."""
+"""Distance of a step from the logs, against the hat matrix of a regression in NumPy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from neorl_core.world_model.support import Support
 
 
 def logged(rows: int = 400) -> np.ndarray:
-    """Steps of three numbers, the second of which hardly moves."""
+    """Steps of three numbers; the second hardly varies."""
     return (np.random.default_rng(0).normal(size=(rows, 3)) * [1.0, 0.05, 1.0]).astype(np.float32)
 
 
@@ -23,7 +23,7 @@ def of(steps: np.ndarray, batches: int = 4) -> Support:
     return found
 
 
-def test_the_distance_is_the_leverage_of_a_ridge_regression_on_all_batches() -> None:
+def test_distance_equals_ridge_leverage() -> None:
     steps, known = logged(), of(logged())
     edge = support.edge(known, jnp.asarray(steps))
 
@@ -41,7 +41,7 @@ def test_the_distance_is_the_leverage_of_a_ridge_regression_on_all_batches() -> 
     np.testing.assert_allclose(edge.radius, np.quantile(own, support.LOGGED), rtol=2e-2)
 
 
-def test_logged_steps_cost_nothing_and_what_was_never_seen_costs_the_more_the_farther_it_is() -> None:
+def test_excess_grows_with_distance_from_logs() -> None:
     steps = logged()
     edge = support.edge(of(steps), jnp.asarray(steps))
     free = np.mean(np.asarray(support.excess(edge, jnp.asarray(steps))) == 0.0)
@@ -52,7 +52,7 @@ def test_logged_steps_cost_nothing_and_what_was_never_seen_costs_the_more_the_fa
     assert 1.0 < strange < stranger
 
 
-def test_its_gradient_agrees_with_differences() -> None:
+def test_gradient_agrees_with_differences() -> None:
     with jax.enable_x64(True):
         steps = logged().astype(np.float64)
         edge = support.edge(of(steps), jnp.asarray(steps))
