@@ -134,7 +134,7 @@ identify: $(READY)  ## identify reactors from logs and certify them (TRIALS tria
 fleet: $(READY)  ## retrain twenty reactors by `neorl fleet retrain`, kill it once and repeat it
 	$(BIN)/python -m benchmarks.fleet
 
-picture: $(READY)  ## copy the last run's picture into the README
+picture: $(READY)  ## copy the last run's picture to docs/result.png
 	cp "$$(ls -t .neorl/runs/chemical_reactor/*/plots/glance.png | head -1)" docs/result.png
 
 audit-picture: $(READY)  ## picture of an audit report; writes docs/how-to/audit.png
@@ -148,7 +148,7 @@ services:  ## install Debian packages that some tests need
 	command -v redis-server >/dev/null || missing="$$missing redis-server"; \
 	command -v promtool >/dev/null || missing="$$missing prometheus"; \
 	[ -d /usr/lib/postgresql ] || missing="$$missing postgresql"; \
-	if [ -z "$$missing" ]; then echo "chromium, redis-server, prometheus and postgresql are here"; \
+	if [ -z "$$missing" ]; then echo "chromium, redis-server, prometheus and postgresql are installed"; \
 	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
 	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends $$missing; \
 	else echo "$$missing: install them with apt-get as root; tests that need them are skipped"; fi

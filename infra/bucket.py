@@ -1,4 +1,4 @@
-"""Makes the bucket that NEORL_ARTIFACTS_URL names, once the storage answers; one that is there stays as it is."""
+"""Create the bucket in NEORL_ARTIFACTS_URL when the storage answers, unless it exists."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-PATIENCE = Config(connect_timeout=5, read_timeout=10, retries={"mode": "standard", "total_max_attempts": 10})
-"""Some minutes: the storage may be starting."""
-OURS = {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}
+CONFIG = Config(connect_timeout=5, read_timeout=10, retries={"mode": "standard", "total_max_attempts": 10})
+"""Waits for some minutes, because the storage may be starting."""
+EXISTS = {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}
 
 
 def main() -> None:
-    """Make it."""
+    """Create the bucket."""
     bucket = urlsplit(os.environ["NEORL_ARTIFACTS_URL"]).hostname
     try:
-        boto3.client("s3", config=PATIENCE).create_bucket(Bucket=bucket)
+        boto3.client("s3", config=CONFIG).create_bucket(Bucket=bucket)
     except ClientError as error:
-        if error.response["Error"]["Code"] not in OURS:
+        if error.response["Error"]["Code"] not in EXISTS:
             raise
 
 

@@ -1,7 +1,7 @@
-"""Makes the passwords, keys and certificates of infra/compose.yaml and infra/kubernetes: `make secrets`.
+"""Create the passwords, keys and certificates of infra/compose.yaml and infra/kubernetes (`make secrets`).
 
-Each is random and made once; a folder that is there is left alone. The folder is its owner's alone, and its files can
-be read by the containers that they are mounted into, whatever user they run as.
+An existing folder is left unchanged. Only its owner can enter the folder. Its files are readable by any user, because
+containers mount them and run as other users.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from tasks.files.certificates import issue_certificate
 
 FOLDER = Path(__file__).parent / "secrets"
 DATABASES = ("ledger", "prefect", "mlflow")
-"""Each has a role of its own: what reaches Prefect's database does not reach the ledger."""
+"""Each database has its own role, so that access to Prefect's database gives no access to the ledger."""
 BUCKET = "neorl"
 
 
 def main(folder: Path = FOLDER) -> None:
-    """Make the folder, or say that it is there."""
+    """Write all files to a new folder."""
     if folder.exists():
-        sys.exit(f"expected no folder at {folder}, got one: remove it, and the volumes that were made with it.")
+        sys.exit(f"{folder} exists: remove it and the volumes that were created with it.")
     folder.mkdir(mode=0o700)
     for name, text in {**passwords(), **certificates()}.items():
         path = folder / name
@@ -31,7 +31,7 @@ def main(folder: Path = FOLDER) -> None:
 
 
 def passwords() -> dict[str, str]:
-    """The files with passwords, by name: what a server reads, and the environment of its clients."""
+    """Return the contents of the files with passwords, by file name."""
     new = {name: secrets.token_urlsafe(32) for name in (*DATABASES, "postgres", "redis", "login", "storage")}
     urls = {name: f"postgresql://{name}:{new[name]}@postgres:5432/{name}" for name in DATABASES}
     roles = [f"CREATE ROLE {name} LOGIN PASSWORD '{new[name]}';" for name in DATABASES]
@@ -67,7 +67,7 @@ def passwords() -> dict[str, str]:
 
 
 def certificates() -> dict[str, str]:
-    """A certificate authority of Dask's own, whose key is forgotten, and the certificate of all who speak Dask."""
+    """Return Dask's certificate and its authority; the authority's key is not kept."""
     made = issue_certificate("neorl dask")
     return {
         "dask-ca.pem": made.authority.decode(),

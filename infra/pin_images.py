@@ -1,6 +1,6 @@
-"""Writes the digest of each image behind its tag, as its registry tells it: `make pin-images`.
+"""Append the registry's digest to each image tag in the manifests (`make pin-images`).
 
-All of them or none: where a registry does not answer, it says so and changes nothing.
+If a registry does not answer, nothing is changed.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ MANIFESTS = (
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 )
-"""Of an image for several kinds of processors the digest is that of its index."""
-PATIENCE = 30.0
+"""Media types of a manifest. For an image for several architectures, the digest is that of its index."""
+TIME_LIMIT = 30.0
 
 
 def main(folder: Path = INFRA) -> int:
-    """Pin every image that is not ours, in all manifests; the exit code is 0 where nothing could be asked, too."""
+    """Pin every foreign image in all manifests; return exit code 0, even if a registry does not answer."""
     files = [folder / "Dockerfile", folder / "compose.yaml", *sorted((folder / "kubernetes").rglob("*.yaml"))]
     texts = {path: path.read_text() for path in files}
     images = {(found["name"], found["tag"]) for text in texts.values() for found in NAMED.finditer(text)}
@@ -58,38 +58,38 @@ def main(folder: Path = INFRA) -> int:
 
 
 def digest(name: str, tag: str) -> str:
-    """The digest of an image, computed of the manifest that its registry sends.
+    """Compute the digest of an image from its registry's manifest.
 
     Raises:
-        OSError: when it does not answer, or refuses.
-        ValueError: when what it sends is no manifest.
+        OSError: if the registry does not answer or rejects the request.
+        ValueError: if the answer is not a manifest.
     """
     first, _, rest = name.partition("/")
     elsewhere = rest and ("." in first or ":" in first)
     registry, repository = (first, rest) if elsewhere else (HUB[0], name if rest else f"library/{name}")
     host = HUB[1] if registry == HUB[0] else registry
-    # As Docker does: what lies on this machine needs no TLS.
+    # Like Docker, use no TLS for a registry on this machine.
     scheme = "http" if host.partition(":")[0] in LOOPBACK else "https"
     url = f"{scheme}://{host}/v2/{repository}/manifests/{tag}"
     try:
         body = get(url, "")
     except urllib.error.HTTPError as error:
         with error:
-            asked = dict(re.findall(r'(\w+)="([^"]*)"', error.headers.get("WWW-Authenticate", "")))
-        if error.code != 401 or "realm" not in asked:
+            challenge = dict(re.findall(r'(\w+)="([^"]*)"', error.headers.get("WWW-Authenticate", "")))
+        if error.code != 401 or "realm" not in challenge:
             raise
-        query = urlencode({"service": asked.get("service", ""), "scope": f"repository:{repository}:pull"})
-        token = json.loads(get(f"{asked['realm']}?{query}", ""))
+        query = urlencode({"service": challenge.get("service", ""), "scope": f"repository:{repository}:pull"})
+        token = json.loads(get(f"{challenge['realm']}?{query}", ""))
         body = get(url, token.get("token") or token["access_token"])
     if json.loads(body).get("schemaVersion") != 2:
-        raise ValueError("no manifest of an image")
+        raise ValueError(f"{url} is not an image manifest")
     return f"sha256:{hashlib.sha256(body).hexdigest()}"
 
 
 def get(url: str, token: str) -> bytes:
-    """The body of an answer."""
+    """Return the body of an answer."""
     headers = {"Accept": ", ".join(MANIFESTS), **({"Authorization": f"Bearer {token}"} if token else {})}
-    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=PATIENCE) as answer:
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIME_LIMIT) as answer:
         return bytes(answer.read())
 
 

@@ -1,7 +1,6 @@
-"""Looks for secrets in tracked files, and for known flaws of pinned packages: `make scan`.
+"""Search tracked files for secrets and pinned packages for known vulnerabilities (`make scan`).
 
-What detect-secrets found that is no secret is listed in a baseline, by file and by digest of what was found, so that
-lines may move. `make baseline` writes it anew.
+The baseline lists false positives by file and digest, so that lines may move. `make baseline` rewrites it.
 """
 
 from __future__ import annotations
@@ -20,40 +19,40 @@ from detect_secrets.settings import default_settings
 ROOT = Path(__file__).parents[1]
 BASELINE = "infra/secrets.baseline.json"
 DIGESTS = "HexHighEntropyString"
-"""The detector that takes every digest for a secret; this project names everything by digests."""
+"""Detector that reports every digest as a secret, so it is disabled."""
 LOCKS = ("requirements.lock", "infra/federation.lock")
-"""What is installed together."""
+"""Lock files of environments."""
 LEFT_OUT = (*LOCKS, "infra/uv.lock", BASELINE, "benchmarks/results/", "tests/golden/")
-"""Files of digests and numbers alone, written by commands."""
+"""Generated files with digests and numbers only."""
 AUDIT = ("-m", "pip_audit", "--disable-pip", "--progress-spinner", "off", "-f", "json", "-r")
 
 
 def main(arguments: Sequence[str], root: Path = ROOT) -> int:
-    """Say what is found; the exit code is 1 where something is."""
+    """Print findings; return exit code 1 if there are any."""
     found = secrets_of(root)
     if arguments:
         baseline.save_to_file(found, str(root / BASELINE))
-        print(f"wrote {BASELINE}: review it with the change that made it necessary")
+        print(f"wrote {BASELINE}: review its changes")
         return 0
     new = found - SecretsCollection.load_from_baseline(baseline.load_from_file(str(root / BASELINE)))
-    said = [f"{name}, line {secret.line_number} ({secret.type})" for name, secret in sorted(new, key=str)]
-    for where in said:
-        print(f"expected no secret in {where}: take it out and replace it, or 'make baseline' where it is none.")
-    print(f"secrets: {len(said)} new in tracked files")
+    places = [f"{name}, line {secret.line_number} ({secret.type})" for name, secret in sorted(new, key=str)]
+    for place in places:
+        print(f"possible secret in {place}: remove and replace it, or run 'make baseline' for a false positive.")
+    print(f"secrets: {len(places)} new in tracked files")
     sound = True
     for lock in LOCKS:
-        free, words = audited(*audit(root, lock))
-        sound &= free
-        print(f"{lock}: {words}")
-    return int(bool(said) or not sound)
+        passed, summary = audited(*audit(root, lock))
+        sound &= passed
+        print(f"{lock}: {summary}")
+    return int(bool(places) or not sound)
 
 
 def secrets_of(root: Path) -> SecretsCollection:
-    """What looks like a secret in the files that git tracks."""
+    """Return possible secrets in the files that git tracks."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True).stdout
     names = [name for name in listed.split("\0") if name and not name.startswith(LEFT_OUT) and (root / name).is_file()]
     found = SecretsCollection()
-    # From there, for a secret is known by the file's name as it was given.
+    # The baseline identifies secrets by relative file names.
     with chdir(root), default_settings() as settings:
         settings.disable_plugins(DIGESTS)
         for name in names:
@@ -62,31 +61,29 @@ def secrets_of(root: Path) -> SecretsCollection:
 
 
 def audit(root: Path, lock: str = LOCKS[0]) -> tuple[str, str]:
-    """What pip-audit prints about the packages that a lock pins, and its last words."""
+    """Return pip-audit's report about a lock file, and the last line of its error output."""
     done = subprocess.run([sys.executable, *AUDIT, lock], cwd=root, capture_output=True, text=True, check=False)
-    return done.stdout, (done.stderr.strip().splitlines() or ["no word"])[-1]
+    return done.stdout, (done.stderr.strip().splitlines() or ["no output"])[-1]
 
 
 def audited(report: str, last: str) -> tuple[bool, str]:
-    """Whether pinned packages are free of known flaws, as far as the database answered, and that in words.
+    """Return whether the packages have no known vulnerability, and a summary.
 
     Args:
-        report: what pip-audit printed; nothing where its database does not answer.
-        last: its last words then.
+        report: pip-audit's report; empty if its database does not answer.
+        last: last line of its error output.
     """
     try:
         packages = json.loads(report)["dependencies"]
     except (ValueError, LookupError):
-        return True, f"flaws: not run: the database does not answer ({last})"
-    asked = [each for each in packages if "skip_reason" not in each]
-    if not asked:
-        return True, f"flaws: not run: the database that answers knows none of {len(packages)} packages"
-    flaws = [f"{each['name']} {each['version']}: {flaw['id']}" for each in asked for flaw in each["vulns"]]
-    unknown = f"; {len(packages) - len(asked)} are not in the database" if len(asked) < len(packages) else ""
-    found = f"flaws: {len(flaws)} known in {len(asked)} packages{unknown}"
-    return not flaws, "\n".join(
-        [*(f"expected no known flaw, got {flaw}: pin another version." for flaw in flaws), found]
-    )
+        return True, f"vulnerabilities: not run: the database does not answer ({last})"
+    known = [each for each in packages if "skip_reason" not in each]
+    if not known:
+        return True, f"vulnerabilities: not run: the database has none of {len(packages)} packages"
+    flaws = [f"{each['name']} {each['version']}: {flaw['id']}" for each in known for flaw in each["vulns"]]
+    unknown = f"; {len(packages) - len(known)} are not in the database" if len(known) < len(packages) else ""
+    summary = f"vulnerabilities: {len(flaws)} known in {len(known)} packages{unknown}"
+    return not flaws, "\n".join([*(f"known vulnerability in {flaw}: pin another version." for flaw in flaws), summary])
 
 
 if __name__ == "__main__":

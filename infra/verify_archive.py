@@ -1,12 +1,13 @@
 """Check an archive of `neorl audit export` without NeoRL: python verify_archive.py ARCHIVE TRUST.YAML [HEAD FILE ...].
 
-Needs Python 3.11 and `cryptography` (pip install cryptography), and follows
-docs/reference/evidence-formats.md alone.
-It checks the list of files and their SHA-256, every entry's signature, the chain, the Merkle root and the signed head,
-the files that entries name, and the signatures of certificates. TRUST.YAML holds the public keys that you were given by
-another way than the archive. A HEAD is a file with a signed head that was kept: a report, or a `ledger.head`.
-The statistics of certificates, witnesses, keys that were replaced or revoked, and the rules of each kind of entry are
-left to `neorl audit verify --archive`.
+Requires Python 3.11 and `cryptography`. Implements docs/reference/evidence-formats.md independently of NeoRL.
+
+It checks the SHA-256 of all files, the signatures of entries, the chain, the Merkle root, the signed head, the files
+that entries name, and the signatures of certificates. TRUST.YAML has the public keys; obtain it through another channel
+than the archive. HEAD files contain signed heads that you kept: a report or a `ledger.head`.
+
+Only `neorl audit verify --archive` checks statistics of certificates, witnesses, replaced and revoked keys, and the
+rules of each kind of entry.
 """
 
 import base64
@@ -30,22 +31,22 @@ KEPT = r'\{"payload":"[^"]+","payloadType":"[^"]+ledger-head\+json".*?\}\]\}'
 
 
 class Wrong(Exception):
-    """What does not hold, in a sentence."""
+    """A failed check."""
 
 
-def expect(held: bool, said: str) -> None:
-    """Stop with a sentence unless something holds."""
-    if not held:
-        raise Wrong(said)
+def expect(passed: bool, message: str) -> None:
+    """Stop with a message if a check failed."""
+    if not passed:
+        raise Wrong(message)
 
 
 def canonical(value: Any) -> bytes:
-    """The one form of a JSON value that is signed."""
+    """Return the canonical JSON that is signed."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def read_keys(path: str) -> dict[str, Ed25519PublicKey]:
-    """Homes' public keys by id, the beginning of the SHA-256 of the key; a person's key signs no entry."""
+    """Read the homes' public keys by id (16 digits of the key's SHA-256), without persons' keys."""
     with open(path, encoding="utf-8") as file:
         rows = re.split(r"^\s*- ", file.read(), flags=re.MULTILINE)
     rows = [row for row in rows if not re.search(r"^\s*person: *[^\s'\"]", row.replace("'", "").replace('"', ""), re.M)]
@@ -55,20 +56,21 @@ def read_keys(path: str) -> dict[str, Ed25519PublicKey]:
 
 
 def unsealed(keys: dict[str, Ed25519PublicKey], kind: str, raw: bytes) -> Any:
-    """The payload of a DSSE envelope that one of the keys signed: PAE = "DSSEv1" SP len type SP len body."""
+    """Verify a DSSE envelope and return its payload: PAE = "DSSEv1" SP len type SP len body."""
     envelope = json.loads(raw)
     (signature,), body = envelope["signatures"], base64.b64decode(envelope["payload"], validate=True)
-    expect(canonical(envelope) == raw and envelope["payloadType"] == kind, f"not a canonical envelope of {kind}")
+    expect(canonical(envelope) == raw, f"an envelope of {kind} is not canonical")
+    expect(envelope["payloadType"] == kind, f"an envelope has type {envelope['payloadType']}, not {kind}")
     expect(signature["keyid"] in keys, f"signed by key {signature['keyid']}, which is not in the trust file")
-    said = b"DSSEv1 %d %b %d %b" % (len(kind), kind.encode(), len(body), body)
-    keys[signature["keyid"]].verify(base64.b64decode(signature["sig"], validate=True), said)
+    signed = b"DSSEv1 %d %b %d %b" % (len(kind), kind.encode(), len(body), body)
+    keys[signature["keyid"]].verify(base64.b64decode(signature["sig"], validate=True), signed)
     payload = json.loads(body)
-    expect(canonical(payload) == body, "a payload that is not canonical")
+    expect(canonical(payload) == body, f"a payload of {kind} is not canonical")
     return payload
 
 
 def root(leaves: list[bytes]) -> bytes:
-    """Merkle tree hash of RFC 6962, section 2.1."""
+    """Compute the Merkle tree hash of RFC 6962, section 2.1."""
     if len(leaves) < 2:
         return hashlib.sha256(b"\0" + leaves[0] if leaves else b"").digest()
     half = 1 << (len(leaves) - 1).bit_length() - 1
@@ -76,11 +78,11 @@ def root(leaves: list[bytes]) -> bytes:
 
 
 def files_of(path: str) -> Iterator[tuple[str, str, bytes]]:
-    """Path, SHA-256 and, where it is small, content of each file: nothing is unpacked."""
+    """Yield path, SHA-256 and (for small files) content of each file, without unpacking."""
     with tarfile.open(path, "r:") as archive:
         for member in archive:
             odd = {"", ".", ".."} & set(member.name.split("/"))
-            expect(member.type == tarfile.REGTYPE and not odd, f"{member.name!r} is not a plain file below the top")
+            expect(member.type == tarfile.REGTYPE and not odd, f"{member.name!r} is not a plain file in the archive")
             source = archive.extractfile(member)
             assert source is not None
             digest, content = hashlib.sha256(), b""
@@ -91,7 +93,7 @@ def files_of(path: str) -> Iterator[tuple[str, str, bytes]]:
 
 
 def contains(keys: dict[str, Ed25519PublicKey], leaves: list[bytes], envelope: bytes, name: str) -> None:
-    """Whether the ledger begins with what a signed head has seen."""
+    """Check that the ledger begins with the entries that a signed head covers."""
     head = unsealed(keys, HEAD, envelope)
     part = leaves[: head["size"]]
     last = hashlib.sha256(part[-1]).hexdigest() if part else "0" * 64
@@ -100,14 +102,14 @@ def contains(keys: dict[str, Ed25519PublicKey], leaves: list[bytes], envelope: b
 
 
 def verify(archive: str, trust: str, heads: list[str]) -> str:
-    """Check everything, and say what there was."""
+    """Check everything and return a summary."""
     keys = read_keys(trust)
     found = {}
     for name, digest, content in files_of(archive):
-        expect(name not in found, f"{name} comes twice")
+        expect(name not in found, f"{name} is in the archive twice")
         found[name] = (digest, content)
     contents = json.loads(found.pop("archive.json")[1])
-    expect(contents["format"] == "neorl-audit-archive/1", "another form of archive")
+    expect(contents["format"] == "neorl-audit-archive/1", f"format {contents['format']} is unknown")
     listed = {file["path"]: file["sha256"] for file in contents["files"]}
     wrong = sorted(set(listed) ^ set(found)) or [name for name in listed if found[name][0] != listed[name]]
     expect(not wrong, f"{', '.join(wrong[:3])}: missing, added or altered")
@@ -131,21 +133,22 @@ def verify(archive: str, trust: str, heads: list[str]) -> str:
             if entry["kind"] == "result" and path.startswith("certificates/"):
                 unsealed(keys, CERTIFICATE, found[path][1])
     contains(keys, leaves, found["ledger.head"][1].strip(), "the archive")
-    expect(json.loads(base64.b64decode(json.loads(found["ledger.head"][1])["payload"]))["size"] == len(leaves), "cut")
+    size = json.loads(base64.b64decode(json.loads(found["ledger.head"][1])["payload"]))["size"]
+    expect(size == len(leaves), f"the signed head covers {size} entries, but the archive has {len(leaves)}")
     for name in heads:
         with open(name, encoding="utf-8") as kept:
             texts = re.findall(KEPT, html.unescape(kept.read()))
-        expect(bool(texts), f"{name} holds no signed head")
+        expect(bool(texts), f"{name} contains no signed head")
         for text in texts:
             contains(keys, leaves, text.encode(), name)
-    less = f", {absent} of them datasets' that were left out" if absent else ""
-    return f"ok: {len(leaves)} entries until {clock}, {files} files named{less}, root {root(leaves).hex()}"
+    left_out = f", {absent} dataset files left out" if absent else ""
+    return f"ok: {len(leaves)} entries until {clock}, {files} files named{left_out}, root {root(leaves).hex()}"
 
 
 if __name__ == "__main__":
     try:
         print(verify(sys.argv[1], sys.argv[2], sys.argv[3:]))
     except InvalidSignature:
-        sys.exit("failed: a signature that does not fit what it signs")
+        sys.exit("failed: a signature is invalid")
     except (Wrong, OSError, ValueError, LookupError, TypeError, tarfile.TarError, RecursionError) as error:
         sys.exit(f"failed: {error if isinstance(error, Wrong) else f'{type(error).__name__} {error}'}")

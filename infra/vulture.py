@@ -1,12 +1,12 @@
-"""Names that `make dead` finds no use of, though they have one: each with who uses it."""
+"""Names that `make dead` reports as unused although they are used, with their users."""
 
 _ = object()
 
-# Hyper-parameters that their algorithms read by name, as h["..."].
+# Hyper-parameters, read by name as h["..."].
 _.entropy_backup
 _.critic_penalty
 
-# Attributes and methods that a library reads or calls.
+# Attributes and methods used by a library.
 _.create_system  # zipfile
 _.linkname  # tarfile
 _.text_factory  # sqlite3
@@ -37,22 +37,22 @@ _.copybufsize  # tarfile
 _.initial_status, _.headloss, _.global_efficiency  # wntr
 _.hydraulic_timestep, _.report_timestep, _.pattern_timestep  # wntr
 
-# Fields that are written as JSON, shown by a template, or compared as a whole.
+# Fields that are written as JSON, shown by a template, or compared with their whole object.
 _.type_, _.predicateType, _.protocol, _.nonClaims  # a certificate's statement
 _.ledger_size  # `neorl report --from --to --json`
 _.approved_by  # `neorl history --json`
 _.removed  # `neorl prune --json`
 _.mean_covered  # the dataset card
-_.device, _.inode  # what the file system says of a shard; `run.json` of `neorl train`
+_.device, _.inode  # state of a shard's file; `run.json` of `neorl train`
 _.card_record, _.quarantine_files  # files that belong to a dataset
 _.least_margins  # a retraining's outcome
 _.tone, _.non_claims, _.claims, _.absent  # the report
 
-# Found by its name, in a process of its own; and imported only so that it is loaded.
+# Found by name in a child process, or imported only to be loaded.
 _.load_run_file
 _.tasks
 _.pycache_prefix, _.dont_write_bytecode  # read by the interpreter
 
-# Found by their names in a table of modules.
+# Found by name in a table of modules.
 _.DISCRETE_BC
 _.DISCRETE_CQL
