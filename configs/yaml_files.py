@@ -9,9 +9,8 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
@@ -20,7 +19,11 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from configs.errors import BadInput, nearest
 
-Model = TypeVar("Model", bound=BaseModel)
+if TYPE_CHECKING:
+    # Reading prefect.yaml, as `neorl up` does, needs no pydantic, which is slow to import.
+    from pydantic import BaseModel, ValidationError
+
+Model = TypeVar("Model", bound="BaseModel")
 Location = tuple[str | int, ...]
 
 MAX_BYTES = 2**18
@@ -51,6 +54,8 @@ def load_yaml(path: Path | str, model: type[Model]) -> Model:
 # A command loads the same file several times, and a mapping of a hundred tags takes 0.1 s to parse.
 @lru_cache(maxsize=16)
 def _validated(text: str, path: Path, model: type[Model]) -> Model:
+    from pydantic import ValidationError
+
     value, root = document(text, path)
     if not isinstance(value, dict):
         got = "an empty file" if value is None else f"a {_kind(value)}"
@@ -290,6 +295,8 @@ def _keys(model: type[BaseModel], location: Location) -> list[str]:
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:
     """Return the model in an annotation such as `Model`, `Model | None`, `list[Model]` or `dict[str, Model]`."""
+    from pydantic import BaseModel
+
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for part in get_args(annotation) if (found := _model_of(part))), None)

@@ -119,9 +119,7 @@ def verify(archive: str, trust: str, heads: list[str]) -> str:
         entry = unsealed(keys, ENTRY, leaf)
         expect((entry["sequence"], entry["predecessor"]) == (number, before), f"entry {number} breaks the chain")
         expect(entry["timestamp"] >= clock, f"entry {number} is older than the one before")
-        expect(
-            entry.get("rules", 1) >= rules, f"entry {number} claims an earlier version of the rules"
-        )
+        expect(entry.get("rules", 1) >= rules, f"entry {number} claims an earlier version of the rules")
         before, clock, rules = hashlib.sha256(leaf).hexdigest(), entry["timestamp"], entry.get("rules", 1)
         for file in entry["artefacts"]:
             path, files = file["path"], files + 1

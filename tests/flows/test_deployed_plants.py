@@ -1,4 +1,4 @@
-"""Every plant has a run, a deployment and a generated log, and a run on it ends in words."""
+"""Every plant has a run, deployments and a generated log, and a small run succeeds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SMALL = """\
 train: {algorithm: td3_bc, updates: 40, batch_size: 64, hyperparameters: {critics: 2, hidden: [8]}}
 evaluate: {model_updates: 40, bootstraps: 50, rollouts: 8}
 """
-"""What a test adds to a plant's own YAML, in place of the defaults that it leaves alone."""
+"""Overrides for tests; other defaults stay."""
 
 
 Deployments = dict[tuple[str, str], dict[str, Any]]
@@ -40,14 +40,14 @@ Deployments = dict[tuple[str, str], dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def deployments() -> Deployments:
-    """What prefect.yaml declares, by the flow's function and the deployment's name."""
+    """Return the entries of prefect.yaml by flow and deployment name."""
     declared = YAML(typ="safe", pure=True).load((PROJECT / "prefect.yaml").read_text())["deployments"]
     found = {(entry["entrypoint"].rpartition(":")[2], entry["name"]): entry for entry in declared}
     assert len(found) == len(declared)
     return found
 
 
-def test_the_pages_commands_give_parameters_that_the_flows_take(deployments: Deployments) -> None:
+def test_documented_commands_have_valid_parameters(deployments: Deployments) -> None:
     from flows import deployed
     from flows.retrain import retrain
 
@@ -64,15 +64,13 @@ def test_the_pages_commands_give_parameters_that_the_flows_take(deployments: Dep
 
 
 @pytest.mark.parametrize("plant", NAMES)
-def test_every_plant_has_a_run_and_a_deployment_that_reads_its_generated_log(
-    home: Path, deployments: Deployments, plant: str
-) -> None:
+def test_every_plant_has_a_run_and_a_deployment(home: Path, deployments: Deployments, plant: str) -> None:
     from flows.retrain import retrain
 
     found = deployments["retrain", plant.replace("_", "-")]
     parameters = found["parameters"]
     assert parameters["config"] == f"configs/{plant}.yaml"
-    # All that can be wrong with a run's file: its names, its mapping, its limits' buffers.
+    # Checks names, mapping and limits of the run's file.
     assert checked_run(PROJECT / parameters["config"]).plant == plant
     assert retrain.validate_parameters(parameters) == parameters
     log = usual_log(Home(home), plant_named(plant)).log
@@ -91,8 +89,8 @@ def test_every_plant_is_monitored(deployments: Deployments, plant: str) -> None:
     assert monitor.validate_parameters(found["parameters"])["config"] == f"configs/{plant}.yaml"
 
 
-def test_every_deployment_is_of_a_flow_of_that_name_and_one_at_a_time(deployments: Deployments) -> None:
-    """Prefect calls a deployment FLOW/NAME: the function's name is the flow's, so that the file says what to type."""
+def test_deployments_match_their_flows_and_run_one_at_a_time(deployments: Deployments) -> None:
+    """Prefect calls a deployment FLOW/NAME, so function and flow must share a name."""
     from importlib import import_module
 
     for (function, _), entry in deployments.items():
@@ -111,7 +109,7 @@ def test_no_two_deployments_start_together(deployments: Deployments) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plant", ["supply_chain"])
-def test_a_small_run_on_generated_logs_ends_in_words(services: Services, tmp_path: Path, plant: str) -> None:
+def test_a_small_run_on_generated_logs_succeeds(services: Services, tmp_path: Path, plant: str) -> None:
     def neorl(*words: str) -> dict[str, Any]:
         command = [sys.executable, "-m", "flows", *words, "--json"]
         environment = {**os.environ, "NEORL_HOME": str(services.home.root)}
@@ -129,10 +127,10 @@ def test_a_small_run_on_generated_logs_ends_in_words(services: Services, tmp_pat
     assert found["headline"]
     assert tuple(gate["name"] for gate in found["gates"]) == REQUIRED
     verdicts = {gate["name"]: gate["passed"] for gate in found["gates"]}
-    # Its own logs are those of a plant of its domain, and its own controller keeps the limits there.
+    # The logs are of a plant in its domain, where its own controller keeps the limits.
     assert (verdicts["simulator"], verdicts["fallback"]) == (True, True), found["gates"]
     assert found["champion"]["composite"]
-    # Another log of the same plant has not drifted from the champion's.
+    # Another log of the same plant shows no drift.
     newer = tmp_path / "newer.hdf5"
     neorl("generate", plant, "--episodes", "40", "--seed", "1", "--out", str(newer))
     watched = neorl("monitor", plant, "--data", str(newer), "--config", str(config))

@@ -1,4 +1,4 @@
-"""A plant whose pumps are switched, end to end: generated logs, discrete learners, a certified champion."""
+"""A plant with switched pumps, end to end: generated logs, discrete learners, certified champion."""
 
 from __future__ import annotations
 

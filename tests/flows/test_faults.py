@@ -1,4 +1,4 @@
-"""Servers that die in the middle of a run: one sentence, nothing lost, and the same command goes on."""
+"""Servers that die during a run: one sentence, nothing lost, and the repeated command resumes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ approval: auto
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    """A home with servers of its own, which these tests may kill."""
+    """A home with its own servers, which the tests may kill."""
     from flows.services.servers import down, up
 
     home = Home(tmp_path_factory.mktemp("faults") / "home")
@@ -45,7 +45,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
 
 @pytest.fixture(scope="module")
 def words(served: Home) -> list[str]:
-    """A small retraining of half a week of the reactor's log."""
+    """Return (config, log) of a small retraining."""
     from tasks.data.synthetic.plant_log import generate
 
     folder = served.root.parent
@@ -70,7 +70,7 @@ def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def _kill_when(home: Home, process: subprocess.Popen[str], name: str, pattern: str) -> None:
-    """SIGKILL one of the home's servers as soon as a file appears that the run makes on its way."""
+    """Kill a server as soon as a run has written a file."""
     while process.poll() is None and not next(home.root.glob(pattern), None):
         time.sleep(0.02)
     assert process.poll() is None, process.communicate()
@@ -83,7 +83,7 @@ def _kill_when(home: Home, process: subprocess.Popen[str], name: str, pattern: s
 
 def _one_sentence(found: dict[str, Any], server: str) -> None:
     assert found["exit"] == 3, found
-    # From the probe before a stage, or from the registry's own request, whichever met it first.
+    # Either the probe before a task or the request itself reports it.
     assert re.match(rf"expected (the )?{server}( server)?( at \S+)? to answer", found["error"]), found["error"]
     assert "neorl up" in found["error"]
     assert found["error"].count(". ") == 0
@@ -95,10 +95,8 @@ def _promotions(home: Home) -> int:
 
 
 @pytest.mark.slow
-def test_servers_that_die_mid_run_cost_one_sentence_and_the_same_command_then_completes(
-    served: Home, words: list[str]
-) -> None:
-    # One test, for each part goes on from where the one before left the home.
+def test_a_run_resumes_after_its_servers_died(served: Home, words: list[str]) -> None:
+    # One test, because each part continues from the previous state.
     process = _start(served, words)
     _kill_when(served, process, "prefect", f"checkpoints/{PLANT}/*/steps/[0-9]*")
     _one_sentence(_answer(process), "Prefect")
@@ -119,7 +117,7 @@ def test_servers_that_die_mid_run_cost_one_sentence_and_the_same_command_then_co
     assert finished["exit"] == 0, finished
     assert {"ingest", "validate", "train", "evaluate", "simulate"} <= set(finished["reused"])
     entries = Ledger.open(served, write=False).entries()
-    # The attempt that the interrupted run had finished is not spent again.
+    # The finished attempt of the interrupted run is not spent again.
     assert attempts <= len([entry for entry in entries if entry.kind == "attempt"]) <= 2
     assert _promotions(served) == 1
     report = audit(served)

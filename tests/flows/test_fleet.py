@@ -1,7 +1,4 @@
-"""A fleet end to end, on real servers: killed, resumed and given again; each site decides for itself.
-
-Four small reactors, of which one has a broken log.
-"""
+"""A fleet of four small reactors, one with a broken log, end to end on real servers: killed and resumed."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ pytestmark = pytest.mark.slow
 
 
 class Fleet:
-    """A made fleet on the session's servers."""
+    """Generate a fleet on the session's servers."""
 
     def __init__(self, services: Services, folder: Path) -> None:
         self.home = services.home
@@ -76,13 +73,13 @@ def fleet(services: Services, tmp_path_factory: pytest.TempPathFactory) -> Fleet
 
 @pytest.fixture(scope="module")
 def first(fleet: Fleet) -> dict[str, Any]:
-    """A retraining that was killed with all its processes once a site had ended, and given again."""
+    """Retrain, kill all processes after the first site ended, and retrain again."""
     words = [sys.executable, "-m", "flows", "fleet", "retrain", str(fleet.file)]
     with subprocess.Popen(
         words, cwd=PROJECT, env=fleet.environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         assert process.stderr is not None
-        # The moment is an event, not a time: the end of a sound site.
+        # Wait for an event, not a time: the end of a sound site.
         for line in process.stderr:
             if line.startswith("neorl: site_") and "refused" not in line:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -91,14 +88,14 @@ def first(fleet: Fleet) -> dict[str, Any]:
     return fleet.neorl("fleet", "retrain", str(fleet.file))
 
 
-def test_each_site_decides_for_itself_and_the_broken_one_stops_nobody(fleet: Fleet, first: dict[str, Any]) -> None:
+def test_a_broken_site_does_not_stop_the_others(fleet: Fleet, first: dict[str, Any]) -> None:
     assert first["exit"] == 1
     ended = {site["site"]: site for site in first["sites"]}
     assert list(ended) == [*SOUND, "site_04"]
     assert all(ended[site]["outcome"] for site in SOUND), ended
     assert "PAR1" in ended["site_04"]["refused"]
     outcomes = [ended[site]["outcome"] for site in SOUND]
-    # A champion, a registered model, a dataset with its normaliser and a certificate each.
+    # Champion, registered model, dataset and certificate of each site.
     assert len({outcome["champion"]["composite"] for outcome in outcomes}) == 3
     assert len({outcome["dataset"] for outcome in outcomes}) == 3
     for site, outcome in zip(SOUND, outcomes, strict=True):
@@ -106,7 +103,7 @@ def test_each_site_decides_for_itself_and_the_broken_one_stops_nobody(fleet: Fle
         assert f"models/reactors_{site}/versions" in outcome["champion"]["url"]
         assert [entry.plant for entry in fleet.entries("promotion", site)] == [f"reactors_{site}"]
         digest = outcome["champion"]["composite"]
-        # Whoever has the bundle alone has the site's simulator.
+        # The bundle alone gives the site's simulator.
         plant, composite = load_bundle(fleet.home.root / "bundles" / f"reactors_{site}" / digest[:24], digest)
         run = load_run(f"{fleet.file}#{site}")
         assert run.site is not None
@@ -116,7 +113,7 @@ def test_each_site_decides_for_itself_and_the_broken_one_stops_nobody(fleet: Fle
     assert audit(fleet.home).passed
 
 
-def test_prefect_shows_a_flow_of_its_own_for_each_site(fleet: Fleet, first: dict[str, Any], services: Services) -> None:
+def test_prefect_shows_a_flow_per_site(fleet: Fleet, first: dict[str, Any], services: Services) -> None:
     of_it = {"flow_runs": {"parent_flow_run_id": {"any_": [first["run"]]}}}
     runs = {run["name"]: run["state"] for run in services.ask_prefect("flow_runs/filter", of_it)}
     assert set(runs) == {f"retrain fleet#{site}" for site in (*SOUND, "site_04")}
@@ -134,7 +131,7 @@ def test_a_kill_changes_nothing(fleet: Fleet, first: dict[str, Any], tmp_path: P
     from tasks.training.start import start_file
     from tasks.training.train import train
 
-    # A home of its own with the same logs, undisturbed: the last site, which the kill met before its end.
+    # The same site undisturbed in another home; the kill met it before its end.
     site = SOUND[-1]
     calm, run = Home(tmp_path / "calm"), with_shared(fleet.home, open_run(f"{fleet.file}#{site}"))
     start = run.train.beside[-1].start
@@ -144,11 +141,11 @@ def test_a_kill_changes_nothing(fleet: Fleet, first: dict[str, Any], tmp_path: P
     ended = next(each for each in first["sites"] if each["site"] == site)
     population = train(calm, run, dataset)
     assert population.digest == ended["outcome"]["population"]
-    # The site's own member, and one that began with what the sites share.
+    # The site's own member, and one that started from the shared weights.
     assert [member.algorithm for member in population.members] == ["td3_bc", "td3_bc"]
 
 
-def test_again_nothing_is_new(fleet: Fleet, first: dict[str, Any]) -> None:
+def test_a_repetition_changes_nothing(fleet: Fleet, first: dict[str, Any]) -> None:
     before = len(Ledger.open(fleet.home, write=False).entries())
     again = fleet.neorl("fleet", "retrain", str(fleet.file))
     assert [site["outcome"]["verdict"] for site in again["sites"][:3]] == ["unchanged"] * 3
@@ -160,7 +157,7 @@ def test_again_nothing_is_new(fleet: Fleet, first: dict[str, Any]) -> None:
     assert again["headline"] == first["headline"]
 
 
-def test_one_page_shows_all_sites_and_leads_to_each(fleet: Fleet, first: dict[str, Any]) -> None:
+def test_one_page_shows_and_links_all_sites(fleet: Fleet, first: dict[str, Any]) -> None:
     page = Path(first["page"])
     status = fleet.neorl("fleet", "status", str(fleet.file))
     assert (status["exit"], status["headline"], status["page"]) == (0, first["headline"], str(page))
@@ -183,7 +180,7 @@ def test_only_named_sites_are_retrained(fleet: Fleet, first: dict[str, Any]) -> 
     assert "expected a site of" in none["error"]
 
 
-def test_sites_are_retrained_where_a_system_does_not_tell_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sites_are_retrained_without_core_information(monkeypatch: pytest.MonkeyPatch) -> None:
     from flows.fleet import runner_of
 
     # As on macOS.
@@ -193,15 +190,13 @@ def test_sites_are_retrained_where_a_system_does_not_tell_of_cores(monkeypatch: 
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux counts a process's memory mappings")
-def test_a_process_forgets_a_sites_programs_before_the_next_one(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_programs_are_dropped_between_sites(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import jax
 
     from flows.fleet import retrain_site
     from tasks.training.programs import forget_programs
 
-    # As if each site's programs were as many as a process may keep.
+    # As if each site's programs filled the limit of a process.
     monkeypatch.setattr(forget_programs, "__defaults__", (0,))
     compiled = []
 

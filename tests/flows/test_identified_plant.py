@@ -1,4 +1,4 @@
-"""A plant whose file has a constant wrong, from logs of the true one to a certificate over the posterior."""
+"""A plant with a wrong constant, from logs of the true plant to a certificate over the posterior."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TRUE, WRONG = 1e-3, 1.06e-3
 pytestmark = pytest.mark.slow
 
 
-def test_what_is_certified_is_the_posterior_of_the_logs(services: Services, tmp_path: Path) -> None:
+def test_the_certificate_covers_the_posterior(services: Services, tmp_path: Path) -> None:
     project = tmp_path / "project"
     shutil.copytree(ROOT / "tests" / "own_project", project, ignore=shutil.ignore_patterns("__pycache__"))
     text = (project / "plants" / "tank.py").read_text().replace('name="tank"', 'name="vat"')
@@ -70,7 +70,7 @@ def test_what_is_certified_is_the_posterior_of_the_logs(services: Services, tmp_
         scope = read_certificate(path, ledger.trust).predicate.scope
         assert scope.identified is not None
         assert scope.identified.dataset == found["dataset"]
-        # Six per cent wrong before; the constants of the logs' domain scatter about the true one.
+        # The constant was 6 % wrong; the logs' constants scatter around the true one.
         assert abs(scope.domain["identified_hole"] / TRUE - 1) < 0.015
         assert 0 < scope.domain["identified_hole_1"] < 0.02
         assert neorl("certificate", "verify", str(path), "--rerun", "--plant", "plants/vat.py")["exit"] == 0
@@ -81,7 +81,7 @@ def test_what_is_certified_is_the_posterior_of_the_logs(services: Services, tmp_
     again = neorl("retrain", "run.yaml", "--data", "logs.hdf5")
     assert (again["exit"], again["verdict"]) == (0, "unchanged")
     assert "identify" in again["reused"]
-    # A name that is none of the plant's is told before anything is started.
+    # An unknown name is reported before anything starts.
     (project / "run.yaml").write_text(RUN.replace("hole:", "whole:"))
     refused = neorl("check", "run.yaml", "--data", "logs.hdf5")
     detail = next(each["detail"] for each in refused["findings"] if each["name"] == "constants")

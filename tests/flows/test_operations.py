@@ -1,7 +1,4 @@
-"""A plant that is operated by Prefect alone: schedule, arriving file, approval, drift and backfill start runs there.
-
-All on real servers and their worker, which looks into the watched folder; what a run did is in the ledger.
-"""
+"""A plant operated by Prefect alone: schedules, arriving files, approvals, drift and backfills on real servers."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ if TYPE_CHECKING:
 PLANT = "operated_vessel"
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 PATIENCE = 900.0
-"""Seconds for a run in a process of its own, which waits for the one before it."""
+"""Seconds for a run in its own process, which may wait for another."""
 DEPLOYMENTS = """\
 definitions:
   one: &one
@@ -70,7 +67,7 @@ from flows.backfill import backfill
 state = backfill(sys.argv[1], [sys.argv[2]], sys.argv[3:], return_state=True)
 print(f"{state.type.value}: {state.message}")
 """
-"""A backfill in a process of its own, of a config, a log and windows."""
+"""A script for a backfill: config, log and windows."""
 
 pytestmark = pytest.mark.slow
 
@@ -95,12 +92,12 @@ class Operated:
         return found
 
     def start(self, name: str, **parameters: object) -> dict[str, Any]:
-        """What `prefect deployment run NAME --params` asks for, to its end."""
+        """Start `prefect deployment run NAME --params` and wait for its end."""
         path = f"deployments/{self.deployment(name)['id']}/create_flow_run"
         return self.end(self.services.ask_prefect(path, {"parameters": parameters}))
 
     def runs(self, name: str, started_by: str) -> list[dict[str, Any]]:
-        """Runs of a deployment that nobody started by hand, those first that were there first."""
+        """Return the automatic runs of a deployment, oldest first."""
         query = {"deployments": {"id": {"any_": [self.deployment(name)["id"]]}}, "sort": "EXPECTED_START_TIME_ASC"}
         found = self.services.ask_prefect("flow_runs/filter", query)
         return [run for run in found if (run["created_by"] or {}).get("type") == started_by]
@@ -158,13 +155,13 @@ def arrived(plant: Operated) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def approved(plant: Operated, arrived: dict[str, Any]) -> dict[str, Any]:
-    """The run of the deployment that approves what waits."""
+    """The run that approves the candidate."""
     (candidate,) = plant.entries("candidate")
     words = {"plant": PLANT, "version": candidate.body["version"], "by": "Ada Lovelace", "note": "compared proposals"}
     return plant.start("promote/candidate", **words)
 
 
-def test_a_cron_fires_by_itself_and_a_wrong_path_is_one_sentence(plant: Operated) -> None:
+def test_a_schedule_fires_and_a_wrong_path_is_one_sentence(plant: Operated) -> None:
     found = plant.deployment("retrain/misnamed-log")
     (schedule,) = found["schedules"]
     assert schedule["schedule"]["timezone"] == "Europe/Berlin"
@@ -176,13 +173,13 @@ def test_a_cron_fires_by_itself_and_a_wrong_path_is_one_sentence(plant: Operated
     plant.services.ask_prefect(switch, {"active": False}, method="PATCH")
     sentence = "there is no source logs/nowhere.csv: check the path"
     assert (run["state_type"], run["state"]["message"]) == ("FAILED", sentence)
-    # The last lines come after the state.
+    # The last log lines arrive after the state.
     wait_until(lambda: plant.lines(run)[-1:] == [sentence])
     assert [line for line in plant.lines(run) if "Traceback" in line or line.count("\n") > 1] == []
     assert sentence in [entry.body["reason"] for entry in plant.entries("refusal")]
 
 
-def test_a_month_is_reported_and_nothing_is_brought_back_that_was_never_champion(plant: Operated) -> None:
+def test_monthly_report_and_invalid_rollback(plant: Operated) -> None:
     today = f"{datetime.now(UTC):%Y-%m-%d}"
     told = plant.start("report/monthly", first=f"{today[:8]}01", last=today)
     assert told["state_type"] == "COMPLETED", told["state"]["message"]
@@ -193,13 +190,13 @@ def test_a_month_is_reported_and_nothing_is_brought_back_that_was_never_champion
     assert back["state"]["message"].startswith(f"expected a version of {PLANT} that was champion before")
 
 
-def test_an_arriving_file_starts_a_run_that_learns_from_it(plant: Operated, arrived: dict[str, Any]) -> None:
+def test_an_arriving_file_starts_a_run(plant: Operated, arrived: dict[str, Any]) -> None:
     assert arrived["parameters"]["data"] == [str(plant.incoming / "january.csv")]
     assert arrived["state_type"] == "COMPLETED", arrived["state"]["message"]
     (candidate,) = plant.entries("candidate")
     assert candidate.body["dataset"]["sources"][0]["path"] == str(plant.incoming / "january.csv")
     assert [entry.body["verdict"] for entry in plant.entries("decision")] == ["shadow_waiting"]
-    # Twice the same content is no second event.
+    # Equal content gives no second event.
     assert len(plant.runs("retrain/operated-vessel", "AUTOMATION")) == 1
 
 
@@ -214,9 +211,7 @@ def test_a_deployment_approves_in_a_persons_name(plant: Operated, approved: dict
     assert again["state"]["message"].startswith("expected ")
 
 
-def test_a_deployments_run_waits_while_another_command_holds_the_plant(
-    plant: Operated, approved: dict[str, Any]
-) -> None:
+def test_a_deployed_run_waits_for_the_plant(plant: Operated, approved: dict[str, Any]) -> None:
     log = plant.services.home.root / "logs" / "worker.log"
     before = len(log.read_bytes())
     path = f"deployments/{plant.deployment('retrain/operated-vessel')['id']}/create_flow_run"
@@ -227,7 +222,7 @@ def test_a_deployments_run_waits_while_another_command_holds_the_plant(
     assert ended["state_type"] == "COMPLETED", ended["state"]["message"]
 
 
-def test_a_drift_starts_a_retraining_on_the_logs_that_show_it(
+def test_a_drift_starts_a_retraining(
     plant: Operated, approved: dict[str, Any], neorl: Callable[..., dict[str, Any]]
 ) -> None:
     quiet = plant.start("monitor/operated-vessel")
@@ -245,28 +240,28 @@ def test_a_drift_starts_a_retraining_on_the_logs_that_show_it(
     assert found["finding"]["alarm"] is not None
     assert (found["worse"], set(found["quality"]["shares"])) == ([], set(SHARES))
     assert [entry.body["alarm"] is not None for entry in plant.entries("drift")] == [False, True]
-    # The same logs again are the same entry and the same event.
+    # The same logs give the same entry and event.
     assert neorl("monitor", PLANT, "--data", str(worn), *words)["entry"] == found["entry"]
     wait_until(lambda: len(plant.runs("retrain/operated-vessel", "AUTOMATION")) > before, PATIENCE)
     run = plant.end(plant.runs("retrain/operated-vessel", "AUTOMATION")[-1])
     assert run["parameters"]["data"] == [str(worn)]
     assert len(plant.runs("retrain/operated-vessel", "AUTOMATION")) == before + 1
-    # Whatever it came to is in the ledger, as a decision or as a refusal.
+    # The result is in the ledger, as decision or refusal.
     last = [*plant.entries("decision"), *plant.entries("refusal")]
     assert max(last, key=lambda entry: entry.sequence).sequence > plant.entries("drift")[-1].sequence
     assert audit(plant.services.home).passed
 
 
-def test_logs_of_which_more_is_lost_are_told_of_and_start_nothing(
+def test_worse_data_are_reported_and_start_nothing(
     plant: Operated, approved: dict[str, Any], neorl: Callable[..., dict[str, Any]]
 ) -> None:
     whole = pl.read_csv(small_process.export(plant.folder / "whole.csv", 1200, seed=3, start="2026-04-05"))
-    # For ten minutes of every two hours the transmitter of the level is silent.
+    # The level's transmitter is silent for ten minutes of every two hours.
     silent = pl.int_range(pl.len()) % 720 < 60
     whole.with_columns(pl.when(~silent).then("LI-1").alias("LI-1")).write_csv(plant.folder / "silent.csv")
     before = len(plant.runs("retrain/operated-vessel", "AUTOMATION"))
     found = neorl("monitor", PLANT, "--data", str(plant.folder / "silent.csv"), "--config", str(plant.config))
-    # Of 1199 steps 120 begin without a level, and one more ends without it.
+    # 120 of 1199 steps begin without a level, and one more ends without it.
     assert [(rise["share"], rise["now"]) for rise in found["worse"]] == [("gaps", 121 / 1199)]
     query = {"filter": {"event": {"name": [WORSENED]}}, "limit": 5}
     wait_until(lambda: plant.services.ask_prefect("events/filter", query)["events"])  # written every five seconds
@@ -277,7 +272,7 @@ def test_logs_of_which_more_is_lost_are_told_of_and_start_nothing(
     assert len(plant.runs("retrain/operated-vessel", "AUTOMATION")) == before
 
 
-def test_a_backfill_goes_on_after_a_window_that_is_refused(plant: Operated, arrived: dict[str, Any]) -> None:
+def test_a_backfill_continues_after_a_refused_window(plant: Operated, arrived: dict[str, Any]) -> None:
     run = plant.start(
         "backfill/windows",
         config=str(plant.config),
@@ -294,13 +289,13 @@ def test_a_backfill_goes_on_after_a_window_that_is_refused(plant: Operated, arri
     assert (unusable["state_type"], "2026-01-05/2026-01-12" in unusable["state"]["message"]) == ("FAILED", True)
 
 
-def test_a_backfill_without_a_server_or_a_decision_is_not_completed(services: Services, tmp_path: Path) -> None:
+def test_a_failing_backfill_is_not_completed(services: Services, tmp_path: Path) -> None:
     config, home = small_process.project(tmp_path), tmp_path / "home"
-    # Where a deployment names it, and not in the folder in which the deployment runs.
+    # In the home, not in the working directory of the deployment.
     small_process.export(Home(home).folder("generated") / "log.csv", 360)
     script = tmp_path / "backfill.py"
     script.write_text(BACKFILL)
-    # A home of its own, whose Prefect is the session's and whose MLflow has gone.
+    # A home with the session's Prefect and a missing MLflow.
     known = {
         **os.environ,
         **environment(services),

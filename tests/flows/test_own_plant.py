@@ -1,5 +1,4 @@
-"""Plants of a user's own (a file, a feeder with a graph policy, what `neorl init` writes, an installed package) become
-champions on real servers."""
+"""User plants (a file, a feeder with a graph policy, the template of `neorl init`, a package) become champions."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ evaluate:
   bootstraps: 50
   rollouts: 16
 """
-"""Budgets of a test."""
+"""Budgets for tests."""
 RUN = f"""\
 {SMALL}  discount: 0.95
 certify: {{p0: 0.1}}
@@ -61,7 +60,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_in(services: Services, folder: Path, *words: str, site: Path | None = None) -> dict[str, Any]:
-    """`neorl` in a folder against the session's servers, with packages of `site`; its JSON with the exit code."""
+    """Run `neorl` in a folder on the session's servers, with the packages in `site`; return its JSON with the exit
+    code."""
     path = os.pathsep.join(str(each) for each in (ROOT, site) if each)
     environment = {**os.environ, "NEORL_HOME": str(services.home.root), "PYTHONPATH": path}
     done = subprocess.run(
@@ -79,7 +79,7 @@ def run_in(services: Services, folder: Path, *words: str, site: Path | None = No
 
 @pytest.fixture(scope="module")
 def command(services: Services, project: Path) -> Neorl:
-    """Runs `neorl` in the user's project."""
+    """Return a function that runs `neorl` in the user's project."""
     return functools.partial(run_in, services, project)
 
 
@@ -105,7 +105,7 @@ def test_a_users_own_plant_gets_a_certified_champion(
     manifest = json.loads((bundle / "composite.json").read_bytes())
     assert manifest["code"] == find_code("plants/tank.py", project).digest
     words = ("certificate", "verify", str(certificate_of(services, "tank")))
-    assert command(*words)["exit"] == 0  # nothing of the plant is executed for this
+    assert command(*words)["exit"] == 0  # needs no execution of the plant's code
     assert command(*words, "--rerun", "--plant", "plants/tank.py")["exit"] == 0
     refused = command(*words, "--rerun")
     assert "expected the code of plant 'tank'" in refused["stderr"]
@@ -135,7 +135,7 @@ def test_changed_physics_are_another_simulator(
 
 
 def certificate_of(services: Services, plant: str) -> Path:
-    """The certificate of the champion in force."""
+    """Return the champion's certificate."""
     ledger = Ledger.open(services.home, write=False)
     promoted = ledger.entries("promotion", plant)[-1].body["composite"]
     results = ledger.entries("result", plant)
@@ -143,14 +143,14 @@ def certificate_of(services: Services, plant: str) -> Path:
     return services.home.root / next(file.path for file in entry.artefacts if file.path.endswith(".dsse.json"))
 
 
-def test_the_project_that_init_writes_leads_to_a_champion(services: Services, tmp_path: Path) -> None:
+def test_the_template_project_leads_to_a_champion(services: Services, tmp_path: Path) -> None:
     neorl = functools.partial(run_in, services)
     assert neorl(tmp_path, "init", "vessel")["exit"] == 0
     project = tmp_path / "vessel"
     made = neorl(project, "generate", "plants/vessel.py", "--episodes", "60", "--out", "logs.hdf5")
     assert made["exit"] == 0, made
     config = project / "configs" / "vessel.yaml"
-    # What is certified, and that a person decides, stay as the template has them.
+    # The template's certification and approval settings stay.
     config.write_text(config.read_text().replace("evaluate:\n", SMALL))
     ready = neorl(project, "check", "--data", "logs.hdf5")
     assert ready["exit"] == 0, ready
@@ -168,7 +168,7 @@ def test_the_project_that_init_writes_leads_to_a_champion(services: Services, tm
     assert audit(services.home).passed
 
 
-def test_the_plant_of_an_installed_package_gets_a_champion(services: Services, tmp_path: Path) -> None:
+def test_a_packaged_plant_gets_a_champion(services: Services, tmp_path: Path) -> None:
     neorl = functools.partial(run_in, services, tmp_path, site=install(tmp_path / "site", "cistern"))
     made = neorl("generate", "cistern", "--behaviour", "pid", "--episodes", "60", "--out", "logs.hdf5")
     assert (made["exit"], made["plant"]) == (0, "cistern"), made
@@ -178,19 +178,17 @@ def test_the_plant_of_an_installed_package_gets_a_champion(services: Services, t
     assert found["champion"]["version"]
     words = ("certificate", "verify", str(certificate_of(services, "cistern")), "--rerun")
     assert neorl(*words)["exit"] == 0
-    # Where the package is not installed, the plant is not known, and nothing is run.
+    # Without the package the plant is unknown, and nothing runs.
     assert "cistern" in run_in(services, tmp_path, *words)["stderr"]
     assert audit(services.home).passed
 
 
 FEEDER_NAME = "switching_case33bw"
 FEEDER_SMALL = "evaluate:\n  model_updates: 20\n  bootstraps: 50\n  rollouts: 32\n"
-"""Budgets of a test; the rest is as the example has it."""
+"""Budgets for tests; the rest is the example's."""
 
 
-def test_a_graph_policy_for_a_feeder_whose_switches_move_becomes_a_certified_champion(
-    services: Services, tmp_path: Path
-) -> None:
+def test_a_graph_policy_becomes_a_certified_champion(services: Services, tmp_path: Path) -> None:
     project = tmp_path / "feeder"
     shutil.copytree(ROOT / "docs" / "examples" / "feeder", project, ignore=shutil.ignore_patterns("__pycache__"))
     config = project / "feeder.yaml"
@@ -203,7 +201,7 @@ def test_a_graph_policy_for_a_feeder_whose_switches_move_becomes_a_certified_cha
     assert {gate["name"]: gate["passed"] for gate in found["gates"]} == dict.fromkeys(
         ("data", "simulator", "ope", "rollouts", "champion", "fallback", "statistical", "servability"), True
     )
-    # It is worth more than the plant's own controller on the simulator, whatever the run asks for.
+    # Its return on the simulator exceeds the plant's own controller, although the run does not require it.
     assert found["difference"]["lower"] > 0
     assert found["champion"]["composite"] == found["candidate"]["digest"]
 

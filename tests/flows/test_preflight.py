@@ -1,4 +1,4 @@
-"""What ends a run with a refusal: a file that says what its plant has no use for, unfit data, and no champion."""
+"""Refused runs: useless keys, unfit data, and no champion."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.small_data import reactor_run
     ("key", "text"),
     [("fallback", "{kind: hold}"), ("support", "{quantile: 0.9}"), ("shadow", "{days: 7}")],
 )
-def test_a_simulated_plant_has_no_use_for_the_keys_of_a_process(key: str, text: str, tmp_path: Path) -> None:
+def test_log_only_keys_are_rejected_for_simulated_plants(key: str, text: str, tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text("plant: chemical_reactor\n")
     assert checked_run(config).plant == "chemical_reactor"
@@ -31,7 +31,7 @@ def test_a_simulated_plant_has_no_use_for_the_keys_of_a_process(key: str, text: 
 @pytest.mark.parametrize(
     ("key", "text"), [("certify", "certify: {p0: 0.01}\n"), ("evaluate.rollouts", "evaluate: {rollouts: 256}\n")]
 )
-def test_a_process_has_no_use_for_the_keys_of_a_simulator(key: str, text: str, tmp_path: Path) -> None:
+def test_simulator_keys_are_rejected_for_log_only_plants(key: str, text: str, tmp_path: Path) -> None:
     config = small_process.project(tmp_path)
     assert checked_run(config).plant == small_process.NAME
     lines = config.read_text().splitlines(keepends=True)
@@ -40,13 +40,13 @@ def test_a_process_has_no_use_for_the_keys_of_a_simulator(key: str, text: str, t
         checked_run(config)
 
 
-def test_nothing_is_trained_on_a_dataset_that_fails_validation() -> None:
+def test_failed_validation_stops_the_run() -> None:
     proceed(Validation(passed=True, reasons=()))
     with pytest.raises(Refused, match="failed validation: too few; too flat"):
         proceed(Validation(passed=False, reasons=("too few", "too flat")))
 
 
-def test_a_run_that_leaves_a_plant_without_a_champion_ends_as_a_refusal(tmp_path: Path) -> None:
+def test_a_run_without_champion_is_a_refusal(tmp_path: Path) -> None:
     outcome = Outcome(
         run="1",
         run_key="k",

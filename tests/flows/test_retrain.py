@@ -1,4 +1,4 @@
-"""The pipeline end to end, on real servers: a user's commands in processes of their own."""
+"""The pipeline end to end on real servers, by commands in their own processes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Neorl = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def command(services: Services) -> Neorl:
-    """Runs `neorl` in a process of its own against the session's servers; returns its JSON with the exit code."""
+    """Return a function that runs `neorl` on the session's servers and returns its JSON with the exit code."""
     environment = {**os.environ, "NEORL_HOME": str(services.home.root)}
 
     def run(*arguments: str, **extra: str) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def command(services: Services) -> Neorl:
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory, command: Neorl) -> Callable[..., tuple[Path, Path]]:
-    """(config, log): half a week of the reactor's history and a small run."""
+    """Return (config, log) of a short reactor log and a small run."""
     folder = tmp_path_factory.mktemp("inputs")
     assert command("generate", PLANT, "--out", str(folder), "--weeks", "0.5")["exit"] == 0
     mapping = PROJECT / "configs" / "mappings" / "chemical_reactor.yaml"
@@ -78,7 +78,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, command: Neorl) -> Callable
 
 @pytest.fixture(scope="module")
 def first(command: Neorl, inputs: Callable[..., tuple[Path, Path]], services: Services) -> dict[str, Any]:
-    """The reactor's first retraining in the home, and the paths that it `made`: other tests' plants share the home."""
+    """The reactor's first retraining, and the paths that it wrote (`made`); other tests share the home."""
     config, log = inputs()
     before = set(services.home.root.rglob("*"))
     result = command("retrain", str(config), "--data", str(log))
@@ -94,9 +94,9 @@ def test_a_log_becomes_a_certified_registered_champion(first: dict[str, Any], se
     entries = Ledger.open(services.home, write=False).entries()
     promotions = [entry for entry in entries if entry.kind == "promotion" and entry.plant == PLANT]
     assert [entry.body["composite"] for entry in promotions] == [first["champion"]["composite"]]
-    # By its sources, among others, a repetition of this run is told from another that trained the same champion.
+    # The sources, for example, distinguish this run from another with the same champion.
     assert {e.body["sources"] for e in entries if (e.kind, e.plant) == ("candidate", PLANT)} == {sources_digest(FLOW)}
-    # The fallback is certified whatever becomes of the candidate, and no certificate came before its attempt.
+    # The fallback is always certified, and each certificate follows its attempt.
     assert next(gate for gate in first["gates"] if gate["name"] == "fallback")["passed"]
     kinds = [entry.kind for entry in entries if entry.kind in ("attempt", "seed", "result")]
     assert kinds[:3] == ["attempt", "seed", "result"]
@@ -105,7 +105,7 @@ def test_a_log_becomes_a_certified_registered_champion(first: dict[str, Any], se
     assert first["certificate"]["claim"] in page.replace("&lt;", "<").replace("&gt;", ">")
 
 
-def test_prefect_shows_every_dependency_and_no_other(first: dict[str, Any], services: Services) -> None:
+def test_prefect_shows_exactly_the_dependencies(first: dict[str, Any], services: Services) -> None:
     from infra.reference import nodes
 
     wanted = sorted((node.stage, sorted(node.takes)) for node in nodes())
@@ -114,7 +114,7 @@ def test_prefect_shows_every_dependency_and_no_other(first: dict[str, Any], serv
     assert sum(len(node.takes) for node in nodes()) > 30
 
 
-def test_the_log_and_the_state_tell_the_story_without_the_command(first: dict[str, Any], services: Services) -> None:
+def test_prefect_log_and_state_describe_the_run(first: dict[str, Any], services: Services) -> None:
     run = services.ask_prefect(f"flow_runs/{first['run']}")
     assert run["name"] == "retrain auto-0"
     assert {PLANT, first["verdict"]} <= set(run["tags"])
@@ -129,7 +129,7 @@ def test_the_log_and_the_state_tell_the_story_without_the_command(first: dict[st
     assert "![" not in text
 
 
-def test_mlflow_shows_what_the_ledger_says(first: dict[str, Any], services: Services, tmp_path: Path) -> None:
+def test_mlflow_matches_the_ledger(first: dict[str, Any], services: Services, tmp_path: Path) -> None:
     from tasks.models.bundles.bundle import load_bundle
     from tasks.registry.registry import Registry
 
@@ -150,18 +150,16 @@ def test_the_audit_covers_every_file_of_the_run(first: dict[str, Any], services:
 
 
 @pytest.mark.slow
-def test_the_certificate_verifies_and_repeats_its_counts(command: Neorl, first: dict[str, Any]) -> None:
+def test_the_certificate_verifies_and_repeats(command: Neorl, first: dict[str, Any]) -> None:
     path = first["certificate"]["path"]
     checked = command("certificate", "verify", path, "--rerun")
     assert checked["exit"] == 0, checked
     assert {"signature", "seed", "alpha", "statistics", "ledger", "rerun"} <= {c["name"] for c in checked["checks"]}
 
 
-def test_the_candidate_with_a_stale_normaliser_is_refused(
-    first: dict[str, Any], services: Services, tmp_path: Path
-) -> None:
-    # Truth 1.1: such a policy cannot hold p0 = 1e-3. The normaliser is that of an earlier log, of a plant that ran
-    # hotter and moved its coolant over the whole range: the policy takes the reactor for colder than it is.
+def test_a_stale_normaliser_is_refused(first: dict[str, Any], services: Services, tmp_path: Path) -> None:
+    # truth.md 1.1: such a policy cannot meet p0 = 1e-3. The normaliser is from an earlier log with a hotter reactor and
+    # larger coolant moves, so the policy underestimates the temperature.
     import jax.numpy as jnp
 
     from configs.errors import Refused
@@ -191,7 +189,7 @@ def test_the_candidate_with_a_stale_normaliser_is_refused(
 
 
 @pytest.mark.slow
-def test_unchanged_inputs_reuse_everything_and_spend_nothing(
+def test_unchanged_inputs_spend_nothing(
     command: Neorl, first: dict[str, Any], inputs: Callable[..., tuple[Path, Path]], services: Services
 ) -> None:
     def attempts() -> int:
@@ -206,17 +204,17 @@ def test_unchanged_inputs_reuse_everything_and_spend_nothing(
     assert {"ingest", "validate", "train", "evaluate", "simulate"} <= set(second["reused"])
     assert second["population"] == first["population"]
     assert attempts() == before
-    # It says so where Prefect's user looks, too.
+    # Prefect's state says so, too.
     run = services.ask_prefect(f"flow_runs/{second['run']}")
     assert run["state"]["message"].startswith("Nothing new to promote: the same inputs were decided at ")
     assert "unchanged" in run["tags"]
 
 
 @pytest.mark.slow
-def test_forged_results_are_computed_again_and_promote_nothing(
+def test_forged_results_are_recomputed(
     command: Neorl, first: dict[str, Any], inputs: Callable[..., tuple[Path, Path]], services: Services
 ) -> None:
-    """Whoever edits Prefect's result files, or marks one as pickle, has them computed again with a sentence."""
+    """Edited result files, or files marked as pickle, are recomputed with a message."""
     config, log = inputs()
     before = len(Ledger.open(services.home, write=False).entries())
     stored = services.home.root / "prefect" / "storage"
@@ -245,7 +243,7 @@ def test_forged_results_are_computed_again_and_promote_nothing(
 
 
 @pytest.mark.slow
-def test_stages_whose_files_have_gone_run_again_and_no_others_do(
+def test_tasks_with_missing_files_run_again(
     command: Neorl, first: dict[str, Any], inputs: Callable[..., tuple[Path, Path]], services: Services
 ) -> None:
     config, log = inputs()
@@ -268,10 +266,10 @@ def test_stages_whose_files_have_gone_run_again_and_no_others_do(
 
 
 @pytest.mark.slow
-def test_a_candidate_that_failed_a_gate_cannot_be_approved(
+def test_a_failed_candidate_cannot_be_approved(
     command: Neorl, first: dict[str, Any], inputs: Callable[..., tuple[Path, Path]], services: Services
 ) -> None:
-    """Two updates teach nothing, and the plant's own controller must be beaten."""
+    """Two updates teach nothing, and the run requires a gain over the plant's controller."""
     config, log = inputs(seed=40, approval="required", updates="2", checkpoint_every="1", beat_plant="true")
     champions = Ledger.open(services.home, write=False).entries("promotion", PLANT)
     result = command("retrain", str(config), "--data", str(log))
@@ -321,7 +319,7 @@ def test_kill_9_between_checkpoints_changes_nothing(
     checkpoints = services.home.folder("checkpoints", PLANT)
     known = set(checkpoints.iterdir())
     process = subprocess.Popen(words, cwd=PROJECT, env=environment, start_new_session=True, stderr=subprocess.DEVNULL)
-    # The moment is an event, not a time: the first checkpoint of the new run.
+    # Wait for an event, not a time: the first checkpoint of the new run.
     while process.poll() is None:
         fresh = [folder for folder in checkpoints.iterdir() if folder not in known]
         if fresh and any(child.name.isdigit() for child in (fresh[0] / "steps").glob("*")):
@@ -333,7 +331,7 @@ def test_kill_9_between_checkpoints_changes_nothing(
     assert finished["exit"] == 0, finished
     assert re.search(r"train: goes on from [1-3]00 of 400 updates", finished["stderr"]), finished["stderr"]
     assert {"ingest", "validate"} <= set(finished["reused"])
-    # A home of its own with the same data, undisturbed.
+    # The same run undisturbed in another home.
     calm, run = Home(tmp_path / "calm"), load_run(config)
     undisturbed = train(calm, run, ingest(calm, run, [log]))
     assert undisturbed.digest == finished["population"]
@@ -342,7 +340,7 @@ def test_kill_9_between_checkpoints_changes_nothing(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("first")
-def test_a_second_run_of_a_plant_is_refused_while_one_goes_on(
+def test_a_second_run_of_a_plant_is_refused(
     command: Neorl, inputs: Callable[..., tuple[Path, Path]], services: Services
 ) -> None:
     from flows.services.locks import plant_lock
@@ -356,7 +354,7 @@ def test_a_second_run_of_a_plant_is_refused_while_one_goes_on(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("first")
-def test_two_retrains_at_once_leave_one_champion_and_right_pages(
+def test_concurrent_retrainings_leave_one_champion(
     inputs: Callable[..., tuple[Path, Path]], services: Services
 ) -> None:
     from tasks.lifecycle.aliases import stale_pages, wanted_aliases

@@ -1,4 +1,4 @@
-"""A process without a simulator, end to end on real servers: from its log to @shadow, and what a shadow is told."""
+"""A log-only plant end to end on real servers: from its log to its shadow."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def command(services: Services) -> Neorl:
-    """Runs `neorl` in a process of its own against the session's servers; returns its JSON with the exit code."""
+    """Return a function that runs `neorl` on the session's servers and returns its JSON with the exit code."""
     environment = {**os.environ, "NEORL_HOME": str(services.home.root)}
 
     def run(*arguments: str) -> dict[str, Any]:
@@ -47,23 +47,21 @@ def command(services: Services) -> Neorl:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """(config, log)"""
+    """Return (config, log)."""
     folder = tmp_path_factory.mktemp("project")
     return small_process.project(folder), small_process.export(folder / "log.csv")
 
 
 @pytest.fixture(scope="module")
 def first(command: Neorl, project: tuple[Path, Path]) -> dict[str, Any]:
-    """The first retraining of the process."""
+    """The first retraining of the plant."""
     config, log = project
     result = command("retrain", str(config), "--data", str(log))
     assert result["exit"] == 0, result
     return result
 
 
-def test_a_log_alone_becomes_a_shadow_and_never_a_champion(
-    first: dict[str, Any], services: Services, tmp_path: Path
-) -> None:
+def test_a_log_alone_becomes_a_shadow_only(first: dict[str, Any], services: Services, tmp_path: Path) -> None:
     from tasks.models.bundles.bundle import load_bundle
     from tasks.registry.registry import Registry
 
@@ -77,7 +75,7 @@ def test_a_log_alone_becomes_a_shadow_and_never_a_champion(
     version = registry.version(NAME, first["shadow"]["version"])
     page = Path(first["links"]["report"]).read_text()
     for text in (page, version.description):
-        # The first of the claims, and the gates that cannot be.
+        # The first claim, and the gates that need a simulator.
         assert "No statistical safety claim" in text
         assert all(why in text.replace("&#39;", "'") for why in ABSENT_OF_PROCESS.values())
         assert "certificate verify" not in text
@@ -90,7 +88,7 @@ def test_a_log_alone_becomes_a_shadow_and_never_a_champion(
     assert audit(services.home).passed
 
 
-def test_prefect_shows_every_dependency_and_no_other(first: dict[str, Any], services: Services) -> None:
+def test_prefect_shows_exactly_the_dependencies(first: dict[str, Any], services: Services) -> None:
     from infra.reference import nodes
 
     wanted = sorted((node.stage, sorted(node.takes)) for node in nodes("process"))
@@ -111,7 +109,7 @@ def test_unchanged_inputs_change_nothing(
     assert len(Ledger.open(services.home, write=False).entries()) == before
 
 
-def test_a_shadow_is_compared_with_newer_logs_and_sees_a_drift(
+def test_a_shadow_comparison_finds_drift(
     command: Neorl, first: dict[str, Any], project: tuple[Path, Path], services: Services
 ) -> None:
     from tasks.registry.registry import Registry
@@ -137,13 +135,13 @@ def test_a_shadow_is_compared_with_newer_logs_and_sees_a_drift(
     assert "The return of the proposed actions is unknown" in description
     entries = Ledger.open(services.home, write=False).entries("comparison", NAME)
     assert len(entries) == 2
-    # The same logs again are the same entry.
+    # The same logs give the same entry.
     command("shadow", NAME, "--data", str(worn), "--config", str(config))
     assert len(Ledger.open(services.home, write=False).entries("comparison", NAME)) == 2
     assert audit(services.home).passed
 
 
-def test_a_person_extends_a_shadow_and_its_history_is_told(command: Neorl, first: dict[str, Any]) -> None:
+def test_a_person_extends_a_shadow(command: Neorl, first: dict[str, Any]) -> None:
     found = command("extend", NAME, "--days", "14", "--by", "shift engineer", "--note", "the summer is to come")
     assert found["exit"] == 0, found
     assert found["until"][:10] > first["shadow"]["until"][:10]
@@ -152,7 +150,7 @@ def test_a_person_extends_a_shadow_and_its_history_is_told(command: Neorl, first
     assert command("audit", "verify")["exit"] == 0
 
 
-def test_a_candidate_that_waits_is_approved_into_shadow_only(
+def test_an_approved_candidate_becomes_a_shadow(
     command: Neorl, first: dict[str, Any], project: tuple[Path, Path]
 ) -> None:
     _, log = project
@@ -168,7 +166,7 @@ def test_a_candidate_that_waits_is_approved_into_shadow_only(
         assert found["verdict"] == "refused"
 
 
-def test_a_log_that_fails_validation_is_refused_before_anything_is_trained(
+def test_failed_validation_stops_before_training(
     command: Neorl, project: tuple[Path, Path], services: Services
 ) -> None:
     config, log = project
@@ -180,7 +178,7 @@ def test_a_log_that_fails_validation_is_refused_before_anything_is_trained(
     assert (last.kind, last.plant, last.body["reason"]) == ("refusal", NAME, refused["error"])
 
 
-def test_a_kill_after_the_candidate_was_logged_is_mended_by_the_same_command(
+def test_a_kill_after_registration_is_repaired(
     command: Neorl, first: dict[str, Any], project: tuple[Path, Path], services: Services
 ) -> None:
     _, log = project
@@ -194,7 +192,7 @@ def test_a_kill_after_the_candidate_was_logged_is_mended_by_the_same_command(
     words = [sys.executable, "-m", "flows", "retrain", str(config), "--data", str(log)]
     environment = {**os.environ, "NEORL_HOME": str(services.home.root)}
     process = subprocess.Popen(words, cwd=PROJECT, env=environment, start_new_session=True, stderr=subprocess.DEVNULL)
-    # The moment is an event, not a time: the candidate's entry.
+    # Wait for an event, not a time: the candidate's entry.
     while process.poll() is None and candidates() == before:
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The same retraining with a team's servers, chosen by settings alone: PostgreSQL, Redis, S3-like storage and Dask."""
+"""A retraining on a team's servers: PostgreSQL, Redis, S3 storage and Dask, by settings alone."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ Inputs = Callable[[str], tuple[Path, Path]]
 
 
 class Team(NamedTuple):
-    """A home whose state lies on a team's servers."""
+    """A home with its state on a team's servers."""
 
     home: Home
     server: Postgres
     variables: dict[str, str]
 
     def neorl(self, *arguments: str, **extra: str) -> dict[str, Any]:
-        """What a command answers, run in a process of its own."""
+        """Run a command in its own process and return its JSON."""
         words = [sys.executable, "-m", "flows", *arguments, "--json"]
         done = subprocess.run(
             words, cwd=PROJECT, env={**os.environ, **extra}, capture_output=True, text=True, check=False
@@ -52,7 +52,7 @@ class Team(NamedTuple):
 
 @pytest.fixture(scope="module")
 def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
-    """Prefect, MLflow and the ledger on PostgreSQL, Prefect's messages on Redis, artefacts and datasets in a bucket."""
+    """Prefect, MLflow and the ledger on PostgreSQL, messages on Redis, artefacts and datasets in a bucket."""
     folder = tmp_path_factory.mktemp("team")
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
@@ -77,7 +77,7 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
 
 @pytest.fixture(scope="module")
 def inputs(team: Team, tmp_path_factory: pytest.TempPathFactory) -> Inputs:
-    """(config, log) of a small run."""
+    """Return (config, log) of a small run."""
     folder = tmp_path_factory.mktemp("inputs")
     team.neorl("generate", PLANT, "--out", str(folder), "--weeks", "0.5")
 
@@ -96,8 +96,8 @@ def first(team: Team, inputs: Inputs) -> dict[str, Any]:
     return team.neorl("retrain", str(config), "--data", str(log))
 
 
-def test_it_ends_as_it_does_on_one_machine(team: Team, first: dict[str, Any], inputs: Inputs, tmp_path: Path) -> None:
-    """The same digests, counts and verdicts as with SQLite, memory, folders and one process."""
+def test_results_equal_those_of_one_machine(team: Team, first: dict[str, Any], inputs: Inputs, tmp_path: Path) -> None:
+    """The same digests, counts and verdicts as with SQLite, local folders and one process."""
     names = [*(name for name in team.variables if name.startswith("NEORL_"))]
     config, log = inputs("auto")
     alone = Home(tmp_path / "home")
@@ -116,7 +116,7 @@ def test_it_ends_as_it_does_on_one_machine(team: Team, first: dict[str, Any], in
     assert told[0] == told[1]
 
 
-def test_everything_lies_on_the_teams_servers(team: Team, first: dict[str, Any]) -> None:
+def test_all_state_is_on_the_teams_servers(team: Team, first: dict[str, Any]) -> None:
     assert not team.home.ledger.exists()
     assert not list((team.home.root / "mlflow").glob("*.db"))
     assert not list((team.home.root / "prefect").glob("*.db"))
@@ -136,15 +136,13 @@ def test_everything_lies_on_the_teams_servers(team: Team, first: dict[str, Any])
     )
 
 
-def test_the_audit_holds_with_what_the_bucket_serves(team: Team, first: dict[str, Any]) -> None:
+def test_the_audit_verifies_files_in_the_bucket(team: Team, first: dict[str, Any]) -> None:
     report = audit(team.home)
     assert report.passed, report.failures
     assert team.neorl("audit", "verify")["passed"]
 
 
-def test_a_backup_leaves_the_buckets_shards_and_an_archive_holds_them(
-    team: Team, first: dict[str, Any], tmp_path: Path
-) -> None:
+def test_backups_skip_and_archives_include_the_bucket(team: Team, first: dict[str, Any], tmp_path: Path) -> None:
     done = backup(team.home, tmp_path / "backup.tar", lambda done, total, unit: None)
     assert not done.damaged
     assert f"the bucket of datasets' shards at {BUCKET} (NEORL_DATASETS_URL): back it up there" in done.left_out
@@ -154,7 +152,7 @@ def test_a_backup_leaves_the_buckets_shards_and_an_archive_holds_them(
 
 
 def test_two_workers_share_the_runs(team: Team, first: dict[str, Any], inputs: Inputs) -> None:
-    """A second worker of the same pool, as another machine would start it."""
+    """Start a second worker of the pool, like on another machine."""
     services = connect(team.home)
     variables = {**os.environ, **environment(services)}
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "neorl", "--type", "process"]
@@ -179,7 +177,7 @@ def test_two_workers_share_the_runs(team: Team, first: dict[str, Any], inputs: I
         stop([second])
 
 
-def test_no_secret_is_in_a_log_or_a_process_list(team: Team, first: dict[str, Any]) -> None:
+def test_no_secret_is_in_logs_or_process_lists(team: Team, first: dict[str, Any]) -> None:
     import psutil
 
     secrets = [team.server.password, team.variables["AWS_SECRET_ACCESS_KEY"]]

@@ -1,4 +1,4 @@
-"""What infra/compose.yaml, infra/kubernetes and infra/Dockerfile say, read for the tests of them."""
+"""Readers of infra/compose.yaml, infra/kubernetes and infra/Dockerfile for tests."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ ROOT = Path(__file__).parents[2]
 INFRA = ROOT / "infra"
 OURS = re.compile(r"neorl:\S+")
 SECRET_PATH = re.compile(r"/run/secrets/(?:\w+/)?(?=[\w.-]+$)")
-"""Compose mounts each secret's file there, Kubernetes each secret's folder."""
+"""Compose mounts secrets as files there, Kubernetes as folders."""
 Yaml = dict[str, Any]
 
 
 class Program(NamedTuple):
-    """A program that a container runs, with what its files say of its surroundings."""
+    """A program that a container runs."""
 
     name: str
     words: tuple[str, ...]
-    """Its command, where secrets lie in one folder."""
+    """Its command, with all secrets in one folder."""
 
 
 def yaml_documents(path: Path) -> list[Yaml]:
-    """All of a file's documents, anchors and merges resolved."""
+    """Read all documents of a file, with anchors and merges resolved."""
     return [document for document in YAML(typ="safe").load_all(path.read_text()) if document]
 
 
 def compose() -> dict[str, Yaml]:
-    """The services of infra/compose.yaml."""
+    """Return the services of infra/compose.yaml."""
     services: dict[str, Yaml] = yaml_documents(INFRA / "compose.yaml")[0]["services"]
     return services
 
 
 def kubernetes() -> list[Yaml]:
-    """Every object of infra/kubernetes; what kustomize makes of them is another test's affair."""
+    """Return every object in infra/kubernetes, without kustomize."""
     files = sorted((INFRA / "kubernetes").rglob("*.yaml"))
     return [each for path in files if path.name != "kustomization.yaml" for each in yaml_documents(path)]
 
 
 def pods() -> list[tuple[str, Yaml]]:
-    """The pods that the objects describe, by the object's name."""
+    """Return pod specifications with their object's name."""
     found = ((each["metadata"]["name"], each.get("spec", {}).get("template", {}).get("spec")) for each in kubernetes())
     return [(name, pod) for name, pod in found if pod]
 
 
 def containers() -> list[Yaml]:
-    """The containers of all pods."""
+    """Return the containers of all pods."""
     return [each for _, pod in pods() for each in (*pod.get("initContainers", ()), *pod["containers"])]
 
 
 def programs() -> set[Program]:
-    """What containers run, of both kinds of manifests and the image: of an image that is not ours, if we say it."""
+    """Return the programs in Compose, Kubernetes and the image; without default programs of foreign images."""
     found = {Program(name, words) for name, service in compose().items() if (words := started(service))}
     for container in containers():
         command, arguments = container.get("command"), container.get("args")
@@ -68,7 +68,7 @@ def programs() -> set[Program]:
 
 
 def checks() -> set[tuple[str, ...]]:
-    """The commands by which health is asked for."""
+    """Return the commands of health checks."""
     found = {_plain(test[1:]) for each in compose().values() if (test := each.get("healthcheck", {}).get("test"))}
     for probe in probes():
         if "exec" in probe:
@@ -78,13 +78,13 @@ def checks() -> set[tuple[str, ...]]:
 
 
 def probes() -> Iterator[Yaml]:
-    """What Kubernetes asks containers."""
+    """Yield the probes of all containers."""
     for container in containers():
         yield from (probe for name, probe in container.items() if name.endswith("Probe"))
 
 
 def started(service: Yaml) -> tuple[str, ...]:
-    """What a service of Compose's runs; nothing where that is its image's own affair."""
+    """Return the command of a Compose service; empty if the image decides."""
     command, entry = service.get("command"), service.get("entrypoint")
     if entry is None and command is None:
         return ()
@@ -92,7 +92,7 @@ def started(service: Yaml) -> tuple[str, ...]:
 
 
 def installs() -> list[str]:
-    """The commands by which the image is built."""
+    """Return the build commands of the image."""
     return re.findall(r"^RUN (.*)$", (INFRA / "Dockerfile").read_text(), re.M)
 
 

@@ -1,4 +1,4 @@
-"""Every command of the manifests, started as it stands there on loopback, until its health check succeeds."""
+"""Start every command of the manifests on loopback until its health check succeeds."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tests.infra.manifests import INFRA, ROOT, Program, checks, compose, probes,
 from tests.servers import POSTGRESQL, Postgres, free_port, postgres, storage
 
 SERVERS = ("redis", "prefect", "mlflow", "scheduler", "dask-worker", "worker")
-"""What goes on until it is stopped, in an order in which each finds what it needs."""
+"""Services that run until stopped, in the order of their dependencies."""
 ONCE = ("volume", "bucket", "register")
-"""What ends by itself."""
+"""Services that end by themselves."""
 ELSEWHERE = {
     Program("image", ("neorl", "--help")): "the image alone",
     Program(
@@ -33,31 +33,31 @@ ELSEWHERE = {
         ("neorl", "members", "/var/lib/neorl/run.yaml", "--data", "/var/lib/neorl/logs.parquet", "--processes", "4"),
     ): "tests/tasks/training/test_shares.py",
 }
-"""Programs that another test starts, or that show help."""
+"""Programs that another test starts, or that print help."""
 HOSTS = re.compile(r"\b(?:prefect|mlflow|postgres|redis|storage|scheduler)(?=:\d{4}(?:/|$))", re.M)
 PATIENCE = 400.0
 DEPLOYMENTS = """\
 deployments:
   - {name: chemical-reactor, entrypoint: flows.retrain.retrain, work_pool: {name: neorl}}
 """
-"""One of those of prefect.yaml, for Prefect takes a second for each; `test_deployments.py` registers them all."""
+"""One deployment only, because each takes a second; `test_deployments.py` registers all."""
 
 
-def test_every_command_is_one_that_a_test_starts() -> None:
-    """What the two kinds of manifests run is the same; images that are not ours run what they are made for."""
+def test_every_command_is_started_by_a_test() -> None:
+    """Compose and Kubernetes run the same programs; foreign images run their defaults."""
     here = {Program(name, started(compose()[name])) for name in (*SERVERS, *ONCE)}
     assert programs() == here | set(ELSEWHERE)
     assert {name for name, service in compose().items() if not started(service)} == {"postgres", "storage"}
 
 
 class Place(NamedTuple):
-    """Where the manifests' addresses and folders lie in a test."""
+    """Addresses and folders of the manifests in a test."""
 
     folder: Path
     ports: Mapping[str, int]
 
     def here(self, text: str, service: str = "") -> str:
-        """A word, a variable or a file's text with this machine's addresses and folders."""
+        """Replace addresses and folders in a text by this machine's."""
         text = HOSTS.sub("127.0.0.1", text).replace("0.0.0.0", "127.0.0.1")
         text = re.sub(r"^:(?=\d+$)", "127.0.0.1:", text)
         text = re.sub(r"(?<![\w.-])(\d{4})(?![\w.-])", lambda found: str(self.ports.get(found[1], found[1])), text)
@@ -68,7 +68,7 @@ class Place(NamedTuple):
         return text.replace("/var/lib/neorl", str(self.folder / "volumes" / own))
 
     def environment(self, service: str) -> dict[str, str]:
-        """The environment of a service of Compose's, and of nothing else that the test's own has to say."""
+        """Return the environment of a Compose service, without settings of the test's environment."""
         said = compose()[service]
         variables = {"NEORL_HOME": "/var/lib/neorl/home", **said.get("environment", {})}
         if "env_file" in said:
@@ -84,15 +84,15 @@ class Place(NamedTuple):
 
     @property
     def app(self) -> Path:
-        """What the image's working directory holds, as far as the commands need it."""
+        """Working directory of the image, with the files that commands need."""
         return self.folder / "app"
 
     def words(self, service: str) -> list[str]:
-        """A service's command."""
+        """Return a service's command."""
         return [self.here(word, service) for word in started(compose()[service])]
 
     def healthy(self, service: str) -> bool:
-        """Whether its health check succeeds now."""
+        """Return whether the health check succeeds."""
         test = [self.here(word) for word in compose()[service]["healthcheck"]["test"][1:]]
         done = subprocess.run(test, env=self.environment(service), cwd=self.app, capture_output=True, check=False)
         return done.returncode == 0
@@ -100,7 +100,7 @@ class Place(NamedTuple):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """All that the manifests start, with PostgreSQL and an S3-like server of this machine in place of the images."""
+    """Run all services of the manifests, with local PostgreSQL and S3 servers instead of images."""
     if shutil.which("redis-server") is None:
         pytest.skip("Redis is not installed: make services")
     folder = tmp_path_factory.mktemp("team")
@@ -125,13 +125,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 def make_databases(server: Postgres, script: Path) -> None:
-    """What the image's entry point does with the script."""
+    """Run the script like the image's entry point."""
     words = [str(POSTGRESQL[-1] / "psql"), "-q", "-v", "ON_ERROR_STOP=1", "-d", server.url(), "-f", str(script)]
     subprocess.run(words, check=True)
 
 
 def run_all(place: Place, stack: ExitStack) -> None:
-    """Start every service of Compose's that has a command, each once those that it depends on are ready."""
+    """Start every Compose service with a command, after its dependencies are ready."""
     waiting, ready, running = {*SERVERS, *ONCE}, {"postgres", "storage"}, dict[str, subprocess.Popen[bytes]]()
     deadline = time.monotonic() + PATIENCE
     while waiting or running.keys() - ready:
@@ -151,7 +151,7 @@ def run_all(place: Place, stack: ExitStack) -> None:
 
 
 def start(place: Place, name: str, stack: ExitStack) -> subprocess.Popen[bytes]:
-    """One service, as it stands in the manifests."""
+    """Start one service."""
     log = stack.enter_context((place.folder / "logs" / name).open("wb"))
     process = subprocess.Popen(
         place.words(name), env=place.environment(name), cwd=place.app, stdout=log, stderr=log, start_new_session=True
@@ -166,7 +166,7 @@ def start(place: Place, name: str, stack: ExitStack) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.slow
-def test_every_health_check_is_one_that_succeeded(place: Place) -> None:
+def test_every_health_check_succeeds(place: Place) -> None:
     asked = {tuple(compose()[name]["healthcheck"]["test"][1:]) for name in (*SERVERS, "postgres")}
     assert checks() == asked | {("neorl", "status")}
     assert place.healthy("postgres")
@@ -175,7 +175,7 @@ def test_every_health_check_is_one_that_succeeded(place: Place) -> None:
         words, env=place.environment("worker"), cwd=place.app, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    # Kubernetes asks for the same pages, and gives loopback's name as it says.
+    # Kubernetes probes the same pages, with a loopback name as Host.
     for probe in probes():
         if "httpGet" in probe:
             page = probe["httpGet"]
@@ -186,8 +186,7 @@ def test_every_health_check_is_one_that_succeeded(place: Place) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_answers_to_its_name_and_to_no_other(place: Place) -> None:
-    """And to nobody without the login."""
+def test_servers_check_host_names_and_logins(place: Place) -> None:
     login = (place.folder / "secrets" / "team.env").read_text().split("PREFECT_API_AUTH_STRING=")[1].split("\n")[0]
     pages = {
         "prefect": ("4200", "/api/admin/version"),
@@ -198,12 +197,12 @@ def test_a_server_answers_to_its_name_and_to_no_other(place: Place) -> None:
         assert get(url, {"Host": f"{name}:{port}", **known}) == 200
         assert get(url, {"Host": f"another:{port}", **known}) == 403
         assert get(url, {"Host": f"{name}:{port}"}) == 401
-        # Pages are shown under loopback's names alone.
+        # Pages are served under loopback names only.
         assert get(url, {"Host": f"{name}:{port}", "Origin": f"http://{name}:{port}", **known}) == 403
 
 
 def get(url: str, headers: Mapping[str, str]) -> int:
-    """The status of a GET."""
+    """Return the status of a GET."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(urllib.request.Request(url, headers=dict(headers)), timeout=30) as answer:
@@ -214,7 +213,7 @@ def get(url: str, headers: Mapping[str, str]) -> int:
 
 
 @pytest.mark.slow
-def test_workers_ask_for_runs_that_were_registered(place: Place) -> None:
+def test_workers_are_online_and_deployments_registered(place: Place) -> None:
     variables = place.environment("worker")
     api, login = f"{variables['NEORL_PREFECT_URL']}/api", variables["PREFECT_API_AUTH_STRING"]
     known = rest.request(f"{api}/deployments/filter", {}, login=login)
@@ -222,11 +221,11 @@ def test_workers_ask_for_runs_that_were_registered(place: Place) -> None:
     workers = rest.request(f"{api}/work_pools/neorl/workers/filter", {}, login=login)
     assert [worker["status"] for worker in workers] == ["ONLINE"]
     told = rest.request(f"{api}/automations/filter", {}, login=login)
-    assert "neorl: end runs whose process is gone" in {each["name"] for each in told}
+    assert "neorl: end runs of killed processes" in {each["name"] for each in told}
 
 
 @pytest.mark.slow
-def test_dask_is_spoken_to_with_certificates_alone(place: Place) -> None:
+def test_dask_requires_certificates(place: Place) -> None:
     script = "import sys; from distributed import Client; print(len(Client(sys.argv[1], timeout=5).nthreads()))"
     words = [sys.executable, "-c", script, place.here("tls://scheduler:8786")]
     variables = place.environment("worker")
@@ -237,8 +236,7 @@ def test_dask_is_spoken_to_with_certificates_alone(place: Place) -> None:
 
 
 @pytest.mark.slow
-def test_each_program_knows_its_own_database_alone(place: Place) -> None:
-    """And the bucket is there."""
+def test_each_program_reads_only_its_own_database(place: Place) -> None:
     variables = place.environment("mlflow")
     words = [str(POSTGRESQL[-1] / "psql"), "-qAt", "-c", "SELECT count(*) FROM experiments"]
     url = variables["NEORL_MLFLOW_DATABASE_URL"]

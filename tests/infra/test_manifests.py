@@ -1,4 +1,4 @@
-"""The manifests hold to the published schemas, name only what exists, and ask for no more rights than they need."""
+"""Manifests match the published schemas, refer to existing objects, and request minimal rights."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ TAG = re.compile(r"[\w./-]+:v?\d[\w.-]*(@sha256:[0-9a-f]{64})?")
 
 
 def compose_errors(path: Path) -> str:
-    """What the Compose specification's schema has against a file."""
+    """Return the errors of a file by the Compose specification's schema."""
     words = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(path)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     return done.stdout if done.returncode else ""
 
 
-def test_compose_holds_to_its_schema(tmp_path: Path) -> None:
+def test_compose_file_matches_its_schema(tmp_path: Path) -> None:
     assert compose_errors(INFRA / "compose.yaml") == ""
     wrong = tmp_path / "compose.yaml"
     wrong.write_text((INFRA / "compose.yaml").read_text().replace("read_only:", "readonly:"))
     assert "readonly" in compose_errors(wrong)
 
 
-def test_kubernetes_objects_hold_to_their_schemas() -> None:
+def test_kubernetes_objects_match_their_schemas() -> None:
     objects = kubernetes()
     assert {"Namespace", "Service", "StatefulSet", "Deployment", "Job", "NetworkPolicy", "PersistentVolumeClaim"} == {
         each["kind"] for each in objects
@@ -61,7 +61,7 @@ def test_kubernetes_objects_hold_to_their_schemas() -> None:
 
 
 @pytest.mark.parametrize("path", KUSTOMIZATIONS, ids=lambda path: path.parent.name)
-def test_kustomize_makes_objects_that_hold_too(path: Path, tmp_path: Path) -> None:
+def test_kustomize_output_matches_the_schemas(path: Path, tmp_path: Path) -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
     shutil.copytree(INFRA / "kubernetes", tmp_path / "kubernetes")
@@ -81,7 +81,7 @@ def test_kustomize_makes_objects_that_hold_too(path: Path, tmp_path: Path) -> No
 
 
 def references(value: Any) -> set[tuple[str, str]]:
-    """Kind and name of what an object needs, wherever it says so."""
+    """Return kind and name of the objects that an object refers to."""
     kinds = {"secretRef": "Secret", "secret": "Secret", "configMapRef": "ConfigMap"}
     found: set[tuple[str, str]] = set()
     for name, part in value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ()):
@@ -93,7 +93,7 @@ def references(value: Any) -> set[tuple[str, str]]:
     return found
 
 
-def test_whatever_a_pod_needs_is_made_by_base_or_by_the_overlay() -> None:
+def test_base_and_overlay_define_everything_that_pods_need() -> None:
     base, overlay = (
         yaml_documents(INFRA / "kubernetes" / folder / "kustomization.yaml")[0]
         for folder in ("base", "overlays/example")
@@ -111,7 +111,7 @@ def test_whatever_a_pod_needs_is_made_by_base_or_by_the_overlay() -> None:
     } == set(secrets)
 
 
-def test_nobody_may_more_than_needed() -> None:
+def test_containers_run_with_minimal_rights() -> None:
     for name, service in compose().items():
         assert service["read_only"], name
         assert service["cap_drop"] == ["ALL"], name
@@ -132,7 +132,7 @@ def test_nobody_may_more_than_needed() -> None:
     assert not {"LoadBalancer", "NodePort"} & {each["spec"].get("type") for each in kubernetes() if "spec" in each}
 
 
-def test_every_pod_is_spoken_to_by_named_ones_alone() -> None:
+def test_network_policies_name_the_clients_of_every_pod() -> None:
     policies = {each["metadata"]["name"]: each for each in kubernetes() if each["kind"] == "NetworkPolicy"}
     assert policies["nobody"]["spec"]["podSelector"] == {}
     assert "ingress" not in policies["nobody"]["spec"]
@@ -153,7 +153,7 @@ def is_workload(value: Yaml) -> bool:
 
 
 def ports_of(app: str) -> set[int]:
-    """Ports that the containers of an application listen on."""
+    """Return the ports of an application's containers."""
     pod = dict(pods())[app]
     return {port["containerPort"] for container in pod["containers"] for port in container.get("ports", ())}
 
@@ -162,7 +162,7 @@ def test_images_are_pinned_and_no_secret_is_committed() -> None:
     images = {service["image"] for service in compose().values()} | {each["image"] for each in containers()}
     images |= set(re.findall(r"^FROM (\S+)", (INFRA / "Dockerfile").read_text(), re.M))
     assert [image for image in sorted(images) if not TAG.fullmatch(image)] == []
-    # The same servers by both roads.
+    # Compose and Kubernetes run the same servers.
     assert {each["image"] for each in compose().values()} == {each["image"] for each in containers()}
     assert any(OURS.fullmatch(image) for image in images)
     for name, service in compose().items():
@@ -174,7 +174,7 @@ def test_images_are_pinned_and_no_secret_is_committed() -> None:
     assert done.stdout == ""
 
 
-def test_the_image_is_installed_as_make_installs() -> None:
+def test_the_image_installs_like_make() -> None:
     recipe = (ROOT / "Makefile").read_text().rpartition("$(READY): ")[2].replace("$(BIN)/", "")
     for command in installs():
         words = command.replace("python -m venv /opt/venv", "$(PYTHON) -m venv .venv")
@@ -182,12 +182,12 @@ def test_the_image_is_installed_as_make_installs() -> None:
     assert "index" not in " ".join(installs())
 
 
-def test_secrets_are_made_once_and_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_secrets_are_created_once_and_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "secrets"
     make_secrets.main(folder)
-    assert folder.stat().st_mode & 0o077 == 0, "whoever else uses this machine cannot come to them"
+    assert folder.stat().st_mode & 0o077 == 0, "other users have no access"
     first = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(SystemExit, match="expected no folder at"):
+    with pytest.raises(SystemExit, match="exists: remove it"):
         make_secrets.main(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == first
     make_secrets.main(tmp_path / "others")

@@ -1,4 +1,4 @@
-"""Prometheus' rules and Grafana's dashboard ask for what the code tells, all of it, and for nothing else."""
+"""Prometheus rules and the Grafana dashboard use exactly the metrics in the catalogue."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ INFRA = Path(__file__).parents[2] / "infra"
 RULES = INFRA / "prometheus" / "rules.yml"
 DASHBOARD = INFRA / "grafana" / "dashboards" / "neorl.json"
 OF_PROMETHEUS = {"up": {"job", "instance"}}
-"""What Prometheus tells of a scrape by itself."""
+"""Metrics that Prometheus adds."""
 ATTACHED = {"job", "instance"}
-"""Labels that a scrape gives to everything."""
+"""Labels that Prometheus adds."""
 
 
 def read_yaml(path: Path) -> Any:
@@ -40,7 +40,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """Where an expression stands, and the expression."""
+    """Yield (place, expression) pairs."""
     for rule in rules():
         yield rule["alert"], rule["expr"]
     for panel in dashboard()["panels"]:
@@ -59,7 +59,7 @@ def nodes(expression: str) -> list[promql_parser.Expr]:
 
 
 def labels_in(expression: str) -> set[str]:
-    """Labels by which an expression chooses, matches or groups."""
+    """Return the labels that an expression selects, matches or groups by."""
     found: set[str] = set()
     for node in nodes(expression):
         modifier = getattr(node, "modifier", None)
@@ -80,33 +80,33 @@ def labels_of(metrics: set[str]) -> set[str]:
     return {label for name in metrics for label in (METRICS[name].labels if name in METRICS else OF_PROMETHEUS[name])}
 
 
-def test_what_is_asked_for_is_told_and_what_is_told_is_asked_for() -> None:
+def test_rules_and_dashboard_use_every_metric() -> None:
     asked = {metric for _, expression in expressions() for metric in metrics_in(expression)}
     assert asked == METRICS.keys() | OF_PROMETHEUS.keys()
 
 
 @pytest.mark.parametrize(("place", "expression"), list(expressions()))
-def test_labels_are_those_of_the_metrics(place: str, expression: str) -> None:
+def test_expressions_use_existing_labels(place: str, expression: str) -> None:
     metrics = metrics_in(expression)
     assert metrics, place
     assert labels_in(expression) <= labels_of(metrics) | ATTACHED, place
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
-def test_an_alert_says_what_happened_in_labels_that_its_metrics_have(rule: dict[str, Any]) -> None:
+def test_alert_texts_use_existing_labels(rule: dict[str, Any]) -> None:
     assert rule["labels"]["severity"] in {"info", "warning", "critical"}
     said = " ".join(rule["annotations"][name] for name in ("summary", "description"))
     assert set(re.findall(r"\$labels\.(\w+)", said)) <= labels_of(metrics_in(rule["expr"])) | ATTACHED
 
 
-def test_legends_of_the_dashboard_name_labels_that_are_there() -> None:
+def test_dashboard_legends_use_existing_labels() -> None:
     for panel in dashboard()["panels"]:
         for target in panel.get("targets", ()):
             named = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
             assert named <= labels_of(metrics_in(target["expr"])) | ATTACHED, panel["title"]
 
 
-def test_worse_data_are_the_same_in_an_alert_and_in_a_run() -> None:
+def test_alerts_and_runs_share_the_threshold_of_worse_data() -> None:
     worse = [rule for rule in rules() if 'data="in_force"' in rule["expr"]]
     assert len(worse) == 3
     for rule in worse:
@@ -115,9 +115,9 @@ def test_worse_data_are_the_same_in_an_alert_and_in_a_run() -> None:
 
 
 def test_the_dashboard_can_be_provisioned() -> None:
-    """One data source that a reader chooses, no id of another server, and panels that do not lie on one another."""
+    """The dashboard has one selectable data source, no server's id, and panels without overlap."""
     found = dashboard()
-    # The last of Grafana's first schema, which Grafana 12 writes and 13 reads.
+    # Grafana 12 writes this schema, 13 reads it.
     assert found["schemaVersion"] == 42
     assert "id" not in found
     assert re.fullmatch(r"[a-zA-Z0-9_-]{1,40}", found["uid"])
@@ -137,7 +137,7 @@ def test_the_dashboard_can_be_provisioned() -> None:
         assert read_yaml(path)["apiVersion"] == 1
 
 
-def test_prometheus_asks_where_neorl_up_listens() -> None:
+def test_prometheus_scrapes_the_port_of_neorl_up() -> None:
     from flows.services.service_table import SERVICES
 
     (job,) = read_yaml(INFRA / "prometheus" / "prometheus.yml")["scrape_configs"]
@@ -146,8 +146,8 @@ def test_prometheus_asks_where_neorl_up_listens() -> None:
     assert {matcher for rule in rules() for matcher in re.findall(r'job="(\w+)"', rule["expr"])} == {job["job_name"]}
 
 
-def test_prometheus_own_tool_takes_rules_and_alerts_when_it_should(tmp_path: Path) -> None:
-    """Alerts over made-up series, by the evaluator of Prometheus itself."""
+def test_promtool_accepts_rules_and_alerts(tmp_path: Path) -> None:
+    """Evaluate alerts on synthetic series with promtool."""
     tool = shutil.which("promtool")
     if tool is None:
         pytest.skip("Prometheus is not installed: make services")

@@ -1,4 +1,4 @@
-"""What benchmarks are run at: the commit of their sources, and a home of their own."""
+"""Settings of benchmarks: the commit of their sources, and a home of their own."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ def git(folder: Path, *words: str) -> str:
     return done.stdout.strip()
 
 
-def test_a_result_names_the_last_commit_that_changed_its_sources(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commit_is_the_last_change_of_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setting, "ROOT", tmp_path)
     git(tmp_path, "init", "-q")
     for name in ("core", "page"):
@@ -38,7 +36,7 @@ def test_a_result_names_the_last_commit_that_changed_its_sources(
 
 
 @pytest.mark.parametrize("before", [None, "/elsewhere"])
-def test_a_home_of_ones_own_is_left_again(before: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_home_restores_the_environment(before: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if before is None:
         monkeypatch.delenv("NEORL_HOME", raising=False)
     else:

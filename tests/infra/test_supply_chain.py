@@ -1,4 +1,4 @@
-"""What `make scan` finds and what it only says that it did not run, and the digests that `make pin-images` writes."""
+"""Findings of `make scan`, and digests written by `make pin-images`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from infra import pin_images, scan
 from tests.infra.manifests import ROOT
 
 PART = ("infra", "configs", "flows/services")
-"""Folders of the copy: all of it takes as long to look through as `make scan` itself."""
+"""Folders of the copy, to keep the test short."""
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A part of this repository as one of its own."""
+    """Part of this repository in a repository of its own."""
     folder = tmp_path / "repository"
     listed = subprocess.run(["git", "ls-files", *PART], cwd=ROOT, capture_output=True, text=True, check=True)
     for name in filter(None, listed.stdout.splitlines()):
@@ -39,7 +39,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_planted_secret_is_found_and_nothing_else(
+def test_scan_finds_only_the_planted_secret(
     repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(scan, "audit", lambda root, lock: ("", "no network in tests"))
@@ -49,13 +49,13 @@ def test_a_planted_secret_is_found_and_nothing_else(
     alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
     key = "AKIA" + "".join(secrets.choice(alphabet) for _ in range(16))
     home = repository / "configs" / "home.py"
-    # On top, so that what the baseline lists comes to lie on other lines.
+    # At the top, so that lines in the baseline move.
     home.write_text(f'STORAGE = "{key}"\n{home.read_text()}')
     (repository / "configs" / "notes.env").write_text(f"{key}\n")
     assert scan.main([], repository) == 1
     said = capsys.readouterr().out
-    assert "expected no secret in configs/home.py, line 1 (AWS Access Key): take it out" in said
-    assert "secrets: 1 new in tracked files\n" in said, "what git does not track goes nowhere"
+    assert "possible secret in configs/home.py, line 1 (AWS Access Key): remove" in said
+    assert "secrets: 1 new in tracked files\n" in said, "untracked files are not scanned"
     assert key not in said
 
     password = "-----BEGIN " + "PRIVATE KEY-----"
@@ -66,11 +66,10 @@ def test_a_planted_secret_is_found_and_nothing_else(
 
     assert scan.main(["--baseline"], repository) == 0
     assert scan.main([], repository) == 0
-    assert key not in (repository / scan.BASELINE).read_text(), "the list holds digests"
+    assert key not in (repository / scan.BASELINE).read_text(), "the baseline has digests only"
 
 
-def test_a_known_flaw_fails_and_silence_is_said() -> None:
-    """In pip-audit's own format."""
+def test_audit_fails_on_a_known_vulnerability() -> None:
     sound = ResolvedDependency("numpy", Version("2.4.0"))
     flawed = ResolvedDependency("pyyaml", Version("5.3"))
     flaw = VulnerabilityResult("PYSEC-2021-142", "arbitrary code", [Version("5.4")], {"CVE-2020-14343"})
@@ -79,31 +78,31 @@ def test_a_known_flaw_fails_and_silence_is_said() -> None:
     def report(found: dict[Dependency, list[VulnerabilityResult]]) -> str:
         return JsonFormat(True, True).format(found, [])
 
-    assert scan.audited(report({sound: []}), "") == (True, "flaws: 0 known in 1 packages")
+    assert scan.audited(report({sound: []}), "") == (True, "vulnerabilities: 0 known in 1 packages")
     good, said = scan.audited(report({sound: [], flawed: [flaw], skipped: []}), "")
     assert not good
     assert said.splitlines() == [
-        "expected no known flaw, got pyyaml 5.3: PYSEC-2021-142: pin another version.",
-        "flaws: 1 known in 2 packages; 1 are not in the database",
+        "known vulnerability in pyyaml 5.3: PYSEC-2021-142: pin another version.",
+        "vulnerabilities: 1 known in 2 packages; 1 are not in the database",
     ]
-    # pip-audit itself ends well there, and says that nothing is known.
+    # pip-audit itself succeeds if the database has no package.
     nobody = scan.audited(report({skipped: []}), "")
-    assert nobody == (True, "flaws: not run: the database that answers knows none of 1 packages")
+    assert nobody == (True, "vulnerabilities: not run: the database has none of 1 packages")
 
 
-def test_without_network_the_audit_says_that_it_was_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audit_reports_a_missing_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTPS_PROXY", "https_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     digest = hashlib.sha256(b"").hexdigest()
     (tmp_path / "requirements.lock").write_text(f"numpy==2.4.0 --hash=sha256:{digest}\n")
     good, said = scan.audited(*scan.audit(tmp_path))
     assert good
-    assert said.startswith("flaws: not run: the database does not answer (")
+    assert said.startswith("vulnerabilities: not run: the database does not answer (")
 
 
 @contextmanager
 def registry(manifests: dict[str, bytes]) -> Iterator[str]:
-    """A registry as the OCI distribution specification has it, which wants a token first; yields its address."""
+    """Run an OCI registry that requires a token; yield its address."""
     token = secrets.token_hex(8)
 
     class Handler(BaseHTTPRequestHandler):

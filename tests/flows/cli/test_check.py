@@ -1,4 +1,4 @@
-"""What `neorl check` says of logs as plants have them."""
+"""`neorl check` on logs of plants."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from flows.cli.check import Finding, examine_run
 from flows.cli.main import run
 from tests import small_process
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(("running", "ok"), [(400, True), (0, False)])
-def test_an_export_may_begin_with_a_shutdown_that_fills_a_block(running: int, ok: bool, tmp_path: Path) -> None:
+def test_export_may_begin_with_a_shutdown(running: int, ok: bool, tmp_path: Path) -> None:
     config = small_process.project(tmp_path)
     mode = "  RUN: {role: mode, interpolation: stepped, running: [1]}\nreward:"
     (tmp_path / "mapping.yaml").write_text(small_process.MAPPING.replace("reward:", mode, 1))
@@ -29,9 +29,7 @@ def test_an_export_may_begin_with_a_shutdown_that_fills_a_block(running: int, ok
     assert ok or found.detail.startswith("log.csv has no usable rows: ")
 
 
-def test_the_logs_of_a_home_elsewhere_are_found_by_its_usual_name(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logs_in_another_home_are_found(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     place, named = Home(home), Path(".neorl/generated/double_mass/episodes.hdf5")
     there = home / "generated" / "double_mass" / "episodes.hdf5"
@@ -39,12 +37,12 @@ def test_the_logs_of_a_home_elsewhere_are_found_by_its_usual_name(
     missing = {found.name: found for found in examine_run(place, config, [named])}["logs"]
     cure = "put the file there, or run 'neorl generate double_mass'."
     assert missing.detail == f"no log file at {there}: {cure}"
-    # As it says.
+    # Apply the cure.
     assert run(["generate", "double_mass", "--episodes", "4", "--json"]) == 0
     assert {found.name: found for found in examine_run(place, config, [named])}["logs"].detail == str(there)
 
 
-def test_logs_are_named_by_a_datasets_digest_too(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_may_be_named_by_digest(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["generate", "double_mass", "--behaviour", "expert", "--episodes", "3", "--json"]) == 0
     digest = json.loads(capsys.readouterr().out.splitlines()[-1])["digest"]
     config = ROOT / "configs" / "double_mass.yaml"
@@ -56,5 +54,5 @@ def test_logs_are_named_by_a_datasets_digest_too(home: Path, capsys: pytest.Capt
 
 
 def logs_of(home: Home, config: Path, log: Path) -> Finding:
-    """What is said of the signals in a log; what comes before must be in order."""
+    """Return the finding about signals; all earlier checks must pass."""
     return next(found for found in examine_run(home, config, [log]) if found.name == "signals" or not found.ok)

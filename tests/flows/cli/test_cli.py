@@ -1,4 +1,4 @@
-"""The `neorl` command as a user meets it: exit codes, one sentence, one JSON object, help with examples."""
+"""The `neorl` command for users: exit codes, one-sentence errors, JSON, and help with examples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PROJECT = Path(__file__).parents[3]
 NEORL = Path(sys.executable).with_name("neorl")
-# design.md, 'Running it', as far as issue A asks for them.
+# Commands listed in design.md, 'Running it'.
 COMMANDS = {
     *("up", "down", "status", "doctor", "init", "generate", "ingest", "validate", "export", "train"),
     *("retrain", "check", "candidates", "approve", "reject", "withdraw", "rollback", "monitor", "shadow", "extend"),
@@ -32,7 +32,7 @@ COMMANDS = {
 }
 
 
-def test_every_command_of_the_design_is_there_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert {command.__name__ for commands in PANELS.values() for command in commands} == COMMANDS
     subcommands = [
         ["plants"],
@@ -48,15 +48,15 @@ def test_every_command_of_the_design_is_there_with_an_example(capsys: pytest.Cap
         assert run([*words, "--help"]) == 0
         shown = capsys.readouterr().out
         assert f"neorl {' '.join(words)}" in shown.split("Example:")[1].replace('eval "$(', ""), words
-        # What runs until it is stopped prints no object.
+        # Commands that run until stopped print no JSON.
         assert ("--json" in shown) == (words != ["serve"]), words
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_one_sentence_wherever_it_strikes(home: Path) -> None:
-    # A limit on the size of files stands for the disk: EFBIG in place of ENOSPC.
+def test_a_full_disk_gives_a_one_sentence_error(home: Path) -> None:
+    # A limit on file size stands for a full disk: EFBIG instead of ENOSPC.
     command = f"ulimit -f 20; exec {NEORL} generate chemical_reactor --weeks 0.5 --out {home}"
-    # Measuring coverage writes files of its own; a compilation cut short by the limit would be kept for other tests.
+    # Coverage and compilation caches would write further files.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("COV", "JAX_COMP"))}
     done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
@@ -86,7 +86,7 @@ def test_a_full_disk_is_one_sentence_wherever_it_strikes(home: Path) -> None:
             "needs --data FILE and no other option",
         ),
         (["ingest", "x.npz", "--data", "y.npz"], 2, "--data needs a run's YAML, got x.npz"),
-        (["ingest", "none.npz"], 2, "expected a source at none.npz"),
+        (["ingest", "none.npz"], 2, "there is no source none.npz"),
         (["generate", "double_mass", "--behaviour", "historian"], 2, "name it with --out"),
         (["generate", "double_mass", "--behaviour", "best"], 2, "expected a behaviour among random, pid"),
         (
@@ -103,7 +103,7 @@ def test_a_full_disk_is_one_sentence_wherever_it_strikes(home: Path) -> None:
         (["status", "--export"], 3, "does not answer: start it with 'neorl up'"),
     ],
 )
-def test_an_error_is_one_sentence_with_its_exit_code(
+def test_errors_are_one_sentence_with_an_exit_code(
     home: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, sentence: str
 ) -> None:
     assert run([*arguments, "--json"]) == code
@@ -117,7 +117,7 @@ def test_an_error_is_one_sentence_with_its_exit_code(
     }
 
 
-def test_the_installed_command_has_exit_codes_and_no_traceback(home: Path) -> None:
+def test_installed_command_has_exit_codes_and_no_traceback(home: Path) -> None:
     done = subprocess.run([NEORL, "status"], capture_output=True, text=True, cwd=PROJECT)
     assert (done.returncode, done.stderr) == (3, "")
     assert "stopped" in done.stdout
@@ -126,15 +126,15 @@ def test_the_installed_command_has_exit_codes_and_no_traceback(home: Path) -> No
     assert "Traceback" not in done.stderr
 
 
-def test_the_version_is_that_of_the_installation(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_the_installed_one(capsys: pytest.CaptureFixture[str]) -> None:
     from importlib import metadata
 
     assert run(["--version"]) == 0
     assert capsys.readouterr().out == f"neorl {metadata.version('neorl')}\n"
 
 
-def test_shells_complete_commands_without_loading_anything_heavy() -> None:
-    """What the script that `neorl --show-completion bash` prints asks of the command."""
+def test_shell_completion_is_light() -> None:
+    """Run the request of the script that `neorl --show-completion bash` prints."""
     heavy = "{'jax', 'prefect', 'mlflow', 'polars', 'numpy', 'psutil'}"
     code = (
         "import atexit, sys\n"
@@ -147,7 +147,7 @@ def test_shells_complete_commands_without_loading_anything_heavy() -> None:
     )
     assert done.stdout.split("loaded")[0].split() == ["register", "restore", "retrain", "reject", "report"], done.stderr
     assert done.stdout.strip().endswith("loaded set()")
-    # Which shell runs the tests is not what is asked.
+    # The shell of the test itself is irrelevant.
     told = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     command = [sys.executable, "-m", "flows", "--show-completion", "bash"]
     shown = subprocess.run(command, env=told, capture_output=True, text=True, cwd=PROJECT)
@@ -157,7 +157,7 @@ def test_shells_complete_commands_without_loading_anything_heavy() -> None:
 @pytest.mark.parametrize(
     "words", [["status"], ["up"], ["down"], ["doctor"], ["history", "double_mass"], ["keys", "init"], ["candidates"]]
 )
-def test_a_home_that_cannot_be_made_is_one_sentence_from_any_command(
+def test_an_unusable_home_gives_a_one_sentence_error(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
@@ -171,10 +171,10 @@ def test_a_home_that_cannot_be_made_is_one_sentence_from_any_command(
 @pytest.mark.parametrize(
     "words", [["up"], ["down"], ["keys", "init"], ["generate", "double_mass", "--behaviour", "expert"]]
 )
-def test_a_home_below_a_folder_that_may_not_be_written_to_is_one_sentence(
+def test_a_home_in_a_read_only_folder_gives_an_error(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Nobody, root included, makes a folder under /proc.
+    # Even root cannot create a folder in /proc.
     monkeypatch.setenv("NEORL_HOME", "/proc/neorl")
     assert run([*words, "--json"]) == 2
     said = capsys.readouterr().err
@@ -188,8 +188,8 @@ def test_help_imports_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=PROJECT)
 
 
-def test_starting_the_servers_of_a_new_home_imports_nothing_heavy(tmp_path: Path) -> None:
-    """`neorl up` runs beside the servers that it starts and waits for."""
+def test_starting_servers_imports_nothing_heavy(tmp_path: Path) -> None:
+    """`neorl up` waits beside the servers that it starts."""
     heavy = "{'jax', 'prefect', 'mlflow', 'pydantic', 'cryptography', 'sqlalchemy', 'numpy'}"
     code = (
         "import sys, pathlib\n"
@@ -202,19 +202,15 @@ def test_starting_the_servers_of_a_new_home_imports_nothing_heavy(tmp_path: Path
     subprocess.run([sys.executable, "-c", code], check=True, cwd=PROJECT)
 
 
-def test_an_audit_imports_nothing_that_computes() -> None:
-    """It reads digests, signatures and numbers; importing JAX would take longer than all of it."""
+def test_audit_does_not_import_jax() -> None:
     heavy = "{'jax', 'flax', 'jaxtyping', 'polars', 'matplotlib', 'prefect', 'mlflow'}"
     code = f"import sys, tasks.evidence.audit.audit; found = {heavy} & set(sys.modules); assert not found, found"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=PROJECT)
 
 
 @pytest.mark.slow
-def test_importing_the_flow_imports_nothing_that_an_unchanged_run_does_not_need() -> None:
-    """Reports, the registry's client and checkpoints are for runs that make something.
-
-    SciPy's distributions take a second, and so does a grammar that jsonschema loads wherever it is installed.
-    """
+def test_importing_the_flow_imports_nothing_heavy() -> None:
+    """Reports, MLflow's client and checkpoints are needed only by runs that compute something."""
     heavy = (
         "{'mlflow', 'great_expectations', 'matplotlib', 'jinja2', 'orbax', 'polars', 'pandas', 'scipy.stats', 'lark'}"
     )
@@ -223,7 +219,7 @@ def test_importing_the_flow_imports_nothing_that_an_unchanged_run_does_not_need(
     subprocess.run([sys.executable, "-c", code], check=True, cwd=PROJECT)
 
 
-def test_debugging_shows_the_traceback(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debug_mode_shows_the_traceback(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEORL_DEBUG", "1")
     with pytest.raises(BadInput):
         run(["report", "double_mass"])
@@ -239,11 +235,11 @@ def test_plants_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_plant_is_shown_with_its_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plant_is_shown_with_its_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "masses.png"
     assert run(["plants", "show", "double_mass", "--out", str(picture), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    # Truth 1.4: the saturated LQR with the true model scores 97.8.
+    # truth.md 1.4: the saturated LQR with the true model scores 97.8.
     assert shown["controllers"]["plant controller"]["score"] == pytest.approx(97.8, abs=1.0)
     assert shown["controllers"]["plant controller"]["violated"] == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -266,7 +262,7 @@ def test_logs_are_generated_and_ingested(home: Path, tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.slow
-def test_episodes_are_generated_exported_and_ingested_again(
+def test_episodes_are_generated_exported_and_ingested(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["generate", "double_mass", "--behaviour", "expert", "--episodes", "3", "--json"]) == 0
@@ -285,7 +281,7 @@ def test_episodes_are_generated_exported_and_ingested_again(
 @pytest.mark.parametrize(
     ("plant", "file"), [("chemical_reactor", "historian.parquet"), ("double_mass", "episodes.hdf5")]
 )
-def test_without_a_behaviour_a_log_lies_where_its_deployment_reads_it(
+def test_generated_log_is_where_the_deployment_reads_it(
     home: Path, capsys: pytest.CaptureFixture[str], plant: str, file: str
 ) -> None:
     size = ["--weeks", "0.2"] if plant == "chemical_reactor" else ["--episodes", "3"]
@@ -313,7 +309,7 @@ def test_keys_and_an_empty_ledger(home: Path, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.slow
-def test_the_audits_verdict_is_the_exit_code(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_audit_sets_the_exit_code(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from configs.home import Home
     from tasks.evidence.ledger.client import stop
     from tasks.evidence.ledger.ledger import Ledger
@@ -333,7 +329,7 @@ def test_the_audits_verdict_is_the_exit_code(home: Path, capsys: pytest.CaptureF
     captured = capsys.readouterr()
     assert "FAIL  head" in captured.out
     assert "checks failed: " in captured.err
-    # To whom errors show their stack, too: what was found says more.
+    # Debug mode must not replace the result by a traceback.
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("NEORL_DEBUG", "1")
         assert run(["audit", "verify", "--json"]) == 1
@@ -344,7 +340,7 @@ def test_the_audits_verdict_is_the_exit_code(home: Path, capsys: pytest.CaptureF
     assert told["error"].startswith("checks failed: ")
 
 
-def test_up_and_status_speak_of_running_services(
+def test_up_and_status_show_running_services(
     services: Services, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("NEORL_HOME", str(services.home.root))
@@ -356,13 +352,13 @@ def test_up_and_status_speak_of_running_services(
     assert json.loads(capsys.readouterr().out)["environment"]["PREFECT_API_URL"] == services.prefect_api
     assert run(["status", "--export"]) == 0
     assert f"export PREFECT_API_URL={services.prefect_api}" in capsys.readouterr().out
-    assert run(["doctor", "--json"]) in (0, 1)  # 1 where the installed versions are not the locked ones
+    assert run(["doctor", "--json"]) in (0, 1)  # 1 if installed versions differ from the lock
     findings = {f["name"]: f for f in json.loads(capsys.readouterr().out.splitlines()[0])["findings"]}
     assert findings["Prefect"]["ok"]
     assert services.prefect.url in findings["Prefect"]["detail"]
 
 
-def test_a_command_that_needs_no_home_does_not_ask_for_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_without_need_of_a_home_ignore_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home.write_text("a file")
     assert run(["plants"]) == 0
     assert run(["status"]) == 2
@@ -371,14 +367,12 @@ def test_a_command_that_needs_no_home_does_not_ask_for_one(home: Path, monkeypat
 @pytest.mark.parametrize(
     "words", [["retrain", "run.yaml", "--data", "nowhere.csv"], ["monitor", "chemical_reactor"], ["plants"]]
 )
-def test_what_jax_compiles_is_kept_in_the_home_whatever_a_command_imports_first(
-    words: list[str], home: Path, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_jax_cache_is_in_the_home(words: list[str], home: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     from flows.services.servers import down
 
     if words[0] != "retrain":
         Home(home).folder("datasets")
-    # A retraining starts its servers, which stay, before it reads a log.
+    # A retraining starts its servers, which keep running, before it reads a log.
     request.addfinalizer(lambda: down(Home(home)))
     (tmp_path / "run.yaml").write_text("plant: chemical_reactor\n")
     script = f"from flows.cli.main import run; run({words}); import jax; print(jax.config.jax_compilation_cache_dir)"
@@ -387,12 +381,12 @@ def test_what_jax_compiles_is_kept_in_the_home_whatever_a_command_imports_first(
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=True)
     assert Path(done.stdout.splitlines()[-1]).is_relative_to(home), done.stderr
-    # A home that a command makes is its owner's alone, and says how it is laid out.
+    # A new home is private and records its layout.
     assert Home(home).layout == LAYOUT
     assert {stat.S_IMODE(path.stat().st_mode) for path in (home, home / "cache", home / "cache" / "jax")} == {0o700}
 
 
-def test_a_command_that_looks_at_no_home_makes_none(home: Path) -> None:
+def test_reading_commands_create_no_home(home: Path) -> None:
     script = "from flows.cli.main import run; run(['plants'])"
     clean = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     subprocess.run([sys.executable, "-c", script], env={**clean, "NEORL_HOME": str(home)}, check=True)

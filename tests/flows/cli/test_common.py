@@ -1,4 +1,4 @@
-"""Where commands keep what JAX compiles, when they do not believe it, and that what they print obeys nobody."""
+"""JAX's compilation cache, and printing of untrusted text."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ with fresh_compilation() if "anew" in sys.argv else nullcontext():
 """
 
 
-def test_a_program_that_somebody_planted_is_not_run_where_a_test_is_repeated(tmp_path: Path) -> None:
+def test_repeated_tests_ignore_planted_programs(tmp_path: Path) -> None:
     home = tmp_path / "home"
     Home(home).folder("datasets")
     variables = {name: value for name, value in os.environ.items() if not name.startswith("JAX_COMPILATION")}
@@ -58,20 +58,20 @@ def test_a_program_that_somebody_planted_is_not_run_where_a_test_is_repeated(tmp
     assert said("100") == "101.0"
     (hundred,) = programs() - {one}
     one.write_bytes(hundred.read_bytes())
-    # What was planted is what runs, but for where nothing is to be believed.
+    # Normally a cached program runs; with a fresh cache it does not.
     assert said("1") == "101.0"
     assert said("1", "anew") == "2.0"
     assert one.read_bytes() == hundred.read_bytes()
 
 
-def test_names_of_files_do_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_names_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     emit({}, False, ["not read: \x1b[2Jlog.csv"])
     show_table(("tag",), [("T-101\x07",)])
     assert capsys.readouterr().out.splitlines() == [r"not read: \x1b[2Jlog.csv", "tag", r"T-101\x07"]
 
 
-def test_a_note_makes_no_line_of_a_history(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The attack: what was typed with a decision looks like another decision, of somebody who made none."""
+def test_a_note_cannot_fake_a_line_of_history(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Attack: the note of one decision looks like another person's decision."""
     ledger = open_ledger(Home(home))
     note = "fine\n2026-11-20T10:00:00.000000Z  approved for closed loop by Ada, key 0123456789abcdef"
     put(ledger, approve(ledger, PLANT, verdict(ledger, "a" * 64, note=note)), None)
@@ -81,7 +81,7 @@ def test_a_note_makes_no_line_of_a_history(home: Path, capsys: pytest.CaptureFix
     assert len(capsys.readouterr().out.splitlines()) == 1 + len(ledger.entries(plant=PLANT))
 
 
-def test_the_audit_follows_the_folders_of_heads(
+def test_audit_reads_the_folders_of_heads(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("NEORL_HOME", str(home))

@@ -1,4 +1,4 @@
-"""The doctor: what may keep a home from working, each with its cure."""
+"""`neorl doctor`: problems and cures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.evidence import furnished_home, open_ledger
 from tests.flows.services.waiting import killed_process
 
 
-def test_the_doctor_names_what_is_wrong_with_a_cure(home: Path) -> None:
+def test_doctor_names_problems_with_cures(home: Path) -> None:
     place = Home(home)
     assert all(finding.ok for finding in examine(place) if finding.name != "packages")
     key = place.folder("keys") / "signing.pem"
@@ -47,7 +47,7 @@ def test_the_doctor_names_what_is_wrong_with_a_cure(home: Path) -> None:
     assert "restore" in next(f for f in examine(place) if f.name == "keys").cure
 
 
-def test_the_doctor_reads_the_ledger_and_misses_passphrases(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_checks_ledger_and_passphrases(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def found() -> dict[str, Finding]:
         return {finding.name: finding for finding in examine(Home(home))}
 
@@ -75,11 +75,11 @@ def test_the_doctor_reads_the_ledger_and_misses_passphrases(home: Path, monkeypa
     assert found()["ledger"].detail.startswith("ledger entry 7: plant must be 'chemical_reactor', got 'double_mass'")
 
 
-def test_the_doctor_finds_a_clock_that_is_behind_and_a_witness_that_is_silent(home: Path) -> None:
+def test_doctor_checks_clock_and_witness(home: Path) -> None:
     future = open_ledger(Home(home), clock=lambda: datetime.now(UTC) + timedelta(days=3))
     future.append("note", NoteBody(text="of the future"), plant="chemical_reactor")
     with socket.socket() as nobody:
-        # Bound and never listened on: a connection is refused at once.
+        # Bound, but not listening: connections are refused at once.
         nobody.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
         key = Verifier.of("witness.example/w1", COSIGNATURE, SigningKey(Ed25519PrivateKey.generate()))
@@ -94,7 +94,7 @@ def test_the_doctor_finds_a_clock_that_is_behind_and_a_witness_that_is_silent(ho
     assert "neorl witness serve" in found["witness"].cure
 
 
-def test_only_pins_for_this_python_and_platform_are_compared() -> None:
+def test_only_pins_for_this_platform_are_compared() -> None:
     lock = (
         "numpy==1.0 ; python_full_version < '3.11' \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\n"
         "numpy==2.4.6 ; python_full_version >= '3.11' \\\n    --hash=sha256:cc\n"
@@ -104,8 +104,8 @@ def test_only_pins_for_this_python_and_platform_are_compared() -> None:
     assert _pinned(lock) == {"numpy": "2.4.6", "jinja2": "3.1.6"}
 
 
-def test_the_doctor_compares_every_pin_of_the_lock_that_applies_here() -> None:
-    """The lock is universal: some packages stand in it with several versions, each with a marker."""
+def test_doctor_compares_every_applicable_pin() -> None:
+    """The lock file is universal: some packages have several versions with markers."""
     pins = _pinned((Path(__file__).parents[3] / "requirements.lock").read_text())
     assert len(pins) > 150
     wrong = {}

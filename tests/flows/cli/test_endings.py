@@ -1,4 +1,4 @@
-"""How commands end that are interrupted, or that find a part of their work undone."""
+"""Ends of interrupted commands, and of commands that find damage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INTERRUPTED = "interrupted: repeat the command to resume."
 
 
 def check_interrupted(process: subprocess.Popen[str]) -> None:
-    """A sentence for people, an object for programs, and the code of shells."""
+    """Check the message for people, the object for programs, and the exit code."""
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert err.endswith(f"neorl: {INTERRUPTED}\n")
@@ -34,7 +34,7 @@ def check_interrupted(process: subprocess.Popen[str]) -> None:
     assert json.loads(out) == {"error": INTERRUPTED, "exit_code": 130}
 
 
-def test_a_command_that_is_interrupted_says_so(home: Path) -> None:
+def test_an_interrupted_command_says_so(home: Path) -> None:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([NEORL, "watch", "--json"], text=True, **pipes) as process:
         assert process.stderr is not None
@@ -43,8 +43,8 @@ def test_a_command_that_is_interrupted_says_so(home: Path) -> None:
         check_interrupted(process)
 
 
-def test_a_question_that_gets_no_answer_ends_its_command_in_a_sentence(home: Path, tmp_path: Path) -> None:
-    """End of file (Ctrl-D) at the prompt of a passphrase, on a terminal."""
+def test_an_unanswered_question_gives_an_error(home: Path, tmp_path: Path) -> None:
+    """End of file (Ctrl-D) at the prompt for a passphrase, on a terminal."""
     ours, terminal = os.openpty()
     words = ["keys", "create", "--person", "Ada Lovelace", "--key", str(tmp_path / "ada.pem"), "--json"]
     pipes = {"stdin": terminal, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -62,7 +62,7 @@ def test_a_question_that_gets_no_answer_ends_its_command_in_a_sentence(home: Pat
     assert not (tmp_path / "ada.pem").exists()
 
 
-def test_a_worker_that_has_ended_by_itself_is_missed(
+def test_doctor_misses_a_dead_worker(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with foreign_server() as port:
@@ -79,7 +79,7 @@ def test_a_worker_that_has_ended_by_itself_is_missed(
     assert findings["Prefect worker"]["detail"] == "the process ended by itself"
 
 
-def test_one_look_into_the_watched_folder_tells_what_it_cannot_take(
+def test_watch_once_reports_unusable_files(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "incoming" / "tank"
@@ -104,10 +104,10 @@ def test_one_look_into_the_watched_folder_tells_what_it_cannot_take(
         ("policy", {}, "policy show"),
     ],
 )
-def test_a_command_that_stumbles_over_a_forged_entry_names_it(
+def test_commands_name_a_forged_entry(
     home: Path, kind: str, body: dict[str, object], command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Who holds the home's key can write what no signer would; the audit tells it, and no command ends in its stack."""
+    """The owner of the home's key can forge entries. All commands must report them without a traceback."""
     open_ledger(Home(home)).append("note", NoteBody(text="before"))
     forge(Home(home), kind, body, plant=PLANT)
     assert run([*command.split(), PLANT, "--json"]) == 1
@@ -118,7 +118,7 @@ def test_a_command_that_stumbles_over_a_forged_entry_names_it(
     assert json.loads(found.out.splitlines()[-1])["error"].startswith(said)
 
 
-def test_of_a_ledger_whose_entries_hold_nothing_is_said(home: Path) -> None:
+def test_a_valid_ledger_gives_no_message(home: Path) -> None:
     assert _about_ledger() is None
     open_ledger(Home(home)).append("note", NoteBody(text="before"))
     assert _about_ledger() is None

@@ -1,4 +1,4 @@
-"""The commands of a federation as a user meets them, without a network."""
+"""`neorl federate` without a network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = ("north", "south")
 
 
 def files(folder: Path) -> tuple[Path, list[Path]]:
-    """The coordinator's file, and the sites', which name their datasets in one home."""
+    """Write the YAML of the coordinator and of two sites with datasets in one home."""
     asked = write_json(folder / "federation.yaml", federation(NAMES, rounds=2).model_dump(mode="json"))
     sites = []
     for seed, name in enumerate(NAMES):
@@ -32,7 +32,7 @@ def test_every_command_has_an_example(words: list[str], capsys: pytest.CaptureFi
     assert f"neorl federate {words[0]}" in capsys.readouterr().out.split("Example:")[1]
 
 
-def test_a_simulation_is_logged_and_shown(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_simulation_is_recorded_and_shown(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from configs.home import Home
 
     Home(home).folder("datasets")
@@ -40,7 +40,7 @@ def test_a_simulation_is_logged_and_shown(home: Path, tmp_path: Path, capsys: py
     with signer_at(Home(home)):
         assert run(["federate", "simulate", str(asked), *map(str, sites), "--json"]) == 0
         said = capsys.readouterr()
-        # Sites say their lines side by side.
+        # Sites write their lines in any order.
         assert {line.partition(":")[0] for line in said.err.splitlines() if "actor_loss" in line} == set(NAMES)
         result = json.loads(said.out.splitlines()[-1])
         assert (result["rounds"], result["epsilon"]) == (2, None)
@@ -55,7 +55,7 @@ def test_a_simulation_is_logged_and_shown(home: Path, tmp_path: Path, capsys: py
     assert "name one file for each of north, south" in capsys.readouterr().err
 
 
-def test_a_certificate_and_a_key_are_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_certificate_and_key_are_created(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["federate", "certificate", str(tmp_path / "tls"), "--host", "coordinator.example"]) == 0
     assert "authority.pem to every site" in capsys.readouterr().out
     assert run(["federate", "certificate", str(tmp_path / "tls"), "--host", "coordinator.example"]) == 2
@@ -65,7 +65,7 @@ def test_a_certificate_and_a_key_are_made(tmp_path: Path, capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out) == made
 
 
-def test_without_flower_a_network_is_refused_with_the_cure(
+def test_missing_flower_is_reported_with_a_cure(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from configs.home import Home
@@ -78,7 +78,7 @@ def test_without_flower_a_network_is_refused_with_the_cure(
         assert "run 'make federation'" in capsys.readouterr().err
 
 
-def test_a_site_without_a_dataset_is_told_what_to_do(
+def test_missing_dataset_is_reported_with_a_cure(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     site = write_json(tmp_path / "north.yaml", {"site": "north", "plant": PLANT})

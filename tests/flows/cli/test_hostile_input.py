@@ -1,4 +1,4 @@
-"""Hostile files given to commands in processes of their own: an exit code, one sentence, no traceback."""
+"""Hostile files in commands: exit code, one sentence, no traceback."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAPPED = "plant: chemical_reactor\ndata: {mapping: mapping.yaml}\n"
 
 
 def outcome(*command: str) -> tuple[int, str]:
-    """Exit code and what was said on the error stream."""
+    """Return the exit code and the error output."""
     done = subprocess.run(
         [sys.executable, *command], cwd=PROJECT, capture_output=True, text=True, timeout=120, check=False
     )

@@ -1,4 +1,4 @@
-"""`neorl init --from` on logs as people have them, and the ingestion of what it wrote, without a hand edit."""
+"""`neorl init --from` on realistic logs, and ingestion of its mapping without edits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ingested(made: DialectFile, mapping: Path, capsys: pytest.CaptureFixture[str
 
 
 def held_to_the_file(made: DialectFile, mapping: Path, held: StoredDataset) -> None:
-    """Every number that was written is where it belongs: row k is values[k], the action of k, and values[k + 1]."""
+    """Check every value: row k is values[k], the action of k, and values[k + 1]."""
     tags = load_yaml(mapping, HistorianMapping).tags
     assert set(tags) == set(made.columns)
     rows = held.arrays()
@@ -48,7 +48,7 @@ def held_to_the_file(made: DialectFile, mapping: Path, held: StoredDataset) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", MAKERS)
-def test_a_log_in_its_own_dialect_is_ingested_without_a_hand_edit(
+def test_guessed_mapping_ingests_without_edits(
     kind: str, tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = MAKERS[kind](tmp_path)
@@ -56,7 +56,7 @@ def test_a_log_in_its_own_dialect_is_ingested_without_a_hand_edit(
     if made.first:
         assert fill_in == []
     else:
-        # The single line that the file cannot tell, found by the number that was said.
+        # The only line that cannot be guessed, found by the reported line number.
         (said,) = fill_in
         assert ", period_seconds: seconds from one of the columns to the next" in said
         lines = mapping.read_text().splitlines()
@@ -70,7 +70,7 @@ def test_a_log_in_its_own_dialect_is_ingested_without_a_hand_edit(
     assert load_yaml(mapping, HistorianMapping).period_seconds == made.period
 
 
-def test_what_the_header_tells_is_in_the_mapping(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_header_information_is_in_the_mapping(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mapping, _ = begin(MAKERS["turbine"](tmp_path), tmp_path, capsys)
     read = load_yaml(mapping, HistorianMapping)
     assert {tag.unit for tag in read.tags.values()} == {"m/s", "degree", "°C", "kW"}
@@ -86,9 +86,7 @@ def test_what_the_header_tells_is_in_the_mapping(tmp_path: Path, capsys: pytest.
     assert all("  # " in line for line in guesses), "every guess has its reason beside it"
 
 
-def test_days_that_cannot_be_told_from_months_are_asked_for(
-    tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ambiguous_dates_are_asked_for(tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = batadal(tmp_path, hours=48, begin="2014-02-01T00")
     mapping, (said,) = begin(made, tmp_path, capsys)
     assert "'%d/%m/%y %H' or '%m/%d/%y %H', for dates such as '01/02/14 00' do not tell a day from a month" in said
@@ -119,7 +117,7 @@ def test_days_that_cannot_be_told_from_months_are_asked_for(
         (b"PAR1 is not enough", "expected a table in log.csv"),
     ],
 )
-def test_what_is_no_log_is_named_in_one_sentence(
+def test_non_logs_give_a_one_sentence_error(
     data: bytes, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "log.csv"
@@ -131,18 +129,14 @@ def test_what_is_no_log_is_named_in_one_sentence(
     assert not list(tmp_path.rglob("*.yaml"))
 
 
-def test_a_table_of_very_many_columns_is_refused_by_their_number(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_too_many_columns_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names, values = (",".join(f"{sign}{i}" for i in range(30_000)) for sign in ("c", "1"))
     (tmp_path / "log.csv").write_text(f"time,{names}\n2026-01-01 00:00,{values}\n")
     assert run(["init", "--from", str(tmp_path / "log.csv"), "--out", str(tmp_path)]) == 2
     assert "expected at most 2000 columns in log.csv, got 30001" in capsys.readouterr().err
 
 
-def test_a_mapping_that_exists_is_kept_and_next_steps_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_existing_mapping_is_kept_and_next_steps_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = MAKERS["skab"](tmp_path)
     assert run(["init", "--from", str(made.path), "--out", str(tmp_path)]) == 0
     told = capsys.readouterr().out.splitlines()
@@ -155,9 +149,7 @@ def test_a_mapping_that_exists_is_kept_and_next_steps_are_named(
     assert "got a folder" in capsys.readouterr().err
 
 
-def test_long_tables_workbooks_and_batches_are_looked_at_too(
-    tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_long_tables_workbooks_and_batches(tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = 24
     values = numbers(rows, 2)
     times = np.datetime64("2026-01-05T00:00:00") + 10 * np.arange(rows)
@@ -178,7 +170,7 @@ def test_long_tables_workbooks_and_batches_are_looked_at_too(
         mapping, fill_in = begin(made, tmp_path / made.path.stem, capsys)
         assert fill_in == []
         held_to_the_file(made, mapping, ingested(made, mapping, capsys))
-    # One row per step: three batches of eight, minutes that begin anew in each, in Parquet.
+    # One row per step: three batches of eight, with minutes from the start of each batch, in Parquet.
     frame = pl.DataFrame({"batch": np.arange(rows) // 8, "Level [m]": values[:, 0], "valve_op": values[:, 1]})
     frame.write_parquet(tmp_path / "batches.parquet")
     made = DialectFile(tmp_path / "batches.parquet", ("batch", "Level [m]", "valve_op"), values, "", 60.0)
@@ -195,7 +187,7 @@ def test_long_tables_workbooks_and_batches_are_looked_at_too(
 
 
 def by_exception(seed: int = 0) -> pl.DataFrame:
-    """Two days of a long table: a level about every 20 s, a temperature about every ten minutes, a valve that moves."""
+    """Return two days of a long table: level every 20 s, temperature every ten minutes, and a moving valve."""
     rng = np.random.default_rng(seed)
     parts = []
     for tag, seconds in (("LT-1", 20.0), ("TT-2", 600.0), ("LV-1.OP", 45.0)):
@@ -206,16 +198,14 @@ def by_exception(seed: int = 0) -> pl.DataFrame:
     return pl.concat(parts).with_columns(pl.col("timestamp").dt.replace_time_zone("UTC")).sort("timestamp")
 
 
-def test_a_log_that_is_archived_by_exception_is_ingested_without_a_hand_edit(
-    tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_log_archived_by_exception_is_ingested(tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = by_exception()
     table.write_parquet(tmp_path / "log.parquet")
     mapping, fill_in = begin(DialectFile(tmp_path / "log.parquet", (), np.zeros(0), "", 0.0), tmp_path, capsys)
     text, told = mapping.read_text(), load_yaml(mapping, HistorianMapping)
     assert fill_in == []
     assert "values come irregularly" in text
-    # Each time names its zone.
+    # Each time has its zone.
     assert "no zone" not in text
     slow = table.filter(pl.col("tag") == "TT-2")["timestamp"].diff().dt.total_nanoseconds().drop_nulls().to_numpy()
     assert told.tags["TT-2"].stale_seconds == np.ceil(2.5 * np.quantile(slow, 0.99) / 1e9)
@@ -224,7 +214,7 @@ def test_a_log_that_is_archived_by_exception_is_ingested_without_a_hand_edit(
     (account,) = json.loads(capsys.readouterr().out.splitlines()[-1])["accounts"]
     assert account["rows"] > 0.95 * account["steps"]
     assert account["steps"] > 2 * 86_400 / told.period_seconds * 0.95
-    # A laboratory's value in every hundredth row of a wide table.
+    # A laboratory value in every hundredth row of a wide table.
     wide = pl.DataFrame({"time": [f"2026-01-05T{k // 60:02d}:{k % 60:02d}:00Z" for k in range(1000)]})
     wide = wide.with_columns(a=pl.int_range(1000) % 7, valve=pl.int_range(1000) % 5, lab=pl.int_range(1000))
     wide = wide.with_columns(lab=pl.when(pl.col("lab") % 100 == 0).then("lab"))
@@ -235,8 +225,8 @@ def test_a_log_that_is_archived_by_exception_is_ingested_without_a_hand_edit(
     assert "no zone" not in text
 
 
-def test_a_deployment_joins_those_of_a_file_with_anchors(tmp_path: Path) -> None:
-    """The project's own prefect.yaml says once what its deployments have in common."""
+def test_deployment_joins_a_file_with_anchors(tmp_path: Path) -> None:
+    """The project's prefect.yaml shares settings by anchors."""
     from configs.yaml_files import read_yaml
     from tasks.new_project.start import _deploy
 

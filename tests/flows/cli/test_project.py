@@ -1,4 +1,4 @@
-"""`neorl init` and `neorl check`: a project that is complete as it is written, and the sentence on what is missing."""
+"""`neorl init` and `neorl check`: a new project is complete, and gaps are reported."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WRITTEN = {
 
 @pytest.fixture
 def project(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project of a simulated plant as `neorl init` writes it, which is the working directory."""
+    """Create a project of a simulated plant and make it the working directory."""
     monkeypatch.chdir(tmp_path)
     assert run(["init", "vessel"]) == 0
     monkeypatch.chdir(tmp_path / "vessel")
@@ -38,7 +38,7 @@ def project(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def checked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, str], list[str]]:
-    """(exit code, what was found by its name, names of what is missing) of `neorl check`."""
+    """Return (exit code, findings by name, names of missing items) of `neorl check`."""
     capsys.readouterr()
     code = run(["check", *words, "--json"])
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -47,9 +47,9 @@ def checked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[
 
 
 @pytest.mark.slow
-def test_a_new_project_is_complete_but_for_its_logs(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_project_lacks_only_logs(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {str(path.relative_to(project)) for path in project.rglob("*") if path.is_file()} == WRITTEN
-    known = plant_at("plants/vessel.py")  # holds it against the contract
+    known = plant_at("plants/vessel.py")  # checks the plant's contract
     assert known.name == checked_run(Path("configs/vessel.yaml")).plant == "vessel"
     assert known.logged is not None
     mapping = load_yaml(Path("configs/mappings/vessel.yaml"), HistorianMapping)
@@ -62,7 +62,7 @@ def test_a_new_project_is_complete_but_for_its_logs(project: Path, capsys: pytes
     deployments = declared()
     assert deployments is not None
     assert deployments.names == ["vessel", "vessel"]  # retrain and monitor
-    # The deployment reads where `neorl generate` wrote, in a home that lies in the project; this one does not.
+    # The deployment reads the home inside the project, but the test's home is elsewhere.
     (log,) = deployed_data(Path("configs/vessel.yaml"))
     assert str(log) == ".neorl/generated/vessel/episodes.hdf5"
     (project / ".neorl").symlink_to(project.parents[0] / "home")
@@ -71,7 +71,7 @@ def test_a_new_project_is_complete_but_for_its_logs(project: Path, capsys: pytes
     assert found["episodes"].startswith("4,000 rows in 40 episodes")
 
 
-def test_the_written_plant_drains_as_torricelli_says(project: Path) -> None:
+def test_template_plant_drains_by_torricelli(project: Path) -> None:
     spec = importlib.util.spec_from_file_location("vessel", project / "plants" / "vessel.py")
     assert spec is not None
     assert spec.loader is not None
@@ -84,7 +84,7 @@ def test_the_written_plant_drains_as_torricelli_says(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_needs_what_its_log_cannot_tell(
+def test_log_only_project_asks_for_missing_information(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -98,7 +98,7 @@ def test_a_process_needs_what_its_log_cannot_tell(
     assert deployed_data(config) == [log]
     code, found, missing = checked(capsys)
     assert (code, missing) == (1, ["reward"])
-    # The line that is asked for, as it is written there.
+    # The requested line, as the file suggests it.
     wanted = found["reward"].partition("such as ")[2].removesuffix(".")
     text = mapping.read_text()
     line = next(line for line in text.splitlines() if line.startswith("reward:"))
@@ -129,7 +129,7 @@ def test_a_process_needs_what_its_log_cannot_tell(
     assert checked(capsys, "--data", str(short))[2] == ["episodes"]
 
 
-def test_nothing_is_overwritten_and_names_are_valid(
+def test_nothing_is_overwritten_and_names_are_checked(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (project / "plants" / "vessel.py").read_bytes()
@@ -147,19 +147,17 @@ def test_nothing_is_overwritten_and_names_are_valid(
     assert (project / "plants" / "vessel.py").read_bytes() == before
     (project / "configs" / "second.yaml").write_text("plant: double_mass\n")
     assert run(["check"]) == 2
-    assert "got second.yaml, vessel.yaml: name it" in capsys.readouterr().err
+    assert "(second.yaml, vessel.yaml): name one of them" in capsys.readouterr().err
 
 
-def test_a_second_plant_of_a_project_is_deployed_beside_the_first(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_second_plant_gets_its_deployments(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (project / "prefect.yaml").read_text()
     log = small_process.export(project / "log.csv", 300)
     assert run(["init", "mill", "--from", str(log), "--out", "."]) == 0
     assert (project / "prefect.yaml").read_text().startswith(before)
     deployments = declared()
     assert deployments is not None
-    # Retrain, monitor, and of a process the comparison of its shadow.
+    # Retrain, monitor, and for a log-only plant shadow.
     assert deployments.names == ["vessel"] * 2 + ["mill"] * 3
     assert deployed_data(Path("configs/mill.yaml")) == [Path("log.csv")]
     assert deployed_data(Path("configs/vessel.yaml")) == [Path(".neorl/generated/vessel/episodes.hdf5")]
@@ -178,7 +176,7 @@ def test_a_second_plant_of_a_project_is_deployed_beside_the_first(
         "deployments: [\n",
     ],
 )
-def test_a_file_of_deployments_in_another_form_is_left_alone_and_the_lines_are_printed(
+def test_unsupported_prefect_yaml_is_left_unchanged(
     own: str, tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "prefect.yaml").write_text(own)

@@ -1,4 +1,4 @@
-"""What a retraining refuses before it trains: a server that is gone, files that are no log, logs that are too few."""
+"""Refusals before training: missing server, invalid logs, too little data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def command(services: Services) -> Neorl:
-    """Runs `neorl` in a process of its own against the session's servers; returns its JSON with the exit code."""
+    """Return a function that runs `neorl` on the session's servers and returns its JSON with the exit code."""
     environment = {**os.environ, "NEORL_HOME": str(services.home.root)}
 
     def run(*arguments: str, **extra: str) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def command(services: Services) -> Neorl:
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory, command: Neorl) -> tuple[Path, Path]:
-    """(config, log): some hours of the reactor's history and a small run."""
+    """Return (config, log) of a short reactor log and a small run."""
     folder = tmp_path_factory.mktemp("refused")
     assert command("generate", PLANT, "--out", str(folder), "--weeks", "0.1")["exit"] == 0
     mapping = PROJECT / "configs" / "mappings" / "chemical_reactor.yaml"
@@ -52,7 +52,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, command: Neorl) -> tuple[Pa
     return config, folder / "historian.parquet"
 
 
-def test_a_server_that_is_gone_is_named_with_its_cure(command: Neorl, inputs: tuple[Path, Path]) -> None:
+def test_a_missing_server_is_named_with_a_cure(command: Neorl, inputs: tuple[Path, Path]) -> None:
     config, log = inputs
     gone = command("retrain", str(config), "--data", str(log), NEORL_MLFLOW_URL="http://127.0.0.1:9")
     assert gone["exit"] == 3
@@ -68,7 +68,7 @@ def test_refused_data_leave_a_record(command: Neorl, inputs: tuple[Path, Path], 
     assert refused["exit"] == 2
     refusals = Ledger.open(services.home, write=False).entries("refusal", PLANT)
     assert refusals[-1].body["reason"] == refused["error"]
-    # In Prefect, too, it is one sentence: in the run's state, and no traceback in its log.
+    # Prefect shows the same sentence in the state, and no traceback in the log.
     failed = {"state": {"type": {"any_": ["FAILED"]}}, "start_time": {"after_": before}}
     wanted = {"flows": {"name": {"any_": ["retrain"]}}, "flow_runs": failed}
     (run,) = services.ask_prefect("flow_runs/filter", wanted)
@@ -77,9 +77,7 @@ def test_refused_data_leave_a_record(command: Neorl, inputs: tuple[Path, Path], 
     assert not [line["message"] for line in lines if "Traceback" in line["message"]]
 
 
-def test_a_log_that_fails_validation_is_refused_before_anything_is_trained(
-    command: Neorl, inputs: tuple[Path, Path], services: Services
-) -> None:
+def test_failed_validation_stops_before_training(command: Neorl, inputs: tuple[Path, Path], services: Services) -> None:
     config, log = inputs
     few = log.with_name("few.parquet")
     soon = pl.col("timestamp") < pl.col("timestamp").min() + pl.duration(hours=1)

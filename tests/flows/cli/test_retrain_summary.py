@@ -1,4 +1,4 @@
-"""The end of `neorl retrain` for people: what came of it, by whom, and what to do next."""
+"""The summary of `neorl retrain`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OUTCOME = Outcome(
 )
 
 
-def test_the_summary_tells_numbers_gates_and_the_next_step() -> None:
+def test_summary_has_numbers_gates_and_next_step() -> None:
     text = "\n".join(summary_lines(OUTCOME))
     for words in (
         f"double_mass: {VERDICTS['waiting']}.",
@@ -48,7 +48,7 @@ def test_the_summary_tells_numbers_gates_and_the_next_step() -> None:
         assert words in text
 
 
-def test_an_estimate_without_support_is_said_in_words_and_a_claim_keeps_its_column() -> None:
+def test_unsupported_estimate_is_named_and_claims_are_indented() -> None:
     nan = float("nan")
     champion = CHAMPION.model_copy(update={"claim": "P(...).\nWitnessed by w"})
     unknown = Interval(value=nan, lower=nan, upper=nan)
@@ -57,7 +57,7 @@ def test_an_estimate_without_support_is_said_in_words_and_a_claim_keeps_its_colu
     assert "  certificate  P(...).\n               Witnessed by w\n" in text
 
 
-def test_where_nothing_stands_the_summary_says_so() -> None:
+def test_summary_without_champion_or_candidate() -> None:
     refused = OUTCOME.model_copy(update={"verdict": "refused", "champion": None, "waiting": ()})
     text = "\n".join(summary_lines(refused))
     assert "Neither the candidate nor the plant's own controller is certified: there is no champion." in text
@@ -65,6 +65,6 @@ def test_where_nothing_stands_the_summary_says_so() -> None:
     assert "stays" not in text
 
 
-def test_an_unchanged_run_says_what_was_decided_before() -> None:
+def test_unchanged_run_shows_the_earlier_decision() -> None:
     unchanged = OUTCOME.model_copy(update={"verdict": "unchanged", "decided": "refused"})
     assert f"{VERDICTS['unchanged']}. Earlier decision: {VERDICTS['refused']}." in "\n".join(summary_lines(unchanged))

@@ -1,4 +1,4 @@
-"""What a retraining's command says before it starts servers, and of a server that fails it."""
+"""Checks before servers start, and messages about failing servers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flows.services.state import Service
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 
 
-def test_a_server_that_answers_with_an_error_of_its_own_is_not_to_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_server_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     request = httpx.Request("GET", "http://127.0.0.1:4200/api/flow_runs")
     refused = httpx.ConnectError("refused", request=request)
     failed = httpx.HTTPStatusError("failed", request=request, response=httpx.Response(503, request=request))
@@ -30,7 +30,7 @@ def test_a_server_that_answers_with_an_error_of_its_own_is_not_to_be_started(mon
     assert "check its database (NEORL_PREFECT_DATABASE_URL)" in str(_lost(team, failed))
 
 
-def test_a_login_that_is_refused_is_named_and_so_is_where_it_comes_from() -> None:
+def test_a_rejected_login_is_named_with_its_source() -> None:
     request = httpx.Request("POST", "http://127.0.0.1:4200/api/flow_runs")
     error = httpx.HTTPStatusError("refused", request=request, response=httpx.Response(401, request=request))
     team = Service("prefect", "http://127.0.0.1:4200")
@@ -41,29 +41,29 @@ def test_a_login_that_is_refused_is_named_and_so_is_where_it_comes_from() -> Non
 
 
 class Started(Exception):
-    """Servers would have been started."""
+    """Raised instead of starting servers."""
 
 
 @pytest.fixture
 def no_servers(home: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    """A home whose servers are not to be started."""
+    """A home where starting servers raises Started."""
 
     def started(*_: object, **__: object) -> None:
         raise Started
 
     monkeypatch.setattr("flows.cli.run_flow.up", started)
-    # Here a checkout's own home is not in the way.
+    # Outside the checkout, which has a home of its own.
     monkeypatch.chdir(home.parent)
     return Home(home)
 
 
-def test_logs_that_are_not_there_start_no_server(no_servers: Home, tmp_path: Path) -> None:
+def test_missing_logs_start_no_server(no_servers: Home, tmp_path: Path) -> None:
     gone = tmp_path / "gone.hdf5"
     with pytest.raises(BadInput, match=f"there is no source {re.escape(str(gone))}: check the path"):
         run_retrain(CONFIGS / "chemical_reactor.yaml", [gone])
 
 
-def test_a_path_may_begin_with_the_home_wherever_it_is_and_the_usual_log_is_made(no_servers: Home) -> None:
+def test_home_paths_are_resolved_and_usual_log_generated(no_servers: Home) -> None:
     config = CONFIGS / "double_mass.yaml"
     with pytest.raises(Started):
         run_retrain(config, [Path(".neorl/generated/double_mass/episodes.hdf5")])
@@ -75,9 +75,7 @@ def test_a_path_may_begin_with_the_home_wherever_it_is_and_the_usual_log_is_made
         run_retrain(config, [own])
 
 
-def test_a_fleet_starts_no_server_where_no_site_has_its_logs(
-    no_servers: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fleet_without_logs_starts_no_server(no_servers: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text("fleet: masses\nplant: double_mass\nlogs: ['{site}.hdf5']\nsites: {east: , west: }\n")
     with pytest.raises(BadInput, match=f"there is no source {re.escape(str(tmp_path / 'east.hdf5'))}"):
@@ -85,10 +83,10 @@ def test_a_fleet_starts_no_server_where_no_site_has_its_logs(
     (tmp_path / "west.hdf5").touch()
     with pytest.raises(BadInput, match=r"east\.hdf5"):
         run_fleet(fleet, ["east"])
-    # The flow refuses a site by itself, which stops no other.
+    # The flow itself refuses a single site without logs.
     with pytest.raises(Started):
         run_fleet(fleet, None)
-    # Nor where it would speak to another machine's cluster in the clear.
+    # An unencrypted Dask address of another machine starts no server either.
     monkeypatch.setenv("NEORL_DASK_SCHEDULER", "tcp://10.0.0.7:8786")
     with pytest.raises(BadInput, match="to begin with tls://"):
         run_fleet(fleet, None)

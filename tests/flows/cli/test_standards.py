@@ -1,4 +1,4 @@
-"""The pages about evidence claim what a test attacks or a command does: each that they name is there."""
+"""Tests and commands named in the documents exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGES = ("reference/standards", "explanation/threat-model")
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_test_that_is_named_is_there(page: str) -> None:
+def test_every_named_test_exists(page: str) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([\w/-]*test_\w+\.py)`(?! beside)", text))
     assert len(named) > 15
@@ -22,7 +22,7 @@ def test_every_test_that_is_named_is_there(page: str) -> None:
     assert [name for name in named if not any(path.endswith(f"/{name}") for path in tests)] == []
 
 
-def test_every_command_that_the_standards_name_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_named_command_exists(capsys: pytest.CaptureFixture[str]) -> None:
     text = (ROOT / "docs" / "reference" / "standards.md").read_text(encoding="utf-8")
     commands = set(re.findall(r"`neorl ([a-z]+(?: (?:show|verify|sign|pin))?)", text))
     assert len(commands) > 6

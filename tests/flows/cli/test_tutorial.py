@@ -1,4 +1,4 @@
-"""The tutorial's commands, as they stand on the page, on a log in the form of the public one."""
+"""The tutorial's commands work, on a log in the form of the public one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PERIOD = 4.0
 
 
 def benchmark(path: Path, rows: int = 1024) -> None:
-    """Two records of a cascade of tanks under a slowly changing pump, side by side, as in the benchmark's file."""
+    """Write two records of a cascade of tanks under a slowly changing pump, in the form of the benchmark's file."""
     draw = np.random.default_rng(0)
     columns = []
     for _ in range(2):
@@ -49,14 +49,14 @@ def benchmark(path: Path, rows: int = 1024) -> None:
 
 
 def blocks(begin: str, end: str) -> list[str]:
-    """The commands of a part of the page, block by block."""
+    """Return the commands of a part of the page, block by block."""
     page = (ROOT / "docs" / "tutorial" / "own-plant.md").read_text()
     part = page[page.index(begin) : page.index(end)]
     return re.findall(r"^```sh\n(.*?)^```", part, re.DOTALL | re.MULTILINE)
 
 
 def typed(script: str, folder: Path, home: Path, allowed: tuple[int, ...] = (0,)) -> str:
-    """What commands print that a person types in a folder; the first that fails ends them, with a code that may be."""
+    """Run commands in a folder; stop at the first that fails with a code that is not allowed."""
     environment = {
         **os.environ,
         "NEORL_HOME": str(home),
@@ -78,7 +78,7 @@ def typed(script: str, folder: Path, home: Path, allowed: tuple[int, ...] = (0,)
 
 
 @pytest.mark.slow
-def test_the_commands_lead_from_a_log_to_a_run_that_can_start(tmp_path: Path) -> None:
+def test_commands_lead_to_a_complete_check(tmp_path: Path) -> None:
     script = "\n".join(blocks("## 1.", "## 3."))
     assert script.count("neorl") == 2
     benchmark(tmp_path / "dataBenchmark.csv")
@@ -89,7 +89,7 @@ def test_the_commands_lead_from_a_log_to_a_run_that_can_start(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_the_commands_lead_from_a_log_to_a_shadow_or_a_reasoned_refusal(services: Services, tmp_path: Path) -> None:
+def test_commands_lead_to_a_shadow_or_refusal(services: Services, tmp_path: Path) -> None:
     log, public = tmp_path / "dataBenchmark.csv", SHARED / "cascaded_tanks" / "dataBenchmark.csv"
     if public.exists():
         shutil.copy(public, log)
@@ -97,7 +97,7 @@ def test_the_commands_lead_from_a_log_to_a_shadow_or_a_reasoned_refusal(services
         benchmark(log)
     home = services.home.root
     typed("\n".join(blocks("## 1.", "## 3.")), tmp_path, home)
-    # A test's budgets: fewer updates come to other numbers, and to a verdict in the same form.
+    # With fewer updates the numbers differ, but not the form of the verdict.
     config = tmp_path / "configs" / "tanks.yaml"
     config.write_text(
         config.read_text().replace("evaluate:\n", "evaluate:\n  model_updates: 200\n")

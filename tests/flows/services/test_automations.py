@@ -1,4 +1,4 @@
-"""Automations of a home on a real Prefect server: installed once, runs that fell silent ended, people told."""
+"""Automations on a real Prefect server: installed once, end silent runs, and notify people."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOST, UNBEGUN, TOLD = (each.name for each in wanted("any"))
 
 @pytest.fixture
 def borrowed(services: Services) -> Iterator[Services]:
-    """The session's server, whose automations are those of every home again after a test."""
+    """Use the session's server, and restore its automations after the test."""
     yield services
     for block in services.ask_prefect("block_documents/filter", {"block_documents": {"name": {"any_": ["neorl"]}}}):
         services.ask_prefect(f"block_documents/{block['id']}", method="DELETE")
@@ -37,16 +37,14 @@ def known(services: Services, name: str) -> list[dict[str, object]]:
     return found
 
 
-def test_up_installs_them_once_and_one_that_is_switched_off_stays_off(
-    borrowed: Services, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_up_installs_once_and_keeps_disabled_automations(borrowed: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = known(borrowed, LOST)
     assert found["enabled"]
-    assert known(borrowed, TOLD) == []  # nobody has made a block
+    assert known(borrowed, TOLD) == []  # without a notification block
     assert install(borrowed, notification_block(borrowed)) == []
     borrowed.ask_prefect(f"automations/{found['id']}", {"enabled": False}, method="PATCH")
     assert install(borrowed, None) == []
-    # Another definition takes its place, and is as much switched off as the one before.
+    # A new definition replaces the old one, which stays disabled.
     monkeypatch.setattr(automations, "SILENCE", 600)
     assert install(borrowed, None) == [LOST]
     (changed,) = known(borrowed, LOST)
@@ -58,8 +56,8 @@ def test_up_installs_them_once_and_one_that_is_switched_off_stays_off(
 
 
 @pytest.mark.slow
-def test_a_run_that_falls_silent_is_ended(borrowed: Services, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prefect waits for whole periods, so the period is short here; else it is the automation that ships."""
+def test_a_silent_run_is_ended(borrowed: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use a short period; the automation is otherwise the shipped one."""
     monkeypatch.setattr(automations, "SILENCE", 10)
     assert install(borrowed, None) == [LOST]
     flow = borrowed.ask_prefect("flows/", {"name": "silent"})["id"]
@@ -81,15 +79,13 @@ def test_a_run_that_falls_silent_is_ended(borrowed: Services, monkeypatch: pytes
 
     wait_until(lambda: state(silent) == "CRASHED", 200)
     assert "no heartbeat for" in borrowed.ask_prefect(f"flow_runs/{silent}")["state"]["message"]
-    # What has ended stays as it ended.
+    # Ended runs keep their state.
     assert state(ended) == "COMPLETED"
 
 
 @pytest.mark.slow
-def test_a_run_that_no_worker_begins_goes_back_to_the_queue(
-    borrowed: Services, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As above; a run without a deployment, so that no worker of ours takes it."""
+def test_a_run_without_worker_is_rescheduled(borrowed: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As above, for a run without a deployment, which no worker takes."""
     monkeypatch.setattr(automations, "UNBEGUN", 10)
     assert install(borrowed, None) == [UNBEGUN]
     flow = borrowed.ask_prefect("flows/", {"name": "taken"})["id"]
@@ -106,11 +102,11 @@ def test_a_run_that_no_worker_begins_goes_back_to_the_queue(
         enter(run, name)
         return run
 
-    # The automation is loaded by the server's triggers some time after it was made.
+    # The server loads a new automation after some time.
     taken: list[str] = []
 
     def gone_back() -> bool:
-        # Prefect drops an event whose write SQLite refuses too often: of many the loss of one does no harm.
+        # Prefect may drop an event while SQLite is busy, so send several.
         enter(begun, "RUNNING")
         if len(taken) < 20:
             taken.append(made("PENDING"))
@@ -127,7 +123,7 @@ def test_a_run_that_no_worker_begins_goes_back_to_the_queue(
 
 
 @pytest.mark.slow
-def test_a_block_named_neorl_is_told_of_drift_and_without_one_nobody_is(borrowed: Services) -> None:
+def test_notifications_need_a_block_named_neorl(borrowed: Services) -> None:
     told: list[str] = []
 
     class Receiver(http.server.BaseHTTPRequestHandler):
@@ -148,7 +144,7 @@ def test_a_block_named_neorl_is_told_of_drift_and_without_one_nobody_is(borrowed
         (automation,) = known(borrowed, TOLD)
         assert "secret" not in json.dumps(automation)
         payload = {"found": "drift at episode 7, step 3"}
-        # The automation is loaded by the server's triggers some time after it was made.
+        # The server loads a new automation after some time.
         for attempt in range(20):
             announce(borrowed, Event(DRIFTED, "told_tank", f"{uuid.uuid4()}", payload))
             try:

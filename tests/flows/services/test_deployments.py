@@ -1,4 +1,4 @@
-"""The deployments of prefect.yaml on a real server: all kinds of them, registered when something has changed."""
+"""Registration of prefect.yaml on a real server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ monitor, promote, rollback, report, backfill = (
     flow(nothing, name=name) for name in ("monitor", "promote", "rollback", "report", "backfill")
 )
 """
-"""In the place of the other flows that prefect.yaml has deployments of."""
+"""Replaces the other flows of prefect.yaml."""
 MANY = """\
 deployments:
   - name: weekly
@@ -61,7 +61,7 @@ deployments:
 
 @pytest.fixture(scope="module")
 def borrowed(services: Services) -> Iterator[Services]:
-    """The session's servers, which are told afterwards that they know another project's deployments, and lose those."""
+    """Use the session's server; restore its deployments after the test."""
     yield services
     own = declared(PROJECT)
     assert own is not None
@@ -73,7 +73,7 @@ def borrowed(services: Services) -> Iterator[Services]:
 
 @pytest.fixture
 def project(borrowed: Services, tmp_path: Path) -> Path:
-    """A project with a small flow."""
+    """Create a project with a small flow."""
     (tmp_path / "flows").mkdir()
     (tmp_path / "flows" / "retrain.py").write_text(FLOW)
     (tmp_path / "flows" / "deployed.py").write_text(OTHERS)
@@ -84,9 +84,7 @@ def project(borrowed: Services, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_several_deployments_with_every_kind_of_schedule_and_without_optional_keys(
-    services: Services, project: Path
-) -> None:
+def test_all_kinds_of_schedules_are_registered(services: Services, project: Path) -> None:
     (project / "prefect.yaml").write_text(MANY)
     assert register(services, project)
     weekly, often, bare = (
@@ -100,7 +98,7 @@ def test_several_deployments_with_every_kind_of_schedule_and_without_optional_ke
     assert kinds == {"interval": True, "rrule": False}
     assert often["parameters"] == {"config": "other.yaml"}
     assert (bare["schedules"], bare["global_concurrency_limit"], bare["work_pool_name"]) == ([], None, "neorl")
-    # Derived by Prefect from the flow's signature.
+    # Prefect derives it from the flow's signature.
     assert list(bare["parameter_openapi_schema"]["properties"]) == ["config", "data"]
     assert bare["enforce_parameter_schema"] is True
     assert bare["pull_steps"] == [
@@ -109,7 +107,7 @@ def test_several_deployments_with_every_kind_of_schedule_and_without_optional_ke
 
 
 @pytest.mark.slow
-def test_nothing_is_registered_again_until_the_file_or_a_flow_changes(services: Services, project: Path) -> None:
+def test_registration_repeats_only_after_changes(services: Services, project: Path) -> None:
     (project / "prefect.yaml").write_text("deployments: [{name: once, entrypoint: flows/retrain.py:retrain}]")
     assert register(services, project)
     first = services.ask_prefect("deployments/name/retrain/once")
@@ -122,14 +120,14 @@ def test_nothing_is_registered_again_until_the_file_or_a_flow_changes(services: 
 
 
 @pytest.mark.slow
-def test_what_prefect_refuses_is_one_sentence(services: Services, project: Path) -> None:
+def test_a_rejection_by_prefect_is_one_sentence(services: Services, project: Path) -> None:
     (project / "prefect.yaml").write_text(
         "deployments: [{name: bad, entrypoint: flows/retrain.py:retrain, schedules: [{cron: sometimes}]}]"
     )
     with pytest.raises(BadInput, match=r"Prefect rejected the deployments of .*prefect\.yaml \('") as told:
         register(services, project)
     assert "\n" not in str(told.value)
-    # Nothing was kept of it, so that the next call tries again.
+    # Nothing is recorded, so the next call tries again.
     assert due(services, project)
 
 
@@ -155,9 +153,7 @@ def test_a_malformed_file_is_one_sentence(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("data", ["logs.csv", "[5]", "{a: b}"])
-def test_the_logs_of_a_deployment_are_a_list_of_texts(
-    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_of_a_deployment_must_be_a_list(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     entry = "{{name: {}, entrypoint: flows/retrain.py:retrain, parameters: {{config: {}.yaml, data: {}}}}}"
     entries = ", ".join([entry.format("own", "own", 5), entry.format("x", "x", data), entry.format("y", "y", "[a, b]")])
@@ -170,26 +166,26 @@ def test_the_logs_of_a_deployment_are_a_list_of_texts(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("deployments: [{name: x", "line 1"),
-        ("deployments: &all [*all]", r"an alias \(\*\) of what does not come before it"),
+        ("deployments: [{name: x", "line 1 is not valid YAML"),
+        ("deployments: &all [*all]", r"alias \*all before its anchor"),
         (
             "a: &a [1, 1]\n" + "".join(f"{b}: &{b} [{f'*{a}, ' * 50}]\n" for a, b in ("ab", "bc", "cd")),
-            "aliases stand for",
+            "counting those behind aliases",
         ),
         (f"deployments: {'[' * 30}{']' * 30}", "nested more than 20 deep"),
         pytest.param(f"deployments: [{'{}, ' * 60_000}]", "more than 50000 values", marks=pytest.mark.slow),
     ],
     ids=["open", "alias of itself", "aliases of aliases", "deep", "many"],
 )
-def test_a_file_is_read_within_the_same_bounds_as_all_yaml(tmp_path: Path, text: str, said: str) -> None:
+def test_limits_of_yaml_files_apply(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "prefect.yaml").write_text(text)
-    with pytest.raises(BadInput, match=rf"prefect\.yaml.*is not valid YAML.*{said}") as told:
+    with pytest.raises(BadInput, match=rf"prefect\.yaml.*{said}") as told:
         declared(tmp_path)
     assert "\n" not in str(told.value)
 
 
-def test_what_deployments_have_in_common_is_written_once(tmp_path: Path) -> None:
-    """Prefect's own way, by anchors under `definitions`; deployments of two flows may have one name."""
+def test_shared_settings_by_anchors(tmp_path: Path) -> None:
+    """Prefect's own form, with `definitions`; deployments of two flows may share a name."""
     (tmp_path / "prefect.yaml").write_text(
         "definitions:\n  both: &both {work_pool: {name: pool}}\n"
         "deployments:\n  - {<<: *both, name: x, entrypoint: a.py:b}\n  - {<<: *both, name: x, entrypoint: a.py:c}\n"
@@ -199,14 +195,14 @@ def test_what_deployments_have_in_common_is_written_once(tmp_path: Path) -> None
     assert (found.names, found.pools) == (["x", "x"], ["pool"])
 
 
-def test_without_a_project_or_deployments_there_is_nothing_to_register(services: Services, tmp_path: Path) -> None:
+def test_nothing_to_register_without_deployments(services: Services, tmp_path: Path) -> None:
     assert declared(tmp_path) is None
     assert due(services, tmp_path) is None
     (tmp_path / "prefect.yaml").write_text("name: empty\ndeployments: []\n")
     assert due(services, tmp_path) is None
 
 
-def test_the_schedule_is_registered_and_yields_runs(deployed: Services) -> None:
+def test_a_schedule_creates_runs(deployed: Services) -> None:
     services, found = deployed, deployed.ask_prefect("deployments/name/retrain/chemical-reactor")
     assert found["work_pool_name"] == "neorl"
     assert found["global_concurrency_limit"]["limit"] == 1
@@ -214,7 +210,7 @@ def test_the_schedule_is_registered_and_yields_runs(deployed: Services) -> None:
     runs = {"deployments": {"id": {"any_": [found["id"]]}}}
     services.ask_prefect(f"deployments/{found['id']}/resume_deployment", {})
     try:
-        # Fails with SQLAlchemy 2.1, under which the scheduler of Prefect 3.8 cannot insert runs.
+        # Fails with SQLAlchemy 2.1, with which Prefect 3.8's scheduler cannot insert runs.
         wait_until(lambda: len(services.ask_prefect("flow_runs/filter", runs)) >= 3)
     finally:
         pause_schedules(services)
@@ -228,8 +224,8 @@ def test_a_paused_schedule_stays_paused(deployed: Services) -> None:
 
 
 @pytest.mark.slow
-def test_prefect_deployment_run_works_from_the_projects_folder(services: Services, project: Path) -> None:
-    """The command that design.md promises the MLOps engineer, on a small flow of the same name."""
+def test_prefect_deployment_run_works_in_the_project(services: Services, project: Path) -> None:
+    """The command in design.md, on a small flow of the same name."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "NEORL_"))}
     assert register(services, project)
     command = [sys.executable, "-m", "prefect", "deployment", "run", "retrain/chemical-reactor"]

@@ -1,4 +1,4 @@
-"""What `neorl serve` and `neorl register` refuse; `tests/infra/test_commands.py` runs them."""
+"""Errors of `neorl serve` and `neorl register`; `tests/infra/test_commands.py` runs them successfully."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.flows.services.waiting import foreign_server, use_as_team
 NO_LOGIN = "no-colon-in-it"
 
 
-def test_an_unknown_service_a_wrong_login_and_absent_servers_are_one_sentence_each(
+def test_wrong_service_login_or_servers_are_one_sentence(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["serve", "ledger"]) == 2
     said = capsys.readouterr().err
-    assert "expected one of prefect, mlflow, metrics, worker, got 'ledger': name one of them." in said
+    assert "unknown service 'ledger': choose from prefect, mlflow, metrics, worker." in said
     monkeypatch.setenv("NEORL_SERVICE_LOGIN", NO_LOGIN)
     assert run(["serve", "prefect", "--port", "4200"]) == 2
     said = capsys.readouterr().err
@@ -32,11 +32,11 @@ def test_an_unknown_service_a_wrong_login_and_absent_servers_are_one_sentence_ea
     assert NO_LOGIN not in said
     for command in (["serve", "worker"], ["register"]):
         assert run(command) == 3
-        assert "expected Prefect to answer for" in capsys.readouterr().err
+        assert "does not answer: start it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_login_that_prefect_does_not_take_is_one_sentence(
+def test_a_rejected_login_is_one_sentence(
     status: int, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with foreign_server(status) as port:
@@ -47,7 +47,7 @@ def test_a_login_that_prefect_does_not_take_is_one_sentence(
     assert said.count("\n") == 1
 
 
-def test_an_error_that_prefect_answers_with_is_one_sentence(
+def test_an_error_of_prefect_is_one_sentence(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with foreign_server(500) as port:
@@ -55,13 +55,13 @@ def test_an_error_that_prefect_answers_with_is_one_sentence(
             use_as_team(port, team)
             assert run(["register"]) == 3
             said = capsys.readouterr().err
-            assert f"expected Prefect at http://127.0.0.1:{port} to do as asked, got 'HTTP Error 500: Inter" in said
+            assert f"a request to Prefect at http://127.0.0.1:{port} failed (HTTP Error 500: Inter" in said
             assert said.endswith("): read its log, then repeat the command.\n")
             assert said.count("\n") == 1
         startup = _Startup(Home(home), {}, time.monotonic() + 60, lambda _: None)
         for name in SERVERS:
             startup.found[name] = Service(name, f"http://127.0.0.1:{port}", port, ProcessId.current(), "t")
-        with pytest.raises(ServiceMissing, match=r"do as asked, got 'HTTP Error 500.*': read .*/logs/prefect\.log"):
+        with pytest.raises(ServiceMissing, match=r"failed \(HTTP Error 500.*\): read .*/logs/prefect\.log"):
             startup.run(worker=True)
-        # What was started already goes on, for the same command again.
+        # Started services keep running for the repeated command.
         assert down(Home(home)) == ["metrics"]

@@ -1,4 +1,4 @@
-"""A freed cursor of a busy connection, on a loop that has the lock for which the connection waits."""
+"""Freeing a cursor of a busy connection while the event loop has the lock that the connection needs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize(("who", "milliseconds", "said"), [("beside", 60_000, ""), ("loop", 3_000, "is locked")])
-def test_a_loop_goes_on_where_its_garbage_waits_for_a_lock_that_it_has(
+def test_garbage_that_waits_for_a_lock_does_not_stop_the_loop(
     tmp_path: Path, who: str, milliseconds: int, said: str
 ) -> None:
     words = [sys.executable, "-c", LOOP, str(tmp_path / "a.db"), who, str(milliseconds)]

@@ -1,4 +1,4 @@
-"""Who may speak to the servers: real ones, asked as a web page, another machine's name, and a stranger would ask."""
+"""Access control on real servers: foreign pages, foreign host names, missing logins."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OUT = Path("pwned.txt")
 
 
 def send(url: str, headers: dict[str, str], body: object = None, method: str | None = None) -> int:
-    """The status that a request is answered with; `Host` in the headers replaces the address's."""
+    """Return the status of a request; a `Host` header replaces the address's host."""
     data = None if body is None else json.dumps(body).encode()
     message = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers}, method=method)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -44,7 +44,7 @@ def send(url: str, headers: dict[str, str], body: object = None, method: str | N
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             error.close()
-            # Prefect asks with 503 to be asked again when its database is locked, as it is on a busy machine.
+            # Prefect answers 503 while its database is locked.
             if error.code != 503 or not patience:
                 return error.code
             time.sleep(patience)
@@ -56,7 +56,7 @@ def login(services: Services) -> dict[str, str]:
 
 
 def malicious(services: Services, name: str) -> dict[str, object]:
-    """A deployment whose runs execute a shell command as the user who runs the worker."""
+    """Return a deployment that runs a shell command as the worker's user."""
     flow = services.ask_prefect("flows/", {"name": "probe"})["id"]
     steps = [{"prefect.deployments.steps.run_shell_script": {"script": f"touch {OUT}"}}]
     return {"name": name, "flow_id": flow, "pull_steps": steps, "work_pool_name": "neorl", "entrypoint": "x.py:x"}
@@ -68,14 +68,14 @@ def known(services: Services, name: str) -> bool:
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": rest.basic("neorl:guess")}, {"Authorization": "Basic"}])
-def test_without_the_login_no_deployment_is_created(services: Services, headers: dict[str, str]) -> None:
+def test_no_deployment_without_login(services: Services, headers: dict[str, str]) -> None:
     assert send(f"{services.prefect_api}/deployments/", headers, malicious(services, "stranger")) == 401
     assert not known(services, "stranger")
     assert send(f"{services.prefect_api}/flow_runs/filter", headers, {}) == 401
 
 
 @pytest.mark.parametrize("headers", FOREIGN)
-def test_a_foreign_page_or_name_is_refused_even_with_the_login(services: Services, headers: dict[str, str]) -> None:
+def test_foreign_pages_and_names_are_refused_with_login(services: Services, headers: dict[str, str]) -> None:
     body = malicious(services, "page")
     assert send(f"{services.prefect_api}/deployments/", {**login(services), **headers}, body) == 403
     assert not known(services, "page")
@@ -84,7 +84,7 @@ def test_a_foreign_page_or_name_is_refused_even_with_the_login(services: Service
     assert send(f"{services.mlflow.url}/health", headers) == 403
 
 
-def test_with_the_login_and_from_its_own_pages_the_server_works(services: Services) -> None:
+def test_own_pages_work_with_login(services: Services) -> None:
     port = urlsplit(services.prefect.url).port
     for headers in ({}, {"Origin": f"http://localhost:{port}"}, {"Origin": services.prefect.url}):
         body = malicious(services, "ours")
@@ -95,11 +95,11 @@ def test_with_the_login_and_from_its_own_pages_the_server_works(services: Servic
     assert send(address, login(services), method="DELETE") == 204
 
 
-def test_the_page_where_a_person_logs_in_is_open_and_asks_for_the_login(services: Services) -> None:
+def test_login_page_is_open(services: Services) -> None:
     with urllib.request.urlopen(f"{services.prefect.url}/ui-settings", timeout=30) as answer:
         assert json.loads(answer.read())["auth"] == "BASIC"
     assert send(f"{services.prefect.url}/", {"Accept": "text/html"}) == 200
-    # The browser's own question, for MLflow has no page of its own for it.
+    # MLflow has no login page, so the browser asks.
     with pytest.raises(urllib.error.HTTPError, match="401") as refused:
         urllib.request.urlopen(services.mlflow.url, timeout=30)
     with refused.value as answer:
@@ -108,8 +108,8 @@ def test_the_page_where_a_person_logs_in_is_open_and_asks_for_the_login(services
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", None])
-def test_a_foreign_pages_websocket_is_refused(services: Services, origin: str | None) -> None:
-    """The events' socket: a foreign page does not get as far as the handshake, a stranger not beyond it."""
+def test_foreign_websocket_is_refused(services: Services, origin: str | None) -> None:
+    """A foreign page fails before the handshake, a stranger after it."""
     address = urlsplit(services.prefect.url)
     lines = [
         "GET /api/events/in HTTP/1.1",
@@ -125,7 +125,7 @@ def test_a_foreign_pages_websocket_is_refused(services: Services, origin: str | 
 
 
 @pytest.mark.slow
-def test_mlflows_clients_log_in_by_environment(services: Services, tmp_path: Path) -> None:
+def test_mlflow_clients_log_in_by_environment(services: Services, tmp_path: Path) -> None:
     code = (
         "import mlflow\n"
         "client = mlflow.MlflowClient()\n"
@@ -157,7 +157,7 @@ def test_mlflows_clients_log_in_by_environment(services: Services, tmp_path: Pat
 
 
 @pytest.mark.parametrize("excepted", [{}, {"no_proxy": "plant.example"}, {"NO_PROXY": "plant.example"}])
-def test_no_proxy_is_given_the_login_of_this_machines_own_mlflow(
+def test_proxies_never_get_the_login_of_local_mlflow(
     services: Services, monkeypatch: pytest.MonkeyPatch, excepted: dict[str, str]
 ) -> None:
     import mlflow
@@ -186,19 +186,19 @@ def test_no_proxy_is_given_the_login_of_this_machines_own_mlflow(
         url = connect(services.home).mlflow.url
         assert reading.pages(url, "no_plant") == {}
         assert mlflow.MlflowClient(url).search_registered_models("name = 'no_plant'") == []
-        # What a team runs elsewhere is asked through the proxy, as its user wishes.
+        # Requests to a team's server use the configured proxy.
         assert reading.pages("http://mlflow.example", "no_plant") is None
         proxy.shutdown()
     assert [path.partition("/api")[0] for path in asked] == ["http://mlflow.example"]
 
 
 @pytest.mark.parametrize("path", ["assistant/message", "assistant/config", "assistant/providers"])
-def test_mlflows_assistant_which_executes_programs_is_not_there(services: Services, path: str) -> None:
-    """With the login, too: who may look at a model may not run what they like on this machine."""
+def test_mlflow_assistant_is_disabled(services: Services, path: str) -> None:
+    """It executes programs on this machine, so it is disabled even with the login."""
     where = f"{services.mlflow.url}/ajax-api/3.0/mlflow/{path}"
     assert send(where, login(services), {"message": "touch pwned.txt"}) == 404
     assert send(where, login(services)) == 404
-    # The path is the one that MLflow itself answers under.
+    # MLflow's own path.
     from mlflow.server.assistant.api import assistant_router
 
     assert f"/ajax-api/3.0/mlflow/{path}" in {getattr(route, "path", "") for route in assistant_router.routes}

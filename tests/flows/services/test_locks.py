@@ -1,4 +1,4 @@
-"""One run per plant, and the record that a killed run leaves."""
+"""Plant locks and records of killed runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def holder(home: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def test_a_second_run_is_refused_until_the_first_is_gone(home: Path) -> None:
+def test_a_second_run_is_refused(home: Path) -> None:
     with holder(home) as first:
         who = rf"reactor is locked by run first, process {first.pid}, running since"
         with pytest.raises(Refused, match=who), plant_lock(Home(home), "reactor"):
@@ -72,8 +72,8 @@ def test_a_second_run_may_wait(home: Path) -> None:
 
 
 @pytest.mark.parametrize("plant", ["seeds", "signer", "keys", "services", "backup", "witness", "trust"])
-def test_a_plant_may_have_the_name_of_any_other_lock(plant: str, home: Path) -> None:
-    """A run takes the locks of seeds and signer while it holds its plant: it would wait for itself."""
+def test_plant_names_never_clash_with_other_locks(plant: str, home: Path) -> None:
+    """A run takes the locks of seeds and signer while it has the plant's lock, so equal names would deadlock."""
 
     def held() -> None:
         raise AssertionError("the plant's lock is another's")
@@ -82,13 +82,13 @@ def test_a_plant_may_have_the_name_of_any_other_lock(plant: str, home: Path) -> 
         assert [holder.plant for holder in holders(Home(home))] == [plant]
 
 
-def test_a_run_that_ends_leaves_no_record(home: Path) -> None:
+def test_an_ended_run_leaves_no_record(home: Path) -> None:
     record = home / "locks" / "runs" / "abc.json"
     with recorded_run(Home(home), "abc", "p"):
         assert record.exists()
         assert dead_runs(Home(home)) == []
     assert not record.exists()
-    # Of a container that shares the home: its processes are not to be seen from here, and its run may well go on.
+    # A run in another container on the same home may still be alive.
     theirs = RunRecord("p", pid=2**22 + 1, created=1.0, started="", flow_run="abc", host="another")
     record.write_text(json.dumps(asdict(theirs)))
     assert dead_runs(Home(home)) == []

@@ -1,4 +1,4 @@
-"""The answer to the last message of a run may be lost on its way: what the run came to is not."""
+"""A run keeps its result if the server's answer to its last message is lost."""
 
 from __future__ import annotations
 
@@ -51,11 +51,8 @@ FLEET = FleetOutcome(fleet="tanks", run="r", headline="one of one", sites=(), ou
 
 @contextmanager
 def losing(url: str) -> Iterator[tuple[str, list[str]]]:
-    """A proxy in front of a server that hands on every request, and keeps the first answer to a completed flow run.
-
-    Yields:
-        The proxy's address, and the paths whose answers it kept.
-    """
+    """Run a proxy that forwards every request and drops the first answer to a completed flow run; yield address and
+    paths."""
     lost: list[str] = []
 
     class Proxy(BaseHTTPRequestHandler):
@@ -103,7 +100,7 @@ def losing(url: str) -> Iterator[tuple[str, list[str]]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "came_to"), [("run", OUTCOME), ("fleet", FLEET)])
-def test_what_a_run_came_to_outlives_a_lost_answer(
+def test_results_survive_a_lost_answer(
     services: Services, tmp_path: Path, kind: str, came_to: Outcome | FleetOutcome
 ) -> None:
     script = tmp_path / "announced.py"

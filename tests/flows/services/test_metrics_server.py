@@ -1,4 +1,4 @@
-"""The metrics of a home as Prometheus gets them: its text format, its token, and an answer when others give none."""
+"""Metrics for Prometheus: format, token, and time limits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def bearer(services: Services) -> dict[str, str]:
     return {"Authorization": f"Bearer {metrics_token(services.home)}"}
 
 
-def test_printed_metrics_have_names_types_and_meanings(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_metrics_have_names_types_and_help(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     furnished_home(home)
     assert run(["metrics"]) == 0
     text = capsys.readouterr().out
@@ -65,9 +65,7 @@ def test_printed_metrics_have_names_types_and_meanings(home: Path, capsys: pytes
         assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_a_file_for_the_textfile_collector_is_whole_and_readable_by_others(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_textfile_is_complete_and_readable(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "neorl.prom"
     assert run(["metrics", "--out", str(out)]) == 0
     assert capsys.readouterr().out == f"metrics in {out}\n"
@@ -76,30 +74,28 @@ def test_a_file_for_the_textfile_collector_is_whole_and_readable_by_others(
     assert [path.name for path in tmp_path.glob("*.prom*")] == ["neorl.prom"]
 
 
-def test_a_backup_is_known_once_it_was_made(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_metrics_show_the_last_backup(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ledger = furnished_home(home)
     key = ("neorl_backup_timestamp_seconds", frozenset[tuple[str, str]]())
     assert key not in samples(scraped(ledger.home))
     begun = time.time()
     assert run(["backup", str(tmp_path / "home.tar")]) == 0
     assert begun <= samples(scraped(ledger.home))[key] <= time.time()
-    # One that lacks what the ledger names is no backup to rely on.
+    # A backup without a file of the ledger does not count.
     note_backup(ledger.home, datetime(2025, 11, 7, tzinfo=UTC), 1)
     (home / "datasets" / "chemical_reactor" / "shard.h5").unlink()
     assert run(["backup", str(tmp_path / "again.tar")]) == 1
     assert samples(scraped(ledger.home))[key] == datetime(2025, 11, 7, tzinfo=UTC).timestamp()
 
 
-def test_a_server_that_takes_a_connection_and_says_nothing_holds_no_scrape_up(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_server_does_not_block_scrapes(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.services.metrics_server.PATIENCE", 0.2)
     with socket.create_server((HOST, 0)) as mute:
         monkeypatch.setenv("NEORL_PREFECT_URL", f"http://{HOST}:{mute.getsockname()[1]}")
         answers = Answers(Home(home))
         asked = [answers(), answers()]
         assert asked == [{"prefect": False}] * 2
-        # The second scrape did not ask once more.
+        # The second scrape did not repeat the request.
         mute.settimeout(5)
         mute.accept()[0].close()
         mute.settimeout(0.2)
@@ -107,7 +103,7 @@ def test_a_server_that_takes_a_connection_and_says_nothing_holds_no_scrape_up(
             mute.accept()
 
 
-def test_scrapes_come_one_after_the_other(home: Path) -> None:
+def test_scrapes_run_one_at_a_time(home: Path) -> None:
     inside, most = [0], [0]
     hold = threading.Event()
 
@@ -127,14 +123,14 @@ def test_scrapes_come_one_after_the_other(home: Path) -> None:
     assert most == [1]
 
 
-def test_a_service_whose_process_is_gone_is_down(home: Path) -> None:
+def test_a_service_with_a_dead_process_is_down(home: Path) -> None:
     gone = Service("worker", process=ProcessId(2**22 - 1, 0.0), token="t")
     write_services(Home(home), {"worker": gone})
     text = scraped(Home(home))
     assert samples(text)["neorl_service_up", frozenset({("service", "worker")})] == 0
 
 
-def test_only_the_token_opens_the_metrics_and_it_opens_nothing_else(services: Services) -> None:
+def test_the_token_opens_only_metrics(services: Services) -> None:
     assert services.metrics is not None
     url = f"{services.metrics.url}/metrics"
     login = {"Authorization": rest.basic(services.home.login.read_text().strip())}
@@ -148,12 +144,12 @@ def test_only_the_token_opens_the_metrics_and_it_opens_nothing_else(services: Se
 
 
 @pytest.mark.parametrize("headers", FOREIGN)
-def test_a_foreign_page_or_name_is_refused_even_with_the_token(services: Services, headers: dict[str, str]) -> None:
+def test_foreign_pages_and_names_are_refused_with_token(services: Services, headers: dict[str, str]) -> None:
     assert services.metrics is not None
     assert send(f"{services.metrics.url}/metrics", {**bearer(services), **headers}) == 403
 
 
-def test_a_running_home_tells_that_its_services_are_up(services: Services) -> None:
+def test_a_running_home_reports_services_up(services: Services) -> None:
     assert services.metrics is not None
     request = urllib.request.Request(f"{services.metrics.url}/metrics", headers=bearer(services))
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30) as answer:

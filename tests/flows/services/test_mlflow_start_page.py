@@ -1,4 +1,4 @@
-"""MLflow's page in a browser that has kept nothing: models and their training, and no assistant beside them."""
+"""MLflow's start page in a new browser: training runs, without the assistant."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def evaluate(page: Page, expression: str) -> Any:
 
 
 async def drawn(page: Page, text: str) -> str:
-    """What the page says, once a text is on it."""
+    """Return the page's text when it is loaded."""
     for _ in range(240):
         said = await evaluate(page, "document.body.innerText")
         if text in (said or ""):
@@ -34,8 +34,8 @@ async def drawn(page: Page, text: str) -> str:
     raise AssertionError(f"expected {text!r} on the page, got {said!r}")
 
 
-def test_the_page_is_mlflows_own_with_its_beginning_and_headers() -> None:
-    """Whatever else is asked for is handed on; MLflow's own answer has these headers too."""
+def test_start_page_is_mlflows_with_defaults_and_headers() -> None:
+    """Other requests are passed on; MLflow's own answers have the same headers."""
     asked: list[tuple[str, str]] = []
 
     async def server(scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,7 +60,7 @@ def test_the_page_is_mlflows_own_with_its_beginning_and_headers() -> None:
 
 
 @pytest.mark.slow
-def test_a_new_browser_opens_on_what_is_trained_here_without_an_assistant(services: Services) -> None:
+def test_new_browser_opens_on_training_runs(services: Services) -> None:
     command = shutil.which("chromium")
     if command is None:
         pytest.skip("no Chromium on this machine: `make services` installs it")
@@ -76,7 +76,7 @@ def test_a_new_browser_opens_on_what_is_trained_here_without_an_assistant(servic
             assert await evaluate(page, shown) is False
             assert await evaluate(page, "localStorage.getItem('mlflow.assistant.panelOpen_v1')") != "true"
             assert "Assistant" not in said
-            # A user's own choice stays.
+            # The user's own choice is kept.
             await evaluate(page, "localStorage.setItem('mlflow.workflowType_v1', '\"genai\"')")
             await page.open(f"{services.mlflow.url}/#/experiments", 0.0)
             await drawn(page, "Prompts")

@@ -1,4 +1,4 @@
-"""OpenLineage events as a server receives them: START and an end of every run, versions, parents; a lost server."""
+"""OpenLineage events: start and end of every run, versions, parents, and a lost server."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ fleet: lineage
 sites: {{one: {{}}}}
 """
 SITE = "lineage_one"
-"""A plant of the test's own: the first run of one drafts its policy, which other tests' runs of it must meet."""
+"""A plant of its own, because the first run of a plant drafts its policy."""
 Event = dict[str, Any]
 
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Event]]:
-    """What a lineage server is told, each with the path and the token that came with it."""
+    """Run a lineage server that records path, token and body of each request."""
     found: list[Event] = []
 
     class Receiver(http.server.BaseHTTPRequestHandler):
@@ -61,7 +61,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Event]]:
 
 
 def check(event: Event) -> None:
-    """What the specification 2-0-2 asks of a RunEvent, of its datasets and of a facet."""
+    """Requirements of specification 2-0-2 for a RunEvent, its datasets and facets."""
     assert {"eventType", "eventTime", "producer", "schemaURL", "run", "job"} <= set(event)
     assert event["eventType"] in {"START", "RUNNING", "COMPLETE", "ABORT", "FAIL", "OTHER"}
     assert datetime.fromisoformat(event["eventTime"]).tzinfo
@@ -76,7 +76,7 @@ def check(event: Event) -> None:
         assert urlsplit(facet["_producer"]).scheme
 
 
-def test_a_run_and_its_stages_begin_and_end_with_versions_and_parents(told: list[Event]) -> None:
+def test_events_have_versions_and_parents(told: list[Event]) -> None:
     run, said = str(uuid4()), list[str]()
     lineage, interval = LineageEvents("p", run, said.append), Interval(value=1.0, lower=0.0, upper=2.0)
     with lineage.flow([Path("/logs/a.parquet")]):
@@ -96,7 +96,7 @@ def test_a_run_and_its_stages_begin_and_end_with_versions_and_parents(told: list
     assert ingest["run"]["facets"]["parent"]["run"]["runId"] == run
     assert ingest["job"]["name"] == "retrain.p.ingest"
     assert ingest["inputs"] == [{"namespace": "file", "name": "/logs/a.parquet", "facets": {}}] == begun["inputs"]
-    # What one stage made is what the next one takes, by name and version.
+    # The output of one task is the input of the next, by name and version.
     assert ingested["outputs"] == train["inputs"] == ended["outputs"]
     (made,) = ingested["outputs"]
     assert made["name"] == "p/interval"
@@ -106,7 +106,7 @@ def test_a_run_and_its_stages_begin_and_end_with_versions_and_parents(told: list
     assert said == []
 
 
-def test_a_server_that_is_gone_is_told_of_once_and_none_is_asked_without_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_server_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     said, password = list[str](), "hidden"
     monkeypatch.setenv("OPENLINEAGE_URL", f"http://user:{password}@127.0.0.1:9")
     lineage = LineageEvents("p", str(uuid4()), said.append)
@@ -122,7 +122,7 @@ def test_a_server_that_is_gone_is_told_of_once_and_none_is_asked_without_a_url(m
 
 
 @pytest.mark.slow
-def test_a_retraining_tells_what_came_of_what(services: Services, told: list[Event], tmp_path: Path) -> None:
+def test_a_retraining_sends_its_lineage(services: Services, told: list[Event], tmp_path: Path) -> None:
     from tasks.data.synthetic.plant_log import generate
 
     log = generate(PLANT, tmp_path / "log", 0, 0.5)

@@ -1,4 +1,4 @@
-"""Processes of a home: ended with all that they started."""
+"""Stopping processes with their descendants."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flows.services.processes import ProcessId
 from tests.flows.services.waiting import wait_until
 
 
-def test_stop_ends_a_whole_family_even_a_stubborn_one(tmp_path: Path) -> None:
+def test_stop_ends_stubborn_descendants(tmp_path: Path) -> None:
     script = "trap '' TERM; sleep 600 & echo $! > child; while true; do sleep 0.1; done"
     leader = processes.spawn(["sh", "-c", script], os.environ, tmp_path / "log", tmp_path)
     wait_until(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text().strip())

@@ -1,4 +1,4 @@
-"""Real servers of a home: started once, recognised, never confused with others, and what a killed run leaves."""
+"""Real servers of a home: start, recognition, isolation, and killed runs."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from tests.flows.services.waiting import foreign_server, killed_process, use_as_
 PROJECT = Path(__file__).parents[3]
 
 
-def test_a_second_up_finds_the_same_servers(services: Services) -> None:
-    """The first start is the fixture's; it also shows that the pinned FastAPI does not break Prefect's server."""
+def test_up_is_idempotent(services: Services) -> None:
+    """The fixture makes the first start, which also shows that Prefect's server works with the pinned FastAPI."""
     from flows.services.servers import status, up
 
     again = up(services.home)
@@ -54,7 +54,7 @@ def test_servers_listen_on_loopback_only(services: Services) -> None:
         assert listening == {"127.0.0.1"}
 
 
-def test_two_at_once_end_with_one_set(services: Services) -> None:
+def test_concurrent_starts_share_one_set_of_servers(services: Services) -> None:
     variables = {**os.environ, "NEORL_HOME": str(services.home.root)}
     command = [sys.executable, "-m", "flows", "up", "--json"]
     both = [subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, cwd=PROJECT) for _ in range(2)]
@@ -65,7 +65,7 @@ def test_two_at_once_end_with_one_set(services: Services) -> None:
         assert answer["started"] == []
 
 
-def test_a_run_does_not_wait_for_a_worker_that_another_command_starts(services: Services) -> None:
+def test_a_run_does_not_wait_for_another_commands_worker(services: Services) -> None:
     from flows.services.servers import up
     from tasks.files.locks import exclusive
 
@@ -74,7 +74,7 @@ def test_a_run_does_not_wait_for_a_worker_that_another_command_starts(services: 
     assert (found.prefect, found.mlflow, found.started) == (services.prefect, services.mlflow, ())
 
 
-def test_a_port_that_was_asked_for_must_be_free(services: Services, home: Path) -> None:
+def test_a_requested_port_must_be_free(services: Services, home: Path) -> None:
     from flows.services.servers import up
 
     assert services.prefect.port
@@ -87,25 +87,25 @@ def test_a_port_that_was_asked_for_must_be_free(services: Services, home: Path) 
 
 
 @pytest.mark.slow
-def test_the_passphrase_goes_to_the_signer_and_to_no_server(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_signer_gets_the_passphrase(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import psutil
 
     place, passphrase = Home(home), "known to one person"
     with foreign_server() as port:
-        # A team's Prefect, so that there are only MLflow and the metrics to start.
+        # With a team's Prefect, only MLflow and metrics start.
         monkeypatch.setenv("NEORL_PREFECT_URL", f"http://127.0.0.1:{port}")
         monkeypatch.setenv(PASSPHRASE, passphrase)
         found = servers.up(place)
         try:
             assert found.started == ("mlflow", "metrics")
             assert found.mlflow.process is not None
-            # One that has ended has no environment left, however long its parent waits to look.
+            # Ended processes have no environment, even before their parent collects them.
             ours = psutil.Process().children(recursive=True)
             children = [child for child in ours if child.status() != psutil.STATUS_ZOMBIE]
             assert found.mlflow.process.pid in [child.pid for child in children]
             assert [child.pid for child in children if passphrase in child.environ().values()] == []
             assert PASSPHRASE not in os.environ
-            # It opened the key that was made with this passphrase, and no file holds that.
+            # It opened the key, and no file has its passphrase.
             assert keys.must_be_asked_for(place)
             assert client.public_key(place)
         finally:
@@ -114,13 +114,13 @@ def test_the_passphrase_goes_to_the_signer_and_to_no_server(home: Path, monkeypa
     assert not client.stop(place)
 
 
-def test_a_home_that_signs_nothing_gets_no_signer_and_no_terminal_no_question(home: Path) -> None:
+def test_a_home_without_key_starts_no_signer(home: Path) -> None:
     place = Home(home)
     said: list[str] = []
     servers.start_signer(place, said.append)
     assert (said, client.stop(place)) == ([], False)
     assert not place.signing_key.exists()
-    # A key whose passphrase no file holds, and nobody to ask.
+    # A key without a stored passphrase, and no terminal.
     keys.open_keys(place, first_use=True, passphrase=b"known to one person")
     servers.start_signer(place, said.append)
     assert not client.stop(place)
@@ -128,7 +128,7 @@ def test_a_home_that_signs_nothing_gets_no_signer_and_no_terminal_no_question(ho
     assert f"set {PASSPHRASE} or run this on a terminal" in said[0]
 
 
-def test_a_foreign_server_on_the_recorded_port_is_not_accepted(home: Path) -> None:
+def test_a_foreign_server_on_the_port_is_not_accepted(home: Path) -> None:
     with foreign_server() as port:
         me = ProcessId.current()
         entry = {"port": port, "url": f"http://127.0.0.1:{port}", "token": "t", "pid": me.pid, "created": me.created}
@@ -137,12 +137,12 @@ def test_a_foreign_server_on_the_recorded_port_is_not_accepted(home: Path) -> No
         assert servers.status(Home(home)).services["prefect"].state == "stopped"
         with pytest.raises(ServiceMissing, match=r"expected Prefect to answer .* start it with 'neorl up'"):
             servers.connect(Home(home))
-        # `down` must not touch a process that it did not start: here that would be the test itself.
+        # `down` must not touch foreign processes, here the test itself.
         assert servers.down(Home(home)) == []
     assert json.loads(Home(home).services.read_text())["prefect"]["port"] == port
 
 
-def test_down_of_another_home_leaves_these_running(services: Services, home: Path) -> None:
+def test_down_leaves_other_homes_running(services: Services, home: Path) -> None:
     from flows.services.servers import connect, down
 
     assert down(Home(home)) == []
@@ -156,13 +156,13 @@ def test_a_teams_servers_are_used_and_left_alone(
 
     monkeypatch.setenv("NEORL_PREFECT_URL", services.prefect_api)
     monkeypatch.setenv("NEORL_MLFLOW_URL", services.mlflow.url + "/")
-    # A team hands its login out by environment; this home has none, and makes none.
+    # A team sets its login in the environment; no home login is created.
     for name, value in environment(services).items():
         if name in {"PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"}:
             monkeypatch.setenv(name, value)
     request.addfinalizer(lambda: down(Home(home)))
     team = up(Home(home))
-    # The numbers of a home are its own, whoever runs the servers.
+    # A home has metrics even with a team's servers.
     assert team.started == ("metrics",)
     assert (team.prefect_api, team.mlflow.url, team.worker) == (services.prefect_api, services.mlflow.url, None)
     assert environment(team)["PREFECT_API_URL"] == services.prefect_api
@@ -181,7 +181,7 @@ def test_flow_processes_send_no_telemetry_and_use_no_pickle(services: Services) 
     from flows.services.servers import environment
 
     found = environment(services)
-    # The list of design.md, 'Known traps'.
+    # The list in design.md, 'Known traps'.
     assert found["DO_NOT_TRACK"] == found["MLFLOW_DISABLE_TELEMETRY"] == "true"
     assert found["PREFECT_SERVER_ANALYTICS_ENABLED"] == found["GX_ANALYTICS_ENABLED"] == "false"
     assert found["MLFLOW_MODEL_CATALOG_URI"] == ""
@@ -227,7 +227,7 @@ def test_a_killed_run_is_shown_as_crashed(services: Services) -> None:
 
 
 @pytest.mark.parametrize(("status", "kept"), [(500, True), (404, False)])
-def test_a_killed_run_is_forgotten_only_where_prefect_knows_it_no_more(
+def test_records_are_kept_until_prefect_answers(
     status: int, kept: bool, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead = killed_process()
@@ -240,8 +240,8 @@ def test_a_killed_run_is_forgotten_only_where_prefect_knows_it_no_more(
 
 
 @pytest.mark.slow
-def test_a_run_waits_for_a_server_that_is_silent_for_a_while(services: Services) -> None:
-    """As Prefect's is while it waits for a lock of its database: longer than a question alone bears."""
+def test_a_run_waits_for_a_silent_server(services: Services) -> None:
+    """Prefect is silent while it waits for a lock of its database."""
     assert services.prefect.process is not None
     pid = services.prefect.process.pid
     os.kill(pid, signal.SIGSTOP)
@@ -255,7 +255,7 @@ def test_a_run_waits_for_a_server_that_is_silent_for_a_while(services: Services)
         going_on.cancel()
 
 
-def test_a_server_that_ends_is_reported_with_its_last_words(home: Path, tmp_path: Path) -> None:
+def test_an_ended_server_is_reported_with_its_log(home: Path, tmp_path: Path) -> None:
     place = Home(home)
     process = processes.spawn(
         ["sh", "-c", "echo out of luck"], os.environ, place.folder("logs") / "mlflow.log", tmp_path
@@ -267,13 +267,13 @@ def test_a_server_that_ends_is_reported_with_its_last_words(home: Path, tmp_path
     processes.stop([process])
 
 
-def test_a_server_whose_record_cannot_be_written_is_not_left_behind(home: Path) -> None:
-    """Nobody could stop what no record names: a file system that does not take the record ends the server, too."""
+def test_a_server_without_a_record_is_stopped(home: Path) -> None:
+    """`neorl down` finds only recorded servers, so a failed write of the record must stop the server."""
     import psutil
 
     record, before = Home(home).services, {child.pid for child in psutil.Process().children()}
     write_json(record, {})
-    # What is mounted cannot be replaced, but by root alone.
+    # Only root can mount over the file.
     if subprocess.run(["mount", "--bind", str(record), str(record)], capture_output=True, check=False).returncode:
         pytest.skip("this account may not mount")
     try:
@@ -285,7 +285,7 @@ def test_a_server_whose_record_cannot_be_written_is_not_left_behind(home: Path) 
 
 
 @pytest.mark.parametrize(("number", "told"), [(errno.ENOSPC, "expected room"), (errno.EROFS, "expected to be allowed")])
-def test_a_server_is_not_left_behind_on_a_disk_that_takes_no_more(
+def test_a_full_disk_leaves_no_server_behind(
     number: int, told: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import psutil
@@ -304,7 +304,7 @@ def test_a_server_is_not_left_behind_on_a_disk_that_takes_no_more(
     assert not {child.pid for child in psutil.Process().children()} - before
 
 
-def test_a_broken_record_of_services_is_named(home: Path) -> None:
+def test_a_damaged_record_is_named(home: Path) -> None:
     home.mkdir()
     for broken in ("{", "[]", '{"mlflow": {"port": 1}}', '{"mlflow": 5}'):
         Home(home).services.write_text(broken)
@@ -312,28 +312,28 @@ def test_a_broken_record_of_services_is_named(home: Path) -> None:
             servers.status(Home(home))
 
 
-def test_requests_do_not_hide_errors(services: Services) -> None:
+def test_requests_raise_errors(services: Services) -> None:
     with pytest.raises(urllib.error.HTTPError):
         services.ask_prefect("flow_runs/none")
     assert not rest.answers(f"http://127.0.0.1:{processes.any_free_port()}/")
 
 
-def test_a_request_without_the_login_is_refused(services: Services) -> None:
+def test_a_request_without_login_is_refused(services: Services) -> None:
     with pytest.raises(urllib.error.HTTPError, match="401"):
         rest.request(f"{services.prefect_api}/flows/filter", {})
 
 
-def test_only_the_owner_can_look_into_the_home_and_read_the_login(services: Services) -> None:
+def test_only_the_owner_can_read_home_and_login(services: Services) -> None:
     root = services.home.root
     folders = [path for path in [root, *root.iterdir()] if path.is_dir()]
     assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in folders} == {p.name: 0o700 for p in folders}
-    # Databases and logs are made by the servers themselves.
+    # The servers create databases and logs themselves.
     files = [path for path in root.rglob("*") if path.is_file() and path.suffix in {".db", ".log", ".toml"}]
     assert {"mlflow.db", "prefect.db", "prefect.log", "profiles.toml"} <= {path.name for path in files}
     assert not [path for path in [*files, services.home.login] if stat.S_IMODE(path.stat().st_mode) & 0o077]
 
 
-def test_the_login_is_on_no_command_line_in_no_log_and_in_no_status(
+def test_the_login_is_in_no_command_line_log_or_status(
     services: Services, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import psutil

@@ -1,4 +1,4 @@
-"""Writes that SQLite refuses at once: a real snapshot that is out of date, answered as Prefect's server answers it."""
+"""Retries of writes that SQLite rejects at once, with Prefect's own error handling."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AT_ONCE = [0.0] * len(PAUSES)
 
 
 class Counter:
-    """A server with Prefect's own answers to errors, that notes a number: its first `conflicts` writes collide."""
+    """A server with Prefect's error handlers; the first `conflicts` writes of a number collide."""
 
     def __init__(self, path: Path, conflicts: int) -> None:
         from prefect.server.api.server import custom_internal_exception_handler
@@ -65,30 +65,30 @@ def ask(application: ASGIApp, method: str = "POST", raising: bool = False) -> Re
     return asyncio.run(asked())
 
 
-def test_the_server_alone_refuses_the_write_that_collides(tmp_path: Path) -> None:
+def test_without_retry_a_collision_fails(tmp_path: Path) -> None:
     server = Counter(tmp_path / "a.db", conflicts=1)
     assert ask(server.application).status_code == 503
     assert server.noted() == []
 
 
 @pytest.mark.parametrize("conflicts", [0, 1, len(PAUSES)])
-def test_a_write_that_collides_is_given_again_and_done_once(tmp_path: Path, conflicts: int) -> None:
+def test_a_collision_is_retried_and_written_once(tmp_path: Path, conflicts: int) -> None:
     server = Counter(tmp_path / "a.db", conflicts)
     answer = ask(SqliteRetry(server.application, AT_ONCE))
     assert (answer.status_code, answer.json(), server.noted()) == (200, {"number": 7}, [7])
     assert server.tries == conflicts + 1
 
 
-def test_what_stays_refused_is_told(tmp_path: Path) -> None:
+def test_a_lasting_collision_is_answered(tmp_path: Path) -> None:
     server = Counter(tmp_path / "a.db", conflicts=100)
     assert ask(SqliteRetry(server.application, AT_ONCE)).status_code == 503
     assert (server.tries, server.noted()) == (len(PAUSES) + 1, [])
-    # The server's own log tells of what it could not do.
+    # The server's own log shows the error.
     with pytest.raises(sql.exc.OperationalError, match="database is locked"):
         ask(SqliteRetry(server.application, AT_ONCE), raising=True)
 
 
-def test_reads_and_other_errors_are_handed_on_once(tmp_path: Path) -> None:
+def test_reads_and_other_errors_are_not_retried(tmp_path: Path) -> None:
     server = Counter(tmp_path / "a.db", conflicts=100)
     assert ask(SqliteRetry(server.application, AT_ONCE), "GET").status_code == 503
     assert server.tries == 1
@@ -99,7 +99,7 @@ def test_reads_and_other_errors_are_handed_on_once(tmp_path: Path) -> None:
     assert server.tries == 2
 
 
-def test_a_503_of_another_cause_is_handed_on_once() -> None:
+def test_other_503_answers_are_not_retried() -> None:
     tries = []
 
     async def full(scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,13 +112,13 @@ def test_a_503_of_another_cause_is_handed_on_once() -> None:
     assert (ask(SqliteRetry(full, AT_ONCE)).text, tries) == ("full", [b'{"number":7}'])
 
 
-def test_after_the_longest_wait_no_try_is_begun(tmp_path: Path) -> None:
+def test_no_retry_after_the_time_limit(tmp_path: Path) -> None:
     server = Counter(tmp_path / "a.db", conflicts=100)
     assert ask(SqliteRetry(server.application, [2 * LONGEST])).status_code == 503
     assert server.tries == 1
 
 
-def test_a_body_in_parts_is_read_again_unless_it_is_too_large(tmp_path: Path) -> None:
+def test_chunked_bodies_are_replayed_up_to_a_size(tmp_path: Path) -> None:
     async def asked(parts: list[bytes]) -> tuple[int, int]:
         server = Counter(tmp_path / f"{len(parts)}.db", conflicts=1)
         told: list[Message] = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
@@ -130,14 +130,14 @@ def test_a_body_in_parts_is_read_again_unless_it_is_too_large(tmp_path: Path) ->
     assert asyncio.run(asked([b'{"number": 7', b" " * LARGEST, b" ", b"}"])) == (503, 1)
 
 
-def test_a_client_that_has_left_gets_no_further_try(tmp_path: Path) -> None:
+def test_no_retry_after_a_disconnect(tmp_path: Path) -> None:
     server = Counter(tmp_path / "a.db", conflicts=100)
     told: list[Message] = [{"type": "http.request", "body": b'{"number": 7}'}, {"type": "http.disconnect"}]
     assert asyncio.run(sent(SqliteRetry(server.application, [5.0] * 3), told)) == 0
     assert server.tries == 1
 
 
-def test_nothing_is_read_that_the_server_does_not_ask_for() -> None:
+def test_unread_requests_are_not_read() -> None:
     async def forbidden(scope: Scope, receive: Receive, send: Send) -> None:
         await PlainTextResponse("who are you", 401)(scope, receive, send)
 
@@ -145,19 +145,19 @@ def test_nothing_is_read_that_the_server_does_not_ask_for() -> None:
 
 
 @pytest.mark.parametrize(("database", "answer", "beside"), [("", 200, 1), ("postgresql://a:b@db/prefect", 503, 0)])
-def test_prefects_server_has_it_and_collects_beside_its_loop_on_sqlite(
+def test_prefect_with_sqlite_uses_retry_and_gc_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str, answer: int, beside: int
 ) -> None:
     server, collectors = Counter(tmp_path / "a.db", conflicts=1), []
     monkeypatch.setenv(PREFECT_DATABASE, database)
     monkeypatch.setattr("prefect.server.api.server.create_app", lambda: server.application)
-    # The collector of this process, with which other tests run, stays as it is.
+    # Do not change the collector of the test's own process.
     monkeypatch.setattr(guard, "collect_in_thread", lambda: collectors.append(1))
     assert (ask(guard.prefect()).status_code, len(collectors)) == (answer, beside)
 
 
 async def sent(application: ASGIApp, told: list[Message]) -> int:
-    """The status of an answer to messages of a request, or 0 without one; more must not be asked for."""
+    """Return the answer's status, or 0 without an answer; fail if more messages are requested."""
     answered, waiting = [0], iter(told)
 
     async def receive() -> Message:

@@ -1,4 +1,4 @@
-"""Runs that a killed worker left behind, on a real server: what it took begins anew, what is executed is left alone."""
+"""Runs of a killed worker on a real server: pending runs are rescheduled, executed runs are left alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Enter = Callable[..., str]
 
 @pytest.fixture
 def enter(services: Services, tmp_path: Path) -> Iterator[Enter]:
-    """Make a run of a deployment that may run once at a time, in a state as if a worker had brought it there."""
+    """Return a function that creates a run in a given state, of a deployment with a concurrency limit of one."""
     (tmp_path / "flow.py").write_text(FLOW)
     (tmp_path / "prefect.yaml").write_text(FILE)
     shutil.copy(PROJECT / "prefect.toml", tmp_path)
@@ -47,7 +47,7 @@ def enter(services: Services, tmp_path: Path) -> Iterator[Enter]:
     deployment = services.ask_prefect("deployments/name/begin/stranded")["id"]
 
     def run(*states: str, path: Path = tmp_path / "begun") -> str:
-        # Far ahead, so that no worker takes it by itself.
+        # In the far future, so that no worker takes it.
         later = {"type": "SCHEDULED", "state_details": {"scheduled_time": "2100-01-01T00:00:00Z"}}
         body = {"parameters": {"path": str(path)}, "state": later}
         found = str(services.ask_prefect(f"deployments/{deployment}/create_flow_run", body)["id"])
@@ -67,9 +67,7 @@ def state_of(services: Services, run: str) -> str:
     return str(services.ask_prefect(f"flow_runs/{run}")["state_type"])
 
 
-def test_what_a_killed_worker_took_begins_anew_and_gives_its_slot_back(
-    services: Services, enter: Enter, tmp_path: Path
-) -> None:
+def test_a_pending_run_is_rescheduled_and_frees_its_slot(services: Services, enter: Enter, tmp_path: Path) -> None:
     taken = enter("PENDING")
     state = services.ask_prefect(f"flow_runs/{taken}")["state"]
     assert state["state_details"]["deployment_concurrency_lease_id"]
@@ -78,9 +76,9 @@ def test_what_a_killed_worker_took_begins_anew_and_gives_its_slot_back(
     wait_until(lambda: state_of(services, taken) == "COMPLETED")
     assert (tmp_path / "begun").exists()
     assert release_stuck_runs(services) == []
-    # The slot is free again: another run is taken.
+    # The slot is free: another run can be taken.
     another = enter("PENDING")
-    # One that Prefect does not let go keeps no other and no server from starting.
+    # A run that cannot be released does not prevent a start.
     deployment = services.ask_prefect(f"flow_runs/{another}")["deployment_id"]
     services.ask_prefect(f"deployments/{deployment}", method="DELETE")
     (said,) = release_stuck_runs(services)
@@ -88,7 +86,7 @@ def test_what_a_killed_worker_took_begins_anew_and_gives_its_slot_back(
     services.ask_prefect(f"flow_runs/{another}", method="DELETE")
 
 
-def test_what_a_worker_of_another_machine_may_have_taken_is_left_alone(services: Services, enter: Enter) -> None:
+def test_runs_of_other_machines_are_left_alone(services: Services, enter: Enter) -> None:
     taken = enter("PENDING")
     workers = f"work_pools/{POOL}/workers"
     services.ask_prefect(f"{workers}/heartbeat", {"name": "neorl-another-0123abcd", "heartbeat_interval_seconds": 30})
@@ -101,9 +99,7 @@ def test_what_a_worker_of_another_machine_may_have_taken_is_left_alone(services:
     services.ask_prefect(f"flow_runs/{taken}", method="DELETE")
 
 
-def test_what_had_just_begun_has_crashed_and_what_is_executed_or_recorded_is_left_alone(
-    services: Services, enter: Enter
-) -> None:
+def test_started_runs_crash_unless_executed_or_recorded(services: Services, enter: Enter) -> None:
     begun, recorded, executed = enter("RUNNING"), enter("RUNNING"), enter("RUNNING")
     process = subprocess.Popen(["sleep", "600"], env={**os.environ, RUN: executed})
     try:

@@ -1,4 +1,4 @@
-"""The watched folder: what comes is announced once, whole, and survives kills and servers that are gone."""
+"""The watched folder: each complete file is announced once, despite kills and missing servers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from flows.services.servers import Services
 
 PLANT = "watched_tank"
-"""No deployment is triggered by it."""
+"""A plant without deployments."""
 
 
 @pytest.fixture
 def folder(services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a plant, which the session's worker does not scan into."""
+    """Return a plant's folder that the session's worker does not scan."""
     monkeypatch.setenv(FOLDER, str(tmp_path / "incoming"))
     shutil.rmtree(services.home.root / "arrivals" / PLANT, ignore_errors=True)
     (tmp_path / "incoming" / PLANT).mkdir(parents=True)
@@ -37,20 +37,20 @@ def folder(services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def put(path: Path, text: str) -> Path:
-    """A file that was written a minute ago, as one that a program has copied with its times."""
+    """Write a file with a modification time one minute ago."""
     path.write_text(text)
     os.utime(path, (time.time() - 60,) * 2)
     return path
 
 
 def events(services: Services) -> list[dict[str, Any]]:
-    """Those of the plant that Prefect knows, the oldest first."""
+    """Return Prefect's events of the plant, oldest first."""
     query = {"event": {"name": [ARRIVED]}, "resource": {"id": [f"neorl.plant.{PLANT}"]}}
     found: list[dict[str, Any]] = services.ask_prefect("events/filter", {"filter": {**query, "order": "ASC"}})["events"]
     return found
 
 
-def test_one_file_that_cannot_be_taken_keeps_no_other_from_it(services: Services, folder: Path) -> None:
+def test_an_unusable_file_does_not_block_others(services: Services, folder: Path) -> None:
     put(Path(os.fsdecode(bytes(folder / "uebersicht.csv").replace(b"ue", b"\xdc"))), f"t\n{time.time_ns()}\n")
     good = put(folder / "zulu.csv", f"t\n{time.time_ns()}\n")
     found = scan(services.home, scan(services.home, {}).states)
@@ -59,21 +59,21 @@ def test_one_file_that_cannot_be_taken_keeps_no_other_from_it(services: Services
     assert why == f"file name '\\udcdcbersicht.csv' in {folder} is not UTF-8: rename the file."
 
 
-@pytest.mark.slow  # Prefect shows an event some seconds after it took it.
-def test_a_file_is_announced_once_it_stays_as_it_is_and_its_content_once(services: Services, folder: Path) -> None:
+@pytest.mark.slow  # Prefect shows an event after some seconds.
+def test_complete_content_is_announced_once(services: Services, folder: Path) -> None:
     home, stamp = services.home, str(time.time_ns())
     first = put(folder / "january.csv", f"t,{stamp}\n1,2\n")
     put(folder / "february.csv.part", "half")
     put(folder / ".hidden", "x")
     states = scan(home, {}).states
     assert list(states) == [first]
-    # It grew between the two looks, so that a third one decides.
+    # The file grew between two scans, so the third decides.
     put(first, f"t,{stamp}\n1,2\n3,4\n")
     grown = scan(home, states)
     assert grown.arrived == ()
     (found,) = scan(home, grown.states).arrived
     assert (found.plant, found.path, found.size) == (PLANT, first, first.stat().st_size)
-    # Neither another scan, nor a copy of it under another name, nor the file itself put there anew is an event.
+    # Another scan, a copy and a rewritten file are not announced.
     second = put(folder / "february.csv", f"t,{stamp}\n5,6\n")
     copy = put(folder / "copy.csv", first.read_text())
     put(first, first.read_text())
@@ -85,18 +85,18 @@ def test_a_file_is_announced_once_it_stays_as_it_is_and_its_content_once(service
     wait_until(lambda: len([e for e in events(services) if stamp in Path(e["payload"]["file"]).read_text()]) == 2)
     told = [e for e in events(services) if stamp in Path(e["payload"]["file"]).read_text()]
     assert [e["payload"]["file"] for e in told] == [str(first), str(second)]
-    # A run learns from all that came, the new file last.
+    # A run uses all files, the newest last.
     assert told[1]["payload"]["data"] == [str(first), str(second)]
     assert told[0]["payload"]["sha256"] == found.sha256
 
 
 @pytest.mark.slow
-def test_a_kill_between_the_event_and_its_record_announces_nothing_twice(services: Services, folder: Path) -> None:
+def test_a_kill_between_event_and_record_announces_nothing_twice(services: Services, folder: Path) -> None:
     home, stamp = services.home, str(time.time_ns())
     path = put(folder / "march.csv", stamp)
     states = scan(home, {}).states
     (arrival,) = scan(home, states).arrived
-    shutil.rmtree(home.root / "arrivals" / PLANT)  # as a process leaves it that was killed there
+    shutil.rmtree(home.root / "arrivals" / PLANT)  # state after a kill at this point
     (again,) = scan(home, states).arrived
     assert again.sha256 == arrival.sha256
     query = {"filter": {"any_resource": {"id": [f"neorl.plant.{PLANT}"]}, "event": {"name": [ARRIVED]}}}
@@ -106,11 +106,11 @@ def test_a_kill_between_the_event_and_its_record_announces_nothing_twice(service
         return [e["id"] for e in found if e["payload"]["file"] == str(path)]
 
     wait_until(lambda: told())
-    time.sleep(6)  # Prefect writes what it took every five seconds
+    time.sleep(6)  # Prefect writes events every five seconds
     assert len(told()) == 1
 
 
-def test_what_comes_while_no_server_answers_is_announced_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_announced_when_servers_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FOLDER, raising=False)
     home = Home(tmp_path / "home")
     assert scan(home, {}).states == {}
@@ -124,7 +124,7 @@ def test_what_comes_while_no_server_answers_is_announced_later(tmp_path: Path, m
     assert arrivals(home, PLANT) == ()
 
 
-def test_a_file_in_no_plants_folder_is_told_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misplaced_file_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "incoming"
     monkeypatch.setenv(FOLDER, str(folder))
     for name in ("Chemical-Reactor", ".trash", "empty folder"):
@@ -132,7 +132,7 @@ def test_a_file_in_no_plants_folder_is_told_of_once(tmp_path: Path, monkeypatch:
     for name in ("april.csv", "march.csv", "Chemical-Reactor/may.csv", ".trash/june.csv", "july.csv.part"):
         (folder / name).write_text("x")
     told, looks = list[str](), iter(range(3))
-    # It looks for as long as its process lives: here, until it has looked three times.
+    # The loop is endless, so stop it after three scans.
     monkeypatch.setattr(time, "sleep", lambda _: next(looks))
     with pytest.raises(StopIteration):
         follow(Home(tmp_path / "home"), told.append)
@@ -140,16 +140,16 @@ def test_a_file_in_no_plants_folder_is_told_of_once(tmp_path: Path, monkeypatch:
     assert told == [f"watched folder: 'Chemical-Reactor/may.csv' {end}; 'april.csv' {end}"]
 
 
-def test_a_file_that_was_just_written_is_not_taken_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fresh_file_is_not_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER, str(tmp_path))
     home = Home(tmp_path / "home")
     (tmp_path / PLANT).mkdir()
     (tmp_path / PLANT / "now.csv").write_text("x")
-    # No server answers: had it been taken, this would have raised.
+    # No server answers, so announcing the file would raise.
     assert scan(home, scan(home, {}).states, quiet=3600.0).arrived == ()
 
 
-def test_what_came_before_is_read_once_at_a_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_are_read_once_per_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER, str(tmp_path / "incoming"))
     home, count, read = Home(tmp_path / "home"), 20, list[Path]()
     (tmp_path / "incoming" / PLANT).mkdir(parents=True)
@@ -165,26 +165,24 @@ def test_what_came_before_is_read_once_at_a_look(tmp_path: Path, monkeypatch: py
         return read_json(path)
 
     monkeypatch.setattr(watched_folder, "read_json", counted)
-    # No server answers: had one been taken again, this would have raised.
+    # No server answers, so announcing a file would raise.
     assert scan(home, scan(home, {}).states).arrived == ()
     assert len(read) == count
 
 
-def test_a_file_from_a_machine_whose_clock_is_ahead_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_with_a_future_time_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER, str(tmp_path))
     home, ahead = Home(tmp_path / "home"), time.time() + 5 * 3600
     (tmp_path / PLANT).mkdir()
     path = tmp_path / PLANT / "ahead.csv"
     path.write_text("x")
     os.utime(path, (ahead, ahead))
-    # No server answers, which is only found out where it is taken.
+    # No server answers, which only an announcement notices.
     with pytest.raises(ServiceMissing, match="neorl up"):
         scan(home, scan(home, {}).states, quiet=3600.0)
 
 
-def test_a_folder_that_may_not_be_looked_into_keeps_no_other_plants_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_inaccessible_folder_does_not_block_other_plants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER, str(tmp_path))
     for plant in (PLANT, "other"):
         (tmp_path / plant).mkdir()
@@ -196,7 +194,7 @@ def test_a_folder_that_may_not_be_looked_into_keeps_no_other_plants_files(
             raise PermissionError(errno.EACCES, "Permission denied")
         return listed(path)
 
-    # Root may scan everywhere, so that the system's refusal is played.
+    # Root can read every folder, so simulate the error.
     monkeypatch.setattr(Path, "iterdir", refused)
     found = scan(Home(tmp_path / "home"), {})
     assert list(found.states) == [tmp_path / PLANT / "april.csv"]

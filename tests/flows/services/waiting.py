@@ -1,4 +1,4 @@
-"""What the tests of services share."""
+"""Helpers for tests of services."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flows.services.state import Services
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 120.0) -> None:
-    """Wait for something that another process does; the limit only ends a test that has failed."""
+    """Wait for another process; the time limit only ends a failed test."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"
@@ -27,7 +27,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 120.0) -> None:
 
 
 def register(services: Services, project: Path = PROJECT) -> bool:
-    """Make a project's deployments known, their schedules paused; whether anything had to be done."""
+    """Register a project's deployments with paused schedules; return whether anything changed."""
     found = due(services, project)
     if found is None:
         return False
@@ -37,18 +37,18 @@ def register(services: Services, project: Path = PROJECT) -> bool:
 
 
 def pause_schedules(services: Services) -> None:
-    """Have no schedule start a run: what a test finds on the server must not depend on the day and the hour."""
+    """Pause all schedules, so that tests do not depend on the time of day."""
     for found in services.ask_prefect("deployments/filter", {"limit": 200}):
         services.ask_prefect(f"deployments/{found['id']}/pause_deployment", {})
 
 
 def forget_deployments(services: Services) -> None:
-    """Let whoever needs this project's own deployments register them again."""
+    """Register this project's own deployments again."""
     (services.home.root / "prefect" / "deployments.json").unlink(missing_ok=True)
 
 
 def shown_graph(services: Services, run: str) -> list[tuple[str, list[str]]]:
-    """The tasks of a flow run that Prefect shows, each with those whose results it takes."""
+    """Return the tasks of a flow run with the tasks that they depend on, as Prefect shows them."""
     graph = services.ask_prefect(f"flow_runs/{run}/graph-v2")
     labels = {node["id"]: node["label"] for _, node in graph["nodes"]}
     return sorted(
@@ -57,7 +57,7 @@ def shown_graph(services: Services, run: str) -> list[tuple[str, list[str]]]:
 
 
 def killed_process() -> ProcessId:
-    """The identity of a process that was killed with SIGKILL."""
+    """Return the identity of a process killed by SIGKILL."""
     child = subprocess.Popen(["sleep", "600"])
     identity = ProcessId.of(child.pid)
     assert identity.alive
@@ -69,14 +69,7 @@ def killed_process() -> ProcessId:
 
 @contextmanager
 def foreign_server(status: int = 200) -> Iterator[int]:
-    """A web server that belongs to nobody we know: it says yes to everything, or nearly.
-
-    Args:
-        status: what requests to Prefect's API get, but for whether it is there.
-
-    Yields:
-        Its port.
-    """
+    """Run a foreign web server; yield its port. `status` is its answer to Prefect's API, except health checks."""
 
     class Answers(BaseHTTPRequestHandler):
         def answer(self) -> None:
@@ -102,6 +95,6 @@ def foreign_server(status: int = 200) -> Iterator[int]:
 
 
 def use_as_team(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have homes take the server at a port for their team's Prefect and MLflow."""
+    """Use a server at this port as the team's Prefect and MLflow."""
     for name in ("NEORL_PREFECT_URL", "NEORL_MLFLOW_URL"):
         monkeypatch.setenv(name, f"http://{processes.HOST}:{port}")
