@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """The campaign of faults: counts on the page, and violations in the output of a command."""
-=======
-"""The chaos campaign: counts on its page, and tests that contain its faults."""
->>>>>>> 19d6446 (Name the tests of flows and infra in plain words and rewrite their comments)
 
 from __future__ import annotations
 
@@ -13,27 +9,11 @@ from benchmarks.chaos.faults import FAULTS, SITES
 from benchmarks.chaos.site import Ended
 
 
-<<<<<<< HEAD
 def test_every_fault_belongs_to_a_site() -> None:
     assert {name for faults in SITES.values() for name in faults} == set(FAULTS)
 
 
 def test_page_counts_trials_and_lists_violations() -> None:
-=======
-
-@pytest.mark.parametrize("fault", NAMED)
-def test_named_tests_contain_the_faults(fault: str) -> None:
-    file, name = NAMED[fault].split("::")
-    assert f"def {name}(" in (PROJECT / file).read_text()
-
-
-def test_ten_faults_are_in_tests_and_all_in_trials() -> None:
-    assert len(NAMED) >= 10
-    assert {name for faults in SITES.values() for name in faults} == set(FAULTS)
-
-
-def test_page_counts_trials_and_violations() -> None:
->>>>>>> 19d6446 (Name the tests of flows and infra in plain words and rewrite their comments)
     def trial(number: int, fault: str, code: int, sentence: str = "", *violations: str) -> Trial:
         what = f"{fault} happened"
         return Trial("team", number, fault, what, 1.0, True, code, sentence, 0, [*violations], 2.0, "c" * 40)
@@ -52,11 +32,7 @@ def test_page_counts_trials_and_violations() -> None:
     assert "2 races between two approvals caused 1." in " ".join(text.split())
     assert "ccccccc" in text
     assert "No violation." in page(trials[:2], [], 200, 100)
-<<<<<<< HEAD
     # Fixed violations stay on the page and do not count.
-=======
-    # A fixed violation stays on the page with its trial, but no longer counts.
->>>>>>> 19d6446 (Name the tests of flows and infra in plain words and rewrite their comments)
     again = page(trials[:2], [], 200, 100, trials[2:])
     assert "| MLflow killed | 1 | 1 | 1 | 0 | 0 |" in again
     assert "No violation.\n\nFound by earlier trials and fixed" in again
@@ -67,17 +43,10 @@ def test_page_counts_trials_and_violations() -> None:
     ("code", "answer", "said", "fault"),
     [
         (0, {"verdict": "promoted"}, "", ""),
-<<<<<<< HEAD
         (3, {}, "neorl: Prefect does not answer at 127.0.0.1: start it.", ""),
         (1, {}, "", "exit code 1 without a message"),
         (1, {}, "Traceback (most recent call last):\n  x\nKeyError: 'a'\n", "a traceback"),
         # An error of libfaketime in a thread does not count.
-=======
-        (3, {}, "neorl: expected Prefect to answer, got none: start it.", ""),
-        (1, {}, "", "exit code 1 without a sentence"),
-        (1, {}, "Traceback (most recent call last):\n  x\nKeyError: 'a'\n", "a stack"),
-        # Effects of libfaketime on threads do not count.
->>>>>>> 19d6446 (Name the tests of flows and infra in plain words and rewrite their comments)
         (
             0,
             {"verdict": "fallback"},
@@ -87,11 +56,7 @@ def test_page_counts_trials_and_violations() -> None:
         ),
     ],
 )
-<<<<<<< HEAD
 def test_violation_of_a_finished_command(code: int, answer: dict[str, object], said: str, fault: str) -> None:
-=======
-def test_problems_at_the_end_of_a_command(code: int, answer: dict[str, object], said: str, fault: str) -> None:
->>>>>>> 19d6446 (Name the tests of flows and infra in plain words and rewrite their comments)
     found = Ended(code, answer, said).fault
     assert found.startswith(fault)
     assert bool(found) == bool(fault)
