@@ -1,8 +1,8 @@
-"""`make fleet`: twenty made reactors, one with a broken log, through `neorl fleet retrain`, killed once on the way.
+"""`make fleet`: retrain twenty generated reactors with `neorl fleet retrain`, kill it once and repeat it.
 
-The constants of the sites differ by up to 3 %. The first retraining is killed with all its processes once a few sites
-have ended, and given again; then it is given once more, and must find nothing new. Budgets are small: what is shown is
-that each site comes to a decision of its own, not how good the policies are.
+The constants of the sites differ by up to 3 %, and one site has a broken log. The first run is killed with all its
+processes after a few sites have finished, and repeated; a third run must find nothing new. Budgets are small: the test
+is that each site gets its own decision, not the quality of the policies.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tasks.files.canonical import write_json
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "fleet.json"
 SOURCES = ("neorl_core", "tasks", "configs", "flows", "benchmarks/fleet.py")
-"""What a result depends on."""
+"""Files and folders that a result depends on."""
 RUN = """\
 plant: chemical_reactor
 data: {{mapping: {mapping}, held_out: 0.3}}
@@ -43,7 +43,9 @@ approval: auto
 def main() -> int:
     known = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known.add_argument("--sites", type=int, default=20)
-    known.add_argument("--kill-after", type=int, default=4, help="sites that have ended when the first run is killed")
+    known.add_argument(
+        "--kill-after", type=int, default=4, help="kill the first run after this many sites have finished"
+    )
     known.add_argument("--out", type=Path, default=RESULTS)
     options = known.parse_args()
     try:
@@ -58,13 +60,13 @@ def main() -> int:
 
 
 def play(home: Home, folder: Path, sites: int, kill_after: int) -> dict[str, Any]:
-    """Make the fleet, retrain it three times, and hold the outcomes to what a fleet promises.
+    """Make the fleet, retrain it three times and check the outcomes.
 
     Args:
-        home: whose servers are started if none answers.
-        folder: for the fleet.
-        sites: how many, of which the last has a broken log.
-        kill_after: sites that have ended when the first run is killed.
+        home: home of the fleet; servers are started if none answers.
+        folder: folder for the fleet.
+        sites: number of sites; the last one has a broken log.
+        kill_after: number of finished sites before the first run is killed.
     """
     run = folder / "run.yaml"
     run.write_text(RUN.format(mapping=ROOT / "configs" / "mappings" / "chemical_reactor.yaml"))
@@ -97,31 +99,31 @@ def play(home: Home, folder: Path, sites: int, kill_after: int) -> dict[str, Any
     whole = found["decided"] == sites - 1 == found["champions"] == found["promotions"] and len(found["refused"]) == 1
     same = found["again"]["verdicts"] == {"unchanged": sites - 1} and found["again"]["new_entries"] == 0
     if not (whole and same and found["audit"] and ended_before < sites):
-        raise SystemExit(f"expected {sites - 1} decisions, one refusal and nothing new, got {json.dumps(found)}")
+        raise SystemExit(f"not {sites - 1} decisions, one refusal and nothing new: {json.dumps(found)}")
     return found
 
 
 def retrained(file: Path) -> tuple[dict[str, Any], float]:
-    """What a retraining answers, and the seconds that it took; the broken site makes it leave with 1."""
+    """Run a retraining and return the answer and the seconds; the broken site causes exit code 1."""
     started = time.monotonic()
     return neorl("fleet", "retrain", str(file), code=1), round(time.monotonic() - started, 1)
 
 
 def neorl(*arguments: str, code: int = 0) -> dict[str, Any]:
-    """What a command answers, run in a process of its own."""
+    """Run a command in a separate process and return the JSON."""
     words = [sys.executable, "-m", "flows", *arguments, "--json"]
     done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     if done.returncode != code:
-        raise SystemExit(f"expected {code} of neorl {' '.join(arguments)}, got {done.returncode}: {answer}")
+        raise SystemExit(f"neorl {' '.join(arguments)} exited with {done.returncode}, not {code}: {answer}")
     return answer
 
 
 def kill(file: Path, after: int) -> int:
-    """Begin a retraining and kill -9 all of its processes once some sites have ended.
+    """Start a retraining and kill -9 all its processes after some sites have finished.
 
     Returns:
-        How many had.
+        Number of finished sites.
     """
     words = [sys.executable, "-m", "flows", "fleet", "retrain", str(file)]
     ended = 0

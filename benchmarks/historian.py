@@ -1,10 +1,10 @@
-"""`make historian`: raw tag rows per second from time-ordered Parquet to a dataset, beside polars' own scan.
+"""`make historian`: measure raw tag rows per second from time-ordered Parquet files to a dataset, and polars' own scan.
 
-The export is generated on disk: daily files of a plant of 50 tags scanned every second with jitter, a thousandth of the
-rows Bad. Both readings run in processes of their own, in turn, over the same files: `scan` decodes all four columns and
-reduces each, `ingest` is the pipeline's own, from the files' digests to the committed dataset. What counts is the
-median of the rounds: on a shared machine the fastest of few short readings is luck. Seconds of the clock suffer from
-other programs on the machine; seconds of the processor (of all threads) less.
+The export is generated on disk: daily files of a plant with 50 tags scanned every second with jitter, 0.1 % of the rows
+Bad. Both readings run in separate processes, in turn, over the same files: `scan` decodes and reduces all four columns,
+`ingest` is the pipeline's ingestion from the files' digests to the committed dataset. The result is the median of the
+rounds, because the fastest of few short readings on a shared machine is luck. CPU seconds (of all threads) suffer less
+from other programs than wall-clock seconds.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ SMALLEST_RATE, SMALLEST_SHARE, LARGEST_GIB = 5e6, 0.2, 1.5
 
 
 def tag_names() -> list[str]:
-    """50 tags in five units; the first four are valve commands, the last is the mode."""
+    """Return 50 tags in five units: four valve commands, measurements, and the mode."""
     valves = [f"UNIT{i}.FV-{100 + i}.OP" for i in range(ACTIONS)]
     return [*valves, *(f"UNIT{i % 5}.TI-{100 + i}.PV" for i in range(TAGS - ACTIONS - 1)), "UNIT0.MODE"]
 
 
 def mapping() -> str:
-    """The mapping of the export, as YAML."""
+    """Return the mapping of the export as YAML."""
     lines = [
         "process: {name: generated_unit, horizon: 1000}",
         "period_seconds: 10",
@@ -64,7 +64,7 @@ def mapping() -> str:
 
 
 def write_export(folder: Path, rows: int) -> int:
-    """Daily files, in order of time; returns their bytes."""
+    """Write daily files in order of time and return their bytes."""
     import polars as pl
 
     rng = np.random.default_rng(0)
@@ -96,7 +96,7 @@ def write_export(folder: Path, rows: int) -> int:
 
 
 def scan(folder: Path) -> int:
-    """polars' own reading of all columns."""
+    """Read all columns with polars."""
     import polars as pl
 
     table = pl.scan_parquet(sorted(folder.glob("*.parquet")))
@@ -105,7 +105,7 @@ def scan(folder: Path) -> int:
 
 
 def ingest(folder: Path, rows_file: Path) -> int:
-    """The pipeline's own reading; returns the raw rows that it accounts for."""
+    """Ingest, and return the raw rows in the account."""
     from tasks.ingest import ingest as read
 
     with tempfile.TemporaryDirectory(prefix="neorl-historian-home-") as home:
@@ -117,7 +117,7 @@ def ingest(folder: Path, rows_file: Path) -> int:
 
 
 def measured(what: str, folder: Path, mapping_file: Path) -> dict[str, float]:
-    """One reading in a process of its own: rows, seconds, processor seconds, peak memory [GiB]."""
+    """Run one reading in a separate process: rows, seconds, CPU seconds, peak memory [GiB]."""
     command = [sys.executable, "-m", "benchmarks.historian", "--child", what, str(folder), str(mapping_file)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     record: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -125,7 +125,7 @@ def measured(what: str, folder: Path, mapping_file: Path) -> dict[str, float]:
 
 
 def child(what: str, folder: Path, mapping_file: Path) -> None:
-    """What `measured` starts; imports do not count as reading, so both are warm."""
+    """Run in the process of `measured`; imports happen before the clock starts."""
     import polars  # noqa: F401
 
     if what == "ingest":
@@ -153,7 +153,7 @@ def child(what: str, folder: Path, mapping_file: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=200_000_000)
-    parser.add_argument("--rounds", type=int, default=5, help="readings of each kind; the median counts")
+    parser.add_argument("--rounds", type=int, default=5, help="readings of each kind; the result is the median")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -183,7 +183,7 @@ def main() -> int:
         )
     share = rate["ingest"] / rate["scan"]
     times = processor["ingest"] / processor["scan"]
-    print(f"ingest reads at {share:.2f} of the scan's rate, and takes {times:.1f} times its processor time")
+    print(f"ingest reads at {share:.2f} of the scan's rate, with {times:.1f} times the CPU time")
     bars = {
         f"at least {SMALLEST_RATE / 1e6:g} M rows/s": rate["ingest"] >= SMALLEST_RATE,
         f"at least {SMALLEST_SHARE:g} of the scan": share >= SMALLEST_SHARE,

@@ -1,4 +1,4 @@
-"""Batched AC power flow beside pandapower, each case with a topology of its own; used by benchmarks/plants/speed.py."""
+"""Measure batched AC power flow and pandapower, with a topology for each case; used by benchmarks/plants/speed.py."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from neorl_core.plants.power_grid import plant as power_grid
 from neorl_core.plants.power_grid.power_flow import is_radial, open_lines, path_matrix, solve
 
 MANY = 4096
-"""Cases that are solved side by side."""
+"""Cases solved in one batch."""
 FLOWS, PEER_FLOWS = 65536, 20
-"""Cases of a window."""
+"""Cases in a window."""
 
 
 def finish(work: jax.Array) -> None:
-    """Wait for what JAX computes."""
+    """Wait for JAX."""
     jax.block_until_ready(work)
 
 
 def cases(count: int) -> dict[str, np.ndarray]:
-    """Random radial topologies of the feeder, as positions and as open lines, with random loads [MW, Mvar]."""
+    """Draw radial topologies of the feeder, as positions and as open lines, and loads [MW, Mvar]."""
     rng, positions = np.random.default_rng(0), np.zeros((0, feeder33.TIES), np.int32)
     radial = jax.jit(jax.vmap(is_radial))
     while len(positions) < count:
@@ -47,7 +47,7 @@ def cases(count: int) -> dict[str, np.ndarray]:
 
 
 def flowing(found: dict[str, np.ndarray]) -> Callable[[], None]:
-    """A window: the power flow of every case, each with a topology of its own."""
+    """Return a function that solves every case, each with its topology."""
     impedance = jnp.asarray(np.stack([feeder33.RESISTANCE, feeder33.REACTANCE], -1), jnp.float32)
 
     def one(positions: jax.Array, active: jax.Array, reactive: jax.Array) -> jax.Array:
@@ -61,7 +61,7 @@ def flowing(found: dict[str, np.ndarray]) -> Callable[[], None]:
 
 @contextmanager
 def pandapower(python: str, found: dict[str, np.ndarray]) -> Iterator[Callable[[], float]]:
-    """pandapower's windows, in a process of its own."""
+    """Yield pandapower's windows, run in a separate process."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cases.npz"
         np.savez(path, **{name: found[name][:1000] for name in ("open", "active", "reactive")})
@@ -72,9 +72,7 @@ def pandapower(python: str, found: dict[str, np.ndarray]) -> Iterator[Callable[[
         assert process.stdin is not None
         assert process.stdout is not None
         if process.stdout.readline().strip() != "ready":
-            raise SystemExit(
-                f"expected {python} to have pandapower 3.5.6, got none: see benchmarks/peers/solve_pandapower.py."
-            )
+            raise SystemExit(f"{python} has no pandapower 3.5.6: see benchmarks/peers/solve_pandapower.py.")
 
         def window() -> float:
             print(PEER_FLOWS, file=process.stdin, flush=True)
@@ -88,7 +86,7 @@ def pandapower(python: str, found: dict[str, np.ndarray]) -> Iterator[Callable[[
 
 
 def measure(python: str | None, rounds: int, limit: float) -> dict[str, Any] | None:
-    """Flows per second of both in one run, or None without pandapower."""
+    """Return flows per second of both, or None without pandapower."""
     if python is None:
         return None
     found = cases(FLOWS)

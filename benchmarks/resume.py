@@ -1,8 +1,7 @@
-"""`make resume`: kill -9 a training process at random steps, start it again, and compare with an undisturbed run.
+"""`make resume`: kill -9 a training process at random steps, restart it, and compare with an undisturbed run.
 
-For every algorithm one run is left in peace and another is killed again and again, each time a random moment after it
-reached a random step; it goes on from its own checkpoints. In the end both must have the same bits: parameters,
-optimisers, keys and learning curves.
+For every algorithm one run is undisturbed. Another is killed repeatedly, each time a random moment after a random step,
+and resumes from its checkpoints. Both must end with the same bits: parameters, optimisers, keys and learning curves.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "resume.json"
 UPDATES, CHUNK, WARM_UP = 1_000, 40, 400
 LATER = 0.03
-"""A kill comes up to this many seconds after its step was reached: in the middle of a chunk or of a save."""
+"""Longest delay of a kill after its step, so that it hits chunks and saves."""
 
 
 def child(name: str, folder: Path) -> None:
-    """Train to the end, telling of every chunk; a state is saved after each."""
+    """Train to the end; print and save every chunk."""
     from neorl_core.algorithms import ALGORITHMS
     from neorl_core.training.loop import Plan, resident, train
     from neorl_core.training.population import configure, init_population, members, warm_up_updates
@@ -69,10 +68,10 @@ def child(name: str, folder: Path) -> None:
 
 
 def run(name: str, folder: Path, until: int = UPDATES, later: float = 0.0) -> dict[str, Any]:
-    """Start a child and let it run to its end, or kill it once it says that it reached a step.
+    """Start a child and let it finish, or kill it after it reports a step.
 
     Returns:
-        {began, reached, digest}; a killed one has no digest.
+        {began, reached, digest}; a killed child has no digest.
     """
     command = [sys.executable, "-m", "benchmarks.resume", "--child", name, "--folder", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
@@ -89,12 +88,12 @@ def run(name: str, folder: Path, until: int = UPDATES, later: float = 0.0) -> di
         left, told = process.wait(), process.stderr.read()
     steps = [int(word) for word in said if word.isdigit() and len(word) < 20]
     if left not in (0, -signal.SIGKILL) or not steps:
-        raise SystemExit(f"resume: {name} left with {left}:\n{told[-3000:]}")
+        raise SystemExit(f"resume: {name} exited with {left}:\n{told[-3000:]}")
     return {"began": steps[0], "reached": steps[-1], "digest": said[-1] if left == 0 else None}
 
 
 def harass(name: str, kills: int, moments: random.Random, folder: Path) -> dict[str, Any]:
-    """One algorithm's row."""
+    """Return the row of one algorithm."""
     expected = run(name, folder / f"{name}-calm")["digest"]
     lives = []
     for step in sorted(moments.randrange(0, UPDATES) for _ in range(kills)):
@@ -116,7 +115,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--algorithms", nargs="*", help="all by default; the others' rows are kept")
+    parser.add_argument("--algorithms", nargs="*", help="default: all; kept rows of the others stay")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -128,7 +127,7 @@ def main() -> int:
     moments, rows = random.Random(arguments.seed), []
     with tempfile.TemporaryDirectory(prefix="neorl-resume-") as name:
         folder = Path(name)
-        # What is compiled once need not be compiled in every life.
+        # The children share a compilation cache.
         cache = {"JAX_COMPILATION_CACHE_DIR": str(folder / "jax"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
         os.environ.update(cache)
         print("| algorithm | kills | resumed at steps | updates made again, mean | same bits |\n|---|---|---|---|---|")

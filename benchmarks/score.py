@@ -1,10 +1,10 @@
-"""Seconds from a validated dataset to a selected policy above a score, ours and d3rlpy's; part of `make bench`.
+"""Measure seconds from a validated dataset to a selected policy above a score, and d3rlpy's; part of `make bench`.
 
-    python -m benchmarks.score DMSD-train.npz DMSD-val.npz --seed 0    # one run of ours, as JSON
+    python -m benchmarks.score DMSD-train.npz DMSD-val.npz --seed 0    # one run, as JSON
 
-Ours is the pipeline's own `train` and `evaluate` with configs/double_mass.yaml and the default learner alone, each run
-in a fresh process with nothing compiled before; the simulator scores the selected policy after the clock has stopped.
-d3rlpy trains with its own defaults, and the clock stops while the simulator looks at it.
+Our run uses the pipeline's `train` and `evaluate` with configs/double_mass.yaml and one learner, in a fresh process
+without a compilation cache; the simulator scores the policy after the clock has stopped. d3rlpy trains with its
+defaults; the clock stops while the simulator scores.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ from tasks.training.train import train
 ROOT = Path(__file__).resolve().parents[1]
 PLANT = "double_mass"
 BAR = 78.65
-"""EDAC's published score, the best of NeoRL-2's (arXiv 2503.19267), selected online."""
+"""EDAC's published score, the best in NeoRL-2 (arXiv 2503.19267), selected online."""
 LEARNER = "bptt"
-"""Alone, two seeds of it: what a run that names no learner trains takes longer, and `make study` tells how long."""
+"""One learner with two seeds. The default population takes longer, see `make study`."""
 RUNS = 3
 EPISODES = 256
 PEERS = ("td3_bc", "iql", "cql")
 PEER_SECONDS = (30, 60, 120)
-"""When d3rlpy's policies are scored, in seconds of training."""
+"""Seconds of training after which d3rlpy's policies are scored."""
 
 
 def official() -> list[Path]:
-    """NeoRL-2's DMSD archives where they lie beside this checkout, train first."""
+    """Return NeoRL-2's DMSD archives beside this checkout, training data first."""
     return sorted((ROOT.parent / "shared" / "data" / "dmsd").glob("DMSD-*.npz"))
 
 
 def ours(data: Sequence[Path], seed: int) -> dict[str, Any]:
-    """One whole run in this process: seconds until a policy was selected, and then every candidate's score."""
+    """Run once in this process: seconds until a policy was selected, then every candidate's score."""
     plant = PLANTS[PLANT]
     known = load_run(ROOT / "configs" / f"{PLANT}.yaml")
     run = known.model_copy(update={"seed": seed, "train": Train(algorithm=LEARNER)})
@@ -87,7 +87,7 @@ def ours(data: Sequence[Path], seed: int) -> dict[str, Any]:
 
 
 def peer(python: str, name: str, data: Path) -> list[dict[str, float]]:
-    """d3rlpy's score after each of `PEER_SECONDS` of training at its defaults."""
+    """Return d3rlpy's score after each of `PEER_SECONDS` of training with its defaults."""
     plant = PLANTS[PLANT]
     step = jax.jit(jax.vmap(plant.step, in_axes=(0, 0, 0, None)))
     keys = jax.random.split(jax.random.key(0), EPISODES)
@@ -110,9 +110,7 @@ def peer(python: str, name: str, data: Path) -> list[dict[str, float]]:
     found, trained = [], 0.0
     try:
         if process.stdout.readline().strip() != "ready":
-            raise SystemExit(
-                f"expected {python} to have d3rlpy 2.8.1 and torch, got none: see benchmarks/peers/train_d3rlpy.py."
-            )
+            raise SystemExit(f"{python} has no d3rlpy 2.8.1 with torch: see benchmarks/peers/train_d3rlpy.py.")
         for seconds in PEER_SECONDS:
             told = ask(f"train {seconds - trained}")
             trained = float(seconds)
@@ -132,7 +130,7 @@ def peer(python: str, name: str, data: Path) -> list[dict[str, float]]:
 
 
 def measure(data: Sequence[Path], python: str | None, today: str, kept: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything, as JSON; without a Python that has d3rlpy its scores are those that were kept, with their date."""
+    """Measure everything as JSON; without d3rlpy, its kept scores and their date stay."""
     runs = []
     for seed in range(RUNS):
         command = [sys.executable, "-m", "benchmarks.score", *map(str, data), "--seed", str(seed)]

@@ -1,4 +1,4 @@
-"""What a benchmark is run at: the commit of its sources, which results name, and a home of its own."""
+"""The setting of a benchmark: the commit of the sources, and a separate home."""
 
 from __future__ import annotations
 
@@ -16,39 +16,37 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def commit(sources: Sequence[str]) -> str:
-    """The last commit that changed the sources: others since then change no result.
+    """Return the last commit that changed the sources.
 
     Args:
         sources: files and folders that a result depends on.
 
     Raises:
-        BadInput: when they differ from it.
+        BadInput: if they differ from that commit.
     """
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
     if changed := git("status", "--porcelain", "--", *sources):
-        raise BadInput(
-            f"expected sources as committed, got changes in {changed.split()[1]}: commit or drop them first."
-        )
+        raise BadInput(f"{changed.split()[1]} has uncommitted changes: commit or discard them first.")
     return git("log", "-1", "--format=%H", "--", *sources)
 
 
 def when(result: Mapping[str, Any]) -> str:
-    """On which day, at which commit and on what a part was measured, as far as it is known."""
+    """Return day, commit and machine of a measurement, as far as known."""
     at = f" at {result['commit'][:7]}" if "commit" in result else ""
     return f"on {result['date']}{at}, {result['machine']}, JAX {result['jax']}"
 
 
 @contextmanager
 def own_home(folder: Path) -> Iterator[Home]:
-    """A home in a folder, for this process and those that it starts, whose servers end with it.
+    """Yield a home in a folder for this process and child processes; stop the home's servers afterwards.
 
-    What a benchmark decides must not stand in the ledger of a home that is in use.
+    Decisions of a benchmark must not be written to the ledger of a home that is in use.
 
     Args:
-        folder: of the home; what it holds already is gone on with.
+        folder: folder of the home; an existing home is continued.
     """
     from flows.services.servers import down
 

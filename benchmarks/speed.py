@@ -1,7 +1,7 @@
-"""How fast the core trains beside d3rlpy and beside what the machine could do at best; part of `make bench`.
+"""Measure training speed, d3rlpy's, and the machine's limit; part of `make bench`.
 
-One run, windows in turn: ours, d3rlpy's (where a Python that has it is named by NEORL_PEERS_PYTHON or --peers), and
-the best matrix product. A window counts only while other processes use less than a tenth of a core.
+Windows alternate in one run: ours, d3rlpy's (if NEORL_PEERS_PYTHON or --peers names a Python that has it), and the best
+matrix product. A window counts only if other processes use less than a tenth of a core.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from neorl_core.types import Constraint, PlantSpec, Space, Transition
 ROWS, WIDTH, BATCH = 1_000_000, 256, 256
 OBSERVATIONS, ACTIONS = 11, 3
 OURS = {"td3_bc": 500, "iql": 500, "cql": 50}
-"""Gradient steps of a window: about a second's work."""
+"""Gradient steps of a window, about a second of work."""
 PEERS = {"td3_bc": 100, "iql": 80, "cql": 15}
 BARS = {"td3_bc": 4.7, "iql": 4.5, "cql": 2.65}
-"""Steps per second as multiples of d3rlpy's that are asked for."""
+"""Required ratio to d3rlpy."""
 OVERRIDES: dict[str, dict[str, Any]] = {"cql": {"alpha_lr": 1e-4}}
-"""What makes ours the peer's algorithm: d3rlpy adapts CQL's alpha."""
+"""Overrides that match the peer's algorithm: d3rlpy adapts CQL's alpha."""
 
 
 def space(size: int, low: float, high: float) -> Space:
@@ -59,7 +59,7 @@ SPEC = PlantSpec(
 
 
 def transitions(rows: int) -> Transition:
-    """Random transitions of the field's usual size: 11 observations, 3 actions."""
+    """Return random transitions of a common size: 11 observations, 3 actions."""
     random = np.random.default_rng(0)
     observation = random.standard_normal((rows + 1, OBSERVATIONS), np.float32)
     return Transition(
@@ -73,7 +73,7 @@ def transitions(rows: int) -> Transition:
 
 
 def set_up(name: str) -> tuple[Algorithm, TrainState]:
-    """An algorithm at the benchmark's size with the peer's defaults: twin critics, Adam without clipping."""
+    """Return an algorithm at the benchmark's size with the peer's defaults: twin critics, Adam without clipping."""
     algorithm = ALGORITHMS[name]
     known = algorithm.Config()._asdict()
     wanted = {"hidden": [WIDTH, WIDTH], "critics": 2, "actor_recipe": "td3", "critic_recipe": "td3"}
@@ -82,12 +82,12 @@ def set_up(name: str) -> tuple[Algorithm, TrainState]:
 
 
 def silent(algorithm: Algorithm) -> Algorithm:
-    """The algorithm without its metrics."""
+    """Return the algorithm without metrics."""
     return algorithm._replace(update=lambda state, batches, key: (algorithm.update(state, batches, key)[0], {}))
 
 
 def finish(work: Any) -> None:
-    """Wait for what JAX computes."""
+    """Wait for JAX."""
     jax.block_until_ready(work)
 
 
@@ -98,7 +98,7 @@ def ours(algorithm: Algorithm, population: TrainState, data: Transition, steps: 
 
 @contextmanager
 def peers(python: str | None, raw: Transition) -> Iterator[dict[str, Callable[[], float]]]:
-    """d3rlpy's windows by algorithm, in a process of its own; none without a Python that has it."""
+    """Yield d3rlpy's windows by algorithm, run in a separate process; empty without d3rlpy."""
     if not python:
         yield {}
         return
@@ -116,9 +116,7 @@ def peers(python: str | None, raw: Transition) -> Iterator[dict[str, Callable[[]
         assert process.stdin is not None
         assert process.stdout is not None
         if process.stdout.readline().strip() != "ready":
-            raise SystemExit(
-                f"expected {python} to have d3rlpy 2.8.1 and torch, got none: see benchmarks/peers/train_d3rlpy.py."
-            )
+            raise SystemExit(f"{python} has no d3rlpy 2.8.1 with torch: see benchmarks/peers/train_d3rlpy.py.")
 
         def window(name: str) -> float:
             print(name, PEERS[name], file=process.stdin, flush=True)
@@ -132,7 +130,7 @@ def peers(python: str | None, raw: Transition) -> Iterator[dict[str, Callable[[]
 
 
 def products() -> dict[int, Callable[[], None]]:
-    """Chains of float32 matrix products by size: the best of them is the machine's rate."""
+    """Return chains of float32 matrix products by size; the fastest defines the machine's rate."""
 
     def chain(size: int) -> Callable[[], None]:
         x = jnp.asarray(np.random.default_rng(0).standard_normal((size, size), np.float32) / np.sqrt(size))
@@ -143,15 +141,15 @@ def products() -> dict[int, Callable[[], None]]:
 
 
 def repeats(size: int) -> int:
-    """Products in a window: about 2e11 operations."""
+    """Return the number of products in a window: about 2e11 operations."""
     return max(int(1e11 / size**3), 1)
 
 
 def minimal_flop(name: str) -> float:
-    """Operations of one gradient step that the equations ask for: products only, nothing computed twice.
+    """Return the operations of one gradient step that the equations require: products only, nothing computed twice.
 
-    A layer's product costs as much again for its weights' gradient and once more for its input's, which the first
-    layer of a network that learns does without.
+    A layer costs one product forward, one for the gradient of the weights, and one for the gradient of the input; the
+    first layer of a learning network does not need the last one.
     """
     hidden, inputs = WIDTH * WIDTH, OBSERVATIONS + ACTIONS
     critic, first = inputs * WIDTH + hidden + WIDTH, inputs * WIDTH
@@ -159,7 +157,7 @@ def minimal_flop(name: str) -> float:
     actor_learns, value_learns = 3 * actor - OBSERVATIONS * WIDTH, 3 * value - OBSERVATIONS * WIDTH
     critics_learn, samples = 2 * (3 * critic - first), 10
     products = {
-        # Target action and values; both critics; every other step the actor through the first critic.
+        # Target action and values; both critics; the actor through the first critic every other step.
         "td3_bc": actor + 2 * critic + critics_learn + (actor_learns + 2 * critic) / 2,
         # Values at s and s', twin targets, twin critics, actor.
         "iql": value_learns + value + 2 * critic + critics_learn + actor_learns,
@@ -170,9 +168,9 @@ def minimal_flop(name: str) -> float:
 
 
 def executed_flop(name: str) -> float:
-    """Operations of one gradient step as XLA counts those of the program it compiled, elementwise ones included.
+    """Return the operations of one gradient step as counted by XLA in the compiled program, with elementwise ones.
 
-    It counts a loop's body once, so this is taken with a batch that CQL does not cut into chunks, and scaled.
+    XLA counts a loop's body once, so the batch is small enough that CQL does not split it, and the result is scaled.
     """
     algorithm, population = set_up(name)
     rows = BATCH - 1
@@ -183,7 +181,7 @@ def executed_flop(name: str) -> float:
 
 
 def compile_seconds(name: str) -> float:
-    """Seconds of tracing and compiling a chunk, in this process."""
+    """Return the seconds of tracing and compiling a chunk in this process."""
     algorithm, population = set_up(name)
     data = jax.eval_shape(lambda: prepared_like(ROWS))
     started = time.perf_counter()
@@ -197,7 +195,7 @@ def prepared_like(rows: int) -> Transition:
 
 
 def cold_and_warm(name: str) -> tuple[float, float]:
-    """`compile_seconds` in a fresh process, then in another that finds the first one's compilation cache."""
+    """Return `compile_seconds` in a fresh process, and in another one with the compilation cache of the first."""
     with tempfile.TemporaryDirectory() as cache:
         environment = os.environ | {
             "JAX_COMPILATION_CACHE_DIR": cache,
@@ -211,7 +209,7 @@ def cold_and_warm(name: str) -> tuple[float, float]:
 
 
 def checkpoint_seconds(population: TrainState) -> float:
-    """Median seconds of saving a state as the pipeline does."""
+    """Return the median seconds of saving a state like the pipeline."""
     from tasks.models.bundles.checkpoints import Checkpoints
 
     with tempfile.TemporaryDirectory() as folder, Checkpoints(Path(folder), "{}") as checkpoints:
@@ -222,8 +220,8 @@ def checkpoint_seconds(population: TrainState) -> float:
 
 
 def measure(python: str | None, rounds: int = 7, limit: float = 120.0) -> dict[str, Any]:
-    """Everything, as JSON."""
-    # The accelerator's benchmark takes rows from here where the pipeline's packages are not installed.
+    """Measure everything as JSON."""
+    # Imported here, because benchmarks.accelerator imports this module without the pipeline's packages.
     from configs.run import DEFAULT_BESIDE, Train
 
     raw = transitions(ROWS)
@@ -312,9 +310,9 @@ def section(result: Mapping[str, Any]) -> str:
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """What this module and `benchmarks.training` can be told."""
+    """Return the argument parser of this module and of `benchmarks.training`."""
     found = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--peers", default=os.environ.get("NEORL_PEERS_PYTHON"), help="a Python that has d3rlpy")
+    found.add_argument("--peers", default=os.environ.get("NEORL_PEERS_PYTHON"), help="Python interpreter with d3rlpy")
     found.add_argument("--rounds", type=int, default=7, help="quiet windows of each program")
     found.add_argument("--limit", type=float, default=120.0, help="seconds after which windows stop")
     return found

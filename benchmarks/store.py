@@ -1,8 +1,8 @@
-"""`make store`: the dataset store beside its yardsticks, in one run; with --validate, validation of many transitions.
+"""`make store`: measure the dataset store against file copies and SHA-256; --validate validates many transitions.
 
-Writing with digests beside copying the same files and fsyncing them; reading every row of a dataset whose files are
-verified first beside SHA-256 of the same bytes on one core. Windows in turn, and medians of those in which other
-programs used less than a tenth of a core. Bars: half of each yardstick's rate.
+Writing with digests is compared with copying the same files and fsync; reading every row of a verified dataset with
+SHA-256 of the same bytes on one core. Windows alternate; the result is the median of windows in which other programs
+used less than a tenth of a core. Criterion: half of each yardstick's rate.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BAR = 0.5
 
 
 def random_rows(seed: int, count: int = BLOCK) -> Rows:
-    """Rows as a dataset's must be: within bounds, going on within episodes of 1000 steps."""
+    """Return valid rows: within bounds, continuous within episodes of 1000 steps."""
     rng = np.random.default_rng(seed)
     walk = rng.uniform(-1, 1, (count + 1, SPEC.observation.size)).astype(np.float32)
     ends = np.arange(count) % EPISODE == EPISODE - 1
@@ -56,7 +56,7 @@ def random_rows(seed: int, count: int = BLOCK) -> Rows:
 
 
 def many_rows(count: int) -> Iterator[Rows]:
-    """Blocks of random rows that differ in a reward of each episode and cost little to make."""
+    """Yield blocks of random rows that differ in one reward per episode and are cheap to make."""
     rows = random_rows(0)
     for number, start in enumerate(range(0, count, BLOCK)):
         rewards = rows["rewards"].copy()
@@ -66,7 +66,7 @@ def many_rows(count: int) -> Iterator[Rows]:
 
 
 def write(root: Path, blocks: list[Rows] | Iterator[Rows]) -> str:
-    """A dataset of blocks; returns its digest."""
+    """Write a dataset of blocks and return its digest."""
     with DatasetWriter(root, SPEC) as writer:
         for block in blocks:
             writer.append(block)
@@ -74,7 +74,7 @@ def write(root: Path, blocks: list[Rows] | Iterator[Rows]) -> str:
 
 
 def compare(folder: Path, megabytes: int, rounds: int, limit: float) -> dict[str, Kept | float]:
-    """Seconds of writing and reading and of their yardsticks, and the bytes that they moved."""
+    """Measure seconds of writing, reading and the yardsticks, and the bytes that they moved."""
     row = sum(values[:1].nbytes for values in random_rows(0, EPISODE).values())
     blocks = [random_rows(seed) for seed in range(max(megabytes * 10**6 // (row * BLOCK), 1))]
     kept = folder / "kept"
@@ -122,7 +122,7 @@ def compare(folder: Path, megabytes: int, rounds: int, limit: float) -> dict[str
 
 
 def validate(folder: Path, count: int) -> dict[str, float]:
-    """Write that many transitions, then hold files, contents and every row against what they must be."""
+    """Write many transitions, then verify files, contents and every row."""
     digest = write(folder / "large", many_rows(count))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.perf_counter()
@@ -131,7 +131,7 @@ def validate(folder: Path, count: int) -> dict[str, float]:
     summary = summarise(dataset, SPEC)
     seconds = time.perf_counter() - started
     if summary.faults or summary.rows != dataset.rows:
-        raise SystemExit(f"expected sound rows, got {dict(summary.faults)}")
+        raise SystemExit(f"the generated rows have faults: {dict(summary.faults)}")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "rows": float(dataset.rows),
@@ -143,17 +143,19 @@ def validate(folder: Path, count: int) -> dict[str, float]:
 
 
 def main() -> int:
-    """Measure, print and keep the results; 1 where a bar is missed."""
+    """Measure, print and keep the results; return 1 if a criterion is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--megabytes", type=int, default=500, help="size of the dataset that is compared")
+    parser.add_argument("--megabytes", type=int, default=500, help="size of the compared dataset")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--limit", type=float, default=120.0, help="seconds after which no new round starts")
     parser.add_argument("--validate", type=int, default=0, help="transitions to validate, such as 100000000")
-    parser.add_argument("--folder", type=Path, default=None, help="on the disk to measure; a temporary one otherwise")
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="folder on the disk to measure; default: a temporary one"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)
-        # First, for the peak of resident memory is that of the whole process.
+        # First, because the peak of resident memory is that of the whole process.
         large = validate(folder, arguments.validate) if arguments.validate else None
         shutil.rmtree(folder / "large", ignore_errors=True)
         found = compare(folder, arguments.megabytes, arguments.rounds, arguments.limit)

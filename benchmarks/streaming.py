@@ -1,7 +1,8 @@
-"""`make streaming`: gradient steps per second on data four times as large as the memory allowed, beside resident data.
+"""`make streaming`: compare gradient steps per second on streamed data with resident data.
 
-The same algorithm, batch and compiled loop; windows of both in turn, and medians of those in which other programs used
-less than a tenth of a core. The streamed one reads the dataset store's shards.
+The streamed data are four times as large as the allowed memory and are read from the dataset store's shards. Algorithm,
+batch and compiled loop are the same. Windows alternate; the result is the median of windows in which other programs
+used less than a tenth of a core.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "stre
 EPISODE = 1_000
 CHUNK = 500
 TIMES = 4
-"""How much larger the data are than the memory."""
+"""Size of the data / allowed memory."""
 
 
 def store(folder: Path, rows: int) -> StoredDataset:
-    """Random transitions as a dataset of episodes that time ends."""
+    """Return random transitions as a dataset of truncated episodes."""
     log = transitions(rows)
     ends = np.arange(rows) % EPISODE == EPISODE - 1
     with DatasetWriter(folder, SPEC) as writer:
@@ -60,7 +61,7 @@ def store(folder: Path, rows: int) -> StoredDataset:
 
 
 def runner(name: str, hidden: int, data: TrainingRows) -> Callable[[], None]:
-    """A window of one chunk; the run goes on from window to window."""
+    """Return a window of one chunk; the run continues from window to window."""
     algorithm = ALGORITHMS[name]
     small = {"hidden": [hidden, hidden], "critics": 2}
     config = configure(algorithm, {k: v for k, v in small.items() if k in algorithm.Config._fields})

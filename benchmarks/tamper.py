@@ -1,8 +1,8 @@
-"""Alter copies of a home in every way the threat model names, and count what the audit finds.
+"""`make tamper`: alter copies of a home in every way of the threat model, and count what the audit finds.
 
     python -m benchmarks.tamper [--home HOME] [--flips 200] [--seed 0]
 
-Needs a home with a ledger, such as `make run` leaves behind; the home itself is only read.
+Needs a home with a ledger, such as that of `make run`; the home itself is only read.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tasks.files.canonical import sha256_hex
 
 COLUMNS = tuple(TABLE.columns.keys())
 TRIGGERS = ("ledger_no_update", "ledger_no_delete", "ledger_next_only")
-"""What whoever holds the database file drops first."""
+"""Triggers that an attacker with the database file drops first."""
 
 
 def copy_home(source: Home, target: Path) -> Home:
-    """Copy what the audit reads: the ledger, the trust root, the key and every file that an entry names."""
+    """Copy the files that the audit reads: ledger, trust root, key and every file that an entry names."""
     copy = Home(target)
     wanted = {source.trust, source.root / "ledger.head", source.signing_key}
     wanted |= set((source.root / "policies").glob("*.yaml"))
@@ -48,14 +48,14 @@ def copy_home(source: Home, target: Path) -> Home:
         destination.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, destination)
     with closing(sqlite3.connect(source.ledger)) as database:
-        # Unlike the bytes of the file, this leaves no remains of moved rows, where a flip would change nothing.
+        # Unlike copying the file, this leaves no remains of moved rows, in which a flip would change nothing.
         database.execute("VACUUM INTO ?", (str(copy.ledger),))
     return copy
 
 
 @contextmanager
 def altered(path: Path) -> Iterator[None]:
-    """Put a file back as it was."""
+    """Restore a file afterwards."""
     original = path.read_bytes()
     try:
         yield
@@ -73,10 +73,10 @@ def flip_byte(path: Path, offset: int, mask: int) -> None:
 
 
 def flip_in_row(path: Path, chance: random.Random) -> tuple[int, str]:
-    """Change one byte of one column of one row through SQL, as an administrator of the database could.
+    """Change one byte of one column of one row through SQL, like a database administrator.
 
     Returns:
-        The row's sequence and the column's name.
+        Sequence of the row and name of the column.
     """
     with closing(sqlite3.connect(path)) as database:
         for trigger in TRIGGERS:
@@ -97,9 +97,9 @@ def flip_in_row(path: Path, chance: random.Random) -> tuple[int, str]:
 
 
 def row_bytes(path: Path, piece: int = 48) -> list[tuple[int, int]]:
-    """Stretches (offset, length) of the database file that hold rows' content, in the table and in its indices."""
+    """Return the parts (offset, length) of the database file that contain rows, in the table and in its indices."""
     raw = path.read_bytes()
-    # The first page holds the schema, whose text repeats the genesis digest, and no rows.
+    # The first page contains the schema, in which the genesis digest is repeated, and no rows.
     rows_from = int.from_bytes(raw[16:18], "big")
     with closing(sqlite3.connect(path)) as database:
         values = [
@@ -107,7 +107,7 @@ def row_bytes(path: Path, piece: int = 48) -> list[tuple[int, int]]:
             for row in database.execute("SELECT predecessor, digest, timestamp, envelope FROM ledger")
             for value in row
         ]
-    # Long values are scattered over overflow pages, so they are looked for in pieces.
+    # Long values are spread over overflow pages, so search for pieces.
     pieces = {value[at : at + piece] for value in values for at in range(0, len(value), piece)}
     stretches = []
     for content in sorted(content for content in pieces if len(content) >= 24):
@@ -119,7 +119,7 @@ def row_bytes(path: Path, piece: int = 48) -> list[tuple[int, int]]:
 
 
 def resign(home: Home, scratch: Path) -> None:
-    """Sign the whole ledger again with a fresh key, chain and digests included, leaving the trust root alone."""
+    """Sign the whole ledger again with a fresh key, with chain and digests, but leave the trust root."""
     key, _ = open_keys(Home(scratch), first_use=True)
     entries = Ledger.open(home, write=False).entries()
     last = GENESIS
@@ -142,7 +142,7 @@ def resign(home: Home, scratch: Path) -> None:
 
 
 def truncate(home: Home, keep: int) -> None:
-    """Drop the last entries."""
+    """Delete the last entries."""
     with closing(sqlite3.connect(home.ledger)) as database:
         for trigger in TRIGGERS:
             database.execute(f"DROP TRIGGER IF EXISTS {trigger}")
@@ -151,21 +151,21 @@ def truncate(home: Home, keep: int) -> None:
 
 
 def group(home: Home, path: Path) -> str:
-    """Which of the tables of results a file belongs to."""
+    """Return the category of a file in the results."""
     folder = path.relative_to(home.root).parts[0]
     return {"certificates": "certificate", "datasets": "dataset"}.get(folder, "model and evidence")
 
 
 def tamper(source: Home, flips: int, seed: int, scratch: Path) -> dict[str, Counter[str]]:
-    """Alter a copy of a home again and again.
+    """Alter a copy of a home repeatedly.
 
     Args:
-        source: a home whose audit passes.
-        flips: single bytes to change, spread evenly over rows, the database file and the kinds of files.
-        scratch: an empty folder.
+        source: home with a passing audit.
+        flips: number of single bytes to change, spread evenly over rows, the database file and the kinds of files.
+        scratch: empty folder.
 
     Returns:
-        Per kind of alteration how many were tried and how many found, and what was missed.
+        For each kind of alteration: number tried, number found, and the missed ones.
     """
     chance = random.Random(seed)
     home = copy_home(source, scratch / "home")
@@ -182,7 +182,7 @@ def tamper(source: Home, flips: int, seed: int, scratch: Path) -> dict[str, Coun
             results[kind][f"missed: {what}"] += 1
 
     if not (clean := audit(home, [head])).passed:
-        raise SystemExit(f"expected a home whose audit passes, got {clean.failures}: mend it first.")
+        raise SystemExit(f"the audit of the home fails: {clean.failures}: fix the home first.")
     files: dict[str, list[Path]] = {}
     for path in sorted({home.root / file.path for entry in entries for file in entry.artefacts}):
         if path.stat().st_size:
@@ -212,26 +212,28 @@ def tamper(source: Home, flips: int, seed: int, scratch: Path) -> dict[str, Coun
         for name, offset in slack(path):
             with altered(path):
                 flip_byte(path, offset, 1)
-                count("dataset slack", f"{path.name} {name}", path.relative_to(home.root).as_posix())
+                count(
+                    "flip bytes outside dataset values", f"{path.name} {name}", path.relative_to(home.root).as_posix()
+                )
 
     with altered(home.ledger):
         resign(home, scratch / "other")
-        count("signed again with a fresh key", "all entries", "ledger entry 1:")
+        count("sign again with a fresh key", "all entries", "ledger entry 1:")
     own = home.root / "ledger.head"
     with altered(home.ledger), altered(own):
         truncate(home, len(entries) - 1)
-        count("truncated ledger", "last entry", "ledger.head")
+        count("truncate the ledger", "last entry", "ledger.head")
         own.unlink()
-        count("truncated ledger", "last entry and the home's own head", "head 1", (head,))
-        # All that an older copy of the home would hold, its own head included, and all of it genuine.
+        count("truncate the ledger", "last entry and the home's own head", "head 1", (head,))
+        # An older copy of the home contains a genuine head.
         key, _ = open_keys(home, first_use=False)
         own.write_text(key.seal(HEAD_TYPE, Ledger.open(home, write=False).head()._asdict()).decode())
-        count("restored older home", "one entry behind", "head 1", (head,))
+        count("restore an older home", "one entry behind", "head 1", (head,))
     return results
 
 
 def slack(path: Path) -> Iterator[tuple[str, int]]:
-    """A byte of an HDF5 file that holds no dataset's values, which digests of content cannot see."""
+    """Yield bytes of an HDF5 file outside all dataset values, which content digests do not cover."""
     if path.suffix not in (".h5", ".hdf5"):
         return
     import h5py

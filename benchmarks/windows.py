@@ -1,4 +1,4 @@
-"""Measuring beside other work: windows of several programs in turn, kept only while nothing else used the machine."""
+"""Measure beside other work: windows of several programs in turn, kept only if nothing else used the machine."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import NamedTuple
 import psutil
 
 QUIET = 0.1
-"""Cores that other processes may use during a window that counts."""
+"""Largest number of cores used by other processes in a quiet window."""
 
 
 class Kept(NamedTuple):
-    """What the windows of one program came to."""
+    """Windows of one program."""
 
     seconds: float
-    """Median over the quiet windows, or over all of them where none was quiet."""
+    """Median over the quiet windows, or over all if none was quiet."""
     windows: int
     quiet: int
 
@@ -27,14 +27,14 @@ class Kept(NamedTuple):
 
 
 def _busy() -> float:
-    """Processor seconds of the whole machine since it started."""
+    """Return the CPU seconds of the whole machine since it started."""
     times = psutil.cpu_times()
-    # What the hypervisor took is somebody's work as well; a guest's time is in the user's already.
+    # Time stolen by the hypervisor counts as other work; guest time is already part of user time.
     return times.user + times.nice + times.system + times.irq + times.softirq + getattr(times, "steal", 0.0)
 
 
 def _own() -> float:
-    """Processor seconds of this process and of those it started that still live."""
+    """Return the CPU seconds of this process and its running children."""
     me = psutil.Process()
     found = 0.0
     for process in (me, *me.children(recursive=True)):
@@ -47,7 +47,7 @@ def _own() -> float:
 
 
 def timed(work: Callable[[], float | None]) -> tuple[float, float]:
-    """Seconds of one call, by its own account if it returns a number, and how many cores others used meanwhile."""
+    """Return the seconds of one call (its own value if it returns a number), and the cores that others used."""
     busy, own, started = _busy(), _own(), time.perf_counter()
     said = work()
     elapsed = time.perf_counter() - started
@@ -58,16 +58,16 @@ def timed(work: Callable[[], float | None]) -> tuple[float, float]:
 def interleaved(
     works: Mapping[str, Callable[[], float | None]], rounds: int, limit: float, warm_up: bool = True
 ) -> dict[str, Kept]:
-    """Run every program in turn until each has `rounds` quiet windows, or `limit` seconds are over.
+    """Run all programs in turn until each has `rounds` quiet windows, or `limit` seconds are over.
 
     Args:
-        works: calls that make one window; they return None, or the seconds that they took themselves.
-        rounds: quiet windows wanted of each.
+        works: calls that make one window; they return None, or the seconds that they measured themselves.
+        rounds: number of quiet windows of each program.
         limit: seconds after which no new round starts; there is at least one round.
-        warm_up: whether a first call of each, which compiles, is left out.
+        warm_up: whether to discard a first call of each program, which compiles.
 
     Returns:
-        What was measured, by name.
+        The windows by name.
     """
     if warm_up:
         for work in works.values():

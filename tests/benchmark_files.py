@@ -1,8 +1,8 @@
-"""D4RL, DSRL and d3rlpy files as their projects write them, small.
+"""Small files of D4RL, DSRL and d3rlpy, in the form that these projects write.
 
 Sources: D4RL's scripts/generation/mujoco/collect_data.py and generate_ant_maze_datasets.py (keys, types, gzip, infos,
-metadata); DSRL's scripts/process_dataset.py (seven keys, arrays squeezed: one action becomes (N,)); d3rlpy 2.8.1's
-dataset/io.py, held against a file that its own MDPDataset dumped, and dataset.pyx of its version 1.
+metadata); DSRL's scripts/process_dataset.py (seven keys, squeezed arrays: one action becomes (N,)); d3rlpy 2.8.1's
+dataset/io.py, compared with a file of MDPDataset, and dataset.pyx of version 1.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 def walk(n: int, seed: int = 0, observations: int = 3, actions: int = 1) -> Arrays:
-    """Rows of a random linear plant in episodes of random length; some terminate, some are cut, the last is open."""
+    """Return rows of a random linear plant in random episodes: some terminate, some are truncated, the last is open."""
     rng = np.random.default_rng(seed)
     ends = np.sort(rng.choice(n - 1, max(n // 20, 2), replace=False))
     terminals, timeouts = np.zeros(n, bool), np.zeros(n, bool)
@@ -43,7 +43,7 @@ def walk(n: int, seed: int = 0, observations: int = 3, actions: int = 1) -> Arra
 
 
 def write_d4rl(path: Path, arrays: Arrays, **changed: Any) -> Path:
-    """A file with infos and metadata beside the arrays; a change to None leaves a key out."""
+    """Write a D4RL file with infos and metadata; a change to None removes a key."""
     held = {key: value for key, value in (arrays | changed).items() if value is not None}
     with h5py.File(path, "w") as file:
         for key, values in held.items():
@@ -57,7 +57,7 @@ def write_d4rl(path: Path, arrays: Arrays, **changed: Any) -> Path:
 
 
 def write_dsrl(path: Path, arrays: Arrays, **changed: Any) -> Path:
-    """A file of DSRL's seven keys, squeezed; costs are 1 where the first observation exceeds 1."""
+    """Write a DSRL file with seven squeezed keys; costs are 1 where the first observation exceeds 1."""
     held: Arrays = {**arrays, "costs": (arrays["observations"][:, 0] > 1).astype(np.float32), **changed}
     with h5py.File(path, "w") as file:
         for key, values in held.items():
@@ -66,7 +66,7 @@ def write_dsrl(path: Path, arrays: Arrays, **changed: Any) -> Path:
 
 
 def write_d3rlpy(path: Path, arrays: Arrays, **changed: Any) -> Path:
-    """A file of ReplayBuffer.dump, version 2.1; a change to None leaves a key out, others are added."""
+    """Write a file of ReplayBuffer.dump, version 2.1; a change to None removes a key, others are added."""
     ends = np.flatnonzero(arrays["terminals"] | arrays["timeouts"]) + 1
     cuts = [(int(a), int(b)) for a, b in zip([0, *ends], [*ends, len(arrays["rewards"])], strict=True) if a < b]
     held: dict[str, Any] = {"columns": ["observations", "actions", "rewards", "terminated"], "num_episodes": len(cuts)}
@@ -82,7 +82,7 @@ def write_d3rlpy(path: Path, arrays: Arrays, **changed: Any) -> Path:
 
 
 def write_d3rlpy_1(path: Path, arrays: Arrays, **changed: Any) -> Path:
-    """A file of MDPDataset.dump of d3rlpy 1: all in single precision, but for a discrete action (N,) of integers."""
+    """Write a file of MDPDataset.dump of d3rlpy 1: single precision, except a discrete action (N,) of integers."""
     discrete = arrays["actions"].dtype.kind == "i"
     held: dict[str, Any] = {
         "observations": arrays["observations"],
@@ -101,7 +101,7 @@ def write_d3rlpy_1(path: Path, arrays: Arrays, **changed: Any) -> Path:
 
 
 def with_choices(arrays: Arrays, choices: int = 3, seed: int = 0) -> Arrays:
-    """The same rows with a discrete action (N, 1), all of whose choices are taken."""
+    """Return the rows with a discrete action (N, 1) in which every choice occurs."""
     chosen = np.random.default_rng(seed).integers(0, choices, (len(arrays["rewards"]), 1))
     chosen[:choices, 0] = np.arange(choices)
     return {**arrays, "actions": chosen}

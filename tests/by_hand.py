@@ -1,4 +1,4 @@
-"""Networks, their gradients and Adam in NumPy, without autodiff, and small data to hold learners against them."""
+"""Networks, their gradients and Adam in NumPy without autodiff, and small data for comparison with learners."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def backward(layers: Layers, inputs: list[np.ndarray], grad: np.ndarray) -> tupl
 
 
 class Adam:
-    """Kingma & Ba 2015, algorithm 1, with its default constants."""
+    """Adam of Kingma & Ba 2015, algorithm 1, with its default constants."""
 
     def __init__(self, layers: Layers) -> None:
         self.t, self.m, self.v = 0, np.zeros(sum(p.size for l in layers for p in l)), 0.0
@@ -77,7 +77,7 @@ class Adam:
 
 
 def start(algorithm: Algorithm, config: Any, seed: int = 0, observations: int = 3, actions: int = 2) -> Any:
-    """A fresh state. Configs that differ in their floats share what is compiled."""
+    """Return a fresh state. Configurations that differ only in floats share compiled programs."""
     floats = {name: value for name, value in config._asdict().items() if isinstance(value, float)}
     fresh = _fresh(algorithm, spec(observations, actions), config._replace(**dict.fromkeys(floats, 0.0)))
     return fresh(jax.random.key(seed), floats)
@@ -89,6 +89,6 @@ def _fresh(algorithm: Algorithm, plant: PlantSpec, config: Any) -> Callable[...,
 
 
 def tracked(target: Layers, online: Layers, tau: float) -> Layers:
-    """A target network after its step towards the online one."""
+    """Return a target network after a step towards the online network."""
     pairs = zip(target, online, strict=True)
     return [[(1 - tau) * t + tau * p for t, p in zip(ts, ps, strict=True)] for ts, ps in pairs]

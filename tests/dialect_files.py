@@ -1,6 +1,6 @@
-"""Small tables in the dialects of public logs, made of numbers that are known: what each file writes is `VALUES`.
+"""Small tables in the dialects of public logs, made of the known numbers `VALUES`.
 
-The forms are those of SKAB (waico), BATADAL (Taormina et al. 2018), UCI's appliances energy (Candanedo et al. 2017),
+The formats are those of SKAB (waico), BATADAL (Taormina et al. 2018), UCI's appliances energy (Candanedo et al. 2017),
 a wind turbine's SCADA export, and the Tennessee Eastman files of Braatz's group (d00.dat: 52 rows, no names, no clock).
 """
 
@@ -17,27 +17,27 @@ Table = npt.NDArray[np.float64]
 
 
 class DialectFile(NamedTuple):
-    """A file and what it says."""
+    """A file and the expected content."""
 
     path: Path
     columns: tuple[str, ...]
-    """Names of the signals as the mapping calls them."""
+    """Signal names of the mapping."""
     values: Table
     """(rows, signals)"""
     first: str
-    """The time of the first row, UTC; '' without a clock."""
+    """Time of the first row in UTC; '' without a clock."""
     period: float
     """s"""
 
 
 def numbers(rows: int, signals: int) -> Table:
-    """Values of two decimals that never repeat from row to row: 10 k + j + k / 100 for the k-th row's j-th signal."""
+    """Return values with two decimals that never repeat: 10 k + j + k / 100 for signal j in row k."""
     k = np.arange(rows)[:, None]
     return np.round(10.0 * (k % 7) + np.arange(signals) + k / 100.0, 2)
 
 
 def skab(folder: Path, rows: int = 40) -> DialectFile:
-    """`datetime;...;anomaly;changepoint`, one row a second."""
+    """Write `datetime;...;anomaly;changepoint`, one row per second."""
     names = ("Accelerometer1RMS", "Current", "Pressure", "Temperature", "Volume Flow RateRMS")
     values = numbers(rows, len(names))
     lines = [";".join(("datetime", *names, "anomaly", "changepoint"))]
@@ -49,7 +49,7 @@ def skab(folder: Path, rows: int = 40) -> DialectFile:
 
 
 def batadal(folder: Path, hours: int = 24 * 9, begin: str = "2014-01-06T00") -> DialectFile:
-    """`DATETIME` as `06/01/14 00`, levels, flows, and pumps that are on or off."""
+    """Write `DATETIME` as `06/01/14 00`, with levels, flows and pump states."""
     names = ("L_T1", "L_T2", "F_PU1", "P_J280", "S_PU1")
     values = numbers(hours, len(names))
     values[:, 4] = np.arange(hours) // 6 % 2
@@ -63,7 +63,7 @@ def batadal(folder: Path, hours: int = 24 * 9, begin: str = "2014-01-06T00") -> 
 
 
 def appliances(folder: Path, rows: int = 30) -> DialectFile:
-    """Every cell quoted, `2016-01-11 17:00:00`, ten minutes apart, watt-hours in steps of ten."""
+    """Write quoted cells, `2016-01-11 17:00:00`, ten minutes apart, watt-hours in steps of ten."""
     names = ("Appliances", "lights", "T1", "RH_1", "T_out")
     values = numbers(rows, len(names))
     values[:, 0] = 10 * (5 + np.arange(rows) % 4)
@@ -78,7 +78,7 @@ def appliances(folder: Path, rows: int = 30) -> DialectFile:
 
 
 def turbine(folder: Path, rows: int = 30, comma: bool = True) -> DialectFile:
-    """Tabs, cp1252, `2014:10:07 00:10:00`, units and degree signs in the header, decimal commas, lines before it."""
+    """Write tabs, cp1252, `2014:10:07 00:10:00`, units and degree signs in the header, decimal commas, a preamble."""
     names = ("Wind speed [m/s]", "Pitch angle [°]", "Generator temp. [°C]", "Power SP [kW]", "Power [kW]")
     values = numbers(rows, len(names))
     values[:, 3] = 1500.0 + 100.0 * (np.arange(rows) // 15)
@@ -93,7 +93,7 @@ def turbine(folder: Path, rows: int = 30, comma: bool = True) -> DialectFile:
 
 
 def eastman(folder: Path, rows: int = 60, signals: int = 8) -> DialectFile:
-    """A row per variable, blanks between numbers as Fortran writes them, neither names nor clock."""
+    """Write one row per variable with blanks between numbers as in Fortran, without names and clock."""
     values = numbers(rows, signals)
     path = folder / "d00.dat"
     path.write_text("".join("".join(f"{x:16.7E}" for x in column) + "\n" for column in values.T))

@@ -1,4 +1,4 @@
-"""A small home with a real ledger, certificate, model file and dataset, for the tests of evidence."""
+"""A small home with a real ledger, certificate, model file and dataset, for tests of evidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A package that offers the tests' own plant as an entry point, on the disk as an installer leaves it."""
+"""Write a package that offers the tests' plant as an entry point, in the form that an installer leaves."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ OWN = Path(__file__).parent / "own_project" / "plants"
 
 
 def install(site: Path, name: str = "tank") -> Path:
-    """Write package and metadata into a folder that is to be on the path.
+    """Write package and metadata into a folder of the path.
 
     Args:
         site: the folder.
-        name: of the plant and of its entry point.
+        name: name of the plant and of the entry point.
     """
     plant = (OWN / "tank.py").read_text().replace("plants.physics", "tank_package.physics")
     for path, text in (

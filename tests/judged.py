@@ -1,4 +1,4 @@
-"""Evidence that passes every gate, to be changed in one place by a test."""
+"""Evidence that passes every gate; tests change one value."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tasks.references import (
 
 
 def interval(lower: float, upper: float) -> Interval:
-    """An interval with its middle as the estimate."""
+    """Return an interval with the middle as estimate."""
     return Interval(value=(lower + upper) / 2, lower=lower, upper=upper)
 
 
 def certificate(passed: bool = True, **changes: object) -> Certificate:
-    """The outcome of an attempt that nobody made."""
+    """Return the outcome of an imaginary attempt."""
     found = Certificate(
         claim="P(violation) <= 0.001",
         passed=passed,
@@ -59,12 +59,12 @@ SERVED = Servability(
 
 
 def signal(logs: float, domain: float = 0.1, spread: float = 1.0) -> SignalError:
-    """A signal's one-step errors."""
+    """Return a signal's one-step errors."""
     return SignalError(logs=logs, domain=domain, spread=spread)
 
 
 def evidence(**changes: object) -> Evidence:
-    """Evidence by which every gate passes, but for what is changed."""
+    """Return evidence that passes every gate, with changes."""
     found = Evidence(
         beat_plant=True,
         data=(),
@@ -80,7 +80,7 @@ def evidence(**changes: object) -> Evidence:
 
 
 def process_evidence(**changes: object) -> ProcessEvidence:
-    """Evidence of a process without a simulator by which every gate passes, but for what is changed."""
+    """Return evidence of a log-only plant that passes every gate, with changes."""
     found = ProcessEvidence(
         beat_plant=True,
         data=(),
@@ -104,7 +104,7 @@ def process_evidence(**changes: object) -> ProcessEvidence:
 
 
 def shadow_comparison(shadow: str, dataset: str, **changes: object) -> ShadowComparison:
-    """What a shadow's newer logs of one day came to, but for what is changed."""
+    """Return the results of a shadow on one day of newer logs, with changes."""
     drift = DriftFinding(
         blocks=20,
         step_seconds=10.0,
@@ -112,7 +112,7 @@ def shadow_comparison(shadow: str, dataset: str, **changes: object) -> ShadowCom
         reference_blocks=50,
         alarms_per_year=0.1,
         log_evidence=2.0,
-        # 31,557,600 s in a year are 631,152 blocks of 50 s, and ten years have ten times as many.
+        # 31,557,600 s in a year are 631,152 blocks of 50 s.
         log_threshold=math.log(6_311_520),
     )
     found = ShadowComparison(
@@ -131,7 +131,7 @@ def shadow_comparison(shadow: str, dataset: str, **changes: object) -> ShadowCom
 
 
 def drift_record(against: str, reference: str, dataset: str, **changes: object) -> DriftRecord:
-    """What a window of newer logs came to, without an alarm, but for what is changed."""
+    """Return the results of a window of newer logs without an alarm, with changes."""
     signal = SignalDrift(
         name="level", group="observations", shift=0.1, log_evidence=2.0, blocks=20, reference_blocks=50, block_steps=5
     )
@@ -145,7 +145,7 @@ def drift_record(against: str, reference: str, dataset: str, **changes: object) 
         step_seconds=10.0,
         alarms_per_year=0.1,
         log_evidence=2.0,
-        # A year has 3,155,760 steps of 10 s, ten years ten times as many.
+        # A year has 3,155,760 steps of 10 s.
         log_threshold=math.log(31_557_600),
         signals=(signal,),
     )

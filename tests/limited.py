@@ -1,8 +1,8 @@
-"""Calls a reader on hostile files in a process of its own that may not take more memory than it is given.
+"""Call a reader on hostile files in a process with limited memory.
 
     python -m tests.limited MEGABYTES MODULE:FUNCTION SOUND HOSTILE...
 
-The sound file is read first, so that what is imported on the way does not count.
+The sound file is read first, so that imports do not count.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def read_limited(function: str, sound: Path, hostile: list[Path], megabytes: int) -> list[tuple[str, str]]:
-    """What a reader says of hostile files, in a process that is limited in memory and to two minutes.
+    """Return the errors of a reader on hostile files, in a process with limited memory and two minutes of time.
 
     Args:
-        function: "module:function" of one path.
-        sound: a file that it reads.
-        hostile: files that it should refuse.
-        megabytes: address space that the process may take beyond what it has after reading the sound file, 2^20 bytes.
+        function: "module:function" with one path as argument.
+        sound: file that the reader accepts.
+        hostile: files that the reader should refuse.
+        megabytes: address space beyond that after reading the sound file, in 2^20 bytes.
 
     Returns:
-        The name of the error and its message for each file; ("", "") where there was none.
+        Name of the error and message for each file; ("", "") without an error.
     """
     arguments = [str(megabytes), function, str(sound), *map(str, hostile)]
     command = [sys.executable, "-m", "tests.limited", *arguments]

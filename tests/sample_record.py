@@ -1,4 +1,4 @@
-"""A retraining's record as the flow would hand it over, small enough for tests of the report and the registry."""
+"""A small record of a retraining, for tests of reports and the registry."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ CLAIM = (
 
 
 def spread(value: float, half: float) -> Interval:
-    """An interval about a value."""
+    """Return an interval around a value."""
     return Interval(value=value, lower=value - half, upper=value + half)
 
 
 def write_bundle(folder: Path) -> str:
-    """The plant's own controller as a bundle: it needs no training."""
+    """Write the plant's own controller as a bundle, which needs no training."""
     return save_bundle(folder, make_composite(PLANT), "chemical_reactor", {"note": "sample"})
 
 
@@ -169,7 +169,7 @@ def _population(folder: Path, bundle: Bundle, curves: Path) -> Population:
 
 
 def sample_record(folder: Path) -> tuple[Record, Bundle]:
-    """A record whose gates all passed, and the bundle that it is about."""
+    """Return a record with passed gates, and its bundle."""
     composite = write_bundle(folder / "bundle")
     bundle = Bundle(digest=composite, plant="chemical_reactor", folder=folder / "bundle")
     curves, trajectories = _arrays(folder / "arrays")

@@ -1,4 +1,4 @@
-"""Parameters of which the default suite takes a few and `make test-slow` the rest."""
+"""Parameters of which the default suite uses a few and `make test-slow` all."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 FEW_ALGORITHMS = ("bptt", "cql", "discrete_cql", "iql", "td3_bc")
-"""One that learns within a model, conservative ones, one whose targets need no actions, and the default."""
+"""A learner with a model, conservative ones, one without target actions, and the default."""
 FEW_PLANTS = ("chemical_reactor", "double_mass", "industrial_benchmark", "supply_chain")
-"""Those that compile in a second; the tests of each plant hold the others' physics."""
+"""Plants that compile in a second; the tests of each plant cover the physics of the others."""
 
 
 def sampled(names: Iterable[str], few: tuple[str, ...]) -> list[ParameterSet]:
-    """All names as parameters, those not among the few marked as slow."""
+    """Return all names as parameters; names outside the few are marked as slow."""
     return [pytest.param(name, marks=() if name in few else pytest.mark.slow) for name in names]

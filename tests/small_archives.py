@@ -1,4 +1,4 @@
-"""Small NeoRL-2 archives of the double mass, and the datasets that they become."""
+"""Small NeoRL-2 archives of the double mass, and their datasets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEPS = 20
 
 
 def archive(episodes: int = 10, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
-    """A sound NeoRL-2 archive's arrays, in episodes of 20 steps."""
+    """Return the arrays of a valid NeoRL-2 archive, in episodes of 20 steps."""
     rng = np.random.default_rng(seed)
     path = rng.uniform(-1, 1, (episodes, STEPS + 1, 6)).astype(np.float32)
     n = episodes * STEPS

@@ -1,4 +1,4 @@
-"""Small datasets through the real ingest, and a population that nothing has trained, for the tests of single tasks."""
+"""Small datasets made by the real ingestion, and an untrained population, for tests of single tasks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAPPING = Path(__file__).parents[1] / "configs" / "mappings" / "chemical_reactor
 
 
 def reactor_run(**settings: Any) -> OpenedRun:
-    """A run of the reactor, small wherever a test does not say otherwise."""
+    """Return a small run of the reactor."""
     data = {"mapping": MAPPING, "held_out": 0.3}
     train = {"algorithm": "td3_bc", "updates": 40, "batch_size": 32, "seeds": 2, "checkpoint_every": 20}
     train["hyperparameters"] = {"critics": 2, "hidden": [8]}
@@ -35,13 +35,13 @@ def reactor_run(**settings: Any) -> OpenedRun:
 
 
 def reactor_dataset(home: Home, folder: Path, weeks: float, seed: int = 0) -> Dataset:
-    """Weeks of the reactor's log as a dataset of the home."""
+    """Ingest weeks of the reactor's log."""
     log = generate(PLANT, folder / f"log-{seed}", seed, weeks)
     return ingest(home, reactor_run(), [log.path])
 
 
 def altered(reference: Dataset, folder: Path, **changes: Any) -> Dataset:
-    """The same dataset elsewhere with some arrays made anew: name -> function of the array."""
+    """Copy a dataset with some arrays replaced: name -> function of the array."""
     rows = StoredDataset.open(reference.store, reference.digest).arrays()
     for name, change in changes.items():
         rows[name] = np.asarray(change(rows[name]), rows[name].dtype)
@@ -60,7 +60,7 @@ def altered(reference: Dataset, folder: Path, **changes: Any) -> Dataset:
 
 
 def untrained(bundles: Sequence[Bundle], folder: Path) -> Population:
-    """A population of composites that nothing has trained, as if one learner had made all of them."""
+    """Return a population of untrained composites of one learner."""
     learner = TrainedLearner(
         algorithm="bc",
         updates=0,

@@ -1,4 +1,4 @@
-"""A process that a mapping alone describes, whose truth is known: a vessel under level control, and its exports."""
+"""A log-only plant with known dynamics: a vessel under level control, and its exports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAME = "buffer_vessel"
 PERIOD = 10
 """Seconds."""
 KP, KI = 0.6, 0.01
-"""Gains of the loop that runs it, in valve per metre and per metre and second."""
+"""Gains of the logged controller, in valve per metre and per metre and second."""
 MAPPING = """\
 process: {name: buffer_vessel, horizon: 120}
 period_seconds: 10
@@ -41,20 +41,20 @@ approval: {approval}
 
 
 def follow(level: float, valve: float, outflow: float) -> float:
-    """The level a period later: `h' = h + 0.3 * 30^(v - 1) - 0.02 q - 0.02 h^1.5`.
+    """Return the level one period later: `h' = h + 0.3 * 30^(v - 1) - 0.02 q - 0.02 h^1.5`.
 
-    An equal-percentage valve in, a pump and a weir out: no linear model follows it over its range.
+    Equal-percentage inlet valve, pump and weir: no linear model fits the whole range.
     """
     return level + 0.3 * 30.0 ** (valve - 1.0) - 0.02 * outflow - 0.02 * max(level, 0.0) ** 1.5
 
 
 def history(steps: int, seed: int = 0, gain: float = 1.0) -> dict[str, npt.NDArray[np.float64]]:
-    """The loop at work, with an operator's set points and dither on the valve.
+    """Simulate the logged controller, with set points of an operator and dither on the valve.
 
     Args:
-        steps: periods.
-        seed: of set points, dither and noise.
-        gain: of the valve; other than 1 the plant has drifted.
+        steps: number of periods.
+        seed: seed of set points, dither and noise.
+        gain: gain of the valve; values other than 1 mean drift.
     """
     draw = np.random.default_rng(seed)
     level, set_point, outflow, applied, before = 1.5, 1.5, 1.0, 0.6, 0.0
@@ -73,7 +73,7 @@ def history(steps: int, seed: int = 0, gain: float = 1.0) -> dict[str, npt.NDArr
 
 
 def export(path: Path, steps: int = 3600, seed: int = 0, gain: float = 1.0, start: str = "2026-01-05") -> Path:
-    """A wide CSV of the historian."""
+    """Write a wide CSV export."""
     first = np.datetime64(start, "s")
     stamps = [f"{first + np.timedelta64(PERIOD * k, 's')}Z" for k in range(steps)]
     table = {"timestamp": stamps} | {name: values.tolist() for name, values in history(steps, seed, gain).items()}
@@ -82,7 +82,7 @@ def export(path: Path, steps: int = 3600, seed: int = 0, gain: float = 1.0, star
 
 
 def project(folder: Path, approval: str = "auto") -> Path:
-    """A run's file beside its mapping."""
+    """Write a run's file beside the mapping."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "mapping.yaml").write_text(MAPPING)
     config = folder / f"{NAME}-{approval}.yaml"

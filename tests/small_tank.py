@@ -1,4 +1,4 @@
-"""A tank that a mapping alone describes, and its export as long and wide tables."""
+"""A log-only tank, and its export as long and wide tables."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read(path: Path, quarantine: RawQuarantine | None = None, **changed: Any) ->
 
 
 def wide(steps: int = STEPS) -> pl.DataFrame:
-    """Every 10 s: level 100, 101, ... cm, inflow 5 L/s, valve 0, 1, ... %."""
+    """Return rows every 10 s: level 100, 101, ... cm, inflow 5 L/s, valve 0, 1, ... %."""
     k = np.arange(steps)
     first = np.datetime64(START.removesuffix("Z"), "ns").astype(np.int64)
     return pl.DataFrame(

@@ -1,10 +1,10 @@
-"""`make calibration`: false certificates among 10,000 trials of everything that an owner could try, at p exactly p0.
+"""`make calibration`: count false certificates in 10,000 trials of each attempt to cheat, with the true p equal to p0.
 
-    python -m benchmarks.calibration                      # 10,000 trials of each; goes on where it was stopped
+    python -m benchmarks.calibration                      # 10,000 trials of each; continues
     python -m benchmarks.calibration --trials 200         # fewer
-    python -m benchmarks.calibration --only grinding      # ways whose name contains this
+    python -m benchmarks.calibration --only grinding      # attempts with this in their name
 
-Keeps benchmarks/results/calibration.json and writes the table into docs/studies/calibration.md.
+Results are kept in benchmarks/results/calibration.json; the table goes into docs/studies/calibration.md.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "calibration.json"
 PAGE = ROOT / "docs" / "studies" / "calibration.md"
 BEGIN, END = "<!-- calibration: begin -->", "<!-- calibration: end -->"
 LIMIT = 0.0569
-"""Of 10,000 trials: three standard deviations above 5 %."""
+"""Largest share of false certificates in 10,000 trials: three standard deviations above 5 %."""
 BLOCK = 250
 """Trials between two writes of the results."""
 MEMORY = Path("/dev/shm")
@@ -40,7 +40,7 @@ Trial = Callable[[], bool]
 
 
 class Row(Strict):
-    """What came of the trials of one way in one world."""
+    """Result of one attempt in one world."""
 
     way: str
     world: str
@@ -58,7 +58,7 @@ class Results(Strict):
 
 @contextmanager
 def trial_of(row: Row, worlds: dict[str, World], folder: Path) -> Iterator[Trial]:
-    """One trial of a row, drawn anew at each call."""
+    """Yield one trial of a row; each call draws again."""
     chance = np.random.default_rng()
     if row.way in NAIVE:
         yield lambda: NAIVE[row.way](chance)
@@ -75,7 +75,7 @@ def trial_of(row: Row, worlds: dict[str, World], folder: Path) -> Iterator[Trial
 
 
 def planned() -> tuple[list[Row], dict[str, World]]:
-    """The rows, and their worlds by name."""
+    """Return the rows, and the worlds by name."""
     rare, seldom, often = coin(1e-3, 16_384), coin(1e-2, 2048), coin(5e-2, 640)
     rows = [Row(way="single", world=world.name) for world in (rare, seldom, WALKS[1])]
     rows += [Row(way=way, world=often.name) for way in (*FREE, *WATCHED)]
@@ -87,16 +87,16 @@ def planned() -> tuple[list[Row], dict[str, World]]:
 
 
 def done_before(rows: list[Row], path: Path) -> list[Row]:
-    """The rows with what is known of them."""
+    """Return the rows with the kept results."""
     known = Results.model_validate(read_json(path)).rows if path.exists() else []
     before = {(row.way, row.world): row for row in known}
     return [before.get((row.way, row.world), row) for row in rows]
 
 
 def table(rows: list[Row]) -> str:
-    """The rows for readers."""
+    """Return the table."""
     lines = [
-        "| what is tried | simulator | trials | false certificates | share | 99 % interval |",
+        "| attempt | simulator | trials | false certificates | share | 99 % interval |",
         "|:--|:--|--:|--:|--:|:--|",
     ]
     for row in (row for row in rows if row.trials):
@@ -113,7 +113,7 @@ def table(rows: list[Row]) -> str:
 
 
 def measure(rows: list[Row], worlds: dict[str, World], trials: int, only: str, keep: Path, folder: Path) -> list[Row]:
-    """Make the trials that are missing, and keep what came of them after each block."""
+    """Run the missing trials, and keep the results after each block."""
     for number, row in enumerate(rows):
         if only not in f"{row.way}, {row.world}":
             continue
@@ -135,10 +135,10 @@ def measure(rows: list[Row], worlds: dict[str, World], trials: int, only: str, k
 
 
 def main() -> int:
-    """Make the trials; 1 where a way of the product has more false certificates than it may."""
+    """Run the trials; return 1 if an attempt within the product has too many false certificates."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=10_000)
-    parser.add_argument("--only", default="", help="rows whose way and simulator contain this")
+    parser.add_argument("--only", default="", help="rows with this in their name")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     rows, worlds = planned()
@@ -150,7 +150,9 @@ def main() -> int:
         PAGE.write_text(before + table(rows) + after, encoding="utf-8")
     wrong = [row for row in rows if row.trials and not row.naive and row.false > LIMIT * row.trials]
     for row in wrong:
-        print(f"expected at most {LIMIT * row.trials:.0f} of {row.trials:,}, got {row.false}: {row.way}, {row.world}")
+        print(
+            f"{row.false} of {row.trials:,} are false, at most {LIMIT * row.trials:.0f} allowed: {row.way}, {row.world}"
+        )
     return int(bool(wrong))
 
 

@@ -1,4 +1,4 @@
-"""How others certify, at a violation probability of exactly p0: the share of false certificates."""
+"""Naive certification methods at a violation probability of exactly p0."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ LONGEST = 20_000
 
 
 def _violations(chance: np.random.Generator, episodes: int) -> np.ndarray:
-    """The violated ones of so many episodes."""
+    """Draw the number of violated episodes."""
     gaps = chance.geometric(P0, size=int(episodes * P0 * 3) + 60)
     found = np.cumsum(gaps)
     return found[found <= episodes]
 
 
 def t_test(chance: np.random.Generator) -> bool:
-    """The upper end of a one-sided t interval of 1,000 episodes lies below p0: it does when none was violated."""
+    """Return whether the upper end of a one-sided t interval over 1,000 episodes is below p0."""
     k, n = len(_violations(chance, 1000)), 1000
     mean = k / n
     deviation = np.sqrt(mean * (1 - mean) * n / (n - 1))
@@ -28,7 +28,7 @@ def t_test(chance: np.random.Generator) -> bool:
 
 
 def peeking(chance: np.random.Generator) -> bool:
-    """A Clopper-Pearson bound for a fixed number of episodes, looked at after every one of up to 20,000."""
+    """Return whether a Clopper-Pearson bound for a fixed number of episodes certifies at any of up to 20,000 looks."""
     found = _violations(chance, LONGEST)
     return any(
         (found[k] if k < len(found) else LONGEST + 1) > needed
@@ -38,11 +38,11 @@ def peeking(chance: np.random.Generator) -> bool:
 
 
 _NEEDED = [rollouts_needed(P0, k, ALPHA) for k in range(15)]
-"""Episodes after which k violations are few enough."""
+"""Return the number of episodes after which k violations certify."""
 
 
 def best_of_ten(chance: np.random.Generator) -> bool:
-    """Ten composites, each with a Clopper-Pearson bound of its own at the full error probability."""
+    """Return whether any of ten composites certifies, each with the full error probability."""
     n = _NEEDED[0]
     return any(clopper_pearson_upper(len(_violations(chance, n)), n, ALPHA) <= P0 for _ in range(10))
 

@@ -1,4 +1,4 @@
-"""Trials of certification: what an owner could try so as to get a certificate that is false."""
+"""Trials of certification: what an owner could try to get a false certificate."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ CONFIDENCE = 0.95
 TRIES = 10
 """Attempts of a lineage."""
 GUESSES = 20
-"""Secrets that are tried offline before one is committed to."""
+"""Secrets tried offline before committing to one."""
 NOBODY = sha256_hex(b"")
 
 
@@ -57,23 +57,23 @@ class Killed(Exception):
 
 
 def single(world: World) -> bool:
-    """One attempt."""
+    """Make one attempt."""
     return world.test(secrets.token_bytes(32), attempt_alpha(CONFIDENCE, 1)).certified
 
 
 def retries(world: World) -> bool:
-    """The same composite again and again, until it is certified: each attempt of the lineage spends less."""
+    """Certify the same composite repeatedly; each attempt of the lineage has a smaller error probability."""
     return any(world.test(secrets.token_bytes(32), attempt_alpha(CONFIDENCE, j)).certified for j in range(1, TRIES + 1))
 
 
 def best_of_ten(world: World) -> bool:
-    """Ten composites at once, of which the best is shown: the lineage counts them all."""
+    """Certify ten composites and show the best; the lineage counts all."""
     found = [world.test(secrets.token_bytes(32), attempt_alpha(CONFIDENCE, j)) for j in range(1, TRIES + 1)]
     return max(found, key=lambda counts: counts.log_e).certified or any(counts.certified for counts in found)
 
 
 class Bench(NamedTuple):
-    """A new ledger under a witness."""
+    """A new ledger with a witness."""
 
     home: Home
     key: SigningKey
@@ -81,14 +81,14 @@ class Bench(NamedTuple):
     witness: Witness
 
     def copied(self, root: Path) -> Bench:
-        """The same with a copy of the home: the witness is another's."""
+        """Return the same bench with a copy of the home and the original witness."""
         shutil.copytree(self.home.root, root)
         return self._replace(home=Home(root), trust=replace(self.trust, source=root / "trust.yaml"))
 
     def ledger(self, dies: Callable[[str], None] = lambda _: None) -> Ledger:
-        """The ledger as a process has it that has just been started, and may be killed at a request."""
+        """Return the ledger of a freshly started process, which may be killed at a request."""
         own = Ledger(self.home, connect(self.home.ledger_url), self.trust, None)
-        # A signer whose key is at hand: to decrypt it is most of what starting one costs.
+        # Decrypting the key is most of the cost of starting a signer, so keep it decrypted.
         witnesses = WitnessClient(self.home, own, self.key, direct(self.witness), own=False)
         signer = Signer(self.home, self.key, own, now, None, witnesses)
 
@@ -102,7 +102,7 @@ class Bench(NamedTuple):
         return Ledger(self.home, connect(self.home.ledger_url), self.trust, ask)
 
     def claim(self, world: World) -> Claim:
-        """The claim of this trial."""
+        """Return the claim of this trial."""
         return Claim(
             plant="walk",
             phi=f"|x| <= {world.bound} m",
@@ -118,20 +118,20 @@ class Bench(NamedTuple):
         )
 
     def opened(self, ledger: Ledger, world: World) -> Attempt:
-        """The attempt of this trial, opened or resumed."""
+        """Open or resume the attempt of this trial."""
         return open_attempt(ledger, self.inputs(world), self.claim(world))
 
     def inputs(self, world: World) -> Inputs:
-        """What the attempt of this trial is about."""
+        """Return the inputs of the attempt of this trial."""
         return Inputs(lineage=lineage_of(self.claim(world)), composite=NOBODY, dataset=NOBODY, config=NOBODY)
 
 
 @contextmanager
 def benches(folder: Path) -> Iterator[Iterator[Bench]]:
-    """Benches without end, each with a new ledger of the same key and a witness that knows nothing but that key."""
+    """Yield benches, each with a new ledger of the same key and a witness that knows only that key."""
     before = os.environ.get("XDG_CONFIG_HOME")
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        # Where the passphrases of all these keys are kept.
+        # Folder of the passphrases of these keys.
         os.environ["XDG_CONFIG_HOME"] = f"{scratch}/config"
         try:
             yield _benches(Path(scratch))
@@ -161,7 +161,7 @@ def _benches(folder: Path) -> Iterator[Bench]:
 
 
 def kills_and_resumes(world: World, bench: Bench, chance: np.random.Generator) -> bool:
-    """The process is killed at a random step, and whenever it does not look well, and is run again each time."""
+    """Kill the process at a random step, and whenever the result looks bad, and run it again."""
     steps = ["append attempt", "countersign", "append seed", "nonces", "append nonce", "test", "append result"]
     fatal = {f"{when} {step}" for step in steps for when in ("before", "after") if chance.random() < 0.1}
 
@@ -181,18 +181,18 @@ def kills_and_resumes(world: World, bench: Bench, chance: np.random.Generator) -
             counts = world.test(seed, attempt.alpha)
             certified |= counts.certified
             if not counts.certified and chance.random() < 0.5:
-                continue  # it was seen to fail, and is killed before its result
+                continue  # the result looks bad, so kill the process before it is logged
             dies("after test")
             close_attempt(ledger, attempt, Outcome(passed=False))
         except Killed:
             continue
-        # The number says that no attempt was made beside the one that counts.
+        # The number proves that there was only one attempt.
         assert attempt.number == 1
         return certified
 
 
 def grinding(world: World, bench: Bench, chance: np.random.Generator) -> bool:
-    """Secrets are tried offline, and one is committed to that would have been certified without the nonce."""
+    """Try secrets offline and commit to one that would certify without the nonce."""
     ledger = bench.ledger()
     attempt = bench.opened(ledger, world)
     secret = ground(world, attempt.alpha)
@@ -201,7 +201,7 @@ def grinding(world: World, bench: Bench, chance: np.random.Generator) -> bool:
 
 
 def ground(world: World, alpha: float) -> bytes:
-    """The first of some secrets whose seed would certify if it were the secret's alone, or the last."""
+    """Return the first secret that would certify if the seed depended on the secret alone, or the last secret."""
     for _ in range(GUESSES):
         secret = secrets.token_bytes(32)
         if world.test(derive_seed(secret, ()), alpha).certified:
@@ -210,7 +210,7 @@ def ground(world: World, alpha: float) -> bytes:
 
 
 def deletion_and_new_homes(world: World, bench: Bench, chance: np.random.Generator) -> bool:
-    """After a failed attempt the ledger is deleted, emptied, set back, and a new home is begun: each for a new try."""
+    """After a failed attempt delete, empty or restore the ledger, or start a new home, and try again."""
     ledger = bench.ledger()
     attempt = bench.opened(ledger, world)
     certified = world.test(draw_seed(ledger, attempt), attempt.alpha).certified
@@ -236,7 +236,7 @@ def _delete(bench: Bench) -> Bench:
 
 
 def _empty(bench: Bench) -> Bench:
-    """An empty table in its place, and the home's own head taken away."""
+    """Put an empty table in place, and remove the home's head."""
     bench.home.ledger.unlink()
     (bench.home.root / "ledger.head").unlink()
     create(connect(bench.home.ledger_url))
@@ -244,7 +244,7 @@ def _empty(bench: Bench) -> Bench:
 
 
 def _begin_anew(bench: Bench) -> Bench:
-    """A new home, with a new key, that says it is the same ledger."""
+    """Make a new home with a new key that claims to be the same ledger."""
     home = bench.home
     asked = (home.root / "witnesses.yaml").read_bytes()
     shutil.rmtree(home.root)
@@ -254,10 +254,10 @@ def _begin_anew(bench: Bench) -> Bench:
 
 
 FREE: dict[str, Callable[[World], bool]] = {"single": single, "retries": retries, "best of ten": best_of_ten}
-"""They need no ledger: the numbers of their attempts are all that it would add."""
+"""Attempts without a ledger, which would only add numbers."""
 WATCHED: dict[str, Callable[[World, Bench, np.random.Generator], bool]] = {
     "kills and resumes": kills_and_resumes,
     "grinding of seeds": grinding,
     "deletion and new homes": deletion_and_new_homes,
 }
-"""They go through a ledger and a witness."""
+"""Attempts with a ledger and a witness."""

@@ -1,4 +1,4 @@
-"""Simulators whose probability of violation is known, and is exactly the p0 that is claimed of them."""
+"""Simulators with a known probability of violation, equal to the claimed p0."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from neorl_core.safety.certify import CertificationCounts, Run, certify_batches
 from neorl_core.types import Constraint, Controller, Params, Plant, PlantSpec, Space, Timestep
 
 ROOM = 10
-"""Violations for which there is room, as in a claim of the product."""
+"""Number of violations that a claim of the product allows."""
 
 
 class Walk(NamedTuple):
@@ -60,7 +60,7 @@ WALK = Plant(
 
 
 class World(NamedTuple):
-    """A simulator, and the probability with which an episode of it is violated."""
+    """A simulator and the probability of a violated episode."""
 
     name: str
     p: float
@@ -69,7 +69,7 @@ class World(NamedTuple):
     batch: int
 
     def test(self, seed: bytes, alpha: float) -> CertificationCounts:
-        """The product's own test of "p < p0" at p0 = p, where every certificate is false."""
+        """Run the product's test of "p < p0" at p0 = p, where every certificate is false."""
         most = betting_episodes(self.p, ROOM, alpha)
         *_, last = certify_batches(
             WALK,
@@ -88,7 +88,7 @@ class World(NamedTuple):
 
 @cache
 def _flips(p: float) -> Run:
-    """Episodes that are nothing but a draw: violated with probability p, by their own keys."""
+    """Return an episode function that is violated with probability p, by the key of the episode."""
 
     @jax.jit
     def drawn(keys: Array) -> Array:
@@ -103,7 +103,7 @@ def _flips(p: float) -> Run:
 
 
 def coin(p: float, batch: int) -> World:
-    """Episodes that are draws, of which a thousand cost nothing."""
+    """Return a world of plain draws, which are cheap."""
     return World(f"draws with p = {p:g}", p, 0.0, _flips(p), batch)
 
 
@@ -111,4 +111,4 @@ WALKS = (
     World("walk within 0.8", 0.04726868, 0.8, rollouts, 320),
     World("walk within 0.9", 0.00967962, 0.9, rollouts, 1536),
 )
-"""Violation probabilities by quadrature."""
+"""Return violation probabilities by quadrature."""

@@ -1,1 +1,1 @@
-"""CartPole from Minari: a file of its form, `neorl train` on it by every discrete learner, and what policies return."""
+"""Train discrete learners on CartPole from a Minari dataset."""

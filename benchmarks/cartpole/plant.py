@@ -1,7 +1,7 @@
-"""A pole on a cart that is pushed left or right: Gymnasium's CartPole-v1 in JAX, to score policies by the hundred.
+"""Gymnasium's CartPole-v1 in JAX: a pole on a cart that is pushed left or right.
 
 Barto, Sutton & Anderson: Neuronlike adaptive elements that can solve difficult learning control problems, IEEE Trans.
-Systems, Man and Cybernetics 13(5), 1983, without friction as Gymnasium has it.
+Systems, Man and Cybernetics 13(5), 1983, without friction as in Gymnasium.
 
 θ'' = (g sin θ − cos θ f) / (l (4/3 − m cos² θ / M)),  x'' = f − m l θ'' cos θ / M,  f = (F + m l θ'² sin θ) / M
 
@@ -24,13 +24,13 @@ from scipy.linalg import solve_discrete_are
 from neorl_core.types import Constraint, Controller, Plant, PlantSpec, Space, Timestep
 
 SECONDS = 0.02
-"""Between two pushes, one step of Euler's [s]."""
+"""Time between two pushes, one Euler step [s]."""
 MOST_ANGLE = 12 * 2 * math.pi / 360
 """Angle at which the pole has fallen [rad]."""
 MOST_PLACE = 2.4
-"""Place at which the track ends [m]."""
+"""End of the track [m]."""
 START = 0.05
-"""Half range of every number at the start."""
+"""Half range of all initial values."""
 HORIZON = 500
 
 SPEC = PlantSpec(
@@ -55,29 +55,29 @@ SPEC = PlantSpec(
 
 
 class Params(NamedTuple):
-    """Cart and pole."""
+    """Constants of cart and pole."""
 
     gravity: float = 9.8
     """[m/s²]"""
     cart: float = 1.0
-    """Its mass [kg]."""
+    """Mass of the cart [kg]."""
     pole: float = 0.1
-    """Its mass [kg]."""
+    """Mass of the pole [kg]."""
     half_length: float = 0.5
-    """Of the pole [m]."""
+    """Half length of the pole [m]."""
     force: float = 10.0
-    """Of a push [N]."""
+    """Force of a push [N]."""
 
 
 class State(NamedTuple):
-    """Place [m], speed [m/s], angle [rad] and its rate [rad/s]."""
+    """Place [m], speed [m/s], angle [rad] and angular velocity [rad/s]."""
 
     motion: jax.Array
     step: jax.Array
 
 
 def advance(motion: jax.Array, push: jax.Array, params: Params) -> jax.Array:
-    """The motion a step later; 0 pushes left, 1 right, and what is between with a part of the force."""
+    """Return the motion one step later; 0 pushes left, 1 right."""
     _, speed, angle, turning = motion
     total, moment = params.cart + params.pole, params.pole * params.half_length
     sine, cosine = jnp.sin(angle), jnp.cos(angle)
@@ -88,18 +88,18 @@ def advance(motion: jax.Array, push: jax.Array, params: Params) -> jax.Array:
 
 
 def margins_of(motion: jax.Array) -> jax.Array:
-    """Distance of place [m] and angle [rad] to their limits."""
+    """Return the distances of place [m] and angle [rad] to their limits."""
     return jnp.stack([MOST_PLACE - jnp.abs(motion[..., 0]), MOST_ANGLE - jnp.abs(motion[..., 2])], axis=-1)
 
 
 def reset(key: jax.Array, params: Params) -> tuple[State, jax.Array]:
-    """Nearly upright, nearly at rest."""
+    """Start nearly upright and at rest."""
     motion = jax.random.uniform(key, (4,), minval=-START, maxval=START)
     return State(motion, jnp.zeros((), jnp.int32)), motion
 
 
 def step(key: jax.Array, state: State, action: jax.Array, params: Params) -> tuple[State, Timestep]:
-    """One push; a reward of 1 for it, the one by which the pole falls included."""
+    """Make one push; every push has reward 1, even the last one."""
     motion = advance(state.motion, jnp.round(action[0]), params)
     margins = margins_of(motion)
     following = State(motion, state.step + 1)
@@ -113,13 +113,13 @@ def step(key: jax.Array, state: State, action: jax.Array, params: Params) -> tup
 
 
 def predict(observation: jax.Array, action: jax.Array, params: Params) -> tuple[jax.Array, jax.Array]:
-    """The next observation, and its margins."""
+    """Return the next observation and the margins."""
     motion = advance(observation, jnp.round(action[0]), params)
     return motion, margins_of(motion)
 
 
 def regulator(params: Params) -> tuple[float, ...]:
-    """Gains of the linear-quadratic regulator of the upright pole, whose sign is the push."""
+    """Return the gains of the linear-quadratic regulator; the sign of the feedback is the push."""
     with jax.enable_x64(True):
         upright = jnp.zeros(4)
         a, b = jax.jacfwd(lambda m, p: advance(m, p, params), (0, 1))(upright, jnp.asarray(0.5))
@@ -132,7 +132,7 @@ balance = Controller(
     lambda gain, observation: (),
     lambda gain, state, observation, applied: (state, (observation @ jnp.asarray(gain) < 0)[None].astype(jnp.float32)),
 )
-"""Pushes to the side that the regulator asks for."""
+"""Push to the side that the regulator chooses."""
 
 PLANT = Plant(
     spec=SPEC,

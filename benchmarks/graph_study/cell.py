@@ -31,23 +31,23 @@ from neorl_core.types import Plant, Transition
 
 
 class Size(NamedTuple):
-    """How large a cell is."""
+    """Size of a cell."""
 
     days: int = 400
     updates: int = 2_000
     loads: int = 100
-    """Loads of each kind that policies are judged on."""
+    """Loads of each kind in the comparison."""
     batch: int = 64
     decisions: int = 1_000
     trials: int = 64
-    """Days that agents are judged on."""
+    """Days in the comparison of agents."""
     seeds: int = 5
     """Policies of each kind of agents."""
 
 
 FULL = Size()
 SMALL = Size(days=8, updates=10, loads=3, batch=8, decisions=5, trials=2, seeds=2)
-"""A cell of the tests."""
+"""Size of a cell in the tests."""
 GRAPH = {"graph": 5, "hidden": [24]}
 DENSE = {"hidden": [256, 256]}
 LEARNERS: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -58,20 +58,20 @@ LEARNERS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "MLP, td3_bc": ("td3_bc", DENSE | {"critic_lr": 1e-3, "discount": 0.0, "alpha": 0.5}),
     "MLP, iql": ("iql", DENSE | {"critic_lr": 1e-3, "discount": 0.0}),
 }
-"""What each policy is learned by. An hour's loss is that of its own switches: the discount is 0."""
+"""Learner of each policy. The discount is 0, because an hour's loss depends on that hour's switches only."""
 RATES = (3e-3, 1e-3)
-"""Rates of the actors on 118 buses."""
+"""Learning rates of the actors on 118 buses."""
 Act = Callable[[jax.Array], jax.Array]
 
 
 def grid_of(feeder: Feeder, plant: Plant) -> Grid:
-    """The feeder with what follows from it, as its plant has it."""
+    """Return the feeder with derived data, as in the plant."""
     impedance = np.stack([feeder.resistance, feeder.reactance], -1)
     return Grid(feeder, meshed_of(feeder), leaving(feeder), impedance, plant.params)
 
 
 def deciding(grid: Grid, act: Callable[[Any, jax.Array], jax.Array]) -> Callable[[Any, Case], Any]:
-    """Losses [MW] and lowest voltages [pu] of what a policy opens under each load, compiled once for all weights."""
+    """Return a function that gives losses [MW] and lowest voltages [pu] of a policy's lines under each load."""
 
     def one(policy: Any, observation: jax.Array, active: jax.Array, reactive: jax.Array, params: Any) -> Any:
         chosen = topology(grid, act(policy, observation), in_service_of(grid, params, observation.dtype))
@@ -82,13 +82,13 @@ def deciding(grid: Grid, act: Callable[[Any, jax.Array], jax.Array]) -> Callable
 
 
 def outcome(grid: Grid, act: Act, on: Case) -> tuple[np.ndarray, np.ndarray]:
-    """Losses [MW] and lowest voltages [pu] of what is opened under each load."""
+    """Return losses [MW] and lowest voltages [pu] under each load."""
     loss, lowest = deciding(grid, lambda _, x: act(x))(None, on)
     return np.asarray(loss, np.float64), np.asarray(lowest, np.float64)
 
 
 def optimum(grid: Grid, on: Case) -> tuple[np.ndarray, np.ndarray]:
-    """The least loss of all topologies under each load, and the lowest voltage there."""
+    """Return the least loss of all topologies under each load, and the lowest voltage there."""
     positions = enumerated.positions()
     impedance = jnp.asarray(grid.impedance, jnp.float32) * jnp.asarray(on.params.impedance_scale)[:, None, None]
     source = jnp.asarray(on.params.source_voltage[0])
@@ -100,7 +100,7 @@ def optimum(grid: Grid, on: Case) -> tuple[np.ndarray, np.ndarray]:
 
 
 def judged(grid: Grid, act: Act, on: Case, best: np.ndarray) -> dict[str, float]:
-    """A policy beside the optimum."""
+    """Compare a policy with the optimum."""
     loss, lowest = outcome(grid, act, on)
     ratio = loss / best
     return {
@@ -112,15 +112,16 @@ def judged(grid: Grid, act: Act, on: Case, best: np.ndarray) -> dict[str, float]
 
 
 def learned(data: Transition, plant: Plant, name: str, size: Size) -> FitResult:
-    """The policy of one entry of `LEARNERS`."""
+    """Train the policy of one entry of `LEARNERS`."""
     algorithm, overrides = LEARNERS[name]
     overrides = overrides | {"actor_recipe": {"schedule": "cosine", "steps": size.updates}}
     return fit(data, plant.spec, algorithm, updates=size.updates, overrides=overrides, batch_size=size.batch, chunk=500)
 
 
 def direct_value(held_out: Transition, plant: Plant, size: Size) -> Callable[[Act], float]:
-    """What held-out days say of a policy: a critic of the hour's reward is fitted to them, and asked for what the
-    policy would open there (the direct method: Dudík et al. 2011, arXiv 1103.4601)."""
+    """Return a function that estimates a policy's value on held-out days by the direct method: a critic of the hour's
+    reward is fitted to these days and evaluated at the policy's actions (Dudík et al. 2011, arXiv 1103.4601).
+    """
     overrides = dict(LEARNERS["graph, td3_bc"][1])
     known: list[Any] = []
     fitted = fit(
@@ -146,7 +147,7 @@ def direct_value(held_out: Transition, plant: Plant, size: Size) -> Callable[[Ac
 
 
 def cell_optimum(size: Size = FULL) -> dict[str, Any]:
-    """33 buses: every policy, its estimate from held-out days, and afterwards the optimum."""
+    """33 buses: train every policy, estimate it on held-out days, then compare with the optimum."""
     plant = plant_of(FEEDER)
     grid, (known, unknown) = grid_of(FEEDER, plant), loops(FEEDER)
     ours, held_out = logs(plant, FEEDER, size.days, 1), logs(plant, FEEDER, max(size.days // 4, 2), 2)
@@ -173,7 +174,7 @@ def cell_optimum(size: Size = FULL) -> dict[str, Any]:
 
 
 def _estimate(value: Callable[[Act], float], grid: Grid, act: Act) -> float:
-    """The estimate of what a policy opens, not of the preferences that it says."""
+    """Return the estimate of the opened lines, not of the raw preferences."""
 
     def opened(x: jax.Array) -> jax.Array:
         return 2.0 * topology(grid, act(x), seen(grid.feeder, x).in_service).opened - 1.0
@@ -182,11 +183,10 @@ def _estimate(value: Callable[[Act], float], grid: Grid, act: Act) -> float:
 
 
 def cell_transfer(size: Size = FULL) -> dict[str, Any]:
-    """118 buses: weights of 33 buses tuned there, beside ones that begin there; losses beside the rule's.
+    """118 buses: tune weights of 33 buses, train from scratch, and compare the losses with those of the plant's rule.
 
-    Each number of updates is a training of its own, whose rate falls along a cosine to its end: at a rate that stays,
-    weights move so much between two updates that a comparison of single ones says little. Both begin at each of the
-    rates, so that neither is held back by one that suits the other.
+    Each number of updates is a separate training with a cosine schedule, because with a constant rate single results
+    vary too much. Both variants use each of the rates, so that neither is limited by an unsuitable rate.
     """
     small, large = plant_of(FEEDER), plant_of(CASE118ZH)
     grid = grid_of(CASE118ZH, large)
@@ -223,7 +223,7 @@ def cell_transfer(size: Size = FULL) -> dict[str, Any]:
 def _beside(
     decide: Callable[[Any, Case], Any], policies: Sequence[Policy], on: Case, own: np.ndarray
 ) -> dict[str, list[float]]:
-    """Each policy's mean loss beside that of the plant's own rule, and its share of loads with a voltage too low."""
+    """Return each policy's mean loss / that of the plant's own rule, and the share of loads with a low voltage."""
     found = [tuple(map(np.asarray, decide(policy, on))) for policy in policies]
     return {
         "loss": [float(np.mean(loss / own)) for loss, _ in found],
@@ -232,7 +232,7 @@ def _beside(
 
 
 def _begun_with(algorithm: Algorithm, actor: Any) -> Algorithm:
-    """The algorithm, its actor's first weights given."""
+    """Return the algorithm with given initial weights of the actor."""
 
     def init(key: jax.Array, spec: Any, config: Any) -> Any:
         return algorithm.init(key, spec, config)._replace(actor=actor)
@@ -241,7 +241,7 @@ def _begun_with(algorithm: Algorithm, actor: Any) -> Algorithm:
 
 
 def cell_speed(size: Size = FULL) -> dict[str, Any]:
-    """Microseconds from an observation on the device to the lines that open, one at a time on one core."""
+    """Measure microseconds from an observation on the device to the open lines, one at a time on one core."""
     return on_one_core(rows, size.decisions, GRAPH) | {"rounds": GRAPH["graph"], "width": GRAPH["hidden"][0]}
 
 

@@ -1,4 +1,4 @@
-"""Days of a dispatcher who errs, and loads to be judged on."""
+"""Logs of an imperfect dispatcher, and loads for the comparison."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from neorl_core.plants.power_grid.switching import Domain, Params, seen, switchi
 from neorl_core.types import Plant, Transition
 
 ERRORS = (0.1, 0.5, 1.5)
-"""Standard deviations of the logarithm of what the dispatcher takes each line to carry, each of a third of the days."""
+"""Standard deviations of the dispatcher's error in the logarithm of a line's load, for a third of the days each."""
 DOMAIN = Domain()
 
 
 class Case(NamedTuple):
-    """Loads to decide on, one a row."""
+    """Loads to decide on, one per row."""
 
     observation: np.ndarray
     active: np.ndarray
@@ -28,7 +28,7 @@ class Case(NamedTuple):
 
 
 def loops(feeder: Feeder) -> tuple[np.ndarray, np.ndarray]:
-    """Lines on loops: those that are out of service in the logs, and every second one, which never is there."""
+    """Return lines on loops: those that are out of service in the logs, and every second line, which never is."""
     lines = np.flatnonzero(np.abs(feeder.loops).sum(0))
     return lines[::2], lines[1::2]
 
@@ -41,7 +41,7 @@ def _day_of(plant: Plant, key: jax.Array, lines: np.ndarray, share: float) -> Pa
 
 
 def logs(plant: Plant, feeder: Feeder, days: int, seed: int) -> Transition:
-    """Days of 24 decisions: the lines are opened that seem to carry the least, were all closed."""
+    """Play days of 24 decisions; the dispatcher opens the lines with the least estimated load in the closed network."""
     lines = loops(feeder)[0]
 
     def day(key: jax.Array) -> Any:
@@ -63,7 +63,7 @@ def logs(plant: Plant, feeder: Feeder, days: int, seed: int) -> Transition:
 
     found = jax.jit(lambda keys: jax.lax.map(day, keys, batch_size=32))(jax.random.split(jax.random.key(seed), days))
     observation, action, reward, following, terminated = (np.asarray(x) for x in found)
-    # What follows a dark hour is no day of the feeder's.
+    # Discard hours after a blackout.
     lit = np.cumsum(terminated, axis=1) - terminated == 0
     zero = np.zeros(lit.sum(), np.float32)
     ended = terminated[lit].astype(np.float32)
@@ -71,12 +71,12 @@ def logs(plant: Plant, feeder: Feeder, days: int, seed: int) -> Transition:
 
 
 def cases(plant: Plant, feeder: Feeder, lines: np.ndarray, share: float, count: int, seed: int) -> Case:
-    """Loads at the first hour of days of their own, with a line out of service in a share of them."""
+    """Return loads at the first hour of separate days, with a line out of service in a share of them."""
 
     def one(key: jax.Array) -> Any:
         key_day, key_reset = jax.random.split(key)
         params = _day_of(plant, key_day, lines, share)
-        # At midnight the curve is at 72 % of its peak: as a load of the whole range, measured exactly.
+        # At midnight the load curve is at 72 % of the peak: draw loads of the whole range, without noise.
         params = params._replace(load_scale=params.load_scale / 0.72, meter_noise=0.0)
         _, observation = plant.reset(key_reset, params)
         return observation, params
@@ -88,5 +88,5 @@ def cases(plant: Plant, feeder: Feeder, lines: np.ndarray, share: float, count: 
 
 
 def plant_of(feeder: Feeder) -> Plant:
-    """The plant of the study."""
+    """Return the plant of the study."""
     return switching_plant(feeder, 1.04 if feeder.name == "case118zh" else 1.02, DOMAIN)

@@ -1,17 +1,16 @@
-"""Days of the feeder as the optimal flow would have run them, in hindsight: a yardstick, and logs to learn from.
+"""The optimal flow of the feeder's days in hindsight: an upper bound, and logs for learning.
 
-A day's load, sky and noise are known when it is over. Its optimal flow is the schedule of all units over the day that
-would have earned the most, subject to the voltage's limits: the multi-period optimal power flow, whose gradient goes
-through the plant's own steps. No controller that has to act before it knows can be expected to earn as much, so that it
-bounds what agents can learn; solved on past days and learned from by agents that see their own part, it is how Dobbe et
-al. 2020 (arXiv 1806.06790) and Karagiannopoulos et al. 2019 (IEEE Trans. Smart Grid 10(6)) make controllers of
-inverters. Lines stay as the plant's own controller sets them, in the state that loses the least over a day.
+The optimal flow of a day is the schedule of all units that would have earned the most within the voltage limits, with
+load, sky and noise known: a multi-period optimal power flow, with gradients through the plant's steps. A controller
+that must act without this knowledge cannot be expected to earn as much. Agents that see their own part learn from
+solved past days, as in Dobbe et al. 2020 (arXiv 1806.06790) and Karagiannopoulos et al. 2019 (IEEE Trans. Smart Grid
+10(6)). Lines stay as set by the plant's own controller, in the state with the least loss over a day.
 
-Logs of nothing but optimal days show no way back to one. So batteries begin the logged days anywhere between empty and
-full, and now and then somebody else orders what they do for an hour or two, or upsets all powers, and sometimes lines,
-for a quarter of an hour (noise injected into a teacher: Laskey et al. 2017, arXiv 1703.09327). Rows of such orders are
-left out; the rows after them show what the optimal flow makes of it. Without upsets a battery learns to go on with what
-its own voltage shows that it was doing (copying itself: de Haan et al. 2019, arXiv 1905.11979), and then never begins.
+Optimal days alone do not show how to recover. So batteries start the logged days with any charge, sometimes get other
+orders for an hour or two, and in some steps all powers, and sometimes lines, are disturbed for a quarter of an hour
+(noise injection: Laskey et al. 2017, arXiv 1703.09327). Rows with such orders are left out; later rows show the
+recovery. Without disturbances a battery learns to copy its own past action, visible in its voltage, and never starts
+(de Haan et al. 2019, arXiv 1905.11979).
 """
 
 from __future__ import annotations
@@ -29,23 +28,23 @@ from neorl_core.plants.power_grid import units
 from neorl_core.types import Params, Plant, Transition
 
 START_SPREAD = 0.5
-"""Half range of what batteries hold at midnight of logged days, around one half [1]."""
+"""Half range of the batteries' charge at midnight of logged days, around one half [1]."""
 ORDERS, SHORTEST, LONGEST = 1, 4, 8
-"""Orders to each battery in a logged day, and the quarters of an hour that each takes."""
+"""Orders to each battery in a logged day, and quarters of an hour of each."""
 UPSET, LINES = 0.2, 0.3
-"""Share of a logged day's steps at which powers are upset, and share of those at which lines are, too."""
+"""Share of steps with disturbed powers, and share of those with disturbed lines."""
 SCHEDULED = 2 * len(units.UNITS)
-"""Components of the action that are scheduled: all but the switches."""
+"""Scheduled components of the action: all except the switches."""
 RESERVE = 0.004
-"""Distance [pu] from the limits that a schedule keeps, as a planner does."""
+"""Distance [pu] that a schedule keeps from the limits."""
 PENALTY = 2_000.0
-"""$ per pu and quarter of an hour by which a schedule comes nearer than that."""
+"""Penalty [$ per pu and quarter of an hour] below that distance."""
 RATE = 0.05
-"""Step length of Adam at first, as a part of each range; it falls along a cosine."""
+"""Initial step length of Adam as a share of each range; it falls along a cosine."""
 
 
 def day_of(plant: Plant, key: jax.Array, domain: Params) -> tuple[Params, Any, jax.Array, jax.Array]:
-    """Constants, first state and observation, and the key of the steps of the day that `rollouts` plays for a key."""
+    """Return constants, first state and observation, and step key of the day that `rollouts` plays for a key."""
     key_constants, key_run = jax.random.split(key)
     params = plant.sample_params(key_constants, domain)
     key_reset, key_steps = jax.random.split(key_run)
@@ -53,7 +52,7 @@ def day_of(plant: Plant, key: jax.Array, domain: Params) -> tuple[Params, Any, j
 
 
 def played(plant: Plant, key: jax.Array, domain: Params, schedule: jax.Array) -> Transition:
-    """The rows of a day under a schedule (96, 17); `cost` is the least margin [pu], with its sign turned."""
+    """Play a schedule (96, 17); `cost` is the negative least margin [pu]."""
     params, state, observation, steps = day_of(plant, key, domain)
 
     def step(carry: Any, now: tuple[jax.Array, jax.Array]) -> Any:
@@ -70,15 +69,15 @@ def played(plant: Plant, key: jax.Array, domain: Params, schedule: jax.Array) ->
 
 @partial(jax.jit, static_argnames=("plant", "steps"))
 def solved(plant: Plant, keys: jax.Array, domain: Params, first: Any, ordered: Any, steps: int) -> jax.Array:
-    """The schedule (D, 96, 17) of each day that earns the most, by projected steps of Adam from a first one.
+    """Return the best schedule (D, 96, 17) of each day by projected steps of Adam.
 
     Args:
         plant: the feeder.
-        keys: (D,) of the days, as for `rollouts`.
-        domain: that the days are drawn from.
-        first: (1 or D, 96, 17) schedules [MW, Mvar] to begin with.
-        ordered: (D, 96, 17) actions that are given, around which the day is scheduled; NaN of those that are not.
-        steps: of Adam.
+        keys: (D,) keys of the days, as for `rollouts`.
+        domain: operating domain of the days.
+        first: (1 or D, 96, 17) initial schedules [MW, Mvar].
+        ordered: (D, 96, 17) fixed actions; NaN where the schedule is free.
+        steps: steps of Adam.
     """
     low, high = (np.asarray(x[:SCHEDULED], np.float32) for x in (plant.spec.action.low, plant.spec.action.high))
     lines = np.asarray(units.TOPOLOGIES[units.SUNNY], np.float32)
@@ -105,12 +104,12 @@ def solved(plant: Plant, keys: jax.Array, domain: Params, first: Any, ordered: A
 
 
 def free(days: int) -> np.ndarray:
-    """(D, 96, 17) no orders at all."""
+    """Return (D, 96, 17) without orders."""
     return np.full((days, units.HORIZON, SCHEDULED + units.SWITCHES), np.nan, np.float32)
 
 
 def orders(days: int, seed: int) -> np.ndarray:
-    """What somebody else orders; NaN of all that is free."""
+    """Return random orders; NaN where the schedule is free."""
     rng, found, most = (
         np.random.default_rng(seed),
         free(days),
@@ -129,7 +128,7 @@ def orders(days: int, seed: int) -> np.ndarray:
 
 
 def usual(plant: Plant, seed: int, days: int, steps: int) -> jax.Array:
-    """The mean of some days' schedules, to begin with: solved from what the plant's own controller does."""
+    """Return the mean of some days' schedules, started from the plant's own controller."""
     keys = jax.random.split(jax.random.key(seed), days)
     params = jax.tree.map(np.float32, plant.fallback_params)
     trajectory = rollouts(plant, plant.fallback, params, keys, plant.domain, trace=True).trajectory
@@ -139,15 +138,15 @@ def usual(plant: Plant, seed: int, days: int, steps: int) -> jax.Array:
 
 
 def logs(plant: Plant, talking: Plant, first: jax.Array, days: int, seed: int, steps: int) -> Transition:
-    """Rows of optimal days, links lost at each step, of each day with another probability between 0 and 1.
+    """Return rows of optimal days; each day loses links with a different probability between 0 and 1.
 
     Args:
         plant: the feeder.
-        talking: the same with links.
-        first: schedule to begin with.
-        days: how many.
-        seed: of days, orders and links.
-        steps: of Adam.
+        talking: the feeder with links.
+        first: initial schedule.
+        days: number of days.
+        seed: seed of days, orders and links.
+        steps: steps of Adam.
     """
     keys, ordered = jax.random.split(jax.random.key(seed), days), orders(days, seed)
     domain = plant.domain._replace(start_energy_spread=START_SPREAD)
@@ -159,7 +158,7 @@ def logs(plant: Plant, talking: Plant, first: jax.Array, days: int, seed: int, s
         return played(talking, key, own, schedule)
 
     rows = jax.jit(jax.vmap(day))(keys, schedules, lost)
-    # What follows a dark step is no day of the feeder's.
+    # Discard steps after a blackout.
     dark = np.asarray(rows.terminated)
     lit = np.cumsum(dark, axis=1) - dark == 0
     kept = np.isnan(ordered).all(-1) & lit

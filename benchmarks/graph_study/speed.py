@@ -1,4 +1,4 @@
-"""Microseconds of a decision on one core, one observation at a time."""
+"""Measure the time of a decision on one core, one observation at a time."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ Act = Callable[[jax.Array], jax.Array]
 
 
 def on_one_core(work: Callable[..., dict[str, Any]], *given: Any) -> dict[str, Any]:
-    """What some work returns in a process that may use one core, for threads that run keep the cores that they have.
+    """Run work in a process with one core, because running threads keep their cores.
 
-    The core is the last that this process may use; where the system pins none, `pinned` is false.
+    The core is the last that this process may use; `pinned` is false if the system cannot pin.
     """
     if not hasattr(os, "sched_setaffinity"):
         return work(*given) | {"pinned": False}
@@ -50,13 +50,13 @@ def on_one_core(work: Callable[..., dict[str, Any]], *given: Any) -> dict[str, A
 
 
 def rows(decisions: int, overrides: dict[str, Any]) -> dict[str, Any]:
-    """Times of every feeder, and of the largest one padded to its size class, in a process that decides nothing else.
+    """Measure every feeder, and the largest one padded to a size class.
 
     Args:
-        decisions: how many are timed each.
-        overrides: hyper-parameters of the policy, whose weights are drawn.
+        decisions: number of timed decisions each.
+        overrides: hyper-parameters of the policy; the weights are random.
     """
-    # One core has nobody to hand a computation to: the thread that asks computes. Both hold from JAX's first use on.
+    # With one core, compute in the calling thread. Both settings must precede the first use of JAX.
     os.environ["PJRT_NPROC"] = "1"
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     found: dict[str, Any] = {}
@@ -82,7 +82,7 @@ def _of(feeder: Feeder, name: str, decisions: int, overrides: dict[str, Any], *,
 
 
 def drawn(plant: Plant, overrides: dict[str, Any]) -> Policy:
-    """A policy of the plant's graph with weights as training begins with them: what they are takes no time."""
+    """Return a policy with initial weights, which do not affect the time."""
     observed, acting, hidden = plant.spec.observation.size, plant.spec.action.size, tuple(overrides["hidden"])
     body = make_body(plant.spec, hidden, graph=overrides["graph"])
     normaliser = Normaliser(jnp.zeros(observed), jnp.ones(observed), jnp.zeros(acting), jnp.ones(acting))
@@ -90,7 +90,7 @@ def drawn(plant: Plant, overrides: dict[str, Any]) -> Policy:
 
 
 def padded_act(policy: Policy, x: jax.Array) -> jax.Array:
-    """The policy's action by way of a graph of its size class."""
+    """Return the action computed on a graph padded to the size class."""
     weights = policy.params["graph"]
     graph = padded(build_graph(weights["layout"], normalise(policy.normaliser, x)))
     lines = len(weights["layout"].edges)
@@ -98,15 +98,16 @@ def padded_act(policy: Policy, x: jax.Array) -> jax.Array:
 
 
 def decide(feeder: Feeder, preferring: Act, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The preferences that the policy says and the lines that open; without the first the compiler would leave out the
-    network of a feeder that has nothing to open."""
+    """Return preferences and open lines. Without the preferences the compiler would remove the network of a feeder
+    that has nothing to open.
+    """
     preference = preferring(x)
     usable = seen(feeder, x).in_service > 0.5
     return preference, radial(jnp.where(usable, jnp.clip(preference, -1.0, 1.0), OUT), feeder).opened
 
 
 def _shielded(plant: Plant, policy: Policy, look_ahead: int) -> Callable[[jax.Array], jax.Array]:
-    """The action of policy, shield and fallback together."""
+    """Return a function for the action of policy, shield and fallback together."""
     composite = make_composite(plant, policy, default_shield(plant.spec, look_ahead=look_ahead))
     controller = composite_controller(plant)
     memory = jax.jit(controller.init)(composite, jnp.asarray(np.zeros(plant.spec.observation.size, np.float32)))

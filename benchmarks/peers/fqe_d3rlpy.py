@@ -1,12 +1,12 @@
-"""d3rlpy's fitted Q evaluation of the policies of a cell of the study, run by a Python of its own that has it.
+"""Run d3rlpy's fitted Q evaluation on the policies of cells of the study, with a Python that has d3rlpy.
 
     PYTHON benchmarks/peers/fqe_d3rlpy.py LOGS/PLANT-BEHAVIOUR.npz ...
 
-Development time only, with d3rlpy 2.8.1 and a CPU build of torch; `python -m benchmarks.ope_study --peers LOGS` writes
-the archives. A policy is its actions on the held-out steps. d3rlpy's FQE has its own defaults (2x256, learning rate
-1e-4, batches of 100, a target copied each 100 steps) and the cell's discount; it is given the next observation of
-each step that a time limit cut, which its own dataset drops, and rewards scaled to unit deviation. Writes
-benchmarks/results/ope/peers/PLANT-BEHAVIOUR.json with the mean of Q at the first observations, in the plant's unit.
+Development only: d3rlpy 2.8.1 and a CPU build of torch. `python -m benchmarks.ope_study --peers LOGS` writes the
+archives. A policy is represented by its actions on the held-out steps. d3rlpy's FQE uses its defaults (2x256, learning
+rate 1e-4, batches of 100, a target copied every 100 steps) and the cell's discount. It gets the next observation of
+truncated steps, which d3rlpy's dataset drops, and rewards scaled to unit deviation. Writes
+benchmarks/results/ope/peers/PLANT-BEHAVIOUR.json with the mean Q at the first observations, in the plant's unit.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from d3rlpy.torch_utility import TorchMiniBatch
 
 OUT = Path(__file__).resolve().parents[1] / "results" / "ope" / "peers"
 STEPS = 10_000
-"""Gradient steps for each policy: a hundred copies of the target, as many steps as a discount of .99 weighs."""
+"""Gradient steps for each policy: a hundred copies of the target, the horizon of a discount of 0.99."""
 SEED = 0
 
 
 class Logged:
-    """An algorithm whose actions are known on the steps of a batch alone, which is told of them beforehand."""
+    """An algorithm with fixed actions on the steps of a batch."""
 
     def __init__(self) -> None:
         self.actions = torch.zeros(0)
@@ -43,7 +43,7 @@ class Logged:
 def value(
     data: dict[str, torch.Tensor], next_action: torch.Tensor, initial_action: torch.Tensor, discount: float
 ) -> float:
-    """Mean of Q at the first observation of each episode and the policy's action there."""
+    """Return the mean Q at the first observation of each episode and the policy's action."""
     d3rlpy.seed(SEED)
     policy = Logged()
     found: Any = FQE(SimpleNamespace(impl=policy), FQEConfig(gamma=discount))

@@ -1,14 +1,13 @@
-"""Make tests/golden/d3rlpy.npz: what one update of d3rlpy's algorithms does to given parameters on a given batch.
+"""Make tests/golden/d3rlpy.npz: one update of d3rlpy's algorithms from given parameters and a given batch.
 
-Development time only, in an environment of its own that has d3rlpy 2.8.1 and a CPU build of torch:
+Development only, in an environment with d3rlpy 2.8.1 and a CPU build of torch:
 
     PYTHON benchmarks/peers/golden_d3rlpy.py
 
-Each algorithm makes one whole `inner_update` with plain gradient descent. The file holds, under `algorithm/part`:
-parameters before, after and their gradients, every random number that was drawn, in order, and the bootstrapped
-value `target`; under `batch`, the transitions; under `config`, JSON with everything that shaped them. A network is one
-vector: kernel (inputs, outputs) and bias of each layer; a Gaussian actor's last layer has the means, then the log
-deviations.
+Each algorithm makes one `inner_update` with plain gradient descent. The file contains under `algorithm/part`:
+parameters before and after, gradients, all random numbers in order, and the bootstrapped `target`; under `batch` the
+transitions; under `config` the settings as JSON. A network is one vector: kernel (inputs, outputs) and bias of each
+layer; a Gaussian actor's last layer has the means, then the log deviations.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ CONFIG: dict[str, Any] = {
     "tau": 0.1,
     "algorithms": {
         "bc": {},
-        # Without smoothing: its noise has tests of its own.
+        # Without smoothing, which is tested separately.
         "td3_bc": {"alpha": 2.0, "target_smoothing_sigma": 0.0, "n_critics": 2},
         "sac": {"initial_temperature": 0.6, "n_critics": 2},
         "cql": {
@@ -53,7 +52,7 @@ CONFIG: dict[str, Any] = {
             "n_critics": 2,
         },
         "iql": {"expectile": 0.8, "weight_temp": 2.0, "max_weight": 100.0, "n_critics": 2},
-        # Its temperature, which the paper has not, is taken to zero below.
+        # The temperature, which the paper does not have, is set to zero below.
         "awac": {"lam": 0.7, "n_action_samples": 1, "n_critics": 2},
     },
 }
@@ -72,11 +71,11 @@ PARTS = {
     "log_temperature": ("log_temp",),
     "log_alpha": ("log_alpha",),
 }
-"""Our names of d3rlpy's modules; the critics, lists of networks, are added by `networks`."""
+"""Our names of d3rlpy's modules; `networks` adds the lists of critics."""
 
 
 def networks(impl: Any) -> dict[str, torch.nn.Module]:
-    """Every module with parameters, by our names."""
+    """Return every module with parameters by our names."""
     modules = impl._modules
     found = {ours: getattr(modules, name) for ours, names in PARTS.items() for name in names if hasattr(modules, name)}
     for ours, name in (("critic", "q_funcs"), ("critic_target", "targ_q_funcs")):
@@ -85,7 +84,7 @@ def networks(impl: Any) -> dict[str, torch.nn.Module]:
 
 
 def vectors(module: torch.nn.Module, of: str) -> dict[str, np.ndarray[Any, Any]]:
-    """`data` or `grad` of a network as one vector, and of a free log deviation as another."""
+    """Return `data` or `grad` of a network as one vector; a separate log deviation is a second vector."""
     named = {name: getattr(p, of) for name, p in module.named_parameters()}
     if any(x is None for x in named.values()):
         return {}
@@ -98,7 +97,7 @@ def vectors(module: torch.nn.Module, of: str) -> dict[str, np.ndarray[Any, Any]]
 
 @contextmanager
 def recorded(draws: dict[str, np.ndarray[Any, Any]]) -> Iterator[None]:
-    """Write down every random number that torch draws, as `normal_0`, `uniform_0`, ..."""
+    """Record every random number of torch as `normal_0`, `uniform_0`, ..."""
     normal, uniform = torch.distributions.normal._standard_normal, torch.Tensor.uniform_
 
     def keep(kind: str, x: torch.Tensor) -> torch.Tensor:
@@ -115,7 +114,7 @@ def recorded(draws: dict[str, np.ndarray[Any, Any]]) -> Iterator[None]:
 
 
 def one_update(name: str, batch: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
-    """Parameters, gradients and draws of one update of the algorithm."""
+    """Return parameters, gradients and random numbers of one update."""
     fixed: dict[str, Any] = dict(CONFIG["algorithms"][name])
     wanted = PEERS[name].__dataclass_fields__
     for field in wanted:

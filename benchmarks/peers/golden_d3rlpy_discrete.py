@@ -1,10 +1,10 @@
-"""Make tests/golden/d3rlpy_discrete.npz: what one update of d3rlpy's discrete algorithms does to given parameters.
+"""Make tests/golden/d3rlpy_discrete.npz: one update of d3rlpy's discrete algorithms from given parameters.
 
-Development time only, in the environment of `golden_d3rlpy.py`, whose format this file has:
+Development only, in the environment of `golden_d3rlpy.py`; the format is the same:
 
     PYTHON benchmarks/peers/golden_d3rlpy_discrete.py
 
-d3rlpy has no discrete IQL. Rewards are small, so that no error reaches the linear part of its Huber loss.
+d3rlpy has no discrete IQL. Rewards are small, so that no error reaches the linear part of the Huber loss.
 """
 
 from __future__ import annotations

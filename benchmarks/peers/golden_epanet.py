@@ -1,10 +1,10 @@
-"""Make tests/golden/epanet.npz: a day of the pumping station in EPANET 2.2, with a schedule of pumps and a demand.
+"""Make tests/golden/epanet.npz: a day of the pumping station in EPANET 2.2, with given pumps and demand.
 
-Development time only, in an environment of its own that has wntr 1.5.0, which brings EPANET's own solver:
+Development only, in an environment with wntr 1.5.0, which includes EPANET's solver:
 
     PYTHON benchmarks/peers/golden_epanet.py
 
-The file holds flows, levels and pumping energy by half-hours, the schedule, and under `config` the network's numbers.
+The file contains flows, levels and pumping energy per half-hour, the schedule, and under `config` the network.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ CONFIG = {
     "level": 3.0,
 }
 SCHEDULE = np.asarray([1] * 6 + [3] * 5 + [2] * 5 + [0] * 6 + [1] * 8 + [2] * 8 + [0] * 4 + [1] * 6)
-"""Pumps that run in each half-hour."""
+"""Running pumps in each half-hour."""
 DEMAND = 540.0 * (1.0 + 0.4 * np.sin(2 * np.pi * (np.arange(48) // 2) / 24))
-"""m³/h in each half-hour."""
+"""Demand [m³/h] in each half-hour."""
 STEP = 60
-"""Seconds of EPANET's hydraulic steps; it integrates the tank by Euler's method."""
+"""Seconds of EPANET's hydraulic steps, which integrate the tank by Euler's method."""
 
 
 def network() -> wntr.network.WaterNetworkModel:
-    """Reservoir, three pumps, main, tank and town."""
+    """Build the network: reservoir, three pumps, main, tank and town."""
     found = wntr.network.WaterNetworkModel()
     hourly = DEMAND / DEMAND.mean()
     found.add_reservoir("source", base_head=0.0)

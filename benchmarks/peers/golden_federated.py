@@ -1,11 +1,11 @@
-"""Make tests/golden/federated.npz: what Flower's strategies and dp-accounting make of a few numbers.
+"""Make tests/golden/federated.npz: results of Flower's strategies and of dp-accounting.
 
-Development time only, in an environment of its own that has flwr 1.32.1 and dp-accounting 0.6.0:
+Development only, in an environment with flwr 1.32.1 and dp-accounting 0.6.0:
 
     FLWR_TELEMETRY_ENABLED=0 PYTHON benchmarks/peers/golden_federated.py
 
-The file holds stacked parameters of eleven sites, their numbers of examples, each aggregate by the strategies of
-`flwr.serverapp` and of `flwr.server.strategy.aggregate`, and under `config` versions, settings and epsilons.
+The file contains stacked parameters of eleven sites, their numbers of examples, the aggregates of the strategies in
+`flwr.serverapp` and `flwr.server.strategy.aggregate`, and under `config` versions, settings and epsilons.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MECHANISMS = ((1.1, 256 / 60000, 14062), (1.1, 0.01, 10_000), (5.0, 0.5, 100), (
 
 
 def replies(weights: np.ndarray, bias: np.ndarray, examples: np.ndarray) -> list[Message]:
-    """What the sites would send."""
+    """Return the parameters of the sites."""
     found = []
     for i in range(SITES):
         arrays = ArrayRecord({"weights": Array(weights[i]), "bias": Array(bias[i])})
@@ -41,7 +41,7 @@ def replies(weights: np.ndarray, bias: np.ndarray, examples: np.ndarray) -> list
 
 
 def epsilons(noise: float, rate: float, rounds: int) -> dict[str, float]:
-    """By both accountants."""
+    """Return epsilons of both accountants."""
     event = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise))
     found = {"noise": noise, "rate": rate, "rounds": rounds}
     for name, accountant in (("renyi", RdpAccountant()), ("loss", PLDAccountant())):

@@ -1,13 +1,13 @@
 """Make tests/golden/pandapower.npz: power flows of pandapower on random radial topologies of the IEEE 33-bus feeder.
 
-Development time only, in an environment of its own that has pandapower 3.5.6:
+Development only, in an environment with pandapower 3.5.6:
 
     PYTHON benchmarks/peers/golden_pandapower.py
 
-Each case opens five lines that leave a tree, found here by a union of the buses that the other lines join, and draws
-power at every bus, part of it fed in. The feeder is pandapower's own `case33bw`, so its lines are checked, too. The
-file holds per case `open (5,)` lines counted from zero, `active` and `reactive` power drawn at buses 1 to 32 in MW and
-Mvar, `voltage` and `angle` there in pu and degrees, and `loss` in MW; under `config`, JSON with what shaped them.
+Each case opens five lines that leave a tree, and draws power at every bus, part of it fed in. The feeder is
+pandapower's `case33bw`, which also checks our lines. The file contains for each case: `open (5,)` lines from zero,
+`active` and `reactive` power drawn at buses 1 to 32 [MW, Mvar], `voltage` [pu] and `angle` [degree] there, and `loss`
+[MW]; under `config` the settings as JSON.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import pandapower.networks
 
 CASES, SEED, TOLERANCE = 20, 0, 1e-10
 LOWEST = 0.8
-"""Per unit; cases with lower voltages are drawn again, for there is little of a feeder left to compare."""
+"""Least voltage [pu]; cases below it are drawn again, because they are close to collapse."""
 
 
 def is_tree(ends: np.ndarray) -> bool:
-    """Whether 32 lines with these ends (32, 2) join all 33 buses."""
+    """Return whether 32 lines with these ends (32, 2) connect all 33 buses."""
     group = list(range(33))
 
     def root(bus: int) -> int:

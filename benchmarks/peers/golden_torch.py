@@ -1,9 +1,9 @@
-"""What torch.nn.GRU makes of a few sequences, run by a Python of its own that has torch; writes tests/golden/torch.npz.
+"""Make tests/golden/torch.npz: outputs of torch.nn.GRU, with a Python that has torch.
 
     PYTHON benchmarks/peers/golden_torch.py
 
-Development time only, with torch 2.13.0. Torch keeps its gates in the order reset, update, candidate, each with two
-biases, of which the state's are ours in the candidate's gate alone: the others are set to zero.
+Development only: torch 2.13.0. Torch orders the gates as reset, update, candidate with two biases each; ours has a
+state bias in the candidate only, so the others are zero.
 """
 
 from __future__ import annotations

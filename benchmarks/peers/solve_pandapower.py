@@ -1,10 +1,10 @@
-"""pandapower's power flow, run by a Python of its own that has pandapower 3.5.6: see benchmarks/plants/speed.py.
+"""Solve power flows with pandapower for benchmarks/plants/speed.py, with a Python that has pandapower 3.5.6.
 
     PYTHON benchmarks/peers/solve_pandapower.py CASES.npz
 
-CASES.npz holds `open (n, 5)` lines counted from zero, `active` and `reactive (n, 32)` power drawn in MW and Mvar.
-Answers each line `count` on standard input with `seconds lowest_voltage_of_the_last` on standard output, for that many
-cases in turn, each a `runpp` of pandapower's own `case33bw` at its defaults, with numba where it is installed.
+CASES.npz contains `open (n, 5)` lines from zero, `active` and `reactive (n, 32)` power drawn [MW, Mvar]. Each line
+`count` on standard input is answered with `seconds lowest_voltage_of_the_last` for that many cases in turn, each one
+`runpp` of pandapower's `case33bw` with default settings and numba if installed.
 """
 
 from __future__ import annotations

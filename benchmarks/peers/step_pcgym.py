@@ -1,6 +1,6 @@
-"""pc-gym's reactor for benchmarks/plants/speed.py, run by a Python that has pc-gym 0.1.8 (NEORL_PEERS_PYTHON).
+"""Step pc-gym's reactor for benchmarks/plants/speed.py, with a Python that has pc-gym 0.1.8 (NEORL_PEERS_PYTHON).
 
-It says "ready", and answers every line with steps per second over about one second.
+Prints "ready", and answers every line with the steps per second over about one second.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WINDOW = 1.0
 
 
 def pcgym() -> Callable[[], None]:
-    """One step of pc-gym's reactor."""
+    """Make one step of pc-gym's reactor."""
     import pcgym as gym
 
     steps = 60

@@ -1,13 +1,13 @@
-"""d3rlpy's training, run by a Python of its own that has it: see benchmarks/speed.py and benchmarks/score.py.
+"""Train with d3rlpy for benchmarks/speed.py and benchmarks/score.py, with a Python that has d3rlpy.
 
     PYTHON benchmarks/peers/train_d3rlpy.py TRANSITIONS.npz WIDTH BATCH
 
-Answers each line `algorithm steps` on standard input with `seconds seconds_of_sampling` on standard output. A step is
-what d3rlpy's own training loop does, a batch sampled and an update, without its logger and progress bar.
+Each line `algorithm steps` on standard input is answered with `seconds seconds_of_sampling`. A step samples a batch and
+updates, like d3rlpy's training loop without logger and progress bar.
 
     PYTHON benchmarks/peers/train_d3rlpy.py DMSD.npz --train ALGORITHM
 
-One algorithm at d3rlpy's own defaults on a NeoRL-2 archive. Answers `train seconds` with `{"steps": so far}`, and
+Trains one algorithm with d3rlpy's defaults on a NeoRL-2 archive. `train seconds` is answered with `{"steps": so far}`,
 `act [[...], ...]` with the policy's actions at these observations.
 """
 
@@ -26,7 +26,7 @@ EPISODE = 1000
 
 
 def algorithms(width: int, batch: int) -> dict[str, Any]:
-    """d3rlpy's algorithms with their own defaults, which are the papers' and ours, but for the networks' size."""
+    """d3rlpy's algorithms with default settings, which equal the papers' and ours except the network size."""
     encoder = VectorEncoderFactory([width, width])
     shared = {"batch_size": batch, "actor_encoder_factory": encoder, "critic_encoder_factory": encoder}
     return {
@@ -40,7 +40,7 @@ DEFAULTS = {"td3_bc": d3rlpy.algos.TD3PlusBCConfig, "iql": d3rlpy.algos.IQLConfi
 
 
 def train(path: str, name: str) -> None:
-    """Train at d3rlpy's defaults for as long as it is told to."""
+    """Train with defaults for the requested time."""
     data = np.load(path, allow_pickle=False)
     done, truncated = (np.asarray(data[key], np.float32).ravel() for key in ("done", "truncated"))
     timeouts = np.maximum(truncated * (1 - done), np.arange(1, len(done) + 1) == len(done)).astype(np.float32)

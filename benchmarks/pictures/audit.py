@@ -1,7 +1,4 @@
-"""A picture of the audit report over a period, for docs/how-to/audit.md: `make audit-picture`.
-
-It is the report over the day of the home's newest ledger entry, as a browser shows it and not edited afterwards.
-"""
+"""`make audit-picture`: picture of the audit report over the day of the home's newest ledger entry."""
 
 from __future__ import annotations
 
@@ -21,10 +18,10 @@ WIDTH, HEIGHT = 1120, 1180
 
 
 def main() -> int:
-    """Write the picture; 1 without a browser."""
+    """Write the picture; return 1 without a browser."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
-        print("no picture: it needs Chromium ('make services')")
+        print("no picture: install Chromium with `make services`")
         return 1
     home = Home.locate()
     day = date.fromisoformat(Ledger.open(home, write=False).entries()[-1].timestamp[:10])

@@ -1,4 +1,4 @@
-"""Chromium without a window, logged in to a home's servers, for pictures of their pages."""
+"""Headless Chromium, logged in to a home's servers, for pictures of their pages."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
 SECONDS = 12.0
-"""How long a page may take to draw."""
+"""Seconds that a page may take to render."""
 
 
 class Page:
-    """A page of the browser, by Chromium's DevTools protocol."""
+    """A page of the browser, controlled by Chromium's DevTools protocol."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection, self._numbers = connection, itertools.count(1)
 
     async def call(self, method: str, **parameters: object) -> dict[str, Any]:
-        """Have something done, and wait for its answer."""
+        """Call a method and wait for the answer."""
         number = next(self._numbers)
         await self._connection.send(json.dumps({"id": number, "method": method, "params": parameters}))
         while (found := json.loads(await self._connection.recv())).get("id") != number:
             pass
         if "result" not in found:
-            raise SystemExit(f"expected Chromium to answer {method}, got {found.get('error')}: give the command again.")
+            raise SystemExit(f"Chromium failed to answer {method}: {found.get('error')}: repeat the command.")
         result: dict[str, Any] = found["result"]
         return result
 
     async def open(self, url: str, seconds: float = SECONDS) -> None:
-        """Show a page, and wait until it is drawn."""
-        # One with another fragment alone would not be loaded anew.
+        """Open a page and wait until it is rendered."""
+        # A URL that differs only in the fragment would not be loaded again.
         await self.call("Page.navigate", url="about:blank")
         await self.call("Page.navigate", url=url)
         await asyncio.sleep(seconds)
 
     async def log_in(self, prefect: str, login: str) -> None:
-        """Hand the login of a home's servers to their pages: Prefect's keep it, MLflow's are sent it each time."""
+        """Log in to the home's servers: Prefect's pages store the login, MLflow gets it with each request."""
         secret = base64.b64encode(login.encode()).decode()
         await self.open(prefect, 2.0)
         await self.call("Runtime.evaluate", expression=f"localStorage.setItem('prefect-password', '{secret}')")
@@ -56,19 +56,19 @@ class Page:
         await self.call("Network.setExtraHTTPHeaders", headers={"Authorization": basic(login)})
 
     async def picture(self, out: Path) -> None:
-        """Keep what is shown."""
+        """Save a screenshot."""
         shot = await self.call("Page.captureScreenshot", format="png")
         out.write_bytes(base64.b64decode(shot["data"]))
 
 
 @asynccontextmanager
 async def chromium(command: str, width: int = 1500, height: int = 1000) -> AsyncIterator[Page]:
-    """A browser with one page, which ends with the context.
+    """Yield a page of a browser that ends with the context.
 
     Args:
-        command: of Chromium.
-        width: of the page, in pixels.
-        height: of the page, in pixels.
+        command: Chromium's command.
+        width: width of the page in pixels.
+        height: height of the page in pixels.
     """
     import websockets
 

@@ -1,9 +1,9 @@
-"""Attack copies of a finished home in every way that once went unnoticed, and write what came of each into the docs.
+"""`make redteam`: play attacks on copies of a finished home, and write the results into docs/studies/red-team.md.
 
     python -m benchmarks.redteam [--home HOME] [--flips 60]
 
-Needs a home with a champion, such as `make run` leaves behind; the home itself is only read. Each attack is played
-twice: under a witness in the home, and under one that the attacker does not reach.
+Needs a home with a champion, such as that of `make run`; the home itself is only read. Each attack is played twice:
+with the home's witness, and with one that the attacker cannot reach.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tasks.evidence.witness.server import open_witness
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "studies" / "red-team.md"
 BEGUN = "e" * 64
-"""A composite of which an attempt was begun."""
+"""Composite of an open attempt."""
 BEGIN, END = "<!-- red team: begin -->", "<!-- red team: end -->"
 
 
@@ -40,7 +40,7 @@ HELD = ("refused", "found")
 
 
 class Result(NamedTuple):
-    """What came of an attack under a local and under an external witness."""
+    """Outcome of an attack with a local and with an external witness."""
 
     number: str
     name: str
@@ -48,23 +48,23 @@ class Result(NamedTuple):
     local: str
     external: str
     said: str
-    """Under the external one."""
+    """Message with the external witness."""
 
     @property
     def held(self) -> bool:
-        """Whether it was refused or found where the witness is a second party."""
+        """Whether the attack is refused or found with the external witness."""
         return self.external in HELD
 
 
 def attacked(attack: Attack, source: Home, plant: str, scratch: Path) -> Result:
-    """Play an attack on copies of a home: under a witness in the home, and under one that is out of reach."""
+    """Play an attack on copies of a home, with a local and with an external witness."""
     local, _ = _played(attack, under_local(copy_home(source, scratch / "local" / "home"), plant))
     external = under_external(copy_home(source, scratch / "external" / "home"), plant, scratch / "elsewhere")
     return Result(attack.number, attack.name, attack.power, local, *_played(attack, external))
 
 
 def _played(attack: Attack, stage: Stage) -> tuple[str, str]:
-    """The outcome, and what was said."""
+    """Return the outcome and the message."""
     try:
         said = attack.play(stage)
     except NeoRLError as error:
@@ -73,7 +73,7 @@ def _played(attack: Attack, stage: Stage) -> tuple[str, str]:
 
 
 def under_local(home: Home, plant: str) -> Stage:
-    """The home with the witness that it has of its own."""
+    """Use the home's own witness."""
     witness = open_witness(home.root / "witness", LOCAL, open_to_all=True)
     if not (home.root / FILE).exists():
         pin_witnesses(home, witness)
@@ -81,7 +81,7 @@ def under_local(home: Home, plant: str) -> Stage:
 
 
 def under_external(home: Home, plant: str, folder: Path) -> Stage:
-    """The home with a witness in a folder that no attack reaches, to which the home's key was made known."""
+    """Use a witness that no attack reaches and that knows the home's key."""
     shutil.rmtree(home.root / "witness", ignore_errors=True)
     (home.root / "witnessed.head").unlink(missing_ok=True)
     witness = witness_in(folder, "witness.example/w1", open_to_all=False)
@@ -92,7 +92,7 @@ def under_external(home: Home, plant: str, folder: Path) -> Stage:
 
 
 def _begun(stage: Stage) -> Stage:
-    """Have the witness know the ledger as it is: an attempt is opened and its seed drawn."""
+    """Open an attempt and draw the seed, so that the witness knows the ledger."""
     ledger, claim = stage.ledger(), stage.claim
     inputs = Inputs(lineage=lineage_of(claim), composite=BEGUN, dataset=BEGUN, config=BEGUN)
     draw_seed(ledger, open_attempt(ledger, inputs, claim))
@@ -100,30 +100,30 @@ def _begun(stage: Stage) -> Stage:
 
 
 def tampered(source: Home, flips: int, scratch: Path) -> Iterator[Result]:
-    """`make tamper` as rows: single bytes changed, the ledger signed again, truncated, restored."""
+    """Yield the results of `make tamper`."""
     for kind, count in tamper(source, flips, 0, scratch).items():
         outcome = "found" if count["found"] == count["tried"] else "NOT FOUND"
-        name = kind if kind.startswith(("signed", "truncated", "restored")) else f"bytes of a {kind} flipped"
+        name = kind if kind.split()[0] in ("sign", "truncate", "restore", "flip") else f"flip bytes of a {kind}"
         yield Result("–", name, "home", outcome, outcome, f"{count['found']} of {count['tried']} named by the audit")
 
 
 def plant_of(source: Home) -> str:
-    """The first plant of a home that has had a champion."""
+    """Return the first plant with a champion."""
     promotions = Ledger.open(source, write=False).entries("promotion")
     if not promotions:
-        raise SystemExit(f"expected a home with a champion at {source.root}, got none: run `make run` first.")
+        raise SystemExit(f"no champion in the home {source.root}: run `make run` first.")
     return promotions[-1].plant
 
 
 def table(results: list[Result]) -> str:
-    """The results for readers."""
+    """Return the table."""
     rows = [f"| {r.number} | {r.name} | {r.power} | {r.local} | {r.external} |" for r in results]
     head = "| number | attack | access | local witness | external witness |\n|:--|:--|:--|:--|:--|"
     return f"{BEGIN}\n\n{head}\n" + "\n".join(rows) + f"\n\n{END}"
 
 
 def main() -> int:
-    """Play all attacks; 1 where one is neither refused nor found."""
+    """Play all attacks; return 1 if one is neither refused nor found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--home", type=Path, default=Home.locate().root, help="home to copy (default: the current one)")
     parser.add_argument("--flips", type=int, default=60)

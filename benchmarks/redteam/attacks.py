@@ -1,4 +1,4 @@
-"""The attacks, each with the powers that it takes; what a play returns is what was said against it."""
+"""The attacks, each with the required access; `play` returns the finding."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ from tasks.references import CandidateRecord
 from tasks.registry.serving import check_aliases
 
 Power = Literal["home", "key", "MLflow", "YAML"]
-"""home: its files, and what its signer answers; key: decrypted, besides; MLflow: its login; YAML: a run's file."""
+"""home: its files and a signer that answers; key: also the decrypted key; MLflow: its login; YAML: a run's file."""
 
 C = "c" * 64
-"""A composite that nobody made."""
+"""Composite that does not exist."""
 
 
 class Attack(NamedTuple):
-    """Something that was done before, with every check ok."""
+    """An attack; all checks of the audit pass before it."""
 
     number: str
-    """In the list of attacks; the letter tells its variants apart."""
+    """Number in the list; a letter separates variants."""
     name: str
     power: Power
     play: Callable[[Stage], str | None]
-    """Does it; returns what is found against it, or None. A refusal is raised."""
+    """Play the attack and return the finding, or None. A refusal is raised."""
 
 
 def _weak(stage: Stage) -> Claim:
@@ -67,7 +67,7 @@ def _weak(stage: Stage) -> Claim:
 
 
 def _promoted(stage: Stage, claim: Claim, by: str = "Somebody Else", replaces: str | None = "") -> str | None:
-    """Certify, log, approve and promote a composite by asking the signer for each."""
+    """Ask the signer to certify, log, approve and promote a composite."""
     ledger, now = stage.ledger(), stage.champion.digest
     result = stage.certified(ledger, C, claim)
     record = stage.record(result, now if replaces == "" else replaces)
@@ -122,7 +122,7 @@ def use_an_edited_policy(stage: Stage) -> str | None:
 
 
 def sign_a_laxer_policy(stage: Stage) -> str | None:
-    """The signer signs it; the auditor holds the policies that were pinned before."""
+    """The signer signs the weaker policy; the auditor has the pinned policies."""
     kept = stage.home.root.with_name("kept")
     shutil.copytree(stage.home.root / "policies", kept / "policies")
     shutil.copy(stage.home.trust, kept / "trust.yaml")
@@ -155,7 +155,7 @@ def use_an_old_certificate(stage: Stage) -> str | None:
 
 
 def choose_the_claim_after_looking(stage: Stage) -> str | None:
-    """Counts that show 0.99 at most are certified for the attempt of a stronger claim."""
+    """Use counts that show p0 = 0.99 for the attempt of a stronger claim."""
     ledger, claim = stage.ledger(), stage.claim
     digest = sha256_hex(b"invented")
     attempt = open_attempt(ledger, Inputs(lineage=lineage_of(claim), composite=C, dataset=digest, config=digest), claim)
@@ -181,7 +181,7 @@ def begin_a_lineage_of_ones_own(stage: Stage) -> str | None:
 
 
 def rerun_something_else(name: str) -> Callable[[Stage], str | None]:
-    """Repeat the counts of the champion's certificate, but of another simulator, code, lock or composite."""
+    """Rerun the counts of the champion's certificate with another simulator, code, lock or composite."""
 
     def play(stage: Stage) -> str | None:
         ledger = stage.ledger()
@@ -202,7 +202,7 @@ def rerun_something_else(name: str) -> Callable[[Stage], str | None]:
 
 
 def crash_where_it_would_violate(stage: Stage) -> str | None:
-    """A simulator whose step raises an error: no episode of it is counted as sound."""
+    """A simulator with a step that raises an error: its episodes do not count as safe."""
 
     def crash(reward: np.ndarray) -> np.ndarray:
         raise ArithmeticError("the integrator gave up")
@@ -211,7 +211,7 @@ def crash_where_it_would_violate(stage: Stage) -> str | None:
 
 
 def hang_where_it_would_violate(stage: Stage) -> str | None:
-    """A simulator whose step does not return."""
+    """A simulator with a step that does not return."""
     released = Event()
 
     def hang(reward: np.ndarray) -> np.ndarray:
@@ -239,7 +239,7 @@ def _certified_by(stage: Stage, back: Callable[[np.ndarray], np.ndarray], second
     )
     if found.certified or not found.crashed:
         return None
-    return f"not certified: {found.crashed} of {found.violations} violations are of batches without a result"
+    return f"not certified: {found.crashed} of {found.violations} violations are batches without a result"
 
 
 def promote_a_candidate_whose_gates_failed(stage: Stage) -> str | None:
@@ -280,7 +280,7 @@ def remove_a_certificates_file(stage: Stage) -> str | None:
 
 def log_a_policy_as_the_plants_own_controller(stage: Stage) -> str | None:
     ledger, now = stage.ledger(), stage.champion.digest
-    # The run's own candidate, whatever its gates said of it.
+    # Use the run's own candidate in spite of failed gates.
     trained = [e for e in ledger.entries("candidate", stage.plant) if e.body["role"] == "candidate"][-1]
     result = stage.certified(ledger, trained.body["composite"], stage.claim)
     record = stage.record(result, now, role="fallback")
@@ -289,7 +289,7 @@ def log_a_policy_as_the_plants_own_controller(stage: Stage) -> str | None:
 
 
 def alter_what_is_served(name: str, text: str | None) -> Callable[[Stage], str | None]:
-    """Write a file of the champion's model in MLflow, or take it away."""
+    """Write or delete a file of the champion's model in MLflow."""
 
     def play(stage: Stage) -> str | None:
         model = stage.candidate.read(CandidateRecord).served.model
@@ -342,55 +342,63 @@ def bring_a_withdrawn_champion_back(stage: Stage) -> str | None:
 
 
 ATTACKS = (
-    Attack("1a", "seeds tried, a good one put into keys/seeds", "home", first.try_seeds_before_one_is_drawn),
-    Attack("1b", "another secret once the nonce is known", "home", first.change_the_secret_once_the_nonce_is_known),
+    Attack("1a", "try seeds, put a good one into keys/seeds", "home", first.try_seeds_before_one_is_drawn),
+    Attack("1b", "change the secret after the nonce is known", "home", first.change_the_secret_once_the_nonce_is_known),
     Attack(
-        "1c", "nonces asked for commitments that are not logged", "home", first.ask_for_nonces_of_commitments_not_logged
+        "1c",
+        "ask for nonces of commitments that are not logged",
+        "home",
+        first.ask_for_nonces_of_commitments_not_logged,
     ),
-    Attack("1d", "the ledger cut for another commitment", "key", first.set_the_ledger_back_for_another_commitment),
-    Attack("1e", "the same, and the witness's folder set back", "key", first.set_the_witness_back_too),
-    Attack("1f", "a nonce of one's own making", "key", first.make_the_nonce_oneself),
-    Attack("2a", "ledger.db deleted, key and head kept", "home", first.delete_the_ledger),
-    Attack("2b", "an empty ledger put in its place", "home", first.put_an_empty_ledger_in_its_place),
-    Attack("2c", "the ledger truncated", "home", first.truncate_the_ledger),
-    Attack("2d", "the ledger truncated, its heads signed anew", "key", first.truncate_the_ledger_and_its_head),
-    Attack("2e", "the home restored whole from an older copy", "home", first.restore_an_older_home_whole),
-    Attack("2f", "a new home with a new key", "home", first.begin_a_new_home),
-    Attack("2g", "witnesses.yaml taken away", "home", first.take_the_witnesses_away),
-    Attack("3a", "p0 = .99 at 1 % in a run's YAML", "YAML", lower_the_floor_in_a_run),
-    Attack("3b", "p0 = .99 at 1 % certified, approved and promoted", "home", promote_a_weak_claim),
-    Attack("3c", "the pinned policy edited", "home", edit_the_pinned_policy),
-    Attack("3d", "a promotion under an edited policy", "home", use_an_edited_policy),
-    Attack("3e", "a laxer policy signed, beside policies kept elsewhere", "home", sign_a_laxer_policy),
-    Attack("3f", "an approval used after its time", "home", use_an_old_approval),
-    Attack("3g", "a certificate used after its time", "home", use_an_old_certificate),
-    Attack("3h", "better than the plant's own controller no longer asked", "YAML", leave_out_what_a_run_must_show),
-    Attack("3i", "a claim chosen after looking", "home", choose_the_claim_after_looking),
-    Attack("3j", "a lineage of its own, with all its error probability", "home", begin_a_lineage_of_ones_own),
+    Attack("1d", "truncate the ledger for another commitment", "key", first.set_the_ledger_back_for_another_commitment),
+    Attack("1e", "the same, and restore the witness's folder", "key", first.set_the_witness_back_too),
+    Attack("1f", "invent a nonce", "key", first.make_the_nonce_oneself),
+    Attack("2a", "delete ledger.db, keep key and head", "home", first.delete_the_ledger),
+    Attack("2b", "replace the ledger with an empty one", "home", first.put_an_empty_ledger_in_its_place),
+    Attack("2c", "truncate the ledger", "home", first.truncate_the_ledger),
+    Attack("2d", "truncate the ledger and sign the heads again", "key", first.truncate_the_ledger_and_its_head),
+    Attack("2e", "restore the whole home from an older copy", "home", first.restore_an_older_home_whole),
+    Attack("2f", "start a new home with a new key", "home", first.begin_a_new_home),
+    Attack("2g", "delete witnesses.yaml", "home", first.take_the_witnesses_away),
+    Attack("3a", "p0 = 0.99 at 1 % in a run's YAML", "YAML", lower_the_floor_in_a_run),
+    Attack("3b", "certify, approve and promote p0 = 0.99 at 1 %", "home", promote_a_weak_claim),
+    Attack("3c", "edit the pinned safety policy", "home", edit_the_pinned_policy),
+    Attack("3d", "promote under an edited safety policy", "home", use_an_edited_policy),
+    Attack("3e", "sign a weaker safety policy, while policies are pinned elsewhere", "home", sign_a_laxer_policy),
+    Attack("3f", "use an expired approval", "home", use_an_old_approval),
+    Attack("3g", "use an expired certificate", "home", use_an_old_certificate),
+    Attack("3h", "turn off the comparison with the plant's controller", "YAML", leave_out_what_a_run_must_show),
+    Attack("3i", "choose the claim after the counts", "home", choose_the_claim_after_looking),
+    Attack("3j", "start a new lineage with the full error probability", "home", begin_a_lineage_of_ones_own),
     *(
-        Attack(f"4{letter}", f"a rerun with another {name}", "home", rerun_something_else(name))
+        Attack(f"4{letter}", f"rerun with another {name}", "home", rerun_something_else(name))
         for letter, name in zip("abcde", ("simulator", "code", "lock", "shield", "composite"), strict=True)
     ),
-    Attack("5a", "a candidate whose gates failed, promoted", "key", promote_a_candidate_whose_gates_failed),
-    Attack("5b", "verdicts that their numbers contradict", "key", turn_verdicts_round),
-    Attack("5c", "a passed result without a certificate's file", "key", pass_without_a_certificates_file),
-    Attack("5d", "a certificate's file removed", "home", remove_a_certificates_file),
-    Attack("5e", "a policy logged as the plant's own controller", "key", log_a_policy_as_the_plants_own_controller),
-    Attack("6a", "a simulator that crashes", "home", crash_where_it_would_violate),
-    Attack("6b", "a simulator that hangs", "home", hang_where_it_would_violate),
-    Attack("7a", "policy_model.py replaced", "MLflow", alter_what_is_served("policy_model.py", "import os\n")),
-    Attack("7b", "MLmodel replaced", "MLflow", alter_what_is_served("MLmodel", "flavors: {}\n")),
-    Attack("7c", "a module put beside the model's code", "MLflow", alter_what_is_served("code/numpy.py", "\n")),
-    Attack("7d", "a file of the model removed", "MLflow", alter_what_is_served("MLmodel", None)),
-    Attack("8", "@champion pointed elsewhere", "MLflow", point_the_alias_elsewhere),
-    Attack("9a", "approval: required changed to auto", "YAML", turn_the_approval_off),
-    Attack("9b", "the rule approves where persons must", "home", let_the_rule_approve_for_a_person),
-    Attack("9c", "one person approves for two", "home", approve_twice_as_one),
-    Attack("10a", "an attempt dated 2099", "home", first.date_an_entry_2099),
-    Attack("10b", "entries that follow one dated 2099", "home", first.go_on_after_2099),
-    Attack("10c", "an entry dated 2099, forged", "key", first.forge_an_entry_of_2099),
-    Attack("11a", "what was compared with another champion, promoted", "home", promote_what_was_compared_with_another),
-    Attack("11b", "a later file in a bundle's folder", "home", put_a_later_file_into_a_bundle),
+    Attack("5a", "promote a candidate with failed gates", "key", promote_a_candidate_whose_gates_failed),
+    Attack("5b", "log verdicts that contradict their numbers", "key", turn_verdicts_round),
+    Attack("5c", "log a passed result without a certificate file", "key", pass_without_a_certificates_file),
+    Attack("5d", "delete a certificate file", "home", remove_a_certificates_file),
+    Attack("5e", "log a policy as the plant's controller", "key", log_a_policy_as_the_plants_own_controller),
+    Attack("6a", "use a simulator that crashes", "home", crash_where_it_would_violate),
+    Attack("6b", "use a simulator that hangs", "home", hang_where_it_would_violate),
+    Attack("7a", "replace policy_model.py", "MLflow", alter_what_is_served("policy_model.py", "import os\n")),
+    Attack("7b", "replace MLmodel", "MLflow", alter_what_is_served("MLmodel", "flavors: {}\n")),
+    Attack("7c", "add a module to the model's code", "MLflow", alter_what_is_served("code/numpy.py", "\n")),
+    Attack("7d", "delete a file of the model", "MLflow", alter_what_is_served("MLmodel", None)),
+    Attack("8", "move the alias @champion", "MLflow", point_the_alias_elsewhere),
+    Attack("9a", "change approval: required to auto", "YAML", turn_the_approval_off),
+    Attack("9b", "approve by rule where persons are required", "home", let_the_rule_approve_for_a_person),
+    Attack("9c", "approve twice by one person", "home", approve_twice_as_one),
+    Attack("10a", "date an attempt 2099", "home", first.date_an_entry_2099),
+    Attack("10b", "append after an entry dated 2099", "home", first.go_on_after_2099),
+    Attack("10c", "forge an entry dated 2099", "key", first.forge_an_entry_of_2099),
+    Attack(
+        "11a",
+        "promote a candidate that was compared with another champion",
+        "home",
+        promote_what_was_compared_with_another,
+    ),
+    Attack("11b", "add a file to a bundle's folder", "home", put_a_later_file_into_a_bundle),
     Attack("11c", "confidence: 0.9999999999999", "YAML", ask_for_a_confidence_that_is_one),
-    Attack("11d", "a withdrawn champion brought back", "home", bring_a_withdrawn_champion_back),
+    Attack("11d", "promote a withdrawn champion again", "home", bring_a_withdrawn_champion_back),
 )

@@ -1,4 +1,4 @@
-"""Attacks on who decides: other people's names, keys that are out, and pages that say otherwise."""
+"""Attacks on decisions: other people's names, revoked keys, and misleading pages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOGIN = "ada"
 
 
 class Persons:
-    """A copy of the home in which Ada has a key, Ben another one, and the policy asks for keys."""
+    """Return a copy of the home with keys for Ada and Ben, and a policy that requires keys."""
 
     def __init__(self, stage: Stage, **approvers: object) -> None:
         self.stage, self.ledger = stage, stage.ledger()
@@ -65,20 +65,20 @@ class Persons:
 
 
 def key_body(key: SigningKey, person: str, roles: Sequence[str] = (), by: str = "an administrator") -> KeyBody:
-    """A key as its person would have it enrolled."""
+    """Return a key as a person would enrol it."""
     own = PersonKey(person=person, public=public_text(key.public), login=person.lower())
     possession = key.seal(KEY_TYPE, own.model_dump()).decode()
     return KeyBody(**own.model_dump(), roles=tuple(roles), possession=possession, by=by, why="known")
 
 
 def pin(ledger: Ledger) -> None:
-    """Write what the ledger knows of keys into the trust root, as whoever holds the home can."""
+    """Copy the ledger's keys into the trust root, as the home's owner can."""
     trust = TrustRoot.read(ledger.trust.source)
     rotation.write_pins(trust.source, rotation.pins_of(trust, ledger.entries()))
 
 
 def decide_as(name: str) -> Callable[[Stage], str | None]:
-    """Approve in a name, by asking the home's signer."""
+    """Approve with a typed name through the home's signer."""
 
     def play(stage: Stage) -> str | None:
         persons = Persons(stage)
@@ -95,7 +95,7 @@ def sign_for_another(stage: Stage) -> str | None:
 
 
 def make_an_approver(stage: Stage) -> str | None:
-    """Enrol a key of the attacker's own, pinned where the home pins, and approve with it."""
+    """Enrol a key of the attacker, pin it in the home, and approve with it."""
     persons = Persons(stage)
     persons.ledger.append("key", key_body(persons.eve, "Eve"))
     return None
@@ -136,7 +136,7 @@ def keep_an_approval_for_another_policy(stage: Stage) -> str | None:
 
 
 def edit_a_statement(stage: Stage) -> str | None:
-    """Another note under Ada's signature."""
+    """Put another note under Ada's signature."""
     persons = Persons(stage)
     body = verdict_on(persons.candidate, ADA, "only for the summer")
     kept = signed(persons.ledger.entries(), "approval", stage.plant, body, persons.signs)
@@ -188,7 +188,7 @@ def _revoke(persons: Persons, key: str, since: str) -> None:
 
 
 def rotate_to_a_key_of_ones_own(stage: Stage) -> str | None:
-    """An entry that names the thief's key as the home's next one."""
+    """Append an entry that names the attacker's key as the home's next key."""
     thief, own = SigningKey(Ed25519PrivateKey.generate()), open_keys(stage.home, first_use=False)[0]
     stage.ledger().append("rotation", rotation.replacement(thief, key_id(own.public), "Eve", "because"))
     return None
@@ -203,7 +203,7 @@ def sign_with_a_key_that_was_replaced(stage: Stage) -> str | None:
 
 
 def revoke_ones_own_key_for_fresh_attempts(stage: Stage) -> str | None:
-    """The owner revokes the home's key from before, so that attempts and rejections would not count."""
+    """Revoke the home's key from an early date, so that attempts and rejections would not count."""
     old = key_id(open_keys(stage.home, first_use=False)[0].public)
     before = len(stage.ledger().entries("attempt", stage.plant))
     stage.signer().answer(Rotate(by="an administrator", why="because"))
@@ -223,7 +223,7 @@ def reject_the_champion_below_the_lock(stage: Stage) -> str | None:
 
 
 def let_a_page_say_otherwise(stage: Stage) -> str | None:
-    """The page of a version that is no champion is made to read like one."""
+    """Edit the page of a version to look like the champion."""
     entries = stage.ledger().entries()
     wanted = wanted_pages(entries, stage.plant, datetime.now(UTC))
     composites = {e.body["version"]: e.body["composite"] for e in entries if e.kind == "candidate"}
@@ -240,23 +240,23 @@ def let_a_page_say_otherwise(stage: Stage) -> str | None:
 
 
 PEOPLE = (
-    Attack("8b", "a page made to read like a champion's", "MLflow", let_a_page_say_otherwise),
-    Attack("9d", "--by Somebody Else, where the policy asks for keys", "home", decide_as("Somebody Else")),
-    Attack("9e", "the name of a person who has a key, typed", "home", decide_as(ADA)),
-    Attack("9f", "one person's signature in another's name", "home", sign_for_another),
-    Attack("9g", "an approver of one's own enrolled", "home", make_an_approver),
-    Attack("9h", "an approver of one's own enrolled past the rules", "key", make_an_approver_past_the_rules),
-    Attack("9i", "keys taken out of the policy", "home", take_keys_out_of_the_policy),
-    Attack("9j", "an approval given again after it was taken back", "home", give_an_approval_again),
-    Attack("9k", "an approval kept for another policy", "home", keep_an_approval_for_another_policy),
-    Attack("9l", "another note under a person's signature", "home", edit_a_statement),
-    Attack("9m", "who ran the retraining approves it", "home", approve_what_one_ran_oneself),
-    Attack("9n", "a role that the person does not have", "home", take_a_role_that_one_does_not_have),
-    Attack("9o", "a person renamed in the trust root", "home", rename_a_person_in_the_trust_root),
-    Attack("10d", "an approval by a revoked key", "home", use_a_revoked_key),
-    Attack("10e", "a champion on an approval by a key stolen before", "home", rest_on_a_key_that_was_stolen_before),
-    Attack("10f", "the home's key rotated to the attacker's", "home", rotate_to_a_key_of_ones_own),
-    Attack("10g", "an entry by a key that was replaced", "key", sign_with_a_key_that_was_replaced),
-    Attack("10h", "one's own key revoked to get attempts back", "home", revoke_ones_own_key_for_fresh_attempts),
-    Attack("11e", "the champion rejected in a race below the lock", "home", reject_the_champion_below_the_lock),
+    Attack("8b", "edit a model page to look like a champion's", "MLflow", let_a_page_say_otherwise),
+    Attack("9d", "--by Somebody Else, where keys are required", "home", decide_as("Somebody Else")),
+    Attack("9e", "type the name of a person with a key", "home", decide_as(ADA)),
+    Attack("9f", "use one person's signature for another name", "home", sign_for_another),
+    Attack("9g", "enrol an approver of the attacker", "home", make_an_approver),
+    Attack("9h", "enrol an approver of the attacker, bypassing the signer", "key", make_an_approver_past_the_rules),
+    Attack("9i", "remove the keys from the safety policy", "home", take_keys_out_of_the_policy),
+    Attack("9j", "repeat an approval after it was taken back", "home", give_an_approval_again),
+    Attack("9k", "use an approval under another safety policy", "home", keep_an_approval_for_another_policy),
+    Attack("9l", "change the note under a signature", "home", edit_a_statement),
+    Attack("9m", "approve one's own retraining", "home", approve_what_one_ran_oneself),
+    Attack("9n", "claim a role of another person", "home", take_a_role_that_one_does_not_have),
+    Attack("9o", "rename a person in the trust root", "home", rename_a_person_in_the_trust_root),
+    Attack("10d", "approve with a revoked key", "home", use_a_revoked_key),
+    Attack("10e", "keep a champion that a stolen key approved", "home", rest_on_a_key_that_was_stolen_before),
+    Attack("10f", "rotate the home's key to the attacker's", "home", rotate_to_a_key_of_ones_own),
+    Attack("10g", "append an entry with a replaced key", "key", sign_with_a_key_that_was_replaced),
+    Attack("10h", "revoke the home's key to get attempts back", "home", revoke_ones_own_key_for_fresh_attempts),
+    Attack("11e", "reject the champion in a race", "home", reject_the_champion_below_the_lock),
 )

@@ -1,4 +1,4 @@
-"""What an attacker has: a copy of a finished home, its signer, and its decrypted key."""
+"""The attacker's access: a copy of a finished home, the signer, and the decrypted key."""
 
 from __future__ import annotations
 
@@ -63,19 +63,19 @@ SERVED = Servability(
 
 @dataclass(frozen=True)
 class Stage:
-    """A copy of a finished home, to be attacked."""
+    """A copy of a finished home under attack."""
 
     home: Home
     plant: str
     witness: Witness | None = None
-    """The one that the home asks for; an attack may change it where its folder lies in the home."""
+    """Witness of the home; an attack may change a witness in the home."""
 
     def ledger(self, clock: Callable[[], datetime] = now) -> Ledger:
-        """The ledger with the home's signer, as any program of its user may use it."""
+        """Return the ledger with the home's signer, as any program of the user can."""
         return Ledger.open(self.home, ask=self.signer(clock).answer)
 
     def later(self, days: int) -> Ledger:
-        """The ledger some days later, by the clocks of home and witness."""
+        """Return the ledger some days later by the clocks of home and witness."""
 
         def clock() -> datetime:
             return now() + timedelta(days=days)
@@ -85,54 +85,54 @@ class Stage:
         return self.ledger(clock)
 
     def signer(self, clock: Callable[[], datetime] = now) -> Signer:
-        """The home's signer."""
+        """Return the home's signer."""
         return Signer.open(self.home, clock=clock, transport=direct(self.witness) if self.witness else None)
 
     @property
     def watched_from_here(self) -> bool:
-        """Whether the witness is a process of the same user, whose folder an attacker reaches, too."""
+        """Whether the witness runs as the same user, so that the attacker can reach it."""
         return self.witness is not None and self.witness.folder.is_relative_to(self.home.root)
 
     @property
     def pinned(self) -> Witnesses:
-        """The witnesses that the home asks for."""
+        """Return the transport to the witnesses."""
         found = pinned(self.home, self.ledger().trust)
         assert found is not None, "pin a witness first"
         return found
 
     def beside(self, other: Home) -> Witness | None:
-        """The witness as another home meets it: its own copy of a local one, else the same."""
+        """Return the witness of a new home: a copy of a local one, else the same."""
         if self.witness is None or not self.watched_from_here:
             return self.witness
         return open_witness(other.root / self.witness.folder.relative_to(self.home.root), open_to_all=True)
 
     @property
     def champion(self) -> Entry:
-        """The promotion in force."""
+        """Return the current promotion."""
         found = champion(self.ledger().entries(), self.plant)
         assert found is not None, "finish a retraining first"
         return found
 
     @property
     def candidate(self) -> Entry:
-        """The champion's candidate."""
+        """Return the champion's candidate."""
         return self.ledger().entry(self.champion.body["candidate"])
 
     @property
     def policy(self) -> SafetyPolicy:
-        """The policy in force."""
+        """Return the current safety policy."""
         found = policy_of(self.ledger().entries(), self.plant)
         assert found is not None, "finish a retraining of this version first"
         return found
 
     @property
     def claim(self) -> Claim:
-        """The last claim that an attempt was made for."""
+        """Return the claim of the last attempt."""
         attempts = self.ledger().entries("attempt", self.plant)
         return attempts[-1].read(AttemptBody).scope
 
     def certified(self, ledger: Ledger, composite: str, claim: Claim) -> Entry:
-        """A composite with a certificate over invented counts that add up: nobody runs anything again here."""
+        """Certify a composite with invented counts; nothing is simulated."""
         digest = sha256_hex(b"invented")
         inputs = Inputs(lineage=lineage_of(claim), composite=composite, dataset=digest, config=digest)
         attempt = open_attempt(ledger, inputs, claim)
@@ -153,7 +153,7 @@ class Stage:
         return close_attempt(ledger, attempt, found, [artefact(self.home, path)])
 
     def record(self, result: Entry, replaces: str | None, role: Role = "candidate") -> CandidateRecord:
-        """A candidate that passes every gate, with a certificate that the ledger has."""
+        """Log a candidate that passes every gate, with a certificate in the ledger."""
         body = result.body
         names = ("claim", "passed", "alpha", "episodes", "violations", "upper_bound", "handovers", "composite")
         own = Certificate(
@@ -188,24 +188,24 @@ class Stage:
         return self.candidate.read(CandidateRecord).model_copy(update=changes)
 
     def approval(self, candidate: Entry, by: str = "Somebody Else", role: str = "") -> VerdictBody:
-        """An approval of a candidate."""
+        """Approve a candidate."""
         return VerdictBody(composite=candidate.body["composite"], by=by, role=role, candidate=candidate.digest)
 
     def promotion(self, approval: Entry, replaces: str | None) -> PromotionBody:
-        """The promotion of what was approved."""
+        """Promote the approved candidate."""
         body = approval.body
         return PromotionBody(
             composite=body["composite"], approval=approval.digest, replaces=replaces, candidate=body["candidate"]
         )
 
     def audited(self, heads: Sequence[str] = ()) -> str | None:
-        """What an audit says against the home, or None."""
+        """Return the audit's findings, or None."""
         failures = audit(self.home, heads).failures
         return f"{failures[0].name}: {failures[0].detail}" if failures else None
 
 
 def invented(p0: float, alpha: float) -> Counts:
-    """Counts without a violation that certify."""
+    """Return counts without a violation that certify."""
     n = betting_episodes(p0, 0, alpha)
     return Counts(
         episodes=n,
@@ -232,7 +232,7 @@ def forge(
     timestamp: str = "",
     key: SigningKey | None = None,
 ) -> Entry:
-    """Append an entry past the signer and its rules, as who holds the decrypted key, or an earlier one, could."""
+    """Append an entry without the signer and its rules, using a decrypted key."""
     key = key or open_keys(home, first_use=False)[0]
     ledger = Ledger.open(home, write=False)
     history = ledger.entries()

@@ -1,4 +1,4 @@
-"""Witnesses in this process: their code is the real one, only the way to them is shorter."""
+"""Witnesses in this process: real code without a network."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Clock = Callable[[], datetime]
 
 
 def now() -> datetime:
-    """The time, as witnesses and signers tell it."""
+    """Clock of witnesses and signers."""
     return datetime.now(UTC)
 
 
 def direct(*witnesses: Witness, silent: Sequence[str] = ()) -> Transport:
-    """Transport witnesses without a server.
+    """Return a transport to witnesses without a server.
 
     Args:
-        witnesses: who is there.
-        silent: names of those that give no answer for now.
+        witnesses: witnesses by name.
+        silent: names of witnesses that do not answer.
     """
     by_key = {str(witness.verifier): witness for witness in witnesses}
 
@@ -55,12 +55,12 @@ def direct(*witnesses: Witness, silent: Sequence[str] = ()) -> Transport:
 
 
 def witness_in(folder: Path, name: str, clock: Clock = now, *, open_to_all: bool = True) -> Witness:
-    """A witness with a folder of its own."""
+    """Make a witness in a folder."""
     return open_witness(folder, name, open_to_all=open_to_all, clock=clock)
 
 
 def pin_witnesses(home: Home, *witnesses: Witness, required: int = 1) -> Path:
-    """Ask for these witnesses in a home."""
+    """Pin these witnesses in a home."""
     home.folder()
     rows = [PinnedWitness(key=str(witness.verifier), url="http://127.0.0.1:9") for witness in witnesses]
     pin(home.root / FILE, Witnesses(origin=ORIGIN, required=required, witnesses=rows))
@@ -68,11 +68,11 @@ def pin_witnesses(home: Home, *witnesses: Witness, required: int = 1) -> Path:
 
 
 def watched(home: Home, transport: Transport, clock: Clock = now) -> Ledger:
-    """The ledger of a home, its signer in this process, and its witnesses behind `transport`."""
+    """Open the ledger of a home with a signer in this process and witnesses behind `transport`."""
     return Ledger.open(home, ask=Signer.open(home, clock=clock, transport=transport).answer)
 
 
 def log_key(ledger: Ledger, home: Home) -> Verifier:
-    """The key by which a witness's owner knows a home's log."""
+    """Return the key by which a witness identifies the home's log."""
     key, _ = open_keys(home, first_use=False)
     return Verifier.of(ORIGIN, SIGNATURE, key)

@@ -31,7 +31,7 @@ def test_commit_is_the_last_change_of_the_sources(tmp_path: Path, monkeypatch: p
     assert setting.commit(["core", "page"]) == of_page
     (tmp_path / "page").write_text("two")
     assert setting.commit(["core"]) == of_core
-    with pytest.raises(BadInput, match="got changes in page: commit or drop them first"):
+    with pytest.raises(BadInput, match="page has uncommitted changes: commit or discard them first"):
         setting.commit(["core", "page"])
 
 

@@ -1,4 +1,4 @@
-"""The servers of a team, from Debian's packages and PyPI, each on a loopback port of its own and with a password."""
+"""Servers of a team from Debian packages and PyPI, each on a loopback port and with a password."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PROJECT = Path(__file__).parents[2]
 
 
 PORTS = 1000
-"""In the block of each worker of pytest."""
+"""Ports in the block of each pytest worker."""
 FIRST = 20_000 + PORTS * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-"""Of its block: below those that the kernel gives to clients, of which one could take a port before its server does."""
+"""First port of the block, below the ports that the kernel gives to clients."""
 _drawn = itertools.count(os.getpid())
 
 
 def free_port() -> int:
-    """A port that nobody listens on now, and that no other test of this run is given."""
+    """Return a free port that no other test of this run gets."""
     for drawn in itertools.islice(_drawn, PORTS):
         port = FIRST + drawn % PORTS
         with socket.socket() as probe:
@@ -41,11 +41,11 @@ def free_port() -> int:
             except OSError:
                 continue
         return port
-    raise OSError(f"expected a free port from {FIRST} to {FIRST + PORTS - 1}, got none: end what listens there.")
+    raise OSError(f"no port from {FIRST} to {FIRST + PORTS - 1} is free: stop the programs that listen there.")
 
 
 def wait_for(port: int, process: subprocess.Popen[bytes], seconds: float = 60.0, host: str = "127.0.0.1") -> bool:
-    """Wait until somebody listens on a port; False where the process ends before."""
+    """Wait until a port is in use; return False if the process ends before."""
     deadline = time.monotonic() + seconds
     while process.poll() is None and time.monotonic() < deadline:
         with socket.socket() as probe:
@@ -56,20 +56,20 @@ def wait_for(port: int, process: subprocess.Popen[bytes], seconds: float = 60.0,
 
 
 class Postgres:
-    """A PostgreSQL server of a test's own."""
+    """A PostgreSQL server for one test."""
 
     def __init__(self, folder: Path, port: int, password: str, host: str, inside: Sequence[str]) -> None:
         self.folder, self.port, self.password, self.host, self.inside = folder, port, password, host, inside
         self.process: subprocess.Popen[bytes] | None = None
 
     def url(self, database: str = "postgres", scheme: str = "postgresql") -> str:
-        """The URL of one of its databases."""
+        """Return the URL of a database."""
         return f"{scheme}://{USER}:{self.password}@{self.host}:{self.port}/{database}"
 
     def start(self) -> None:
-        """Start it, after a kill too."""
+        """Start the server, also after a kill."""
         options = ["-D", str(self.folder / "data"), "-k", str(self.folder), "-h", self.host, "-p", str(self.port)]
-        # The children of one that was killed hold its memory for a moment.
+        # Children of a killed server keep its memory for a moment.
         for _ in range(50):
             with (self.folder / "log").open("ab") as log:
                 command = [*self.inside, *_as_somebody(), str(POSTGRESQL[-1] / "postgres"), *options]
@@ -82,13 +82,13 @@ class Postgres:
             time.sleep(0.05)
 
     def create(self, database: str) -> str:
-        """Make a database, and return its URL."""
+        """Create a database and return the URL."""
         command = [str(POSTGRESQL[-1] / "psql"), "-q", "-d", self.url(), "-c", f'CREATE DATABASE "{database}"']
         subprocess.run(command, check=True)
         return self.url(database)
 
     def run(self, database: str, statement: str) -> str:
-        """What the administrator's own client answers."""
+        """Return the output of the administrator's client."""
         command = [str(POSTGRESQL[-1] / "psql"), "-qAt", "-d", self.url(database), "-c", statement]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.stdout + done.stderr
@@ -96,12 +96,12 @@ class Postgres:
 
 @contextmanager
 def postgres(folder: Path, host: str = "127.0.0.1", inside: Sequence[str] = ()) -> Iterator[Postgres]:
-    """A PostgreSQL server; the test is skipped where Debian's package is absent.
+    """Yield a PostgreSQL server; skip the test without Debian's package.
 
     Args:
-        folder: of its own.
-        host: address that it listens on, and that its clients come from the neighbourhood of.
-        inside: a command that starts it elsewhere, such as in a network namespace.
+        folder: folder of the server.
+        host: listening address; clients come from the same network.
+        inside: command prefix, such as for a network namespace.
     """
     if not POSTGRESQL:
         pytest.skip("PostgreSQL is not installed: make services")
@@ -128,7 +128,7 @@ def postgres(folder: Path, host: str = "127.0.0.1", inside: Sequence[str] = ()) 
 
 
 class Redis(NamedTuple):
-    """A Redis server of a test's own."""
+    """A Redis server for one test."""
 
     url: str
     process: subprocess.Popen[bytes]
@@ -136,7 +136,7 @@ class Redis(NamedTuple):
 
 @contextmanager
 def redis(folder: Path) -> Iterator[Redis]:
-    """A Redis server with a password; the test is skipped where Debian's package is absent."""
+    """Yield a Redis server with a password; skip the test without Debian's package."""
     if shutil.which("redis-server") is None:
         pytest.skip("Redis is not installed: make services")
     folder.mkdir(parents=True)
@@ -156,7 +156,7 @@ def redis(folder: Path) -> Iterator[Redis]:
 
 @contextmanager
 def storage(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
-    """An S3-like server with an empty bucket, and the environment of its clients."""
+    """Yield an S3-like server with an empty bucket, and the environment of clients."""
     folder.mkdir(parents=True)
     port = free_port()
     variables = {
@@ -181,12 +181,12 @@ def storage(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def dask(folder: Path, workers: int) -> Iterator[str]:
-    """The address of a Dask cluster: a scheduler, and workers that are processes of their own."""
+    """Yield the address of a Dask cluster: a scheduler and workers as processes."""
     folder.mkdir(parents=True)
     port = free_port()
     here = f"tcp://127.0.0.1:{port}"
     variables = {**os.environ, "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1"}
-    # Functions of test files are sent by their names.
+    # Functions of test files are pickled by name.
     variables["PYTHONPATH"] = os.pathsep.join([str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with ExitStack() as stack:
         log = stack.enter_context((folder / "log").open("wb"))
@@ -210,12 +210,12 @@ def dask(folder: Path, workers: int) -> Iterator[str]:
 
 
 def _as_somebody() -> list[str]:
-    """PostgreSQL refuses to run as root, which some machines' tests do."""
+    """Return an unprivileged user, because PostgreSQL refuses to run as root."""
     return ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.getuid() == 0 else []
 
 
 def _let_through(folder: Path) -> None:
-    """Let PostgreSQL's user come to a folder below one that pytest made for root alone."""
+    """Let PostgreSQL's user enter a folder that pytest made for root only."""
     for above in (folder, *folder.parents):
         if above.stat().st_uid == 0 and above != Path("/"):
             above.chmod(above.stat().st_mode | 0o011)

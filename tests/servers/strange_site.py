@@ -1,7 +1,6 @@
-"""A site that is not as it should be: `python -m tests.servers.strange_site BEHAVIOUR SITE.yaml`, with NEORL_HOME set.
+"""A misbehaving site: `python -m tests.servers.strange_site BEHAVIOUR SITE.yaml`, with NEORL_HOME set.
 
-`lies=N` multiplies what it tells of its change in round N; `late=N:SECONDS` sleeps in round N; `dies=N` is killed in
-round N.
+`lies=N` multiplies the reported change in round N; `late=N:SECONDS` sleeps in round N; `dies=N` is killed in round N.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tasks.federation.words import question_of
 
 
 def main() -> None:
-    """Serve like any site, but for what is asked here."""
+    """Serve like a site, with the requested misbehaviour."""
     what, _, when = sys.argv[1].partition("=")
     when, _, seconds = when.partition(":")
     file, home = Path(sys.argv[2]), Home.locate()

@@ -1,4 +1,4 @@
-"""A forwarder on the loopback interface that remembers every byte that passes in either direction."""
+"""A forwarder on the loopback interface that records every byte in both directions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tasks.federation.transport.environment import HOST
 
 
 class Wiretap:
-    """Forwards connections to an address while the context lasts."""
+    """Forward connections to an address within the context."""
 
     def __init__(self, to: str) -> None:
         host, _, port = to.rpartition(":")
@@ -32,7 +32,7 @@ class Wiretap:
 
     @property
     def heard(self) -> bytes:
-        """All bytes so far, direction by direction as they came."""
+        """All bytes so far, by direction."""
         return b"".join(self._parts)
 
     def _accept(self) -> None:

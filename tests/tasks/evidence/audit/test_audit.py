@@ -386,11 +386,11 @@ def test_flipped_bytes_are_all_found(furnished: Home, tmp_path: Path) -> None:
         "ledger file",
         "certificate",
         "dataset",
-        "dataset slack",
+        "flip bytes outside dataset values",
         "model and evidence",
-        "signed again with a fresh key",
-        "truncated ledger",
-        "restored older home",
+        "sign again with a fresh key",
+        "truncate the ledger",
+        "restore an older home",
     }
     for kind, count in results.items():
         assert count["found"] == count["tried"] > 0, (kind, count)
@@ -403,4 +403,4 @@ def test_the_benchmark_copies_and_reports(
     assert audit(copy_home(furnished, tmp_path / "copy")).passed
     monkeypatch.setattr("sys.argv", ["tamper", "--home", str(furnished.root), "--flips", "5"])
     assert main() == 0
-    assert "restored older home" in capsys.readouterr().out
+    assert "restore an older home" in capsys.readouterr().out
