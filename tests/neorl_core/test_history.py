@@ -136,7 +136,7 @@ def test_logs_controller_and_environment_agree_bit_for_bit(name: str) -> None:
     offline = stacked_transitions(history, logged, np.array([0]), np.asarray(first, np.float32)[None])
     np.testing.assert_array_equal(offline.observation, np.stack([seen for *_, seen in rows]))
     np.testing.assert_array_equal(offline.next_observation[-1], stacked)
-    # The first step's program served all.
+    # All steps use the program of the first step.
     assert traced[0] == traced[-1]
 
 
@@ -151,7 +151,7 @@ def test_vector_environment_shows_the_same_history() -> None:
         np.testing.assert_allclose(batch[1], single, rtol=1e-5)
         batch, *_ = many.step(np.tile(action, (3, 1)))
         single, *_ = one.step(action)
-    # The fourth step ends the episodes, and what is shown then knows of nothing before.
+    # The fourth step ends the episodes, and the history restarts.
     batch, *_ = many.step(np.tile(action, (3, 1)))
     np.testing.assert_array_equal(batch[:, 6:9], np.tile(batch[:, 1:2], 3))
     np.testing.assert_array_equal(batch[:, 16:], 0.0)

@@ -124,6 +124,6 @@ def test_squashed_gaussian_density() -> None:
         area = np.trapezoid(np.exp(np.asarray(log_prob(one, grid))), np.asarray(grid[:, 0]))
         np.testing.assert_allclose(area, 1.0, rtol=1e-3)
         np.testing.assert_allclose(actor_apply(mean_actor(params), x), np.tanh(mean), rtol=1e-9)
-    # A logged action at the very edge has a finite density.
+    # A logged action at the bound has a finite density.
     single = jax.tree.map(jnp.float32, distribution)
     assert np.isfinite(log_prob(single, jnp.ones((5, 1), jnp.float32))).all()

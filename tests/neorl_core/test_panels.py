@@ -107,7 +107,7 @@ def test_drawn_distance_to_limits_equals_margins(name: str) -> None:
             drawn.add(panel.limit)
             left = np.minimum(found.values - found.low, found.high - found.values).min(axis=1)
             told = margins[:, named.index(panel.limit)]
-            # A formula may hold the limit against more than one reading, but not against less.
+            # The margin may depend on several readings, so the drawn distance may be larger but not smaller.
             assert (left >= told - 1e-2).all()
     assert drawn == set(named)
 

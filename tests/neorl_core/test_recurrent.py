@@ -28,7 +28,7 @@ BACK = 3
 def test_the_steps_of_a_history_by_hand() -> None:
     """Two signals, two earlier values of the second, and three of the action: o0 o1 | o1' o1'' | a' a'' a'''."""
     assert _sequence(History((0, 2), (3,))).tolist() == [[3, 6], [2, 5], [1, 4]]
-    # What is kept for fewer steps than the rest stays what it was.
+    # Signals with a shorter history repeat their oldest value.
     assert _sequence(History((1, 3), (0,))).tolist() == [[2, 5], [2, 4], [2, 3], [0, 1]]
     assert _sequence(History((0, 0), (2,))).tolist() == [[3], [2]]
 
@@ -37,7 +37,7 @@ def test_state_equals_torch() -> None:
     with np.load(GOLDEN) as golden:
         found = {name: golden[name] for name in golden.files}
     steps, rows, read = found["given"].shape
-    # Of three signals with as many earlier values each, newest first, and one without.
+    # Three signals with equally many earlier values, newest first, and one without.
     history = History((*[steps - 1] * read, 0), ())
     past = found["given"][:-1][::-1].transpose(1, 2, 0).reshape(rows, -1)
     x = np.concatenate([found["given"][-1], np.full((rows, 1), 7.0, np.float32), past], axis=1)
@@ -91,7 +91,7 @@ def test_cloning_learns_from_history() -> None:
     half = (np.float32(PLANT.spec.action.high) - np.float32(PLANT.spec.action.low)) / 2
     error = (policy_act(policy, jnp.asarray(stacked.observation)) - rows.action) / half
     assert np.mean(error**2) < 0.05 * np.mean((rows.action / half) ** 2)
-    # What its numbers are does not depend on how many rows are asked together.
+    # The outputs do not depend on the batch size.
     one = policy_act(policy, jnp.asarray(stacked.observation[7]))
     np.testing.assert_allclose(one, policy_act(policy, jnp.asarray(stacked.observation))[7], atol=1e-5)
 

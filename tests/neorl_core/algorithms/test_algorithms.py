@@ -50,7 +50,7 @@ def test_a_robust_clone_counts_large_errors_linearly() -> None:
     # By hand: .3^2 = .09 within the threshold of .5, and .5 (2 x .9 - .5) = .65 beyond it.
     action, logged = jnp.array([0.3, 0.4]), jnp.array([0.0, -0.5])
     assert float(losses.robust_cloning_loss(action, logged, jnp.float32(0.5))) == pytest.approx(0.37)
-    # Actions from -1 to 1 are never farther apart than 2, where it is the squared error.
+    # Unit actions differ by at most 2, so a threshold of 2 gives the squared error.
     squared = losses.behaviour_cloning_loss(action, logged)
     assert float(losses.robust_cloning_loss(action, logged, jnp.float32(2.0))) == float(squared)
     drawn = jax.random.uniform(jax.random.key(0), (2, 64), minval=-1.0, maxval=1.0)
@@ -62,10 +62,10 @@ def test_a_robust_clone_counts_large_errors_linearly() -> None:
 @pytest.mark.parametrize(
     ("huber", "logged", "least"),
     [
-        # One state, three controllers: their mean is no action that any of them takes, the second's is their median.
+        # One state, three controllers: none acts as their mean; the second acts as their median.
         (2.0, [-0.8, 0.4, 0.7], 0.1),
         (0.05, [-0.8, 0.4, 0.7], 0.4),
-        # A controller at its bound, whose noise is cut there: 1 in three of four.
+        # A controller at its bound with clipped noise: 1 in three of four.
         (2.0, [0.6, 1.0, 1.0, 1.0], 0.9),
         (0.05, [0.6, 1.0, 1.0, 1.0], 1.0),
     ],
@@ -74,7 +74,7 @@ def test_clone_is_mean_or_median_of_logged_actions(huber: float, logged: list[fl
     actions = np.linspace(-1.0, 1.0, 2_001, dtype=np.float32)
     loss = jax.vmap(jax.vmap(losses.robust_cloning_loss, in_axes=(None, 0, None)), in_axes=(0, None, None))
     means = loss(actions[:, None], jnp.asarray(logged)[:, None], jnp.float32(huber)).mean(axis=1)
-    # The median of Huber's function lies within its threshold of the median proper.
+    # The minimiser of the Huber loss lies within the threshold of the median.
     assert actions[np.argmin(means)] == pytest.approx(least, abs=1e-3 if huber == 2.0 else huber)
 
 
@@ -160,7 +160,7 @@ def test_gradients_of_network_losses_agree_with_finite_differences() -> None:
         y = jnp.asarray(np.random.default_rng(3).normal(size=8))
         loss = jax.jit(lambda c: td3_bc.critic_loss(c, batch, y))
         check_grads(loss, (state.critics,), order=1, modes="rev", rtol=1e-5)
-        # lambda is a constant of the step (the paper's footnote), so differences are taken of the loss with it fixed.
+        # lambda is a constant of the step (footnote of the paper), so finite differences keep it fixed.
         q = jnp.min(critics_apply(state.critics, batch.observation, TD3_BC.act(state, batch.observation)), axis=0)
         weight = losses.q_weight(jnp.asarray(2.5), q)
 
@@ -203,7 +203,7 @@ def test_a_time_limit_bootstraps_and_a_termination_does_not() -> None:
     targets = jax.jit(td3_bc.targets)
     ended = targets(state, batch._replace(terminated=jnp.ones(6)), jax.random.key(0))
     np.testing.assert_allclose(ended, batch.reward, rtol=1e-6)
-    # A time limit is not in a transition at all: to the learner it is any other step.
+    # A time limit is not part of a transition: to the learner it is any other step.
     cut = targets(state, batch._replace(terminated=jnp.zeros(6)), jax.random.key(0))
     o2 = np.asarray(batch.next_observation)
     x2 = np.concatenate([o2, np.tanh(forward(layers_of(state.actor), o2)[0])], axis=1)
@@ -252,5 +252,5 @@ def test_cloning_recovers_a_linear_expert() -> None:
     population, _ = make_train_chunk(BC, 6000, 500, 128)(population, data)
     unseen = (rng.normal(size=(500, 2)) * [2.0, 30.0] + [1.0, 300.0]).astype(np.float32)
     for policy in policies(BC, population, normaliser):
-        # The expert's spread is 0.6 V; what remains is a fortieth of it.
+        # The expert's standard deviation is 0.6 V; the error is a fortieth of it.
         assert np.sqrt(np.mean((policy_act(policy, unseen) - expert(unseen)) ** 2)) < 0.015

@@ -48,7 +48,7 @@ def test_gradients_through_the_rollouts_agree_with_differences() -> None:
         hyper = {"discount": jnp.asarray(0.9), "penalty": jnp.asarray(0.5), "support": jnp.asarray(2.0)}
         inputs = state.support.directions.shape[0]
         seen = support.accumulate(state.support, jnp.asarray(np.random.default_rng(4).normal(size=(64, inputs))))
-        # Of a tenth of their radius all steps lie outside.
+        # With a tenth of the radius all steps lie outside.
         near = support.edge(seen, jnp.zeros((1, inputs)))
         edge = near._replace(radius=0.1 * near.radius)
         loss = jax.jit(lambda actor: bptt.actor_loss(actor, state.model.members, FAR, edge, starts, 4, hyper)[0])
@@ -82,7 +82,7 @@ def test_policy_is_riccati_gain_with_true_linear_model(monkeypatch: pytest.Monke
 
     def one(carry: Any, _: None) -> tuple[Any, None]:
         actor, optimiser = carry
-        # The costs of small states would be small beside Adam's epsilon.
+        # Scale up: costs of small states would be small relative to Adam's epsilon.
         gradient = jax.grad(lambda a: 1e4 * bptt.actor_loss(a, ({},), FAR, EVERYWHERE, starts, 40, hyper)[0])(actor)
         return optimisers.step(actor, gradient, optimiser, jnp.float32(0.05)), None
 
@@ -160,7 +160,7 @@ def test_the_defaults_fit_a_run_of_any_length() -> None:
     assert lengths(100_000) == (80_000, 80_000, 20_000)
     assert lengths(1_000) == (800, 800, 200)
     assert lengths(2) == (1, 1, 1)
-    # What is given stays, and the rest fits it.
+    # Overrides stay, and the other values scale with them.
     assert lengths(100, warm_up_updates=30) == (30, 30, 70)
     assert lengths(100, actor_recipe={"schedule": "cosine", "steps": 7}) == (80, 80, 7)
     assert configure(MOPO, {}, 900).warm_up_updates == configure(MOPO, {}, 900).model_recipe.steps == 300

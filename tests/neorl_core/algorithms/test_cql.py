@@ -219,6 +219,6 @@ def test_values_equal_dynamic_programming_or_are_below_with_conservatism() -> No
     np.testing.assert_allclose(plain_logged, q_truth + 0.65 * chain.slope, atol=0.08)
     np.testing.assert_allclose(plain, v_truth, atol=0.12)
     logged, conservative = values(trained_on_chain(0.5, chain))
-    # Conservative where the policy goes, in every state, while the logged actions are favoured over them.
+    # Values are low at the actions of the policy, in every state, and higher at logged actions.
     assert np.all(conservative < v_truth - 0.1)
     assert np.all((logged - conservative) > (plain_logged - plain) + 0.1)

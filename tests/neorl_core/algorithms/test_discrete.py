@@ -108,7 +108,7 @@ def test_update_of_linear_networks_equals_numpy(name: str, alpha: float) -> None
     with jax.enable_x64(True):
         config = algorithm.Config(**{**fields, **given, "hidden": ()})
         state = algorithm.init(jax.random.key(3), gears(3, 4), config)
-        # A target that has fallen behind, and weights whose bias is none of zeros.
+        # A target that lags behind, and non-zero biases.
         key = iter(jax.random.split(jax.random.key(4), 50))
         state = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(key), x.shape) if x.ndim else x, state)
         columns = (jnp.asarray(b[name])[None] for name in ("x", "a", "r", "r", "n", "d"))
@@ -198,7 +198,7 @@ class Table:
         )
 
     def values(self, name: str, logs: Transition, updates: int = 6_000, **floats: float) -> np.ndarray:
-        """What a linear network, a table then, has learned: an output for each state and choice."""
+        """Return the output of a linear network per state and choice."""
         algorithm, plant = ALGORITHMS[name], gears(STATES, CHOICES)
         rate = {f: 0.02 for f in algorithm.Config._fields if f.endswith("_lr")}
         recipes = {
@@ -239,7 +239,7 @@ def test_clone_reproduces_logged_choice_frequencies(table: Table) -> None:
 
 def test_conservative_values_solve_their_equations(table: Table) -> None:
     copies = EVERYTHING.copy()
-    # The best choice of one state was never made there, and nothing tells what it is worth.
+    # The best choice in one state was never logged, so its value is unknown.
     state = int(np.argmax(table.q.max(axis=1) - np.sort(table.q, axis=1)[:, -2]))
     copies[state, table.q[state].argmax()] = 0
     alpha = 0.5
@@ -262,7 +262,7 @@ def test_choices_one_hot_round_trip() -> None:
     normaliser, data = prepare(rows, plant)
     np.testing.assert_array_equal(data.action, np.eye(3)[[0, 2, 1, 2]])
     np.testing.assert_array_equal(to_physical(normaliser, data.action), chosen)
-    # Of a row that nothing follows no action is known.
+    # A row without successor has no next action.
     assert data.next_action is not None
     np.testing.assert_array_equal(data.next_action, [*np.eye(3)[[2, 1, 2]], [np.inf] * 3])
     assert np.isnan(to_unit(normaliser, jnp.array([np.nan]))).all()
@@ -273,7 +273,7 @@ def test_policy_takes_greatest_output_or_nan() -> None:
     params = {"Dense_0": {"kernel": jnp.array([[20.0, 30.0, -1.0]]), "bias": jnp.zeros(3)}}
     normaliser = Normaliser(*(jnp.array([x]) for x in (0.0, 1.0, 1.0, 1.0)), choices=jnp.arange(3.0))
     policy = Policy(params, normaliser)
-    # A tanh of both would be one in single precision.
+    # The tanh of both is 1 in single precision.
     np.testing.assert_array_equal(preferences(policy, jnp.array([1.0])), [20.0, 30.0, -1.0])
     np.testing.assert_array_equal(policy_act(policy, jnp.array([[1.0], [-1.0]])), [[1.0], [2.0]])
     assert np.isnan(policy_act(policy, jnp.array([np.nan]))).all()

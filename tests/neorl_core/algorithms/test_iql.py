@@ -204,7 +204,7 @@ def test_iql_finds_expectiles_of_dynamic_programming() -> None:
     one_hot = np.eye(3)
     columns = one_hot[t["s"].astype(int)], t["a"][:, None], t["r"], t["r"], one_hot[t["s2"].astype(int)], t["d"]
     data = Transition(*map(jnp.float32, columns))
-    # Evaluation of the behaviour, solved apart, is what the 0.5-expectile must be.
+    # The 0.5-expectile equals the value of the logged controller, solved separately.
     mean_transition = np.zeros((3, 3))
     for s, s2, d in zip(t["s"].astype(int), t["s2"].astype(int), t["d"], strict=True):
         mean_transition[s, s2] += (1 - d) / np.sum(t["s"] == s)
@@ -227,14 +227,14 @@ def test_iql_finds_expectiles_of_dynamic_programming() -> None:
         np.testing.assert_allclose(learned, v, atol=0.05)
         for one in iql.critics_apply(learner.critics, data.observation, data.action):
             np.testing.assert_allclose(one, q, atol=0.1)
-        # The likeliest mean is the weighted mean of the logged actions.
+        # The maximum-likelihood mean is the weighted mean of the logged actions.
         weight = np.minimum(np.exp(q - v[t["s"].astype(int)]), 100)
         mean = [np.average(t["a"][t["s"] == s], weights=weight[t["s"] == s]) for s in range(3)]
         np.testing.assert_allclose(IQL.act(learner, jnp.eye(3))[:, 0], mean, atol=0.05)
     assert np.all(solve(t, 0.9)[0] - solve(t, 0.5)[0] > 0.5), "the two truths must differ by more than the tolerance"
 
 
-# Peers' defects, and the ends of the hyper-parameters.
+# Known defects of other implementations, and limits of the hyper-parameters.
 
 
 @pytest.mark.slow
@@ -250,7 +250,7 @@ def test_advantage_scales_but_does_not_turn_the_gradient() -> None:
 
         raised = jax.tree.map(lambda g: g * np.exp(2.0 * 0.3), gradient(advantage))
         assert_same(gradient(advantage + 0.3), raised)
-        # Nothing but the logged action is asked for: what the critics say of other actions moves no actor.
+        # Only the logged action matters: values of other actions do not change the actor.
         batches = jax.tree.map(lambda x: x[None], batch)
         steep = state._replace(critics=jax.tree.map(lambda x: 5.0 * x, state.critics))
         one, other = (jax.jit(IQL.update)(s, batches, jax.random.key(0))[0].actor for s in (state, steep))

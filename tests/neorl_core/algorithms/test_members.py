@@ -38,7 +38,7 @@ WITH_A_MODEL = sorted(name for name, algorithm in ALGORITHMS.items() if algorith
 
 
 WITHOUT_DRAWS = {"bc", "bptt", "iql", "discrete_bc", "discrete_cql", "discrete_iql", "double_dqn"}
-"""Algorithms whose updates draw nothing: all that is random is which rows they are given."""
+"""Algorithms with deterministic updates; only the sampled rows are random."""
 
 
 def small(algorithm: Algorithm, **overrides: Any) -> Any:
@@ -99,8 +99,8 @@ def gap(one: Any, other: Any) -> float:
 def test_update_keeps_structure_and_dtypes(name: str) -> None:
     algorithm = ALGORITHMS[name]
     state, batches = start(algorithm, small(algorithm)), batches_for(algorithm)
-    # With 64-bit numbers allowed, any array of theirs that slipped in would widen the result. optax's Adam itself
-    # raises a float to an integer's power, so that promotion cannot be made an error.
+    # With 64-bit numbers enabled, any 64-bit array would widen the result. optax's Adam raises a float to an
+    # integer power, so promotion cannot be made an error.
     with jax.numpy_rank_promotion("raise"), jax.enable_x64(True):
         after, metrics = jax.eval_shape(algorithm.update, state, batches, jax.random.key(1))
     described = jax.tree.map(lambda x: (x.shape, x.dtype), after)
@@ -185,7 +185,7 @@ def test_one_step_per_batch(name: str) -> None:
 
 
 WITHOUT_LOGGED_STEPS = ("bptt",)
-"""Its policy learns from the states of the logs alone; what was done there, and its reward, taught the model."""
+"""The policy is trained on logged states only; actions and rewards train the model."""
 
 
 def without_bootstrapping(algorithm: Algorithm) -> bool:
@@ -205,14 +205,14 @@ def test_only_a_termination_stops_bootstrapping(name: str) -> None:
     key, start_here = jax.random.key(1), start(algorithm, small(algorithm))
 
     def discounted(state: Any, share: float) -> Any:
-        """The same state with another discount; some algorithms keep theirs within the state of another."""
+        """The same state with another discount, also in nested states."""
         if hasattr(state, "hyper"):
-            # As weakly typed as the one it replaces, or the update would be compiled again.
+            # Keep the weak type, otherwise the update is compiled again.
             return state._replace(hyper=state.hyper | {"discount": jnp.asarray(share)})
         return state._replace(sac=discounted(state.sac, share))
 
     def ending(state: Any, terminated: float) -> Any:
-        """The same state, whose model, if it has one, believes that every step terminates, or none."""
+        """The same state with a model (if any) that predicts termination always or never."""
         if not algorithm.warm_up:
             return state
 
@@ -265,7 +265,7 @@ def test_recipes_reach_every_group_of_parameters(name: str) -> None:
     config = small(algorithm, **recipes)
     state = jax.eval_shape(lambda key: algorithm.init(key, PLANT, config), jax.random.key(0))
     leaves = jax.tree.leaves(state, is_leaf=lambda value: isinstance(value, Optimiser))
-    # A temperature or a multiplier has a plain recipe of its own.
+    # A temperature or a multiplier has its own plain recipe.
     assert {value.recipe for value in leaves if isinstance(value, Optimiser)} - {Recipe()} == set(recipes.values())
     after, _ = jax.eval_shape(algorithm.update, state, batches_for(algorithm), jax.random.key(1))
     assert jax.tree.structure(after) == jax.tree.structure(state)

@@ -55,7 +55,7 @@ def test_the_loss_of_combo_by_hand() -> None:
     free = state.sac._replace(hyper=state.sac.hyper | {"beta": jnp.float32(0.0)})
     without, _ = combo.critic_loss(state.sac.critics, free, mixed, target, logged, modelled)
     assert float(without) == pytest.approx(error, rel=1e-5), "a weight of zero: SAC on the mixture"
-    # One step along the gradient lowers the model's values against logged ones.
+    # One gradient step lowers model values relative to logged values.
     slope = jax.grad(lambda c: combo.critic_loss(c, state.sac, mixed, target, logged, modelled)[1]["gap"])
     moved = jax.tree.map(lambda p, g: p - 0.1 * g, state.sac.critics, slope(state.sac.critics))
     after = critics_apply(moved, modelled.observation, modelled.action)

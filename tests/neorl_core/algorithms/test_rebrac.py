@@ -109,7 +109,7 @@ def test_without_critic_penalty_it_is_td3_bc(actor_penalty: float, alpha: float)
             pairs = zip(jax.tree.leaves(getattr(ours, name)), jax.tree.leaves(getattr(theirs, name)), strict=True)
             for one, other in pairs:
                 np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6, err_msg=name)
-        # A peer's target follows the actor before its step, so that it lags by one.
+        # In other implementations the target follows the actor before its step and lags by one.
         groups = map(jax.tree.leaves, (ours.actor_target, state.actor_target, ours.actor))
         for target, before, new in zip(*groups, strict=True):
             np.testing.assert_allclose(target, 0.9 * before + 0.1 * new, rtol=1e-12)
@@ -122,7 +122,7 @@ def test_next_action_comes_from_the_continuing_row() -> None:
     after = np.float32([[1, 0], [2, 0], [3, 0], [8, 0], [9, 0], [9, 9]])
     action = np.float32([[0.0], [1.0], [2.0], [3.0], [4.0], [5.0]])
     zeros = np.zeros(6, np.float32)
-    # Rows 0 to 2 are one episode, 3 to 4 another; row 5 does not continue 4, and nothing follows it.
+    # Rows 0 to 2 and 3 to 4 are episodes; row 5 does not continue row 4 and has no successor.
     raw = Transition(observation, action, zeros, zeros, after, zeros)
     found = np.float32([1, 2, np.inf, 4, np.inf, np.inf])
     np.testing.assert_array_equal(next_actions(raw)[:, 0], found)

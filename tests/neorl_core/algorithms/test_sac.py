@@ -65,7 +65,7 @@ def diversity_gradients(critics: list[Layers], o: np.ndarray, a: np.ndarray, eta
         slopes.append((back @ critic[0][0].T)[:, o.shape[1] :])
     g = np.stack(slopes)
     length = np.linalg.norm(g, axis=2, keepdims=True)
-    length[length == 0] = np.inf  # a critic whose units are all dead at a transition has no slope there
+    length[length == 0] = np.inf  # a critic with only dead units has no gradient
     u = g / length
     down = 2 * eta * (u.sum(axis=0) - u) / (len(o) * (len(critics) - 1))
     down = (down - u * (u * down).sum(axis=2, keepdims=True)) / length
@@ -152,7 +152,7 @@ def test_soft_target_subtracts_the_tempered_log_density_unless_terminated() -> N
     target = [losses.soft_td_target(reward, discount, jnp.float32(d), q, density, temperature) for d in (0.0, 1.0)]
     np.testing.assert_allclose(target, [0.5 + 0.9 * 1.5, 0.5], rtol=1e-6)
     assert float(losses.sac_actor_loss(q, density, temperature)) == pytest.approx(-1.5)
-    # An entropy of 2 above a wished 1: the loss falls with the temperature's logarithm.
+    # Entropy 2 exceeds the target 1: the loss falls with the log temperature.
     assert float(losses.temperature_loss(jnp.log(0.25), density, jnp.float32(1.0))) == pytest.approx(0.25)
 
 
@@ -160,11 +160,11 @@ def test_soft_target_subtracts_the_tempered_log_density_unless_terminated() -> N
     ("slopes", "expected"),
     [
         ([[3.0, 4.0], [-4.0, 3.0]], 0.0),  # orthogonal
-        ([[1.0, 0.0], [5.0, 0.0]], 2.0),  # alike, whatever their lengths: both ordered pairs count
+        ([[1.0, 0.0], [5.0, 0.0]], 2.0),  # parallel, of any length: both ordered pairs count
         ([[2.0, 0.0], [-0.1, 0.0]], -2.0),  # opposed
         ([[1.0, 0.0], [0.5, np.sqrt(0.75)], [0.5, -np.sqrt(0.75)]], 2 * (0.5 + 0.5 - 0.5) / 2),  # 60 and 120 degrees
         ([[1.0, 2.0]], 0.0),  # one critic has no pair
-        ([[0.0, 0.0], [1.0, 0.0]], 0.0),  # a flat critic agrees with nobody
+        ([[0.0, 0.0], [1.0, 0.0]], 0.0),  # a zero gradient counts as zero
     ],
 )
 def test_diversity_is_the_mean_cosine_between_critics(slopes: list[list[float]], expected: float) -> None:
@@ -273,7 +273,7 @@ def test_a_time_limit_bootstraps_and_a_termination_does_not() -> None:
 
 @pytest.mark.slow
 def test_temperature_reaches_the_target_entropy() -> None:
-    # Critics that never learn and cannot tell actions apart leave only the temperature's own law.
+    # With constant critics only the temperature changes.
     config = SAC_N.Config(hidden=(), critics=1, actor_lr=0.01, critic_lr=0.0, temperature_lr=0.01, temperature=0.3)
     population = init_population(SAC_N, spec(3, 2), config, members([0], {}))
     flat = jax.tree.map(jnp.zeros_like, population.learner.critics)
@@ -351,7 +351,7 @@ def test_shipped_actor_is_the_mean_action() -> None:
     o = jnp.asarray(np.random.default_rng(5).normal(size=(6, 3)), jnp.float32)
     distribution = gaussian_apply(state.actor, o)
     np.testing.assert_allclose(SAC_N.act(state, o), np.tanh(distribution.mean), rtol=1e-6)
-    # The density belongs to the action asked about, not to one drawn anew.
+    # The density belongs to the given action, not to a new sample.
     certain = Gaussian(distribution.mean, jnp.full_like(distribution.mean, -3.0))
     near, far = log_prob(certain, SAC_N.act(state, o)), log_prob(certain, -jnp.sign(SAC_N.act(state, o)) * 0.9)
     assert np.min(near - far) > 10.0

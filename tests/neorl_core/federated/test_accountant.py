@@ -20,7 +20,7 @@ CONFIG = json.loads(str(np.load(Path(__file__).parents[2] / "golden" / "federate
 @pytest.mark.parametrize("known", CONFIG["epsilons"], ids=lambda x: f"{x['noise']}-{x['rate']:.3g}-{x['rounds']}")
 def test_equals_dp_accounting(known: dict[str, float]) -> None:
     mechanism = Mechanism(known["noise"], known["rate"], int(known["rounds"]))
-    if known["rate"] != 0.5:  # dp-accounting leaves orders out there, for its series does not converge.
+    if known["rate"] != 0.5:  # there dp-accounting skips orders, because its series diverges
         assert renyi_epsilon(mechanism, CONFIG["delta"]) == pytest.approx(known["renyi"], abs=1e-3)
     assert loss_epsilon(mechanism, CONFIG["delta"]) == pytest.approx(known["loss"], abs=1e-3)
 

@@ -191,7 +191,7 @@ def test_sites_missed_in_warm_up_observe_rows_later() -> None:
     assert np.all(learner.model.low <= learner.model.high)
     assert np.all(learner.support.batches > 0)
     assert np.all(learner.model.error != 0)
-    # Four rounds of one site each, and four steps of looking at every site that the first two left out.
+    # Four rounds of one site each, and four observing steps at sites that the first two rounds missed.
     assert (steps > 0).all()
     assert steps.sum() in (16 + 4 * 4, 16 + 5 * 4)
 

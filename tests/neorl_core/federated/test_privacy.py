@@ -27,7 +27,7 @@ def test_clipping_keeps_direction_and_short_vectors() -> None:
     np.testing.assert_allclose(clip_change(tree, 1.0)["a"], [0.6, 0.0], atol=1e-7)
     assert clip_change(tree, 6.0)["b"] == 4.0
     assert clip_change(jax.tree.map(jnp.zeros_like, tree), 1.0)["a"].tolist() == [0.0, 0.0]
-    # What is no number would move a mean without bound.
+    # NaN and infinity would move a mean without bound.
     for odd in (jnp.nan, jnp.inf, -jnp.inf):
         assert clip_change(tree | {"b": jnp.asarray([[odd]])}, 1.0)["a"].tolist() == [0.0, 0.0]
 
@@ -43,7 +43,7 @@ def test_one_site_moves_private_mean_by_at_most_the_clip() -> None:
     rule = Rule(QUADRATIC, updates=1, batch_size=3, privacy=Privacy(clip=1.0, noise=0.0))
     learner = QUADRATIC.init(jax.random.key(0), SPEC, QuadraticConfig(lr=1.0))
     server = fresh_server(learner, FEDAVG)
-    # With a rate of 1 a step ends at the site's own optimum, the last of which is far away.
+    # At a rate of 1 a step ends at the site's optimum; the last one is far away.
     rows = quadratic_rows(np.ones((3, 2)), [[0.1, 0.0], [0.0, 0.2], [1e6, 1e6]])
     half = partial(site_round, rule, Offer(server.parameters, {}), fresh_site(fresh(learner), FEDAVG))
     replies = jax.vmap(lambda own: half(own)[1])(rows)

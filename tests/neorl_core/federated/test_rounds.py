@@ -24,7 +24,7 @@ from tests.neorl_core.federated.toys import DISCRETE, SPEC, linear_sites, togeth
 
 SGD = Recipe(method="sgd")
 ONE_MEAN = ("bc", "iql", "discrete_bc", "discrete_iql", "discrete_cql", "double_dqn")
-"""Algorithms whose update is one step along a mean over the batch, so that means of sites' steps are the pooled one."""
+"""Algorithms with one step along a batch mean per update, so the mean of site steps equals the pooled step."""
 
 
 def on_all(algorithm: Algorithm, rows: Transition) -> Algorithm:

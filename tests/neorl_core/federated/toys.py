@@ -35,7 +35,7 @@ class QuadraticConfig(NamedTuple):
 
 
 def quadratic_update(state: Quadratic, batches: Transition, key: jax.Array) -> tuple[Quadratic, dict[str, jax.Array]]:
-    """A gradient step of `mean a (w - b)^2 / 2`, whose a are observations and whose b are next ones."""
+    """A gradient step of `mean a (w - b)^2 / 2`, with a the observations and b the next observations."""
     a, b = batches.observation[0], batches.next_observation[0]
     gradient = jnp.mean(a * (state.weight - b), axis=0)
     loss = jnp.mean(a * (state.weight - b) ** 2) / 2
@@ -54,7 +54,7 @@ QUADRATIC = Algorithm(
 
 
 def quadratic_rows(a: Any, b: Any) -> Rows:
-    """Sites (S, 2) whose every row is the same, so that nothing depends on what is drawn."""
+    """Sites (S, 2) with identical rows, so that sampling does not matter."""
     a, b = (np.repeat(np.asarray(x, np.float32)[:, None], 3, axis=1) for x in (a, b))
     zeros = np.zeros(a.shape[:2], np.float32)
     rows = Transition(a, zeros[..., None], zeros, zeros, b, zeros)
@@ -66,7 +66,7 @@ def fresh(learner: Any, seed: int = 0) -> TrainState:
 
 
 def linear_sites(count: int, rows: int, seed: int = 0, discrete: bool = False) -> list[Transition]:
-    """Sites whose operators answer observations linearly, each a little differently, with other numbers of rows."""
+    """Sites with slightly different linear operators and numbers of rows."""
     rng = np.random.default_rng(seed)
     found = []
     for i in range(count):
@@ -83,6 +83,6 @@ def linear_sites(count: int, rows: int, seed: int = 0, discrete: bool = False) -
 
 
 def together(sites: list[Transition]) -> Transition:
-    """All sites' rows as one place would have them."""
+    """All rows of all sites together."""
     pooled: Any = [None if x[0] is None else np.concatenate(x) for x in zip(*sites, strict=True)]
     return Transition(*pooled)

@@ -30,7 +30,7 @@ from neorl_core.plants.linked import linked
 from neorl_core.plants.power_grid import LINKS, PLANT
 from neorl_core.types import AgentView, Constraint, PlantSpec, Space, Transition
 
-# Five agents in a row, each with a signal of its own and all with a clock.
+# Five agents in a row, each with its own signal and all with a clock.
 NAMES = tuple("abcde")
 VIEWS = tuple(AgentView(name, (0, 1 + i), (i,)) for i, name in enumerate(NAMES))
 CHAIN = tuple(pairwise(NAMES))
@@ -93,7 +93,7 @@ def test_only_agents_of_a_kind_share_weights() -> None:
     for kinds, count in (((0,) * 5, 1), (tuple(range(5)), 5), ((0, 1, 1, 1, 0), 2)):
         spec = _spec(kinds)
         assert actor_of(spec, 2)["graph"]["agents"]["acts_1"]["kernel"].shape == (count, 8, 1)
-        # Only who is of the kind whose weights move moves, when nothing is heard.
+        # Without messages, changed weights affect only agents of their kind.
         params = actor_of(spec, 2)
         x = jnp.asarray(np.random.default_rng(1).normal(size=10), jnp.float32).at[jnp.asarray(UP)].set(0.0)
         moved = jax.tree.map(lambda w: w.at[0].add(0.5), params["graph"]["agents"])
@@ -121,7 +121,7 @@ def test_policy_is_equivariant_to_agent_order() -> None:
     x[:, list(UP)] = np.random.default_rng(3).integers(0, 2, (20, 4))
     again = actor_apply({"graph": params["graph"] | {"layout": other}}, jnp.asarray(x))
     np.testing.assert_allclose(again, actor_apply(params, jnp.asarray(x)), atol=1e-6)
-    # Nor are they told apart by anything but what they see and their constants.
+    # Agents differ only by their observations and constants.
     assert layout.node_constants == tuple(tuple(row) for row in np.eye(5).tolist())
     same = layout._replace(node_constants=((1.0,) * 5,) * 5)
     alone = actor_apply({"graph": params["graph"] | {"layout": same}}, jnp.zeros(10).at[1:6].set(0.3))
@@ -134,7 +134,7 @@ def test_two_agents_by_hand() -> None:
     weights = jax.tree.map(jnp.ones_like, agents_init(jax.random.key(0), AgentNetwork(layout, 1, 1)))
     weights = {name: layer | {"bias": jnp.zeros_like(layer["bias"])} for name, layer in weights.items()}
     policy = {"graph": {"layout": layout, "agents": weights}}
-    # Each hears what the other sees: h = 2 + (2 + 3) and 3 + (3 + 2); cut, 2 + 2 and 3 + 3.
+    # Each receives the other's observation: h = 2 + (2 + 3) and 3 + (3 + 2); without the link, 2 + 2 and 3 + 3.
     for up, expected in ((1.0, (7.0, 8.0)), (0.0, (4.0, 6.0))):
         np.testing.assert_allclose(actor_apply(policy, jnp.asarray([2.0, 3.0, up])), np.tanh(expected), rtol=1e-6)
 
@@ -143,7 +143,7 @@ def _rows(count: int) -> Transition:
     rng = np.random.default_rng(0)
     seen = rng.uniform(-1, 1, (count + 1, 10)).astype(np.float32)
     seen[:, 6:] = rng.integers(0, 2, (count + 1, 4))
-    # Each is to do what its neighbour to the left sees, while it hears of it.
+    # Each agent should output its left neighbour's observation while linked.
     action = np.concatenate([seen[:-1, 1:2], seen[:-1, 1:5] * seen[:-1, 6:]], 1).astype(np.float32)
     zero = np.zeros(count, np.float32)
     return Transition(seen[:-1], action, action.sum(1), zero, seen[1:], zero)
@@ -211,7 +211,7 @@ def test_separate_agents_equal_the_joint_policy(grid_policy: Policy) -> None:
         for view in GRID.agents:
             joint[list(view.action)] = done[view.name][0]
         np.testing.assert_allclose(joint, policy_act(grid_policy, jnp.asarray(whole)), atol=1e-6)
-        # Before a message has come an agent acts as if its links were cut.
+        # Before the first message an agent acts as without links.
         cut = policy_act(grid_policy, jnp.asarray(whole).at[-links:].set(0.0))
         early, _ = act(members["solar_18"], seen["solar_18"])
         np.testing.assert_allclose(early, cut[np.asarray(GRID.agents[0].action)], atol=1e-6)

@@ -33,7 +33,7 @@ def gradient(module: Any, weights: Any, graph: Graph) -> Any:
 
     def loss(weights: Any) -> jax.Array:
         outputs = jax.tree.leaves(module.apply(weights, graph))
-        # Rows of what is not there may hold anything, and nobody reads them.
+        # Rows of masked nodes may contain anything.
         masks = (graph.node_mask, graph.edge_mask) if len(outputs) == 2 else (jnp.ones(1),)
         return sum(
             jnp.sum((x * mask[:, None] if x.ndim == 2 else x) ** 2) for x, mask in zip(outputs, masks, strict=True)
@@ -65,7 +65,7 @@ def test_networks_are_equivariant_to_node_order() -> None:
     graph, rng = drawn(9, 14), np.random.default_rng(1)
     nodes, edges = rng.permutation(9), rng.permutation(14)
     other = renumbered(graph, nodes, edges)
-    # What an edge joins is the same, and which of its ends is named first is as well.
+    # Edges join the same nodes, and the order of their ends does not matter.
     assert np.array_equal(nodes[other.senders], np.asarray(graph.senders)[edges])
     turned = other._replace(senders=other.receivers, receivers=other.senders)
     for again in (other, turned):
@@ -82,7 +82,7 @@ def test_padding_changes_nothing() -> None:
     graph = drawn(9, 14)
     larger = padded(graph)
     assert (larger.nodes.shape[0], larger.edges.shape[0]) == SIZE_CLASSES[0]
-    # Whatever stands in the padding.
+    # For any content of the padding.
     dirty = larger._replace(nodes=larger.nodes.at[9:].set(7.0), edges=larger.edges.at[14:].set(-7.0))
     for other in (larger, dirty):
         weights = ACTOR.init(jax.random.key(0), graph)
@@ -111,7 +111,7 @@ def test_removed_edges_carry_no_messages() -> None:
     assert np.abs(np.asarray(whole - of_nodes)).max() > 1e-3
     weights = CRITIC.init(jax.random.key(0), graph)
     close(CRITIC.apply(weights, removed), CRITIC.apply(weights, without))
-    # What is written on it reaches nobody, and no gradient comes back through it.
+    # Features of a removed edge have no effect and no gradient.
     told = jax.grad(lambda edges: jnp.sum(CRITIC.apply(weights, removed._replace(edges=edges))))(graph.edges)
     assert not np.any(told[5])
     assert np.any(told[4])

@@ -110,7 +110,7 @@ def test_policy_is_equivariant_to_bus_order() -> None:
         node_constants=((0.0, 0.0, 0.0, 1.0),),
         present=(5, 3, 4),
     )
-    # Nodes 0, 1, 2, 3 are 3, 2, 1, 0 there; edges (0, 1), (1, 2), (3, 2) are its second, third and first.
+    # There, nodes 0, 1, 2, 3 are 3, 2, 1, 0, and edges (0, 1), (1, 2), (3, 2) are second, third and first.
     np.testing.assert_allclose(actor_apply(params, x), actor_apply(with_layout(params, other), x), atol=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""What tests of estimates share."""
+"""Fixtures of the tests of estimates."""
 
 from __future__ import annotations
 

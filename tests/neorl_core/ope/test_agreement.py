@@ -47,10 +47,10 @@ RUNS_AWAY = rounds(99.0, supported=False)
 def test_interval_covers_all_guesses() -> None:
     found = estimate([[rounds(5.0), rounds(4.0)], [rounds(6.0), RUNS_AWAY]], models(4.5, 6.5))
     assert found.supported
-    # Worked by hand: means of the families are 4.5 and 6. Of evenly spread draws a fortieth lies beyond .95 on each
-    # side, and of a thousand windows next to nothing is to be widened. A guess that is not supported says nothing.
+    # By hand: the means of the families are 4.5 and 6. A fortieth of evenly spread draws lies beyond .95 on each side,
+    # and a thousand windows need almost no widening. Unsupported guesses do not count.
     assert found.value == pytest.approx(5.25)
-    # The models lie 2 apart, and so reach from 2.5 to 8.5, and as far beyond as other windows would have moved them.
+    # The models differ by 2, so they span 2.5 to 8.5, plus the sampling error of the windows.
     assert found.bounds(0.95) == pytest.approx((2.5 - 0.95, 8.5 + 0.95), abs=0.01)
     alone = estimate([[rounds(5.0), rounds(4.0)], [rounds(6.0), RUNS_AWAY]], models(5.0, 5.0))
     assert alone.bounds(0.95) == pytest.approx((4.0 - 0.95, 6.0 + 0.95), abs=0.01)
@@ -67,8 +67,8 @@ def test_differences_widen_by_unknown_rewards_of_both() -> None:
     one = estimate([[rounds(3.0)]] * 2, models(3.0, 3.0, below=2.0, above=0.5))
     other = estimate([[rounds(1.0)]] * 2, models(1.0, 1.0, below=4.0, above=0.25))
     assert one.bounds(0.95) == pytest.approx((3.0 - 2.0 - 0.95, 3.0 + 0.5 + 0.95), abs=0.01)
-    # The draws are of the same resamples, so that their difference is 2 in each; worked by hand: at worst the one loses
-    # 2 and the other gains .25, at best the one gains .5 and the other loses 4.
+    # Both share resamples, so their difference is 2 in each. By hand: at worst one loses 2 and the other gains .25, at
+    # best one gains .5 and the other loses 4.
     difference = one.less(other)
     assert difference.value == pytest.approx(2.0)
     assert difference.bounds(0.95) == pytest.approx((2.0 - 2.25, 2.0 + 4.5), abs=1e-6)
@@ -77,12 +77,12 @@ def test_differences_widen_by_unknown_rewards_of_both() -> None:
 def test_differences_use_guesses_supported_for_both() -> None:
     every = estimate([[rounds(5.0), rounds(9.0)], [rounds(6.0), rounds(6.0)]], models(5.0, 5.0))
     some = estimate([[rounds(4.0), RUNS_AWAY], [rounds(4.0), rounds(5.0)]], models(3.5, 3.5))
-    # Worked by hand: 5 - 4 of the networks; of the regressions the mean of 6 - 4 and 6 - 5.
+    # By hand: 5 - 4 for the networks; the mean of 6 - 4 and 6 - 5 for the regressions.
     difference = every.less(some)
     assert difference.value == pytest.approx((1.0 + 1.5) / 2)
     lower, upper = difference.bounds(0.95)
     assert (lower, upper) == pytest.approx((1.0, 2.0))
-    # Of the networks none is left on which both do: the models' own difference stands, within what they reach.
+    # No network guess is supported for both, so the difference of the models is used.
     others = estimate([[RUNS_AWAY, rounds(9.0)], [rounds(4.0), rounds(5.0)]], models(1.0, 2.0))
     beside = some.less(others)
     assert beside.value == pytest.approx(3.5 - 1.5)
@@ -108,17 +108,17 @@ def test_few_windows_widen_the_interval() -> None:
 
 
 def test_values_are_capped_by_logged_rewards() -> None:
-    # All rewards are costs: worked by hand, of draws from -1 to 1 about -.5 none counts that is above 0, and steps
-    # outside the logs, which may pay 2 more, cannot lift the upper end beyond it.
+    # All rewards are negative. By hand: draws from -1 to 1 about -.5 are capped at 0, and steps outside the logs, which
+    # may pay 2 more, cannot raise the upper end beyond it.
     costs = (-9.0, 0.0)
     found = estimate([[rounds(-0.5)]] * 2, models(-0.5, -0.5, above=2.0), allowed=costs)
     assert found.bounds(0.95) == pytest.approx((-0.5 - 0.95, 0.0), abs=0.01)
     above = estimate([[rounds(3.0)]] * 2, models(3.0, 3.0), allowed=costs)
     assert (above.value, *above.bounds(0.95)) == (0.0, 0.0, 0.0)
-    # Of two that are both cut at 0 it stays known which one is worth less.
+    # Capping both at 0 keeps their order.
     below = estimate([[rounds(2.0)]] * 2, models(2.0, 2.0), allowed=costs)
     assert below.less(above).bounds(0.95) == pytest.approx((-1.0, -1.0))
-    # A difference may be positive though no value is.
+    # A difference may be positive although no value is.
     worse = estimate([[rounds(-3.0)]] * 2, models(-3.0, -3.0), allowed=costs)
     better = estimate([[rounds(-0.5)]] * 2, models(-0.5, -0.5), allowed=costs).less(worse)
     assert (better.value, *better.bounds(0.95)) == pytest.approx((2.5, 2.5, 2.5))
@@ -126,8 +126,8 @@ def test_values_are_capped_by_logged_rewards() -> None:
 
 @pytest.mark.parametrize(("share", "reason"), [(0.99, ""), (1.01, WIDE)])
 def test_gain_with_wide_interval_is_unsupported(share: float, reason: str) -> None:
-    # The logged controller's value is known: the gain's draws reach one to both sides, 1.9 of it within 95 %, and 4
-    # below it where steps outside the logs pay as the worst do.
+    # The value of the logged controller is known: the draws of the gain span one to both sides (1.9 within 95 %), and
+    # 4 below if steps outside the logs pay the worst rewards.
     allowed = (0.0, 5.9 / WIDEST / share)
     policy = estimate([[rounds(4.0)]] * 2, models(4.0, 4.0, below=4.0), allowed=allowed)
     known = estimate([[rounds(4.0)._replace(draws=jnp.full((201, 2), 4.0))]] * 2, models(4.0, 4.0), allowed=allowed)
@@ -150,7 +150,7 @@ def test_first_reason_is_kept() -> None:
 
 def test_gain_with_equal_rewards_or_one_window() -> None:
     known = estimate([[rounds(4.0)._replace(draws=jnp.full((201, 2), 4.0))]] * 2, models(4.0, 4.0), allowed=(4.0, 4.0))
-    # The models round, by less than a millionth.
+    # Rounding of the models is below a millionth.
     rounded = known._replace(pessimistic=known.pessimistic - 1e-6, optimistic=known.optimistic + 1e-6)
     assert rounded.gain(known, 0.95).supported
     one = estimate([[rounds(4.0)]] * 2, models(4.0, 4.0), windows=1)

@@ -16,7 +16,7 @@ def test_a_policy_that_leaves_the_logs_is_not_supported() -> None:
         fqe.evaluate(logs, decisions, guessed(logs, decisions), KEY, 20, 0.99, 11)
         for decisions in (linear_decisions(logs, np.array([[0.0, 1.0]])), linear_decisions(logs))
     )
-    # A + B K then has an eigenvalue of 1.3, so that the quadratic cost grows without end.
+    # A + B K has an eigenvalue of 1.3, so the quadratic cost diverges.
     assert float(runaway.amplification) > 1e3
     assert not bool(runaway.supported)
     assert bool(near.supported)
@@ -26,7 +26,7 @@ def test_a_policy_that_leaves_the_logs_is_not_supported() -> None:
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("discount", [1.0, 0.8])
 def test_growing_controller_supports_its_own_value(discount: float) -> None:
-    # Source: the mean logged return. Of x' = 1.15 x the rounds grow by 1.15^2 each, and the logs show all of it.
+    # Source: the mean logged return. For x' = 1.15 x the rounds grow by 1.15^2 each, as the logs show.
     rng = np.random.default_rng(4)
     x, steps = 1.15 ** np.arange(13) * rng.normal(1.0, 0.1, (50, 1)), 12
     o, n = (part.reshape(-1, 1) for part in (x[:, :-1], x[:, 1:]))
@@ -44,10 +44,9 @@ def test_growing_controller_supports_its_own_value(discount: float) -> None:
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize(("share", "supported"), [(0.5, True), (0.1, False)])
 def test_amplification_equals_density_ratios(share: float, supported: bool) -> None:
-    # Worked by hand, discount 1. All of 20 episodes of two steps begin in A, where a share of them turns left to L and
-    # the others right to R. Whoever always turns left is at each step at a share / 2 of the rows, with a ratio of
-    # densities of 2 / share there: sqrt(2 / share) in the root mean square. The logs are at half of the rows at each
-    # step, with a ratio of 2.
+    # By hand, discount 1. All 20 episodes of two steps start in A, where a share turns left to L and the others right
+    # to R. A policy that always turns left visits share / 2 of the rows at each step, with a density ratio of 2 /
+    # share: sqrt(2 / share) in the root mean square. The logs visit half of the rows at each step, with a ratio of 2.
     left = np.arange(20) < 20 * share
     states = np.stack([np.zeros(20, int), np.where(left, 1, 2)], 1)
     turns = np.stack([left, np.zeros(20, bool)], 1).reshape(-1)
@@ -64,9 +63,9 @@ def test_amplification_equals_density_ratios(share: float, supported: bool) -> N
 
 @pytest.mark.usefixtures("double")
 def test_surviving_policies_amplify_errors() -> None:
-    # Worked by hand, discount 1. All of 20 episodes begin in A, where half turn left and end and half go right to R, in
-    # 30 rows. The logs are at two thirds of the rows first, with a ratio of densities of 1.5, then half of them at a
-    # third, with as much. Whoever always turns right is at a third of the rows at either step, with a ratio of 3.
+    # By hand, discount 1. All 20 episodes start in A, where half turn left and terminate and half go right to R, in 30
+    # rows. The logs visit two thirds of the rows first, with a density ratio of 1.5, then half of them visit a third,
+    # with the same ratio. A policy that always turns right visits a third of the rows at each step, with a ratio of 3.
     left = np.repeat([1.0, 0.0], 10)
     state = np.concatenate([np.zeros(10, int), np.tile([0, 1], 10)])
     following = np.concatenate([np.full(10, 2), np.tile([1, 2], 10)])
@@ -88,8 +87,8 @@ def test_surviving_policies_amplify_errors() -> None:
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize(("action", "supported"), [(1.0, True), (1.2, False)])
 def test_impossible_values_are_unsupported(action: float, supported: bool) -> None:
-    # Worked by hand: r = a of a between 0 and 1, one step. No logged reward is 1.2, and the ratio of densities that a
-    # linear feature takes a single action for has a root mean square of sqrt(1 + z^2), that of the logs of 1.
+    # By hand: r = a with a between 0 and 1, one step. No logged reward is 1.2. With a linear feature, the density ratio
+    # of a single action has a root mean square of sqrt(1 + z^2), and that of the logs 1.
     a = np.linspace(0.0, 1.0, 101)[:, None]
     logs = logs_of(np.zeros_like(a), a, a[:, 0], np.zeros_like(a), [1] * 101)
     decisions = fqe.Decisions(jnp.zeros((101, 1)), jnp.full((101, 1), action))

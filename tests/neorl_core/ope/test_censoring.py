@@ -15,11 +15,11 @@ HORIZON, DISCOUNT, TRIP = 20, 0.95, 0.06
 
 
 def test_windows_are_weighted_by_inverse_survival() -> None:
-    # Worked by hand: of four windows one is cut after its first step, so that 3/4 are not; one terminates with its
-    # second; of the two that are then at risk one is cut, so that 3/8 are not; the last survives.
+    # By hand: of four windows one is cut after the first step, which leaves 3/4 uncut; one terminates at the second; of
+    # the two at risk one is cut, which leaves 3/8; the last survives.
     lasts, ended = jnp.asarray([1, 2, 2, 3]), jnp.asarray([False, True, False, False])
     np.testing.assert_allclose(window_counts(lasts, ended, 3), [0.0, 4 / 3, 0.0, 8 / 3], rtol=1e-6)
-    # Source: Kaplan and Meier's survival of three at risk, of whom one terminates with the second step.
+    # Source: Kaplan-Meier survival of three at risk, one of which terminates at the second step.
     counts = window_counts(lasts, ended, 3)
     assert float(counts[3] / counts.sum()) == np.float32(2 / 3)
 
@@ -27,7 +27,7 @@ def test_windows_are_weighted_by_inverse_survival() -> None:
 def test_uncut_windows_have_equal_weights() -> None:
     ended = jnp.asarray([False, True, True, False, True])
     assert window_counts(jnp.asarray([3, 1, 2, 3, 3]), ended, 3).tolist() == [1.0] * 5
-    # Where all are cut there is nothing else to take a mean of.
+    # If all are cut, all have weight 1.
     assert window_counts(jnp.asarray([1, 2]), jnp.asarray([False, False]), 3).tolist() == [1.0] * 2
 
 
@@ -45,7 +45,7 @@ def test_logged_value_does_not_depend_on_cuts() -> None:
     returns = (1 - DISCOUNT**lasts) / (1 - DISCOUNT)
     whole = ended | (lasts >= HORIZON)
     error = 3 * returns.std() / np.sqrt(whole.sum())
-    # Of those that are whole alone too many tripped.
+    # Among complete windows alone, too many have terminated.
     assert returns[whole].mean() < true - 3 * error
 
     rows, starts = int(lasts.sum()), np.cumsum(lasts) - lasts
@@ -72,7 +72,7 @@ def test_models_and_fqe_weight_windows_alike() -> None:
     logs = fqe.LoggedSteps(*(jnp.asarray(x) for x in data[:6]), episode=episode, starts=jnp.asarray(starts))
     found = fqe.logged(logs, jax.random.key(0), HORIZON, DISCOUNT, 10)
     np.testing.assert_allclose(of_models.value, np.full(2, found.value[fqe.REWARD]), rtol=1e-5)
-    # Windows that count for several tell less than as many of them.
+    # Unequal weights reduce the effective number of windows.
     assert model_based.effective_windows(windows) < 0.95 * len(windows.reward)
     alike = windows._replace(counts=jnp.ones(len(windows.reward)))
     assert model_based.effective_windows(alike) == len(windows.reward)

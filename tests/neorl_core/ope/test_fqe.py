@@ -67,7 +67,7 @@ def test_table_value_equals_dynamic_programming(discount: float) -> None:
     end = rng.random((states, actions, copies)) < 0.1
     reward, cost = rng.normal(size=(2, states, actions))
     policy = rng.integers(0, actions, states)
-    # Each pair of state and action occurs `copies` times, so that frequencies are the probabilities themselves.
+    # Each state-action pair occurs `copies` times, so frequencies equal probabilities.
     s, a, c = (x.ravel() for x in np.indices((states, actions, copies)))
     following = targets[s, a, c]
     one_hot_s, one_hot_a = np.eye(states), np.eye(actions)
@@ -122,7 +122,7 @@ def linear_value(x: Floats, noise: float, gain: Floats = GAIN) -> Floats:
 
 @pytest.mark.usefixtures("double")
 def test_linear_value_equals_lyapunov_equation() -> None:
-    # Source: the discounted LQR's Lyapunov equation, solved by SciPy; without noise it holds along every path.
+    # Source: the discounted LQR's Lyapunov equation, solved by SciPy; without noise it is exact on every path.
     logs = linear_logs(0, 20, 10, noise=0.0)
     decisions = linear_decisions(logs)
     got = fqe.evaluate(logs, decisions, guessed(logs, decisions), KEY, LONG, DISCOUNT, 10, 0.0)
@@ -146,7 +146,7 @@ def test_intervals_have_nominal_coverage() -> None:
         return jnp.quantile(draws, jnp.array([0.05, 0.95]))
 
     lower, upper = jax.jit(jax.vmap(bounds))(stacked).T
-    # Within 3 standard errors of 90 % (.021 at 200 sets), less the usual few points that a percentile interval loses.
+    # Within 3 standard errors of 90 % (.021 at 200 sets), minus a few points that percentile intervals lose.
     assert 0.82 <= float(coverage(lower, upper, jnp.full(200, truth))) <= 0.96
 
 
@@ -214,7 +214,7 @@ def clocked_value(x: Floats, gain: float, discount: float) -> Floats:
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("discount", [0.9, 0.99])
 def test_value_with_a_clock_ends_with_it(discount: float) -> None:
-    # Source: the sum itself. The end of an episode is seen in its last row alone, which a time limit cuts.
+    # Source: the sum itself. Only the truncated last row shows the end of an episode.
     logs = clocked_logs(0, 40)
     decisions = fqe.Decisions(-0.3 * logs.next_observation[:, :1], -0.3 * logs.observation[logs.starts, :1])
     got = fqe.evaluate(logs, decisions, guessed(logs, decisions), KEY, CLOCK, discount, 10, 0.0)
@@ -225,7 +225,7 @@ def test_value_with_a_clock_ends_with_it(discount: float) -> None:
 
 @pytest.mark.usefixtures("double")
 def test_truncated_rows_are_evaluated() -> None:
-    # Source: worked by hand. Every episode is one step, from A to B or from B to A, cut by time: r = 1 and r = 3.
+    # Source: by hand. Every episode is one truncated step, from A to B (r = 1) or from B to A (r = 3).
     one_hot = np.eye(2)
     state = np.array([0, 1, 0, 1])
     zero = np.zeros((4, 1))
@@ -237,7 +237,7 @@ def test_truncated_rows_are_evaluated() -> None:
 
 
 def test_rewards_that_are_never_positive_allow_no_positive_value() -> None:
-    # Source: a sum of numbers that are not positive. A policy far from the logs, on features that cannot tell it.
+    # Source: a sum of non-positive numbers, for a policy far from the logs and features that do not show it.
     logs = linear_logs(1, 30, 20)
     for gain in (0.0, -1.0, 0.6, 1.0, 3.0):
         for sign in (1.0, -1.0):
@@ -262,14 +262,14 @@ def test_rows_without_successor_do_not_count() -> None:
 
 
 def test_logged_value_is_mean_of_complete_windows() -> None:
-    # Worked by hand, discount 1/2: (1, 2, 4) lasts three steps, (8, 16) terminates, (32,) is cut and does not count.
+    # By hand, discount 1/2: (1, 2, 4) has three steps, (8, 16) terminates, (32,) is cut and does not count.
     column, zero = np.zeros((6, 1)), np.zeros(6)
     reward, ends = np.array([1.0, 2, 4, 8, 16, 32]), np.array([0.0, 0, 0, 0, 1, 0])
     logs = logs_of(column, column, reward, column, [3, 2, 1], cost=zero + 1, terminated=ends)
     found = fqe.logged(logs, KEY, 3, 0.5, 400)
     np.testing.assert_allclose(found.value, [(3 + 16) / 2, (1.75 + 1.5) / 2])
     assert bool(found.supported)
-    # A resample has each of the two windows some times: these are the only means that it can come to.
+    # A resample contains each of the two windows some times: only these means are possible.
     times = np.stack([fqe.resample_weights(key, 3) for key in jax.random.split(KEY, 400)])[:, :2]
     some = times.sum(axis=1) > 0
     expected = times[some] @ [3.0, 16.0] / times[some].sum(axis=1)
@@ -279,7 +279,7 @@ def test_logged_value_is_mean_of_complete_windows() -> None:
 
 @pytest.mark.usefixtures("double")
 def test_correct_guess_is_found_in_any_unit() -> None:
-    # Source: the Lyapunov equation. Action and observation alone cannot express a quadratic value; a guess of it can.
+    # Source: the Lyapunov equation. Linear features cannot express a quadratic value, but its guess can.
     logs = linear_logs(0, 20, 10, noise=0.0)
     decisions = linear_decisions(logs)
 
@@ -314,8 +314,8 @@ def test_nothing_is_compiled_twice() -> None:
 
 
 def test_logged_actions_gain_nothing_over_fragments() -> None:
-    # Worked by hand: 20 episodes of 19 steps in windows of 10 and 9, reward -1 in an episode's first three steps alone,
-    # and no action matters. A fragment begins where nothing is to be lost.
+    # By hand: 20 episodes of 19 steps in windows of 10 and 9, reward -1 only in the first three steps of an episode,
+    # and actions have no effect. Fragments have zero return.
     clock = np.tile(np.arange(19.0), 20)
     logs = logs_of(
         (clock / 19)[:, None], np.zeros((380, 1)), -1.0 * (clock < 3), ((clock + 1) / 19)[:, None], [10, 9] * 20
@@ -325,20 +325,20 @@ def test_logged_actions_gain_nothing_over_fragments() -> None:
     guesses = fqe.Guesses(*(jnp.asarray(-x[:, None]) for x in (*known, known[0][np.asarray(logs.starts)])))
     found, logged = fqe.evaluate(logs, same, guesses, KEY, 10, 1.0, 50), fqe.logged(logs, KEY, 10, 1.0, 50)
     assert float(logged.value[0]) == pytest.approx(-3.0)
-    # A line in the clock errs by some hundredths; starts of fragments would make the difference 1.45.
+    # A line in the clock errs by some hundredths; with starts of fragments the difference would be 1.45.
     np.testing.assert_allclose(found.draws[:, 0], logged.draws[:, 0], atol=0.2)
 
 
 @pytest.mark.usefixtures("double")
 def test_logged_controller_and_policies_share_resamples() -> None:
-    # Where actions change nothing, a policy is worth what was logged in every resample: that depends on the start.
+    # If actions have no effect, a policy has the logged value in every resample, which depends on the start.
     rng = np.random.default_rng(6)
     start = np.repeat(rng.normal(size=60), 4)
     clock = np.tile(np.arange(4.0), 60)
     now, after = (np.stack([start, (clock + i) / 4], axis=1) for i in (0, 1))
     logs = logs_of(now, np.zeros((240, 1)), start, after, [4] * 60)
     nothing = fqe.Decisions(jnp.zeros((240, 1)), jnp.zeros((60, 1)))
-    # The value of t steps to go is linear in start and start x clock.
+    # The value with t steps to go is linear in start and start x clock.
     guesses = fqe.Guesses(*(jnp.asarray(x[:, :1] * x[:, 1:]) for x in (now, after, now[::4])))
     found, logged = fqe.evaluate(logs, nothing, guesses, KEY, 4, 0.9, 50), fqe.logged(logs, KEY, 4, 0.9, 50)
     assert float(logged.draws[:, 0].std()) > 0.1
@@ -346,7 +346,7 @@ def test_logged_controller_and_policies_share_resamples() -> None:
 
 
 def test_constant_guess_has_no_effect() -> None:
-    # 39.4994 in single precision: a mean of many has another last bit, which is no difference to be scaled up.
+    # 39.4994 in single precision: the last bit of a large mean is rounding, not a difference.
     logs = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.float64 else x, linear_logs(2, 30, 20))
     decisions = linear_decisions(logs)
     constant, none = (
@@ -361,7 +361,7 @@ def test_constant_guess_has_no_effect() -> None:
 
 @pytest.mark.slow
 def test_official_data_does_not_support_unlogged_actions(dmsd_train: Path) -> None:
-    # Source: NeoRL-2's data. Doing nothing was never logged away from rest.
+    # Source: NeoRL-2's data, in which idling occurs only at rest.
     with np.load(dmsd_train, allow_pickle=False) as data:
         o, a, r, n = (data[key][:20_000] for key in ("obs", "action", "reward", "next_obs"))
     centre, spread = o.mean(axis=0), o.std(axis=0)

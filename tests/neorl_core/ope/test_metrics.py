@@ -16,7 +16,7 @@ def test_metrics() -> None:
     np.testing.assert_allclose(
         rank_correlation(jnp.asarray(estimate), jnp.asarray(truth)), spearmanr(estimate, truth)[0], atol=1e-6
     )
-    # Worked by hand: the two best-looking policies are worth 1 and 3, the best of all 5.
+    # By hand: the two top-ranked policies have values 1 and 3, the best has 5.
     estimate, truth = jnp.asarray([4.0, 3.0, 2.0, 1.0]), jnp.asarray([1.0, 3.0, 5.0, 0.0])
     assert float(regret_at_k(estimate, truth, 1)) == 4
     assert float(regret_at_k(estimate, truth, 2)) == 2

@@ -90,7 +90,7 @@ def true_value(gain: float, logs: Logged) -> float:
 
 @pytest.mark.slow
 def test_logged_actions_give_the_logged_return() -> None:
-    # Source: the logged rewards themselves. The networks are untrained, and set points and disturbances no model knows.
+    # Source: the logged rewards. The networks are untrained, and no model knows set points and disturbances.
     logs = played(-0.5, *world(2))
     found, rows = learned(logs.data, 0)
     expected = np.asarray(logs.data.reward).reshape(EPISODES, HORIZON) @ DISCOUNT ** np.arange(HORIZON)
@@ -115,7 +115,7 @@ def test_other_controllers_have_their_true_value(
 
 
 def test_action_values_equal_step_by_step_rollouts() -> None:
-    # Source: the same sum, one step after the other in Python. The networks are untrained, and some steps terminate.
+    # Source: the same sum in a Python loop. The networks are untrained, and some steps terminate.
     logs = played(-0.5, *world(2))
     ends = jnp.zeros_like(logs.data.terminated).at[HORIZON - 1].set(1.0)
     found, _ = learned(logs.data._replace(terminated=ends), 0)
@@ -139,7 +139,7 @@ def test_action_values_equal_step_by_step_rollouts() -> None:
                     weight *= DISCOUNT * (1.0 - float(jax.nn.sigmoid(logit)))
                     x, u = after, jnp.tanh(0.7 * (after[:1] - after[1:]))
                 assert float(got[number, row, family]) == pytest.approx(total, rel=1e-4)
-    # More rows than are rolled out at once, and some that fill no batch: each is what it is alone.
+    # More rows than one batch, and an incomplete batch: each row gives the result it gives alone.
     many = ROWS_AT_ONCE + 5
     rows = jnp.arange(many) % 5
     every = action_values(found, NORMALISER, acting, s[rows], a[rows], 2, steps, DISCOUNT)
@@ -151,7 +151,7 @@ def test_leaving_the_logged_states_is_detected(exploring: tuple[LearnedModel, Wi
     found, rows, _ = exploring
     away = value(found, rows, 3.0)
     assert away.outside > 0.5
-    # No reward is beyond the logged ones, so that no return is beyond their sum.
+    # Rewards are clipped to the logged range, which bounds the return.
     least, most = float(jnp.min(rows.reward)), float(jnp.max(rows.reward))
     steps = (1 - DISCOUNT**HORIZON) / (1 - DISCOUNT)
     assert np.all(away.value <= most * steps + 1e-3)
@@ -165,10 +165,10 @@ def test_outside_steps_pay_worst_to_best_rewards() -> None:
     anywhere = ranges.Ranges(jnp.full(2, -jnp.inf), jnp.full(2, jnp.inf))
     nowhere = value(found._replace(radius=jnp.float32(jnp.inf), ranges=anywhere), rows, 0.2)
     assert (nowhere.outside, nowhere.below, nowhere.above) == (0, 0, 0)
-    # A regression that failed says of no step that it is inside.
+    # A failed regression (NaN) counts every step as outside.
     assert value(found._replace(radius=jnp.float32(jnp.nan)), rows, 0.2).outside == 1
-    # Where every step is outside nothing is known but the range of the logged rewards: the value is one of them at all
-    # steps. In one window the policy loses or gains nothing by it where its rewards are beyond that range.
+    # If every step is outside, only the range of the logged rewards is known: all steps pay one end of it. Rewards
+    # beyond that range do not change.
     every = value(found._replace(radius=jnp.float32(-1)), rows, -0.5)
     worst, best = np.quantile(rows.reward, [1 - ranges.INSIDE, ranges.INSIDE])
     logged = np.asarray(rows.reward, np.float64)
@@ -180,12 +180,12 @@ def test_outside_steps_pay_worst_to_best_rewards() -> None:
 
 
 def test_replay_stays_outside_after_leaving() -> None:
-    # Source: the same replays, step by step in Python. No leverage is outside, and the networks are untrained.
+    # Source: the same replays in a Python loop. No leverage is outside, and the networks are untrained.
     logs = played(-0.5, *world(6))
     found, rows = learned(logs.data, 0)
     every = np.concatenate([logs.data.observation, logs.data.next_observation])
     low, high = every.min(axis=0), every.max(axis=0)
-    # Of forty alike episodes none leaves the others' range by a fifth.
+    # None of forty similar episodes exceeds the range of the others by a fifth.
     margin = ranges.WIDENED * (high - low)
     np.testing.assert_allclose(found.ranges, (low - margin, high + margin), rtol=1e-5)
     found = found._replace(radius=jnp.float32(jnp.inf))
@@ -210,8 +210,8 @@ def test_replay_stays_outside_after_leaving() -> None:
 
 
 def test_ranges_cover_other_episodes_and_ignore_constants() -> None:
-    # Worked by hand: five episodes of one step, which is one fold each. The last one reaches 1.8 where the others lie
-    # between 0 and 1, so that it takes .8 of their range to hold 99 % of the steps; without it in the weights .2 do.
+    # By hand: five episodes of one step, one per fold. The last one reaches 1.8 and the others lie between 0 and 1, so
+    # covering 99 % of the steps needs .8 of their range; with zero weight on the last one, .2.
     at = jnp.float32([[0.0], [1.0], [0.5], [0.2], [1.8]])
     every = jnp.concatenate([at, jnp.full_like(at, 7.0)], axis=1)
     asked = (every, every, jnp.arange(5), 5)
@@ -219,11 +219,11 @@ def test_ranges_cover_other_episodes_and_ignore_constants() -> None:
     np.testing.assert_allclose(found, ([-0.8 * 1.8, -np.inf], [1.8 + 0.8 * 1.8, np.inf]), rtol=1e-5)
     found = ranges.ranges(*asked, jnp.float32([1, 1, 1, 1, 0]))
     np.testing.assert_allclose(found.low[0], -0.2 * 1.8, rtol=1e-5)
-    # What hardly moves may move by a fifth of a deviation.
+    # A nearly constant observation may vary by a fifth of a standard deviation.
     hardly = every.at[:, 1].set(0.01 * at[:, 0])
     found = ranges.ranges(hardly, hardly, jnp.arange(5), 5, jnp.float32([1, 1, 1, 1, 0]))
     np.testing.assert_allclose([found.low[1], found.high[1]], [-0.2, 0.018 + 0.2], rtol=1e-5)
-    # Of a single episode nothing can be left out, and a next observation that is not known says nothing.
+    # With one episode nothing is held out, and unknown next observations are ignored.
     unknown = every.at[2].set(jnp.nan)
     found = ranges.ranges(every, unknown, jnp.zeros(5, jnp.int32), 1, jnp.ones(5))
     np.testing.assert_allclose(found.high[0], 1.2 * 1.8, rtol=1e-5)
@@ -233,7 +233,7 @@ def test_ranges_cover_other_episodes_and_ignore_constants() -> None:
 def test_outside_share_is_discounted(
     exploring: tuple[LearnedModel, Windows, Logged],
 ) -> None:
-    # Who leaves the logs slowly is outside at the end of a window, which a strong discount weighs little.
+    # A slow exit puts the end of a window outside, which a strong discount weights little.
     found, rows, _ = exploring
     shares = [
         float(model_based.evaluate(found, NORMALISER, policy(0.3), rows, discount).outside) for discount in (1.0, 0.5)
@@ -243,8 +243,8 @@ def test_outside_share_is_discounted(
 
 
 def test_first_steps_of_long_episodes_are_inside() -> None:
-    # z' = .5 z + u + noise from starts of +-8: four steps in four hundred are far from all others, and nine tenths of
-    # what counts. A radius that is a quantile of the steps as they are many leaves them outside.
+    # z' = .5 z + u + noise from starts of +-8: four of four hundred steps are far from all others and have nine tenths
+    # of the discounted weight. An unweighted quantile as radius would put them outside.
     episodes, horizon, discount = 8, 400, 0.5
     rng = np.random.default_rng(4)
     z, rows = 8 * rng.choice([-1.0, 1.0], episodes) + rng.normal(size=episodes), []
@@ -282,12 +282,12 @@ def test_windows_are_cut_at_their_ends() -> None:
     data = Transition(column[:, None], column[:, None], column, column, column[:, None] + 1, 0 * column)
     rows = model_based.stack_windows(data, np.array([0, 3]), 1, 10)
     assert rows.logged.tolist() == [[True, True, True], [True, True, False]]
-    # Worked by hand: 0 + 1/2 + 2/4, and 3 + 4/2.
+    # By hand: 0 + 1/2 + 2/4, and 3 + 4/2.
     assert model_based.logged_returns(rows, 0.5).tolist() == [1.0, 5.0]
 
 
 def test_terminated_windows_continue_with_longer_ones() -> None:
-    # Worked by hand: windows of rows 0, 1-2, 3-6 and 7-8; the first two terminated, the last was cut by time.
+    # By hand: windows of rows 0, 1-2, 3-6 and 7-8; the first two terminated, the last was truncated.
     column, terminated = np.arange(9.0, dtype=np.float32), np.float32([1, 0, 1, 0, 0, 0, 0, 0, 0])
     data = Transition(column[:, None], column[:, None], column, column, column[:, None] + 1, terminated)
     rows = model_based.stack_windows(data, np.array([0, 1, 3, 7]), 1, 10)
@@ -298,12 +298,12 @@ def test_terminated_windows_continue_with_longer_ones() -> None:
 
 
 def test_fragments_are_excluded() -> None:
-    # Worked by hand: of the windows above the last, two steps of four, was cut by time; the first two terminated.
+    # By hand: the last window above, two of four steps, was truncated; the first two terminated.
     column, terminated = np.arange(9.0, dtype=np.float32), np.float32([1, 0, 1, 0, 0, 0, 0, 0, 0])
     data = Transition(column[:, None], column[:, None], column, column, column[:, None] + 1, terminated)
     rows = model_based.complete_windows(model_based.stack_windows(data, np.array([0, 1, 3, 7]), 1, 4), 4)
     assert rows.logged.sum(axis=1).tolist() == [1, 2, 4]
-    # Rewards of 1 for four steps, undiscounted, are worth 4 however many fragments there are.
+    # Undiscounted rewards of 1 for four steps give 4 for any number of fragments.
     data = data._replace(reward=np.ones(9, np.float32), terminated=np.zeros(9, np.float32))
     rows = model_based.complete_windows(model_based.stack_windows(data, np.array([0, 4, 5, 6]), 1, 4), 4)
     assert float(model_based.logged_value(rows, 1.0).value.mean()) == 4.0
@@ -339,7 +339,7 @@ def crossed(
     """Value of a = tanh(gain z + bias) from such logs, and the return of each logged episode."""
     logs, lengths = crossing(blend)
     if lost:
-        # As readers do where a file has no next observations: after a termination the row's own stands in.
+        # As readers do for files without next observations: a terminated row repeats its own observation.
         ended = (logs.data.terminated > 0)[:, None]
         after = jnp.where(ended, logs.data.observation, logs.data.next_observation)
         logs = logs._replace(data=logs.data._replace(next_observation=after))
@@ -352,7 +352,7 @@ def crossed(
 
 @pytest.mark.slow
 def test_logged_actions_give_the_logged_return_with_termination() -> None:
-    # Source: the number of steps, discounted. The networks are untrained: none of them knows when an episode ends.
+    # Source: the discounted number of steps. The networks are untrained and do not predict termination.
     for lost in (False, True):
         same, returns = crossed(0.0, 0, 0.0, 0.1, lost=lost)
         np.testing.assert_allclose(same.value, returns.mean(), rtol=1e-4)
@@ -365,8 +365,8 @@ def test_unknown_last_steps_do_not_train_dynamics() -> None:
     after = jnp.where(ended[:, None], logs.data.observation, logs.data.next_observation)
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
     found, _ = fitted(logs.data._replace(next_observation=after), starts, 400)
-    # Source: a step is as long as its action on average. Steps that end are longer than those from the same place that
-    # do not, so that a model that has not seen them expects less; one that takes them for rests, next to nothing.
+    # Source: the mean change of a step is its action. Terminating steps are longer than others from the same state, so
+    # a model without them predicts less, and a model that takes them for standstill predicts almost nothing.
     member = model_based.Member(found.model.members[0], found.ridge.coefficients[0])
     s, a = logs.data.observation[ended], logs.data.action[ended]
     for regressed in (False, True):
@@ -378,15 +378,15 @@ def test_unknown_last_steps_do_not_train_dynamics() -> None:
 
 @pytest.mark.slow
 def test_survivors_continue_from_the_predicted_state() -> None:
-    # Source: the same logs with their last observations. Taken for a rest, the last step throws a replay back by its
-    # whole length, past where episodes end, and each family's value is wrong by .8 and more.
+    # Source: the same logs with their last observations. Taken for standstill, the last step would move a replay back
+    # by its whole length, and the value of each family would be wrong by at least .8.
     told, lost = (crossed(0.5, 400, 0.0, 0.2, lost=lost)[0] for lost in (False, True))
     np.testing.assert_allclose(lost.value, told.value, atol=0.6)
 
 
 @pytest.mark.slow
 def test_surviving_policy_has_the_full_horizon() -> None:
-    # Source: a step is worth 1, and who draws back by the whole of z crosses 1 in no episode: the sum of discounts.
+    # Source: the sum of discounts, because the reward is 1 and a controller with gain -1 never crosses 1.
     safe, returns = crossed(0.5, 400, -1.0, 0.0)
     whole = (1 - DISCOUNT**HORIZON) / (1 - DISCOUNT)
     assert returns.mean() < 0.9 * whole
@@ -394,7 +394,7 @@ def test_surviving_policy_has_the_full_horizon() -> None:
 
 
 def test_few_windows_widen_intervals() -> None:
-    # Source: Student's quantile 2.262 at nine degrees of freedom, the normal one 1.960: 2.262 / 1.960 sqrt(10 / 9).
+    # Source: quantiles 2.262 (Student, nine degrees of freedom) and 1.960 (normal): 2.262 / 1.960 sqrt(10 / 9).
     assert model_based.spread(10) == pytest.approx(1.2166, rel=1e-3)
     assert model_based.spread(100_000) == pytest.approx(1.0, rel=1e-4)
     assert np.isnan(model_based.spread(1))

@@ -20,7 +20,7 @@ def test_ridge_equals_numpy_and_leverage_grows() -> None:
     np.testing.assert_allclose(ridge.leverage(found, jnp.asarray(x)), expected, rtol=0.02)
     far = ridge.leverage(found, jnp.asarray(4 * x))
     assert float(jnp.median(far)) > 3 * float(np.median(expected))
-    # A change that is not known teaches nothing, and its step is as near to the logs as any.
+    # An unknown change does not train the coefficients, but its step counts for the leverage.
     odd, few = change.copy(), known.at[:7].set(False)
     odd[:7] = 1e3
     without = [
@@ -33,7 +33,7 @@ def test_ridge_equals_numpy_and_leverage_grows() -> None:
 
 def test_held_out_leverage_excludes_the_fold() -> None:
     rng = np.random.default_rng(0)
-    # Each episode has a constant of its own, which no other episode tells of.
+    # Each episode has its own constant, which the other episodes do not show.
     episode = np.repeat(np.arange(10), 50)
     x = np.concatenate([rng.normal(size=(500, 2)), rng.normal(size=(10, 1))[episode]], axis=1).astype(np.float32)
     found = ridge.fit(

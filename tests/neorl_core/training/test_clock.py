@@ -42,13 +42,13 @@ def test_last_clock_step_terminates() -> None:
     _, prepared = prepare(log, SPEC)
     expected = np.tile(np.arange(STEPS) == STEPS - 1, EPISODES)
     np.testing.assert_array_equal(prepared.terminated, expected)
-    # What ends is worth nothing: rewards keep their zero, which a mean taken off would move.
+    # A terminated episode has value 0, so rewards must not be centred.
     np.testing.assert_allclose(prepared.reward, log.reward / log.reward.std(), rtol=1e-5)
-    # Neither the order of rows nor what lies beside them counts, so that blocks and sites agree.
+    # The result does not depend on the order of rows, so blocks and sites agree.
     order = np.random.default_rng(1).permutation(len(expected))
     _, shuffled = prepare(jax.tree.map(lambda x: x[order], log), SPEC)
     np.testing.assert_array_equal(shuffled.terminated, expected[order])
-    # Earlier values follow the present ones, and the clock is a present one.
+    # The clock is read from the current observation, not from the history.
     stacked = SPEC._replace(
         observation=Space(("period", "saved", "saved_1"), ("1",) * 3, (0.0,) * 3, (STEPS, 1.0, 1.0)),
         history=History((0, 1), (0,)),
@@ -58,7 +58,7 @@ def test_last_clock_step_terminates() -> None:
         next_observation=np.column_stack([log.next_observation, log.observation[:, 1]]),
     )
     np.testing.assert_array_equal(prepare(wide, stacked)[1].terminated, expected)
-    # Without a clock a time limit is no end of the task.
+    # Without a clock, a time limit does not terminate.
     assert not np.asarray(prepare(log, SPEC._replace(clock=None))[1].terminated).any()
 
 
@@ -77,8 +77,8 @@ def test_policy_saves_nothing_beyond_the_end(algorithm: str, updates: int, overr
     for spec in (SPEC, SPEC._replace(clock=None)):
         learned = fit(log, spec, algorithm, updates=updates, overrides=overrides, seeds=[0])
         saved[spec.clock is None] = np.asarray(policy_act(learned.policies[0], ends))[:, 0]
-    # By hand: a unit saved pays 1 net in every period but the last, where it is lost. Of the last but one a learned
-    # model is not sure that it is none.
+    # By hand: a unit saved pays 1 net in every period but the last, where it is lost. A learned model is unsure about
+    # the last but one.
     assert saved[False][:-2].min() > 0.6, saved
     assert saved[False][-1] < 0.4, saved
     assert saved[True][-1] > saved[False][-1] + 0.2, saved

@@ -120,7 +120,7 @@ def test_reported_states_can_be_resumed() -> None:
     whole = fit(logged(), SPEC, report=report, **settings)
     assert told == [(0, 60), (20, 60), (40, 60), (60, 60)]
     for state in states:
-        # As it would come back from a file.
+        # As loaded from a file.
         kept = jax.tree.map(np.asarray, state)
         resumed = fit(logged(), SPEC, resume=lambda fresh, kept=kept: kept, **settings)
         assert bits(resumed.policies) == bits(whole.policies)
@@ -131,7 +131,7 @@ def test_reported_states_can_be_resumed() -> None:
 
 def test_robust_clone_acts_as_one_controller() -> None:
     rng = np.random.default_rng(0)
-    law = np.float32([-1.0, 5.0, 5.5])  # what each of three controllers does, whatever the state
+    law = np.float32([-1.0, 5.0, 5.5])  # constant actions of three controllers
     log = logged(300)._replace(action=rng.permutation(np.repeat(law, 100))[:, None])
 
     def action(huber: float) -> float:
@@ -144,7 +144,7 @@ def test_robust_clone_acts_as_one_controller() -> None:
     assert action(0.05) == pytest.approx(5.0, abs=0.3)
 
 
-# Those whose updates take one batch, two and four; test_population.py takes every algorithm through the loop.
+# One, two and four batches per update; test_population.py trains every algorithm.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bc", "td3_bc", "mopo"])
 def test_algorithms_are_trained_by_one_call(name: str) -> None:
@@ -161,7 +161,7 @@ def test_algorithms_are_trained_by_one_call(name: str) -> None:
 def test_grid_members_are_distinct() -> None:
     found = fit(logged(), SPEC, GROWTH, updates=20, seeds=[3], grid={"rate": [1.0, 10.0]}, batch_size=16)
     assert [member.hyperparameters for member in found.members] == [{"rate": 1.0}, {"rate": 10.0}]
-    # Ten updates, each on two batches: 1e10 is beyond what metrics of prepared data may reach.
+    # Ten updates on two batches each: 1e10 exceeds the limit of metrics.
     assert found.sound.tolist() == [True, False]
     first, second = str(found).splitlines()[1:]
     assert first.startswith("  seed 3, rate 1: size ")

@@ -79,7 +79,7 @@ def test_presets_are_adam_and_clipped_adam() -> None:
 
 
 def test_each_network_of_an_ensemble_is_clipped_by_itself() -> None:
-    # Worked by hand: lengths 5 and 0.5, clipped to 1; together they would both be shrunk by a fifth.
+    # By hand: norms 5 and 0.5, clipped to 1; clipped together, both would shrink to a fifth.
     ensemble = ({"kernel": jnp.array([3.0, 4.0])}, {"kernel": jnp.array([0.3, 0.4])})
     nothing = jax.tree.map(jnp.zeros_like, ensemble)
     recipe = Recipe(method="sgd", clip=1.0)
@@ -100,7 +100,7 @@ def test_sgd_subtracts_the_gradient_and_clipping_bounds_its_length() -> None:
     [
         (Recipe(schedule="cosine", steps=8), optax.cosine_decay_schedule(1.0, 8)),
         (Recipe(schedule="linear", steps=8), optax.linear_schedule(1.0, 0.0, 8)),
-        # optax's warm-up begins at zero; ours begins with a first step above it.
+        # optax's warm-up starts at zero; ours starts above zero.
         (
             Recipe(schedule="cosine", warmup=3, steps=8),
             optax.join_schedules([optax.linear_schedule(1 / 3, 4 / 3, 3), optax.cosine_decay_schedule(1.0, 5)], [3]),

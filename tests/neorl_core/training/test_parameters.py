@@ -39,7 +39,7 @@ def test_only_weights_are_shared(name: str) -> None:
     changed = sum(bool(jnp.any(x != y)) for x, y in zip(jax.tree.leaves(moved), jax.tree.leaves(state), strict=True))
     assert changed == len(found)
     assert size(found) == sum(x.size for x in jax.tree.leaves(found))
-    # What ships is made of what is shared.
+    # The shipped policy uses shared weights only.
     assert all(jnp.any(x != y) for x, y in zip(*map(actor_of(algorithm), (moved, state)), strict=True))
 
 

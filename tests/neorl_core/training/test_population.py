@@ -104,7 +104,7 @@ def test_rows_are_sampled_uniformly_at_every_step() -> None:
     drawn = np.asarray(population.learner.drawn)
     assert drawn.sum(axis=1).tolist() == [6400, 6400]
     assert np.asarray(population.step).tolist() == [400, 400]
-    # A uniform draw passes a chi-square test; a seed is fixed, so this cannot flicker.
+    # Uniform samples pass a chi-square test; the seed is fixed.
     assert stats.chisquare(drawn[0]).pvalue > 0.01
     assert not np.array_equal(drawn[0], drawn[1])
     # Two batches of 16 out of 128 share 1 - (1 - 1/128)^16 = 11.8 % of their rows when drawn apart, all when not.
@@ -148,7 +148,7 @@ def killed_at_random(
     raise AssertionError("the last run is not killed")
 
 
-# The default and the algorithm that the demonstrations train stay in the short suite, the others take minutes.
+# The default algorithm and that of the demonstrations run in the short suite; the others take minutes.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(x, marks=[] if x == "td3_bc" else pytest.mark.slow) for x in sorted(ALGORITHMS)]

@@ -52,7 +52,7 @@ def test_models_do_not_depend_on_reward_units(unit: float) -> None:
 def test_linear_laws_do_not_depend_on_units(unit: float) -> None:
     bounds = np.asarray(SPEC.action.low), np.asarray(SPEC.action.high)
     first, second = (fit_linear_law(x.observation, x.action, *bounds) for x in (logged(), logged(unit)))
-    # What never moves has no weight, whose bits would be of rounding alone.
+    # Constant observations get no weight, because their bits would be rounding only.
     np.testing.assert_allclose(second.weights[1:] * unit, first.weights[1:], rtol=1e-4)
     assert float(np.abs(first.weights[1:]).max()) > 1e-3
 

@@ -24,7 +24,7 @@ from tests.servers import free_port
 
 SETTINGS: dict[str, Any] = {"updates": 8, "overrides": {"hidden": [8]}, "batch_size": 16, "chunk": 4}
 TOLERANCE = 1e-5
-"""What sums in another order may make of 8 updates of an actor whose weights are of order one."""
+"""Tolerance for another order of summation over 8 updates, with weights of order one."""
 
 PREAMBLE = """
 import json, sys
@@ -49,7 +49,7 @@ np.testing.assert_allclose(numbers(four), numbers(one), rtol=TOLERANCE, atol=TOL
 fresh = placed(mesh, init_population(BC, SPEC, BC.Config(hidden=(8,)), members([0, 1], {})))
 data = replicated(mesh, prepare(logged(), SPEC)[1])
 program = make_train_chunk(split(BC, mesh), 4, 1, 16).lower(fresh, data).compile().as_text()
-# Each device sees half of the batch of one member, and gradients are summed over a member's devices.
+# Each device has half of the batch of one member; gradients are summed over the devices of a member.
 assert "all-reduce" in program
 assert "f32[1,8,2]" in program or "f32[8,2]" in program
 assert "16,2]" not in program, "a whole batch on one device"
@@ -60,7 +60,7 @@ TWO = """
 jax.distributed.initialize(sys.argv[1], num_processes=2, process_id=int(sys.argv[2]))
 devices = jax.devices()
 assert jax.process_count() == 2 and len(devices) == 4
-# Each member on both processes, so that members are gathered and gradients summed across them.
+# Each member uses both processes, so members are gathered and gradients summed across processes.
 mesh = mesh_of(2, 16, devices[::2] + devices[1::2])
 print(json.dumps(numbers(fit(logged(), SPEC, "bc", seeds=[0, 1], mesh=mesh, **SETTINGS)).tolist()))
 """
@@ -118,7 +118,7 @@ def test_mixed_precision_uses_bf16_products() -> None:
     assert len(plain) == len(reduced) > 10
     assert not any("precision_type" in line for line in plain)
     assert all(asked in line and line.count("xf32>") == 3 for line in reduced)
-    assert mixed_precision(algorithm) is mixed_precision(algorithm), "or every call would compile anew"
+    assert mixed_precision(algorithm) is mixed_precision(algorithm), "every call would compile again"
 
 
 def test_indivisible_batches_are_rejected() -> None:

@@ -82,13 +82,13 @@ def test_unknown_successor_trains_no_dynamics() -> None:
         row = jax.tree.map(lambda x: x[0], batch_of(np.random.default_rng(2), 6))
         ended = row._replace(terminated=jnp.ones(()))
         mean, log_deviation = dynamics.transition(member, row.observation, row.action)
-        # Source: what is left of the likelihood of a step that went where it was expected, less that of going there.
+        # Source: the likelihood of a step to the predicted state, without the dynamics term.
         expected = numpy_loss(member, ended._replace(next_observation=mean)) - float(np.sum(log_deviation))
         stands_in = ended._replace(next_observation=row.observation)
         assert float(dynamics.loss(member, stands_in)) == pytest.approx(expected, rel=1e-9)
         moved = jax.grad(dynamics.loss)(member, stands_in)["dynamics"]
         np.testing.assert_array_equal(np.concatenate([np.ravel(x) for x in leaves(moved)]), 0.0)
-        # A plant that truly stands still says so without an end.
+        # A true standstill is not terminated.
         resting = row._replace(next_observation=row.observation, terminated=jnp.zeros(()))
         assert float(dynamics.loss(member, resting)) == pytest.approx(numpy_loss(member, resting), rel=1e-9)
 
@@ -104,7 +104,7 @@ def test_an_error_beyond_three_deviations_counts_linearly(error: float, expected
 def learned() -> Model:
     steps = 2000
     model = dynamics.init(jax.random.key(1), 2, 1, (8,), 2, Recipe(schedule="cosine", steps=steps))
-    # One step in fifty moves the first state to 3, as an operator would a set point.
+    # One step in fifty moves the first state to 3, like a set-point change by an operator.
     return dynamics.train(model, jax.random.key(2), linear_log(20_000, jumps=0.02), jnp.int32(0), steps)[0]
 
 
@@ -118,7 +118,7 @@ def test_linear_system_is_recovered_despite_jumps(learned: Model) -> None:
         slope = jax.vmap(jax.jacobian(lambda x, m=member: dynamics.transition(m, x[:2], x[2:])[0]))
         found = jnp.mean(slope(jnp.concatenate([log.observation, log.action], axis=1)), axis=0)
         np.testing.assert_allclose(found, np.hstack([A, B]), atol=0.02)
-        # Least squares would be off by the jumps: their pull alone is 0.02 (3 - mean).
+        # Least squares would be biased by the jumps: their pull is 0.02 (3 - mean).
         deviation = np.exp(np.mean(log_deviation, axis=0))
         # The likelihood of a deviation d is flat where 0.98 (0.05 / d)^2 + 0.02 * 3 * 3 / d = 1. Least squares: 0.42.
         assert deviation[0] == pytest.approx(0.09 + np.sqrt(0.09**2 + 0.98 * NOISE[0] ** 2), rel=0.1)
@@ -144,7 +144,7 @@ def test_a_tenth_is_held_out_of_any_batch(learned: Model) -> None:
     chosen = np.random.default_rng(3).permutation(20_000)[:500]
     again = dynamics.held_out(jax.tree.map(lambda x: x[chosen], log))
     assert np.mean(np.asarray(again) == apart[chosen]) > 0.99, "last bits of a product may move a row at the border"
-    # What is held out teaches nothing: other outcomes there change no weight.
+    # Held-out rows do not train: other outcomes there change no weight.
     model, batch = fresh_linear(), jax.tree.map(lambda x: x[:64], log)
     mask = dynamics.held_out(batch)
     assert 0 < int(mask.sum()) < 64
@@ -160,7 +160,7 @@ def test_a_tenth_is_held_out_of_any_batch(learned: Model) -> None:
 
 @pytest.mark.slow
 def test_members_learn_from_separate_rows() -> None:
-    # Two members of the same weights: on the same rows they would stay the same for ever.
+    # Two members with equal weights would stay equal on the same rows.
     model = fresh_linear()
     model = model._replace(members=(model.members[0],) * 2)
     batch = jax.tree.map(lambda x: x[:64], linear_log(64))
@@ -210,7 +210,7 @@ def test_rollouts_repeat_the_members_own_steps() -> None:
             np.testing.assert_allclose(steps.next_observation[number, 1, t], expected.next_observation, rtol=1e-4)
             np.testing.assert_allclose(steps.reward[number, 1, t], expected.reward, rtol=1e-4, atol=1e-5)
             np.testing.assert_allclose(steps.alive[number, 1, t], alive, rtol=1e-5)
-            # What each member says of where the step leads, and of the reward of the step that was made.
+            # Next state of each member, and its reward for the step taken.
             after = expected.next_observation
             means = [dynamics.transition(m, observation, policy(observation))[0] for m in members]
             paid = [dynamics.reward_and_termination(m, observation, policy(observation), after)[0] for m in members]
@@ -225,11 +225,11 @@ def test_branches_have_noise_and_restart_after_termination(learned: Model) -> No
     branch = jax.jit(
         lambda m, s: rollouts.branched_rollouts(m, ONE, FAR, lambda s, n: jnp.tanh(n), 1, s, jax.random.key(5), 2)
     )
-    # Of one member, for among several each row is one's that is drawn, and what they differ in adds to the noise.
+    # With one member, because differences between random members would add to the noise.
     steps, uncertain = branch(learned.members, starts)
     expected = jax.vmap(dynamics.transition, in_axes=(None, 0, 0))(learned.members[0], starts, steps.action[:, 0])
     residual = np.asarray(steps.next_observation[:, 0] - expected[0])
-    # All members say how uncertain a step is, whoever makes it.
+    # The uncertainty uses all members, whichever makes the step.
     every = [jax.vmap(dynamics.transition, (None, 0, 0))(m, starts, steps.action[:, 0])[1] for m in learned.members]
     paid = np.array([m["reward_log_deviation"] for m in learned.members])[:, None]
     sizes = np.sqrt(np.sum(np.exp(2 * np.asarray(every)), axis=-1) + np.exp(2 * paid))
@@ -266,7 +266,7 @@ def test_rollouts_stay_within_the_data(learned: Model) -> None:
     log = linear_log(20_000, jumps=0.02)
     seen = np.concatenate([log.observation, log.next_observation])
     low, high = seen.min(axis=0), seen.max(axis=0)
-    # Batches drawn with replacement have seen almost every row.
+    # Batches sampled with replacement contain almost every row.
     np.testing.assert_allclose([learned.low, learned.high], [low, high], atol=0.3)
     near = dynamics.reach(learned)
     room = dynamics.WIDENING * (np.asarray(learned.high) - learned.low)

@@ -65,7 +65,7 @@ def test_free_runs_by_hand() -> None:
     following = np.asarray([[5.0], [2.5], [2.5]], np.float32)
     found = windows(logged, np.asarray([[1.0], [0.0], [2.0]], np.float32), following, np.asarray([0, 0, 1]), 2)
     np.testing.assert_array_equal(found.valid, [[True, True], [True, False], [True, False]])
-    # The autoregression does nothing, which is persistence; the one member is the truth but for 0.1 too much of u.
+    # The autoregression is persistence here; the member is exact except for 0.1 too much of u.
     still = fit_autoregression(logged, np.zeros((3, 1)), logged)
     errors = np.asarray(squared_errors((linear_member(-0.5, 1.1),), EVERYWHERE, still, found))
     # After one step 5.1, after two 2.55.
@@ -91,7 +91,7 @@ def test_an_autoregression_finds_a_linear_plant() -> None:
 def test_error_ratio_is_within_its_interval() -> None:
     rng = np.random.default_rng(2)
     sums = np.asarray([4.0, 16.0])[:, None, None, None] * rng.uniform(0.5, 2.0, (1, 1, 1, 40))
-    # What makes an episode hard is common to both, so that the ratio of the roots is known exactly.
+    # Both predictors share the difficulty of an episode, so the ratio of the roots is exact.
     (found,) = error_ratios(sums, np.ones((1, 40)), seed=0)
     assert (found.value, found.lower, found.upper) == pytest.approx((0.5, 0.5, 0.5), rel=1e-4)
     noisy = sums * rng.lognormal(0, 0.5, sums.shape)
@@ -153,7 +153,7 @@ def walks(law: Any, episodes: int, seed: int) -> tuple[np.ndarray, np.ndarray, n
     ("law", "better"),
     [
         (lambda x, u: 0.7 * x + 1.5 * np.sin(3 * u), True),
-        # What nothing tells, and what a line tells: no learned model is better.
+        # Noise and a linear plant: no learned model is better.
         pytest.param(lambda x, u: x, False, marks=pytest.mark.slow),
         pytest.param(lambda x, u: 0.8 * x + 0.5 * u, False, marks=pytest.mark.slow),
     ],

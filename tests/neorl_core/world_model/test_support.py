@@ -46,7 +46,7 @@ def test_excess_grows_with_distance_from_logs() -> None:
     edge = support.edge(of(steps), jnp.asarray(steps))
     free = np.mean(np.asarray(support.excess(edge, jnp.asarray(steps))) == 0.0)
     np.testing.assert_allclose(free, support.LOGGED, atol=0.01)
-    # One unit is a common value of the first number, and twenty deviations of the second.
+    # One unit is a typical value of the first number, and twenty standard deviations of the second.
     usual, strange, stranger = np.asarray(support.excess(edge, jnp.array([[1.0, 0, 0], [0, 1.0, 0], [0, 2.0, 0]])))
     assert usual == 0.0
     assert 1.0 < strange < stranger
