@@ -1,4 +1,4 @@
-"""What a certificate claims of a plant, and the simulator that it is about."""
+"""Claims of certificates, and the simulators that they are about."""
 
 from __future__ import annotations
 
@@ -16,35 +16,33 @@ from tasks.files.canonical import digest_json
 from tasks.references import KNOWN, Identification
 
 ROOM = 10
-"""Violations for which there is room where a run does not say how many episodes there may be."""
+"""Violations that the default number of episodes allows."""
 
 
 def claim_of(plant: Plant, run: OpenedRun, identification: Identification = KNOWN, attempt: int = 1) -> Claim:
-    """What the run's configuration asks to be shown for a plant.
+    """Return the claim that a run asks to certify.
 
     Args:
-        plant: with the constants of its file.
-        run: its `certify`.
-        identification: of the constants that were estimated; the domain draws these from their posterior.
-        attempt: number of the attempt, by which it needs more or fewer episodes.
+        plant: the plant with the constants of its file.
+        run: settings `certify`.
+        identification: estimated constants, which the domain draws from their posterior.
+        attempt: number of the attempt, which determines the number of episodes.
 
     Raises:
-        BadInput: when `certify.domain` names what is none of the domain, or what only spreads a constant that is drawn
-            from the posterior, which cannot be overridden.
+        BadInput: if `certify.domain` names an unknown field, or the spread of a constant that the posterior draws.
     """
     spec = plant.spec
     unknown = set(run.certify.domain) - set(plant.domain._fields)
     if unknown:
         raise BadInput(
-            f"expected certify.domain to name some of {', '.join(plant.domain._fields)}, got '{min(unknown)}': "
-            "correct the name."
+            f"certify.domain has the unknown name '{min(unknown)}': choose from {', '.join(plant.domain._fields)}"
         )
     if identification.constants:
         drawn = [Unknown(c.name, 1.0, c.law, entry=c.entry) for c in identification.constants]
         if replaced := sorted(set(run.certify.domain) & set(replaced_fields(plant, drawn))):
             raise BadInput(
-                f"expected certify.domain to name what the posterior of {', '.join(map(str, drawn))} does not draw, "
-                f"got '{replaced[0]}', which would change nothing: leave it out, or its constant out of 'identify'."
+                f"certify.domain sets '{replaced[0]}', but the posterior of {', '.join(map(str, drawn))} replaces it: "
+                "remove it, or remove its constant from 'identify'"
             )
     domain = {**plant.domain._asdict(), **run.certify.domain}
     name = "standard" if domain == plant.domain._asdict() else f"custom-{digest_json(domain)[:8]}"
@@ -71,24 +69,24 @@ def claim_of(plant: Plant, run: OpenedRun, identification: Identification = KNOW
 
 
 def claimed_simulator(plant: Plant, claim: Claim) -> tuple[Plant, Params]:
-    """The simulator that a claim is about, and its operating domain, rebuilt from the claim alone.
+    """Rebuild a claim's simulator and operating domain from the claim alone.
 
     Args:
-        plant: with the constants of its file.
-        claim: whose domain may draw from a posterior.
+        plant: the plant with the constants of its file.
+        claim: the claim; its domain may draw from a posterior.
 
     Raises:
-        Refused: when the claim's domain is not that of the plant and of what the claim says was identified.
+        Refused: if the claim's domain does not match the plant and the identified constants.
     """
     own = set(plant.domain._fields)
     posterior = {name: value for name, value in claim.domain.items() if name not in own}
     drawn = claim.identified.constants if claim.identified else ()
     try:
         if missing := own - set(claim.domain):
-            raise ValueError(f"expected a domain with {', '.join(sorted(own))}, got none of '{min(missing)}'")
-        # The law says how a draw becomes a constant; the prior's spread has no part in it.
+            raise ValueError(f"the claim's domain lacks '{min(missing)}' of {', '.join(sorted(own))}")
+        # The law maps a draw to a constant; the spread of the prior is not used.
         unknowns = [Unknown(constant.name, 1.0, constant.law, entry=constant.entry) for constant in drawn]
         found = drawing_plant(plant, unknowns, posterior) if unknowns or posterior else plant
     except (ValueError, AttributeError, TypeError) as error:
-        raise Refused(f"{error}: use the version of the plant that the certificate is of.") from error
+        raise Refused(f"{error}: use the version of the plant that the certificate is for") from error
     return found, found.domain._replace(**claim.domain)

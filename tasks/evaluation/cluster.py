@@ -1,10 +1,9 @@
-"""Work that the workers of a Dask cluster share, and that comes back in the order in which one process would do it.
+"""Distribute work to a Dask cluster, with results in order and identical to those of one process.
 
-Nothing depends on who does what: a task is a function of its arguments alone, and a worker whose sources, pinned
-packages or kind of processor differ from this machine's is refused, for its last bits might differ.
+A task depends on its arguments alone. Workers with different sources, pinned packages or processor class are refused,
+because their last bits might differ.
 
-Dask's own protocol executes what it is sent, so that a scheduler is reached over TLS with certificates of both sides,
-or on this machine.
+Dask executes everything that it receives, so the scheduler must use TLS with certificates of both sides, or be local.
 """
 
 from __future__ import annotations
@@ -27,36 +26,36 @@ Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 Identity = tuple[str, str, str]
 AHEAD = 2
-"""Tasks that are handed out for each thread of the cluster: one is computed while the next one waits."""
+"""Tasks submitted per thread of the cluster: one runs while the next waits."""
 CALL = "10s"
-"""How long to wait for the scheduler."""
+"""Time to wait for the scheduler."""
 
 
 def scheduler() -> str:
-    """The address that NEORL_DASK_SCHEDULER names; empty where it names none.
+    """Return the address in NEORL_DASK_SCHEDULER; empty if it is unset.
 
     Raises:
-        BadInput: when the address is none, or that of another machine without TLS.
+        BadInput: if the address is malformed, or on another machine without TLS.
     """
     address = setting(DASK)
     if address and urlsplit(address).scheme != "tls" and not is_loopback(f"{urlsplit(address).hostname}:0"):
         raise BadInput(
-            f"expected {DASK} to begin with tls:// where the scheduler is on another machine, got {address}: "
-            "start scheduler and workers with certificates (docs/how-to/scale-out.md)."
+            f"{DASK} must begin with tls:// for a scheduler on another machine, got {address}: start scheduler and "
+            "workers with certificates (docs/how-to/scale-out.md)"
         )
     return address
 
 
 @contextmanager
 def cluster() -> Iterator[Client | None]:
-    """The cluster that NEORL_DASK_SCHEDULER names; None where it names none, or in one of its own tasks.
+    """Connect to the cluster in NEORL_DASK_SCHEDULER; None if it is unset, or inside a task of the cluster.
 
-    A site of a fleet is retrained by a task of the cluster: were it to wait there for further tasks, all workers could
-    come to wait, and nobody would work.
+    A site of a fleet is retrained by a task of the cluster. If such tasks waited for further tasks, all workers could
+    end up waiting.
 
     Raises:
         BadInput: as `scheduler`.
-        ServiceMissing: when no scheduler answers, or it has no workers.
+        ServiceMissing: if no scheduler answers, or it has no workers.
     """
     address = scheduler()
     if not address or _in_a_worker():
@@ -68,31 +67,31 @@ def cluster() -> Iterator[Client | None]:
         client = Client(address, timeout=CALL)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:
         raise ServiceMissing(
-            f"expected a Dask scheduler at {address} ({DASK}), got '{error}': start it, or unset the variable."
+            f"no Dask scheduler answers at {address} ({DASK}), got '{error}': start it, or unset the variable"
         ) from error
     with client:
         if not client.nthreads():  # type: ignore[no-untyped-call]
-            raise ServiceMissing(f"expected workers at the Dask scheduler {address}, got none: start some.")
+            raise ServiceMissing(f"the Dask scheduler {address} has no workers: start some")
         yield client
 
 
 def in_order(
     client: Client, function: Callable[..., Result], arguments: Iterable[Argument], *data: object
 ) -> Generator[Result | None, None, None]:
-    """The function's results in the order of its arguments, which may have no end.
+    """Yield a function's results in the order of its arguments, which may be infinite.
 
     Args:
-        client: of the cluster.
-        function: of one argument, the data, and nothing else; it is sent to the workers.
-        arguments: taken as they are needed; the tasks that were handed out too many are given up at the end.
-        data: what all tasks need, in arrays of NumPy, which is sent to a worker once.
+        client: client of the cluster.
+        function: function of one argument and the data; sent to the workers.
+        arguments: consumed as needed; surplus tasks are cancelled at the end.
+        data: NumPy data that all tasks need, sent to each worker once.
 
     Yields:
-        Results; None of a task that killed every worker which took it.
+        Results; None for a task that killed every worker that tried it.
 
     Raises:
-        Refused: when a worker has other sources, packages or another kind of processor.
-        ServiceMissing: when the cluster is lost.
+        Refused: if a worker has different sources, packages or processor class.
+        ServiceMissing: if the cluster is lost.
     """
     from distributed import KilledWorker
 
@@ -104,7 +103,7 @@ def in_order(
     try:
         while True:
             while len(futures) < most and (argument := next(left, none_left)) is not none_left:
-                # Each is a task of its own, also where the same was asked for before.
+                # Submit every task separately, even with equal arguments.
                 futures.append(client.submit(_with_identity, function, argument, *kept, pure=False))
             if not futures:
                 return
@@ -121,10 +120,10 @@ def in_order(
 
 
 def check_workers(client: Client) -> None:
-    """Refuse a cluster that has a worker now whose results might differ, for tasks that others hand out.
+    """Check that no current worker could give different results, for tasks that other code submits.
 
     Args:
-        client: of the cluster.
+        client: client of the cluster.
 
     Raises:
         Refused, ServiceMissing: as `in_order`.
@@ -145,13 +144,12 @@ def _while_it_lasts() -> Iterator[None]:
         yield
     except (FutureCancelledError, CommClosedError, TimeoutError, OSError) as error:
         raise ServiceMissing(
-            f"expected the Dask cluster of {DASK} to go on, got '{error}': start it again, then run the "
-            "same command again."
+            f"the Dask cluster of {DASK} was lost, got '{error}': start it again, then repeat the command"
         ) from error
 
 
 def identity() -> Identity:
-    """What the last bits of a result may depend on besides its arguments."""
+    """Return everything besides arguments that the last bits of a result may depend on."""
     return code_digest(), lock_digest(), processor_class()
 
 
@@ -163,13 +161,12 @@ def _refuse_another(ours: Identity, theirs: Identity) -> None:
     names = ("sources", "lock file", "processor")
     if differences := [name for name, one, other in zip(names, ours, theirs, strict=True) if one != other]:
         raise Refused(
-            "expected Dask workers with this machine's sources, pinned packages and kind of processor, got "
-            f"others ({', '.join(differences)}): start the workers from the same image."
+            f"Dask workers differ from this machine in {', '.join(differences)}: start the workers from the same image"
         )
 
 
 def _in_a_worker() -> bool:
-    """Whether this is a task of a Dask worker's."""
+    """Whether this code runs in a task of a Dask worker."""
     from distributed import get_worker
 
     try:

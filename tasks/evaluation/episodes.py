@@ -1,4 +1,4 @@
-"""The episodes of a claim, in batches, by this process or by the workers of a Dask cluster, to the same last bit."""
+"""Simulate a claim's episodes in batches, here or on a Dask cluster, with identical bits."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tasks.models.bundles.manifest import stored_digest
 
 Results = Iterator[EpisodeResult | None]
 Files = tuple[tuple[str, bytes], ...]
-"""Names and contents."""
+"""Names and contents of the bundle's files."""
 KEPT = 2
-"""Claims that a worker keeps compiled programs of."""
+"""Number of claims whose compiled programs a worker keeps."""
 
 
 class _Batch(NamedTuple):
-    """One batch of a claim's episodes, with all that a worker needs; it has nothing else of this machine."""
+    """One batch of a claim's episodes, with everything that a worker needs."""
 
     files: Files
     """The bundle."""
@@ -48,21 +48,21 @@ class _Batch(NamedTuple):
 def episodes_of(
     claim: Claim, plant: Plant, composite: Composite, seed: bytes, folder: Path, source: Origin | None = None
 ) -> Iterator[Results]:
-    """Results of episodes 0, 1, 2, ... of a claim, `claim.batch` at a time and without an end.
+    """Yield results of episodes 0, 1, 2, ... of a claim, in batches of `claim.batch`, without end.
 
     Args:
-        claim: says simulator, operating domain, and episodes of a batch.
-        plant: with the constants of its file.
-        composite: that is tested.
-        seed: of the attempt.
-        folder: the composite's bundle, of which workers get a copy.
-        source: the plant's code, where it is in a project of the user's own.
+        claim: gives simulator, operating domain and batch size.
+        plant: the plant with the constants of its file.
+        composite: the composite under test.
+        seed: seed of the attempt.
+        folder: bundle of the composite; workers receive a copy.
+        source: the plant's code, if it is user code.
 
     Yields:
-        The results; None of a batch that crashed or took too long.
+        Results; None for a batch that crashed or timed out.
 
     Raises:
-        Refused: when the claim's domain is not the plant's, or as `in_order`.
+        Refused: if the claim's domain does not match the plant, or as `in_order`.
         BadInput, ServiceMissing: as `cluster`.
     """
     with cluster() as client:
@@ -92,14 +92,14 @@ def _simulated(test: _Test, claim: Claim, seed: bytes) -> Results:
 
 
 def _of_batch(batch: _Batch) -> EpisodeResult | None:
-    """What a worker does."""
+    """Simulate a batch on a worker."""
     test, claim = _opened(batch.files, batch.digest, batch.source, batch.claim)
     keys = episode_keys(batch.seed, batch.start, claim.batch)
     found = guarded(claim.batch_seconds)(test.simulator, test.controller, test.composite, keys, test.domain)
     return None if found is None else EpisodeResult(*jax.device_get(found))
 
 
-# One simulator object for all batches of a claim: programs are compiled for it.
+# Compiled programs belong to a simulator object, so all batches of a claim share one.
 @lru_cache(maxsize=KEPT)
 def _opened(
     files: tuple[tuple[str, bytes], ...], digest: str, source: Origin | None, claim: str
@@ -110,6 +110,6 @@ def _opened(
             (Path(name) / Path(file).name).write_bytes(content)
         plant, composite = load_bundle(Path(name), digest, source)
     if not isinstance(plant, Plant):
-        raise Refused("expected a bundle of a simulated plant, got a process's: it has no certificate.")
+        raise Refused(f"the bundle {digest[:12]} has no simulator: a log-only plant cannot be certified")
     simulator, domain = claimed_simulator(plant, said)
     return _Test(simulator, composite_controller(simulator), composite, domain), said

@@ -1,4 +1,4 @@
-"""Every estimator of a policy's value, fitted to some held-out episodes, and what they say together."""
+"""Estimators of a policy's value, fitted to held-out episodes, and their combination."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ if TYPE_CHECKING:
     from tasks.progress import Report
 
 GUESSING = 3
-"""Members of each family of models on whose guesses fitted Q evaluation is made, one guess at a time: two would differ
-in a direction that the logs hardly determine, along which the rounds run away."""
+"""Members of each model family whose guesses serve as features of fitted Q evaluation, one at a time: two guesses would
+differ in a direction that the logs hardly determine, in which the iteration diverges."""
 GUESSED_STEPS = 50
-"""Steps of a rollout that a guess is made of; what comes later the rounds of fitted Q evaluation add."""
+"""Rollout steps of a guess; fitted Q evaluation adds the later steps."""
 Answer = TypeVar("Answer")
 
 
 class Episodes(NamedTuple):
-    """What estimators are fitted to."""
+    """Data for the estimators."""
 
     run: OpenedRun
     logs: Logs
-    """With the history that the policies see, cut into windows."""
+    """Logs with the policies' history, cut into windows."""
     horizon: int
-    """Steps whose return is estimated: the plant's, or as many as half of the windows last."""
+    """Steps of the estimated return: the plant's horizon, or the median length of the windows if shorter."""
     normaliser: Normaliser
-    """Scale of observations with that history, and of actions."""
+    """Scale of observations with history, and of actions."""
     history: History | None
 
     @property
     def steps(self) -> fqe.LoggedSteps:
-        """The logs as the networks see them."""
+        """Normalised logs."""
         return logged_steps(self.logs, self.normaliser)
 
     @property
     def allowed(self) -> tuple[float, float]:
-        """The lowest and the highest value that the logged rewards allow over the horizon."""
+        """Lowest and highest possible value, given the logged rewards and the horizon."""
         logged = self.logs.transitions
         reward, ends = jnp.asarray(logged.reward), jnp.any(jnp.asarray(logged.terminated) > 0)
         settings = (self.horizon, self.run.evaluate.discount)
@@ -63,13 +63,13 @@ class Episodes(NamedTuple):
 
 
 class Estimators(NamedTuple):
-    """Models of two families, and fitted Q evaluation whose features are what some of their members guess."""
+    """Models of two families, and fitted Q evaluation with the models' guesses as features."""
 
     episodes: Episodes
     learned: LearnedModelEvaluator
 
     def of(self, policy: Policy) -> Estimate:
-        """A policy's estimate; policies of the same estimators meet the same resamples."""
+        """Estimate a policy's value; all policies use the same resamples."""
         run, steps, decided = self.episodes.run, self.episodes.steps, decisions(self.episodes, policy)
         settings = (self.episodes.horizon, run.evaluate.discount, run.evaluate.bootstraps)
         rounds = [
@@ -79,14 +79,14 @@ class Estimators(NamedTuple):
         return self._together(rounds, self.learned.evaluate(policy))
 
     def logged(self) -> Estimate:
-        """The logged controller's own estimate, which is what was logged."""
+        """Return the value of the logged controller."""
         run, steps = self.episodes.run, self.episodes.steps
         settings = (self.episodes.horizon, run.evaluate.discount, run.evaluate.bootstraps)
         known = fqe.logged(steps, jax.random.key(run.seed), *settings)
         return self._together([[known] * GUESSING] * 2, self.learned.logged())
 
     def guesses(self, policy: Policy, decided: fqe.Decisions) -> list[list[fqe.Guesses]]:
-        """Of the policy's action values, by networks and by regressions."""
+        """Return guesses of the policy's action values, by networks and by regressions."""
         steps = self.episodes.steps
         observation = jnp.concatenate([steps.observation, steps.next_observation, steps.observation[steps.starts]])
         action = jnp.concatenate([steps.action, decided.next_action, decided.initial_action])
@@ -103,13 +103,13 @@ class Estimators(NamedTuple):
 
 
 def episodes_of(run: OpenedRun, plain: Logs, past: Past, normaliser: Normaliser) -> Episodes:
-    """What estimators are fitted to.
+    """Prepare the data for the estimators.
 
     Args:
-        run: its plant, seed and evaluation.
-        plain: held-out episodes, without a history.
-        past: the history that the policies see.
-        normaliser: scale of observations with that history, and of actions.
+        run: plant, seed and settings of evaluation.
+        plain: held-out episodes, without history.
+        past: the policies' history.
+        normaliser: scale of observations with history, and of actions.
     """
     every = past.stacked(plain)
     horizon = lasting(every, plant_of(run).spec.horizon)
@@ -117,7 +117,7 @@ def episodes_of(run: OpenedRun, plain: Logs, past: Past, normaliser: Normaliser)
 
 
 def decisions(episodes: Episodes, policy: Policy) -> fqe.Decisions:
-    """What a policy does on the logs."""
+    """Return a policy's actions on the logs."""
     t, scale = episodes.logs.transitions, episodes.normaliser
     return fqe.Decisions(
         to_unit(scale, policy_act(policy, jnp.asarray(t.next_observation))),
@@ -129,8 +129,8 @@ def fit_estimators(episodes: Episodes, progress: Report | None = None) -> Estima
     """Fit all estimators.
 
     Args:
-        episodes: what to fit them to.
-        progress: told of gradient steps made.
+        episodes: the data.
+        progress: called with the number of gradient steps.
     """
     settings = (episodes.normaliser, episodes.history, episodes.horizon, progress)
     return Estimators(episodes, fit_learned_model(episodes.run, episodes.steps, *settings))
@@ -139,20 +139,20 @@ def fit_estimators(episodes: Episodes, progress: Report | None = None) -> Estima
 def estimates_by_workers(
     client: Client, episodes: Episodes, policies: Sequence[Policy], progress: Report | None = None
 ) -> tuple[Estimate, list[Estimate]]:
-    """What `fit_estimators` comes to, fitted by a worker of a Dask cluster and asked of each policy by any.
+    """Fit the estimators on one worker of a Dask cluster, and estimate policies on any worker.
 
     Args:
-        client: of the cluster; no worker needs access to the home.
-        episodes: what to fit the estimators to.
-        policies: to estimate the values of.
-        progress: told of what was fitted or has answered.
+        client: client of the cluster; workers need no access to the home.
+        episodes: the data.
+        policies: policies to estimate.
+        progress: called with the number of finished tasks.
 
     Returns:
-        The logged controller's estimate and those of the policies, the same to the last bit as in one process.
+        Estimates of the logged controller and of the policies, with the same bits as in one process.
 
     Raises:
         Refused: as `in_order`.
-        ServiceMissing: as `in_order`, and when fitting or a policy killed its workers.
+        ServiceMissing: as `in_order`, or if a task killed its workers.
     """
     done, of = count(1), 2 + len(policies)
 
@@ -160,8 +160,8 @@ def estimates_by_workers(
         for answer in answers:
             if answer is None:
                 raise ServiceMissing(
-                    "expected Dask workers to make estimates, got workers that died of it: give them more memory, then "
-                    "run the same command again."
+                    f"an estimate of {len(policies)} policies killed its Dask workers: give them more memory, then "
+                    "repeat the command"
                 )
             if progress:
                 progress(next(done), of, "estimates")
@@ -173,11 +173,11 @@ def estimates_by_workers(
 
 
 def _fitted(_: None, episodes: Episodes) -> Estimators:
-    """What a worker does first."""
+    """Fit the estimators on a worker."""
     found: Estimators = jax.device_get(fit_estimators(episodes))
     return found
 
 
 def _answer(policy: Policy | None, fitted: Estimators) -> Estimate:
-    """What a worker does for a policy, or for the logged controller."""
+    """Estimate a policy, or the logged controller, on a worker."""
     return fitted.logged() if policy is None else fitted.of(policy)

@@ -1,4 +1,4 @@
-"""Estimate every member's value on held-out episodes, select one by those, and say what it gains by others."""
+"""Estimate members on one half of the held-out episodes, select one, and estimate its gain on the other half."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from tasks.progress import Report
 
 Ask = Callable[[Episodes, Sequence[Policy]], tuple[Estimate, list[Estimate]]]
-"""Estimators are fitted to episodes, and tell the worth of the logged controller and of policies."""
+"""Function that fits estimators to episodes and estimates the logged controller and policies."""
 NOTHING = Interval(value=np.nan, lower=np.nan, upper=np.nan)
-"""In place of an estimate that the logs do not support."""
+"""Replaces an estimate that the logs do not support."""
 
 
 @cached()
@@ -43,24 +43,23 @@ def evaluate(
 ) -> Evaluation:
     """Estimate the values of all members, select one, and estimate what it gains over the logged controller.
 
-    The best of several estimates is too good by its own error, so that a member is selected by every second held-out
-    episode, and what is claimed against the logged controller and the champion comes from the others alone, by
-    estimators that were fitted to those alone. `chosen` says which. All see the run's history, the champion's policy
-    its own.
+    The best of several estimates is biased upwards. Therefore every second held-out episode selects a member
+    (`chosen`), and the gains over logged controller and champion come from the other episodes, with estimators fitted
+    to those alone. Members see the run's history, the champion its own.
 
     Args:
-        home: unused; every stage takes it.
-        run: its plant, seed, evaluation, history and share of held-out episodes.
-        dataset: whose held-out episodes the estimates are of.
+        home: unused; every task takes it.
+        run: plant, seed, settings of evaluation, history, and held-out share.
+        dataset: dataset with the held-out episodes.
         population: the members to compare.
-        champion: what the selected member is compared with; the plant's own controller has no policy to estimate.
-        progress: told of gradient steps made, or on a Dask cluster of estimates that have come.
+        champion: champion to compare with; the tuned controller has no policy to estimate.
+        progress: called with the number of gradient steps, or of estimates on a Dask cluster.
 
     Returns:
-        The estimates of each member, and the differences of the selected one.
+        Estimates of each member, and differences of the selected member.
 
     Raises:
-        BadInput, Refused, ServiceMissing: as `cluster` and `in_order`, where the settings name a Dask cluster.
+        BadInput, Refused, ServiceMissing: as `cluster` and `in_order`, with a Dask cluster.
     """
     store = reader.StoredDataset.open(dataset.store, dataset.digest)
     select, claim = halves(read_logs(store, store.split(run.data.held_out)[1]))
@@ -108,11 +107,11 @@ def evaluate(
 
 @contextmanager
 def _asking(later: Episodes, progress: Report | None) -> Iterator[Ask]:
-    """How estimates are come by: from the workers of a Dask cluster where the settings name one, else in this process.
+    """Provide the function that estimates: on a Dask cluster if one is configured, else in this process.
 
     Args:
-        later: what is asked for in the end; its estimators are compiled and fitted here beside those of the others.
-        progress: told of what was done.
+        later: episodes of the final estimates; their estimators are fitted in parallel with the first ones.
+        progress: progress callback.
     """
     with cluster() as client:
         if client is not None:
@@ -145,15 +144,13 @@ def _member(member: Member, estimate: Estimate, logged: Estimate, confidence: fl
 
 
 def chosen(members: Sequence[MemberEvaluation]) -> int:
-    """Position of the member to take: a supported one that gains, then a supported one, then that nearest to the logs.
+    """Select a member: one with a supported gain, else a supported one, else the one nearest to the logs.
 
-    Members whose gain on the logged controller has a lower bound above 0 have passed for safe, and of those the one of
-    the highest value is taken (Thomas, Theocharous & Ghavamzadeh 2015, High confidence policy improvement). Ranked by
-    their lower bounds, whoever moves least would win, for an interval reaches over the worst that steps outside the
-    logs may pay. Where none has passed, the one whose gain has the highest lower bound is taken: errors that its
-    estimate shares with the logged controller's cancel in that, which they do not in a bound of its value. The claim
-    is made by other episodes, so that the best of many being too good does no harm to it.
-    """
+    Among members whose gain over the logged controller has a lower bound above 0, the one with the highest value is
+    selected (Thomas, Theocharous & Ghavamzadeh 2015, High confidence policy improvement). A ranking by lower bounds
+    would favour the member that moves least, because intervals include the worst reward outside the logs. Without such
+    a member, the one with the highest lower bound of the gain is selected: common errors of both estimates cancel in
+    the gain. The selection bias is harmless, because other episodes make the claim."""
 
     return max(range(len(members)), key=lambda at: _rank(members[at]))
 
@@ -164,13 +161,13 @@ def _rank(member: MemberEvaluation) -> tuple[bool, bool, float]:
 
 
 def rank(supported: bool, gain: float, value: float, outside: float) -> tuple[bool, bool, float]:
-    """What `chosen` takes the highest of.
+    """Return the sort key of `chosen`; the highest wins.
 
     Args:
-        supported: whether the logs support the member's estimate.
-        gain: lower bound of its gain on the logged controller; NaN counts as the least.
-        value: its estimated value.
-        outside: share of its steps outside the logs; of one whose estimate is not finite NaN, which comes last.
+        supported: whether the logs support the estimate.
+        gain: lower bound of the gain over the logged controller; NaN counts as the lowest.
+        value: estimated value.
+        outside: share of steps outside the logs; NaN (estimate not finite) ranks last.
     """
     if supported:
         return True, gain > 0, value if gain > 0 else gain if np.isfinite(gain) else -np.inf

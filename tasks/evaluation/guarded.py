@@ -1,4 +1,4 @@
-"""Rollouts whose crash or time-out is found out: certification counts the episodes of such a batch as violated."""
+"""Rollouts that survive crashes and time-outs: certification counts such batches as violations."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from neorl_core.safety.certify import Run
 from neorl_core.types import Controller, Params, Plant
 
 SECONDS = 600.0
-"""What a batch may take, compilation included; a batch of the reactor takes a fraction of a second once compiled."""
+"""Budget of a batch, including compilation; a compiled batch of the reactor takes a fraction of a second."""
 
 
 def guarded(seconds: float = SECONDS) -> Run:
-    """Rollouts that give no result for a batch that crashes or takes too long.
+    """Return rollouts that give None for a batch that crashes or exceeds its budget.
 
-    A batch that takes too long cannot be stopped from here: its thread is left behind, and ends with the process.
+    The thread of a late batch cannot be stopped; it ends with the process.
 
     Args:
         seconds: budget of a batch.
@@ -36,7 +36,7 @@ def guarded(seconds: float = SECONDS) -> Run:
                 result = rollouts(plant, controller, params, keys, domain)
                 jax.block_until_ready(result)  # type: ignore[no-untyped-call]
                 found.append(result)
-            # Whatever a simulator raises, a user's own included, must not be free.
+            # No exception of a simulator, including a user's, may go unpunished.
             except Exception as error:
                 why = f"it ended with {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 

@@ -1,4 +1,4 @@
-"""Models that are learned from held-out episodes: what they take policies' values for, and where they are outside."""
+"""Learned models of held-out episodes: value estimates, and shares of steps outside the data."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ if TYPE_CHECKING:
 
 
 class LearnedModelEvaluator(NamedTuple):
-    """Models of two families that are learned from held-out episodes, and these episodes side by side."""
+    """Learned models of two families, with the episodes that they were fitted to."""
 
     model: model_based.LearnedModel
     normaliser: Normaliser
     windows: model_based.Windows
     discount: float
-    """Per step."""
+    """Discount per step."""
 
     def evaluate(self, policy: Policy) -> model_based.ModelValue:
-        """A policy's value in the models, on the host."""
+        """Return a policy's value in the models, on the host."""
         found: model_based.ModelValue = jax.device_get(
             model_based.evaluate(self.model, self.normaliser, policy, self.windows, self.discount)
         )
         return found
 
     def action_values(self, policy: Policy, observation: Array, action: Array, members: int, steps: int) -> Array:
-        """What the first members of both families take a policy's action values for: (M, n, 2)."""
+        """Return action values of a policy in the first members of both families: (M, n, 2)."""
         settings = (members, steps, self.discount)
         found: Array = action_values(self.model, self.normaliser, policy, observation, action, *settings)
         return found
 
     def logged(self) -> model_based.ModelValue:
-        """The logged controller's value."""
+        """Return the logged controller's value."""
         found: model_based.ModelValue = jax.device_get(model_based.logged_value(self.windows, self.discount))
         return found
 
     def best(self, policies: Sequence[Policy]) -> float:
-        """The highest value among policies; one that is not finite counts as none, and -inf is of no policy."""
+        """Return the highest finite value among policies; -inf if there is none."""
         values = [float(np.mean(self.evaluate(policy).value)) for policy in policies]
         return max((value for value in values if np.isfinite(value)), default=-np.inf)
 
@@ -65,15 +65,15 @@ def fit_learned_model(
     horizon: int,
     progress: Report | None = None,
 ) -> LearnedModelEvaluator:
-    """Learn models of the plant from logged steps.
+    """Fit models of the plant to logged steps.
 
     Args:
-        run: its plant, seed and evaluation.
-        steps: logged steps of held-out windows, with their history.
-        normaliser: scale by which `steps` are normalised.
-        history: which earlier values stand behind the observations.
-        horizon: steps whose return is estimated; what windows count for in it `window_counts` tells.
-        progress: told of gradient steps made.
+        run: plant, seed and settings of evaluation.
+        steps: logged steps of held-out windows, with history.
+        normaliser: scale of `steps`.
+        history: earlier values that are part of the observations.
+        horizon: steps of the estimated return; `window_counts` gives the weights of windows.
+        progress: called with the number of gradient steps.
     """
     of_weights, of_resample, of_batches, of_ridge = jax.random.split(jax.random.key(run.seed + 2), 4)
     data = Transition(
@@ -92,10 +92,10 @@ def fit_learned_model(
 
 
 def windows(logs: Logs, horizon: int) -> Logs:
-    """Logs whose episodes are at most a horizon long: what is estimated is the return of that many steps.
+    """Cut episodes into windows of at most a horizon, the steps of the estimated return.
 
     Args:
-        logs: in the order of time.
+        logs: logs in chronological order.
         horizon: steps of an episode of the plant.
     """
     at = np.arange(len(logs.episode)) - logs.starts[logs.episode]
@@ -104,24 +104,24 @@ def windows(logs: Logs, horizon: int) -> Logs:
 
 
 def lasting(logs: Logs, horizon: int) -> int:
-    """The steps that nothing cuts in half of the windows: no longer return is seen in enough of them to be estimated.
+    """Return the number of steps after which half of the windows are cut: longer returns are observed too rarely.
 
-    One that terminated counts as watched until then, and tells nothing of how long it would have been.
+    A terminated window is censored: its length without termination is unknown.
 
     Args:
-        logs: in the order of time.
-        horizon: steps of an episode of the plant, and the most.
+        logs: logs in chronological order.
+        horizon: steps of an episode of the plant, the upper bound.
     """
     found = windows(logs, horizon)
     ends = np.append(found.starts[1:], len(found.episode))
     lasts, ended = ends - found.starts, np.asarray(found.transitions.terminated)[ends - 1] > 0
     share = uncut_share(jnp.asarray(lasts), jnp.asarray(~ended & (lasts < horizon)), horizon)
-    # A product of shares that is a half may be a little less in single precision.
+    # In single precision a product of exactly one half may come out slightly lower.
     return int(np.flatnonzero(np.asarray(share) > 0.5 - 1e-4)[-1])
 
 
 def logged_steps(logs: Logs, normaliser: Normaliser) -> LoggedSteps:
-    """Logs, with the history that the normaliser has, as the networks see them; reward and cost keep their units."""
+    """Normalise logs with the normaliser's history; reward and cost keep their units."""
     t = logs.transitions
     return LoggedSteps(
         observation=normalise(normaliser, jnp.asarray(t.observation)),

@@ -1,4 +1,4 @@
-"""Whether what ships can be served: it loads in a fresh process, answers as recorded, and keeps its latency budget."""
+"""Servability check: load a bundle in a fresh process, compare answers with recorded ones, measure latency."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from tasks.models.bundles.bundle import load_bundle, load_examples
 from tasks.references import Latency, Servability
 
 TOLERANCE = 1e-4
-"""Largest difference from the recorded actions, as a share of half the action range."""
+"""Largest allowed difference from the recorded actions, as a share of half the action range."""
 
 
 def check_bundle(
     folder: Path, expected_digest: str | None, calls: int, budget_us: float, source: Origin | None = None
 ) -> Servability:
-    """Load a bundle here, answer its recorded inputs and time the jitted single-observation action.
+    """Load a bundle in this process, answer the recorded inputs, and time the jitted action.
 
     Args:
         folder: the bundle.
-        expected_digest: the composite digest it must have, if one is known.
-        calls: actions timed.
-        budget_us: largest 99th percentile of one action, microseconds.
-        source: the plant's code, where it is not ours.
+        expected_digest: required digest of the composite, if known.
+        calls: number of timed actions.
+        budget_us: largest allowed 99th percentile of one action, in microseconds.
+        source: the plant's code, if it is user code.
 
     Raises:
-        BadInput: when there is no bundle.
-        Refused: when it was altered.
+        BadInput: if there is no bundle.
+        Refused: if the bundle was altered.
     """
     started = time.perf_counter()
     plant, composite = load_bundle(folder, expected_digest, source)
@@ -81,18 +81,18 @@ def serve_check(
     calls: int = 500,
     timeout: float = 120.0,
 ) -> Servability:
-    """In a fresh process, load the bundle, answer the recorded inputs, and time the actions.
+    """Run `check_bundle` in a fresh process.
 
     Args:
         folder: the bundle.
-        expected_digest: the composite digest it must have.
-        source: the plant's code, where it is not ours.
-        budget_us: largest 99th percentile of one action, microseconds.
-        calls: actions timed.
-        timeout: seconds until a silent process counts as a failure.
+        expected_digest: required digest of the composite.
+        source: the plant's code, if it is user code.
+        budget_us: largest allowed 99th percentile of one action, in microseconds.
+        calls: number of timed actions.
+        timeout: seconds after which a silent process has failed.
 
     Returns:
-        The findings, with a reason for each that speaks against serving it.
+        The result, with a reason for each failure.
     """
     arguments = [str(folder.resolve()), expected_digest or "", str(calls), str(budget_us)]
     code = source.code if isinstance(source, SiteOf) else source
@@ -106,7 +106,7 @@ def serve_check(
         lines = process.stdout.splitlines()
         if process.returncode == 0 and lines:
             return Servability.model_validate_json(lines[-1])
-        reason = (process.stderr.strip().splitlines() or [f"the process left with {process.returncode}"])[-1]
+        reason = (process.stderr.strip().splitlines() or [f"the process ended with exit code {process.returncode}"])[-1]
     return Servability(
         reasons=(reason,),
         answers=0,

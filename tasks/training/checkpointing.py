@@ -1,4 +1,4 @@
-"""Checkpointing of a training run: resumed where it was, saved now and then, and left in its last good state."""
+"""Checkpointing of a training: resume, save at intervals, and keep the last good state."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 
 def sole_training(folder: Path) -> AbstractContextManager[None]:
-    """Keep other training runs out of a folder; entering it raises `Refused` when one is there."""
+    """Lock a folder for one training; raises `Refused` on entry if another training holds the lock."""
 
     def refuse() -> None:
         raise Refused(
-            f"expected nobody else to train in {folder.parent}, got another run there: wait for it, or name "
-            "another folder with --out."
+            f"another training is active in {folder.parent}: wait for it, or name a different folder with --out"
         )
 
     return exclusive(folder / "lock", refuse)
 
 
 def one_at_a_time(folder: Path) -> AbstractContextManager[None]:
-    """Wait until no other process trains in a folder, for the one that comes second goes on from what is left there.
+    """Wait until no other process trains in a folder; the second training then resumes from the first one's
+    checkpoints.
 
-    What two write into one folder of checkpoints neither can read: each would take the other's, while it is written,
-    for what a killed run left.
+    Two writers would corrupt a folder of checkpoints: each takes files that the other is writing for leftovers of a
+    killed run.
     """
 
     def held() -> None:
@@ -44,16 +44,15 @@ def one_at_a_time(folder: Path) -> AbstractContextManager[None]:
 
 
 class Checkpointing:
-    """What `neorl_core.training.loop.train` takes as `resume` and `report`: it restores and saves one run.
+    """`resume` and `report` callbacks for `neorl_core.training.loop.train`: restore and save one training.
 
     Args:
-        checkpoints: the run's checkpoints.
-        progress: told of gradient steps made.
-        seconds: least time between two checkpoints; the end is saved in any case.
+        checkpoints: checkpoints of the training.
+        progress: called with the number of gradient steps.
+        seconds: least time between two checkpoints; the end is always saved.
         updates: least number of gradient steps between two checkpoints.
-        score: an estimate by which checkpoints are compared, from off-policy evaluation and never from rollouts on the
-            simulator; the best one outlives the newest.
-        log: takes the learning curves as they grow.
+        score: off-policy estimate for comparing checkpoints; the best checkpoint is kept besides the newest.
+        log: record of the learning curves.
 
     Example:
         >>> with Checkpoints(folder, identity) as checkpoints:  # doctest: +SKIP
@@ -74,12 +73,12 @@ class Checkpointing:
         self._checkpoints, self._progress, self._score, self._log = checkpoints, progress, score, log
         self._seconds, self._updates = seconds, updates
         self.last: RunState | None = None
-        """The state that was reported last."""
+        """The last reported state."""
         self._saved_step, self._saved_at = 0, time.monotonic()
         self._reports: list[tuple[int, float]] = []
 
     def resume(self, fresh: RunState) -> RunState:
-        """The newest checkpoint's state, or the fresh start where there is none."""
+        """Return the state of the newest checkpoint, or the fresh state if there is none."""
         latest = self._checkpoints.latest()
         if latest is None:
             return fresh
@@ -88,15 +87,15 @@ class Checkpointing:
         return RunState(**state)
 
     def report(self, state: RunState, updates: int) -> None:
-        """Save the state when it is time to, and pass on how far training came.
+        """Save the state if a checkpoint is due, and report progress.
 
         Args:
-            state: the run's state.
-            updates: gradient steps of the whole run.
+            state: state of the training.
+            updates: gradient steps of the whole training.
         """
         done = state.done
         if self.last is None and done:
-            print(f"  train: goes on from {done:,} of {updates:,} updates", file=sys.stderr, flush=True)
+            print(f"  train: resumes at {done:,} of {updates:,} updates", file=sys.stderr, flush=True)
         self.last = state
         self._reports.append((done, time.monotonic()))
         due = time.monotonic() - self._saved_at >= self._seconds and done - self._saved_step >= self._updates
@@ -108,14 +107,15 @@ class Checkpointing:
             self._progress(done, updates, "updates")
 
     def leave(self) -> str:
-        """Save the last good state before a run ends too soon; says where it is."""
+        """Save the last good state of an interrupted training, and describe where it is."""
         if self.last is None or self.last.done == 0:
             return "nothing was trained yet"
         self._save(self.last)
         return f"kept at update {self.last.done:,} in {self._checkpoints.folder}"
 
     def rate(self) -> float:
-        """Gradient steps of one member per second after the first chunk, which compiles; 0 where there was no other."""
+        """Gradient steps per second of one member after the first chunk, which compiles; 0 if there was only one
+        chunk."""
         if len(self._reports) < 3:
             return 0.0
         (before, begun), (after, ended) = self._reports[1], self._reports[-1]

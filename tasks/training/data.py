@@ -1,4 +1,4 @@
-"""The data that a run trains on: its training episodes, resident or streamed, and how they are scaled and cut."""
+"""Training data of a run: training episodes, resident in memory or streamed, and their scales."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ from tasks.data.store.stream import Ring, Stream, row_bytes, window_shape
 
 
 class TrainingData(NamedTuple):
-    """The training episodes of a run."""
+    """Training episodes of a run."""
 
     moments: Moments
-    """Moments of all rows, in physical units and without a history; lowest and highest observation of the learner's."""
+    """Moments of all rows, in physical units and without history; lowest and highest observation of the learner's
+    rows."""
     scaling: Scaling
     plan: Plan
     streamed: bool
-    """Whether the rows stay on disk, because they do not fit into the memory that the run allows."""
+    """Whether rows are streamed from disk because they exceed the allowed memory."""
     open: Callable[[Mesh | None], AbstractContextManager[TrainingRows]]
-    """Devices to spread over, or None for one -> the rows as the training loop takes them, inside the context."""
+    """Maps devices (None for one) to a context that provides the rows to the training loop."""
 
 
 def training_data(
     run: OpenedRun, store: StoredDataset, spec: PlantSpec, algorithm: Algorithm, warm_up: int = 0
 ) -> TrainingData:
-    """Resident where the rows fit into the memory that the run allows, else streamed.
+    """Prepare the training data: resident if the rows fit into the allowed memory, else streamed.
 
-    Scales are those of all training episodes, whichever of them the learner is given, so that a population sees one
-    scale and an observation that the best episodes never show is no extreme one. How far its own rows reach is told of
-    these alone, for it is where its shield hands over.
+    Scales come from all training episodes, so that the whole population has one scale. The range of observations comes
+    from the learner's own rows only, because the shield hands over outside it.
 
     Args:
-        run: its seed, training and share of held-out episodes.
+        run: seed, settings of training, and held-out share.
         store: the dataset.
-        spec: names, units and bounds of the plant, as the run's history stacks its observation.
-        algorithm: that will be trained.
+        spec: names, units and bounds of the plant, with the history stacked into the observation.
+        algorithm: algorithm to train.
         warm_up: gradient steps of the algorithm's warm-up.
 
     Raises:
-        ValueError: when the algorithm is of another kind of actions than the plant or the dataset, or no gradient step
-            is left after the warm-up.
+        ValueError: if the kinds of action (discrete, continuous) of algorithm, plant and dataset differ, or the warm-up
+            leaves no gradient step.
     """
     for of in (spec, store.spec):
         check_actions(algorithm, of)
@@ -64,7 +64,7 @@ def training_data(
     given = best_episodes(store, episodes, run.train.best_episodes) if run.train.best_episodes < 1.0 else episodes
     ring = Ring(store, given, past)
     updates = run.train.updates
-    # A warm-up is planned from all steps that were asked for, and would leave none of fewer.
+    # The warm-up is planned from the requested steps, and would leave none of fewer.
     if run.train.start is not None and not warm_up:
         updates = tuning_updates(updates, len(ring), run.train.batch_size, batches)
     memory = None if run.train.memory_mb is None else int(run.train.memory_mb * 1e6)
@@ -73,8 +73,8 @@ def training_data(
         seen = moments(logs.transitions)
         known = seen if given is episodes else Ring(store, episodes).moments()
         how = scaling(known, spec)
-        # Stacked once, in NumPy: a batch that gathered its earlier rows on the device would save memory, and cost
-        # every algorithm and placement a second kind of data. What does not fit is streamed, and stacked by blocks.
+        # Histories are stacked once, in NumPy. Gathering them on the device would save memory, but would require a
+        # second kind of data in every algorithm and placement. Streamed rows are stacked by blocks.
         transitions = past.stacked(logs).transitions
         plan = schedule(updates, run.train.checkpoint_every, batches, warm_up)
 
@@ -86,7 +86,7 @@ def training_data(
     seen = ring.moments()
     known = seen if given is episodes else Ring(store, episodes).moments()
     how = scaling(known, spec)
-    # The window moves with the rows of the curves, which no cadence of saving changes.
+    # The window moves with the logged points of the curves, independent of checkpoints.
     plan = schedule(updates, 1, batches, warm_up)
     shape = window_shape(memory, spec, plan.log_every * run.train.batch_size)
 
@@ -94,8 +94,8 @@ def training_data(
     def stream(mesh: Mesh | None) -> Iterator[TrainingRows]:
         if mesh is not None:
             raise BadInput(
-                f"expected one device for data that are streamed, got {run.train.devices} in train.devices: allow more "
-                "in train.memory_mb, or set train.devices to 1."
+                f"streamed data need one device, train.devices is {run.train.devices}: raise train.memory_mb, or set "
+                "train.devices to 1"
             )
         with Stream(ring, how, shape, plan.chunk, run.seed) as window:
             yield window.source()
@@ -104,20 +104,22 @@ def training_data(
 
 
 def _reaching(known: Moments, seen: Moments) -> Moments:
-    """Moments of all rows that reach as far as those seen."""
+    """Return the moments of all rows with the range of the learner's rows."""
     return known._replace(observation_low=seen.observation_low, observation_high=seen.observation_high)
 
 
 def mesh_for(run: OpenedRun, members: int) -> Mesh | None:
-    """The devices to spread over, or None for one.
+    """Return the devices to spread members over, or None for one device.
 
     Raises:
-        ValueError: when the run asks for devices or a precision that this machine does not have.
+        ValueError: if this machine lacks the devices or the precision.
     """
     if run.train.precision != "float32" and jax.default_backend() == "cpu":
-        raise ValueError("expected an accelerator with bf16 products, got a CPU: set train.precision to float32.")
+        raise ValueError(
+            f"train.precision {run.train.precision} needs an accelerator with bf16 products, not a CPU: set float32"
+        )
     if run.train.devices == 1:
         return None
     if run.train.devices > jax.device_count():
-        raise ValueError(f"expected train.devices of at most {jax.device_count()}, got {run.train.devices}: lower it.")
+        raise ValueError(f"train.devices must be at most {jax.device_count()} here, got {run.train.devices}: lower it")
     return sharding.mesh_of(members, run.train.batch_size, jax.devices()[: run.train.devices])

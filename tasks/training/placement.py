@@ -1,9 +1,8 @@
-"""Placement of a population's members: all in one program, or each in a process of its own that is pinned to a core.
+"""Placement of a population's members: all in one program, or each in a process pinned to a core.
 
-On a CPU one program for several members may be slower than a process for each: products of small matrices fill a core
-and not two. Which is faster is measured once a run has shown that it is long, and written beside its checkpoints, so
-that it is resumed in the same way. The two agree to float tolerance (1e-5 in the tests), not to the bit.
-"""
+On a CPU one program may be slower than several processes, because products of small matrices use one core only. Long
+runs measure which is faster and write the choice beside the checkpoints, so that a resumed run makes the same choice.
+The results agree to float tolerance (1e-5 in the tests), not to the bit."""
 
 from __future__ import annotations
 
@@ -35,43 +34,43 @@ if TYPE_CHECKING:
     from tasks.progress import CurveLog, Report
 
 TRIAL_PAYS = 60.0
-"""Seconds that must be left of a run before it is worth some of them to find out what is faster."""
+"""Least remaining seconds of a run for which a measurement pays off."""
 MARGIN = 1.05
-"""How many times faster processes must be."""
+"""Least speed-up for which processes are chosen."""
 TRIAL_SECONDS = 1.0
 
 
 class Trained(NamedTuple):
-    """A population at the end of its training."""
+    """A trained population."""
 
     state: RunState
-    """States of all members and their curves, on the host."""
+    """States and curves of all members, on the host."""
     placement: Placement
     rate: float
-    """Gradient steps per second, of all members together; 0 where there was too little to measure."""
+    """Gradient steps per second of all members together; 0 if the run was too short to measure."""
 
 
 class Job(Reference):
-    """What a member's process is told to do."""
+    """Job of a member's process."""
 
     home: Path
     run: OpenedRun
     dataset: Dataset
     member: int
     trial: bool
-    """Whether to measure for a moment how fast the member trains, rather than to train it."""
+    """Whether to measure the training rate instead of training the member."""
 
 
 def train_population(training: TrainingRun, progress: Report | None = None, log: CurveLog | None = None) -> Trained:
-    """Train all members, in the placement that is faster.
+    """Train all members in the faster placement.
 
     Args:
-        training: what to train.
-        progress: told of gradient steps made, of all that each member makes.
-        log: takes the learning curves as they grow, where members share one program.
+        training: the population.
+        progress: called with the gradient steps per member.
+        log: record of the learning curves, if members share one program.
 
     Raises:
-        Diverged: when every member's training diverged.
+        Diverged: if every member diverged.
     """
     written = training.folder / "placement.json"
     placement = _prescribed(training)
@@ -100,7 +99,7 @@ def train_population(training: TrainingRun, progress: Report | None = None, log:
     started = time.monotonic()
     _run_each(training, range(len(training.members)), progress, trial=False)
     seconds = time.monotonic() - started
-    # Each member's process has left its last state; one that diverged does so again, and says no more than that.
+    # Each process has saved its last state; a diverged member diverges again, without further messages.
     with training.data.open(None) as rows:
         parts = [train_members(training, rows, only=member.index)[0] for member in training.members]
     joined: RunState = jax.tree.map(lambda *x: np.concatenate(x), *parts)
@@ -108,19 +107,19 @@ def train_population(training: TrainingRun, progress: Report | None = None, log:
 
 
 def train_share(training: TrainingRun, process: int, processes: int, progress: Report | None = None) -> list[int]:
-    """Train some members of a population, as one of several machines that share a home.
+    """Train one machine's share of a population, for several machines with a common home.
 
-    Their states are left where `train_population` finds them, on whatever machine: each member is a program of its own,
-    so that it is the same to the last bit whoever trains it on this kind of processor.
+    Checkpoints are left for `train_population`. Each member has its own program, so that every machine of the same
+    processor class computes the same bits.
 
     Args:
-        training: the population, which its run places in processes.
+        training: the population; its run places members in processes.
         process: number of this machine, from 0.
-        processes: how many share the members: each takes every `processes`-th.
-        progress: told of gradient steps made, of all that each of its members makes.
+        processes: number of machines: each takes every `processes`-th member.
+        progress: called with the gradient steps per member.
 
     Returns:
-        Indices of its members.
+        Indices of the trained members.
     """
     share = range(process, len(training.members), processes)
     _run_each(training, share, progress, trial=False)
@@ -128,11 +127,11 @@ def train_share(training: TrainingRun, process: int, processes: int, progress: R
 
 
 class _Switch(Exception):
-    """Ends the one program; its processes begin."""
+    """Switch from one program to processes."""
 
 
 def _prescribed(training: TrainingRun) -> Placement | None:
-    """The placement that the run or the machine leaves no choice about, or None."""
+    """Return the placement that run or machine dictates, or None."""
     train = training.run.train
     if train.members != "auto":
         return Placement(processes=train.members == "processes", reason="the run's configuration says so")
@@ -149,37 +148,37 @@ def _prescribed(training: TrainingRun) -> Placement | None:
 
 
 def cores() -> list[int]:
-    """The cores that this process may use."""
+    """Return the cores that this process may use."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
 
 
 def _measured(training: TrainingRun, rate: float, left: int) -> Placement:
-    """Compare one program, whose rate is known, with processes, of which a few try out what they reach together."""
+    """Compare the known rate of one program with the measured rate of trial processes."""
     count, available = len(training.members), cores()
     together = left / rate
     if together < TRIAL_PAYS:
-        return Placement(processes=False, reason=f"{together:.0f} s are left, too few to try processes")
+        return Placement(processes=False, reason=f"{together:.0f} s are left, too few to measure processes")
     started = time.monotonic()
     try:
         told = _run_each(training, range(min(count, len(available))), None, trial=True)
     except (Refused, OSError) as error:
-        # A trial may want more memory, or what only processes lack: a measurement is no reason to end a run.
+        # A failed measurement, for example for lack of memory, must not end the run.
         why = str(error).removesuffix(": see above.")
-        return Placement(processes=False, reason=f"a trial of processes failed: {why}")
+        return Placement(processes=False, reason=f"the measurement of processes failed: {why}")
     slowest, start = min(float(words[-1]) for words in told), time.monotonic() - started
     return faster(count, len(available), training.data.plan.updates, together, slowest, start)
 
 
 def faster(members: int, cores: int, updates: int, together: float, rate: float, start: float) -> Placement:
-    """Processes, when `start + ceil(members / cores) updates / rate` seconds are less than those of one program.
+    """Choose processes if `start + ceil(members / cores) updates / rate` seconds are less than one program takes.
 
     Args:
-        members: how many the population has.
-        cores: how many processes run at a time.
+        members: number of members.
+        cores: number of simultaneous processes.
         updates: gradient steps of each member.
-        together: seconds that one program has left.
-        rate: gradient steps per second of the slowest of as many processes as there are cores.
-        start: seconds until processes train.
+        together: remaining seconds of one program.
+        rate: gradient steps per second of the slowest process when all cores are busy.
+        start: seconds until processes begin to train.
     """
     apart = start + -(-members // cores) * updates / rate
     words = f"{members} members take {together:.0f} s in one program, {apart:.0f} s in processes on {cores} cores"
@@ -187,7 +186,7 @@ def faster(members: int, cores: int, updates: int, together: float, rate: float,
 
 
 def _run_each(training: TrainingRun, indices: Sequence[int], progress: Report | None, trial: bool) -> list[list[str]]:
-    """Start a process for each member, as many at a time as there are cores, and give back what they said."""
+    """Run a process for each member, one per core at a time, and return their output."""
     free: queue.SimpleQueue[int] = queue.SimpleQueue()
     for core in cores():
         free.put(core)
@@ -203,7 +202,9 @@ def _run_each(training: TrainingRun, indices: Sequence[int], progress: Report | 
                 for line in process.stdout:
                     said[index].append(line.strip())
             if process.returncode != 0:
-                raise Refused(f"expected member {index} to train, got exit code {process.returncode}: see above.")
+                raise Refused(
+                    f"the process of member {index} ended with exit code {process.returncode}: see its output above"
+                )
         finally:
             free.put(core)
 
@@ -231,7 +232,7 @@ def _start(training: TrainingRun, index: int, trial: bool, core: int) -> subproc
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        # A second thread on its one core would only cost time: a member that is pinned is always trained by one.
+        # A pinned member always uses one thread: a second one on the same core would cost time.
         env={**os.environ, "PJRT_NPROC": "1"} if pinned else None,
     )
     if pinned:
@@ -239,15 +240,15 @@ def _start(training: TrainingRun, index: int, trial: bool, core: int) -> subproc
     job = Job(home=training.home.root, run=training.run, dataset=training.dataset, member=index, trial=trial)
     assert process.stdin is not None
     process.stdin.write(job.model_dump_json() + "\n")
-    # It stays open as long as this process lives: its end is the other's.
+    # Closing this pipe ends the child process.
     process.stdin.flush()
     return process
 
 
 def main() -> None:
-    """A member's process: its job is the first line that it reads; it prints the steps made, or its rate."""
-    # Whatever else prints, such as a user's own algorithm, does so where errors go: here only numbers are read. It is
-    # never closed, for its end is that of the process to the parent, which then ends what still runs.
+    """Run a member's process: read the job from the first line, print the steps or the rate."""
+    # Other output, such as a user's algorithm's, goes to stderr: the parent reads only numbers from stdout. The stream
+    # is never closed, because its end tells the parent that this process has ended.
     numbers = os.dup(1)
     os.dup2(2, 1)
     job = Job.model_validate_json(sys.stdin.readline())
@@ -265,14 +266,14 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    """Nobody writes any more: when reading ends, the parent has gone, however it went."""
+    """Exit when the parent process dies, which closes the pipe."""
     while os.read(0, 1):
         pass
     os._exit(1)
 
 
 def _rate(training: TrainingRun, rows: TrainingRows) -> float:
-    """Gradient steps per second of a member alone, once compiled."""
+    """Return the gradient steps per second of a single member after compilation."""
     plan, algorithm = training.data.plan, training.algorithm
     state = init_population(algorithm, observed_spec(training.run), training.config, members([0], {}))
     advance = make_train_chunk(algorithm, plan.chunk, plan.log_every, training.run.train.batch_size)

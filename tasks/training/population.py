@@ -1,4 +1,4 @@
-"""A run's population: what it is before any training, and the training of all its members or of one alone."""
+"""Populations: preparation, and training of all members or of a single one."""
 
 from __future__ import annotations
 
@@ -45,81 +45,81 @@ if TYPE_CHECKING:
 
 
 class Diverged(Refused):
-    """No member of a learner stayed finite."""
+    """All members of a learner diverged."""
 
 
 class Identity(Reference):
-    """Everything that the result of a training depends on."""
+    """Everything that determines the result of a training."""
 
     dataset: str
     """Digest of the dataset."""
     train: Train
     evaluate: Evaluate | None
-    """Only where checkpoints are compared by the learned model."""
+    """Set only if the learned model compares checkpoints."""
     history: dict[str, int]
     held_out: float
     seed: int
     code: str
-    """Digest of the sources that take part."""
+    """Digest of the source files."""
     member: int | None = None
-    """Index of the one member that is trained alone."""
+    """Index of a member that is trained alone."""
 
     def digest(self) -> str:
-        """SHA-256 of its canonical JSON."""
+        """SHA-256 of the canonical JSON."""
         return digest_json(self.model_dump(mode="json"))
 
 
 class TrainingRun(NamedTuple):
-    """A population before any training."""
+    """A population before training."""
 
     home: Home
     run: OpenedRun
     dataset: Dataset
     algorithm: Algorithm
     config: Any
-    """The algorithm's `Config`, without what members differ in."""
+    """The algorithm's `Config`, without settings that differ between members."""
     members: list[Member]
     identity: Identity
     mesh: Mesh | None
-    """Devices that the members are spread over; None for one."""
+    """Devices to spread members over; None for one."""
     data: TrainingData
 
     @property
     def key(self) -> str:
-        """A short name of the identity, for folders."""
+        """Short form of the identity's digest, for folders."""
         return self.identity.digest()[:16]
 
     @property
     def folder(self) -> Path:
-        """The folder of checkpoints; another cadence of saving has its own, for its chunks would not fit."""
+        """Folder of checkpoints; each checkpoint interval has its own, because chunks would not match."""
         return self.home.folder("checkpoints", self.run.plant, f"{self.key}-{self.data.plan.chunk}")
 
 
 def learning_sources(run: OpenedRun) -> str:
-    """Digest of the sources on which a training's result depends."""
+    """Return the digest of the sources that determine a training."""
     known = algorithm_of(run.train)
     return digest_json([run_sources(run, "tasks.training.train"), known.sources()])
 
 
 def training_run(home: Home, run: OpenedRun, dataset: Dataset) -> TrainingRun:
-    """Check what a run says, and open its data.
+    """Check the settings of a run, and open the data.
 
     Args:
-        home: where its checkpoints will be kept.
-        run: its plant, seed, training and share of held-out episodes.
-        dataset: what to learn from.
+        home: home for the checkpoints.
+        run: plant, seed, settings of training, and held-out share.
+        dataset: training data.
 
     Raises:
-        ValueError: on an unknown hyper-parameter, or devices that are not there.
+        ValueError: if a hyper-parameter is unknown, or devices are missing.
     """
     algorithm, spec = algorithm_of(run.train).algorithm, observed_spec(run)
     config = configure(algorithm, run.train.hyperparameters, run.train.updates)
-    # What a seed does to two members they would have in common: each has one of its own.
+    # Each member has its own seed: members with a common seed would share its effects.
     found = [replace(each, seed=run.seed + each.index) for each in members(range(run.train.seeds), run.train.grid)]
     jax.eval_shape(lambda: init_population(algorithm, spec, config, found))
     mesh = mesh_for(run, len(found))
-    # How often a checkpoint is written, and whether members share a program, change a result to no more than the last
-    # bits, unless the best of the checkpoints that there are is what ships.
+    # The checkpoint interval and the placement change at most the last bits of a result, unless the best checkpoint
+    # ships.
     alike = {"checkpoint_every": 1, "members": "auto"} if run.train.ships == "last" else {}
     identity = Identity(
         dataset=dataset.digest,
@@ -144,22 +144,22 @@ def train_members(
     observe: Callable[[float, int], None] | None = None,
     log: CurveLog | None = None,
 ) -> tuple[RunState, float]:
-    """All members in one program, or one of them alone; by one process at a time, which others wait for.
+    """Train all members in one program, or a single member; one process at a time, others wait.
 
     Args:
-        training: what to train.
-        rows: its prepared transitions.
-        only: index of the one member to train, without the others; all by default.
-        progress: told of gradient steps made, of all that each member makes.
-        observe: told of the gradient steps per second, once known, and of the steps left; what it raises ends the run.
-        log: takes the learning curves as they grow.
+        training: the population.
+        rows: prepared transitions.
+        only: index of a single member to train. Default: all members.
+        progress: called with the gradient steps per member.
+        observe: called with the rate, once known, and the remaining steps; an exception ends the training.
+        log: record of the learning curves.
 
     Returns:
-        The state at the end, on the host (of a member alone that diverged, its last good state, whose curves end
-        there), and gradient steps of each member per second; 0 where there was too little to measure.
+        The final state on the host (for a single diverged member, the last good state), and the gradient steps per
+        second of each member; 0 if the run was too short to measure.
 
     Raises:
-        Diverged: when all members were trained and every one diverged.
+        Diverged: if all members were trained and every one diverged.
     """
     run, (algorithm, fresh) = training.run, _fresh(training, only)
     folder = training.folder if only is None else training.folder / f"member-{only}"
@@ -186,7 +186,7 @@ def train_members(
 
 
 def _fresh(training: TrainingRun, only: int | None) -> tuple[Algorithm, TrainState]:
-    """The algorithm as the run wants it computed, and the state that training begins in."""
+    """Return the algorithm in the run's precision, and the initial state."""
     run, spec, algorithm = training.run, observed_spec(training.run), training.algorithm
     if only is None:
         fresh = init_population(algorithm, spec, training.config, training.members)
@@ -203,16 +203,16 @@ def _fresh(training: TrainingRun, only: int | None) -> tuple[Algorithm, TrainSta
 
 
 def _score(training: TrainingRun) -> Callable[[RunState], float] | None:
-    """The value of a checkpoint's best member in the learned model, where the run ships the best checkpoint."""
+    """Return a function for the value of a checkpoint's best member in the learned model, if the best one ships."""
     run, normaliser, spec = training.run, training.data.scaling.normaliser, observed_spec(training.run)
     if run.train.ships == "last":
         return None
 
     @cache
     def evaluator() -> LearnedModelEvaluator:
-        # A run that is resumed at its end has nothing to compare, and fits no model.
+        # A run resumed at its end compares nothing, so it fits no model.
         store = reader.StoredDataset.open(training.dataset.store, training.dataset.digest)
-        # Of the held-out episodes only those that select: the others say what the selected member gains.
+        # Use the selection half of the held-out episodes only; the other half estimates the gain.
         select, _ = halves(read_logs(store, store.split(run.data.held_out)[1]))
         held_out = past_of(run, store).stacked(select)
         horizon = lasting(held_out, spec.horizon)
@@ -223,7 +223,7 @@ def _score(training: TrainingRun) -> Callable[[RunState], float] | None:
 
 
 def _shipped(training: TrainingRun, checkpoints: Checkpoints, end: RunState) -> RunState:
-    """The end, or the curves of the end with the members of the best checkpoint."""
+    """Return the final state, or the final curves with the members of the best checkpoint."""
     best = checkpoints.best() if training.run.train.ships == "best" else None
     if best is None:
         return end

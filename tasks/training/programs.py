@@ -1,4 +1,4 @@
-"""Compiled programs of a process that lives long."""
+"""Memory of compiled programs in long-lived processes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from pathlib import Path
 import jax
 
 MAPPED = 10_000
-"""Memory mappings from which on a process forgets its programs; Linux allows 65,530 (`vm.max_map_count`)."""
+"""Number of memory mappings at which caches are cleared; Linux allows 65,530 (`vm.max_map_count`)."""
 
 
 def forget_programs(most: int = MAPPED) -> None:
-    """Have JAX forget what this process compiled where that holds much memory; what is called again is compiled again.
+    """Clear JAX's caches if compiled programs hold many memory mappings.
 
-    A program keeps about ten memory mappings for as long as JAX knows it. Where a process has as many as Linux allows,
-    compiling the next one ends it by a segmentation fault.
+    Each program keeps about ten mappings. Beyond the limit of Linux, the next compilation ends in a segmentation fault.
 
     Args:
-        most: mappings that the process may have. Only Linux tells how many it has; elsewhere nothing is forgotten.
+        most: allowed number of mappings. Only Linux reports the number; elsewhere nothing is cleared.
 
     Example:
         >>> forget_programs()
@@ -26,5 +25,5 @@ def forget_programs(most: int = MAPPED) -> None:
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > most:
         jax.clear_caches()  # type: ignore[no-untyped-call]
-        # Much of what is left of them hangs together in circles.
+        # Reference cycles keep much of the caches alive.
         gc.collect()

@@ -1,4 +1,4 @@
-"""What `neorl train` learns from, whatever names it: one log in memory, with an account of how it was read."""
+"""Data for `neorl train`: one log in memory, with an account of how it was read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tasks.data.formats.recordings import Recording, RecordingAccount, per_episo
 from tasks.data.store.episodes import KEYS, transitions_of
 
 DIRECT = ("D4RL", "DSRL")
-"""Families whose files are learned from as they are."""
+"""Families of files that are used without ingestion."""
 
 
 def open_recording(
@@ -25,16 +25,16 @@ def open_recording(
     folder: Path | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Recording:
-    """The log that an argument names: a dataset by its digest or plant, or a source of any format.
+    """Open a dataset by digest or plant, or a source of any format.
 
-    A D4RL or DSRL file of continuous actions without a plant is read as it is; any other source becomes a dataset of
-    the home, whose rows have passed its checks.
+    A D4RL or DSRL file with continuous actions and without a plant is read directly; other sources are ingested, so
+    that their rows are checked.
 
     Args:
-        home: holds the datasets.
-        named: as `tasks.ingest.find_dataset` takes it.
-        options: what a source does not tell by itself.
-        folder: where the dataset is, if it was generated outside of the home.
+        home: home with the datasets.
+        named: argument for `tasks.ingest.find_dataset`.
+        options: facts that a source lacks.
+        folder: folder of a dataset that was generated outside the home.
         progress: called with (done, total, unit).
 
     Raises:
@@ -47,7 +47,7 @@ def open_recording(
         found_layout = read_isolated(named, horizon)
         if found_layout.family in DIRECT and found_layout.choices is None:
             return read(named, horizon, progress)
-    # A recording is learned from where the pipeline's own dependencies are not installed.
+    # Training on a recording works without the pipeline's dependencies.
     from tasks.ingest import find_dataset
 
     found = find_dataset(home, named, options, folder, progress)

@@ -1,4 +1,4 @@
-"""Train on one recording, without servers or ledger: policies, learning curves and a record in one folder."""
+"""Train on one recording without servers or ledger; write policies, curves and a record into one folder."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 SCHEMA = "neorl/run/1"
 SAVE_SECONDS = 10.0
-"""Least time between two checkpoints: what a killed run may lose."""
+"""Least time between two checkpoints: the most that a killed run loses."""
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
-"""Packages whose versions a record names."""
+"""Packages with versions in the record."""
 
 
 @dataclass(frozen=True)
@@ -46,29 +46,29 @@ class TrainedSeed:
 
     seed: int
     sound: bool
-    """Whether its metrics stayed finite and small; a policy that did not pass is not written."""
+    """Whether the metrics stayed finite and small; otherwise no policy is written."""
     metrics: dict[str, float | None]
-    """Each metric at the end of training; none where it is not finite."""
+    """Final value of each metric; None if not finite."""
     file: str | None = None
     digest: str | None = None
 
 
 @dataclass(frozen=True)
 class Record:
-    """What `run.json` holds of a run."""
+    """Content of `run.json`."""
 
     schema: str
     algorithm: str
     hyperparameters: Mapping[str, Setting]
-    """All of them, defaults included."""
+    """All hyper-parameters, including defaults."""
     updates: int
-    """Gradient steps that were made: those asked for, rounded up to whole rows of the learning curves."""
+    """Gradient steps, rounded up to whole points of the learning curves."""
     batch_size: int | None
     seeds: int
     code: str | None
-    """Digest of the sources that took part."""
+    """Digest of the source files."""
     data: RecordingAccount
-    """How the recording was read."""
+    """Account of how the recording was read."""
     members: tuple[TrainedSeed, ...]
     versions: dict[str, str]
     device: str
@@ -76,11 +76,11 @@ class Record:
 
 @dataclass(frozen=True)
 class TrainedRecording(Record):
-    """A run's record, where it lies and how fast it went."""
+    """Record of a run with folder and speed."""
 
     folder: str
     steps_per_second: float
-    """Gradient steps of all seeds together; 0 where there was too little to measure."""
+    """Gradient steps per second of all seeds together; 0 if the run was too short to measure."""
 
     def __str__(self) -> str:
         rate = f", {self.steps_per_second:,.0f} updates/s" if self.steps_per_second else ""
@@ -89,15 +89,15 @@ class TrainedRecording(Record):
             metrics = ", ".join(
                 f"{name} {'not finite' if value is None else f'{value:.4g}'}" for name, value in member.metrics.items()
             )
-            lines.append(f"  seed {member.seed}: {metrics}: {member.file or 'diverged, no policy is kept'}")
+            lines.append(f"  seed {member.seed}: {metrics}: {member.file or 'diverged, no policy written'}")
         return "\n".join([*lines, f"  {self.folder}: curves.png, curves.npz, run.json and the policies"])
 
 
 def check_overrides(algorithm: Algorithm, overrides: Mapping[str, Setting]) -> None:
-    """Find a wrong name before a file is read.
+    """Check names of hyper-parameters before reading files.
 
     Raises:
-        BadInput: on an unknown hyper-parameter.
+        BadInput: if a hyper-parameter is unknown.
     """
     with _settings_are_input():
         configure(algorithm, overrides)
@@ -124,27 +124,28 @@ def fit_recording(
     learning: FollowLearning | None = None,
     save_seconds: float = SAVE_SECONDS,
 ) -> TrainedRecording:
-    """Train one policy for each seed and write what came of it; a run that was killed goes on where it was.
+    """Train one policy per seed and write the results; a killed run resumes.
 
     Args:
-        log: what to learn from.
+        log: training data.
         out: folder for policy.npz (policy-<seed>.npz when there are several), curves.npz, curves.png, run.json and
             the checkpoints.
         known: the algorithm.
         updates: gradient steps.
-        seeds: how many, from 0.
-        overrides: hyper-parameters that differ from the algorithm's defaults.
+        seeds: number of seeds, from 0.
+        overrides: overrides of the algorithm's defaults.
         batch_size: transitions per gradient step.
-        progress: told of gradient steps made.
-        learning: keeps the learning curves as they grow.
+        progress: called with the number of gradient steps.
+        learning: opens the record of the learning curves.
         save_seconds: least time between two checkpoints.
 
     Returns:
-        What was written, and how fast training was.
+        The written record, with folder and speed.
 
     Raises:
-        BadInput: on an unknown algorithm or hyper-parameter, or an algorithm of another kind of actions.
-        Refused: when every seed diverged, or the folder holds another run.
+        BadInput: if the algorithm or a hyper-parameter is unknown, or the algorithm does not support the kind of
+            action.
+        Refused: if every seed diverged, or the folder belongs to a different run.
     """
     settings = overrides or {}
     with _settings_are_input():
@@ -183,17 +184,17 @@ def fit_recording(
         except FloatingPointError as error:
             raise Refused(f"{str(error).rstrip('.')} with --set ({saved.leave()}).") from error
         except KeyboardInterrupt:
-            print(f"\n  {saved.leave()}: give the same command again to go on", file=sys.stderr, flush=True)
+            print(f"\n  {saved.leave()}: run the same command again to resume", file=sys.stderr, flush=True)
             raise
     if not fitted.sound.any():
-        raise Refused("expected a seed whose training stayed finite, got none: lower the learning rates with --set.")
+        raise Refused(f"all {seeds} seeds of {known.algorithm.name} diverged: lower the learning rates with --set")
     record = _write(out, fitted, log, identity)
     return TrainedRecording(**vars(record), folder=str(out), steps_per_second=seeds * saved.rate())
 
 
 def _told(log: Recording, made_by: MadeBy) -> Learning:
-    """The training as a record of its curves names it."""
-    # Imported here, for a training without a record needs the core's libraries alone.
+    """Return the names of the training for the record of its curves."""
+    # Imported here, because a training without a record needs only the core's libraries.
     from tasks.references import Learning, LearningMember
 
     own = {"algorithm": made_by.algorithm, "updates": made_by.updates, "batch_size": made_by.batch_size}
@@ -229,7 +230,7 @@ def _write(out: Path, fitted: FitResult, log: Recording, identity: MadeBy) -> Re
         found = TrainedSeed(
             seed=member.seed,
             sound=bool(sound),
-            # JSON cannot hold what is not finite.
+            # JSON has no NaN or infinity.
             metrics={metric: value if np.isfinite(value) else None for metric, value in last.items()},
             file=name if sound else None,
             digest=save_policy(out / name, policy, log.spec, made_by._replace(seed=member.seed)) if sound else None,

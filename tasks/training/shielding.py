@@ -1,4 +1,4 @@
-"""The shield that a run's YAML describes, for a plant whose names and units it uses."""
+"""Build the shield of a run, with the plant's names and units."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from neorl_core.types import PlantSpec
 def shield_of(
     spec: PlantSpec, settings: Shield, envelope: tuple[npt.ArrayLike, npt.ArrayLike] | None = None
 ) -> ShieldParams:
-    """The shield as arrays: defaults where the run says nothing, its numbers by name where it does.
+    """Return the shield as arrays: the run's values by name, defaults elsewhere.
 
     Args:
-        spec: the plant's names, units and limits.
+        spec: names, units and limits of the plant.
         settings: the run's `shield`.
-        envelope: lowest and highest trusted observation, (O,) each; the spec's bounds unless given.
+        envelope: lowest and highest trusted observation, (O,) each. Default: the bounds of the spec.
 
     Raises:
-        BadInput: for a name that the plant does not have, a limit on one side without a buffer, a dwell time of
-            continuous actions, or a rate limit of discrete ones.
+        BadInput: for an unknown name, a one-sided limit without buffer, a dwell time of continuous actions, or a rate
+            limit of discrete actions.
 
     Example:
         >>> from neorl_core.plants import PLANTS
@@ -35,20 +35,18 @@ def shield_of(
     limits = [limit.name for limit in spec.constraints]
     if settings.dwell > 1 and spec.choices is None:
         raise BadInput(
-            f"expected no shield.dwell for {spec.name}, whose actions are continuous, got {settings.dwell}: limit "
-            "their rates by shield.rate_limits."
+            f"shield.dwell is {settings.dwell}, but {spec.name} has continuous actions: use shield.rate_limits"
         )
     if settings.rate_limits and spec.choices is not None:
         raise BadInput(
-            f"expected no shield.rate_limits for {spec.name}, whose actions are choices and not sizes, got some: limit "
-            "how often they change by shield.dwell."
+            f"shield.rate_limits names {', '.join(settings.rate_limits)}, but {spec.name} has a discrete action: "
+            "use shield.dwell"
         )
     for limit in spec.constraints:
         if not math.isfinite(limit.high - limit.low) and limit.name not in settings.buffers:
             raise BadInput(
-                f"expected shield.buffers to name '{limit.name}', which is limited on one side and so has no width to "
-                f"take a share of, got no buffer: say in {limit.unit} how far from it the plant's own controller takes "
-                "over."
+                f"'{limit.name}' is a one-sided limit, which has no default buffer: add it to shield.buffers, in "
+                f"{limit.unit}"
             )
     usual = default_shield(spec)
     buffers = _by_name("buffers", limits, settings.buffers, usual.margin_buffer[0])
@@ -67,11 +65,11 @@ def shield_of(
 def _by_name(
     key: str, names: Sequence[str], given: Mapping[str, float], usual: Sequence[float] | npt.ArrayLike
 ) -> list[float]:
-    """One number for each name: the given one, or the usual."""
+    """Return one number per name: the given one, or the default."""
     for name in given:
         if name not in names:
             raise BadInput(
-                f"expected shield.{key} to name some of {', '.join(repr(n) for n in names)}, got '{name}': "
+                f"shield.{key} has the unknown name '{name}', choose from {', '.join(repr(n) for n in names)}: "
                 f"{nearest(name, names)}"
             )
     return [given.get(name, float(value)) for name, value in zip(names, usual, strict=True)]  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Weights that trainings begin with, kept in the home by the digest of their file."""
+"""Initial weights of trainings, stored in the home by digest."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ FOLDER = "starts"
 
 
 def save_start(home: Home, state: TrainState) -> str:
-    """Keep the weights of a population's first member.
+    """Store the weights of a population's first member in `starts/`.
 
     Args:
-        home: keeps them in `starts/`.
-        state: at the end of a training, with a leading axis on every array.
+        home: the home.
+        state: final state of a training, with a leading axis on every array.
 
     Returns:
-        The digest by which a training names them.
+        The digest of the weights.
     """
     found = parameters_of(jax.tree.map(lambda x: np.asarray(x)[0], state.learner))
     data = npz_bytes({name: np.asarray(x) for name, x in found.items()})
@@ -35,28 +35,28 @@ def save_start(home: Home, state: TrainState) -> str:
 
 
 def start_file(home: Home, digest: str) -> Path:
-    """Where the weights of a digest lie."""
+    """Return the file of the weights with a digest."""
     return home.folder(FOLDER) / f"{digest}.npz"
 
 
 def with_start(home: Home, fresh: TrainState, digest: str) -> TrainState:
-    """A fresh population that begins with kept weights.
+    """Return a fresh population that starts from stored weights.
 
     Args:
-        home: keeps them.
-        fresh: as the seeds draw it.
-        digest: of the weights.
+        home: the home.
+        fresh: population with weights drawn by seed.
+        digest: digest of the weights.
 
     Raises:
-        Refused: when there are none of that digest, or they are those of other networks.
+        Refused: if the weights are missing, altered, or of different networks.
     """
     path = start_file(home, digest)
     got = file_sha256(path) if path.is_file() else "no file"
     if got != digest:
         raise Refused(
-            f"expected the weights {digest} at {path}, got {got}: 'neorl fleet retrain' of all sites makes them again."
+            f"the weights {digest} at {path} are unusable ({got}): 'neorl fleet retrain' of all sites makes them again"
         )
     try:
         return start_from(fresh, read_npz(path))  # type: ignore[arg-type]
     except ValueError as error:
-        raise Refused(f"{error}, in {path}: give the sites' learner the layers of the shared one.") from error
+        raise Refused(f"{error}, in {path}: give the sites' learner the layers of the shared policy") from error

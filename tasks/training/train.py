@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 def algorithm_modules(run: OpenedRun) -> list[str]:
-    """Our modules that the algorithms of a run are made of; code of a user's own counts by its digest, in the run."""
+    """Return the built-in modules of a run's algorithms; user code counts by its digest in the run."""
     return list(dict.fromkeys(name for alone in run.train.single_learners() for name in algorithm_of(alone).modules))
 
 
@@ -60,24 +60,23 @@ def train(
     identification: Identification = KNOWN,
     learning: FollowLearning | None = None,
 ) -> Population:
-    """Train the members of every learner, one for each seed and point of its grid, and keep each as a composite.
+    """Train the members of every learner, one per seed and grid point, and store each as a composite.
 
     Args:
-        home: where checkpoints, curves and bundles are kept.
-        run: its plant, seed, training and share of held-out episodes; and its evaluation where the best checkpoint
-            ships.
-        dataset: what to learn from.
-        progress: told of gradient steps made, of all that each member makes.
-        identification: of the constants that the shield predicts with.
-        protection: fallback and shield of a process without a simulator; a simulated plant brings its own.
-        learning: keeps the learning curves as they grow.
+        home: home for checkpoints, curves and bundles.
+        run: plant, seed, settings of training, and held-out share; settings of evaluation if the best checkpoint ships.
+        dataset: training data.
+        progress: called with the gradient steps per member.
+        identification: estimated constants, for the shield's predictions.
+        protection: fallback and shield of a log-only plant.
+        learning: opens the record of the learning curves.
 
     Returns:
         The members whose training stayed finite, and the learning curves of all.
 
     Raises:
-        BadInput: on an unknown algorithm or hyper-parameter, or devices that are not there.
-        Refused: when every member's training diverged.
+        BadInput: if an algorithm or hyper-parameter is unknown, or devices are missing.
+        Refused: if every member diverged.
     """
     members: list[Member] = []
     learners: list[TrainedLearner] = []
@@ -123,29 +122,29 @@ def train(
 def train_shares(
     home: Home, run: OpenedRun, dataset: Dataset, process: int, processes: int, progress: Report | None = None
 ) -> list[str]:
-    """Train one machine's share of every learner's members, before `train` gathers them on one machine.
+    """Train one machine's share of every learner's members; `train` on one machine then collects them.
 
     Args:
-        home: shared by the machines.
+        home: home that the machines share.
         run: as for `train`.
-        dataset: what to learn from.
+        dataset: training data.
         process: number of this machine, from 0.
-        processes: how many share the members.
-        progress: told of gradient steps made, of all that each member makes.
+        processes: number of machines.
+        progress: called with the gradient steps per member.
 
     Returns:
-        The members trained here, in words.
+        Titles of the trained members.
 
     Raises:
-        BadInput: on an unknown algorithm or hyper-parameter, or members that share one program.
-        Refused: when a member's process ended before its training.
+        BadInput: if an algorithm or hyper-parameter is unknown, or members share one program.
+        Refused: if a member's process ended early.
     """
     done = []
     for alone in run.train.single_learners():
         if alone.members != "processes":
             raise BadInput(
-                f"expected 'members: processes' in 'train' of {alone.algorithm}, got '{alone.members}': members of one "
-                "program cannot be shared among machines."
+                f"train.members of {alone.algorithm} is '{alone.members}', but machines can share only members in "
+                "processes: set it to processes"
             )
         training = _training(home, run.model_copy(update={"train": alone}), dataset)
         shown = _named(progress, alone) if run.train.beside else progress
@@ -155,7 +154,7 @@ def train_shares(
 
 
 def _named(progress: Report | None, learner: Learner) -> Report | None:
-    """Progress that says whose updates they are, where there are several learners."""
+    """Return progress that names the learner, if there are several."""
     return progress and (lambda done, total, unit: progress(done, total, f"{unit} of {learner.title}"))
 
 
@@ -169,19 +168,19 @@ def _training(home: Home, run: OpenedRun, dataset: Dataset) -> TrainingRun:
 def _trained(
     training: TrainingRun, place: int, progress: Report | None, learning: FollowLearning | None
 ) -> tuple[TrainedLearner, list[Policy | None]]:
-    """One learner at the end of its training, and the policy of each member, None of one that diverged."""
+    """Return the trained learner and the policy of each member; None for a diverged member."""
     plan = training.data.plan
     with learning(_told(training)) if learning else nullcontext() as log:
         trained = train_population(training, progress, log)
-        # What has diverged once is left out, whatever it came to later; the curves, saved with the state, remember it.
+        # A member that diverged once stays out even if it recovers; the saved curves show it.
         sound = ~np.asarray(diverged(trained.state.curves, training.data.scaling.limit))
         if log is not None:
             log.log(trained.state.curves, plan.updates)
             log.end(sound)
     if not sound.any():
         raise Diverged(
-            f"expected a member of {training.run.train.title} whose training stayed finite, got none: lower the "
-            "learning rates in 'train.hyperparameters'."
+            f"all {len(training.members)} members of {training.run.train.title} diverged: lower the learning rates in "
+            "'train.hyperparameters'"
         )
     found = policies(training.algorithm, trained.state.population, training.data.scaling.normaliser)
     folder = training.home.folder("runs", training.run.plant, "populations", training.key)
@@ -198,7 +197,7 @@ def _trained(
 
 
 def _told(training: TrainingRun) -> Learning:
-    """A training as a record of its curves names it: each member with its own settings."""
+    """Return the names of a training and its members for the record of curves."""
     run, config = training.run, training.config._asdict()
     members = []
     for member in training.members:
@@ -220,13 +219,13 @@ def _told(training: TrainingRun) -> Learning:
 
 
 def _varied(learner: Learner, hyperparameters: Mapping[str, float]) -> dict[str, float]:
-    """What tells a member from the others of its algorithm: its point of the grid, and the share of episodes."""
+    """Return the settings in which a member differs from others: grid point and share of episodes."""
     share = {"best_episodes": learner.best_episodes} if learner.best_episodes < 1.0 else {}
     return {**share, **hyperparameters}
 
 
 def _kept(training: TrainingRun, policy: Policy, protection: Bundle | None, identification: Identification) -> Bundle:
-    """A member's composite, as it could ship."""
+    """Store a member's composite."""
     run, plant = training.run, plant_of(training.run)
     composite = _shielded(plant, identification, policy, training.data.moments, run.shield, protection)
     return keep_bundle(training.home, composite._replace(history=observed_spec(run).history), plant)
@@ -240,7 +239,7 @@ def _shielded(
     settings: Shield,
     protection: Bundle | None,
 ) -> Composite:
-    """A policy behind a shield that knows how far its training data reach."""
+    """Put a policy behind a shield with the range of its training data."""
     if protection is not None:
         alone: Composite = load_bundle(protection.folder, protection.digest, plant.source)[1]
         return alone._replace(policy=policy)
@@ -250,12 +249,12 @@ def _shielded(
 
 
 def keep_bundle(home: Home, composite: Composite, plant: KnownPlant | str) -> Bundle:
-    """Write a composite under its own digest, once.
+    """Write a composite under its digest, once.
 
     Args:
-        home: where bundles are kept.
-        composite: what could ship.
-        plant: what it is for; a name is of one of ours.
+        home: home for the bundle.
+        composite: the composite.
+        plant: the plant, or the name of a built-in plant.
     """
     plant = plant_named(plant) if isinstance(plant, str) else plant
     digest = composite_digest(composite, plant)
@@ -267,12 +266,12 @@ def keep_bundle(home: Home, composite: Composite, plant: KnownPlant | str) -> Bu
 
 @cached(name="fallback")
 def fallback_composite(home: Home, run: OpenedRun, identification: Identification = KNOWN) -> Bundle:
-    """The plant's own controller as a composite: what the shield hands over to, and what may stand in for a candidate.
+    """Store the tuned controller as a composite: the fallback of the shield, and a possible champion.
 
     Args:
-        home: where bundles are kept.
-        run: its plant and shield, whose rate limits bind this controller too.
-        identification: of the constants that go with it.
+        home: home for the bundle.
+        run: plant and shield; rate limits apply to this controller too.
+        identification: estimated constants of the plant.
     """
     plant = plant_of(run)
     simulator = simulator_of(plant, identification)

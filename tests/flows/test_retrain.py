@@ -329,7 +329,7 @@ def test_kill_9_between_checkpoints_changes_nothing(
     assert process.wait() == -signal.SIGKILL
     finished = command("retrain", str(config), "--data", str(log))
     assert finished["exit"] == 0, finished
-    assert re.search(r"train: goes on from [1-3]00 of 400 updates", finished["stderr"]), finished["stderr"]
+    assert re.search(r"train: resumes at [1-3]00 of 400 updates", finished["stderr"]), finished["stderr"]
     assert {"ingest", "validate"} <= set(finished["reused"])
     # The same run undisturbed in another home.
     calm, run = Home(tmp_path / "calm"), load_run(config)

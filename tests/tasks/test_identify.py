@@ -94,7 +94,7 @@ FOUND = Identification(
 )
 def test_what_the_plant_does_not_have_is_named_in_one_sentence(plant: str, settings: Any, message: str) -> None:
     run = OpenedRun(plant=plant, identify=settings)
-    with pytest.raises(BadInput, match=re.escape(message)) as error:
+    with pytest.raises(BadInput, match=re.escape(message)):
         unknowns_of(run, PLANTS[plant])
 
 
@@ -228,7 +228,10 @@ def test_a_claim_says_what_was_identified_and_its_domain_is_rebuilt_to_the_bit()
     ],
 )
 def test_a_domain_that_does_not_fit_what_was_identified_is_refused(spoil: Any) -> None:
-    with pytest.raises(Refused, match=r"must be in both the domain and the posterior.*: use the version of the plant that the certificate is of"):
+    with pytest.raises(
+        Refused,
+        match=r"must be in both the domain and the posterior.*: use the version of the plant that the certificate is of",
+    ):
         claimed_simulator(REACTOR, spoil(claim_of(REACTOR, reactor_run(), FOUND)))
 
 

@@ -88,5 +88,5 @@ def test_fleet_without_logs_starts_no_server(no_servers: Home, tmp_path: Path, m
         run_fleet(fleet, None)
     # An unencrypted Dask address of another machine starts no server either.
     monkeypatch.setenv("NEORL_DASK_SCHEDULER", "tcp://10.0.0.7:8786")
-    with pytest.raises(BadInput, match="to begin with tls://"):
+    with pytest.raises(BadInput, match="must begin with tls://"):
         run_fleet(fleet, None)

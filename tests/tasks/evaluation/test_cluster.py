@@ -122,7 +122,7 @@ def test_a_fleet_asks_of_the_cluster_what_others_ask(address: str, monkeypatch: 
 
     monkeypatch.setattr(cluster, "CALL", "1s")
     for refused, told in (
-        ("tcp://10.0.0.7:8786", r"expected NEORL_DASK_SCHEDULER to begin with tls://"),
+        ("tcp://10.0.0.7:8786", r"NEORL_DASK_SCHEDULER must begin with tls://"),
         (f"tcp://127.0.0.1:{free_port()}", "start it, or unset the variable"),
     ):
         monkeypatch.setenv("NEORL_DASK_SCHEDULER", refused)

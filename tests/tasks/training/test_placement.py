@@ -51,7 +51,7 @@ def test_a_trial_that_fails_ends_no_run(reference: Dataset, tmp_path: Path) -> N
     lost = training._replace(dataset=reference.model_copy(update={"store": tmp_path / "gone"}))
     found = _measured(lost, rate=1e-3, left=40)
     assert not found.processes
-    assert "a trial of processes failed" in found.reason
+    assert "the measurement of processes failed" in found.reason
     assert "exit code 1" in found.reason
 
 

@@ -127,7 +127,7 @@ def test_members_of_one_program_cannot_be_shared(
     monkeypatch.chdir(tmp_path)
     words = ["members", str(config), "--data", f".neorl/generated/{log.name}", "--processes", "2"]
     assert neorl(words) == 2
-    assert "expected 'members: processes' in 'train' of td3_bc, got 'vmapped': members" in capsys.readouterr().err
+    assert "train.members of td3_bc is 'vmapped'" in capsys.readouterr().err
     assert neorl([*words, "--process", "2"]) == 2
     assert "--process must be below --processes (2), got 2: numbers start at 0." in capsys.readouterr().err
 

@@ -171,7 +171,7 @@ def test_members_in_processes_are_those_of_one_program(
 ) -> None:
     """To 1e-5 after 40 updates."""
     assert not undisturbed.learners[0].placement.processes
-    assert "too few to try" in undisturbed.learners[0].placement.reason
+    assert "too few to measure" in undisturbed.learners[0].placement.reason
     apart = train(Home(tmp_path), reactor_run(train={"members": "processes"}), reference)
     assert apart.learners[0].placement == Placement(processes=True, reason="the run's configuration says so")
     with np.load(undisturbed.learners[0].curves) as one, np.load(apart.learners[0].curves) as other:
@@ -260,7 +260,6 @@ def test_what_is_not_known_is_one_sentence(
     with pytest.raises(BadInput) as error:
         train(Home(tmp_path), reactor_run(train=settings), reference)
     text = str(error.value)
-    assert "expected" in text
     assert text.count(". ") == 0
     assert all(name in text for name in named), text
     assert not (tmp_path / "checkpoints").exists()
@@ -283,7 +282,7 @@ def test_what_counts_as_divergence_is_scaled_as_the_rewards_are(reference: Datas
             train_members(strict, rows)
         train_members(training, rows)
     # The same of a training that is over, of which the curves alone tell.
-    with pytest.raises(Diverged, match="whose training stayed finite, got none"):
+    with pytest.raises(Diverged, match=r"all \d+ members of .* diverged"):
         _trained(strict, 0, None, None)
 
 

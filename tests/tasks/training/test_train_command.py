@@ -137,7 +137,7 @@ def test_an_interrupted_run_says_where_it_goes_on(
     def interrupt(updates: int, *_: Any) -> None:
         nonlocal reached
         if updates:
-            with pytest.raises(Refused, match=f"expected nobody else to train in {tmp_path}, got another run"):
+            with pytest.raises(Refused, match=f"another training is active in {tmp_path}"):
                 fit_recording(log, tmp_path, TD3_BC, **SETTINGS)
             reached = updates
             signal.raise_signal(signal.SIGINT)
@@ -197,7 +197,7 @@ def test_divergence_is_refused_and_leaves_no_policy(
         (["--algorithm", "td3_bc", "--set", "temperature=1"], "unknown hyper-parameter 'temperature' of td3_bc"),
         (["--algorithm", "td3_bc", "--set", "hidden=8"], "hidden of td3_bc must be like (64, 64), got 8"),
         (["--algorithm", "td3_bc", "--set", "alpha=two"], "alpha of td3_bc must be like 2.5, got 'two'"),
-        (["--algorithm", "td3_bc", "--set", "discount=1.5"], "expected discount of td3_bc from 0 to 1, got 1.5"),
+        (["--algorithm", "td3_bc", "--set", "discount=1.5"], "discount of td3_bc must be from 0 to 1, got 1.5"),
         (["--set", "alpha"], "--set must have the form name=value, got 'alpha'"),
         (["--updates", "0"], "'--updates'"),
         (["--horizon", "100"], "so a horizon does not apply"),
@@ -218,7 +218,7 @@ def test_a_wrong_file_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixt
     write_d4rl(tmp_path / "short.hdf5", walk(50), rewards=None)
     write_d4rl(tmp_path / "nan.hdf5", walk(50), rewards=np.full(50, np.nan))
     for name, says in [
-        ("none", "expected a source at"),
+        ("none", "there is no source"),
         ("text", "starts with"),
         ("short", "no array 'rewards'"),
         ("nan", "got 50 with NaN or infinity in rewards"),
