@@ -1,4 +1,4 @@
-"""What can be shown of a process's composite without a simulator: its limits, its hand-over, and its fallback."""
+"""Checks of a log-only plant's composite: bounds, support and fallback."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ from tasks.references import (
 from tasks.stages import cached
 
 INPUTS = 20_000
-"""Inputs for which bounds and rates are looked at."""
+"""Number of inputs for the check of bounds and rates."""
 ODD = (0.0, -0.0, 1e-38, -1e-38, 1e30, -1e30, 3.4e38, np.inf, -np.inf, np.nan)
-"""Numbers of every kind that instruments and bad conversions give."""
+"""Odd numbers that instruments and bad conversions produce."""
 EPISODES = 128
-"""Held-out starts at most from which episodes are run in the learned model."""
+"""Largest number of held-out starts for episodes in the learned model."""
 HORIZON = 500
-"""Steps of an episode in the learned model at most: beyond, its errors have added up."""
+"""Largest number of steps per episode in the learned model, because errors accumulate."""
 
 
 @cached()
 def examine(home: Home, run: OpenedRun, dataset: Dataset, population: Population, evaluation: Evaluation) -> Protection:
-    """Look at fallback, bounds and support of the selected composite, on held-out rows and on inputs of every kind.
+    """Check fallback, bounds and support of the selected composite, on held-out rows and on odd inputs.
 
     Args:
-        home: unused; every stage takes it.
-        run: its plant, seed, fallback, support and share of held-out episodes.
-        dataset: whose held-out rows are answered; the support is judged by those that did not calibrate it.
+        home: unused; every task takes it.
+        run: plant, seed, fallback, support, and held-out share.
+        dataset: dataset with the held-out rows; rows that calibrated the support do not judge it.
         population: the members.
-        evaluation: which of them was selected.
+        evaluation: names the selected member.
     """
     spec, bundle = plant_of(run).spec, population.members[evaluation.selected].bundle
     composite = load_bundle(bundle.folder, bundle.digest, run.source)[1]
@@ -74,15 +74,15 @@ def examine(home: Home, run: OpenedRun, dataset: Dataset, population: Population
 def estimate(
     home: Home, run: OpenedRun, dataset: Dataset, population: Population, evaluation: Evaluation, model: LearnedModel
 ) -> ModelEstimate:
-    """Run composite and fallback in the learned model, from held-out starts: an estimate, never a certificate.
+    """Run composite and fallback in the learned model from held-out starts: an estimate, never a certificate.
 
     Args:
-        home: unused; every stage takes it.
-        run: its plant, seed, evaluation and share of held-out episodes.
-        dataset: where held-out episodes begin.
+        home: unused; every task takes it.
+        run: plant, seed, settings of evaluation, and held-out share.
+        dataset: dataset with the held-out starts.
         population: the members.
-        evaluation: which of them was selected.
-        model: what they are run in.
+        evaluation: names the selected member.
+        model: the learned model.
     """
     spec, logs, found = plant_of(run).spec, held_out_logs(run, dataset), load_model(model, plant_of(run).spec)
     bundle = population.members[evaluation.selected].bundle
@@ -112,7 +112,7 @@ def estimate(
     ours, theirs = run_of(composite), run_of(composite._replace(policy=None))
 
     def returns(episodes: ModelEpisodes) -> Interval:
-        # Members are plants that may all be wrong alike: episodes are the units, as far as the model is right.
+        # Model members may share errors, so episodes are the units of the interval.
         return Interval(**mean_interval(np.asarray(episodes.ret).mean(axis=0), run.evaluate.confidence)._asdict())
 
     return ModelEstimate(
@@ -127,13 +127,13 @@ def estimate(
 
 
 def held_out_logs(run: OpenedRun, dataset: Dataset) -> Logs:
-    """The held-out episodes of a dataset."""
+    """Return the held-out episodes of a dataset."""
     store = reader.StoredDataset.open(dataset.store, dataset.digest)
     return read_logs(store, store.split(run.data.held_out)[1])
 
 
 def applied_before(logs: Logs) -> npt.NDArray[np.floating]:
-    """(N, A) the action that was in force before each step: of an episode's first step, its own."""
+    """Return the action applied before each step, (N, A); for an episode's first step, its own action."""
     action = np.asarray(logs.transitions.action)
     before = np.roll(action, 1, axis=0)
     before[logs.starts] = action[logs.starts]
@@ -143,12 +143,12 @@ def applied_before(logs: Logs) -> npt.NDArray[np.floating]:
 def trusted_rows(
     spec: PlantSpec, composite: Composite, logs: Logs
 ) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.bool_]]:
-    """What the policy would do at each row, taken by itself, and whether the shield would let it.
+    """Return the policy's action at each row alone, and whether the shield would allow it.
 
     Args:
-        spec: the process.
-        composite: of policy, shield and fallback.
-        logs: the rows, without a history.
+        spec: spec of the plant.
+        composite: policy, shield and fallback.
+        logs: the rows, without history.
     """
     shield = composite.shield
     policy = composite.policy
@@ -167,7 +167,7 @@ def trusted_rows(
 
 
 def _limits(spec: PlantSpec) -> tuple[jax.Array, jax.Array]:
-    """The limits of the observed signals; one on what is not observed cannot be estimated."""
+    """Return the limits of observed signals; other limits cannot be estimated."""
     by_name = {limit.name: limit for limit in spec.constraints}
     low = [by_name[name].low if name in by_name else -np.inf for name in spec.observation.names]
     high = [by_name[name].high if name in by_name else np.inf for name in spec.observation.names]
@@ -201,7 +201,7 @@ def _check_fallback(run: OpenedRun, spec: PlantSpec, composite: Composite, logs:
 
 
 def _check_bounds(run: OpenedRun, spec: PlantSpec, composite: Composite, logs: Logs) -> BoundsCheck:
-    """Two steps each from inputs near the logs, far from them, and of every odd kind."""
+    """Run two steps from inputs near the logs, far from them, and odd ones."""
     draw = np.random.default_rng(run.seed)
     t, count = logs.transitions, INPUTS
     rows = draw.integers(len(t.reward), size=(2, count))
@@ -221,7 +221,7 @@ def _check_bounds(run: OpenedRun, spec: PlantSpec, composite: Composite, logs: L
     def two(first: jax.Array, second: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
         begun = controller.init(composite, first)
         state, one = controller.act(composite, begun, first, before)
-        # What is not known counts as the last action given out, and what cannot be in force as the nearest that can.
+        # An unknown applied action counts as the last output; an impossible one as the nearest possible.
         force = jnp.clip(jnp.where(jnp.isfinite(before), before, begun.action), shield.action_low, shield.action_high)
         _, other = controller.act(composite, state, second, one)
         return jnp.stack([one, other]), jnp.stack([force, one])
@@ -232,7 +232,7 @@ def _check_bounds(run: OpenedRun, spec: PlantSpec, composite: Composite, logs: L
     rounding = 4 * np.finfo(np.float32).eps * np.maximum(np.abs(low), np.abs(high))
     beyond = np.maximum(low - found, found - high) / (high - low)
     moved = (np.abs(found - before) - np.asarray(shield.rate_limit, np.float64) - rounding) / (high - low)
-    # A NaN would pass a comparison; it is the worst of all.
+    # A NaN would pass a comparison, so it counts as the worst case.
     worst = (float(np.max(np.where(np.isnan(x), np.inf, x))) for x in (beyond, moved))
     return BoundsCheck(inputs=2 * count, **dict(zip(("beyond_bounds", "beyond_rates"), worst, strict=True)))
 

@@ -1,12 +1,10 @@
-"""Drift of a plant: its newest logs beside those that its champion, or of a process its shadow, learned from.
+"""Drift detection: compare a plant's newest logs with the data of its champion or shadow.
 
-Each signal is watched by itself, in blocks so long that the variance of their means has stopped growing with length:
-whether it lies higher, or lower (by a block's mean), and whether it lies farther out (by its mean square). What
-predicts one step ahead is watched by its errors. The evidence of all is one: with blocks of L steps, L times a
-Shiryaev-Roberts sum of e-values grows by at most a unit a step on average while blocks are exchangeable, and so does
-every weighted mean of such sums. So the stated rate of false alarms is that of the whole plant, however many signals it
-has.
-"""
+Each signal is tested separately for a higher mean, a lower mean and a larger mean square, in blocks long enough that
+their means are uncorrelated. A one-step predictor is tested by its errors. The evidence of all tests is combined: with
+blocks of L steps, L times a Shiryaev-Roberts sum of e-values grows by at most one per step on average while blocks are
+exchangeable, and so does every weighted mean of such sums. Therefore the stated rate of false alarms applies to the
+whole plant, for any number of signals."""
 
 from __future__ import annotations
 
@@ -39,35 +37,35 @@ from tasks.references import CandidateRecord, Dataset, DriftGroup, DriftRecord, 
 Floats = npt.NDArray[np.float64]
 
 PLATEAU = 0.9
-"""Share of what is surely the largest variance of block means, per step, that counts as all of it."""
+"""Share of the largest variance of block means, per step, that counts as converged."""
 AGAIN = 0.1
-"""Correlation with itself, after it was none, from which on a signal counts as periodic."""
+"""Autocorrelation after a zero crossing above which a signal counts as periodic."""
 MOST_BLOCKS = 4000
 """Blocks of a signal that are ranked one by one."""
 MOST_ROWS = 300_000
-"""Rows of the reference that are read: of a longer one the newest."""
+"""Largest number of reference rows; a longer reference is cut to the newest rows."""
 MODEL = "one-step prediction"
 
 
 class NothingNewer(Refused):
-    """The logs hold nothing that is newer than what the champion learned from."""
+    """The logs contain nothing newer than the champion's data."""
 
 
 class Watched(NamedTuple):
-    """What is in force for a plant, and what it learned from."""
+    """The champion or shadow in force, with its dataset."""
 
     entry: Entry
-    """Of the promotion, or of a process's shadow."""
+    """Entry of the promotion or shadow."""
     record: CandidateRecord
 
 
 class Stream(NamedTuple):
-    """One signal of the reference and of the newer logs, as scores that grow when it drifts."""
+    """Scores of one signal in the reference and the newer logs; drift makes them grow."""
 
     name: str
     group: DriftGroup
     known: tuple[Floats, ...]
-    """(n,) each, by step of the reference in the order of time; a block's score is its mean."""
+    """(n,) each, by step of the reference in chronological order; a block's score is the mean."""
     known_episode: npt.NDArray[np.int64]
     """(n,)"""
     new: tuple[Floats, ...]
@@ -76,43 +74,45 @@ class Stream(NamedTuple):
 
 
 class Logged(NamedTuple):
-    """A drift in the ledger."""
+    """A logged drift record."""
 
     entry: Entry
     finding: DriftRecord
 
 
 def watched_of(ledger: Ledger, plant: str) -> Watched:
-    """The champion of a plant with the record of its candidate, or of a process its shadow.
+    """Return a plant's champion or shadow, with the candidate's record.
 
     Raises:
-        Refused: when it has neither.
+        Refused: if the plant has neither.
     """
     entries = ledger.entries()
     found = champion(entries, plant)
     if found is None and (shadow := shadows.shadow(entries, plant)) is not None:
         found = shadow.entry
     if found is None:
-        raise Refused(f"expected a champion or a shadow of {plant} to hold new logs against, got none: retrain it.")
+        raise Refused(f"{plant} has neither champion nor shadow to compare new logs with: retrain it")
     return Watched(found, record_of(ledger.entry(found.body["candidate"])).at(ledger.home.root))
 
 
 def watch(home: Home, run: OpenedRun, dataset: Dataset, alarms_per_year: float) -> Logged:
-    """Hold newer logs against those of the champion, and log what is found, once.
+    """Compare newer logs with the champion's data, and log the result once.
 
     Args:
-        home: of the ledger.
-        run: its plant.
-        dataset: the newer logs; episodes that the champion's dataset holds are left out.
-        alarms_per_year: false alarms in a year of watching that are put up with.
+        home: home with the ledger.
+        run: names the plant.
+        dataset: the newer logs; episodes of the champion's dataset are left out.
+        alarms_per_year: accepted false alarms per year.
 
     Raises:
-        BadInput: when that rate is not positive.
-        NothingNewer: when there is nothing new in the logs.
-        Refused: when there is neither champion nor shadow.
+        BadInput: if the rate is not positive.
+        NothingNewer: if the logs contain nothing new.
+        Refused: if there is neither champion nor shadow.
     """
     if not alarms_per_year > 0:
-        raise BadInput(f"expected a positive number of false alarms a year, got {alarms_per_year:g}: such as 0.1.")
+        raise BadInput(
+            f"the number of false alarms per year must be positive, got {alarms_per_year:g}: use for example 0.1"
+        )
     ledger = Ledger.open(home)
     watched = watched_of(ledger, run.plant)
     for entry in ledger.entries("drift", run.plant):
@@ -129,7 +129,7 @@ def watch(home: Home, run: OpenedRun, dataset: Dataset, alarms_per_year: float) 
 
 
 def step_seconds(spec: PlantSpec) -> float:
-    """Seconds of a plant's step; 1, which keeps any rate of alarms that is meant, where its time has no unit."""
+    """Return the seconds per step; 1 if the plant's time has no unit."""
     try:
         return spec.dt * conversion(spec.time_unit, "s")[0]
     except ValueError:
@@ -137,15 +137,15 @@ def step_seconds(spec: PlantSpec) -> float:
 
 
 def evidence_of(streams: list[Stream], new: Logs) -> tuple[Floats, list[SignalDrift]]:
-    """Watch all streams over the newer logs.
+    """Test all streams over the newer logs.
 
     Args:
         streams: the signals.
-        new: the newer logs, of N steps.
+        new: the newer logs, N steps.
 
     Returns:
-        (N,) log of the mean evidence after each step, and the finding of each signal; nothing is watched before the
-        first block has ended.
+        (N,) log of the mean evidence after each step, and the result of each signal. Evidence starts with the end of
+        the first block.
     """
     counts = {group: sum(stream.group == group for stream in streams) for group in {s.group for s in streams}}
     total, found = np.full(len(new.episode), -np.inf), list[SignalDrift]()
@@ -158,17 +158,17 @@ def evidence_of(streams: list[Stream], new: Logs) -> tuple[Floats, list[SignalDr
 
 
 def block_length(scores: Sequence[Floats]) -> int:
-    """The least steps of a block after which its mean has forgotten the one before, as far as a reference can tell.
+    """Return the least block length for which block means are uncorrelated, estimated from the reference.
 
-    With blocks of L steps, L times the variance of their means grows with L while neighbours are correlated, also where
-    the correlation is slight and long, which no estimate by the first lags sees. Flyvbjerg and Petersen 1989, Error
+    With blocks of L steps, L times the variance of block means grows with L while neighbours are correlated, also if
+    the correlation is weak and long, which estimates from the first lags miss. Flyvbjerg and Petersen 1989, Error
     estimates on averages of correlated data (Journal of Chemical Physics 91).
 
     Args:
-        scores: (n,) each, of the reference in the order of time.
+        scores: (n,) each, of the reference in chronological order.
 
     Returns:
-        At most so many that `LEAST_REFERENCE` blocks remain.
+        The block length, limited so that `LEAST_REFERENCE` blocks remain.
     """
     longest = max(len(scores[0]) // LEAST_REFERENCE, 1)
     lengths = sorted({*(2**k for k in range(longest.bit_length())), longest})
@@ -176,7 +176,7 @@ def block_length(scores: Sequence[Floats]) -> int:
     for score in scores:
         whole = ((length, len(score) // length * length) for length in lengths)
         grown = np.asarray([length * score[:rows].reshape(-1, length).mean(axis=1).var() for length, rows in whole])
-        # A variance of k means is known to a share sqrt(2 / k) of it.
+        # The variance of k means has relative standard error sqrt(2 / k).
         sure = grown * (1 - 2 * np.sqrt(2 * np.asarray(lengths) / len(score)))
         needed = max(needed, lengths[int(np.argmax(grown >= PLATEAU * sure.max()))])
         day = max(day, _period(score, longest))
@@ -184,9 +184,9 @@ def block_length(scores: Sequence[Floats]) -> int:
 
 
 def _period(score: Floats, longest: int) -> int:
-    """Steps after which a signal comes again, such as those of a day; 1 where it does not.
+    """Return the period of a signal in steps, such as a day; 1 if it is not periodic.
 
-    Blocks of a part of a day are not exchangeable, however little one tells of the next.
+    Blocks of a part of a period are not exchangeable, even if they are uncorrelated.
     """
     x = score - score.mean()
     if longest < 2 or not (variance := float(x @ x)) > 0:
@@ -197,17 +197,17 @@ def _period(score: Floats, longest: int) -> int:
     most = float(rho[later].max()) if later.any() else 0.0
     if most < AGAIN:
         return 1
-    # The first of its multiples that is about as high, at the top of its hill.
+    # Take the first peak that is about as high as the highest.
     first = int(np.argmax(later & (rho >= PLATEAU * most)))
     return first + int(np.argmax(rho[first : first + first // 2 + 1]))
 
 
 def _watch_stream(stream: Stream, new: Logs) -> tuple[Floats, SignalDrift]:
-    """(N,) log evidence of one signal after each step, in steps, and its finding."""
+    """Return the log evidence of one signal after each step, (N,), and its result."""
     rows = len(new.episode)
     length = block_length(stream.known)
     times = math.ceil(rows / MOST_BLOCKS / length)
-    # A reference that is short beside the newer logs needs its blocks more than they need to be few.
+    # With a short reference, keep more reference blocks rather than longer ones.
     while times > 1 and len(_blocks(stream.known[0], stream.known_episode, times * length)[0]) < LEAST_REFERENCE:
         times //= 2
     length *= times
@@ -224,7 +224,7 @@ def _watch_stream(stream: Stream, new: Logs) -> tuple[Floats, SignalDrift]:
         name=stream.name,
         group=stream.group,
         shift=stream.shift,
-        # Nothing watched is evidence of nothing: the factor that it starts from, 1.
+        # Without a block the evidence has its initial value, 1.
         log_evidence=float(own.max()) if blocks else 0.0,
         blocks=blocks,
         reference_blocks=known,
@@ -234,9 +234,9 @@ def _watch_stream(stream: Stream, new: Logs) -> tuple[Floats, SignalDrift]:
 
 
 def _blocks(scores: Floats, episode: npt.NDArray[np.int64], length: int) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """Means of blocks of so many consecutive steps at least, and the last step of each.
+    """Return the means of blocks with at least `length` steps, and the last step of each.
 
-    A block is as many whole episodes as it takes, for episodes begin alike; one that is longer is cut into several.
+    A block consists of whole episodes, because all episodes begin alike; longer episodes are cut.
     """
     lasts = np.flatnonzero(np.diff(episode, append=episode[-1] + 1)).tolist()
     ends, begin = list[int](), 0
@@ -257,12 +257,11 @@ def _finding(run: OpenedRun, watched: Watched, dataset: Dataset, alarms_per_year
     own = StoredDataset.open(record.dataset.store, record.dataset.digest)
     store = StoredDataset.open(dataset.store, dataset.digest)
     unseen = new_episodes(store, own)
-    # All that came is looked at, so that some of it may be the champion's own; read in another way its episodes differ.
+    # Monitoring reads all files that arrived, including the champion's own; read differently, its episodes differ.
     same = {source.sha256 for source in dataset.sources} <= {source.sha256 for source in record.dataset.sources}
     if same or not unseen.size:
         raise NothingNewer(
-            f"expected logs that version {record.version} of {run.plant} has not learned from, got those of its own "
-            "dataset: give newer ones."
+            f"version {record.version} of {run.plant} has learned from all of these logs: name newer logs"
         )
     known, new = _newest(own), read_logs(store, unseen)
     streams = [*_signals(spec, known, new), _model(spec, record.model, known, new)]
@@ -288,14 +287,14 @@ def _finding(run: OpenedRun, watched: Watched, dataset: Dataset, alarms_per_year
 
 
 def _newest(store: StoredDataset) -> Logs:
-    """The newest rows of a dataset, as many as are read at most, in the order of time."""
+    """Return the newest rows of a dataset in chronological order, up to the limit."""
     lengths = np.diff(store.episodes)
     behind = np.cumsum(lengths[::-1])[::-1]
     return read_logs(store, np.flatnonzero((behind <= MOST_ROWS) | (np.arange(len(lengths)) == len(lengths) - 1)))
 
 
 def _signals(spec: PlantSpec, known: Logs, new: Logs) -> Iterator[Stream]:
-    """Observations, actions and rewards in deviations of the reference: up, down and squared."""
+    """Yield scores of observations, actions and rewards, in standard deviations of the reference: up, down, squared."""
     groups: tuple[tuple[DriftGroup, tuple[str, ...]], ...] = (
         ("observations", spec.observation.names),
         ("actions", vector_space(spec).names),
@@ -304,7 +303,7 @@ def _signals(spec: PlantSpec, known: Logs, new: Logs) -> Iterator[Stream]:
     before, after = _columns(spec, known), _columns(spec, new)
     for group, names in groups:
         mean, deviation = before[group].mean(axis=0), before[group].std(axis=0)
-        # One that never moved there may move by what is next to nothing.
+        # A signal that is constant in the reference has a tiny tolerance.
         deviation = np.where(varies(mean, deviation), deviation, 1e-6 * np.abs(mean) + 1e-9)
         for i, name in enumerate(names):
             z, z_new = ((columns[group][:, i] - mean[i]) / deviation[i] for columns in (before, after))
@@ -313,7 +312,7 @@ def _signals(spec: PlantSpec, known: Logs, new: Logs) -> Iterator[Stream]:
 
 
 def _columns(spec: PlantSpec, logs: Logs) -> dict[DriftGroup, Floats]:
-    """(N, ...) values of each group of what is logged."""
+    """Return the logged values of each group, (N, ...)."""
     t = logs.transitions
     return {
         "observations": np.asarray(t.observation, np.float64),
@@ -323,9 +322,9 @@ def _columns(spec: PlantSpec, logs: Logs) -> dict[DriftGroup, Floats]:
 
 
 def _model(spec: PlantSpec, model: LearnedModel | None, known: Logs, new: Logs) -> Stream:
-    """Errors of one-step predictions, 1 on average over the reference: of the process's own model, or a linear law."""
+    """Return errors of one-step predictions by the learned model or a linear law; mean 1 over the reference."""
     if model is not None:
-        # Of the episodes that it was not fitted to.
+        # Errors on episodes that the model was not fitted to.
         reference = read_npz(model.residuals)
         before, episode = np.asarray(reference["scores"], np.float64), np.asarray(reference["episode"])
         after = one_step_scores(load_model(model, spec), new)
@@ -335,9 +334,9 @@ def _model(spec: PlantSpec, model: LearnedModel | None, known: Logs, new: Logs) 
 
 
 def _linear_scores(spec: PlantSpec, known: Logs, new: Logs) -> tuple[Floats, Floats]:
-    """Squared errors of a linear law fitted to the reference, meaned over signals that people do not set.
+    """Return squared errors of a linear law fitted to the reference, averaged over signals that people do not set.
 
-    It has so few numbers that the rows it was fitted to are predicted no better than others.
+    The law has so few parameters that its errors on fitted rows are not smaller.
     """
     fitted = _columns(spec, known)
     (mean, deviation), (centre, spread) = (_mean_and_scale(fitted[group]) for group in ("observations", "actions"))
@@ -362,12 +361,12 @@ def _linear_scores(spec: PlantSpec, known: Logs, new: Logs) -> tuple[Floats, Flo
 
 
 def _mean_and_scale(columns: Floats) -> tuple[Floats, Floats]:
-    """Mean and deviation of columns; of one that does not move the deviation is taken for 1."""
+    """Return mean and standard deviation of columns; 1 for a constant column."""
     mean, deviation = columns.mean(axis=0), columns.std(axis=0)
     return mean, np.where(varies(mean, deviation), deviation, 1.0)
 
 
 def _place(row: int, logs: Logs) -> str:
-    """A step in words."""
+    """Describe a step."""
     episode = int(logs.episode[row])
     return f"episode {episode + 1}, step {row - int(logs.starts[episode]) + 1}"

@@ -1,4 +1,4 @@
-"""Judging a candidate of a process: the gates before it is served, that of servability, and all together."""
+"""Judge a candidate of a log-only plant: first gates, servability check, and all gates."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tasks.stages import effect
 def screen_process(
     run: OpenedRun, validation: Validation, model: LearnedModel, evaluation: Evaluation, protection: Protection
 ) -> Judgement:
-    """Judge a process's candidate by all that is known before it is served.
+    """Judge the gates before the servability check.
 
     Args:
-        run: its `gates`.
-        validation: of the dataset.
-        model: its errors on held-out episodes.
-        evaluation: off-policy.
-        protection: bounds, support and fallback.
+        run: settings `gates`.
+        validation: validation of the dataset.
+        model: learned model with its prediction errors.
+        evaluation: off-policy evaluation.
+        protection: checks of bounds, support and fallback.
     """
     evidence = ProcessEvidence(
         beat_plant=run.gates.beat_plant,
@@ -48,12 +48,12 @@ def screen_process(
 
 @effect(name="check_service")
 def check_process_service(population: Population, evaluation: Evaluation, screening: Judgement) -> Service:
-    """Load the selected bundle of a process in a fresh process, where every gate so far passed.
+    """Load the selected bundle in a fresh process, if every earlier gate passed.
 
     Args:
         population: the members.
-        evaluation: which of them was selected.
-        screening: the gates so far.
+        evaluation: names the selected member.
+        screening: the earlier gates.
     """
     if not may_serve(screening.gates):
         return Service()
@@ -63,6 +63,6 @@ def check_process_service(population: Population, evaluation: Evaluation, screen
 
 @effect(name="judge_candidate")
 def judge_process(screening: Judgement, service: Service) -> Judgement:
-    """Judge a process's candidate by all of the evidence."""
+    """Judge all gates of a log-only plant's candidate."""
     evidence = screening.evidence.model_copy(update={"servability": service.check})
     return Judgement(evidence=evidence, gates=judge(evidence))

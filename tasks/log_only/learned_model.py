@@ -1,6 +1,6 @@
-"""The learned model of a process: fitted to bootstrapped training episodes, and held against held-out ones.
+"""Learned model of a log-only plant: fitted to bootstrapped training episodes, tested on held-out episodes.
 
-It sees the history of the run that it is fitted in, as do the simple predictions that it is held against.
+The model and the baselines see the run's history.
 """
 
 from __future__ import annotations
@@ -49,38 +49,38 @@ Floats = npt.NDArray[np.floating]
 MEMBERS = 5
 HIDDEN = (32, 32)
 STILL = 0.9
-"""Share of steps without any change from which on a signal counts as set by people."""
+"""Share of unchanged steps above which a signal counts as set by people."""
 HISTORY = tuple(f"history/{name}" for name in History._fields)
-"""Names of the arrays that say what history a model sees, where it sees one."""
+"""Names of the arrays that store a model's history."""
 
 
 class FittedModel(NamedTuple):
-    """A learned model as it is kept: its ensemble, and the scales of what it reads and gives."""
+    """A stored learned model: ensemble, and scales of inputs and outputs."""
 
     model: Model
     normaliser: Normaliser
     rewards: tuple[float, float]
-    """Mean and deviation of the rewards, by which they are standardised."""
+    """Mean and standard deviation of the rewards."""
     weight: npt.NDArray[np.float64]
-    """(O,) what a squared one-step error counts in `one_step_scores`; nothing of a signal that people set."""
+    """(O,) weights of squared one-step errors in `one_step_scores`; 0 for signals that people set."""
     rest: npt.NDArray[np.float32]
-    """(A,) what is taken for applied before an episode begins."""
+    """(A,) action assumed to be applied before an episode."""
 
     @property
     def past(self) -> Past:
-        """The history that it sees."""
+        """History that the model sees."""
         return resting(self.model.history, self.rest)
 
 
 @cached()
 def fit_model(home: Home, run: OpenedRun, dataset: Dataset, progress: Report | None = None) -> LearnedModel:
-    """Fit an ensemble to bootstrapped training episodes, and compare its predictions of held-out ones with simple ones.
+    """Fit an ensemble to bootstrapped training episodes, and compare its held-out predictions with baselines.
 
     Args:
-        home: where the weights are kept.
-        run: its plant, seed, evaluation, history and share of held-out episodes.
-        dataset: whose training episodes are learned from, and whose held-out episodes are predicted.
-        progress: told of gradient steps made.
+        home: home for the weights.
+        run: plant, seed, settings of evaluation, history, and held-out share.
+        dataset: training and held-out episodes.
+        progress: called with the number of gradient steps.
     """
     store = reader.StoredDataset.open(dataset.store, dataset.digest)
     training, held_out = (read_logs(store, episodes) for episodes in store.split(run.data.held_out))
@@ -102,14 +102,14 @@ def fit_model(home: Home, run: OpenedRun, dataset: Dataset, progress: Report | N
 def keep_model(
     home: Home, plant: str, found: FittedModel, held_out: Logs, prediction: PredictionErrors
 ) -> LearnedModel:
-    """Write a model and its one-step errors into a folder that their digest names: no other is ever written there.
+    """Write a model and its one-step errors into a folder named by their digest.
 
     Args:
-        home: where they are kept.
-        plant: the plant's name.
+        home: home for the files.
+        plant: name of the plant.
         found: the model.
-        held_out: episodes whose errors a drift is measured against.
-        prediction: how it predicts them.
+        held_out: episodes for the one-step errors, the reference of drift detection.
+        prediction: prediction errors on them.
     """
     scores = {"scores": one_step_scores(found, held_out), "episode": held_out.episode}
     files = {"model.npz": npz_bytes(_as_arrays(found)), "residuals.npz": npz_bytes(scores)}
@@ -120,35 +120,35 @@ def keep_model(
 
 
 def load_model(reference: LearnedModel, spec: PlantSpec) -> FittedModel:
-    """A learned model from its file.
+    """Load a learned model.
 
     Raises:
-        Refused: when its files are missing or not those that the reference names, or do not fit the plant.
+        Refused: if files are missing, altered, or do not fit the plant.
     """
     missing = next((path for path in (reference.weights, reference.residuals) if not path.is_file()), None)
     if missing is not None:
         raise Refused(
-            f"expected the learned model {reference.digest[:12]} in {missing.parent}, got no {missing.name}: restore "
-            "it from a backup, or retrain."
+            f"{missing.name} of the learned model {reference.digest[:12]} is missing in {missing.parent}: restore it "
+            "from a backup, or retrain"
         )
     if _digest(reference.weights, reference.residuals) != reference.digest:
         raise Refused(
-            f"expected the learned model {reference.digest[:12]} in {reference.weights.parent}, got another: retrain."
+            f"the learned model in {reference.weights.parent} does not have the digest {reference.digest[:12]}: retrain"
         )
     return _from_arrays(reference.weights, spec)
 
 
 def _digest(weights: Path, residuals: Path) -> str:
-    """A model is named by its weights and by the errors that a drift is measured against."""
+    """Return the digest of weights and one-step errors."""
     return digest_json([file_sha256(weights), file_sha256(residuals)])
 
 
 def one_step_scores(found: FittedModel, logs: Logs) -> npt.NDArray[np.float64]:
-    """How far each logged step is from its prediction, meaned over signals: 1 on average over held-out rows.
+    """Return the squared error of each one-step prediction, averaged over signals; mean 1 over held-out rows.
 
     Args:
         found: the model.
-        logs: logged steps in physical units, without a history.
+        logs: logged steps in physical units, without history.
     """
     scale = found.normaliser
 
@@ -166,7 +166,7 @@ def one_step_scores(found: FittedModel, logs: Logs) -> npt.NDArray[np.float64]:
 
 
 def set_by_people(t: Transition) -> npt.NDArray[np.bool_]:
-    """(O,) which signals nearly always stay exactly as they are, such as set points: no model can tell their moves."""
+    """Return which signals (O,) are nearly always constant, such as set points: no model can predict their changes."""
     still = np.mean(np.asarray(t.observation) == np.asarray(t.next_observation), axis=0)
     return np.asarray(still >= STILL)
 
@@ -188,7 +188,7 @@ def _fitted(run: OpenedRun, training: Logs, progress: Report | None) -> FittedMo
 
 
 def _prepared(logs: Logs, found: FittedModel) -> Transition:
-    """Logged steps, with their history, as the ensemble sees them."""
+    """Normalise logged steps with history for the ensemble."""
     t, (mean, deviation) = found.past.stacked(logs).transitions, found.rewards
     return Transition(
         observation=normalise(found.normaliser, jnp.asarray(t.observation)),
@@ -206,7 +206,7 @@ def _untrained(key: PRNGKeyArray, spec: PlantSpec, recipe: Recipe) -> Model:
 
 
 def _steps(t: Transition, found: FittedModel) -> tuple[Floats, Floats, Floats]:
-    """Observations with their history, actions, and the plain next observations."""
+    """Return observations with history, actions, and next observations without history."""
     after = np.asarray(t.next_observation)[:, : len(found.model.low)]
     return np.asarray(t.observation), np.asarray(t.action), after
 
@@ -232,7 +232,7 @@ def _compared(
 
 
 def _as_arrays(found: FittedModel) -> dict[str, npt.NDArray[np.generic]]:
-    """The leaves of the ensemble by number, in JAX's order, and the scales by name."""
+    """Return the leaves of the ensemble by number, in JAX's order, and the scales by name."""
     arrays = {f"member/{i:04d}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(found.model.members))}
     scales = {name: value for name, value in found.normaliser._asdict().items() if value is not None}
     arrays |= {f"normaliser/{name}": np.asarray(value) for name, value in scales.items()}
@@ -250,17 +250,15 @@ def _from_arrays(path: Path, spec: PlantSpec) -> FittedModel:
     try:
         read = [jnp.asarray(arrays[f"member/{i:04d}"]) for i in range(len(leaves))]
         fits = all(one.shape == other.shape for one, other in zip(read, leaves, strict=True))
-        # A discrete action alone has choices.
+        # Only a discrete action has choices.
         scales = [name for name in Normaliser._fields if name != "choices" or "normaliser/choices" in arrays]
         normaliser = Normaliser(**{name: jnp.asarray(arrays[f"normaliser/{name}"]) for name in scales})
         low, high = jnp.asarray(arrays["low"]), jnp.asarray(arrays["high"])
         rewards = float(arrays["rewards"][0]), float(arrays["rewards"][1])
         weight, rest = np.asarray(arrays["weight"], np.float64), np.asarray(arrays["rest"], np.float32)
     except KeyError as error_:
-        raise Refused(
-            f"expected a learned model of {spec.name} in {path}, got one without {error_}: retrain."
-        ) from error_
+        raise Refused(f"the learned model {path} of {spec.name} lacks {error_}: retrain") from error_
     if not fits:
-        raise Refused(f"expected a learned model of {spec.name} in {path}, got one of another shape: retrain.")
+        raise Refused(f"the learned model {path} does not have the array shapes of {spec.name}: retrain")
     members = jax.tree.unflatten(structure, read)
     return FittedModel(model._replace(members=members, low=low, high=high), normaliser, rewards, weight, rest)

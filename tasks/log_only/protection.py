@@ -1,4 +1,4 @@
-"""What protects a process without a simulator: its fallback, and a shield that is calibrated on logs."""
+"""Fallback of a log-only plant, and a shield calibrated on logs."""
 
 from __future__ import annotations
 
@@ -36,27 +36,26 @@ from tasks.stages import cached
 from tasks.training.train import keep_bundle
 
 RETURN_SHARE = 0.8
-"""Share of the radius within which the policy gets control back, so that the two do not chatter."""
+"""Share of the radius within which the policy regains control; hysteresis against chatter."""
 LEAST_RATE = 1e-3
-"""Share of an action's range that it may move in a step, where the logs show no move."""
+"""Largest step of an action that never moves in the logs, as a share of its range."""
 CLONING_STEPS = 2_000
 CLONING_HIDDEN = (32,)
 CLONING_ROWS = 65_536
-"""Rows at most from which a law is cloned and references are chosen, evenly spaced."""
+"""Largest number of evenly spaced rows for cloning and for references."""
 
 
 @cached(name="fallback")
 def protect(home: Home, run: OpenedRun, dataset: Dataset) -> Bundle:
-    """The process's fallback behind a shield that is calibrated on its logs, as a composite without a policy.
+    """Store the fallback behind a shield calibrated on logs, as a composite without a policy.
 
     Args:
-        home: where bundles are kept.
-        run: its plant, seed, fallback, support and share of held-out episodes.
-        dataset: training episodes give references, rates and what is cloned; half of the held-out ones the radius.
+        home: home for the bundle.
+        run: plant, seed, fallback, support, and held-out share.
+        dataset: training episodes give references, rates and the cloned law; half of the held-out episodes the radius.
 
     Raises:
-        BadInput: when the fallback names signals or actions that the process has not, or there are fewer than two
-            held-out episodes.
+        BadInput: if the fallback names unknown signals or actions, or there are fewer than two held-out episodes.
     """
     plant = plant_of(run)
     store = reader.StoredDataset.open(dataset.store, dataset.digest)
@@ -67,17 +66,18 @@ def protect(home: Home, run: OpenedRun, dataset: Dataset) -> Bundle:
 
 
 def calibrated_shield(run: OpenedRun, spec: PlantSpec, training: Logs, calibration: Logs) -> SupportShield:
-    """Bounds of the spec, rates and references of the training episodes, and a radius of episodes held out from them.
+    """Return a shield with the spec's bounds, rates and references of training episodes, and a calibrated radius.
 
     Args:
-        run: its seed and support.
-        spec: the process.
-        training, calibration: logged steps.
+        run: seed and support.
+        spec: spec of the plant.
+        training: logged steps for rates and references.
+        calibration: held-out steps for the radius.
     """
     points, unseen = _points(training), _points(calibration)
     centre, deviation = points.mean(axis=0), points.std(axis=0)
-    # An observation that never moved is judged by the envelope alone: a distance has no unit for it, and one held-out
-    # episode that moves it would make the radius as long as its unit is short.
+    # The envelope alone judges an observation that never moved: it has no scale for distances, and one held-out episode
+    # that moves it would make the radius huge.
     unmoved = np.where(np.arange(len(centre)) < spec.observation.size, np.inf, 1.0)
     scale = np.where(varies(centre, deviation), deviation, unmoved)
     scaled = jnp.asarray((_thinned(points) - centre) / scale, dtype=float)
@@ -107,16 +107,16 @@ def calibrated_shield(run: OpenedRun, spec: PlantSpec, training: Logs, calibrati
 
 
 def make_fallback(run: OpenedRun, spec: PlantSpec, training: Logs, shield: SupportShield) -> fallbacks.Fallback:
-    """The fallback that a run's YAML describes.
+    """Return the fallback that a run describes.
 
     Args:
-        run: its seed and fallback.
-        spec: the process.
-        training: what is cloned.
-        shield: whose rates are a hold's where none are given.
+        run: seed and fallback.
+        spec: spec of the plant.
+        training: logged steps to clone.
+        shield: gives the default rates of a hold.
 
     Raises:
-        BadInput: when it names signals or actions that the process has not, or there is none.
+        BadInput: if there is no fallback, or it names unknown signals or actions.
     """
     check_fallback(run, spec)
     assert run.fallback is not None
@@ -136,69 +136,64 @@ def make_fallback(run: OpenedRun, spec: PlantSpec, training: Logs, shield: Suppo
 
 
 def check_fallback(run: OpenedRun, spec: PlantSpec) -> None:
-    """Refuse a run of a process whose fallback is missing or names what the process has not, before anything is read.
+    """Check a log-only plant's fallback before any data are read.
 
     Raises:
-        BadInput: naming the key.
+        BadInput: names the key.
     """
     given = run.fallback
     if given is None:
         raise BadInput(
-            f"expected 'fallback' in the run of process {run.plant}, got none: say what takes over, such as "
-            "{kind: hold, toward: {" + f"{spec.action.names[0]}: 0.0" + "}}."
+            f"the run of log-only plant {run.plant} needs 'fallback': add the controller that takes over, such as "
+            "{kind: hold, toward: {" + f"{spec.action.names[0]}: 0.0" + "}}"
         )
     if not np.isfinite([spec.action.low, spec.action.high]).all():
         name = next(
             n for n, lo, hi in zip(*spec.action[:1], *spec.action[2:], strict=True) if not np.isfinite([lo, hi]).all()
         )
         raise BadInput(
-            f"expected a 'range' of action {name}, got none or one side: say at its tag in "
-            f"{run.data.mapping or 'the mapping'} what the actuator can do, such as range: [0, 100]."
+            f"action {name} needs a two-sided 'range': add the actuator's limits to its tag in "
+            f"{run.data.mapping or 'the mapping'}, such as range: [0, 100]"
         )
     if run.shield.dwell > 1:
         raise BadInput(
-            f"expected no 'shield.dwell' in the run of process {run.plant}, whose actions are continuous, got "
-            f"{run.shield.dwell}: limit their rates by shield.rate_limits."
+            f"shield.dwell is {run.shield.dwell}, but {run.plant} has continuous actions: use shield.rate_limits"
         )
     predicting = [name for name in ("look_ahead", "buffers", "return_buffers") if name in run.shield.model_fields_set]
     if predicting:
-        raise BadInput(
-            f"expected a shield that predicts nothing, got 'shield.{predicting[0]}' in the run of process {run.plant}: "
-            "leave it out, for there is no simulator to predict with."
-        )
+        raise BadInput(f"'shield.{predicting[0]}' needs a simulator, which {run.plant} does not have: remove it")
     acting = [*(loop.action for loop in given.loops), *given.toward, *given.rate, *run.shield.rate_limits]
     observed = [loop.measured for loop in given.loops]
     observed += [loop.set_point for loop in given.loops if isinstance(loop.set_point, str)]
-    for what, names, known in (("action", acting, spec.action.names), ("signal", observed, spec.observation.names)):
+    for kind, names, known in (("action", acting, spec.action.names), ("signal", observed, spec.observation.names)):
         unknown = next((name for name in names if name not in known), None)
         if unknown is not None:
             raise BadInput(
-                f"expected 'fallback' and 'shield' to name an {what} among {', '.join(known)}, got '{unknown}': "
-                "correct the name."
+                f"'fallback' or 'shield' names the unknown {kind} '{unknown}': choose from {', '.join(known)}"
             )
     _check_safe_values(given, spec)
 
 
 def _check_safe_values(given: Fallback, spec: PlantSpec) -> None:
-    """Refuse what is in another unit than its action's, for the bounds would make an end of the range of it."""
+    """Check that safe values are within the action's range; a value in a wrong unit would be clipped to a bound."""
     ranges = {name: (low, high) for name, low, high in zip(spec.action.names, *spec.action[2:], strict=True)}
     values = [("safe value", name, value) for name, value in given.toward.items()]
     values += [("bias", loop.action, loop.bias) for loop in given.loops if loop.bias is not None]
-    for what, name, value in values:
+    for setting, name, value in values:
         low, high = ranges[name]
         if not low <= value <= high:
             raise BadInput(
-                f"expected a {what} of {name} within {low:g} to {high:g}, got {value:g}: give it in the action's unit."
+                f"the {setting} of {name} must be within {low:g} to {high:g}, got {value:g}: use the action's unit"
             )
 
 
 def fallback_in_words(given: Fallback, spec: PlantSpec) -> str:
-    """A fallback named for what it is."""
+    """Describe a fallback."""
     match given.kind:
         case "pid":
             loops = ", ".join(f"{loop.action} on {loop.measured}" for loop in given.loops)
             held = [name for name in spec.action.names if name not in {loop.action for loop in given.loops}]
-            return f"PID loops as the run's file states them ({loops})" + (f", {', '.join(held)} held" if held else "")
+            return f"PID loops of the run's file ({loops})" + (f", {', '.join(held)} held" if held else "")
         case "cloned":
             return f"a {given.law} law cloned from the logged actions"
         case "hold":
@@ -217,7 +212,7 @@ def _loops(given: Fallback, spec: PlantSpec) -> PIDLoops:
             "measured": observed.index(loop.measured) if loop else 0,
             "set_point": observed.index(str(loop.set_point)) if loop and named else len(observed) + i,
             "constant": constant,
-            # Without gains nothing moves from what is applied.
+            # Zero gains keep the applied action.
             "kp": loop.kp if loop else 0.0,
             "ki": loop.ki if loop else 0.0,
             "kd": loop.kd if loop else 0.0,
@@ -259,7 +254,7 @@ def _cloned(run: OpenedRun, spec: PlantSpec, training: Logs) -> LinearLaw | Poli
 
 
 def _rates(run: OpenedRun, spec: PlantSpec, training: Logs) -> list[float]:
-    """The largest logged change of each action in a step, or what the run's file says."""
+    """Return the rate limits of the run, or the largest logged change of each action in a step."""
     action = np.asarray(training.transitions.action, np.float64)
     moved = np.abs(np.diff(action, axis=0))[training.followed[:-1]]
     largest = moved.max(axis=0) if len(moved) else np.zeros(spec.action.size)
@@ -269,7 +264,7 @@ def _rates(run: OpenedRun, spec: PlantSpec, training: Logs) -> list[float]:
 
 
 def _points(logs: Logs) -> npt.NDArray[np.float64]:
-    """Observations beside actions, (N, O + A)."""
+    """Return observations and actions, (N, O + A)."""
     t = logs.transitions
     return np.concatenate([np.asarray(t.observation, np.float64), np.asarray(t.action, np.float64)], axis=1)
 

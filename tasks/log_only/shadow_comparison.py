@@ -1,6 +1,6 @@
-"""A shadow beside the plant: its proposals on newer logs, what the plant did, and whether the plant has drifted.
+"""Comparison of a shadow's proposals with the plant's actions on newer logs, and drift detection.
 
-Nothing here estimates what the proposals would have come to: nobody took them, and the logs cannot tell.
+Returns of the proposals are not estimated: the logs do not show them.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ from tasks.pictures.disagreement import Stretch, plot_disagreements
 from tasks.references import CandidateRecord, Dataset, DriftFinding, LearnedModel, ShadowComparison
 
 AGREES = 0.1
-"""Difference from what was done, as a share of an action's range, within which a proposal agrees."""
+"""Largest difference between proposal and action, as a share of the range, that counts as agreement."""
 CHANGED = 1e-4
-"""Difference from what the policy asked for beyond which the shield intervened, as a share of the range."""
+"""Difference from the policy's action, as a share of the range, that counts as an intervention of the shield."""
 MEMORY = 2.0
-"""Autocorrelation times in a block, so that blocks of scores are nearly exchangeable."""
+"""Autocorrelation times per block, so that blocks of scores are nearly exchangeable."""
 STRETCHES, BEFORE, AFTER = 3, 20, 40
-"""Pictures of the largest disagreements, and the steps that they show around each."""
+"""Number of pictures of large disagreements, and steps shown around each."""
 
 
 class Proposals(NamedTuple):
-    """What the shadow would have done at each logged step, with what was applied before it as the plant had it."""
+    """The shadow's actions at each logged step, given the plant's previously applied action."""
 
     asked: npt.NDArray[np.floating]
-    """(N, A) by the policy alone."""
+    """(N, A), policy alone."""
     given: npt.NDArray[np.floating]
-    """(N, A) by the composite."""
+    """(N, A), composite."""
     handed_over: npt.NDArray[np.bool_]
     """(N,)"""
 
 
 class Compared(NamedTuple):
-    """A comparison in the ledger, with its picture."""
+    """A logged comparison, with its picture."""
 
     entry: Entry
     finding: ShadowComparison
@@ -67,15 +67,15 @@ class Compared(NamedTuple):
 
 
 def compare(home: Home, run: OpenedRun, dataset: Dataset) -> Compared:
-    """Lay a shadow's proposals beside what the plant did in newer logs, and log what is found, once.
+    """Compare a shadow's proposals with the plant's actions in newer logs, and log the result once.
 
     Args:
-        home: of the ledger.
-        run: its plant and shadow.
+        home: home with the ledger.
+        run: plant and settings of the shadow.
         dataset: the newer logs.
 
     Raises:
-        Refused: when nothing runs in shadow, or the logs are those that it was trained on.
+        Refused: if there is no shadow, or it was trained on these logs.
     """
     ledger, spec = Ledger.open(home), plant_of(run).spec
     watched, candidate = shadow_of(ledger, run.plant)
@@ -100,34 +100,34 @@ def compare(home: Home, run: OpenedRun, dataset: Dataset) -> Compared:
 
 
 def unseen_episodes(own: Dataset, newer: Dataset) -> tuple[reader.StoredDataset, npt.NDArray[np.int64]]:
-    """The newer logs, and the numbers of their episodes that a shadow's own dataset does not hold.
+    """Return the newer logs, and the indices of episodes that the shadow's dataset does not contain.
 
-    The same rows may come in another file, or in a folder with newer ones.
+    The same rows may arrive in a different file, or in a folder together with newer ones.
 
     Args:
-        own: what the shadow was trained on and judged by.
+        own: dataset of the shadow.
         newer: the newer logs.
 
     Raises:
-        Refused: when a source is the shadow's own, however it was read, or no other episodes are left.
+        Refused: if a source belongs to the shadow's dataset, or no new episodes are left.
     """
     store = reader.StoredDataset.open(newer.store, newer.digest)
     unseen = new_episodes(store, reader.StoredDataset.open(own.store, own.digest))
-    # A comparison is given what came last. Drift is looked for in all that came, where the champion's own are expected.
+    # A comparison gets the latest files. Drift detection gets all files, including the champion's own.
     if {s.sha256 for s in own.sources} & {s.sha256 for s in newer.sources} or not unseen.size:
         raise Refused(
-            f"expected logs that the shadow of {own.plant} has not seen, got those of its own dataset: give newer ones."
+            f"the shadow of {own.plant} was trained on dataset {own.digest[:12]}, which has these logs: name newer logs"
         )
     return store, unseen
 
 
 def known_comparison(entries: Sequence[Entry], run: OpenedRun, shadow: Entry, dataset: Dataset) -> Entry | None:
-    """The comparison of a shadow with these logs at this rate of false alarms, if it is in the ledger.
+    """Find the logged comparison of a shadow with these logs at this rate of false alarms.
 
     Args:
-        entries: the plant's comparisons.
-        run: its shadow's rate of false alarms.
-        shadow: its entry.
+        entries: comparisons of the plant.
+        run: gives the rate of false alarms.
+        shadow: entry of the shadow.
         dataset: the newer logs.
     """
     wanted = (shadow.digest, dataset.digest, run.shadow.alarms_per_year)
@@ -136,24 +136,24 @@ def known_comparison(entries: Sequence[Entry], run: OpenedRun, shadow: Entry, da
 
 
 def shadow_of(ledger: Ledger, plant: str) -> tuple[shadows.ShadowInForce, CandidateRecord]:
-    """The shadow of a process and the record of its candidate.
+    """Return a plant's shadow and the candidate's record.
 
     Raises:
-        Refused: when it has none.
+        Refused: if the plant has no shadow.
     """
     watched = shadows.shadow(ledger.entries(), plant)
     if watched is None:
-        raise Refused(f"expected a shadow of {plant}, got none: retrain it, and approve what passes.")
+        raise Refused(f"{plant} has no shadow: retrain it, and approve a candidate that passes")
     return watched, record_of(ledger.entry(watched.entry.body["candidate"])).at(ledger.home.root)
 
 
 def proposals(spec: PlantSpec, composite: Composite, logs: Logs) -> Proposals:
-    """The shadow's answers along logged episodes; its memory begins anew with each.
+    """Return the shadow's actions along logged episodes; its memory is reset at each episode.
 
     Args:
-        spec: the process.
-        composite: of policy, shield and fallback.
-        logs: what the plant did.
+        spec: spec of the plant.
+        composite: policy, shield and fallback.
+        logs: the plant's steps.
     """
     controller, policy = composite_controller(Process(spec)), composite.policy
     assert policy is not None
@@ -218,12 +218,12 @@ def _finding(
 def _drift(
     run: OpenedRun, spec: PlantSpec, model: LearnedModel, scores: npt.NDArray[np.float64], logs: Logs
 ) -> DriftFinding:
-    """Watch block means of the model's errors against those of the held-out episodes."""
+    """Compare block means of the model's errors with those of held-out episodes."""
     reference = read_npz(model.residuals)
     length = max(math.ceil(MEMORY * autocorrelation_time(reference["scores"])), 1)
     known = block_means(reference["scores"], reference["episode"], length)
     new = block_means(scores, logs.episode, length)
-    # `time_unit` of a process that a mapping describes is the second.
+    # Mappings describe plants with time in seconds.
     threshold = alarm_threshold(YEAR / (spec.dt * length), run.shadow.alarms_per_year)
     found = detect(known, new, threshold)
     return DriftFinding(
@@ -232,7 +232,7 @@ def _drift(
         block_steps=length,
         reference_blocks=len(known),
         alarms_per_year=run.shadow.alarms_per_year,
-        # Nothing watched is evidence of nothing: the factor that it starts from, 1.
+        # Without a block the evidence has its initial value, 1.
         log_evidence=float(found.log_evidence.max()) if len(new) else 0.0,
         log_threshold=found.log_threshold,
         alarm=None if found.alarm is None else _place(found.alarm, length, logs),
@@ -240,7 +240,7 @@ def _drift(
 
 
 def _place(block: int, length: int, logs: Logs) -> str:
-    """The last step of a block in words."""
+    """Describe the last step of a block."""
     blocks = np.bincount(logs.episode) // length
     episode = int(np.searchsorted(np.cumsum(blocks), block, side="right"))
     step = (block - int(blocks[:episode].sum()) + 1) * length
@@ -248,7 +248,7 @@ def _place(block: int, length: int, logs: Logs) -> str:
 
 
 def _stretches(spec: PlantSpec, logs: Logs, made: Proposals) -> list[Stretch]:
-    """The steps around the largest disagreements, which do not overlap."""
+    """Return the steps around the largest disagreements, without overlap."""
     action = np.asarray(logs.transitions.action)
     width = np.asarray(spec.action.high) - np.asarray(spec.action.low)
     apart = (np.abs(made.given - action) / width).max(axis=1)

@@ -109,7 +109,7 @@ def test_log_only_project_asks_for_missing_information(
 
     given = config.read_text()
     config.write_text(given.replace("fallback: {kind: cloned", "# {kind: cloned"))
-    assert "expected 'fallback' in the run of process mill" in checked(capsys)[1]["fallback"]
+    assert "the run of log-only plant mill needs 'fallback'" in checked(capsys)[1]["fallback"]
     config.write_text(given + "train: {algorithm: td4}\n")
     assert any("expected an algorithm among" in said for said in checked(capsys)[1].values())
     config.write_text(given + "train: {algorithm: bptt, updates: 9, hyperparameters: {warm_up_updates: 9}}\n")

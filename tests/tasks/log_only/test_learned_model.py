@@ -39,7 +39,7 @@ def test_neither_weights_nor_errors_may_be_others(altered: str, tmp_path: Path) 
     with pytest.raises(BadInput):
         load_model(model, SPEC)
     files[altered].write_bytes(b"other")
-    with pytest.raises(Refused, match=r"expected the learned model .*, got another: retrain"):
+    with pytest.raises(Refused, match=r"does not have the digest .*: retrain"):
         load_model(model, SPEC)
 
 
@@ -58,7 +58,7 @@ def test_a_model_is_found_in_a_home_that_moved_and_missed_in_a_sentence(tmp_path
     assert moved is not None
     assert moved.weights == now / "runs" / "vessel" / "models" / "abc" / "model.npz"
     assert moved.residuals == now / "runs" / "vessel" / "models" / "abc" / "residuals.npz"
-    with pytest.raises(Refused, match=r"expected the learned model 000000000000 in .*, got no model\.npz: restore"):
+    with pytest.raises(Refused, match=r"model\.npz of the learned model 000000000000 is missing in .*: restore"):
         load_model(moved, SPEC)
 
 

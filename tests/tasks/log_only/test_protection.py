@@ -171,16 +171,28 @@ def test_a_clone_explains_what_can_be_explained(shield: Any, law: str) -> None:
 @pytest.mark.parametrize(
     ("fallback", "shield", "sentence"),
     [
-        (None, {}, "expected 'fallback' in the run of process vessel"),
-        ({"kind": "pid", "loops": [{**LOOP, "measured": "flow"}]}, {}, "an? signal among level, set_point, got 'flow'"),
-        ({"kind": "pid", "loops": [{**LOOP, "action": "fan"}]}, {}, "action among valve, pump, got 'fan'"),
-        ({"kind": "hold", "toward": {"fan": 1.0}}, {}, "got 'fan'"),
-        ({"kind": "hold"}, {"rate_limits": {"fan": 1.0}}, "got 'fan'"),
-        ({"kind": "hold"}, {"buffers": {"level": 0.1}}, "a shield that predicts nothing, got 'shield.buffers'"),
-        ({"kind": "hold"}, {"dwell": 100}, "no 'shield.dwell' in the run of process vessel"),
+        (None, {}, "the run of log-only plant vessel needs 'fallback'"),
+        (
+            {"kind": "pid", "loops": [{**LOOP, "measured": "flow"}]},
+            {},
+            "the unknown signal 'flow': choose from level, set_point",
+        ),
+        (
+            {"kind": "pid", "loops": [{**LOOP, "action": "fan"}]},
+            {},
+            "the unknown action 'fan': choose from valve, pump",
+        ),
+        ({"kind": "hold", "toward": {"fan": 1.0}}, {}, "the unknown action 'fan'"),
+        ({"kind": "hold"}, {"rate_limits": {"fan": 1.0}}, "the unknown action 'fan'"),
+        ({"kind": "hold"}, {"buffers": {"level": 0.1}}, "'shield.buffers' needs a simulator"),
+        ({"kind": "hold"}, {"dwell": 100}, "but vessel has continuous actions"),
         # Percent in the place of a fraction, which bounds would have made the end of the range.
-        ({"kind": "hold", "toward": {"valve": 20.0}}, {}, "safe value of valve within 0 to 1, got 20: give it in"),
-        ({"kind": "pid", "loops": [{**LOOP, "ki": 0.0, "bias": 50.0}]}, {}, "bias of valve within 0 to 1, got 50"),
+        ({"kind": "hold", "toward": {"valve": 20.0}}, {}, "safe value of valve must be within 0 to 1, got 20"),
+        (
+            {"kind": "pid", "loops": [{**LOOP, "ki": 0.0, "bias": 50.0}]},
+            {},
+            "bias of valve must be within 0 to 1, got 50",
+        ),
     ],
 )
 def test_what_the_process_has_not_is_refused_before_anything_is_read(
@@ -192,7 +204,7 @@ def test_what_the_process_has_not_is_refused_before_anything_is_read(
 
 def test_an_action_needs_bounds() -> None:
     open_ended = SPEC._replace(action=SPEC.action._replace(high=(1.0, np.inf)))
-    with pytest.raises(BadInput, match="expected a 'range' of action pump"):
+    with pytest.raises(BadInput, match="action pump needs a two-sided 'range'"):
         check_fallback(run({"kind": "hold"}), open_ended)
 
 
@@ -213,9 +225,7 @@ def test_a_fallback_is_of_one_kind(wrong: dict[str, Any]) -> None:
 
 def test_a_fallback_is_named_for_what_it_is() -> None:
     loops = Fallback(kind="pid", loops=(Loop.model_validate(LOOP),))
-    assert fallback_in_words(loops, SPEC).startswith(
-        "PID loops as the run's file states them (valve on level), pump held"
-    )
+    assert fallback_in_words(loops, SPEC).startswith("PID loops of the run's file (valve on level), pump held")
     assert "cloned from the logged actions" in fallback_in_words(Fallback(kind="cloned"), SPEC)
     assert "valve toward 0.2" in fallback_in_words(Fallback(kind="hold", toward={"valve": 0.2}), SPEC)
 
