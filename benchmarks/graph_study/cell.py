@@ -25,7 +25,7 @@ from neorl_core.plants.power_grid.feeder33 import FEEDER
 from neorl_core.plants.power_grid.feeders.case118zh import CASE118ZH
 from neorl_core.plants.power_grid.power_flow import magnitude
 from neorl_core.plants.power_grid.radial import leaving, meshed_of
-from neorl_core.plants.power_grid.switching import LOW, Grid, flow, in_service_of, seen, topology
+from neorl_core.plants.power_grid.switching import LOW, Grid, flow, in_service_of, split_observation, topology
 from neorl_core.training.population import Algorithm
 from neorl_core.types import Plant, Transition
 
@@ -177,7 +177,7 @@ def _estimate(value: Callable[[Act], float], grid: Grid, act: Act) -> float:
     """Return the estimate of the opened lines, not of the raw preferences."""
 
     def opened(x: jax.Array) -> jax.Array:
-        return 2.0 * topology(grid, act(x), seen(grid.feeder, x).in_service).opened - 1.0
+        return 2.0 * topology(grid, act(x), split_observation(grid.feeder, x).in_service).opened - 1.0
 
     return value(opened)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from neorl_core.plants.power_grid.feeder import Feeder
 from neorl_core.plants.power_grid.radial import radial
-from neorl_core.plants.power_grid.switching import Domain, Params, seen, switching_plant
+from neorl_core.plants.power_grid.switching import Domain, Params, split_observation, switching_plant
 from neorl_core.types import Plant, Transition
 
 ERRORS = (0.1, 0.5, 1.5)
@@ -51,7 +51,7 @@ def logs(plant: Plant, feeder: Feeder, days: int, seed: int) -> Transition:
 
         def hour(carry: Any, key: jax.Array) -> Any:
             (state, observation), (key_now, key_step) = carry, jax.random.split(key)
-            now = seen(feeder, observation)
+            now = split_observation(feeder, observation)
             taken = now.meshed * jnp.exp(error * jax.random.normal(key_now, now.meshed.shape))
             opened = radial(jnp.where(now.in_service > 0.5, -taken, jnp.inf), feeder).opened
             action = 2.0 * opened - 1.0
@@ -82,7 +82,7 @@ def cases(plant: Plant, feeder: Feeder, lines: np.ndarray, share: float, count: 
         return observation, params
 
     observation, params = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(seed), count))
-    now = seen(feeder, observation)
+    now = split_observation(feeder, observation)
     every = jax.tree.map(lambda x: np.broadcast_to(np.asarray(x), (count, *np.shape(x)[1:])), params)
     return Case(np.asarray(observation), np.asarray(now.active), np.asarray(now.reactive), every)
 

@@ -24,7 +24,7 @@ from neorl_core.plants.power_grid.feeders.case69 import CASE69
 from neorl_core.plants.power_grid.feeders.case118zh import CASE118ZH
 from neorl_core.plants.power_grid.feeders.case136ma import CASE136MA
 from neorl_core.plants.power_grid.radial import radial
-from neorl_core.plants.power_grid.switching import OUT, seen
+from neorl_core.plants.power_grid.switching import OUT, split_observation
 from neorl_core.safety.composite import composite_controller, make_composite
 from neorl_core.safety.shield import default_shield
 from neorl_core.types import Plant
@@ -102,7 +102,7 @@ def decide(feeder: Feeder, preferring: Act, x: jax.Array) -> tuple[jax.Array, ja
     that has nothing to open.
     """
     preference = preferring(x)
-    usable = seen(feeder, x).in_service > 0.5
+    usable = split_observation(feeder, x).in_service > 0.5
     return preference, radial(jnp.where(usable, jnp.clip(preference, -1.0, 1.0), OUT), feeder).opened
 
 

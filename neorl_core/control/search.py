@@ -133,9 +133,9 @@ def play(
     for start in range(0, pairs, CHUNK):
         # Repeat the last pair to fill the last chunk, so that all chunks have one shape.
         which = np.minimum(np.arange(start, start + CHUNK), pairs - 1)
-        found = _play(plant, controller, space.params, jnp.asarray(rows[which // each]), keys[which % each])
+        results = _play(plant, controller, space.params, jnp.asarray(rows[which // each]), keys[which % each])
         kept = slice(start, min(start + CHUNK, pairs))
-        for whole, part in zip((returns, violated), found, strict=True):
+        for whole, part in zip((returns, violated), results, strict=True):
             whole[kept] = np.asarray(part)[: kept.stop - start]
     return returns.reshape(len(rows), each), violated.reshape(len(rows), each)
 
@@ -176,8 +176,8 @@ def search(
 
     def ranked(places: Floats, episodes: int) -> Floats:
         keys = jax.random.split(jax.random.fold_in(key_episodes, next(turns)), episodes)
-        found = objective(plant, *play(plant, controller, space, space.numbers(places), keys))
-        return places[np.argsort(-found, kind="stable")]
+        scores = objective(plant, *play(plant, controller, space, space.numbers(places), keys))
+        return places[np.argsort(-scores, kind="stable")]
 
     if around is None:
         finalists = np.asarray(jax.random.uniform(key_starts, (effort.starts, len(space.names))), np.float64)
@@ -206,7 +206,7 @@ def judge(
     return [Judged(*each) for each in zip(rows, returns, violated, strict=True)]
 
 
-def best_of(found: list[Judged], plant: Plant) -> Judged:
+def best_of(results: list[Judged], plant: Plant) -> Judged:
     """Return the result with the greatest objective."""
-    returns, violated = (np.stack([getattr(each, field) for each in found]) for field in ("returns", "violated"))
-    return found[int(np.argmax(objective(plant, returns, violated)))]
+    returns, violated = (np.stack([getattr(each, field) for each in results]) for field in ("returns", "violated"))
+    return results[int(np.argmax(objective(plant, returns, violated)))]

@@ -3,7 +3,7 @@
 from neorl_core.identify.domain import drawing_plant, identified_plant, posterior_fields
 from neorl_core.identify.estimate import Posterior
 from neorl_core.identify.experiment import StepTest, step_test
-from neorl_core.identify.fit import described, identify
+from neorl_core.identify.fit import describe, identify
 from neorl_core.identify.forecast import Episodes, episodes_of, stack_rows
 from neorl_core.identify.unknowns import Unknown
 
@@ -12,7 +12,7 @@ __all__ = [
     "Posterior",
     "StepTest",
     "Unknown",
-    "described",
+    "describe",
     "drawing_plant",
     "episodes_of",
     "identified_plant",

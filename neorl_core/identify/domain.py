@@ -115,12 +115,12 @@ def replaced_fields(plant: Plant, unknowns: Sequence[Unknown]) -> tuple[str, ...
         return all(np.array_equal(a, b) for a, b in pairs)
 
     domain: Any = plant.domain
-    drawn, found = draw(keys, domain), []
+    drawn, fields = draw(keys, domain), []
     for name, value in zip(domain._fields, domain, strict=True):
         moved = draw(keys, domain._replace(**{name: 0.9 * value + 0.01}))
         if not same(drawn, moved) and same(rest(drawn), rest(moved)):
-            found.append(name)
-    return tuple(found)
+            fields.append(name)
+    return tuple(fields)
 
 
 def _fields(unknown: Unknown, i: int) -> tuple[str, ...]:

@@ -167,8 +167,8 @@ def estimate(
         return _search(linear_at, search, partial(_whitened, noise._replace(inflation=plain)))
 
     nowhere = _Point(jnp.zeros(len(unknowns), precision), jnp.zeros((len(first), len(starts)), precision))
-    found = jax.lax.fori_loop(0, ROUNDS, fit_round, _begin(nowhere, linear_at(nowhere)))
-    point, linear = found.point, found.linear
+    result = jax.lax.fori_loop(0, ROUNDS, fit_round, _begin(nowhere, linear_at(nowhere)))
+    point, linear = result.point, result.linear
     noise = noise_of(linear.residuals, measured, segment, floor)
     covariance, degrees = _covariance(_whitened(noise, linear), point)
     deviation = jnp.sqrt(jnp.diagonal(covariance))
@@ -185,7 +185,7 @@ def estimate(
         residuals=linear.residuals,
         noise=noise,
         degrees=degrees,
-        converged=found.moved <= SMALL,
+        converged=result.moved <= SMALL,
     )
 
 
@@ -280,8 +280,8 @@ def _search(linear_at: Callable[[_Point], _Linear], search: _Search, whiten: Cal
             tries=s.tries + 1,
         )
 
-    found: _Search = jax.lax.while_loop(unfinished, step, _begin(search.point, search.linear))
-    return found
+    result: _Search = jax.lax.while_loop(unfinished, step, _begin(search.point, search.linear))
+    return result
 
 
 def _move(

@@ -79,7 +79,7 @@ def step_test(
     held = clip_to(space, plant.applied(start) + jnp.asarray(changes, start.dtype))
     deviations, margins = jax.tree.map(
         np.asarray,
-        expected(plant.predict, plant.params, tuple(unknowns), posterior, start, held, longest),
+        expected_deviations(plant.predict, plant.params, tuple(unknowns), posterior, start, held, longest),
     )
     after = np.where(np.minimum.accumulate(margins, axis=1) >= 0, deviations[..., unknown], np.inf)
     if not np.isfinite(after).any():
@@ -102,7 +102,7 @@ def step_test(
 
 
 @partial(jax.jit, static_argnames=("predict", "unknowns", "steps"))
-def expected(
+def expected_deviations(
     predict: Predict,
     params: Params,
     unknowns: tuple[Unknown, ...],

@@ -104,7 +104,7 @@ def _check(plant: Plant, episodes: Episodes, segment: int, started: set[int]) ->
             )
 
 
-def described(plant: Plant, unknowns: Sequence[Unknown], posterior: Posterior) -> str:
+def describe(plant: Plant, unknowns: Sequence[Unknown], posterior: Posterior) -> str:
     """Describe each constant in a line: estimate, interval, prior, and whether the logs identify it."""
     before = np.asarray(constants(posterior.prior, unknowns, jnp.zeros(len(unknowns))))
     share = np.sqrt(np.diagonal(np.asarray(posterior.covariance)))

@@ -142,8 +142,8 @@ def _step(plant: Plant, count: int) -> Callable[..., Any]:
     def step(key: PRNGKeyArray, state: State, action: Float[Array, " A"], params: Params) -> tuple[State, Any]:
         next_state, timestep = plant.step(key, state.plant, action, _without(plant.params, params))
         key_link, key_draw = jax.random.split(jax.random.fold_in(key, FOLD))
-        anew = jax.random.uniform(key_draw, (count,)) < jnp.asarray(params.link_redraw, float)
-        up = jnp.where(anew, _drawn(key_link, params, count).astype(state.up.dtype), state.up)
+        redrawn = jax.random.uniform(key_draw, (count,)) < jnp.asarray(params.link_redraw, float)
+        up = jnp.where(redrawn, _drawn(key_link, params, count).astype(state.up.dtype), state.up)
         return State(next_state, up), timestep._replace(observation=jnp.concatenate([timestep.observation, up]))
 
     return step

@@ -130,8 +130,8 @@ def flow(pumps: Float[Array, ""], level: Float[Array, ""], params: Params) -> Fl
         slope = -2.0 * fall * share / (running * params.design_flow) - 1.852 * loss * (q / SECONDS) ** 0.852 / SECONDS
         return jnp.maximum(q - left / slope, 1e-3 * most), None
 
-    found = jax.lax.scan(newton, most, None, length=NEWTON)[0]
-    return jnp.where(pumps > 0.5, found, 0.0)
+    solution = jax.lax.scan(newton, most, None, length=NEWTON)[0]
+    return jnp.where(pumps > 0.5, solution, 0.0)
 
 
 def power(pumps: Float[Array, ""], level: Float[Array, ""], params: Params) -> Float[Array, ""]:
@@ -215,7 +215,7 @@ class Hysteresis(NamedTuple):
     """A pump stops this much above its start level."""
 
 
-def _switched(
+def _two_point(
     params: Hysteresis, state: tuple[()], observation: Float[Array, " 6"], applied: Float[Array, " 1"]
 ) -> tuple[tuple[()], Float[Array, " 1"]]:
     start = jnp.where(observation[5] < MEAN_PRICE, params.cheap, params.dear)
@@ -223,7 +223,7 @@ def _switched(
     return (), jnp.clip(jnp.clip(applied, least, most), 0.0, PUMPS)
 
 
-switched = Controller(lambda params, observation: (), _switched)
+two_point = Controller(lambda params, observation: (), _two_point)
 """`clip(n, ⌈(start − level)/stage⌉, ⌈(start + gap − level)/stage⌉)`: staged two-point control of the level."""
 BY_HAND = Hysteresis(dear=3.0, cheap=3.0, stage=0.5, gap=0.5)
 """Equal levels at all times, regardless of the tariff."""
@@ -232,7 +232,7 @@ TUNED = Hysteresis(dear=2.8, cheap=4.4, stage=1.45, gap=0.3)
 
 LEVELS = 81
 """Grid points of the level in the value function."""
-KEPT = 0.35
+RESERVE = 0.35
 """Reserve [m] to the limits for unforeseen demand."""
 
 
@@ -257,9 +257,9 @@ def plan(params: Params, days: int = 12) -> npt.NDArray[np.float64]:
     every = jax.vmap(jax.vmap(lifted, (None, 0)), (0, None))
     # The caller may be tracing another program.
     with jax.ensure_compile_time_eval():
-        found = every(jnp.asarray(levels, float), jnp.asarray(pumps, float))
+        curves = every(jnp.asarray(levels, float), jnp.asarray(pumps, float))
         slots = jnp.arange(SLOTS)
-        flows, powers, shares, prices = (np.asarray(x, np.float64) for x in (*found, pattern(slots), price(slots)))
+        flows, powers, shares, prices = (np.asarray(x, np.float64) for x in (*curves, pattern(slots), price(slots)))
     lifting = params.density * params.gravity * params.lift / params.efficiency / 3.6e6
     starts = START_COST * np.maximum(pumps[None, :] - pumps[:, None], 0.0)  # (before, now)
     costs: npt.NDArray[np.float64] = np.zeros((SLOTS, LEVELS, len(pumps)))
@@ -267,7 +267,7 @@ def plan(params: Params, days: int = 12) -> npt.NDArray[np.float64]:
     for slot in reversed(range(days * SLOTS)):
         slot = slot % SLOTS
         reached = levels[:, None] + DT * (flows - params.demand * shares[slot]) / np.asarray(params.area)
-        beyond = np.maximum(np.maximum(LIMITS[0] + KEPT - reached, reached - LIMITS[1] + KEPT), 0.0)
+        beyond = np.maximum(np.maximum(LIMITS[0] + RESERVE - reached, reached - LIMITS[1] + RESERVE), 0.0)
         here = prices[slot] * DT * powers + BEYOND_COST * beyond
         here -= MEAN_PRICE * np.asarray(lifting * params.area) * (reached - levels[:, None])
         here += np.stack([np.interp(reached[:, n], levels, after[:, n]) for n in range(len(pumps))], axis=1)
@@ -277,7 +277,7 @@ def plan(params: Params, days: int = 12) -> npt.NDArray[np.float64]:
     return costs
 
 
-def _foreseen(
+def _plan_action(
     params: Params, state: tuple[()], observation: Float[Array, " 6"], applied: Float[Array, " 1"]
 ) -> tuple[tuple[()], Float[Array, " 1"]]:
     slot, level = slot_of(observation), observation[0]
@@ -286,14 +286,14 @@ def _foreseen(
 
     def total(pumps: Float[Array, ""]) -> Float[Array, ""]:
         after, _ = advance(level, pumps, observation[2], params)
-        beyond = jnp.maximum(KEPT - margins_of(after)[0], 0.0)
+        beyond = jnp.maximum(RESERVE - margins_of(after)[0], 0.0)
         own = cost(level, applied[0], pumps, after, observation[5], params)
         return own + BEYOND_COST * beyond + jnp.interp(after, grid, costs[:, pumps.astype(jnp.int32)])
 
     return (), jnp.argmin(jax.vmap(total)(jnp.arange(PUMPS + 1, dtype=level.dtype)))[None].astype(level.dtype)
 
 
-foreseen = Controller(lambda params, observation: (), _foreseen)
+planner = Controller(lambda params, observation: (), _plan_action)
 """The action with the least cost now, by the given constants, plus future cost, by `plan`."""
 
 
@@ -365,10 +365,10 @@ def _demand(state: State, params: Params) -> Float[Array, ""]:
 
 
 def _observe(state: State, params: Params, noise: Float[Array, ""]) -> Float[Array, " 6"]:
-    return _shown(state.level + noise, state.pumps, _demand(state, params), state.slot)
+    return _signals(state.level + noise, state.pumps, _demand(state, params), state.slot)
 
 
-def _shown(
+def _signals(
     level: Float[Array, ""], pumps: Float[Array, ""], demand: Float[Array, ""], slot: Int[Array, ""]
 ) -> Float[Array, " 6"]:
     turn = 2 * jnp.pi * slot.astype(level.dtype) / SLOTS
@@ -415,7 +415,7 @@ def predict(
     pumps, slot = _running(action), slot_of(observation)
     level, margins = advance(observation[0], pumps, observation[2], params)
     share = pattern(slot + 1) / pattern(slot)
-    return _shown(level, pumps, observation[2] * share.astype(level.dtype), (slot + 1) % SLOTS), margins
+    return _signals(level, pumps, observation[2] * share.astype(level.dtype), (slot + 1) % SLOTS), margins
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 6"], params: Params) -> tuple[State, Params]:
@@ -459,10 +459,10 @@ PLANT = Plant(
     predict=predict,
     applied=applied,
     resume=resume,
-    fallback=switched,
+    fallback=two_point,
     fallback_params=TUNED,
     found_params=BY_HAND,
-    reference=foreseen,
+    reference=planner,
     reference_params=NOMINAL,
     idle=(1.0,),
 )

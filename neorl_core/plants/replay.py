@@ -119,9 +119,9 @@ def _replay(
                 (state, constants, observation),
             )
             alive = jnp.asarray(True)
-        state, found = plant.step(key_step, state, now.actions, constants)
-        replayed = LoggedEpisodes(observation, now.actions, found.observation, now.present & alive)
-        return (state, constants, found.observation, alive & ~found.terminated), replayed
+        state, timestep = plant.step(key_step, state, now.actions, constants)
+        replayed = LoggedEpisodes(observation, now.actions, timestep.observation, now.present & alive)
+        return (state, constants, timestep.observation, alive & ~timestep.terminated), replayed
 
     # `resume` returns arrays of the simulation's precision, so the carry needs the same types.
     constants = jax.tree.map(lambda x: jnp.asarray(x, observation.dtype), constants)

@@ -16,11 +16,11 @@ from neorl_core.networks import Policy, policy_act, preferences
 from neorl_core.plants.base import clip_to
 from neorl_core.safety.shield import (
     ShieldParams,
-    counted,
     default_shield,
-    enough,
+    dwell_count,
     inside_envelope,
     limit_action,
+    margins_suffice,
     predicted_margins,
 )
 from neorl_core.safety.support import SupportShield, inside_support
@@ -87,7 +87,7 @@ def _choose(condition: Bool[Array, ""], yes: Params, no: Params) -> Params:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
-def _rest(shield: ShieldParams | SupportShield, action: Float[Array, " A"]) -> Float[Array, " A"]:
+def _finite_action(shield: ShieldParams | SupportShield, action: Float[Array, " A"]) -> Float[Array, " A"]:
     """Clip `action` to the bounds; replace non-finite values by the shield's `rest`, or by the middle of the range."""
     middle = shield.rest if isinstance(shield, SupportShield) else (shield.action_low + shield.action_high) / 2
     known = jnp.where(jnp.isfinite(action), action, middle)
@@ -120,11 +120,11 @@ def _trusted(
     assert isinstance(plant, Plant)
     enclosed = inside_envelope(shield, observation)
     margins = predicted_margins(plant, shield, composite.fallback, memory, composite.model, observation, action, since)
-    stays = enclosed & enough(margins, shield.margin_buffer)
-    return stays, enclosed & enough(margins, shield.margin_buffer + shield.return_buffer)
+    stays = enclosed & margins_suffice(margins, shield.margin_buffer)
+    return stays, enclosed & margins_suffice(margins, shield.margin_buffer + shield.return_buffer)
 
 
-class _Now(NamedTuple):
+class _Inputs(NamedTuple):
     """Inputs of a step of the composite, before the policy acts."""
 
     observation: Float[Array, " O"]
@@ -138,18 +138,20 @@ class _Now(NamedTuple):
     """Whether the fallback has control, so that the policy needs the additional margin."""
 
 
-def _limited(
-    plant: Plant | Process, composite: Composite, propose: Propose, now: _Now
+def _limited_action(
+    plant: Plant | Process, composite: Composite, propose: Propose, inputs: _Inputs
 ) -> tuple[Float[Array, " A"], Bool[Array, ""]]:
     """Return the policy's action within the limits, and whether it is trusted."""
-    proposed = propose(composite.policy, now.seen)
+    proposed = propose(composite.policy, inputs.seen)
     sound = jnp.all(jnp.isfinite(proposed))
-    action = limit_action(composite.shield, jnp.where(sound, proposed, now.applied), now.applied)
-    stays, returns = _trusted(plant, composite, now.memory, now.observation, action, ())
-    return action, sound & jnp.where(now.returning, returns, stays)
+    action = limit_action(composite.shield, jnp.where(sound, proposed, inputs.applied), inputs.applied)
+    stays, returns = _trusted(plant, composite, inputs.memory, inputs.observation, action, ())
+    return action, sound & jnp.where(inputs.returning, returns, stays)
 
 
-def _masked(plant: Plant | Process, composite: Composite, now: _Now) -> tuple[Float[Array, " A"], Bool[Array, ""]]:
+def _best_choice(
+    plant: Plant | Process, composite: Composite, inputs: _Inputs
+) -> tuple[Float[Array, " A"], Bool[Array, ""]]:
     """Return the policy's most preferred choice among those allowed and trusted, and whether there is one.
 
     Masks network outputs as in Huang & Ontañón 2022 (arXiv 2006.14171).
@@ -157,13 +159,13 @@ def _masked(plant: Plant | Process, composite: Composite, now: _Now) -> tuple[Fl
     policy, shield = composite.policy, composite.shield
     assert policy is not None
     assert policy.normaliser.choices is not None
-    liked, choices = preferences(policy, now.seen), policy.normaliser.choices[:, None]
+    liked, choices = preferences(policy, inputs.seen), policy.normaliser.choices[:, None]
 
     def possible(choice: Float[Array, " A"]) -> Bool[Array, ""]:
-        had = jnp.all(limit_action(shield, choice, now.applied, now.since) == choice)
-        since = counted(shield, now.since, now.applied, choice)
-        stays, returns = _trusted(plant, composite, now.memory, now.observation, choice, since)
-        return had & jnp.where(now.returning, returns, stays)
+        had = jnp.all(limit_action(shield, choice, inputs.applied, inputs.since) == choice)
+        since = dwell_count(shield, inputs.since, inputs.applied, choice)
+        stays, returns = _trusted(plant, composite, inputs.memory, inputs.observation, choice, since)
+        return had & jnp.where(inputs.returning, returns, stays)
 
     allowed = jax.vmap(possible)(choices)
     best = jnp.argmax(jnp.where(allowed, liked, -jnp.inf))
@@ -210,7 +212,7 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
     fallback = plant.fallback if isinstance(plant, Plant) else FALLBACK
 
     def init(composite: Composite, observation: Float[Array, " O"]) -> PolicyState:
-        action = _rest(composite.shield, first_applied(plant, composite, observation))
+        action = _finite_action(composite.shield, first_applied(plant, composite, observation))
         return PolicyState(
             handed_over=jnp.asarray(False),
             held=jnp.asarray(0, jnp.int32),
@@ -225,7 +227,7 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
         composite: Composite, state: PolicyState, observation: Float[Array, " O"], applied: Float[Array, " A"]
     ) -> tuple[PolicyState, Float[Array, " A"]]:
         shield = composite.shield
-        applied = _rest(shield, jnp.where(jnp.isfinite(applied), applied, state.action))
+        applied = _finite_action(shield, jnp.where(jnp.isfinite(applied), applied, state.action))
         # An action applied by another controller counts as in force for one step.
         since = jnp.where(jnp.all(applied == state.action), state.since, 1) if shield.dwell is not None else ()
         readable = jnp.all(jnp.isfinite(observation))
@@ -240,15 +242,19 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
         else:
             stacked = _with_history(composite, state, observation, applied)
             seen = () if composite.history is None else stacked
-            now = _Now(observation, stacked, applied, since, memory, state.handed_over)
+            inputs = _Inputs(observation, stacked, applied, since, memory, state.handed_over)
             discrete = shield.dwell is not None
-            found, trusted = _masked(plant, composite, now) if discrete else _limited(plant, composite, propose, now)
+            chosen, trusted = (
+                _best_choice(plant, composite, inputs)
+                if discrete
+                else _limited_action(plant, composite, propose, inputs)
+            )
             handed_over = ~(trusted & (~state.handed_over | (state.held >= shield.hold)))
             held = jnp.where(handed_over, state.held + 1, 0)
-            action = jnp.where(handed_over, safe, found)
+            action = jnp.where(handed_over, safe, chosen)
 
-        following = PolicyState(handed_over, held, action, memory, seen, counted(shield, since, applied, action))
-        unmoved = state._replace(action=applied, since=counted(shield, since, applied, applied))
+        following = PolicyState(handed_over, held, action, memory, seen, dwell_count(shield, since, applied, action))
+        unmoved = state._replace(action=applied, since=dwell_count(shield, since, applied, applied))
         return _choose(readable, following, unmoved), jnp.where(readable, action, applied)
 
     return Controller(init, act)

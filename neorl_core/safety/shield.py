@@ -151,7 +151,7 @@ def limit_action(
     return jnp.clip(action, shield.action_low, shield.action_high)
 
 
-def counted(shield: Limits, since: Params, applied: Float[Array, " A"], action: Float[Array, " A"]) -> Params:
+def dwell_count(shield: Limits, since: Params, applied: Float[Array, " A"], action: Float[Array, " A"]) -> Params:
     """Return the steps for which a discrete action has been in force after the coming step; () if continuous."""
     if shield.dwell is None:
         return ()
@@ -183,7 +183,7 @@ def predicted_margins(
         model: plant constants for the prediction.
         observation: (O,), the present observation.
         action: (A,), action of the coming step.
-        since: steps for which a discrete action has been in force after the coming step (`counted`).
+        since: steps for which a discrete action has been in force after the coming step (`dwell_count`).
 
     Returns:
         (L, K), least margins during each predicted step.
@@ -194,12 +194,12 @@ def predicted_margins(
         following, margins = plant.predict(seen, action, model)
         memory, command = plant.fallback.act(fallback_params, memory, following, action)
         then = limit_action(shield, command, action, since)
-        return (memory, following, then, counted(shield, since, action, then)), margins
+        return (memory, following, then, dwell_count(shield, since, action, then)), margins
 
     steps = shield.margin_buffer.shape[0]
     return jax.lax.scan(step, (fallback_state, observation, action, since), None, length=steps)[1]
 
 
-def enough(margins: Float[Array, "L K"], buffer: Float[Array, "L K"]) -> Bool[Array, ""]:
+def margins_suffice(margins: Float[Array, "L K"], buffer: Float[Array, "L K"]) -> Bool[Array, ""]:
     """Return whether every predicted margin is at least the buffer; false for NaN."""
     return jnp.all(margins >= buffer)

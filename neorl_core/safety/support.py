@@ -102,6 +102,6 @@ def conformal_quantile(scores: npt.ArrayLike, share: float) -> float:
         scores: (n,), scores of held-out rows.
         share: share of further rows inside.
     """
-    found = np.sort(np.asarray(scores, np.float64).ravel())
-    rank = math.ceil((found.size + 1) * share)
-    return float(found[rank - 1]) if 1 <= rank <= found.size else math.inf
+    ordered = np.sort(np.asarray(scores, np.float64).ravel())
+    rank = math.ceil((ordered.size + 1) * share)
+    return float(ordered[rank - 1]) if 1 <= rank <= ordered.size else math.inf

@@ -180,11 +180,11 @@ class Agent:
         reached = train(algorithm, start, resident(scale_rows(how, dataset)), plan, batch_size, limit=how.limit)
         self.config = config
         self._begun = _Begun(reached.population.learner, how, (begun.updates if begun else 0) + reached.done)
-        found = make_result(algorithm, config, alone, how, plan, reached)
-        (trained,) = found.policies
+        result = make_result(algorithm, config, alone, how, plan, reached)
+        (trained,) = result.policies
         self.params = self.params._replace(policy=trained) if isinstance(self.params, Composite) else trained
         self.reset()
-        return found
+        return result
 
     def _stacked(self, dataset: Transition) -> Transition:
         """Add the history to logged rows; a row that does not continue the previous one starts an episode."""

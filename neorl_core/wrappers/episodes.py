@@ -67,7 +67,7 @@ def domain_of(plant: Plant, changes: Mapping[str, float] | None) -> Params:
     return plant.domain._replace(**(changes or {}))
 
 
-def seen_of(plant: Plant, history: Mapping[str, int] | None) -> PlantSpec:
+def observed_spec(plant: Plant, history: Mapping[str, int] | None) -> PlantSpec:
     """Return the plant's spec with a number of earlier values, by name of a signal or action.
 
     Raises:
@@ -76,7 +76,7 @@ def seen_of(plant: Plant, history: Mapping[str, int] | None) -> PlantSpec:
     return stacked_spec(plant.spec, parse_history(history or {}, plant.spec))
 
 
-def root_of(generator: np.random.Generator) -> UInt32[np.ndarray, " 2"]:
+def draw_root(generator: np.random.Generator) -> UInt32[np.ndarray, " 2"]:
     """Draw the data of a key from a generator."""
     return generator.integers(0, 2**32, 2, np.uint32)
 
@@ -121,7 +121,7 @@ def start(
     key_reset, key_steps = jax.random.split(key_run)
     state, observation = plant.reset(key_reset, params)
     shown = clip_to(plant.spec.observation, observation)
-    seen = _shown(stack_first(history, shown, clip_to(plant.spec.action, plant.applied(shown))))
+    seen = _float32(stack_first(history, shown, clip_to(plant.spec.action, plant.applied(shown))))
     kept = () if history is None else seen
     return Running(root, episode, state, params, jax.random.key_data(key_steps), jnp.int32(0), kept), seen
 
@@ -133,12 +133,12 @@ def advance(
     key = jax.random.fold_in(jax.random.wrap_key_data(running.steps, impl="threefry2x32"), running.step)
     command = clip_to(plant.spec.action, to_command(plant.spec, action, physical))
     state, now = plant.step(key, running.state, command, running.params)
-    seen = _shown(stack_next(history, running.seen, command, clip_to(plant.spec.observation, now.observation)))
+    seen = _float32(stack_next(history, running.seen, command, clip_to(plant.spec.observation, now.observation)))
     kept = () if history is None else seen
     return running._replace(state=state, step=running.step + 1, seen=kept), now._replace(observation=seen)
 
 
-def _shown(seen: Float[Array, " S"]) -> Float[Array, " S"]:
+def _float32(seen: Float[Array, " S"]) -> Float[Array, " S"]:
     """Cast to the observation space's float32, at any precision of the plant."""
     return seen.astype(jnp.float32)
 
@@ -167,12 +167,12 @@ def as_action(action: Any, shape: tuple[int, ...]) -> Float[np.ndarray, ...]:
     Raises:
         ValueError: on a wrong shape or NaN.
     """
-    found = np.asarray(action, np.float32)
-    if found.shape != shape:
-        raise ValueError(f"action must have the shape {shape}, got {found.shape}: pass one number per actuator")
-    if np.isnan(found).any():
-        raise ValueError(f"action must not contain NaN, got {found.tolist()}: check the policy")
-    return found
+    vector = np.asarray(action, np.float32)
+    if vector.shape != shape:
+        raise ValueError(f"action must have the shape {shape}, got {vector.shape}: pass one number per actuator")
+    if np.isnan(vector).any():
+        raise ValueError(f"action must not contain NaN, got {vector.tolist()}: check the policy")
+    return vector
 
 
 def as_vectors(spec: PlantSpec, action: Any, plants: tuple[int, ...] = ()) -> Float[np.ndarray, "*n A"]:
@@ -183,13 +183,13 @@ def as_vectors(spec: PlantSpec, action: Any, plants: tuple[int, ...] = ()) -> Fl
     """
     if spec.choices is None:
         return as_action(action, (*plants, spec.action.size))
-    found = as_action(action, plants)
-    if not np.isin(found, np.arange(len(spec.choices))).all():
+    numbers = as_action(action, plants)
+    if not np.isin(numbers, np.arange(len(spec.choices))).all():
         raise ValueError(
             f"choices must be numbers from 0 to {len(spec.choices) - 1} ({', '.join(spec.choices)}), got "
             f"{np.asarray(action).tolist()}"
         )
-    return found[..., None]
+    return numbers[..., None]
 
 
 def check_options(options: Mapping[str, Any] | None, allowed: tuple[str, ...] = ()) -> None:

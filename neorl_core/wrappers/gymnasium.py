@@ -26,11 +26,11 @@ from neorl_core.wrappers.episodes import (
     check_options,
     check_process,
     domain_of,
+    draw_root,
     info_of,
+    observed_spec,
     plant_of,
     programs,
-    root_of,
-    seen_of,
     table_name,
     to_command,
 )
@@ -77,7 +77,7 @@ class PlantEnv(gymnasium.Env[Observation, Float[np.ndarray, " A"]]):
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ValueError(f"render_mode must be 'rgb_array' or None, got {render_mode!r}: plants have no window")
         self.render_mode = render_mode
-        seen = seen_of(self.plant, history)
+        seen = observed_spec(self.plant, history)
         self.observation_space = box(seen.observation)
         self.action_space = action_space(self.plant.spec, physical)
         self._domain = domain_of(self.plant, domain)
@@ -101,7 +101,7 @@ class PlantEnv(gymnasium.Env[Observation, Float[np.ndarray, " A"]]):
         check_options(options)
         super().reset(seed=seed)
         if seed is not None or self._root is None:
-            self._root, self._episode = root_of(self.np_random), 0
+            self._root, self._episode = draw_root(self.np_random), 0
         else:
             self._episode += 1
         self._running, observation = self._programs.start(self._domain, self._root, np.int32(self._episode))

@@ -41,19 +41,19 @@ def frame_of(
 ) -> UInt8[np.ndarray, "Y X 3"]:
     """Draw the steps of an episode so far, on a time axis of `steps` steps."""
     observations, actions, margins = (np.stack(rows) for rows in zip(*episode, strict=True))
-    found = [
+    curves = [
         (panel.name, unit_of(panel, spec), numbers)
         for panel in make_panels(spec, drawn)
         if (numbers := curve(panel, spec, observations, margins)) is not None
     ]
-    found += [
+    curves += [
         (f"action {name}", unit, Curve(actions[:, [i]], None, spec.action.low[i], spec.action.high[i]))
         for i, (name, unit) in enumerate(zip(spec.action.names, spec.action.units, strict=True))
     ]
-    found = found[:MOST]
-    image = Image.new("RGB", (WIDTH, HEIGHT * len(found)), "white")
+    curves = curves[:MOST]
+    image = Image.new("RGB", (WIDTH, HEIGHT * len(curves)), "white")
     canvas, font = ImageDraw.Draw(image), ImageFont.load_default(12)
-    for i, (name, unit, numbers) in enumerate(found):
+    for i, (name, unit, numbers) in enumerate(curves):
         title = name.replace("_", " ") + (f" [{unit}]" if unit not in ("", "1") else "")
         _draw(canvas, font, HEIGHT * i, title, numbers, steps)
     return np.array(image)

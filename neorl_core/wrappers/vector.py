@@ -25,9 +25,9 @@ from neorl_core.wrappers.episodes import (
     check_options,
     check_process,
     domain_of,
+    draw_root,
+    observed_spec,
     plant_of,
-    root_of,
-    seen_of,
     start,
     table_name,
     violations,
@@ -139,7 +139,7 @@ class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.render_mode = render_mode
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.metadata = {"render_modes": [], "autoreset_mode": self.autoreset_mode}
-        seen = seen_of(self.plant, history)
+        seen = observed_spec(self.plant, history)
         self.single_observation_space = box(seen.observation)
         self.single_action_space = action_space(self.plant.spec, physical)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
@@ -198,7 +198,7 @@ class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         episodes = np.zeros(self.num_envs, np.int32) if old is None else np.array(old.episode) + 1
         for i in np.flatnonzero(mask):
             if seeds[i] is not None or old is None:
-                roots[i] = root_of(gymnasium.utils.seeding.np_random(seeds[i])[0])
+                roots[i] = draw_root(gymnasium.utils.seeding.np_random(seeds[i])[0])
                 episodes[i] = 0
         begun = self._start(self._domain, roots, episodes)
         self._running, self._shown = begun if old is None else _where(mask, begun, (old, self._shown))
@@ -249,11 +249,11 @@ def infos_of(
         return {}
 
     def by_name(values: Float[np.ndarray, "N K"]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        infos: dict[str, Any] = {}
         for k, limit in enumerate(constraints):
-            found[limit.name] = np.where(present, values[:, k], 0.0).astype(np.float64)
-            found[f"_{limit.name}"] = present.copy()
-        return found
+            infos[limit.name] = np.where(present, values[:, k], 0.0).astype(np.float64)
+            infos[f"_{limit.name}"] = present.copy()
+        return infos
 
     costs = violations(margins)
     entries = {"margins": by_name(margins), "costs": by_name(costs)}

@@ -27,7 +27,7 @@ from neorl_core.training.population import configure, init_population, members
 from neorl_core.types import AgentView, Controller, Transition
 from neorl_core.wrappers.agent import Agent as CoreAgent
 from neorl_core.wrappers.agent import _with_policy
-from neorl_core.wrappers.episodes import programs, root_of
+from neorl_core.wrappers.episodes import draw_root, programs
 from neorl_core.wrappers.gymnasium import PlantEnv, environment_id, register_plants
 from neorl_core.wrappers.pettingzoo import ParallelPlantEnv
 from neorl_core.wrappers.vector import PlantVectorEnv, step_program
@@ -73,7 +73,7 @@ def test_episode_equals_rollout_of_same_key() -> None:
     # The second implementation is plants.base.rollout, which evaluates policies.
     env = PlantEnv("chemical_reactor", physical=True)
     observation, _ = env.reset(seed=5)
-    root = root_of(gymnasium.utils.seeding.np_random(5)[0])
+    root = draw_root(gymnasium.utils.seeding.np_random(5)[0])
     constants, run = jax.random.split(jax.random.fold_in(jax.random.wrap_key_data(root, impl="threefry2x32"), 0))
     swing = Controller(lambda p, o: jnp.int32(0), lambda p, m, o, a: (m + 1, jnp.array([297.0]) + m % 5))
     params = jax.jit(REACTOR.sample_params)(constants, REACTOR.domain)

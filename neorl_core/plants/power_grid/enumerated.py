@@ -24,10 +24,10 @@ def positions() -> Int[np.ndarray, "K 5"]:
     """(50751, 5), the switch positions of each radial topology, in the order of the open lines."""
     sizes = map(range, map(len, feeder33.LOOP_LINES))
     every = np.array(list(itertools.product(*sizes)), np.int32)
-    found = every[np.asarray(jax.jit(jax.vmap(is_radial))(every))]
-    lines = np.sort(np.asarray(jax.jit(jax.vmap(open_lines))(found)), axis=1)
+    radial = every[np.asarray(jax.jit(jax.vmap(is_radial))(every))]
+    lines = np.sort(np.asarray(jax.jit(jax.vmap(open_lines))(radial)), axis=1)
     first = np.unique(lines, axis=0, return_index=True)[1]
-    distinct: Int[np.ndarray, "K 5"] = found[first]
+    distinct: Int[np.ndarray, "K 5"] = radial[first]
     return distinct
 
 
@@ -64,5 +64,5 @@ def losses(
         lowest = jnp.min(jax.vmap(magnitude)(flow.voltage), axis=1)
         return jnp.where(lowest > 0.6, flow.loss, jnp.inf), lowest
 
-    found: tuple[Float[Array, "K C"], Float[Array, "K C"]] = jax.lax.map(one, of, batch_size=BLOCK)
-    return found
+    results: tuple[Float[Array, "K C"], Float[Array, "K C"]] = jax.lax.map(one, of, batch_size=BLOCK)
+    return results

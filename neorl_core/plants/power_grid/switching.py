@@ -29,7 +29,7 @@ LOW, HIGH = 0.95, 1.05
 """Limits of every bus voltage [pu]: ANSI C84.1, range A."""
 
 
-class Seen(NamedTuple):
+class ObservationParts(NamedTuple):
     """The parts of an observation."""
 
     hour: Shaped[Array, "*n 1"]
@@ -48,20 +48,22 @@ class Seen(NamedTuple):
 
 
 def sizes_of(feeder: Feeder) -> tuple[int, ...]:
-    """Return the length of each part of an observation, in the order of `Seen`."""
+    """Return the length of each part of an observation, in the order of `ObservationParts`."""
     buses, lines = len(feeder.active_load), len(feeder.ends)
     return (1, buses, buses, buses, lines, lines, lines, lines, 1, 1, 1)
 
 
-def seen(feeder: Feeder, observation: Shaped[Array, "*n O"]) -> Seen:
+def split_observation(feeder: Feeder, observation: Shaped[Array, "*n O"]) -> ObservationParts:
     """Split an observation into parts."""
     ends = np.cumsum(sizes_of(feeder))
-    return Seen(*(observation[..., end - size : end] for end, size in zip(ends, sizes_of(feeder), strict=True)))
+    return ObservationParts(
+        *(observation[..., end - size : end] for end, size in zip(ends, sizes_of(feeder), strict=True))
+    )
 
 
 def layout_of(feeder: Feeder) -> Layout:
     """Return the graph: buses are nodes, the substation first; lines are edges, present while in service."""
-    columns = seen(feeder, jnp.arange(sum(sizes_of(feeder))))
+    columns = split_observation(feeder, jnp.arange(sum(sizes_of(feeder))))
     mean = feeder.resistance.mean()
 
     def of_buses(part: Int[Array, " N"]) -> tuple[int, ...]:
@@ -322,7 +324,7 @@ def predict(
     grid: Grid, observation: Float[Array, " O"], action: Float[Array, " L"], params: Params
 ) -> tuple[Float[Array, " O"], Float[Array, " 1"]]:
     """Predict the next observation with all loads on the daily curve, and the margin [pu] after the step."""
-    now = seen(grid.feeder, observation)
+    now = split_observation(grid.feeder, observation)
     hour = jnp.round(now.hour[0])
     ahead = daily_load((hour + 1) % HORIZON) / daily_load(hour)
     after = topology(grid, action, now.in_service)
@@ -343,14 +345,14 @@ def predict(
 
 def applied(grid: Grid, observation: Float[Array, " O"]) -> Float[Array, " L"]:
     """The present switch positions: 1 for an open line, −1 for a closed line."""
-    return 1.0 - 2.0 * seen(grid.feeder, observation).closed
+    return 1.0 - 2.0 * split_observation(grid.feeder, observation).closed
 
 
 def resume(
     grid: Grid, key: PRNGKeyArray, state: State, observation: Float[Array, " O"], params: Params
 ) -> tuple[State, Params]:
     """Set the measured loads (with noise), switches and outage."""
-    now = seen(grid.feeder, observation)
+    now = split_observation(grid.feeder, observation)
     noise = jax.random.normal(key, (_measured(grid),), observation.dtype)[: now.active.shape[0]]
     nominal = jnp.asarray(grid.feeder.active_load, observation.dtype)
     step = jnp.round(now.hour[0]).astype(jnp.int32)
@@ -375,14 +377,14 @@ def logged_reward(
 ) -> Float[Array, "*n"]:
     """Reward of logged rows: the negative losses of the hour [kWh], or the negative unserved load of a dark feeder."""
     dark = jnp.asarray(next_observation[..., -3]) < LOWEST
-    drawn = jnp.sum(seen(feeder, jnp.asarray(next_observation)).active, -1)
+    drawn = jnp.sum(split_observation(feeder, jnp.asarray(next_observation)).active, -1)
     return -1e3 * jnp.where(dark, drawn, jnp.asarray(next_observation[..., -1]))
 
 
 def _rule(
     grid: Grid, params: Rule, state: tuple[()], observation: Float[Array, " O"], applied: Float[Array, " L"]
 ) -> tuple[tuple[()], Float[Array, " L"]]:
-    now = seen(grid.feeder, observation)
+    now = split_observation(grid.feeder, observation)
     current = now.meshed * jnp.where(now.closed > 0.5, 1.0, 1.0 - params.keep)
     # Graded rather than ±1, so that the values show confidence and small errors only change close decisions.
     usual = jnp.maximum(jnp.mean(current), 1e-9)

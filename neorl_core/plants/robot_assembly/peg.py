@@ -148,7 +148,9 @@ def wrench_about(
     return jnp.append(jnp.sum(force, axis=0), jnp.sum(arm[:, 0] * force[:, 1] - arm[:, 1] * force[:, 0]))
 
 
-def held(pose: Float[Array, " 3"], velocity: Float[Array, " 3"], setpoint: Float[Array, " 3"], p: Params) -> Any:
+def impedance_wrench(
+    pose: Float[Array, " 3"], velocity: Float[Array, " 3"], setpoint: Float[Array, " 3"], p: Params
+) -> Any:
     """Return the impedance controller's force and moment about the centre of mass, for a tip set point at rest."""
     tip = tip_of(pose, p)
     stiffness = jnp.stack([jnp.asarray(x, pose.dtype) for x in (p.stiffness, p.stiffness, p.turning_stiffness)])
@@ -158,7 +160,7 @@ def held(pose: Float[Array, " 3"], velocity: Float[Array, " 3"], setpoint: Float
     return wrench_about(pose[:2], tip[None, :2], pull[None, :2]).at[2].add(pull[2])
 
 
-def accelerated(
+def semi_implicit_step(
     pose: Float[Array, " 3"], velocity: Float[Array, " 3"], wrench: Float[Array, " 3"], h: float, p: Params
 ) -> tuple[Float[Array, " 3"], Float[Array, " 3"]]:
     """Semi-implicit Euler: v ← v + h M⁻¹ f, then q ← q + h v, with `wrench` about the centre of mass."""
@@ -199,15 +201,17 @@ def advance(
         touch = contacts(pose, velocity, bristles, h, p)
         tip = tip_of(pose, p)[:2]
         pushed = wrench_about(pose[:2], tip[None], external[None, :2]).at[2].add(external[2])
-        total = wrench_about(pose[:2], touch.point, touch.force) + held(pose, velocity, setpoint, p) + pushed
-        moved = accelerated(pose, velocity, total, h, p)
+        total = (
+            wrench_about(pose[:2], touch.point, touch.force) + impedance_wrench(pose, velocity, setpoint, p) + pushed
+        )
+        moved = semi_implicit_step(pose, velocity, total, h, p)
         return (*moved, touch.bristles), wrench_about(tip, touch.point, touch.force)
 
     (pose, velocity, bristles), wrenches = jax.lax.scan(substep, (pose, velocity, bristles), None, substeps)
     return pose, velocity, bristles, wrenches
 
 
-def flown(
+def free_motion(
     pose: Float[Array, " 3"],
     velocity: Float[Array, " 3"],
     setpoint: Float[Array, " 3"],
@@ -219,7 +223,9 @@ def flown(
 
     def substep(carry: Any, _: None) -> tuple[Any, None]:
         pose, velocity = carry
-        return accelerated(pose, velocity, held(pose, velocity, setpoint, p), seconds / substeps, p), None
+        return semi_implicit_step(
+            pose, velocity, impedance_wrench(pose, velocity, setpoint, p), seconds / substeps, p
+        ), None
 
     return jax.lax.scan(substep, (pose, velocity), None, substeps)[0]
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from neorl_core.plants.base import AnyArray, clip_to
-from neorl_core.plants.robot_assembly.peg import Params, advance, centre_of, flown, tip_of, velocity_at
+from neorl_core.plants.robot_assembly.peg import Params, advance, centre_of, free_motion, tip_of, velocity_at
 from neorl_core.types import Constraint, Controller, Panel, Plant, PlantSpec, Space, Timestep
 
 DT = 0.02
@@ -97,12 +97,12 @@ class State(NamedTuple):
 NOMINAL = Params()
 
 
-def shown(si: Float[Array, " 3"]) -> Float[Array, " 3"]:
+def display_units(si: Float[Array, " 3"]) -> Float[Array, " 3"]:
     """Convert (m, m, rad) to (mm, mm, degrees)."""
     return jnp.stack([si[0] * MILLI, si[1] * MILLI, si[2] / DEGREE])
 
 
-def in_si(seen: Float[Array, " 3"]) -> Float[Array, " 3"]:
+def si_units(seen: Float[Array, " 3"]) -> Float[Array, " 3"]:
     """Convert (mm, mm, degrees) to (m, m, rad)."""
     return jnp.stack([seen[0] / MILLI, seen[1] / MILLI, seen[2] * DEGREE])
 
@@ -110,7 +110,9 @@ def in_si(seen: Float[Array, " 3"]) -> Float[Array, " 3"]:
 def _observe(state: State, wrench: Float[Array, " 3"], p: Params) -> Float[Array, " 12"]:
     tip = tip_of(state.pose, p)
     moving = jnp.append(velocity_at(tip[:2], state.pose, state.velocity), state.velocity[2])
-    return jnp.concatenate([shown(tip + state.error), shown(moving), wrench, shown(state.setpoint)])
+    return jnp.concatenate(
+        [display_units(tip + state.error), display_units(moving), wrench, display_units(state.setpoint)]
+    )
 
 
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
@@ -154,7 +156,7 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 3"], params: Pa
 
     A contact force beyond the limit trips the protective stop and terminates the episode.
     """
-    setpoint = state.setpoint + in_si(clip_to(SPEC.action, action))
+    setpoint = state.setpoint + si_units(clip_to(SPEC.action, action))
     target = setpoint - state.error
     nothing = jnp.zeros_like(target)
     before = state.pose, state.velocity, state.bristles
@@ -184,11 +186,11 @@ def predict(
     """
     moves = clip_to(SPEC.action, action)
     setpoint = observation[9:12] + moves
-    tip, moving = in_si(observation[:3]), in_si(observation[3:6])
+    tip, moving = si_units(observation[:3]), si_units(observation[3:6])
     pose = centre_of(tip, params)
     # velocity_at is linear in the velocity, so this moves the reference point from the tip to the centre.
     velocity = jnp.append(velocity_at(pose[:2], tip, moving), moving[2])
-    free, speed = flown(pose, velocity, in_si(setpoint), DT, SUBSTEPS, params)
+    free, speed = free_motion(pose, velocity, si_units(setpoint), DT, SUBSTEPS, params)
     free_tip = tip_of(free, params)
     free_speed = jnp.append(velocity_at(free_tip[:2], free, speed), speed[2])
 
@@ -197,13 +199,13 @@ def predict(
     stiffness = jnp.stack(
         [jnp.asarray(x, tip.dtype) for x in (params.stiffness, params.stiffness, params.turning_stiffness)]
     )
-    borne = wrench - stiffness * in_si(moves)
+    borne = wrench - stiffness * si_units(moves)
     impact = jnp.hypot(moving[0], moving[1]) * jnp.sqrt(HARDEST * params.mass)
     force = jnp.where(touched, jnp.hypot(borne[0], borne[1]), 0.0) + impact
     next_observation = jnp.where(
         touched,
         jnp.concatenate([observation[:3], jnp.zeros_like(moves), borne]),
-        jnp.concatenate([shown(free_tip), shown(free_speed), jnp.zeros_like(wrench)]),
+        jnp.concatenate([display_units(free_tip), display_units(free_speed), jnp.zeros_like(wrench)]),
     )
     return jnp.concatenate([next_observation, setpoint]), (FORCE_LIMIT - force)[None]
 
@@ -213,14 +215,14 @@ def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 12"], pa
 
     A peg deeper than any contact force could press it is in the hole, so the error is then bounded by the clearance.
     """
-    seen, moving = in_si(observation[:3]), in_si(observation[3:6])
+    seen, moving = si_units(observation[:3]), si_units(observation[3:6])
     inside = -seen[1] > IN_HOLE
     least = jnp.asarray(params.clearance, seen.dtype)
     play = jnp.stack([least, jnp.zeros_like(least), 2 * least / jnp.maximum(-seen[1], IN_HOLE)])
     error = jnp.where(inside, seen - jnp.clip(seen - state.error, -play, play), state.error).at[1].set(0.0)
     pose = centre_of(seen - error, params)
     velocity = jnp.append(velocity_at(pose[:2], seen - error, moving), moving[2])
-    return State(pose, velocity, in_si(observation[9:12]), error, state.bristles, state.step), params
+    return State(pose, velocity, si_units(observation[9:12]), error, state.bristles, state.step), params
 
 
 def applied(observation: Float[Array, " 12"]) -> Float[Array, " 3"]:

@@ -125,12 +125,12 @@ def surface(
     gained = share @ (radiation * zones**4 + p.convection * zones)
     into = 2 * p.conductivity * conductivity(outer) / cell
 
-    def newton(_: Any, found: Float[Array, " S"]) -> Float[Array, " S"]:
-        excess = into * (found - outer) - gained + inside * (radiation * found**4 + p.convection * found)
-        return found - excess / (into + inside * (4 * radiation * found**3 + p.convection))
+    def newton(_: Any, solution: Float[Array, " S"]) -> Float[Array, " S"]:
+        excess = into * (solution - outer) - gained + inside * (radiation * solution**4 + p.convection * solution)
+        return solution - excess / (into + inside * (4 * radiation * solution**3 + p.convection))
 
-    found = jax.lax.fori_loop(0, 4, newton, outer)
-    return found, into * (found - outer)
+    solution = jax.lax.fori_loop(0, 4, newton, outer)
+    return solution, into * (solution - outer)
 
 
 def _conducting(links: Float[Array, "S L"], capacity: Float[Array, "S M"]) -> Any:
@@ -146,13 +146,13 @@ def _conducting(links: Float[Array, "S L"], capacity: Float[Array, "S M"]) -> An
         pivots.append(capacity[:, i] + links[:, i] + links[:, i + 1] - links[:, i] ** 2 / pivots[-1])
 
     def solve(b: Float[Array, "S M"]) -> Float[Array, "S M"]:
-        found = [b[:, 0]]
+        z = [b[:, 0]]
         for i in range(1, volumes):
-            found.append(b[:, i] + links[:, i] / pivots[i - 1] * found[-1])
-        found[-1] = found[-1] / pivots[-1]
+            z.append(b[:, i] + links[:, i] / pivots[i - 1] * z[-1])
+        z[-1] = z[-1] / pivots[-1]
         for i in reversed(range(volumes - 1)):
-            found[i] = (found[i] + links[:, i + 1] * found[i + 1]) / pivots[i]
-        return jnp.stack(found, axis=1) * capacity
+            z[i] = (z[i] + links[:, i + 1] * z[i + 1]) / pivots[i]
+        return jnp.stack(z, axis=1) * capacity
 
     return solve
 
@@ -265,6 +265,6 @@ def steady(
         following, second = halfway(middle, here)
         return following, (middle[0], first + second)
 
-    _, (found, heat) = jax.lax.scan(onwards, cold, share)
+    _, (heats, absorbed) = jax.lax.scan(onwards, cold, share)
     losses = p.zone_loss * (zones - p.ambient - CELSIUS) / 1e3
-    return found, (losses + share.T @ heat / dwell) / p.efficiency
+    return heats, (losses + share.T @ absorbed / dwell) / p.efficiency

@@ -111,13 +111,13 @@ def at_stations(x: Float[Array, " S"], offset: Float[Array, ""]) -> Float[Array,
     return x[here] + behind * (x[np.maximum(here - 1, 0)] - x[here])
 
 
-def along(seen: Float[Array, " 5"]) -> Float[Array, " S"]:
+def between_stations(seen: Float[Array, " 5"]) -> Float[Array, " S"]:
     """Interpolate values of the stations to all sections."""
     stations = jnp.asarray([0.0, *(x - 0.5 for x in STATIONS[1:])], seen.dtype)
     return jnp.interp(jnp.arange(SECTIONS + 1, dtype=seen.dtype), stations, seen)
 
 
-def reconstructed(observation: Float[Array, " 25"], params: Params) -> tuple[Furnace, Float[Array, " S"]]:
+def reconstruct(observation: Float[Array, " 25"], params: Params) -> tuple[Furnace, Float[Array, " S"]]:
     """Reconstruct temperatures [K] and thickness [mm] of the charge from the stations.
 
     Between stations, temperatures are linear along the furnace. Across the steel they follow the parabola of a steady
@@ -125,8 +125,8 @@ def reconstructed(observation: Float[Array, " 25"], params: Params) -> tuple[Fur
     """
     zones = observation[:ZONES] + CELSIUS
     skin = jnp.concatenate([jnp.full_like(zones[:1], params.ambient), observation[2 * ZONES : 3 * ZONES]]) + CELSIUS
-    skin = along(skin)
-    thickness = along(observation[3 * ZONES : 3 * ZONES + 5])
+    skin = between_stations(skin)
+    thickness = between_stations(observation[3 * ZONES : 3 * ZONES + 5])
     share = overlap(jnp.full((), SECTION / 2, zones.dtype))
     radiation = params.emissivity * STEFAN_BOLTZMANN
     gained = share @ (radiation * zones**4 + params.convection * zones)
@@ -252,7 +252,7 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 25"]
     return state, _observe(state, params, params.noise_sd * jax.random.normal(key_noise, (2 * ZONES + 1,)))
 
 
-def carried(state: State, minutes: float, params: Params) -> State:
+def transport(state: State, minutes: float, params: Params) -> State:
     """Move the charge for some minutes; when a whole section has left, a cold one has entered."""
     offset = state.offset + line_speed(state.thickness, state.deviation, params) * minutes
     shift = offset >= SECTION
@@ -298,13 +298,13 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 4"], params: Pa
     """
     noise = jax.random.normal(key, (2 * ZONES + 2,), action.dtype)
     power = clip_to(SPEC.action, action)
-    state = carried(state, DT / 2, params)
+    state = transport(state, DT / 2, params)
     share = overlap(state.offset)
     furnace, passage = advance(state.furnace, state.thickness, power, share, SECONDS, SUBSTEPS, params)
     phi = jnp.exp(-DT / jnp.asarray(params.speed_time_constant, action.dtype))
     soak = state.soak + DT * jnp.mean(_hot_enough(passage.middle, state.target), axis=0)
     heated = state._replace(furnace=furnace, soak=soak, power=power, step=state.step + 1)
-    next_state = carried(heated, DT / 2, params)
+    next_state = transport(heated, DT / 2, params)
     next_state = next_state._replace(
         deviation=phi * state.deviation + params.speed_sd * jnp.sqrt(1 - phi**2) * noise[-1],
     )
@@ -323,7 +323,7 @@ def predict(
 ) -> tuple[Float[Array, " 25"], Float[Array, " 3"]]:
     """Predict the next observation from the stations, and the least margins [K]; products and soak do not change."""
     power = clip_to(SPEC.action, action)
-    furnace, thickness = reconstructed(observation, params)
+    furnace, thickness = reconstruct(observation, params)
     share = overlap(jnp.full((), SECTION / 2, observation.dtype))
     next_furnace, passage = advance(furnace, thickness, power, share, SECONDS, SUBSTEPS, params)
     places = jnp.arange(SECTIONS + 1, dtype=observation.dtype) * SECTION
@@ -351,7 +351,7 @@ def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 25"], pa
         for charge, now in ((state.thickness, observation[12]), (state.target, observation[17]))
     )
     kelvin = steel_temperatures(state.furnace)
-    kelvin = jnp.where(first, steel_temperatures(reconstructed(observation, params)[0]), kelvin)
+    kelvin = jnp.where(first, steel_temperatures(reconstruct(observation, params)[0]), kelvin)
     speed = line_speed(thickness, 0.0, params)
     at = state._replace(
         furnace=Furnace(enthalpy(kelvin), zones),
@@ -362,7 +362,7 @@ def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 25"], pa
     )
     shown = _observe(at, params, jnp.zeros_like(noise))
     hotter = observation[2 * ZONES : 3 * ZONES] - noise[ZONES : 2 * ZONES] - shown[2 * ZONES : 3 * ZONES]
-    kelvin = kelvin + along(jnp.append(0.0, hotter))[:, None]
+    kelvin = kelvin + between_stations(jnp.append(0.0, hotter))[:, None]
     behind = jnp.arange(SECTIONS, -1, -1, dtype=zones.dtype) * SECTION / observation[SPEED]
     later = jnp.where(state.soak > 0, state.soak + observation[SOAK] - shown[SOAK], 0.0)
     soak = jnp.maximum(jnp.where(first, observation[SOAK] - behind, later), 0.0)

@@ -20,7 +20,7 @@ from benchmarks.graph_study.logs import cases, loops, plant_of
 from benchmarks.graph_study.speed import on_one_core
 from neorl_core.networks import policy_act
 from neorl_core.plants.power_grid.feeder33 import FEEDER
-from neorl_core.plants.power_grid.switching import seen, topology
+from neorl_core.plants.power_grid.switching import split_observation, topology
 
 ROW = {"within": 0.95, "median": 1.001, "mean": 1.01, "violations": 1}
 OPTIMUM: dict[str, Any] = {
@@ -152,7 +152,7 @@ def test_timed_decision_equals_policy_and_topology_with_padding() -> None:
     observation = jnp.asarray(cases(plant, FEEDER, loops(FEEDER)[0], 0.5, 1, 3).observation[0])
     action, opened = jax.jit(partial(speed.decide, FEEDER, partial(policy_act, policy)))(observation)
     grid = grid_of(FEEDER, plant)
-    in_service = seen(FEEDER, observation).in_service
+    in_service = split_observation(FEEDER, observation).in_service
     np.testing.assert_array_equal(opened, topology(grid, action, in_service).opened)
     wide, same = jax.jit(partial(speed.decide, FEEDER, partial(speed.padded_act, policy)))(observation)
     np.testing.assert_allclose(wide, action, atol=1e-6)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.optimize import least_squares
 
-from neorl_core.identify import Episodes, Unknown, described, identify, stack_rows, step_test
+from neorl_core.identify import Episodes, Unknown, describe, identify, stack_rows, step_test
 from neorl_core.identify.estimate import Posterior, estimate
 from neorl_core.identify.forecast import errors, forecast, inflation_of
 from neorl_core.identify.unknowns import constants, prior_of, with_constants
@@ -176,8 +176,8 @@ def test_step_test_for_unidentified_constant() -> None:
     found = identify(LINEAR, BOTH, linear_logs(jax.random.key(5), 10, still=True), segment=1)
     assert found.identified.tolist() == [True, False]
     np.testing.assert_allclose(found.estimate[1], 2.0, atol=1e-3)
-    assert re.search(r"first: .* of the prior$", described(LINEAR, BOTH, found), re.M)
-    assert re.search(r"second: .* not identified$", described(LINEAR, BOTH, found), re.M)
+    assert re.search(r"first: .* of the prior$", describe(LINEAR, BOTH, found), re.M)
+    assert re.search(r"second: .* not identified$", describe(LINEAR, BOTH, found), re.M)
     test = step_test(LINEAR, BOTH, found, 1, jnp.zeros(1))
     assert test is not None
     assert (test.action, test.enough) == ("u1", True)

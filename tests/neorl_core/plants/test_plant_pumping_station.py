@@ -86,7 +86,7 @@ def test_water_and_money_by_hand() -> None:
 
 def test_clock_and_tariff() -> None:
     slots = jnp.arange(station.SLOTS)
-    shown = jax.vmap(lambda s: station._shown(jnp.float32(3), jnp.float32(1), jnp.float32(500), s))(slots)
+    shown = jax.vmap(lambda s: station._signals(jnp.float32(3), jnp.float32(1), jnp.float32(500), s))(slots)
     np.testing.assert_array_equal(station.slot_of(shown), slots)
     cheap = np.asarray(station.price(slots)) == np.float32(station.PRICES[0])
     assert cheap.nonzero()[0].tolist() == [*range(14), 46, 47]
@@ -99,7 +99,7 @@ def test_staged_control_by_hand() -> None:
 
     def asked(level: float, running: float, tariff: float = 0.2) -> float:
         seen = jnp.asarray([level, running, 500.0, 0.0, 1.0, tariff])
-        return float(station.switched.act(params, (), seen, jnp.asarray([running]))[1][0])
+        return float(station.two_point.act(params, (), seen, jnp.asarray([running]))[1][0])
 
     # Below 3 m the first pump starts, below 2.5 m the second; it stops 0.4 m higher.
     assert [asked(x, 0) for x in (3.1, 2.9, 2.6, 2.4)] == [0, 1, 1, 2]

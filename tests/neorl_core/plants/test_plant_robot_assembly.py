@@ -41,7 +41,7 @@ def test_momentum_changes_by_contact_impulse() -> None:
                 pose, velocity, bristles = carry
                 touch = mechanics.contacts(pose, velocity, bristles, h, FREE)
                 total = mechanics.wrench_about(pose[:2], touch.point, touch.force)
-                moved = mechanics.accelerated(pose, velocity, total, h, FREE)
+                moved = mechanics.semi_implicit_step(pose, velocity, total, h, FREE)
                 return (*moved, touch.bristles), mechanics.wrench_about(jnp.zeros(2), touch.point, touch.force)
 
             (pose, velocity, _), wrenches = jax.lax.scan(substep, start, None, n)
@@ -241,9 +241,9 @@ def test_measured_pose_includes_error() -> None:
     params = robot.sample_params(jax.random.key(3), robot.PLANT.domain)
     state, observation = jax.jit(robot.reset)(jax.random.key(7), params)
     tip = mechanics.tip_of(state.pose, params)
-    np.testing.assert_allclose(observation[:3], robot.shown(tip + state.error), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(observation[:3], robot.display_units(tip + state.error), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(observation[9:], observation[:3], rtol=1e-4, atol=1e-3)
-    np.testing.assert_allclose(robot.in_si(robot.shown(tip)), tip, rtol=1e-6)
+    np.testing.assert_allclose(robot.si_units(robot.display_units(tip)), tip, rtol=1e-6)
     assert 0 < abs(float(state.error[0])) <= 0.0015
     assert 3.0 <= float(observation[1]) <= 6.0
 

@@ -218,7 +218,7 @@ def audited(state: furnace.State, p: physics.Params) -> dict[str, jax.Array]:
         return heat, p.zone_capacity * jnp.sum(s.furnace.zones)
 
     def moved(s: furnace.State) -> tuple[furnace.State, jax.Array]:
-        after = furnace.carried(s, furnace.DT / 2, p)
+        after = furnace.transport(s, furnace.DT / 2, p)
         change = per_heat * (after.thickness[0] * cold - s.thickness[-1] * jnp.mean(s.furnace.heat[-1]))
         return after, jnp.where(after.entered > s.entered, change, 0.0)
 
@@ -287,15 +287,15 @@ def test_products_leave_in_order() -> None:
     state, _ = RESET(jax.random.key(3), nominal)
 
     @jax.jit
-    def carried(state: furnace.State) -> tuple[furnace.State, tuple[jax.Array, jax.Array]]:
+    def transport(state: furnace.State) -> tuple[furnace.State, tuple[jax.Array, jax.Array]]:
         def minute(s: furnace.State, _: None) -> tuple[furnace.State, tuple[jax.Array, jax.Array]]:
             way = furnace.line_speed(s.thickness, s.deviation, nominal)
-            s = furnace.carried(s, 1.0, nominal)
+            s = furnace.transport(s, 1.0, nominal)
             return s, (s.thickness[0], way)
 
         return jax.lax.scan(minute, state, None, 40)
 
-    state, (seen, way) = carried(state)
+    state, (seen, way) = transport(state)
     seen, distance = np.asarray(seen).tolist(), float(np.sum(way))
     assert int(state.entered) == int(distance // furnace.SECTION)
     assert float(state.offset) == pytest.approx(distance % furnace.SECTION, abs=1e-4)

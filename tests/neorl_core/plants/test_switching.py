@@ -19,7 +19,14 @@ from neorl_core.plants.power_grid.feeders.case118zh import CASE118ZH
 from neorl_core.plants.power_grid.feeders.case136ma import CASE136MA
 from neorl_core.plants.power_grid.power_flow import magnitude, path_matrix, solve
 from neorl_core.plants.power_grid.radial import leaving, meshed_current, meshed_of, radial
-from neorl_core.plants.power_grid.switching import Grid, logged_margins, logged_reward, seen, switching_plant, topology
+from neorl_core.plants.power_grid.switching import (
+    Grid,
+    logged_margins,
+    logged_reward,
+    split_observation,
+    switching_plant,
+    topology,
+)
 from tests.conftest import Truth
 
 FEEDERS = (FEEDER, CASE69, CASE118ZH, CASE136MA)
@@ -189,7 +196,7 @@ def test_day_of_rule_and_logged_signals() -> None:
     np.testing.assert_allclose(again.deviation, state.deviation, atol=1e-4)
     np.testing.assert_array_equal(again.opened, state.opened)
     assert float(told.outage) == float(params.outage)
-    now = seen(FEEDER, after.observation)
+    now = split_observation(FEEDER, after.observation)
     # Meshed currents of the loads measured after the step, without the line out of service.
     mesh = meshed_current(meshed_of(FEEDER), now.active, now.reactive, jnp.asarray(params.outage, int))
     np.testing.assert_allclose(now.meshed, mesh, rtol=1e-5, atol=1e-7)
