@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """The committed pages of studies equal the kept results, and the index lists every study."""
-=======
-"""Generated pages match the stored results."""
->>>>>>> 19d6446 (Name the tests of flows and infra in plain words and rewrite their comments)
 
 from __future__ import annotations
 
@@ -53,7 +49,6 @@ WRITERS: dict[str, tuple[Path, Callable[[], str]]] = {
 }
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("name", WRITERS)
 def test_page_equals_the_kept_results(name: str) -> None:
     path, write = WRITERS[name]
@@ -64,9 +59,3 @@ def test_season_page_equals_the_kept_days(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(season_page, "PICTURE", tmp_path / "season.png")
     days = season.DAYS.validate_json(season.RESULTS.read_bytes())
     assert season_page.PAGE.read_text(encoding="utf-8") == season_page.page(days)
-=======
-@pytest.mark.parametrize("name", MADE)
-def test_page_matches_the_stored_results(name: str) -> None:
-    path, made = MADE[name]
-    assert path.read_text(encoding="utf-8") == made()
->>>>>>> 19d6446 (Name the tests of flows and infra in plain words and rewrite their comments)
