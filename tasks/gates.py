@@ -25,32 +25,32 @@ from tasks.versions.versions import current
 
 REQUIRED = tuple(current().simulated)
 """Gates of a candidate with a simulator, in order of cost."""
-REQUIRED_OF_PROCESS = tuple(current().log_only)
+REQUIRED_LOG_ONLY = tuple(current().log_only)
 """Gates of a candidate of a log-only plant, in order of cost."""
-ABSENT_OF_PROCESS = {
-    "simulator": "there is none to be held against the logs",
-    "rollouts": "there is no simulator to roll out on; what the learned model says is an estimate, and no gate",
-    "champion": "nothing uncertified becomes champion, so there is none to compare with",
-    "statistical": "a certificate is a claim about a simulator: no probability of violation is known",
+ABSENT_LOG_ONLY = {
+    "simulator": "there is no simulator to compare with the logs",
+    "rollouts": "there is no simulator to roll out on; the learned model only gives an estimate",
+    "champion": "only certified composites become champion, so there is no champion to compare with",
+    "statistical": "a certificate is about a simulator, so no probability of violation is known",
 }
 """Gates that a log-only plant cannot have, and why."""
 BEFORE_CERTIFICATION = REQUIRED[: REQUIRED.index("statistical")]
 """An attempt spends error probability, so it is only made if these gates passed."""
 
-CURES_OF_MODEL = {
-    "persistence": "it takes logs in which the signals move more, or tags of what moves them",
-    "linear autoregression": "it takes more logs, from more of the operating range, or a longer history; where the "
-    "process is as linear as this, a linear controller will do",
+MODEL_CURES = {
+    "persistence": "use logs in which the signals move more, or add the tags that drive them",
+    "linear autoregression": "use more logs, from more of the operating range, or a longer history; for a plant that is "
+    "so linear, a linear controller is enough",
 }
-"""What would make the learned model better than a predictor that it is not shown to be better than."""
-NEARER = "it takes logs in which the actions vary more, or a policy that stays nearer to them (train.algorithm: td3_bc)"
+"""Cure if the learned model does not beat a naive predictor."""
+NEARER = "use logs in which the actions vary more, or a policy that stays nearer to them (train.algorithm: td3_bc)"
 
 
 def judge(evidence: Evidence | ProcessEvidence) -> tuple[Gate, ...]:
     """Judge every required gate, in order.
 
     Args:
-        evidence: the numbers of a plant with a simulator or of a log-only plant; what was not attempted is None.
+        evidence: the numbers of a plant with a simulator or of a log-only plant; None for parts that were not tried.
 
     Returns:
         One gate for each required name; `passed` is None if an earlier gate made an attempt pointless.
@@ -79,8 +79,8 @@ def simulator_detail(errors: SimulatorErrors) -> str:
     worst = max(errors.signals, key=lambda name: verdicts.simulator_excess(errors.signals[name]))
     found = errors.signals[worst]
     return (
-        f"prediction error on held-out logs {found.logs:.3g}, of the operating domain's plants under the same actions "
-        f"up to {found.domain:.3g} ({worst}; {verdicts.simulator_excess(found):.2f} of what is allowed)"
+        f"prediction error on held-out logs {found.logs:.3g}, for plants of the operating domain under the same actions "
+        f"up to {found.domain:.3g} ({worst}; {verdicts.simulator_excess(found):.2f} of the allowed error)"
     )
 
 
@@ -96,46 +96,47 @@ def _learned_model(evidence: ProcessEvidence) -> str:
     if missing:
         return f"not compared with {' and '.join(missing)}"
     steps = "/".join(map(str, found.horizons))
-    told = "; ".join(
+    ratios = "; ".join(
         f"{ratio.value:.3f} [{ratio.lower:.3f}, {ratio.upper:.3f}] of the error of {name}"
         for name, ratio in found.ratios.items()
     )
-    detail = f"free run over {steps} steps of {found.episodes} held-out episodes: {told}"
+    detail = f"free run over {steps} steps of {found.episodes} held-out episodes: {ratios}"
     if any(math.isinf(ratio.upper) for ratio in found.ratios.values()):
-        return f"{detail}; so few episodes show nothing: it takes more logs"
-    cures = [CURES_OF_MODEL[name] for name, ratio in found.ratios.items() if not ratio.upper < 1.0]
+        return f"{detail}; too few episodes: use more logs"
+    cures = [MODEL_CURES[name] for name, ratio in found.ratios.items() if not ratio.upper < 1.0]
     return "; ".join([detail, *cures[:1]])
 
 
 def _bounds(evidence: ProcessEvidence) -> str:
     found = evidence.bounds
     return (
-        f"over {found.inputs:,} inputs actions are beyond bounds by {max(found.beyond_bounds, 0):.2g} and beyond rate "
-        f"limits by {max(found.beyond_rates, 0):.2g} of their range"
+        f"over {found.inputs:,} inputs, actions exceed bounds by {max(found.beyond_bounds, 0):.2g} and rate limits by "
+        f"{max(found.beyond_rates, 0):.2g} of their range"
     )
 
 
 def _support(evidence: ProcessEvidence) -> str:
     found = evidence.support
     detail = (
-        f"radius {found.radius:.3g} at the {found.quantile:g} quantile: {found.outside:.1%} of further held-out rows "
-        f"outside, the policy handed over at {found.handed_over:.1%} of them, at most {found.most_handed_over:.0%} "
-        "allowed"
+        f"radius {found.radius:.3g} at the {found.quantile:g} quantile: {found.outside:.1%} of further held-out rows are "
+        f"outside; hand-over at {found.handed_over:.1%} of them, at most {found.most_handed_over:.0%} allowed"
     )
     if not verdicts.support_known(evidence):
-        return f"{detail}; the held-out episodes are too few or unlike the others: it takes logs of more days"
+        return f"{detail}; the held-out episodes are too few or unlike the others: use logs of more days"
     if not verdicts.shield(evidence):
-        return f"{detail}; the policy acts as was never logged: {NEARER}"
+        return f"{detail}; the policy takes actions that were never logged: {NEARER}"
     return detail
 
 
 def _process_fallback(evidence: ProcessEvidence) -> str:
     found = evidence.fallback
-    told = "".join(f", R² of {name} {share:.3f}" for name, share in found.explained.items())
+    explained = "".join(f", R² of {name} {share:.3f}" for name, share in found.explained.items())
     needed = f", at least {found.least_explained:g} each" if found.explained else ""
-    detail = f"{found.about}{told}{needed}; {found.unsound} of {found.rows:,} held-out answers unsound"
+    detail = f"{found.about}{explained}{needed}; {found.unsound} of {found.rows:,} held-out answers are unsound"
     if not all(share >= found.least_explained for share in found.explained.values()):
-        detail += "; the logs follow no such law: name the loops that run the plant (kind: pid), or hold (kind: hold)"
+        detail += (
+            "; the logs do not follow this law: name the loops that run the plant (kind: pid), or hold (kind: hold)"
+        )
     return detail
 
 
@@ -168,10 +169,10 @@ def _champion(evidence: Evidence) -> str:
         return "no trained champion to compare with"
     if evidence.champion_unsupported:
         return f"the held-out logs support no estimate of the gain over the champion: {evidence.champion_unsupported}"
-    found = [("estimated gain over the champion", evidence.champion)]
+    compared = [("estimated gain over the champion", evidence.champion)]
     if evidence.champion_rollouts is not None:
-        found.append(("return per episode on the simulator against it", evidence.champion_rollouts))
-    return "; ".join(f"{what} {_words(interval)}" for what, interval in found)
+        compared.append(("return per episode on the simulator against it", evidence.champion_rollouts))
+    return "; ".join(f"{name} {_words(interval)}" for name, interval in compared)
 
 
 def _statistical(evidence: Evidence) -> str:

@@ -16,7 +16,7 @@ from neorl_core.types import Constraint
 from tasks.evidence.claims import NON_CLAIMS
 from tasks.files.arrays import read_npz
 from tasks.files.canonical import write_atomic
-from tasks.gates import ABSENT_OF_PROCESS
+from tasks.gates import ABSENT_LOG_ONLY
 from tasks.models.plants.known import plant_of
 from tasks.pictures.curves import plot_curves
 from tasks.pictures.estimates import plot_intervals, plot_ope
@@ -145,7 +145,7 @@ def view(record: Record) -> View:
         limits=plant_of(record.run).spec.constraints,
         confidence=f"{100 * record.run.evaluate.confidence:g} %",
         claims=process_claims(record),
-        absent=ABSENT_OF_PROCESS if record.of_process else {},
+        absent=ABSENT_LOG_ONLY if record.of_process else {},
     )
 
 

@@ -1,4 +1,4 @@
-"""The model that MLflow stores as code: a pyfunc around a bundle, whose digest is checked before it answers.
+"""Code of the models that MLflow stores: a pyfunc around a bundle. The bundle's digest is checked before it answers.
 
 MLflow runs a copy of this file when it loads a model, also with later versions of NeoRL. Therefore it imports
 `tasks.models.mlflow_entry`, which never moves, and nothing else of NeoRL. The arrays come from the bundle, never from

@@ -16,7 +16,7 @@ import pytest
 
 from tasks.evidence.audit.audit import audit
 from tasks.evidence.ledger.ledger import Ledger
-from tasks.gates import ABSENT_OF_PROCESS, REQUIRED_OF_PROCESS
+from tasks.gates import ABSENT_LOG_ONLY, REQUIRED_LOG_ONLY
 from tests import small_process
 from tests.flows.services.waiting import shown_graph, wait_until
 from tests.small_process import NAME
@@ -68,7 +68,7 @@ def test_a_log_alone_becomes_a_shadow_only(first: dict[str, Any], services: Serv
     assert first["verdict"] == "shadow"
     assert first["champion"] is None
     assert first["certificate"] is None
-    assert tuple(gate["name"] for gate in first["gates"]) == REQUIRED_OF_PROCESS
+    assert tuple(gate["name"] for gate in first["gates"]) == REQUIRED_LOG_ONLY
     assert all(gate["passed"] for gate in first["gates"])
     registry = Registry(services.mlflow.url)
     assert registry.aliases(NAME) == {"shadow": first["shadow"]["version"]}
@@ -77,7 +77,7 @@ def test_a_log_alone_becomes_a_shadow_only(first: dict[str, Any], services: Serv
     for text in (page, version.description):
         # The first claim, and the gates that need a simulator.
         assert "No statistical safety claim" in text
-        assert all(why in text.replace("&#39;", "'") for why in ABSENT_OF_PROCESS.values())
+        assert all(why in text.replace("&#39;", "'") for why in ABSENT_LOG_ONLY.values())
         assert "certificate verify" not in text
     assert "persistence" in page
     assert "Errors of predictions against their horizon" in page

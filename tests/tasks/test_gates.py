@@ -7,10 +7,10 @@ import math
 import pytest
 
 from tasks.gates import (
-    ABSENT_OF_PROCESS,
+    ABSENT_LOG_ONLY,
     BEFORE_CERTIFICATION,
     REQUIRED,
-    REQUIRED_OF_PROCESS,
+    REQUIRED_LOG_ONLY,
     judge,
     may_certify,
     may_serve,
@@ -239,9 +239,9 @@ def of_process(name: str, numbers: ProcessEvidence) -> Gate:
 
 def test_a_process_is_judged_by_its_own_table_and_the_absent_gates_say_why() -> None:
     gates = judge(process_evidence())
-    assert tuple(gate.name for gate in gates) == REQUIRED_OF_PROCESS
+    assert tuple(gate.name for gate in gates) == REQUIRED_LOG_ONLY
     assert all(gate.passed for gate in gates)
-    assert set(ABSENT_OF_PROCESS) == set(REQUIRED) - set(REQUIRED_OF_PROCESS)
+    assert set(ABSENT_LOG_ONLY) == set(REQUIRED) - set(REQUIRED_LOG_ONLY)
     assert may_serve(gates)
     assert current().fault(gates, process_evidence(), fallback=False) is None
 
@@ -297,7 +297,7 @@ def test_what_protects_a_process(name: str, part: str, changes: dict[str, object
     [
         ("learned_model", {"persistence": interval(0.9, 1.1)}, "signals move more"),
         ("learned_model", {"linear autoregression": interval(0.9, 1.1)}, "more of the operating range"),
-        ("learned_model", {"linear autoregression": interval(0.9, math.inf)}, "it takes more logs"),
+        ("learned_model", {"linear autoregression": interval(0.9, math.inf)}, "use more logs"),
         ("shield", {"radius": math.inf}, "logs of more days"),
         ("shield", {"outside": 0.3}, "logs of more days"),
         ("shield", {"handed_over": 0.7}, "in which the actions vary more"),
@@ -312,12 +312,12 @@ def test_a_refusal_of_a_process_says_what_would_cure_it(name: str, changes: dict
     changed = numbers.model_copy(update={part: getattr(numbers, part).model_copy(update=changes)})
     gate = of_process(name, changed)
     assert (gate.passed, cure in gate.detail) == (False, True), gate.detail
-    assert "it takes" not in of_process(name, numbers).detail
+    assert "use " not in of_process(name, numbers).detail
     # An interval around 0 may become narrower, one below it says that the policy is worse.
     for ope, told in ((interval(-0.1, 0.2), True), (interval(-0.2, -0.1), False)):
         assert ("more episodes" in of_process("ope", process_evidence(ope=ope)).detail) is told
     unknown = of_process("ope", process_evidence(supported=False, reason="no finite estimate")).detail
-    assert "an estimate of this policy: no finite estimate; it takes" in unknown
+    assert "an estimate of this policy: no finite estimate; use logs" in unknown
     assert "actions vary more" in unknown
     # What was recorded before reasons were is judged in the same words again.
-    assert "an estimate of this policy; it takes" in of_process("ope", process_evidence(supported=False)).detail
+    assert "an estimate of this policy; use logs" in of_process("ope", process_evidence(supported=False)).detail

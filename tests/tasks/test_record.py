@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from tasks.evidence.ledger.entry import Entry
-from tasks.gates import REQUIRED, REQUIRED_OF_PROCESS
+from tasks.gates import REQUIRED, REQUIRED_LOG_ONLY
 from tasks.record import GATE_TITLES, VERDICTS, champion_in_force, headline, history_rows, verdict_text
 from tasks.references import ChampionInForce, Gate, Interval, Rollouts, Verdict
 
@@ -37,7 +37,7 @@ def entry(sequence: int, kind: str, plant: str, **body: object) -> Entry:
 
 def test_there_are_words_for_every_verdict_and_gate() -> None:
     assert set(VERDICTS) == {*get_args(Verdict), "passed", "failed"}
-    assert set(GATE_TITLES) == {*REQUIRED, *REQUIRED_OF_PROCESS}
+    assert set(GATE_TITLES) == {*REQUIRED, *REQUIRED_LOG_ONLY}
 
 
 @pytest.mark.parametrize("verdict", get_args(Verdict))
@@ -86,4 +86,4 @@ def test_the_page_for_reviewers_explains_every_gate_by_its_name_and_title() -> N
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "review.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| [^|]{40,} \| [^|]{10,} \|$", page, re.MULTILINE)
     assert set(rows) == set(GATE_TITLES.items())
-    assert {name for name, _ in rows} == {*REQUIRED, *REQUIRED_OF_PROCESS}
+    assert {name for name, _ in rows} == {*REQUIRED, *REQUIRED_LOG_ONLY}

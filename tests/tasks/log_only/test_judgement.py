@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks.gates import REQUIRED_OF_PROCESS
+from tasks.gates import REQUIRED_LOG_ONLY
 from tasks.log_only.judgement import check_process_service, screen_process
 from tasks.references import (
     Evaluation,
@@ -19,7 +19,7 @@ from tests.judged import interval, process_evidence
 from tests.sample_record import sample_record
 from tests.small_data import reactor_run
 
-SCREENED = REQUIRED_OF_PROCESS[:-1]
+SCREENED = REQUIRED_LOG_ONLY[:-1]
 NUMBERS = process_evidence()
 
 

@@ -20,7 +20,7 @@ from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.people.statement import read_payload, with_key
 from tasks.files.canonical import sha256_hex
-from tasks.gates import REQUIRED_OF_PROCESS
+from tasks.gates import REQUIRED_LOG_ONLY
 from tasks.log_only.shadow_comparison import known_comparison
 from tasks.promote import promote_candidate, reject_candidate
 from tasks.references import (
@@ -176,7 +176,7 @@ def test_a_simulated_plant_cannot_pass_for_a_process(ledger: Ledger) -> None:
         ledger.append("candidate", record(A), plant=PLANT)
 
 
-@pytest.mark.parametrize("name", REQUIRED_OF_PROCESS)
+@pytest.mark.parametrize("name", REQUIRED_LOG_ONLY)
 def test_a_missing_gate_is_refused(ledger: Ledger, name: str) -> None:
     gates = tuple(gate for gate in record(A).gates if gate.name != name)
     with pytest.raises(Refused, match="the gates must be data, learned_model, ope, bounds, shield, fallback, serv"):
