@@ -39,8 +39,8 @@ BEFORE_CERTIFICATION = REQUIRED[: REQUIRED.index("statistical")]
 
 MODEL_CURES = {
     "persistence": "use logs in which the signals move more, or add the tags that drive them",
-    "linear autoregression": "use more logs, from more of the operating range, or a longer history; for a plant that is "
-    "so linear, a linear controller is enough",
+    "linear autoregression": "use more logs, from more of the operating range, or a longer history; for a plant "
+    "that is so linear, a linear controller is enough",
 }
 """Cure if the learned model does not beat a naive predictor."""
 NEARER = "use logs in which the actions vary more, or a policy that stays nearer to them (train.algorithm: td3_bc)"
@@ -79,8 +79,8 @@ def simulator_detail(errors: SimulatorErrors) -> str:
     worst = max(errors.signals, key=lambda name: verdicts.simulator_excess(errors.signals[name]))
     found = errors.signals[worst]
     return (
-        f"prediction error on held-out logs {found.logs:.3g}, for plants of the operating domain under the same actions "
-        f"up to {found.domain:.3g} ({worst}; {verdicts.simulator_excess(found):.2f} of the allowed error)"
+        f"prediction error on held-out logs {found.logs:.3g}, for plants of the operating domain under the same "
+        f"actions up to {found.domain:.3g} ({worst}; {verdicts.simulator_excess(found):.2f} of the allowed error)"
     )
 
 
@@ -118,8 +118,8 @@ def _bounds(evidence: ProcessEvidence) -> str:
 def _support(evidence: ProcessEvidence) -> str:
     found = evidence.support
     detail = (
-        f"radius {found.radius:.3g} at the {found.quantile:g} quantile: {found.outside:.1%} of further held-out rows are "
-        f"outside; hand-over at {found.handed_over:.1%} of them, at most {found.most_handed_over:.0%} allowed"
+        f"radius {found.radius:.3g} at the {found.quantile:g} quantile: {found.outside:.1%} of further held-out rows "
+        f"are outside; hand-over at {found.handed_over:.1%} of them, at most {found.most_handed_over:.0%} allowed"
     )
     if not verdicts.support_known(evidence):
         return f"{detail}; the held-out episodes are too few or unlike the others: use logs of more days"
