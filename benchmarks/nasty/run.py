@@ -16,7 +16,7 @@ from benchmarks.nasty.tables import Case
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from tasks.data.formats.options import SourceOptions
-from tasks.data.historian.tag_rows import CONTRADICTED, REPEATED
+from tasks.data.historian.tag_history import CONTRADICTED, REPEATED
 from tasks.data.store.reader import StoredDataset
 from tasks.ingest import ingest_file
 from tasks.references import Dataset

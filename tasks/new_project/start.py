@@ -1,4 +1,4 @@
-"""A new project: the files with which a plant of a user's own begins, written from templates and never over others."""
+"""Write the files of a new project from templates, without overwriting existing files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from configs.errors import BadInput
 from configs.yaml_files import document, parse_yaml, read_text
-from tasks.data.historian.guess.start import process_name, start_mapping
+from tasks.data.historian.guess.mapping import process_name, start_mapping
 from tasks.files.canonical import make_folder, write_atomic
 
 MAPPING = "configs/mappings/{name}.yaml"
@@ -22,11 +22,11 @@ OF_SIMULATOR = {
 OF_PROCESS = {"configs/{name}.yaml": "process.yaml.j2"}
 DEPLOYMENTS = "prefect.yaml"
 SHARED = {"prefect.toml": "prefect.toml.j2", ".gitignore": "gitignore.j2"}
-"""Of the folder rather than of the plant: those that are there already stay as they are."""
+"""Files of the folder, not of the plant; existing ones are kept."""
 
 
 class StartedProject(BaseModel):
-    """What `neorl init` made."""
+    """Result of `neorl init`."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -36,49 +36,45 @@ class StartedProject(BaseModel):
     mapping: Path
     files: tuple[Path, ...]
     fill_in: tuple[str, ...] = ()
-    """Lines of the mapping that only a person can write."""
+    """Lines of the mapping that a person must fill in."""
     check: tuple[str, ...] = ()
-    """Guesses that rest on little."""
+    """Uncertain guesses."""
     deployment: str = ""
-    """What a person has to put under `deployments` of a prefect.yaml that nothing can be added to."""
+    """Text to add under `deployments` if the existing prefect.yaml cannot be extended."""
 
 
 class View(NamedTuple):
-    """What the templates know."""
+    """Variables of the templates."""
 
     name: str
     data: str
-    """The logs that the deployment reads."""
+    """Logs for the deployment."""
     action: str
-    """Of a process, for examples in comments."""
+    """Signals of a log-only plant, for examples in comments."""
     measured: str
     set_point: str
 
 
 def start_project(name: str | None, folder: Path | None = None, log: Path | None = None) -> StartedProject:
-    """Write a project's folder: a plant with its mapping, its run and its deployment.
+    """Write a project's folder: a plant with mapping, run and deployment.
 
     Args:
-        name: of the plant; the log's when not given.
-        folder: of the project; one of the plant's name in the working directory when not given.
-        log: of a process without a simulator, from which the mapping is guessed; without one, a simulated plant's
-            file is written.
-
-    Returns:
-        The files that were written, and what a person has to fill in or should check.
+        name: of the plant; from the log's name by default.
+        folder: of the project; named after the plant by default.
+        log: of a log-only plant, from which the mapping is guessed; None for a simulated plant, whose file is written.
 
     Raises:
-        BadInput: when the name is none, a file is there already, or the log is no table that could be one.
+        BadInput: if the name is invalid, a file exists, or the log cannot be read as one.
     """
     if name is None and log is None:
-        raise BadInput("expected a name or a log, got none: give NAME, or --from LOGFILE, or both.")
+        raise BadInput("a name or a log is needed: give NAME, or --from LOGFILE, or both.")
     plain = process_name(log or Path(str(name)), name)
     root = folder or Path(plain)
     templates = OF_SIMULATOR if log is None else OF_PROCESS
     targets = {root / place.format(name=plain): template for place, template in templates.items()}
     mapping = root / MAPPING.format(name=plain)
     if found := next((path for path in (*targets, mapping) if path.exists()), None):
-        raise BadInput(f"expected no file at {found}, got one: name another folder by --out, or another NAME.")
+        raise BadInput(f"{found} exists already: name another folder by --out, or another NAME.")
     made = None if log is None else start_mapping(log, mapping.parent, plain)
     if log is None or made is None:
         view = View(plain, f".neorl/generated/{plain}/episodes.hdf5", "", "", "")
@@ -106,7 +102,7 @@ def start_project(name: str | None, folder: Path | None = None, log: Path | None
 
 
 def _deploy(path: Path, empty: str, deployment: str) -> bool:
-    """Add deployments at the end of a project's; False where that would change anything else, or there is one."""
+    """Append deployments to the project's file; False if it has them, or cannot be extended without other changes."""
     before = read_text(path) if path.exists() else empty
     after = before.rstrip() + "\n" + deployment
     try:
@@ -115,7 +111,7 @@ def _deploy(path: Path, empty: str, deployment: str) -> bool:
         entries = known.get("deployments") or []
         taken = {entry["name"] for entry in entries} & {entry["name"] for entry in added}
     except (BadInput, AttributeError, LookupError, TypeError):
-        return False  # a person's own form of the file
+        return False  # the file has another form
     if taken or found != {**known, "deployments": [*entries, *added]}:
         return False
     write_atomic(path, after.encode())
@@ -123,7 +119,7 @@ def _deploy(path: Path, empty: str, deployment: str) -> bool:
 
 
 def _seen_from(root: Path, log: Path) -> str:
-    """A log's path as the deployment has it: from the project's folder where it lies there."""
+    """Return a log's path for the deployment, relative to the project's folder if it is inside."""
     full = log.resolve()
     return str(full.relative_to(root.resolve())) if full.is_relative_to(root.resolve()) else str(full)
 

@@ -1,7 +1,7 @@
-"""Historian exports: long or wide tables in Parquet or CSV, one file or a folder, read once in order of time.
+"""Read historian exports in order of time: long or wide tables in Parquet or CSV, one file or a folder.
 
-A first pass over the timestamps alone finds the files' order, the period, and rows of a clock gone astray. What is not
-in order of time at all (tag after tag) is sorted through a temporary file, so that memory is constant either way.
+A first pass over the timestamps finds the order of files, the period, and rows written by a wrong clock. An export that
+is not in order of time, such as tag after tag, is sorted through a temporary file, so that memory is constant.
 """
 
 from __future__ import annotations
@@ -22,51 +22,51 @@ from pyarrow.lib import ArrowException
 
 from configs.errors import BadInput
 from configs.mapping import HistorianMapping
+from tasks.data.historian.decoder import Decoder
+from tasks.data.historian.dialects import PlainTables, as_read
 from tasks.data.historian.folders import source_files, table_digests
+from tasks.data.historian.implausible_times import MONTH, NEVER, FileTimes, Implausible, Stretches, without_implausible
+from tasks.data.historian.long_tables import EpisodeNumbers, batches, long_rows, sorted_rows
 from tasks.data.historian.parquet_batches import coded_batches, time_groups
-from tasks.data.historian.periods import MONTH, NEVER, FileTimes, Implausible, Stretches, believed
-from tasks.data.historian.plain_tables import PlainTables, as_read
 from tasks.data.historian.raw_rows import FILE_BITS, UNKNOWN_TIME, RawQuarantine, RawRows, Rejects
-from tasks.data.historian.raw_times import FOLLOWERS, TimestampReader, find_astray
-from tasks.data.historian.raw_values import Decoder
-from tasks.data.historian.tables import EpisodeNumbers, batches, long_rows, sorted_rows
-from tasks.data.historian.tag_rows import Chunk, TagGrouper, ahead, portions
+from tasks.data.historian.tag_history import Chunk, TagGrouper, ahead, portions
+from tasks.data.historian.timestamps import FOLLOWERS, TimestampReader, find_astray
 
 CHUNK_ROWS = 1_000_000
-"""Rows that are read at a time."""
+"""Rows to read at a time."""
 GROUPED_AHEAD = 16
-"""Portions that may wait, grouped, while others are being settled."""
+"""Grouped portions that may wait for settling."""
 FOOTER_CHECK_ROWS = 65_536
-"""Rows at either end of a file whose order is checked where the rest is known from the footer."""
+"""Rows at both ends of a file whose order is checked if the footer gives the rest."""
 MOST_NAMED = 50
-"""Unknown tags that are named one by one."""
+"""Unknown tags to list."""
 MOST_SHOWN = 60
-"""Signs of a column's name that a sentence quotes."""
+"""Characters of a column's name to show."""
 MOST_PARTS = 1024
-"""Batches whose stretches of time are kept apart."""
+"""Batches whose stretches of time are kept separately."""
 UNORDERED = 0.1
-"""Share of rows behind younger ones above which an export is not in order of time but of something else."""
+"""Share of rows behind later ones above which an export is not in order of time."""
 Times = npt.NDArray[np.int64]
 
 
 @dataclass
 class Export:
-    """Tables on disk whose columns and timestamps are known, ready to be read."""
+    """Tables on disk whose columns and timestamps were checked."""
 
     path: Path
     mapping: HistorianMapping
-    """What the tags mean, in tables as `tables` gives them."""
+    """Mapping of the tables as `tables` converts them."""
     files: list[Path]
     digests: Mapping[Path, str] = field(default_factory=dict)
-    """SHA-256 of each file, where it is known already."""
+    """SHA-256 of each file, if known."""
     times_of: list[FileTimes] = field(default_factory=list)
     implausible: Implausible = field(default_factory=lambda: Implausible(Stretches.joined([])))
-    """Times that are too far from nearly all others to be believed."""
+    """Times too far from nearly all others."""
     ordered: bool = True
     rows: int = 0
-    """Rows that were read, of a wide table the cells with something in them; an episode's name is in each row of it."""
+    """Rows read; for a wide table the cells that are not empty, and each row's episode."""
     ignored: int = 0
-    """Rows of tags that the mapping ignores."""
+    """Rows of ignored tags."""
     tables: PlainTables = field(init=False)
     episodes: EpisodeNumbers = field(init=False)
 
@@ -76,52 +76,52 @@ class Export:
 
     @classmethod
     def open(cls, path: Path, mapping: HistorianMapping, digests: Mapping[Path, str] | None = None) -> Export:
-        """FileTimes at the tables' columns and timestamps.
+        """Check the tables' columns and read their timestamps.
 
         Args:
-            path: a table, or a folder of them.
-            mapping: what its tags mean.
-            digests: SHA-256 of each file, where it is known already; no other file of the folder is read then.
+            path: a table, or a folder of tables.
+            mapping: of the tables.
+            digests: SHA-256 of each file, if known; other files of the folder are then not read.
 
         Raises:
-            BadInput: when a file is missing, damaged or empty, or has other columns, or no timestamp can be read.
+            BadInput: if a file is missing, damaged, empty, lacks columns, or has no readable timestamp.
         """
         export = cls(path, mapping, list(digests or source_files(path)), digests or {})
         if mapping.clock.start is not None and len(export.files) > 1:
             raise BadInput(
-                f"expected one file where the mapping's clock has a start, got {len(export.files)} in {path}: ingest "
-                "one at a time, or join them."
+                f"the mapping's clock.start needs a single file, got {len(export.files)} in {path}: ingest one at a "
+                "time, or join them."
             )
         for file in export.files:
             export._check_columns(file)
         with ThreadPoolExecutor(2) as pool:
-            found, export.implausible = believed(list(pool.map(export._file_times, export.files)))
+            found, export.implausible = without_implausible(list(pool.map(export._file_times, export.files)))
         times_of = dict(zip(export.files, found, strict=True))
         export.files.sort(key=lambda file: times_of[file].centre)
         export.times_of = [times_of[file] for file in export.files]
         if not any(one.rows for one in export.times_of):
-            raise BadInput(f"expected values in {path.name}, got an empty table: export a longer period.")
+            raise BadInput(f"{path.name} has no rows: export a longer period.")
         if all(one.first > one.last for one in export.times_of):
-            raise BadInput(f"expected timestamps in {path.name}, got none: export it again.")
+            raise BadInput(f"{path.name} has no readable timestamps: export it again.")
         top, late = -np.inf, mapping.clock.late_seconds * 1e9
         for one in export.times_of:
-            # Where a file begins before the last one ended, rows of it would come too late.
+            # If a file begins before the previous one ended, its rows would be late.
             follows = one.rows == 0 or (one.centre >= top and one.earliest >= top - late)
             export.ordered &= one.behind <= UNORDERED * one.rows and follows
             top = max(top, one.last)
         return export
 
     def period(self) -> tuple[int, int]:
-        """The first and the last timestamp, ns since 1970, UTC."""
+        """Return the first and last timestamp, ns since 1970, UTC."""
         seen = [one for one in self.times_of if one.first <= one.last]
-        # What came too late begins nothing, unless the export is put in order first.
+        # Late rows do not set the begin, unless the export is sorted first.
         return min(one.earliest if self.ordered else one.first for one in seen), max(one.last for one in seen)
 
     def first_time(self, tag: str) -> int:
-        """When a tag was first archived, in the order of the rows.
+        """Return the first time of a tag, in the order of the rows.
 
         Raises:
-            BadInput: when it never was.
+            BadInput: if it has no value with a time.
         """
         columns, found = self.mapping.columns, []
         for i, file in enumerate(self.files):
@@ -139,19 +139,19 @@ class Export:
             del i
         if not found:
             self._check_tags()
-            raise BadInput(f"expected tag '{tag}' in {self.path.name}, got no value of it with a time: export it.")
+            raise BadInput(f"tag '{tag}' has no value with a time in {self.path.name}: export it.")
         return int(min(found)) if not self.ordered else int(found[0])
 
     def chunks(self, quarantine: RawQuarantine, grouper: TagGrouper) -> Iterator[Chunk]:
-        """The rows of the mapped tags, in order of time but for what came late; each row once.
+        """Yield the rows of the mapped tags, once each, in order of time except for late rows.
 
         Args:
-            quarantine: takes the rows that do not count by themselves. Those whose value alone is unusable come with
-                status Bad nevertheless, for the tag is known to have been Bad then.
-            grouper: groups them by tag.
+            quarantine: for rejected rows. A row rejected for its value only is also yielded, with status Bad, because
+                the tag was Bad at that time.
+            grouper: groups the rows by tag.
 
         Raises:
-            BadInput: when the table holds a tag or status that the mapping does not know, or lacks one that it names.
+            BadInput: if the table has a tag or status that the mapping lacks, or lacks a tag of the mapping.
         """
         digests = self.digests or table_digests(self.files)
         quarantine.begin([digests[file][:16] for file in self.files], list(self.mapping.tags))
@@ -159,7 +159,7 @@ class Export:
             decoded = self._decoded()
             if not self.ordered:
                 decoded = sorted_rows(decoded, self.period(), sum(k.rows for k in self.times_of), Path(folder))
-            # Three threads: one reads and decodes, one groups by tag, and this one's caller resamples.
+            # Three threads: one reads and decodes, one groups by tag, the caller resamples.
             for chunk in ahead((grouper.arrange(*item) for item in portions(ahead(decoded, 1))), GROUPED_AHEAD):
                 for rejects in chunk.rejects:
                     quarantine.add(*rejects)
@@ -178,7 +178,7 @@ class Export:
                     frame, stamps, clock, file.name, (number << FILE_BITS) + base, astray - base
                 )
                 if unknown and not checked:
-                    # Those that a pattern ignores are known after all.
+                    # Some may match an 'ignore' pattern.
                     self._check_tags()
                     checked = True
                 base += len(stamps)
@@ -191,12 +191,12 @@ class Export:
             if self.mapping.layout == "wide":
                 silent = next(tag for tag, known in zip(self.mapping.tags, seen, strict=True) if not known)
                 raise BadInput(
-                    f"expected values of tag '{silent}' in {self.path.name}, got a column without any: export it, or "
-                    "delete the tag from the mapping and list it under 'ignore'."
+                    f"the column of tag '{silent}' in {self.path.name} is empty: export it, or delete the tag from the "
+                    "mapping and list it under 'ignore'."
                 )
 
     def _batches(self, file: Path) -> Iterator[tuple[pl.DataFrame, pl.Series]]:
-        """A file's rows as tag codes, timestamps, values and statuses, a chunk at a time, and each row's timestamp."""
+        """Yield a file's rows in chunks as tag codes, timestamps, values and statuses, and each row's timestamp."""
         columns = self.mapping.columns
         names = [*self.mapping.tags, *self.mapping.ignore]
         with _reading(file):
@@ -236,13 +236,13 @@ class Export:
             names = schema.names()
         if any("\ufffd" in name for name in names):
             raise BadInput(
-                f"expected UTF-8 text in {file.name}, got other bytes among the names: name its encoding in the "
-                "mapping's dialect, such as cp1252."
+                f"{file.name} is not UTF-8 text: name its encoding in the mapping's dialect, such as cp1252."
             )
+        # polars adds this suffix to a repeated name.
         # That is how polars names the second.
         parts = [name.partition("_duplicated_") for name in names]
         if doubled := next((before for before, sign, _ in parts if sign and before in names), None):
-            raise BadInput(f"expected every column once in {file.name}, got '{doubled}' twice: rename one.")
+            raise BadInput(f"{file.name} has two columns '{doubled}': rename one.")
         wanted = [columns.timestamp]
         if self.mapping.layout == "long":
             wanted += [columns.tag, columns.value, *([columns.status] if columns.status is not None else [])]
@@ -250,8 +250,7 @@ class Export:
             if name not in names:
                 shown = ", ".join(each if len(each) <= MOST_SHOWN else f"{each[:MOST_SHOWN]}…" for each in names[:20])
                 raise BadInput(
-                    f"expected a column '{name}' in {file.name}, got {shown}: "
-                    "name the column in the mapping's 'columns'."
+                    f"{file.name} has no column '{name}', only {shown}: name the column in the mapping's 'columns'."
                 )
         if self.mapping.layout == "wide":
             tags = [n for n in names if n != columns.timestamp and (self._wanted(n) <= (n in self.mapping.tags))]
@@ -261,7 +260,7 @@ class Export:
             _check_type(file, name, schema[name], name == columns.timestamp)
 
     def _file_times(self, file: Path) -> FileTimes:
-        """Read the timestamps alone; rows of a clock gone astray count for nothing here."""
+        """Read only the timestamps; rows written by a wrong clock do not count."""
         if (found := self._footer_times(file)) is not None:
             return found
         late = round(self.mapping.clock.late_seconds * 1e9)
@@ -279,7 +278,7 @@ class Export:
                 astray.append(numbers[:settled][wrong])
                 known = known[~wrong & (known != UNKNOWN_TIME)]
                 crest = np.maximum.accumulate(np.concatenate([[top], known]))[:-1]
-                # Where there was nothing before, the difference must not overflow.
+                # Avoid overflow before the first row.
                 belated = known < np.maximum(crest, UNKNOWN_TIME + late) - late
                 behind += int(belated.sum())
                 in_time = known[~belated]
@@ -290,14 +289,14 @@ class Export:
                 parts = [Stretches.joined(parts)]
         if clock.second_pass.met and behind > UNORDERED * rows:
             raise BadInput(
-                f"expected the rows of {file.name} in order of time where clock.ambiguous is order and clocks were set "
-                f"back, got {behind:,} of {rows:,} behind younger ones: sort them, or export times with their offset."
+                f"clock.ambiguous 'order' needs rows in order of time when clocks are set back, but {behind:,} of "
+                f"{rows:,} rows of {file.name} are behind later ones: sort them, or export times with their offset."
             )
         joined = np.concatenate(astray) if astray else np.zeros(0, np.int64)
         return FileTimes(Stretches.joined(parts), earliest, rows, behind, joined)
 
     def _footer_times(self, file: Path) -> FileTimes | None:
-        """What the footer says, where its row groups follow each other in time and rows at both ends bear that out."""
+        """Return the footer's times, if the row groups are in order and rows at both ends confirm them."""
         groups = None
         if not self.mapping.ignore and (parquet := self.tables.parquet(file)) is not None:
             groups = time_groups(parquet, self.mapping.columns.timestamp)
@@ -305,17 +304,17 @@ class Export:
         if groups is None or len(groups.rows) < 3 or (groups.least[1:] < groups.greatest[:-1] - late).any():
             return None
         rows = int(groups.rows.sum())
-        # Files of one export are written alike: of all but one, some rows are enough.
+        # Files of one export are written alike, so check all but the first only in part.
         most = rows if file == self.files[0] else FOOTER_CHECK_ROWS
         first, last = (min(int(count), most) for count in (groups.rows[0], groups.rows[-1]))
         ends, clock = [], TimestampReader(self.mapping.clock)
         for start, count in ((0, first), (rows - last, last)):
             for times, _, _ in self._stamps(file, self.tables.scan(file).slice(start, count), clock):
-                # Where the clock may be wrong at an end, every row is looked at.
+                # If the clock may be wrong at an end, read every row.
                 if (times[1:] < times[:-1]).any() or Stretches.of(times).apart > MONTH:
                     return None
                 ends += [times[0], times[-1]]
-        # A clock that went astray among the rows that were not read is a least or greatest time that no end has.
+        # A wrong clock among the unread rows shows as a least or greatest time that neither end has.
         if not ends or ends[0] != groups.least[0] or ends[-1] != groups.greatest[-1]:
             return None
         total = (groups.least / 2 + groups.greatest / 2) * groups.rows
@@ -325,7 +324,7 @@ class Export:
         return FileTimes(stretches, stretches.first[0], rows, 0, np.zeros(0, np.int64))
 
     def _stamps(self, file: Path, table: pl.LazyFrame, clock: TimestampReader) -> Iterator[tuple[Times, Times, int]]:
-        """Times and row numbers of the mapped tags, and how many of them are followed by enough others to be judged."""
+        """Yield times and row numbers of the mapped tags, and how many of them have enough followers to be judged."""
         columns = self.mapping.columns
         long = self.mapping.layout == "long"
         ignoring, by_order = long and bool(self.mapping.ignore), long and self.mapping.clock.ambiguous == "order"
@@ -349,7 +348,7 @@ class Export:
             yield times, numbers, len(times)
 
     def _check_tags(self) -> None:
-        """Hold all tags of a long export against the mapping's; those of a wide one are its columns, checked before."""
+        """Compare all tags of a long export with the mapping; wide exports were checked by column."""
         if self.mapping.layout == "wide":
             return
         tags: set[str] = set()
@@ -362,25 +361,22 @@ class Export:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turn what polars says about a damaged table into one sentence."""
+    """Turn polars' errors about a damaged table into `BadInput`."""
     try:
         yield
     except (PolarsError, PanicException, ArrowException, OSError) as error:
-        said = " ".join(str(error).split())[:300]
-        cure = "name its encoding in the mapping's dialect" if "utf-8" in said else "export it again"
-        raise BadInput(
-            f"expected a Parquet or CSV table with a tag, a time, a number and a status per row in {path.name}, "
-            f"got '{said}': {cure}."
-        ) from error
+        reason = " ".join(str(error).split())[:300]
+        cure = "name its encoding in the mapping's dialect" if "utf-8" in reason else "export it again"
+        raise BadInput(f"{path.name} is not a readable Parquet or CSV table ({reason}): {cure}.") from error
 
 
 def _check_type(file: Path, name: str, kind: pl.DataType, times: bool) -> None:
-    """Refuse a column whose cells are no single values: lists, bytes, objects, and times where none belong."""
+    """Refuse columns with lists, bytes or objects, and times outside the timestamp column."""
     plain = kind.is_numeric() or isinstance(kind, (pl.String, pl.Boolean, pl.Null, pl.Categorical, pl.Enum))
     if not (plain or (times and isinstance(kind, (pl.Datetime, pl.Date)))):
         raise BadInput(
-            f"expected {'times' if times else 'numbers or texts'} in column '{name}' of {file.name}, got {kind}: "
-            "export one plain value a cell."
+            f"column '{name}' of {file.name} must contain {'times' if times else 'numbers or texts'}, got {kind}: "
+            "export one plain value per cell."
         )
 
 
@@ -389,11 +385,11 @@ def _compare_tags(path: Path, mapping: HistorianMapping, tags: list[str]) -> Non
         if tag not in tags:
             near = difflib.get_close_matches(tag, tags, 1)
             hint = f"did you mean '{near[0]}'?" if near else f"it has {', '.join(sorted(tags)[:10])}."
-            raise BadInput(f"expected tag '{tag}' of the mapping in {path.name}, got no value of it: {hint}")
+            raise BadInput(f"tag '{tag}' of the mapping has no value in {path.name}: {hint}")
     if unknown := sorted(tag for tag in set(tags) - set(mapping.tags) if not mapping.ignores(tag)):
         more = f" and {len(unknown) - MOST_NAMED:,} more" if len(unknown) > MOST_NAMED else ""
         named = ", ".join(f"'{tag}'" for tag in unknown[:MOST_NAMED])
         raise BadInput(
-            f"expected only tags that the mapping names in {path.name}, got {named}{more}: give each a role under "
-            "'tags' or list it under 'ignore', where * stands for any text."
+            f"{path.name} has tags that the mapping lacks: {named}{more}: give each a role under 'tags' or list it "
+            "under 'ignore', where * matches any text."
         )

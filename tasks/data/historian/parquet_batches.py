@@ -1,6 +1,6 @@
-"""Parquet by way of Arrow, for what polars does not offer: a column's dictionary as it is stored, and the footer.
+"""Read Parquet through Arrow for features that polars lacks: stored dictionaries of columns, and the footer.
 
-A tag is a text that comes again and again; the file holds it as a number already, which saves comparing texts.
+A file stores a tag as a number, which is faster to compare than text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TO_NS = {"milliseconds": 10**6, "microseconds": 10**3, "nanoseconds": 1}
 
 
 class Groups(NamedTuple):
-    """Row groups of a file, in their order; arrays (R,)."""
+    """Row groups of a file, in order; arrays (R,)."""
 
     rows: npt.NDArray[np.int64]
     least: npt.NDArray[np.int64]
@@ -31,12 +31,12 @@ class Groups(NamedTuple):
 
 
 def time_groups(path: Path, column: str) -> Groups | None:
-    """The least and the greatest time of every row group; None where the footer does not tell, or times are missing."""
+    """Return the least and greatest time of each row group; None if the footer has none, or times are missing."""
     import pyarrow.parquet as pq
 
     try:
         footer = pq.read_metadata(path)
-    except (OSError, ValueError):  # pyarrow's own errors are among these; polars will say what is wrong
+    except (OSError, ValueError):  # includes pyarrow's own errors; polars reports the problem later
         return None
     names = [footer.schema.column(i).path for i in range(footer.num_columns)]
     if column not in names or not footer.num_row_groups:
@@ -59,16 +59,16 @@ def time_groups(path: Path, column: str) -> Groups | None:
 
 
 def coded_batches(path: Path, columns: Columns, tags: Sequence[str], rows: int) -> Iterator[pl.DataFrame]:
-    """A long table's rows in order, at most so many at a time.
+    """Yield a long table's rows in order.
 
     Args:
         path: the file.
-        columns: its columns' names.
-        tags: what the codes number; other tags have none.
-        rows: at most, of a batch.
+        columns: names of the columns.
+        tags: numbered by the codes; other tags have no code.
+        rows: most rows per batch.
 
     Returns:
-        Frames with code (null of an unknown tag), nameless, timestamp, value and, where there is one, status.
+        Frames with code (null for an unknown tag), nameless, timestamp, value and, if the table has it, status.
     """
     import polars as pl
     import pyarrow as pa
@@ -83,7 +83,7 @@ def coded_batches(path: Path, columns: Columns, tags: Sequence[str], rows: int) 
         tag = batch.column(columns.tag)
         if not pa.types.is_dictionary(tag.type):
             tag = tag.cast(pa.string()).dictionary_encode()
-        # One number more than there are, for those without.
+        # One extra code for unknown tags.
         known = np.array([*(number.get(str(text), len(tags)) for text in tag.dictionary.to_pylist()), len(tags)])
         index = tag.indices.fill_null(len(known) - 1).to_numpy() if tag.null_count else tag.indices.to_numpy()
         codes = known.astype(np.uint16).take(index)

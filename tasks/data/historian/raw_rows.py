@@ -1,4 +1,4 @@
-"""Rows of a historian's table as arrays, and the quarantine that accounts for each one that does not count."""
+"""Rows of a historian table as arrays, and the quarantine for rejected rows."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ import numpy.typing as npt
 from tasks.files.canonical import sha256_hex, write_atomic
 
 FILE_BITS = 40
-"""A row's id is its file's number shifted by these bits, plus its number in the file."""
+"""A row's id is the file's number shifted by these bits, plus the row's number in the file."""
 UNKNOWN_TIME = np.iinfo(np.int64).min
 
 
 class RawRows(NamedTuple):
-    """Rows in the order in which the export has them."""
+    """Rows in the order of the export."""
 
     codes: npt.NDArray[np.uint16]
-    """Position of the row's tag in the mapping (n,)."""
+    """Index of the row's tag in the mapping (n,)."""
     times: npt.NDArray[np.int64]
     """ns since 1970, UTC (n,)."""
     values: npt.NDArray[np.float64]
     """Values in the archive's unit (n,)."""
     statuses: npt.NDArray[np.uint32]
-    """OPC UA's; Bad where the row was rejected for its value (n,)."""
+    """OPC UA status codes; Bad if the value was rejected (n,)."""
     ids: npt.NDArray[np.int64]
     """(n,)"""
 
     def take(self, where: npt.NDArray[Any] | slice) -> RawRows:
-        """Some of the rows, by mask, index or slice."""
+        """Select rows by mask, index or slice."""
         return RawRows._make(column[where] for column in self)
 
 
 class Rejects(NamedTuple):
-    """Rows that do not count, and why."""
+    """Rejected rows with reasons."""
 
     rows: RawRows
     reasons: npt.NDArray[Any]
@@ -46,11 +46,11 @@ class Rejects(NamedTuple):
 
 
 class RawQuarantine:
-    """Raw rows that do not count: file, row, tag, timestamp, value, status, text, reason; Parquet, in parts.
+    """Parquet files of rejected raw rows: file, row, tag, timestamp, value, status, text, reason.
 
     Args:
-        folder: where the parts go; made when the first is written. Without one, rows are only kept for `table`.
-        part_records: records after which a part is written.
+        folder: for the files, made with the first; without it, rows are only kept for `table`.
+        part_records: records per file.
     """
 
     def __init__(self, folder: Path | None = None, part_records: int = 65_536) -> None:
@@ -63,19 +63,19 @@ class RawQuarantine:
         self.tags: Sequence[str] = ()
 
     def begin(self, files: Sequence[str], tags: Sequence[str]) -> None:
-        """What the numbers in ids and codes stand for.
+        """Set the names for the numbers in ids and codes.
 
         Raises:
-            ValueError: when rows wait to be written that were added with other files and tags.
+            ValueError: if rows of other files and tags have not been written yet.
         """
         if self._added and (list(files), list(tags)) != (list(self.files), list(self.tags)):
-            raise ValueError("expected no rows of another export in the quarantine, got some: close it first")
+            raise ValueError("the quarantine has unwritten rows of another export: close it first")
         self.files, self.tags = files, tags
 
     def add(
         self, rows: RawRows, reasons: Sequence[str] | npt.NDArray[Any], texts: Sequence[str | None] | None = None
     ) -> None:
-        """Keep rows with a reason each, and with what stood where a number or a time could not be read."""
+        """Add rows with a reason each, and with the text of numbers or times that could not be read."""
         count = len(rows.ids)
         if not count:
             return
@@ -88,11 +88,11 @@ class RawQuarantine:
 
     @property
     def count(self) -> int:
-        """How many rows were kept here."""
+        """Number of quarantined rows."""
         return self.reasons.total()
 
     def table(self) -> Any:
-        """The records that were not written yet, as one polars frame."""
+        """Return the unwritten records as a polars frame."""
         import polars as pl
 
         if not self._added:
@@ -122,7 +122,7 @@ class RawQuarantine:
         return frame.drop("known")
 
     def close(self) -> None:
-        """Write the records at hand."""
+        """Write the unwritten records."""
         if not self._added or self.folder is None:
             return
         image = io.BytesIO()

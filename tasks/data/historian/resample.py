@@ -1,7 +1,7 @@
-"""A tag's value at given times, by the 'Interpolative' aggregate of OPC UA Part 13 (1.04, 3.1.8 and 5.4.3.4).
+"""Values of a tag at given times, by the 'Interpolative' aggregate of OPC UA Part 13 (1.04, 3.1.8 and 5.4.3.4).
 
-Good and Uncertain values count, Bad ones do not; where a mapping treats Uncertain values as Bad, `raw_values` has
-marked them so. Before the first value there is none.
+Good and Uncertain values count, Bad values do not. If a mapping treats Uncertain as Bad, the decoder has marked such
+values Bad. There is no value before the first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Statuses = npt.NDArray[np.uint32]
 
 
 class Samples(NamedTuple):
-    """What a historian holds of one tag, in order of time."""
+    """Archived values of one tag, in order of time."""
 
     times: Times
     """ns since 1970, UTC, strictly increasing (M,)."""
@@ -32,42 +32,42 @@ class Samples(NamedTuple):
 
 
 class Resampled(NamedTuple):
-    """A tag at given times."""
+    """Values of a tag at given times."""
 
     values: npt.NDArray[np.float64]
-    """(G,); NaN where there is none."""
+    """(G,); NaN if unknown."""
     reach: Times
-    """ns between the values that were used, or since a held value lost its validity; 0 at a raw value (G,)."""
+    """ns between the values used, or since a held value became Bad; 0 at a raw value (G,)."""
     across_bad: npt.NDArray[np.bool_]
-    """Whether Bad values were passed over (G,)."""
+    """Whether Bad values were skipped (G,)."""
 
 
 class Rule(NamedTuple):
-    """How a tag is known between its values; times in ns."""
+    """Interpolation of a tag; times in ns."""
 
     stepped: bool
     max_gap: int
-    """How long a tag may have been Bad, and a sloped one not archived."""
+    """Longest time that a tag may be Bad, or a sloped tag not archived."""
     stale: int | None = None
-    """The tag's own limit: how long a value may hold or be sloped over."""
+    """The tag's own limit for holding or interpolating a value."""
     causal: bool = False
-    """Whether a value may be known by what was archived up to its moment only."""
+    """Use only values archived up to the given time."""
     skew: int = 0
-    """How much later than its moment a sample may be stamped and still count as seen then."""
+    """How much later than the given time a sample may be stamped and still count as known then."""
 
     @property
     def reach(self) -> int:
-        """How far after a moment samples may still matter to it."""
+        """How far after a given time samples may still matter."""
         return 0 if self.stepped else max(self.stale or self.max_gap, self.skew)
 
 
 def severity(statuses: Statuses) -> npt.NDArray[Any]:
-    """0 Good, 1 Uncertain, 2 (or 3) Bad."""
+    """Return 0 for Good, 1 for Uncertain, 2 (or 3) for Bad."""
     return statuses >> 30
 
 
 class _Usable(NamedTuple):
-    """The values that count, and when there were others."""
+    """Usable values, and times of the others."""
 
     times: Times
     values: npt.NDArray[np.float64]
@@ -83,14 +83,14 @@ def _split(samples: Samples) -> _Usable:
 
 
 class _Place(NamedTuple):
-    """Where moments lie among a tag's values."""
+    """Positions of given times among a tag's values."""
 
     before: npt.NDArray[np.int64]
-    """Number of the last value that is not later (G,); the first one's where there is none."""
+    """Index of the last value that is not later (G,); 0 if there is none."""
     age: Times
-    """ns since that value; negative where there is none (G,)."""
+    """ns since that value; negative if there is none (G,)."""
     beyond: npt.NDArray[np.bool_]
-    """Whether there is no value at that moment or later, but one before (G,)."""
+    """Whether there is a value before, and none at that time or later (G,)."""
 
 
 def _place(times: Times, at: Times) -> _Place:
@@ -118,7 +118,7 @@ def _interpolate(usable: _Usable, place: _Place, at: Times, stepped: bool) -> Re
     else:
         after = np.minimum(before + 1, len(times) - 1)
         width = times[after] - times[before]
-        # The last value has none after it but itself, and no slope.
+        # The last value has no successor and so no slope.
         value = values[before] + age / np.maximum(width, 1) * (values[after] - values[before])
         across, _ = _across(bad_times, times[before], np.where(beyond, np.iinfo(np.int64).max, times[after]), "left")
         reach = np.where(beyond, age, width)
@@ -131,7 +131,7 @@ def _interpolate(usable: _Usable, place: _Place, at: Times, stepped: bool) -> Re
 
 
 def _across(bad_times: Times, since: Times, until: Times, side: Literal["left", "right"]) -> tuple[Any, Any]:
-    """Whether there are Bad values after a time and up to another one, and how many there are up to the first."""
+    """Whether there are Bad values in an interval, and how many there are up to the interval's start."""
     if not len(bad_times):
         return np.zeros(len(since), bool), np.zeros(len(since), np.int64)
     passed = np.searchsorted(bad_times, since, side="right")
@@ -139,7 +139,7 @@ def _across(bad_times: Times, since: Times, until: Times, side: Literal["left", 
 
 
 class Within(NamedTuple):
-    """The episode that each moment belongs to: from its first row up to the next one's, ns."""
+    """Episode of each given time: from its first row up to the next episode's, ns."""
 
     since: Times
     """(G,)"""
@@ -148,21 +148,21 @@ class Within(NamedTuple):
 
 
 def known_at(samples: Samples, at: Times, rule: Rule, end: int, within: Within | None = None) -> Resampled:
-    """A tag's value where it is known well enough, else NaN.
+    """Return a tag's values, NaN where they are not known well enough.
 
-    Sloped and causal: between two samples where the later one came by t + skew, else the one before, held. A sloped tag
-    is unknown where its samples are farther apart than its limit, and where it falls silent, unless the archive ends
-    before that could be seen.
+    Sloped and causal: interpolate between two samples if the later one came by t + skew, otherwise hold the earlier.
+    A sloped tag is unknown if its samples are farther apart than its limit, or if it falls silent, unless the archive
+    ends before that could show.
 
     Args:
-        samples: the tag's history (M,), from its last value before `at` on.
+        samples: of the tag (M,), from its last value before `at` on.
         at: times (G,), ns, increasing.
         rule: of the tag.
-        end: time [ns] up to which everything that was archived is among the samples.
-        within: where given, what belongs to another episode is not known, nor sloped to.
+        end: time [ns] up to which all archived samples are included.
+        within: if given, samples of other episodes are neither used nor interpolated to.
 
     Returns:
-        Arrays (G,); `reach` is what was held against the limits.
+        Arrays (G,); `reach` is the time compared with the limits.
     """
     usable = _split(samples)
     times = usable.times
@@ -186,8 +186,7 @@ def known_at(samples: Samples, at: Times, rule: Rule, end: int, within: Within |
     if beyond.any():
         far |= beyond & (times[before] + limit < end)
     if rule.causal:
-        # Whether there was a silence is known afterwards, for a row may be left out for what came later; its values
-        # may not be.
+        # A silence may be judged with later knowledge, because it only leaves rows out. Values may not.
         later = times[np.minimum(before + 1, len(times) - 1)]
         seen = (age <= 0) | (~beyond & (later <= at + rule.skew))
         found = found._replace(values=np.where(seen, found.values, usable.values[before]))

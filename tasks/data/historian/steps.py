@@ -1,4 +1,4 @@
-"""Control steps: what becomes of each, what it is worth, and where episodes end."""
+"""Outcomes, rewards and costs of control steps, and ends of episodes."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ Floats = npt.NDArray[np.float64]
 
 
 class StepOutcome(IntEnum):
-    """What becomes of a control step."""
+    """Outcome of a control step."""
 
     ROW = 0
     REJECTED = 1
-    """The step's values were archived, but as Bad for longer than a gap may be, or a derived quantity has none although
-    its inputs have: it goes to the quarantine."""
+    """Quarantined: values were Bad for longer than a gap may be, or a derived quantity has no value although all inputs
+    have one."""
     GAP = 2
     """A signal was not archived."""
     NOT_RUNNING = 3
-    """The plant was in another mode, at its start or at its end."""
+    """The plant was in another mode at the step's start or end."""
     OUTSIDE_LIMITS = 4
-    """It began outside the hard limits, after a trip that ended its episode."""
+    """The step began outside the hard limits, after a trip that ended the episode."""
 
 
 class Points(NamedTuple):
-    """What is known at grid points, and of the steps that begin there; arrays (G, ...)."""
+    """Values at grid points, and of the steps that begin there; arrays (G, ...)."""
 
     times: Times
     begun: Times
-    """When the episode of each began, ns since 1970; 0 where the export names none."""
+    """Begin of each point's episode, ns since 1970; 0 if the export names none."""
     observations: Floats
     inputs: Floats
-    """Signals that only formulas read."""
+    """Signals for formulas only."""
     actions: Floats
-    """Actions in force at the middle of the step that begins here."""
+    """Actions at the middle of the step that begins here."""
     gap: Mask
     action_gap: Mask
     fault: npt.NDArray[Any]
-    """Why a value is unusable, or ''."""
+    """Reason why a value is unusable, or ''."""
     action_fault: npt.NDArray[Any]
     running: Mask
     modes: Floats
@@ -58,13 +58,13 @@ class Points(NamedTuple):
 
 
 class Scorer:
-    """Rewards and margins: the plant's own formulas, or the mapping's.
+    """Rewards and margins by the formulas of the plant or the mapping.
 
     Args:
         spec: the plant.
-        logged: its formulas; None where the mapping describes the plant.
+        logged: the plant's formulas; None if the mapping describes the plant.
         reward: of the mapping.
-        inputs: names of the signals that only formulas read.
+        inputs: names of the signals for formulas only.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Scorer:
         self.spec, self.logged, self.reward, self.inputs = spec, logged, reward, inputs
 
     def outside(self, points: Points) -> Mask:
-        """Where a hard limit is violated (G,)."""
+        """Mark points that violate a hard limit (G,)."""
         with np.errstate(invalid="ignore"):
             return np.asarray((self._margins(points) < 0).any(axis=1))
 
@@ -88,28 +88,28 @@ class Scorer:
         )
 
     def signals(self, points: Points) -> dict[str, Floats]:
-        """What is known at grid points, by signal (G,)."""
+        """Return the values at grid points by signal (G,)."""
         columns = [*points.observations.T, *points.inputs.T]
         return dict(zip((*self.spec.observation.names, *self.inputs), columns, strict=True))
 
     def formulas(self, points: Points) -> Rows:
-        """What the mapping's own formulas say of the steps between grid points (G - 1,)."""
-        found: Rows = {}
+        """Evaluate the mapping's formulas for the steps between grid points (G - 1,)."""
+        results: Rows = {}
         if self.reward is not None:
             signals = self.signals(points)
             values = {name: column[:-1] for name, column in signals.items()}
             values |= {f"next.{name}": column[1:] for name, column in signals.items()}
             values |= dict(zip(self.spec.action.names, points.actions[:-1].T, strict=True))
             reward = np.broadcast_to(np.asarray(self.reward.compute(values), float), (len(points.times) - 1,))
-            found["rewards"] = single(reward).astype(np.float32)
+            results["rewards"] = single(reward).astype(np.float32)
         if self.logged is None:
             excess = single(np.maximum(-self._margins(points)[1:], 0.0)).astype(np.float32)
-            found["constraint_costs"] = excess
-            found["costs"] = np.asarray((excess > 0).any(axis=1), np.float32)
-        return found
+            results["constraint_costs"] = excess
+            results["costs"] = np.asarray((excess > 0).any(axis=1), np.float32)
+        return results
 
     def score(self, rows: Rows) -> Rows:
-        """Rows with rewards and costs."""
+        """Add rewards and costs to rows."""
         if self.logged is None or not len(rows["numbers"]):
             return self._empty(rows)
         return with_costs(rows if "rewards" in rows else with_rewards(rows, self.logged), self.logged)
@@ -124,10 +124,10 @@ class Scorer:
 
 
 class Cutter:
-    """Where episodes end, step after step.
+    """Decides where episodes end; keeps the state between calls.
 
     Args:
-        longest: steps of an episode.
+        longest: most steps of an episode.
     """
 
     def __init__(self, longest: int) -> None:
@@ -135,11 +135,11 @@ class Cutter:
         self._age = 0
 
     def cut(self, keep: Mask, ends: Mask, last: bool) -> Mask:
-        """Which of the next steps end an episode; all but the last step are settled, unless it is the last of all.
+        """Mark the steps that end an episode; all but the last are decided, unless it is the very last.
 
         Args:
             keep: whether each step is a row (n,).
-            ends: whether it ends an episode for a reason of its own (n,).
+            ends: whether each step ends an episode for another reason (n,).
             last: whether no step follows.
         """
         following = np.append(keep[1:], False)
@@ -148,7 +148,7 @@ class Cutter:
         index = np.arange(len(ended))
         begins = kept & np.append(True, ended[:-1] | ~kept[:-1])
         begin = np.maximum.accumulate(np.where(begins, index, 0))
-        # The first step goes on where the one before it left off.
+        # The first step continues the episode of the previous call.
         age = index - begin + np.where(begin == 0, self._age, 0)
         cut: Mask = kept & (ended | ((age + 1) % self.longest == 0))
         if len(ended):
@@ -157,22 +157,22 @@ class Cutter:
 
 
 def single(values: Floats) -> Floats:
-    """What single precision cannot hold becomes infinite here, for the row checks to find."""
+    """Replace values beyond single precision by infinity, which the row checks find."""
     return np.where(np.abs(values) > np.finfo(np.float32).max, np.inf, values)
 
 
 def outcomes(now: Points, later: Points, outside: Mask, end_at_trip: bool) -> npt.NDArray[np.int64]:
-    """What becomes of each step (G - 1,); a step that leads outside is kept although the plant then stops.
+    """Return each step's outcome (G - 1,); a step that leads out of the limits is kept although the plant then stops.
 
     Args:
-        now: where the steps begin (G - 1, ...).
-        later: where they end.
-        outside: where a hard limit is violated (G,).
-        end_at_trip: whether what begins there is left out.
+        now: beginnings of the steps (G - 1, ...).
+        later: ends of the steps.
+        outside: whether a hard limit is violated (G,).
+        end_at_trip: whether steps that begin outside are left out.
     """
     outcome = np.full(len(now.times), StepOutcome.ROW)
     outcome[(now.fault != "") | (later.fault != "") | (now.action_fault != "")] = StepOutcome.REJECTED
-    # From the last row of an episode to the first of the next there is no step.
+    # There is no step between two episodes.
     outcome[now.gap | later.gap | now.action_gap | (now.begun != later.begun)] = StepOutcome.GAP
     if end_at_trip:
         outcome[outside[:-1]] = StepOutcome.OUTSIDE_LIMITS

@@ -1,8 +1,8 @@
-"""From a historian's tags to transitions: resample, pair, and cut at gaps, trips and mode changes, as they stream by.
+"""Convert a historian's tags to transitions: resample, pair, and cut at gaps, trips and mode changes, in a stream.
 
-A row is (observation at t, action in force over [t, t + dt), observation at t + dt), t on the grid of control steps.
-Every cut is a timeout; only a trip, a hard limit crossed at t + dt, may be a termination. Where it is none, the steps
-beyond the limit are rows as all others, and their costs mark them.
+A row is (observation at t, action in force over [t, t + dt), observation at t + dt), with t on the grid of control
+steps. Every cut is a timeout; only a trip, a hard limit crossed at t + dt, may be a termination. If trips do not end
+episodes, steps beyond the limit are ordinary rows with costs.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ from tasks.data.historian.export import Export
 from tasks.data.historian.raw_rows import UNKNOWN_TIME, RawQuarantine
 from tasks.data.historian.resample import Rule, Times, Within, known_at
 from tasks.data.historian.steps import Cutter, Points, Scorer, StepOutcome, outcomes, single
-from tasks.data.historian.tag_rows import TagGrouper, TagHistory, changes
+from tasks.data.historian.tag_history import TagGrouper, TagHistory, changes
 from tasks.data.store.records import RawAccount, SampleCounts, StepAccount
 from tasks.data.store.schema import Rows
 from tasks.data.store.scoring import BLOCK_ROWS
 
 SECOND = 10**9
 GRID_POINTS = 4096
-"""Control steps that are settled at a time."""
+"""Control steps to settle at a time."""
 SETTLE_ROWS = 2_000_000
-"""Raw rows that are gathered before the moments among them are settled."""
+"""Raw rows to gather before settling."""
 SILENCE = 7 * 86_400 * SECOND
 SILENT_STEPS = 1000
-"""Time, and control steps, for which no tag at all is archived before the whole plant counts as unknown. No value holds
-then, and the steps are counted but not made: a restart after a year must not cost half a million of them."""
+"""Shortest time, and number of control steps, without any tag from which the whole plant counts as unknown. No value is
+held then, and steps are counted without being computed, because a silent year has half a million of them."""
 PIECE_ROWS = 24
-"""As many rows take the memory that a tag's share of a chunk costs besides its rows."""
+"""A tag's share of a chunk takes as much memory as this many rows."""
 
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
 
 class HistorianStream:
-    """A historian export as blocks of transitions, in constant memory.
+    """Blocks of transitions from a historian export, in constant memory.
 
     Args:
         path: Parquet or CSV, or a folder of such files.
-        mapping: what its tags mean.
+        mapping: of the tags.
         spec: the plant.
-        logged: the plant's formulas; None where the mapping describes the plant.
-        quarantine: takes the raw rows that do not count.
-        digests: SHA-256 of each table, where it is known already.
+        logged: the plant's formulas; None if the mapping describes the plant.
+        quarantine: for rejected raw rows.
+        digests: SHA-256 of each table, if known.
 
     Raises:
-        BadInput: when the mapping does not fit the plant or the export.
+        BadInput: if the mapping does not fit the plant or the export.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class HistorianStream:
         self.next = self.first = begin + (origin - begin) % self.period
         if self.next + self.period > end:
             raise BadInput(
-                f"expected at least one control step of {mapping.period_seconds:g} s in {path.name}, got a log from "
+                f"{path.name} is shorter than one control step of {mapping.period_seconds:g} s, from "
                 f"{np.datetime64(begin, 'ns')} to {np.datetime64(end, 'ns')}: export a longer period."
             )
         held = [max_gap, *(rule.stale for rule in self.rules.values() if rule.stale is not None)]
@@ -118,7 +118,7 @@ class HistorianStream:
         self._cutter = Cutter(mapping.episodes.max_steps or spec.horizon)
 
     def blocks(self) -> Iterator[Rows]:
-        """Scored rows, block after block; `account` holds for those that were passed on."""
+        """Yield scored rows; `account` covers the rows yielded so far."""
         waiting: Points | None = None
         for points in self._all_points():
             waiting = points if waiting is None else Points(*map(_both, waiting, points))
@@ -129,7 +129,7 @@ class HistorianStream:
             yield from self._rows(waiting, last=True)
 
     def _all_points(self) -> Iterator[Points]:
-        # What is known at a moment rests on samples as late as this; an action is taken at the middle of its step.
+        # Samples up to this much later matter to a grid point; an action is taken at the middle of its step.
         reach = max(rule.reach for rule in self.rules.values()) + self.period // 2
         unsettled = 0
         for chunk in self.export.chunks(self.quarantine, self.grouper):
@@ -144,7 +144,7 @@ class HistorianStream:
 
     @property
     def account(self) -> StepAccount:
-        """What became of the control steps and raw rows that were read so far."""
+        """Counts of the control steps and raw rows read so far."""
         counts = self.grouper.counts
         steps = {outcome.name.lower(): int(self._outcomes[outcome]) for outcome in StepOutcome}
         return StepAccount(
@@ -173,12 +173,12 @@ class HistorianStream:
         )
 
     def _settled(self, before: int, known_to: int) -> Iterator[Points]:
-        """Grid points whose values no later row can change: those before a time."""
+        """Yield grid points before a time, whose values later rows cannot change."""
         while self.next < before:
             silence = next((some for some in self.grouper.silences if some[1] > self.next), None)
             stop = before
             if silence is not None:
-                # A moment of it is made, lest a step lead across.
+                # Compute one point inside the silence, so that no step bridges it.
                 made = silence[0] + 2 * self.period
                 if self.next >= made:
                     skipped = -(-(min(silence[1], before) - self.next) // self.period)
@@ -199,11 +199,11 @@ class HistorianStream:
         signals = {signal: values[:, i] for i, (signal, _) in enumerate(self._tagged())}
         for name, formula in self.derived.items():
             signals[name] = np.broadcast_to(np.asarray(formula.compute(signals), float), grid.shape)
-            # Where an input is missing there is a gap or a fault already; elsewhere the formula itself has no value.
+            # A missing input is a gap or fault already; otherwise the formula itself has no value.
             fault[~np.isfinite(signals[name]) & ~gap & (fault == "")] = f"derived {name} is not finite"
         observations = np.stack([signals[name] for name, _ in self.observed], axis=1)
         inputs = np.stack([signals[n] for n, _ in self.inputs], axis=1) if self.inputs else np.zeros((len(grid), 0))
-        # The action of a step is what was in force at its middle, so that a scan's delay does not shift it by a step.
+        # Take the action at the middle of the step, so that the delay of a scan does not shift it by a step.
         actions, action_gap, action_fault = self._resample(self.acting, middles, known_to, within)
         running, modes = np.ones(len(grid), bool), np.zeros((len(grid), len(self.mapping.modes)))
         for i, tag in enumerate(self.mapping.modes):
@@ -214,18 +214,18 @@ class HistorianStream:
         return Points(*here, gap, action_gap, fault, action_fault, running, modes)
 
     def _episodes(self, grid: Times) -> tuple[Times, Within | None]:
-        """When the episode of each grid point began (G,), 0 where the export names none, and until when it lasts."""
+        """Return the begin of each grid point's episode (G,), 0 if there are no names, and the episodes' intervals."""
         if self.mapping.episode is None:
             return np.zeros(len(grid), np.int64), None
         named = self.history.samples(self.codes[self.mapping.episode])
-        # Whatever its status says: where a name cannot be trusted, nothing may be held across it either.
+        # Status is ignored: values may not be held across a name that is Bad, either.
         starts = named.times[changes(named.values)]
         after = np.searchsorted(starts, grid, side="right")
         since = np.append(starts, UNKNOWN_TIME)[after - 1]
         return since, Within(since, np.append(starts, np.iinfo(np.int64).max)[after])
 
     def _tagged(self) -> list[tuple[str, str]]:
-        """(signal, tag) of all that is measured at grid points."""
+        """Return (signal, tag) of all signals measured at grid points."""
         return [
             (str(tag.signal), name)
             for name, tag in self.mapping.tags.items()
@@ -253,7 +253,7 @@ class HistorianStream:
         return values, gap, fault
 
     def _rows(self, points: Points, last: bool) -> Iterator[Rows]:
-        """The steps between grid points, scored; the last one waits for the next call unless it is the last of all."""
+        """Yield the scored steps between grid points; the last waits for the next call unless it is the very last."""
         now, later = points.slice(slice(None, -1)), points.slice(slice(1, None))
         if not len(now.times):
             return
@@ -296,15 +296,15 @@ def _both(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _check_formulas(spec: PlantSpec, reward: Expression | None, known: set[str]) -> None:
-    """Whether the mapping alone, of whose signals some are known at grid points, can score a plant without formulas."""
+    """Check that the mapping's formulas and known signals suffice to score a plant without formulas."""
     if reward is None:
         raise BadInput(
-            f"expected a formula of the reward of plant {spec.name}, got none: add logged_reward and logged_margins to "
-            "the plant's file, or 'reward' to the mapping."
+            f"there is no formula for the reward of plant {spec.name}: add logged_reward and logged_margins to the "
+            "plant's file, or 'reward' to the mapping."
         )
     unseen = [limit.name for limit in spec.constraints if limit.name not in known]
     if unseen:
         raise BadInput(
-            f"expected the limited quantity '{unseen[0]}' of plant {spec.name} among what the mapping measures or "
-            "derives, got none: add logged_margins to the plant's file, or a derived signal of that name."
+            f"the limited quantity '{unseen[0]}' of plant {spec.name} is neither measured nor derived by the mapping: "
+            "add logged_margins to the plant's file, or a derived signal of that name."
         )

@@ -58,7 +58,7 @@ def test_guessed_mapping_ingests_without_edits(
     else:
         # The only line that cannot be guessed, found by the reported line number.
         (said,) = fill_in
-        assert ", period_seconds: seconds from one of the columns to the next" in said
+        assert ", period_seconds: seconds between columns" in said
         lines = mapping.read_text().splitlines()
         at = int(said.split(",")[0].removeprefix("line ")) - 1
         assert run(["ingest", str(made.path), "--mapping", str(mapping)]) == 2
@@ -89,9 +89,9 @@ def test_header_information_is_in_the_mapping(tmp_path: Path, capsys: pytest.Cap
 def test_ambiguous_dates_are_asked_for(tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = batadal(tmp_path, hours=48, begin="2014-02-01T00")
     mapping, (said,) = begin(made, tmp_path, capsys)
-    assert "'%d/%m/%y %H' or '%m/%d/%y %H', for dates such as '01/02/14 00' do not tell a day from a month" in said
+    assert "'%d/%m/%y %H' or '%m/%d/%y %H': dates such as '01/02/14 00' fit several orders" in said
     assert run(["ingest", str(made.path), "--mapping", str(mapping)]) == 2
-    assert "which can be read in more than one way: say which in the mapping's clock.format" in capsys.readouterr().err
+    assert "is not an unambiguous time: set its format in the mapping's clock.format" in capsys.readouterr().err
     lines = mapping.read_text().splitlines()
     lines[int(said.split(",")[0].removeprefix("line ")) - 1] = "  format: '%d/%m/%y %H'"
     mapping.write_text("\n".join(lines))
@@ -104,17 +104,17 @@ def test_ambiguous_dates_are_asked_for(tmp_path: Path, home: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"", "an empty file"),
-        (b"a\n1\n2\n", "expected a table of at least two columns"),
-        (b"t,x\n", "got a header only"),
-        (b"t,x,x\n2026-01-01 00:00,1,2\n2026-01-01 00:01,2,3\n", "got 'x' twice"),
-        (b"t,x\n2026-01-01 00:00,1\n2026-01-01 00:01,\x002\n", "got a binary file"),
-        (bytes(range(256)) * 40, "got a binary file"),
-        (b"\x89HDF\r\n\x1a\n" + b"\0" * 64, "got a binary file"),
-        (b"t,x,y\n" + b"1" * 5_000_000, "expected lines of at most 4 MB"),
-        (b"t;x;y\n01/13/2014 00:00;1;2\n13/01/2014 00:00;1;2\n", "expected dates in one order"),
-        (b"t,x\n2026-01-01 00:00,1\n2026-01-01 00:01,2\n", "expected at least two signals"),
-        (b"PAR1 is not enough", "expected a table in log.csv"),
+        (b"", "log.csv is empty"),
+        (b"a\n1\n2\n", "has no table of at least two columns"),
+        (b"t,x\n", "has only a header"),
+        (b"t,x,x\n2026-01-01 00:00,1,2\n2026-01-01 00:01,2,3\n", "has two columns 'x'"),
+        (b"t,x\n2026-01-01 00:00,1\n2026-01-01 00:01,\x002\n", "is a binary file"),
+        (bytes(range(256)) * 40, "is a binary file"),
+        (b"\x89HDF\r\n\x1a\n" + b"\0" * 64, "is a binary file"),
+        (b"t,x,y\n" + b"1" * 5_000_000, "has lines of more than 4 MB"),
+        (b"t;x;y\n01/13/2014 00:00;1;2\n13/01/2014 00:00;1;2\n", "dates have no common order"),
+        (b"t,x\n2026-01-01 00:00,1\n2026-01-01 00:01,2\n", "needs two signals besides the times"),
+        (b"PAR1 is not enough", "log.csv is not a readable table"),
     ],
 )
 def test_non_logs_give_a_one_sentence_error(
@@ -133,7 +133,7 @@ def test_too_many_columns_are_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     names, values = (",".join(f"{sign}{i}" for i in range(30_000)) for sign in ("c", "1"))
     (tmp_path / "log.csv").write_text(f"time,{names}\n2026-01-01 00:00,{values}\n")
     assert run(["init", "--from", str(tmp_path / "log.csv"), "--out", str(tmp_path)]) == 2
-    assert "expected at most 2000 columns in log.csv, got 30001" in capsys.readouterr().err
+    assert "log.csv has 30001 columns, the limit is 2000" in capsys.readouterr().err
 
 
 def test_existing_mapping_is_kept_and_next_steps_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,11 +142,11 @@ def test_existing_mapping_is_kept_and_next_steps_named(tmp_path: Path, capsys: p
     told = capsys.readouterr().out.splitlines()
     assert f"wrote {tmp_path / 'configs' / 'mappings' / 'valve1.yaml'}" in told
     assert told[-1] == f"next: cd {tmp_path}, then neorl check configs/valve1.yaml"
-    assert any(line.startswith("  check reward: nothing in a log tells what is wanted") for line in told)
+    assert any(line.startswith("  check reward: a log does not show the control objective") for line in told)
     assert run(["init", "--from", str(made.path), "--out", str(tmp_path)]) == 2
-    assert "expected no file at" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert run(["init", "--from", str(tmp_path)]) == 2
-    assert "got a folder" in capsys.readouterr().err
+    assert "is a folder" in capsys.readouterr().err
 
 
 def test_long_tables_workbooks_and_batches(tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,7 +175,7 @@ def test_long_tables_workbooks_and_batches(tmp_path: Path, home: Path, capsys: p
     frame.write_parquet(tmp_path / "batches.parquet")
     made = DialectFile(tmp_path / "batches.parquet", ("batch", "Level [m]", "valve_op"), values, "", 60.0)
     mapping, (said,) = begin(made, tmp_path / "batches", capsys)
-    assert said.startswith("line 4, period_seconds: seconds from one of the rows to the next")
+    assert said.startswith("line 4, period_seconds: seconds between rows")
     mapping.write_text(mapping.read_text().replace("period_seconds:  #", "period_seconds: 60  #"))
     assert load_yaml(mapping, HistorianMapping).tags["batch"].role == "episode"
     held = ingested(made, mapping, capsys)

@@ -134,10 +134,10 @@ def test_nothing_is_overwritten_and_names_are_checked(
 ) -> None:
     before = (project / "plants" / "vessel.py").read_bytes()
     for words, says in (
-        (["vessel", "--out", "."], "expected no file at plants/vessel.py, got one: name another folder by --out"),
-        ([], "expected a name or a log, got none"),
-        (["Boiler 1"], "expected a name of a to z, 0 to 9 and _, got 'Boiler 1': write 'boiler_1'"),
-        (["double_mass"], "expected another name than double_mass"),
+        (["vessel", "--out", "."], "plants/vessel.py exists already: name another folder by --out"),
+        ([], "a name or a log is needed"),
+        (["Boiler 1"], "the name 'Boiler 1' may only have a to z, 0 to 9 and _: write 'boiler_1'"),
+        (["double_mass"], "double_mass is the name of a simulated plant"),
         (["../x"], "write 'x'"),
     ):
         assert run(["init", *words]) == 2

@@ -1,4 +1,4 @@
-"""From columns of values to tags: roles, units, what is stepped or constant, each with its reason."""
+"""Guess tags from columns of values: role, unit, interpolation, each with a reason."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from typing import NamedTuple
 import polars as pl
 
 from configs.units import parse
-from tasks.data.historian.plain_tables import with_points
+from tasks.data.historian.dialects import with_points
 
+ASSUMED = "assumed to be the action"
+"""Begin of the reason if no name identifies an action."""
 MOST_STATES = 12
-"""Different texts of a column up to which each may stand for a number."""
+"""Most distinct texts of a column that are treated as states."""
 FEW_LEVELS = 10
 HELD = 0.2
-"""Share of rows in which a stepped signal changes at most."""
+"""Largest share of rows in which a stepped signal changes."""
 ALIKE = 0.005
-"""Difference of such shares within which signals change as often as each other."""
+"""Difference of these shares below which signals change equally often."""
 LABEL = re.compile(
     r"(anomal|change_?point|att_?flag|^attack|^label|^fault|^class$|^target$|normal/attack)", re.IGNORECASE
 )
@@ -50,32 +52,32 @@ SPELLINGS = {
         "kw": "kW",
     },
 }
-"""Units as headers write them, where pint takes them for others or does not know them."""
+"""Units in headers that pint would misread or does not know."""
 
 
 class Column(NamedTuple):
-    """What is known of a column."""
+    """Statistics of a column."""
 
     name: str
     filled: int
-    """Cells with something in them."""
+    """Cells that are not empty."""
     numbers: int
     levels: int
-    """Different values."""
+    """Distinct values."""
     changes: float
-    """Share of filled cells that differ from the one before."""
+    """Share of filled cells that differ from the cell before."""
     once: bool
-    """Whether a value that was left does not come again."""
+    """Whether no value recurs after a different one."""
     texts: tuple[str, ...]
-    """Different texts that are no numbers, in the order of the alphabet; at most one more than may be states."""
+    """Distinct texts that are not numbers, sorted; at most one more than may be states."""
     one: str
-    """A value."""
+    """An example."""
     span: tuple[float, float] | None = None
-    """The least and the greatest number."""
+    """Least and greatest number."""
 
 
 class TagGuess(NamedTuple):
-    """What a column seems to be."""
+    """Guessed tag for a column."""
 
     name: str
     role: str
@@ -86,18 +88,18 @@ class TagGuess(NamedTuple):
     stepped: bool = False
     states: tuple[str, ...] = ()
     span: tuple[float, float] | None = None
-    """Of an action: the range in which it was logged, rounded outwards."""
+    """Logged range of an action, rounded outwards."""
     stale: float | None = None
-    """Seconds that a value of a sloped tag may be sloped over, where it comes more seldom than every period."""
+    """Limit in seconds for interpolating a sloped tag that is archived less often than every period."""
 
 
 def look_at(name: str, values: pl.Series, decimal: str = ".") -> Column:
-    """What is known of a column.
+    """Gather statistics of a column.
 
     Args:
-        name: its name.
-        values: its cells, texts or numbers.
-        decimal: the sign in texts that are numbers.
+        name: of the column.
+        values: texts or numbers.
+        decimal: decimal sign in texts.
     """
     texts = values.cast(pl.String).str.strip_chars()
     texts = texts.filter((texts != "").fill_null(False))
@@ -120,12 +122,12 @@ def look_at(name: str, values: pl.Series, decimal: str = ".") -> Column:
 
 
 def guess_tags(columns: Sequence[Column], wide: bool, whole: bool = True) -> list[TagGuess]:
-    """What columns seem to be, in their order; at least one is an action where two can be used.
+    """Guess tags for columns, in order; at least one is an action if two are usable.
 
     Args:
-        columns: all but the one of times.
-        wide: whether a row is a moment, so that a column may tell the episode.
-        whole: whether all rows were looked at, so that actions are known to have kept their range.
+        columns: all except the one with times.
+        wide: whether a row is a moment, so that a column may name the episode.
+        whole: whether all rows were read, so that ranges of actions are known.
     """
     varying = sum(_usable(column) and column.levels > 1 for column in columns)
     taken: set[str] = set()
@@ -134,27 +136,27 @@ def guess_tags(columns: Sequence[Column], wide: bool, whole: bool = True) -> lis
     usable = [i for i, tag in enumerate(found) if tag.role == "observation" and stem(tag.signal) not in followed]
     others = sum(tag.role in ("observation", "set_point") for tag in found) > 1
     if usable and others and not any(tag.role == "action" for tag in found):
-        # What many signals do together is an instrument's rhythm: an analyser archives its results one like the other.
+        # Many signals with equal rates follow an instrument, such as an analyser with several results.
         alike = [sum(abs(column.changes - other.changes) < ALIKE for other in columns) > 2 for column in columns]
         at, why = _likeliest(found, usable, alike)
         found[at] = found[at]._replace(
             role="action",
             stepped=True,
-            reason=f"no name tells for sure what the controller moves: {why}, correct the roles; {found[at].reason}",
+            reason=f"{ASSUMED}: {why}, correct the roles; {found[at].reason}",
         )
     return [_with_range(tag, column) if whole else tag for tag, column in zip(found, columns, strict=True)]
 
 
 def _with_range(tag: TagGuess, column: Column) -> TagGuess:
-    """An action with the range in which it was logged; nothing is known where it stood still."""
+    """Set the range of an action as logged, unless it is constant."""
     if tag.role != "action" or column.span is None or column.span[0] == column.span[1]:
         return tag
-    why = "range as logged, write what the actuator can do"
+    why = "range as logged, write the actuator's range"
     return tag._replace(span=_outwards(column.span), reason=f"{tag.reason}; {why}")
 
 
 def _outwards(span: tuple[float, float]) -> tuple[float, float]:
-    """A range rounded to two digits of its width, and never narrower.
+    """Round a range outwards to two digits of its width.
 
     Example:
         >>> _outwards((0.4137, 99.2))
@@ -162,14 +164,14 @@ def _outwards(span: tuple[float, float]) -> tuple[float, float]:
     """
     low, high = span
     scale = 10.0 ** (1 - math.floor(math.log10(high - low)))
-    # A product may be rounded beyond the number that it was made of.
+    # Rounding must not make the range narrower.
     return min(math.floor(low * scale) / scale, low), max(math.ceil(high * scale) / scale, high)
 
 
 def _likeliest(tags: Sequence[TagGuess], among: Sequence[int], alike: Sequence[bool]) -> tuple[int, str]:
-    """Which of some observations may be what the controller moves, and why; `alike` are held as often as others."""
+    """Return the observation that is most likely an action, and why; `alike` marks equal rates of change."""
     if moved := [i for i in among if MOVED.search(tags[i].signal)]:
-        return moved[-1], "its name is that of an actuator"
+        return moved[-1], "it is named like an actuator"
     own = [i for i in among if not (tags[i].stepped and alike[i])] or among
     if held := [i for i in own if tags[i].stepped and not tags[i].states]:
         return held[-1], "it is held for long, as actuators are"
@@ -177,7 +179,7 @@ def _likeliest(tags: Sequence[TagGuess], among: Sequence[int], alike: Sequence[b
 
 
 def stem(signal: str) -> str:
-    """What a measured signal and its set point have in common in their names."""
+    """Return the common part of the names of a measured signal and its set point."""
     plain = re.sub(r"(^|_)(pv|me|meas|measured|value|actual)(?=_|$)", "", SET_POINT.sub("_", signal))
     return re.sub(r"_+", "_", plain).strip("_")
 
@@ -188,49 +190,49 @@ def _usable(column: Column) -> bool:
 
 def _guess(column: Column, taken: set[str], wide: bool, enough: bool) -> TagGuess:
     name = column.name
-    bare, unit, said = _unit(name)
-    # 'TankLevel' and 'P101' are words that follow each other, to the patterns.
+    bare, unit, note = _unit(name)
+    # Separate words for the patterns, as in 'TankLevel' and 'P101'.
     words = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Za-z])(?=\d)", "_", bare).replace(" ", "_")
     if not column.filled:
         return TagGuess(name, "ignore", "it is empty")
     if wide and EPISODE.match(words) and column.once and 1 < column.levels <= column.filled / 2:
-        return TagGuess(name, "episode", f"by its name, and its {column.levels} values follow each other", stepped=True)
+        return TagGuess(name, "episode", f"its name, and its {column.levels} values are consecutive", stepped=True)
     if LABEL.search(words):
-        return TagGuess(name, "ignore", "by its name it labels rows, and measures nothing")
+        return TagGuess(name, "ignore", "its name is that of a label for rows, not of a measurement")
     if not _usable(column):
-        return TagGuess(name, "ignore", f"it holds texts such as '{column.one[:30]}'")
+        return TagGuess(name, "ignore", f"it has texts such as '{column.one[:30]}'")
     if column.levels == 1 and enough:
-        return TagGuess(name, "ignore", f"it is {column.one[:30]} throughout")
+        return TagGuess(name, "ignore", f"it is always {column.one[:30]}")
     states = column.texts if column.numbers <= 0.5 * column.filled else ()
     stepped = bool(states) or column.changes <= HELD or column.levels <= 2
     how = f"it changes in {column.changes:.0%} of the rows"
     if SET_POINT.search(words) and not DEVIATION.search(words):
-        role, why, stepped = "set_point", "by its name a set point", True
+        role, why, stepped = "set_point", "named like a set point", True
     elif ACTION.search(words) and not states:
-        role, why, stepped = "action", "by its name a command, which holds until the next", True
+        role, why, stepped = "action", "named like a command, which holds until the next", True
     elif DEVICE.search(words) and stepped and not states and column.levels <= FEW_LEVELS:
-        role, why = "action", f"by its name a device, and it has {column.levels} values"
+        role, why = "action", f"named like a device, with {column.levels} values"
     else:
-        role, why = "observation", "measured, as far as the name tells"
+        role, why = "observation", "measured, as far as the name shows"
     signal = _signal(bare, taken)
-    return TagGuess(name, role, f"{why}; {how}; {said}", signal, unit, stepped, states)
+    return TagGuess(name, role, f"{why}; {how}; {note}", signal, unit, stepped, states)
 
 
 def _unit(name: str) -> tuple[str, str, str]:
-    """(the name without it, unit, why)."""
+    """Return the name without its unit, the unit, and a note."""
     found = BRACKETS.search(name)
     if found is None:
-        return name, "1", "no unit in its name"
+        return name, "1", "no unit in the name"
     text = SPELLINGS.get(found[1].lower(), found[1])
     try:
         parse(text)
     except ValueError:
-        return name[: found.start()], "1", f"its unit '{found[1]}' is unknown here"
-    return name[: found.start()], text, "unit in its name"
+        return name[: found.start()], "1", f"unknown unit '{found[1]}'"
+    return name[: found.start()], text, "unit in the name"
 
 
 def _signal(name: str, taken: set[str]) -> str:
-    """A name for formulas that no other tag has."""
+    """Return a unique name for formulas."""
     plain = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_") or "signal"
     plain = plain if plain[0].isalpha() else f"x_{plain}"
     plain = plain.replace("_lag_", "_delay_")

@@ -1,4 +1,4 @@
-"""A mapping file of guesses: YAML with the reason of each beside it, and the lines that only a person can fill in."""
+"""Write a mapping file from guesses: YAML with a reason beside each, and lines to fill in."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from configs.dialect import Dialect
-from tasks.data.historian.guess.columns import TagGuess, stem
+from tasks.data.historian.guess.columns import ASSUMED, TagGuess, stem
 
 FILL_IN = "FILL IN"
-NOTHING_WANTED = "nothing in a log tells what is wanted of the plant, such as -abs(next.level - quantity(2, 'm'))"
+NO_REWARD = "a log does not show the control objective: write it, such as -abs(next.level - quantity(2, 'm'))"
 
 
 class Draft(NamedTuple):
-    """What a mapping is written from; a value of None is a line to fill in."""
+    """Contents of a mapping; a value of None is a line to fill in."""
 
     log: str
     name: str
@@ -22,7 +22,7 @@ class Draft(NamedTuple):
     period: tuple[float | None, str]
     layout: tuple[str, str]
     dialect: tuple[Dialect, dict[str, str], dict[str, str]]
-    """The dialect, reasons and what is unclear, by key."""
+    """The dialect; by key, reasons and unclear points."""
     columns: tuple[tuple[str, str | None, str], ...]
     """(key, column, reason)"""
     clock: tuple[tuple[str, str | float | None, str], ...]
@@ -32,21 +32,21 @@ class Draft(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A mapping's text, and what a person should know of it."""
+    """Text of a mapping, with points for a person."""
 
     text: str
     fill_in: tuple[str, ...]
-    """Lines without which nothing can be ingested, each with what to write."""
+    """Lines that ingestion needs, each with its content."""
     check: tuple[str, ...]
-    """Guesses that rest on little."""
+    """Uncertain guesses."""
 
 
 def write(draft: Draft) -> Written:
-    """The mapping as YAML, a reason beside every guess."""
+    """Return the mapping as YAML with a reason beside every guess."""
     page = _Page()
     page.lines += [
-        f"# What {_plain(draft.log)} means, as far as it tells: each guess has its reason beside it. Correct what you",
-        "# know better; docs/how-to/historian-logs.md has all keys.",
+        f"# Mapping of {_plain(draft.log)}, guessed, with the reason for each guess. Correct wrong guesses;",
+        "# docs/how-to/historian-logs.md lists all keys.",
     ]
     page.add("process", f"{{name: {draft.name}, horizon: {draft.horizon[0]}}}", draft.horizon[1])
     page.add("period_seconds", _number(draft.period[0]), draft.period[1])
@@ -57,7 +57,7 @@ def write(draft: Draft) -> Written:
         page.lines.append("dialect:")
     for key in keys:
         value = None if key in unclear else _scalar(getattr(dialect, key))
-        page.add(key, value, unclear.get(key) or reasons.get(key, "by the bytes that are no UTF-8"), 2)
+        page.add(key, value, unclear.get(key) or reasons.get(key, "some bytes are not UTF-8"), 2)
     for section, entries in (("columns", draft.columns), ("clock", draft.clock)):
         if entries:
             page.lines.append(f"{section}:")
@@ -74,8 +74,8 @@ def write(draft: Draft) -> Written:
         page.lines.append("ignore:")
         page.lines += [f"  - {json.dumps(tag.name, ensure_ascii=False)}  # {_plain(tag.reason)}" for tag in ignored]
     page.add("episodes", f"{{max_gap_seconds: {_number(draft.gap[0])}}}", draft.gap[1])
-    check = [f"reward: {NOTHING_WANTED}"] if reward == "0" else []
-    check += [f"{tag.name}: {tag.reason.split(';')[0]}" for tag in draft.tags if tag.reason.startswith("no name tells")]
+    check = [f"reward: {NO_REWARD}"] if reward == "0" else []
+    check += [f"{tag.name}: {tag.reason.split(';')[0]}" for tag in draft.tags if tag.reason.startswith(ASSUMED)]
     return Written("\n".join(page.lines) + "\n", tuple(page.fill_in), tuple(check))
 
 
@@ -85,7 +85,7 @@ class _Page:
         self.fill_in: list[str] = []
 
     def add(self, key: str, value: str | None, reason: str, indent: int = 0) -> None:
-        """A line; without a value it is one to fill in."""
+        """Add a line; without a value it is one to fill in."""
         blanks = " " * indent
         if value is None:
             self.lines.append(f"{blanks}{key}:  # {FILL_IN}: {_plain(reason)}")
@@ -110,7 +110,7 @@ def _tag(tag: TagGuess) -> str:
 
 
 def _reward(tags: Sequence[TagGuess]) -> tuple[str, str]:
-    """Minus the distance of a measured signal from its set point, where one has one by its name."""
+    """Return minus the distance of a measured signal from the set point of the same name, or '0'."""
     measured = {stem(tag.signal): tag for tag in tags if tag.role == "observation"}
     for tag in tags:
         twin = measured.get(stem(tag.signal)) if tag.role == "set_point" else None
@@ -119,13 +119,13 @@ def _reward(tags: Sequence[TagGuess]) -> tuple[str, str]:
             over = "" if unit == "1" else f" / quantity(1, '{unit}')"
             return (
                 f"-abs(next.{twin.signal} - {tag.signal}){over}",
-                f"{twin.name} is to follow {tag.name}, by their names",
+                f"by their names, {twin.name} follows {tag.name}",
             )
-    return "0", NOTHING_WANTED
+    return "0", NO_REWARD
 
 
 def _plain(text: str) -> str:
-    """A text as a comment: one line of printable signs."""
+    """Return a text for a comment: one line of printable characters."""
     return "".join(sign if sign.isprintable() else "?" for sign in " ".join(text.split()))
 
 

@@ -1,4 +1,4 @@
-"""A log file of unknown kind as a table of texts: its dialect, its first rows, and which column tells the time."""
+"""Read the first rows of an unknown log, and find the column of times."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from pyarrow.lib import ArrowException
 from configs.dialect import Dialect
 from configs.errors import BadInput
 from configs.mapping import Clock, Columns, Episodes, Formula, HistorianMapping, Process, Tag
-from tasks.data.historian.guess.texts import TextGuess, guess_text
+from tasks.data.historian.dialects import WORKBOOKS, PlainTables, is_parquet
+from tasks.data.historian.guess.dialects import TextGuess, guess_text
 from tasks.data.historian.guess.times import TIME_NAME, TimeGuess, guess_times
-from tasks.data.historian.plain_tables import WORKBOOKS, PlainTables, is_parquet
 from tasks.data.historian.raw_rows import UNKNOWN_TIME
-from tasks.data.historian.raw_times import Times, TimestampReader
+from tasks.data.historian.timestamps import Times, TimestampReader
 from tasks.data.historian.workbooks import sheet_to_csv
 
 HEAD_BYTES = 2**22
 HEAD_LINES = 200
-"""Lines from which the dialect is guessed."""
+"""Lines for guessing the dialect."""
 MOST_ROWS, MOST_CELLS = 200_000, 4_000_000
-"""What is looked at of a table."""
+"""Most rows and cells to read."""
 MOST_COLUMNS = 2_000
 BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 TAG_NAME = re.compile(
@@ -42,25 +42,25 @@ DAY = 86_400 * 10**9
 
 
 class Look(NamedTuple):
-    """A log as a table, as far as it was looked at."""
+    """First rows of a log."""
 
     text: TextGuess | None
-    """How it is written; None of Parquet."""
+    """The dialect; None for Parquet."""
     frame: pl.DataFrame
-    """Its first rows; tag, timestamp and value where a row is a tag's."""
+    """First rows; tag, timestamp and value if the table has a row per tag."""
     whole: bool
-    """Whether there are no others."""
+    """Whether these are all rows."""
 
 
 def look(log: Path) -> Look:
-    """Guess a log's dialect and read its first rows; memory and time do not depend on its size.
+    """Guess a log's dialect and read the first rows, in bounded time and memory.
 
     Raises:
-        BadInput: when it is no table that could be a log.
+        BadInput: if the file cannot be a log.
     """
     if not log.is_file():
-        got = "a folder" if log.is_dir() else "none"
-        raise BadInput(f"expected a log file at {log}, got {got}: name one table of the export.")
+        kind = "is a folder" if log.is_dir() else "does not exist"
+        raise BadInput(f"{log} {kind}: name one table of the export.")
     text = None if is_parquet(log) else _text_guess(log)
     clock = Clock(start=np.datetime64(0, "ns").astype("datetime64[us]").item()) if text and not text.timed else Clock()
     transposed = text is not None and text.transposed
@@ -81,40 +81,40 @@ def look(log: Path) -> Look:
         scanned = table.scan(log)
         names = scanned.collect_schema().names()
         if len(names) > MOST_COLUMNS:
-            raise BadInput(f"expected at most {MOST_COLUMNS} columns in {log.name}, got {len(names)}: choose some.")
+            raise BadInput(f"{log.name} has {len(names)} columns, the limit is {MOST_COLUMNS}: choose some.")
         rows = max(min(MOST_ROWS, MOST_CELLS // len(names)), 100)
         frame = scanned.head(MOST_CELLS if transposed else rows).collect(engine="streaming")
     _check_names(text.first if text and text.dialect.header else names, log)
     if not transposed:
-        # A line may end with a delimiter, and rows of blanks mean nothing.
+        # Lines may end with a delimiter, and blank rows have no meaning.
         frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))
     if not len(frame):
-        raise BadInput(f"expected rows of values in {log.name}, got a header only: export a longer period.")
+        raise BadInput(f"{log.name} has only a header: export a longer period.")
     return Look(text, frame, len(frame) < rows)
 
 
 def time_column(frame: pl.DataFrame, log: Path) -> tuple[str, TimeGuess] | None:
-    """The column that tells the time, and how it is written; None where none does.
+    """Return the column of times and its format; None if there is none.
 
     Raises:
-        BadInput: when its dates are in different orders, or another column has their times of day.
+        BadInput: if its dates have different orders, or another column has the times of day.
     """
-    told = _told(frame, log)
+    told = _dated(frame, log)
     beside = next((name for name in frame.columns if _of_day(frame[name])), None)
     if told is None or beside is None:
         return told
     name, guess = told
     times = read_times(frame[name], guess)
-    # Daily rows may well have a time of day among their values.
+    # Daily rows may have a time of day among the values.
     if not (times % DAY).any() and (np.diff(times) == 0).any():
         raise BadInput(
-            f"expected one column with date and time in {log.name}, got '{name}' and '{beside}': join them into one."
+            f"{log.name} has date and time in two columns, '{name}' and '{beside}': join them into one column."
         )
     return told
 
 
 def _of_day(column: pl.Series) -> bool:
-    """Whether a column holds times of day and nothing else."""
+    """Whether a column has only times of day."""
     if column.dtype != pl.String:
         return column.dtype == pl.Time
     first = _texts(column.drop_nulls().head(10))
@@ -122,18 +122,18 @@ def _of_day(column: pl.Series) -> bool:
 
 
 def _texts(column: pl.Series) -> pl.Series:
-    """What is written in a column."""
+    """Return the non-empty texts of a column."""
     texts = column.drop_nulls().cast(pl.String).str.strip_chars()
     return texts.filter(texts != "")
 
 
-def _told(frame: pl.DataFrame, log: Path) -> tuple[str, TimeGuess] | None:
-    # Times of day could be taken for days, months and years of two digits.
+def _dated(frame: pl.DataFrame, log: Path) -> tuple[str, TimeGuess] | None:
+    # Exclude times of day, which look like day, month and two-digit year.
     names = [name for name in frame.columns if not _of_day(frame[name])]
     for name in sorted(names, key=lambda name: not TIME_NAME.search(name)):
         column = frame[name]
         if isinstance(column.dtype, pl.Datetime | pl.Date):
-            return name, TimeGuess("its type is a time", zoned=getattr(column.dtype, "time_zone", None) is not None)
+            return name, TimeGuess("its type is time", zoned=getattr(column.dtype, "time_zone", None) is not None)
         if not (column.dtype == pl.String or column.dtype.is_integer() or TIME_NAME.search(name)):
             continue
         texts = _texts(column)
@@ -150,7 +150,7 @@ def _told(frame: pl.DataFrame, log: Path) -> tuple[str, TimeGuess] | None:
 
 
 def read_times(column: pl.Series, guess: TimeGuess) -> Times:
-    """Times of the rows, ns since 1970, as the guess reads them; of several choices, the one by which they are even."""
+    """Return times in ns since 1970 by a guess; of several formats, use the one with the most even steps."""
     found = list[tuple[float, Times]]()
     for form in guess.choices or (guess.format,):
         clock = Clock.model_validate({"format": form, "epoch": guess.epoch})
@@ -168,12 +168,12 @@ def _text_guess(log: Path) -> TextGuess:
             sheet_to_csv(log, None, plain)
             guess = _guess_lines(plain, "utf-8", log.name)
         if guess.dialect.delimiter != ",":
-            raise BadInput(f"expected a table in the first sheet of {log.name}, got texts: save it as CSV.")
+            raise BadInput(f"the first sheet of {log.name} has text but no table: save the table as CSV.")
         return guess
     with log.open("rb") as stream:
         start = stream.read(16)
     if not start:
-        raise BadInput(f"expected a table in {log.name}, got an empty file: export a longer period.")
+        raise BadInput(f"{log.name} is empty: export a longer period.")
     return _guess_lines(log, _encoding(log, start), log.name)
 
 
@@ -183,15 +183,13 @@ def _guess_lines(path: Path, encoding: str, name: str) -> TextGuess:
         whole = not stream.read(1)
     lines = head.split("\n")
     if not whole and len(lines) < 3:
-        raise BadInput(
-            f"expected lines of at most {HEAD_BYTES >> 20} MB in {name}, got longer ones: they tell nothing."
-        )
+        raise BadInput(f"{name} has lines of more than {HEAD_BYTES >> 20} MB and is not a log: export a row per time.")
     lines = lines if whole else lines[:-1]
     return guess_text(lines[:HEAD_LINES], whole and len(lines) <= HEAD_LINES, encoding, name)
 
 
 def _encoding(log: Path, start: bytes) -> str:
-    """The encoding of a text, by its mark or by what its bytes can be; read whole, a piece at a time."""
+    """Guess the encoding by the byte order mark, or by decoding the whole file in pieces."""
     for mark, name in BOMS:
         if start.startswith(mark):
             if name == "utf-16":
@@ -202,10 +200,10 @@ def _encoding(log: Path, start: bytes) -> str:
         longest = 0
         while piece := stream.read(HEAD_BYTES):
             if b"\0" in piece:
-                raise BadInput(f"expected a text, Parquet or xlsx in {log.name}, got a binary file: export it as CSV.")
+                raise BadInput(f"{log.name} is a binary file, neither text, Parquet nor xlsx: export it as CSV.")
             longest = 0 if b"\n" in piece or b"\r" in piece else longest + len(piece)
             if longest > 2**26:
-                raise BadInput(f"expected lines of at most {2**6} MB in {log.name}, got longer ones: it is no table.")
+                raise BadInput(f"{log.name} has lines of more than {2**6} MB and is not a table: export it as CSV.")
             for name in list(fits):
                 try:
                     fits[name].decode(piece)
@@ -216,9 +214,9 @@ def _encoding(log: Path, start: bytes) -> str:
 
 def _check_names(names: tuple[str, ...] | list[str], log: Path) -> None:
     if doubled := next((name for name in names if name and list(names).count(name) > 1), None):
-        raise BadInput(f"expected every column once in {log.name}, got '{doubled[:60]}' twice: rename one.")
+        raise BadInput(f"{log.name} has two columns '{doubled[:60]}': rename one.")
     if len(names) < 2:
-        raise BadInput(f"expected at least two columns in {log.name}, got '{names[0][:60]}' alone: export more tags.")
+        raise BadInput(f"{log.name} has only the column '{names[0][:60]}', two are needed: export more tags.")
 
 
 @contextmanager
@@ -226,5 +224,5 @@ def _reading(log: Path) -> Iterator[None]:
     try:
         yield
     except (PolarsError, PanicException, ArrowException, OSError) as error:
-        said = " ".join(str(error).split())[:200]
-        raise BadInput(f"expected a table in {log.name}, got '{said}': export it again.") from error
+        reason = " ".join(str(error).split())[:200]
+        raise BadInput(f"{log.name} is not a readable table ({reason}): export it again.") from error

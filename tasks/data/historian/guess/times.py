@@ -1,4 +1,4 @@
-"""From timestamps to how they are written; where a day cannot be told from a month, what the choice is."""
+"""Guess the format of timestamps; if day and month cannot be distinguished, return the choices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import polars as pl
 
 from configs.errors import BadInput
 from configs.mapping import Clock
-from tasks.data.historian.raw_times import OFFSET, TimestampReader
+from tasks.data.historian.timestamps import OFFSET, TimestampReader
 
 SHAPE = re.compile(
     r"(?P<a>\d{1,4})(?P<sep>[-/. :])(?P<b>\d{1,2}|[A-Za-z]{3,9})(?P=sep)(?P<c>\d{4}|\d{2})"
@@ -25,25 +25,25 @@ ORDERS = {"dmY": "day first", "mdY": "month first", "dmy": "day first", "mdy": "
 
 
 class TimeGuess(NamedTuple):
-    """How timestamps are written."""
+    """Format of timestamps."""
 
     reason: str
     format: str | None = None
     epoch: str | None = None
     choices: tuple[str, ...] = ()
-    """Formats that all fit, where none can be told to be the right one."""
+    """Formats that fit equally well."""
     zoned: bool = False
-    """Whether each time names its zone."""
+    """Whether each time has a zone."""
 
 
 def guess_times(texts: Sequence[str]) -> TimeGuess | None:
-    """How times are written; None where these are none.
+    """Guess the format of times; None if the texts are not times.
 
     Args:
-        texts: timestamps, without empty ones.
+        texts: timestamps, none empty.
 
     Raises:
-        BadInput: when some can only be read day first, and others only month first.
+        BadInput: if some only fit with the day first, and others only with the month first.
 
     Example:
         >>> guess_times(["06/01/14 00", "13/01/14 01", "14/01/14 02"]).format
@@ -57,7 +57,7 @@ def guess_times(texts: Sequence[str]) -> TimeGuess | None:
         _, reasons = TimestampReader(Clock()).read(pl.Series(list(texts)), "the table")
         if reasons is None or (reasons != 0).mean() < 0.1:
             zoned = bool(pl.Series(list(texts)).str.strip_chars().str.contains(OFFSET).all())
-            return TimeGuess("written with the year first, which can be read in one way only", zoned=zoned)
+            return TimeGuess("the year is first, which is unambiguous", zoned=zoned)
     except BadInput:
         pass
     shapes = [found for text in texts if (found := SHAPE.fullmatch(text))]
@@ -76,7 +76,7 @@ def _numbers(texts: Sequence[str]) -> TimeGuess | None:
     for unit, least in EPOCHS:
         # From 2001 to 2096.
         if all(least <= float(text) < 4 * least for text in texts):
-            return TimeGuess(f"numbers such as {texts[0]}, which are {unit} since 1970 of this century", epoch=unit)
+            return TimeGuess(f"numbers such as {texts[0]} are {unit} since 1970", epoch=unit)
     return None
 
 
@@ -102,7 +102,7 @@ def _dates(shapes: Sequence[re.Match[str]]) -> TimeGuess | None:
         and max(second) <= 12
         and 1 <= min(third) <= max(third) <= 31
     ):
-        # Of a year and a day, the year changes less often.
+        # Years change less often than days.
         if len(third) > len(first):
             possible = ["ymd"]
         elif len(third) == len(first):
@@ -114,14 +114,14 @@ def _dates(shapes: Sequence[re.Match[str]]) -> TimeGuess | None:
         return TimeGuess(f"{ORDERS[possible[0]]}: {why}", format=formats[0])
     if not possible:
         raise BadInput(
-            f"expected dates in one order, got '{one.string}' among others whose first number reaches {max(first)} and "
-            f"whose second reaches {max(second)}: write all of them one way."
+            f"dates have no common order: '{one.string}' is among others whose first number reaches {max(first)} and "
+            f"whose second reaches {max(second)}: write all of them in one order."
         )
-    return TimeGuess(f"dates such as '{one.string}' do not tell a day from a month", choices=formats)
+    return TimeGuess(f"dates such as '{one.string}' fit several orders", choices=formats)
 
 
 def _clock(shape: re.Match[str]) -> str:
-    """The format of what follows the date."""
+    """Return the format of the time after the date."""
     if shape["hour"] is None:
         return ""
     text = shape["gap"] + ("%I" if shape["half"] else "%H")

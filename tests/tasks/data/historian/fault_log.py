@@ -1,4 +1,4 @@
-"""A historian export with faults put into chosen rows, and a list of them: what an importer must find.
+"""A historian export with faults in chosen rows, and a list of the faults.
 
 Two smooth signals, a valve and a mode, whose true course is known in closed form:
 
@@ -41,19 +41,19 @@ REASONS = {
     "spike": "value is outside the instrument's range",
     "repeated": "repeats an earlier row",
     "contradicted": "contradicts another row of the same time",
-    "late": f"came more than {LATE_SECONDS:g} s late",
+    "late": f"arrived more than {LATE_SECONDS:g} s late",
     "astray": "timestamp is more than a day ahead of the rows around it",
     "timeless": "timestamp is missing",
     "garbled": "timestamp cannot be read",
     "nameless": "tag is missing",
     "unrated": "status is missing",
 }
-"""Fault -> how the quarantine's reason begins."""
+"""Beginning of the quarantine's reason, by fault."""
 
 
 class _Row(NamedTuple):
     position: float
-    """Where the row stands in the export: seconds, those of its time unless it came late."""
+    """Place in the export in seconds; the row's time unless it is late."""
     tag: str | None
     time: int | str | None
     value: float | None
@@ -91,7 +91,7 @@ def clean_rows(seed: int, hours: float) -> dict[str, Floats]:
 
 
 class Fault(NamedTuple):
-    """A row that is wrong on purpose."""
+    """A deliberately wrong row."""
 
     file: str
     row: int
@@ -180,7 +180,7 @@ def _with_faults(clean: dict[str, Floats], rng: np.random.Generator, each: int, 
 
 
 def _spoilt(row: _Row, fault: str, rng: np.random.Generator) -> list[_Row]:
-    """What stands in the export instead of a row."""
+    """Replacement for a row in the export."""
     value, time = float(row.value or 0.0), int(row.time or 0)
     bad = row._replace(fault=fault)
     soon = row.position + float(rng.uniform(0.5, LATE_SECONDS / 2))

@@ -19,7 +19,7 @@ from configs.mapping import Clock, HistorianMapping
 from configs.process import described_spec
 from tasks.data.historian import export as historian
 from tasks.data.historian.raw_rows import RawQuarantine
-from tasks.data.historian.raw_times import TimestampReader
+from tasks.data.historian.timestamps import TimestampReader
 from tests.tasks.data.historian.whole import HistorianLog, read_historian
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -42,7 +42,7 @@ def truth(begin: datetime, until: datetime, minutes: int) -> list[datetime]:
 
 
 def wide(times: list[datetime]) -> list[str]:
-    """A row at each time, as a clock on Berlin's wall shows it: T is its number, V the last digit of that."""
+    """Rows at given times, stamped in Berlin's local time: T is the row's number, V the last digit of it."""
     return ["time,T,V", *(f"{when.astimezone(BERLIN):%Y-%m-%d %H:%M:%S},{i},{i % 10}" for i, when in enumerate(times))]
 
 
@@ -59,7 +59,7 @@ def read(path: Path, lines: list[str], minutes: int, quarantine: RawQuarantine, 
 
 
 def assert_true(log: HistorianLog, times: list[datetime], quarantine: RawQuarantine) -> None:
-    """Each step is at its time, with the values of it, and nothing was lost."""
+    """Check that each step is at the right time with the right values, and that nothing is lost."""
     assert not quarantine.count
     expected = np.arange(len(times) - 1)
     assert log.rows["timestamps"].tolist() == [round(when.timestamp()) * 10**9 for when in times[:-1]]
@@ -70,7 +70,7 @@ def assert_true(log: HistorianLog, times: list[datetime], quarantine: RawQuarant
 @pytest.mark.parametrize("rows", [1, 3, 1_000_000])
 @pytest.mark.parametrize("layout", ["wide", "long"])
 @pytest.mark.parametrize("minutes", [10, 15, 30, 40, 60])
-def test_rows_at_any_period_are_at_their_time(
+def test_repeated_hour_at_any_period(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: int, layout: str, rows: int
 ) -> None:
     monkeypatch.setattr(historian, "CHUNK_ROWS", rows)
@@ -82,19 +82,19 @@ def test_rows_at_any_period_are_at_their_time(
 
 
 @pytest.mark.parametrize("minutes", [30, 60])
-def test_every_autumn_of_a_log_begins_anew(tmp_path: Path, minutes: int) -> None:
+def test_each_autumn_is_resolved_separately(tmp_path: Path, minutes: int) -> None:
     times = truth(datetime(2023, 10, 28, tzinfo=UTC), datetime(2024, 10, 28, tzinfo=UTC), minutes)
     quarantine = RawQuarantine()
     assert_true(read(tmp_path / "log.csv", wide(times), minutes, quarantine), times, quarantine)
 
 
-def test_rows_that_are_not_in_order_of_time_are_refused_where_the_hour_is_among_them(tmp_path: Path) -> None:
+def test_unsorted_rows_of_a_repeated_hour_are_refused(tmp_path: Path) -> None:
     times = truth(datetime(2023, 10, 28, tzinfo=UTC), datetime(2023, 10, 30, tzinfo=UTC), 10)
     quarantine = RawQuarantine()
-    says = r"expected the rows of log\.csv in order of time .* got 287 of 576 behind younger ones: sort them, or"
-    with pytest.raises(BadInput, match=says) as caught:
+    message = r"needs rows in order of time .* 287 of 576 rows of log\.csv are behind later ones: sort them, or"
+    with pytest.raises(BadInput, match=message) as error:
         read(tmp_path / "log.csv", long(wide(times), by_tag=True), 10, quarantine, layout="long")
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
     summer = [when - timedelta(days=90) for when in times]
     log = read(tmp_path / "log.csv", long(wide(summer), by_tag=True), 10, quarantine, layout="long")
     assert_true(log, summer, quarantine)
@@ -105,7 +105,7 @@ def clocks(*times: str) -> pl.Series:
 
 
 def passes(reader: TimestampReader, column: pl.Series, tags: str = "") -> str:
-    """1 or 2 for each row: the hour from midnight or from one o'clock UTC."""
+    """Return 1 or 2 for each row: the hour from 0:00 or from 1:00 UTC."""
     named = pl.Series([None if tag == "-" else tag for tag in tags], dtype=pl.String) if tags else None
     times, reasons = reader.read(column, "log.csv", named)
     assert reasons is None
@@ -116,19 +116,19 @@ def passes(reader: TimestampReader, column: pl.Series, tags: str = "") -> str:
 @pytest.mark.parametrize(
     ("times", "tags", "expected"),
     [
-        # A row that comes late by less than `late_seconds`, in either pass.
+        # A row late by less than `late_seconds`, in either pass.
         ("02:10:00 02:20:00 02:19:57 02:50:00 02:00:00 02:10:00 02:08:00", "ABABABA", "1111222"),
-        # A row of the first pass that comes late when the second has begun; what ends the second one is not late.
+        # A late row of the first pass after the second has begun; the last rows of the second are not late.
         ("02:50:00 02:59:55 02:00:03 02:59:58 02:00:01 02:30:00 02:59:59", "ABBABAB", "1121222"),
-        # Rows that come twice, where others come more often than every half hour.
+        # Duplicate rows, while others come more often than every half hour.
         ("01:50:00 01:50:00 02:00:00 02:00:00 02:10:00 02:10:00 02:00:00 02:10:00", "AAAAAAAA", "00111122"),
-        # Tags that were archived by exception: A alone does not tell, but B does.
+        # Tags archived by exception: A is not decisive, but B is.
         ("02:10:00 02:40:00 02:05:00 02:40:00 02:41:00", "ABBAB", "11222"),
-        # Several tags of one moment, every hour; the valve was archived in the second one only.
+        # Several tags at one time, every hour; the valve was archived in the second hour only.
         ("01:00:00 01:00:00 02:00:00 02:00:00 02:00:00 02:00:00 02:00:00 03:00:00", "ABABABVA", "00112223"),
-        # What another column's table would be: rows of tags that do not count say nothing.
+        # Rows of unmapped tags are not decisive.
         ("02:00:00 02:50:00 02:00:00 02:50:00 02:10:00", "--AAA", "11112"),
-        # A row that comes twice tells nothing after the first moment, a fall by less than late_seconds never.
+        # A duplicate row is not decisive after the first time, and a fall by less than late_seconds never is.
         ("02:00:00 02:56:00 02:56:00 02:52:00", "AAAA", "1111"),
     ],
 )
@@ -145,7 +145,7 @@ def test_the_second_pass_by_hand(times: str, tags: str, expected: str) -> None:
     ]
 
 
-def test_rows_that_come_twice_tell_nothing_in_another_autumn_either() -> None:
+def test_duplicate_rows_are_not_decisive_in_later_autumns() -> None:
     doubled = [f"02:{m:02d}" for m in (0, 0, 20, 20, 40, 40)]
     column = pl.concat(
         [
@@ -159,7 +159,7 @@ def test_rows_that_come_twice_tell_nothing_in_another_autumn_either() -> None:
     assert minutes.tolist() == [[-20, 0, 0, 20, 20, 40, 40, 60, 60, 80, 80, 100, 100]] * 2
 
 
-def test_how_an_hour_is_spelt_is_no_matter_of_its_order() -> None:
+def test_spelling_does_not_affect_the_repeated_hour() -> None:
     mixed = clocks("02:00", "2:10", "02:20", "2:40", "02:00", "2:10", "02:20")
     assert passes(TimestampReader(BY_ORDER), mixed) == "1111222"
     formatted = TimestampReader(BY_ORDER.model_copy(update={"format": "%Y-%m-%d %H:%M"}))
@@ -167,6 +167,6 @@ def test_how_an_hour_is_spelt_is_no_matter_of_its_order() -> None:
     assert passes(TimestampReader(BY_ORDER), mixed.str.to_datetime("%Y-%m-%d %H:%M")) == "1111222"
 
 
-def test_where_rows_may_be_an_hour_late_half_an_hour_tells(tmp_path: Path) -> None:
+def test_half_an_hour_decides_with_large_lateness(tmp_path: Path) -> None:
     reader = TimestampReader(BY_ORDER.model_copy(update={"late_seconds": 7200.0}))
     assert passes(reader, clocks("02:10", "02:40", "02:20", "02:50", "02:20", "02:30")) == "111122"

@@ -1,4 +1,4 @@
-"""Where a batch begins in a table with a row per step: by the first of its rows whose time counts, in any order."""
+"""Batches of a wide table begin with their first row with a valid time, in any order of rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from configs.mapping import HistorianMapping
 from configs.process import described_spec
 from tasks.data.historian import export as historian
-from tasks.data.historian import tables, tag_rows, transitions
+from tasks.data.historian import long_tables, tag_history, transitions
 from tasks.data.historian.raw_rows import RawQuarantine
 from tests.tasks.data.historian.whole import HistorianLog, read_historian
 
@@ -39,7 +39,7 @@ def stamp(i: float) -> str:
 
 
 def two_batches() -> list[Row]:
-    """Every ten minutes: 0, 1, ... 29 degC in batch b1, then 100, 101, ... 129 degC in b2."""
+    """Rows every ten minutes: 0, 1, ... 29 degC in batch b1, then 100, 101, ... 129 degC in b2."""
     return [
         {"time": stamp(i), "T": 100.0 * (i >= 30) + i % 30, "V": float(i % 5), "B": "b1" if i < 30 else "b2"}
         for i in range(60)
@@ -54,7 +54,7 @@ def read(path: Path, rows: list[Row], quarantine: RawQuarantine | None = None, *
 
 
 def assert_two_batches(log: HistorianLog, steps: int = 58, last: int = 28) -> None:
-    """Steps within b1 and within b2, none between them, and an end after each."""
+    """Check for steps within b1 and within b2, none between them, and an end after each."""
     before, after = log.rows["observations"][:, 0], log.rows["next_observations"][:, 0]
     assert ((before < 100) == (after < 100)).all()
     assert len(before) == steps
@@ -73,17 +73,17 @@ UNUSABLE = {
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 @pytest.mark.parametrize("why", UNUSABLE)
-def test_a_batch_begins_with_its_first_row_whose_time_counts(tmp_path: Path, why: str, form: str) -> None:
+def test_batches_begin_with_their_first_valid_row(tmp_path: Path, why: str, form: str) -> None:
     assert_two_batches(read(tmp_path / f"plain.{form}", two_batches()))
     rows, quarantine = two_batches(), RawQuarantine()
     rows[30]["time"] = UNUSABLE[why]
     log = read(tmp_path / f"log.{form}", rows, quarantine, clock={"zone": "Europe/Berlin"})
-    # The last value of b1 holds until b2 is known to have begun, at row 31.
+    # The last value of b1 holds until b2 begins, at row 31.
     assert_two_batches(log, last=29)
     assert set(quarantine.table()["row"]) == {30}
 
 
-def test_a_name_that_stands_in_its_first_row_alone_is_handed_on_where_that_row_has_no_time(tmp_path: Path) -> None:
+def test_a_name_in_a_row_without_time_still_counts(tmp_path: Path) -> None:
     rows, quarantine = two_batches(), RawQuarantine()
     for i, row in enumerate(rows):
         row["B"] = {0: "b1", 30: "b2"}.get(i)
@@ -92,7 +92,7 @@ def test_a_name_that_stands_in_its_first_row_alone_is_handed_on_where_that_row_h
     assert quarantine.reasons == {"timestamp is missing": 3}
 
 
-def test_rows_in_another_order_belong_to_their_batches(tmp_path: Path) -> None:
+def test_unsorted_rows_belong_to_their_batches(tmp_path: Path) -> None:
     plain = read(tmp_path / "plain.csv", two_batches())
     swapped = two_batches()
     swapped[29], swapped[30] = swapped[30], swapped[29]
@@ -104,10 +104,10 @@ def test_rows_in_another_order_belong_to_their_batches(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("rows", "points"), [(1, 1), (7, 5)])
 @pytest.mark.parametrize("form", ["csv", "parquet"])
-def test_in_small_pieces_batches_begin_where_they_do_in_one(
+def test_block_sizes_do_not_move_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, rows: int, points: int
 ) -> None:
-    # Three rows of each batch's beginning have no time, and every other name is left out.
+    # Three rows at each batch's beginning have no time, and every other name is missing.
     lines = two_batches()
     for i, row in enumerate(lines):
         row["time"] = row["time"] if i not in (30, 31, 32) else ""
@@ -115,7 +115,7 @@ def test_in_small_pieces_batches_begin_where_they_do_in_one(
     whole = read(tmp_path / f"log.{form}", lines, episodes={"max_gap_seconds": 3000})
     assert_two_batches(whole, steps=58, last=31)
     monkeypatch.setattr(historian, "CHUNK_ROWS", 3 * rows)
-    monkeypatch.setattr(tag_rows, "PORTION_ROWS", rows)
+    monkeypatch.setattr(tag_history, "PORTION_ROWS", rows)
     monkeypatch.setattr(transitions, "SETTLE_ROWS", rows)
     monkeypatch.setattr(transitions, "GRID_POINTS", points)
     pieces = read(tmp_path / f"log.{form}", lines, episodes={"max_gap_seconds": 3000})
@@ -124,8 +124,8 @@ def test_in_small_pieces_batches_begin_where_they_do_in_one(
         np.testing.assert_array_equal(pieces.rows[key], values)
 
 
-def test_a_long_batch_outlives_what_is_forgotten_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The valve is archived once, at the batch's first row: as long as the batch lasts it holds, however much is read.
+def test_values_hold_through_a_long_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The valve is archived once, at the batch's first row, and holds as long as the batch lasts.
     lines = two_batches()
     for i, row in enumerate(lines):
         row["V"] = float(i) if i in (0, 30) else None
@@ -139,7 +139,7 @@ def test_a_long_batch_outlives_what_is_forgotten_of_it(tmp_path: Path, monkeypat
     np.testing.assert_array_equal(pieces.rows["actions"], whole.rows["actions"])
 
 
-def test_a_name_counts_whatever_status_it_has(tmp_path: Path) -> None:
+def test_names_count_with_any_status(tmp_path: Path) -> None:
     frame = pl.DataFrame(two_batches()).with_columns(pl.lit("Good").alias("T.st"))
     names = pl.when(pl.int_range(pl.len()).is_in([0, 30]))
     frame = frame.with_columns(names.then("B").alias("B"), names.then(pl.lit("Bad")).alias("B.st"))
@@ -150,9 +150,9 @@ def test_a_name_counts_whatever_status_it_has(tmp_path: Path) -> None:
     assert log.account.raw.rejected == 0
 
 
-def test_an_empty_row_belongs_to_no_batch_and_breaks_no_silence(tmp_path: Path) -> None:
+def test_empty_rows_belong_to_no_batch(tmp_path: Path) -> None:
     rows = two_batches()
-    # Rows without a value for eight days, in which nothing holds.
+    # Rows without a value for eight days, in which no value is held.
     empty: list[Row] = [{"time": stamp(60 + i), "T": None, "V": None, "B": None} for i in range(8 * 144)]
     later = [row | {"time": stamp(60 + 8 * 144 + i), "B": "b3"} for i, row in enumerate(two_batches()[:30])]
     log = read(tmp_path / "log.csv", [*rows, *empty, *later], tags=MAPPING["tags"])
@@ -160,9 +160,9 @@ def test_an_empty_row_belongs_to_no_batch_and_breaks_no_silence(tmp_path: Path) 
     assert log.account.rows == 58 + 29
 
 
-def test_a_name_s_number_is_the_same_in_every_piece() -> None:
+def test_numbers_of_names_do_not_depend_on_blocks() -> None:
     frame = pl.DataFrame({"B": ["b1", None, " b2 ", "", "b1"], "T": [1.0, 2.0, None, 3.0, 4.0]})
-    whole = tables.EpisodeNumbers("B", ["T", "B"]).number(frame)["B"].to_list()
+    whole = long_tables.EpisodeNumbers("B", ["T", "B"]).number(frame)["B"].to_list()
     assert whole[0] == whole[1] == whole[4] != whole[2] == whole[3]
-    one_by_one = tables.EpisodeNumbers("B", ["T", "B"])
+    one_by_one = long_tables.EpisodeNumbers("B", ["T", "B"])
     assert [one_by_one.number(frame[i : i + 1])["B"].item() for i in range(5)] == whole

@@ -1,4 +1,4 @@
-"""Faults put into an export are found row by row, and the true course is recovered between them."""
+"""Injected faults are found row by row, and the true signals are recovered between them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from configs.mapping import HistorianMapping
 from configs.process import described_spec
 from tasks.data.historian import export as historian
-from tasks.data.historian import tag_rows, transitions
+from tasks.data.historian import tag_history, transitions
 from tasks.data.historian.raw_rows import RawQuarantine
 from tasks.files.canonical import file_sha256
 from tests.tasks.data.historian.fault_log import (
@@ -66,7 +66,7 @@ def read(path: Path, quarantine: RawQuarantine, **changed: Any) -> HistorianLog:
 
 
 @pytest.mark.parametrize(("file_format", "files"), [("parquet", 1), ("csv", 1), ("parquet", 4)])
-def test_every_fault_is_found_row_by_row_and_nothing_else(tmp_path: Path, file_format: Any, files: int) -> None:
+def test_every_fault_is_found(tmp_path: Path, file_format: Any, files: int) -> None:
     made = write_faulty(tmp_path, seed=5, hours=6, each=16, files=files, file_format=file_format)
     quarantine = RawQuarantine()
     log = read(made.path, quarantine)
@@ -83,7 +83,7 @@ def test_every_fault_is_found_row_by_row_and_nothing_else(tmp_path: Path, file_f
     raw = log.account.raw
     assert (raw.rows, raw.rejected, raw.put_in_place) == (made.rows, len(expected), raw.put_in_place)
     assert raw.put_in_place >= made.displaced > 0
-    # What stood there is kept.
+    # The original text is kept.
     assert {row["text"] for row in found.values() if row["reason"].startswith("digital")} <= {
         "I/O Timeout",
         "Bad Input",
@@ -92,7 +92,7 @@ def test_every_fault_is_found_row_by_row_and_nothing_else(tmp_path: Path, file_f
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_true_course_is_recovered_within_what_the_sampling_allows(tmp_path: Path, causal: bool) -> None:
+def test_true_signals_are_recovered_within_sampling_error(tmp_path: Path, causal: bool) -> None:
     made = write_faulty(tmp_path, seed=6, hours=6, each=16)
     log = read(made.path, RawQuarantine(), causal=causal)
     sound = log.rows["rejected"] == ""
@@ -105,17 +105,17 @@ def test_the_true_course_is_recovered_within_what_the_sampling_allows(tmp_path: 
         after = np.clip(np.searchsorted(archived, seconds, side="right"), 1, len(archived) - 1)
         width = archived[after] - archived[after - 1]
         slope = {"TI-1": 10 * 2 * np.pi / 1800, "LI-2": SLOPE["LI-2"]}[tag]
-        # A value that is held is as wrong as the signal moved since; by the mean value theorem.
+        # The error of a held value is bounded by the signal's change since (mean value theorem).
         last = seconds >= archived[-1]
         bound = slope * (seconds - archived[after - np.where(last, 0, 1)]) + 1e-9
         if not causal:
-            # The chord's error: h^2 / 8 max |f''| (Stoer and Bulirsch, Introduction to Numerical Analysis, 2.1.4).
-            # After the last row of all there is no chord.
+            # Interpolation error: h^2 / 8 max |f''| (Stoer and Bulirsch, Introduction to Numerical Analysis, 2.1.4).
+            # There is no interpolation after the last row.
             bound = np.where(last, bound, CURVATURE[tag] * width**2 / 8 + 1e-9)
         assert (error <= bound).all(), (tag, (error - bound).max())
-        assert error.max() > 0.1 * bound.max()  # a bound that is never neared would show nothing
-    # By the deadband alone: between two rows that followed each other before faults were put in, the signal stays
-    # within the deadband of the first, and leaves it at the second by a scan's movement at most.
+        assert error.max() > 0.1 * bound.max()  # the bound must be tight
+    # Deadband: between two originally consecutive rows the signal stays within the deadband of the first, and exceeds
+    # it at the second by at most the change of one scan.
     clean = clean_rows(6, 6.0)["LI-2"]
     together = np.searchsorted(clean, archived[after]) - np.searchsorted(clean, archived[after - 1]) == 1
     assert together.mean() > 0.5
@@ -124,12 +124,12 @@ def test_the_true_course_is_recovered_within_what_the_sampling_allows(tmp_path: 
     np.testing.assert_allclose(log.rows["actions"][sound, 0], truth("FV-3", moments) / 100, atol=1e-12)
 
 
-def test_the_size_of_chunks_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunk_size_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = write_faulty(tmp_path, seed=7, hours=3, each=12)
     whole, parts = RawQuarantine(), RawQuarantine()
     log = read(made.path, whole)
     monkeypatch.setattr(historian, "CHUNK_ROWS", 257)
-    monkeypatch.setattr(tag_rows, "PORTION_ROWS", 100)
+    monkeypatch.setattr(tag_history, "PORTION_ROWS", 100)
     monkeypatch.setattr(transitions, "SETTLE_ROWS", 300)
     again = read(made.path, parts)
     key = ["file", "row", "tag"]
@@ -139,7 +139,7 @@ def test_the_size_of_chunks_changes_nothing(tmp_path: Path, monkeypatch: pytest.
         np.testing.assert_array_equal(again.rows[name], values)
 
 
-def test_an_observation_knows_nothing_of_what_came_later(tmp_path: Path) -> None:
+def test_causal_observations_use_no_later_samples(tmp_path: Path) -> None:
     made = write_faulty(tmp_path, seed=8, hours=2, each=2)
     frame = pl.read_parquet(made.path)
     moment = START_NS + 3600 * 10**9
@@ -152,5 +152,5 @@ def test_an_observation_knows_nothing_of_what_came_later(tmp_path: Path) -> None
         one, two = (read(p, RawQuarantine(), causal=causal, clock=limits) for p in (made.path, path))
         until = [log.rows["timestamps"] <= moment for log in (one, two)]
         same = np.array_equal(one.rows["observations"][until[0]], two.rows["observations"][until[1]])
-        # Part 13's interpolation times_of ahead by its nature; what is causal must not.
+        # Interpolation by Part 13 uses later samples; causal resampling must not.
         assert same == causal

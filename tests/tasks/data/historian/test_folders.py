@@ -1,4 +1,4 @@
-"""Which files of a folder an export consists of, and that a packed table is read as the plain one."""
+"""Files of an export's folder, and packed tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 from configs.errors import BadInput
 from configs.home import Home
 from tasks.data.formats.options import SourceOptions
-from tasks.data.historian import plain_tables
+from tasks.data.historian import dialects
 from tasks.data.historian.folders import skipped_files, source_files
 from tasks.ingest import ingest_file
 from tests.small_tank import MAPPING, read, wide
@@ -25,7 +25,7 @@ def packed(text: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["log.csv.gz", "log.csv", "log.CSV", "log.CSV.GZ", "log.gz"])
-def test_a_gzip_is_read_by_whatever_name(tmp_path: Path, name: str) -> None:
+def test_gzip_files_are_read_under_any_name(tmp_path: Path, name: str) -> None:
     (tmp_path / "plain.csv").write_text(TEXT)
     (tmp_path / name).write_bytes(packed(TEXT))
     plain = read(tmp_path / ("plain.csv" if name != "plain.csv" else name), layout="wide")
@@ -37,31 +37,29 @@ def test_a_gzip_is_read_by_whatever_name(tmp_path: Path, name: str) -> None:
     assert read(tmp_path / f"other-{name}", layout="wide", dialect=semicolons).account == plain.account
 
 
-def test_a_gzip_that_was_cut_is_refused(tmp_path: Path) -> None:
+def test_truncated_gzip_is_refused(tmp_path: Path) -> None:
     (tmp_path / "log.csv.gz").write_bytes(packed(TEXT)[:-20])
-    with pytest.raises(BadInput, match=r"expected a whole gzip file, got '.*' in log\.csv\.gz: export it again\."):
+    with pytest.raises(BadInput, match=r"log\.csv\.gz is not a complete gzip file \(.*\): export it again\."):
         read(tmp_path / "log.csv.gz", layout="wide")
 
 
-def test_a_gzip_that_inflates_beyond_reason_or_fills_the_disk_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gzip_bombs_and_full_disks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "log.csv.gz"
     path.write_bytes(packed(TEXT + 20_000_000 * "\n"))
-    monkeypatch.setattr(plain_tables, "FREE_BYTES", 2**20)
-    with pytest.raises(BadInput, match=r"expected a table packed in log\.csv\.gz, got one that inflates to more than"):
+    monkeypatch.setattr(dialects, "FREE_BYTES", 2**20)
+    with pytest.raises(BadInput, match=r"log\.csv\.gz inflates to more than"):
         read(path, layout="wide")
-    # A table of which only the clock moves is one.
+    # A table in which only the clock changes is accepted.
     frozen = ",".join(str(20 + i / 8) for i in range(100))
     path.write_bytes(packed("".join(f"2026-01-05T00:{i // 60:02}:{i % 60:02}Z,{frozen}\n" for i in range(3600))))
-    assert plain_tables._unpacked(path, tmp_path / "frozen.csv").stat().st_size > 2**20
+    assert dialects._unpacked(path, tmp_path / "frozen.csv").stat().st_size > 2**20
     path.write_bytes(packed(TEXT))
-    monkeypatch.setattr(plain_tables, "KEPT_BYTES", 2**62)
-    with pytest.raises(BadInput, match=r"expected room for the text of log\.csv\.gz in .*: make room, or set TMPDIR"):
+    monkeypatch.setattr(dialects, "KEPT_BYTES", 2**62)
+    with pytest.raises(BadInput, match=r"MB free after .* MB of log\.csv\.gz: make room, or set TMPDIR"):
         read(path, layout="wide")
 
 
-def test_all_tables_of_a_folder_are_read_and_all_else_is_named(tmp_path: Path) -> None:
+def test_other_files_of_a_folder_are_listed(tmp_path: Path) -> None:
     folder = tmp_path / "logs"
     (folder / "2026" / ".cache").mkdir(parents=True)
     head, *lines = TEXT.splitlines(keepends=True)

@@ -1,7 +1,8 @@
-"""The forms in which exports come: long and wide, files and folders, clocks, statuses and texts."""
+"""Forms of exports: long and wide, files and folders, clocks, statuses and states."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from configs.errors import BadInput
 from configs.process import described_spec
 from tasks.data.historian import export as historian
-from tasks.data.historian import folders, tables
+from tasks.data.historian import folders, long_tables
 from tasks.data.historian.raw_rows import RawQuarantine
 from tests.small_tank import MAPPING, STEPS, long, mapping, read, wide
 from tests.tasks.data.historian.whole import HistorianLog
@@ -29,7 +30,7 @@ def plain(tmp_path: Path) -> HistorianLog:
     return read(tmp_path / "long.parquet")
 
 
-def test_a_described_plant_s_rows_by_hand(plain: HistorianLog) -> None:
+def test_rows_of_a_log_only_plant_by_hand(plain: HistorianLog) -> None:
     spec = described_spec(mapping())
     assert (spec.observation.names, spec.action.names, spec.dt, spec.time_unit) == (("level",), ("valve",), 10.0, "s")
     np.testing.assert_allclose(plain.rows["observations"][:, 0], 1.0 + np.arange(STEPS - 1) / 100)
@@ -37,7 +38,7 @@ def test_a_described_plant_s_rows_by_hand(plain: HistorianLog) -> None:
     np.testing.assert_allclose(plain.rows["rewards"], -1.01 - np.arange(STEPS - 1) / 100, rtol=1e-6)
 
 
-def test_wide_tables_say_the_same(tmp_path: Path, plain: HistorianLog) -> None:
+def test_wide_tables_give_the_same_rows(tmp_path: Path, plain: HistorianLog) -> None:
     frame = wide()
     frame.write_parquet(tmp_path / "wide.parquet")
     frame.write_csv(tmp_path / "wide.csv", datetime_format="%Y-%m-%dT%H:%M:%S%.3fZ")
@@ -53,7 +54,7 @@ def test_wide_tables_say_the_same(tmp_path: Path, plain: HistorianLog) -> None:
     marked.write_parquet(tmp_path / "marked.parquet")
     quarantine = RawQuarantine()
     log = read(tmp_path / "marked.parquet", quarantine, layout="wide", columns={"status_suffix": ".st"}, causal=False)
-    # An empty cell without a status is no row, a Bad one is; both are bridged.
+    # An empty cell without a status gives no row, a Bad one does; both are bridged.
     same(log, read(tmp_path / "wide.parquet", layout="wide", causal=False))
     (record,) = quarantine.table().to_dicts()
     assert (record["row"], record["tag"], record["reason"]) == (10, "LI-1", "status is Bad (0x80000000)")
@@ -61,7 +62,7 @@ def test_wide_tables_say_the_same(tmp_path: Path, plain: HistorianLog) -> None:
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 @pytest.mark.parametrize("written", ["7", "", "  "])
-def test_a_value_that_is_bad_counts_whether_its_cell_is_empty_or_not(tmp_path: Path, written: str, form: str) -> None:
+def test_bad_values_count_with_empty_cells_too(tmp_path: Path, written: str, form: str) -> None:
     # The valve is Bad from row 8 to 17, Good without a value in row 20, and not archived in row 22.
     valve = [written if 8 <= k < 18 else "" if k in (20, 22) else str(k) for k in range(STEPS)]
     statuses = ["Bad" if 8 <= k < 18 else None if k == 22 else "Good" for k in range(STEPS)]
@@ -79,14 +80,14 @@ def test_a_value_that_is_bad_counts_whether_its_cell_is_empty_or_not(tmp_path: P
         assert quarantine.reasons == {"status is Bad (0x80000000)": 10, "value is missing or not a number": 1}
     same(*logs)
     assert logs[0].account.samples == logs[1].account.samples
-    # It holds for 30 s after it turned Bad at 80 s: at 85, 95 and 105 s, in the middle of steps 8 to 10.
+    # The value holds for 30 s after it turned Bad at 80 s: at 85, 95 and 105 s, the middle of steps 8 to 10.
     assert np.flatnonzero(logs[0].rows["rejected"] != "").tolist() == [*range(11, 18)]
     np.testing.assert_allclose(
         logs[0].rows["actions"][[7, 8, 10, 18, 19, 20, 21, 22, 23], 0] * 100, [7, 7, 7, 18, 19, 19, 21, 21, 23]
     )
 
 
-def test_folders_and_tables_in_another_order_say_the_same(
+def test_folders_and_unsorted_tables_give_the_same_rows(
     tmp_path: Path, plain: HistorianLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frame = long()
@@ -99,7 +100,7 @@ def test_folders_and_tables_in_another_order_say_the_same(
     tags.mkdir()
     for i, (_, part) in enumerate(frame.group_by("tag", maintain_order=True)):
         part.write_csv(tags / f"{i}.csv", datetime_format="%Y-%m-%dT%H:%M:%SZ")
-    monkeypatch.setattr(tables, "BUCKET_ROWS", 20)
+    monkeypatch.setattr(long_tables, "BUCKET_ROWS", 20)
     late = {"late_seconds": 0.0}
     log = read(tags, clock=late)
     same(log, plain)
@@ -112,15 +113,15 @@ def test_folders_and_tables_in_another_order_say_the_same(
     (renamed / "c.parquet").rename(renamed / "z.parquet")
     assert folders.digest_of_tables(renamed, folders.table_digests(folders.source_files(renamed))) == before
     (tmp_path / "empty").mkdir()
-    with pytest.raises(BadInput, match="expected Parquet or CSV files in folder"):
+    with pytest.raises(BadInput, match="has no Parquet or CSV files"):
         read(tmp_path / "empty")
 
 
-def test_files_of_a_folder_that_overlap_lose_nothing(tmp_path: Path, plain: HistorianLog) -> None:
+def test_overlapping_files_lose_nothing(tmp_path: Path, plain: HistorianLog) -> None:
     frame, folder = long(), tmp_path / "exports"
     folder.mkdir()
     moment = pl.col("timestamp").rank("dense") - 1
-    # The first file lacks the valve of the five moments that both have.
+    # The first file lacks the valve at the five times that both files have.
     frame.filter((moment < 20) & ((moment < 15) | (pl.col("tag") != "FV-3"))).write_parquet(folder / "one.parquet")
     frame.filter(moment >= 15).write_parquet(folder / "other.parquet")
     quarantine = RawQuarantine()
@@ -130,12 +131,12 @@ def test_files_of_a_folder_that_overlap_lose_nothing(tmp_path: Path, plain: Hist
 
 
 @pytest.mark.parametrize(("unit", "factor"), [("s", 1e-9), ("ms", 1e-6), ("us", 1e-3), ("ns", 1)])
-def test_timestamps_may_be_numbers(tmp_path: Path, plain: HistorianLog, unit: str, factor: float) -> None:
+def test_numeric_timestamps(tmp_path: Path, plain: HistorianLog, unit: str, factor: float) -> None:
     numbers = long().with_columns((pl.col("timestamp").dt.epoch("ns") // round(1 / factor)).alias("timestamp"))
     numbers.write_parquet(tmp_path / "numbers.parquet")
     same(read(tmp_path / "numbers.parquet", clock={"epoch": unit}), plain)
     numbers.with_columns(pl.col("timestamp").cast(pl.Float64)).write_csv(tmp_path / "numbers.csv")
-    if unit != "ns":  # a double does not hold them
+    if unit != "ns":  # not exact in a double
         same(read(tmp_path / "numbers.csv", clock={"epoch": unit}), plain)
     with pytest.raises(BadInput, match=r"clock\.epoch"):
         read(tmp_path / "numbers.parquet")
@@ -156,14 +157,14 @@ AUTUMN = [
 ]
 
 
-def test_an_hour_that_comes_twice_is_resolved_by_the_rule_or_refused(tmp_path: Path) -> None:
+def test_repeated_hours_follow_the_rule_or_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "autumn.csv"
     local(AUTUMN).write_csv(path)
     gaps = {"max_gap_seconds": 700}
     clock = {"zone": "Europe/Berlin"}
     quarantine = RawQuarantine()
     log = read(path, quarantine, clock=clock, episodes=gaps, period_seconds=600)
-    assert quarantine.reasons == {"timestamp comes twice, for clocks were set back": 36}
+    assert quarantine.reasons == {"timestamp is ambiguous, because clocks were set back": 36}
     # From 01:50 (23:50 UTC) to 03:00 (02:00 UTC) nothing is known.
     assert log.account.rows == 10
     assert log.account.gap == 13
@@ -181,7 +182,7 @@ def test_an_hour_that_comes_twice_is_resolved_by_the_rule_or_refused(tmp_path: P
         assert log.rows["timestamps"][0] == first + (1 + hour) * 3600 * 10**9
 
 
-def test_an_hour_that_clocks_skip_is_refused(tmp_path: Path) -> None:
+def test_skipped_hours_are_refused(tmp_path: Path) -> None:
     # Berlin, 2026-03-29: from 02:00 winter time clocks go to 03:00.
     moments = [f"2026-03-29T0{h}:{m:02d}:00" for h in (1, 2, 3) for m in range(0, 60, 10)]
     path = tmp_path / "spring.csv"
@@ -190,7 +191,7 @@ def test_an_hour_that_clocks_skip_is_refused(tmp_path: Path) -> None:
     log = read(path, quarantine, clock={"zone": "Europe/Berlin"}, episodes={"max_gap_seconds": 700}, period_seconds=600)
     table = quarantine.table()
     assert table["row"].to_list() == list(range(18, 36))
-    assert set(table["reason"]) == {"timestamp does not exist, for clocks were set forward"}
+    assert set(table["reason"]) == {"timestamp does not exist, because clocks were set forward"}
     assert table["text"][0] == "2026-03-29T02:00:00"
     assert log.account.rows == 11  # 01:50 and 03:00 are ten minutes apart
     offsets = [f"{moment}{'+01:00' if i < 6 else '+02:00'}" for i, moment in enumerate(moments) if not 6 <= i < 12]
@@ -199,12 +200,12 @@ def test_an_hour_that_clocks_skip_is_refused(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.rows["timestamps"], log.rows["timestamps"])
 
 
-def test_an_unknown_zone_is_named() -> None:
+def test_unknown_zones_are_refused() -> None:
     with pytest.raises(ValueError, match="zone must be an IANA zone such as Europe/Berlin, got 'Europe/Berln'"):
         mapping(clock={"zone": "Europe/Berln"})
 
 
-def test_texts_and_qualities_mean_what_the_mapping_says(tmp_path: Path, plain: HistorianLog) -> None:
+def test_states_and_statuses_follow_the_mapping(tmp_path: Path, plain: HistorianLog) -> None:
     frame = long().with_columns(pl.col("value").cast(pl.String), status=pl.lit(192))
     valve = (pl.col("tag") == "FV-3") & (pl.col("value") == "0.0")
     frame = frame.with_columns(value=pl.when(valve).then(pl.lit("Closed")).otherwise("value"))
@@ -221,7 +222,7 @@ def test_texts_and_qualities_mean_what_the_mapping_says(tmp_path: Path, plain: H
     )
     long().with_columns(status=pl.lit("fein")).write_parquet(tmp_path / "words.parquet")
     same(read(tmp_path / "words.parquet", statuses={"fein": "good"}), plain)
-    # Source: OPC UA Part 8 as in truth 3: severities 0, 1, 2 in the two highest bits; 3 is reserved.
+    # OPC UA Part 8: severities 0, 1, 2 in the two highest bits; 3 is reserved.
     odd = long().with_columns(status=pl.when(pl.col("value") == 107).then(0xC0000000).otherwise(0).cast(pl.UInt32))
     odd.write_parquet(tmp_path / "odd.parquet")
     quarantine = RawQuarantine()
@@ -231,7 +232,7 @@ def test_texts_and_qualities_mean_what_the_mapping_says(tmp_path: Path, plain: H
     same(read(tmp_path / "none.parquet", columns={"status": None}), plain)
 
 
-def test_a_wrong_column_is_told_of_without_end_neither_of_reasons_nor_of_time(tmp_path: Path) -> None:
+def test_a_wrong_column_gives_a_bounded_number_of_reasons(tmp_path: Path) -> None:
     frame = long().with_columns(value=pl.concat_str(pl.lit("x"), pl.int_range(pl.len()).cast(pl.String)))
     frame = pl.concat([frame] * 4).with_columns(value=pl.concat_str("value", pl.int_range(pl.len()).cast(pl.String)))
     frame.write_parquet(tmp_path / "texts.parquet")
@@ -243,7 +244,7 @@ def test_a_wrong_column_is_told_of_without_end_neither_of_reasons_nor_of_time(tm
     assert quarantine.reasons["digital state"] == len(frame) - 100
 
 
-def test_rows_are_used_or_rejected_or_ignored(tmp_path: Path) -> None:
+def test_every_row_is_used_rejected_or_ignored(tmp_path: Path) -> None:
     others = long().with_columns(tag=pl.lit("XX-9"))
     frame = pl.concat([long(), others]).sort("timestamp", maintain_order=True)
     frame = frame.with_columns(tag=pl.when(pl.int_range(pl.len()) != 8).then("tag"))
@@ -255,16 +256,16 @@ def test_rows_are_used_or_rejected_or_ignored(tmp_path: Path) -> None:
     assert raw.rows == len(frame) == used + raw.rejected + raw.ignored
 
 
-def test_the_footer_tells_of_order_what_the_rows_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_footers_show_the_order_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     frame = long()
     path = tmp_path / "groups.parquet"
     late = pl.concat([frame[:40], frame[60:61], frame[40:60], frame[61:]])
     grouped = pl.concat(part.sort("tag", "timestamp") for part in frame.iter_slices(30))
-    for table, told in ((frame, True), (late, False), (grouped, False)):
-        table.write_parquet(path, row_group_size=10 if told else 30)
+    for table, used in ((frame, True), (late, False), (grouped, False)):
+        table.write_parquet(path, row_group_size=10 if used else 30)
         export = historian.Export(path, mapping(clock={"late_seconds": 0}), [path])
         glance = export._footer_times(path)
-        assert (glance is not None) == told
+        assert (glance is not None) == used
         look = export._file_times(path)
         monkeypatch.setattr(historian, "time_groups", lambda *_: None)
         read_whole = export._file_times(path)
@@ -274,7 +275,7 @@ def test_the_footer_tells_of_order_what_the_rows_would(tmp_path: Path, monkeypat
         assert look.centre == pytest.approx(read_whole.centre, rel=1e-6)
 
 
-def test_of_a_folder_s_later_files_the_ends_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_files_of_a_folder_are_checked_at_both_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(historian, "FOOTER_CHECK_ROWS", 8)
     frame = long()
     begun, ended = frame[:8].reverse(), frame[-8:].reverse()
@@ -284,7 +285,7 @@ def test_of_a_folder_s_later_files_the_ends_are_looked_at(tmp_path: Path, monkey
     files = [tmp_path / f"{name}.parquet" for name in orders]
     export = historian.Export(tmp_path, mapping(clock={"late_seconds": 1e6}), files)
     assert [export._footer_times(file) is not None for file in files] == [True, False, False]
-    # A clock that went astray among rows that were not looked at.
+    # A wrong clock among the unread rows.
     for at, years in ((len(frame) - 12, 80), (12, -40)):
         when = pl.when(pl.int_range(pl.len()) == at).then(pl.col("timestamp").dt.offset_by(f"{years}y"))
         frame.with_columns(timestamp=when.otherwise("timestamp")).write_parquet(files[2], row_group_size=20)
@@ -292,7 +293,7 @@ def test_of_a_folder_s_later_files_the_ends_are_looked_at(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("name", ["long.parquet", "wide.parquet", "long.csv", "wide.csv"])
-def test_damaged_files_end_in_one_sentence_or_are_read(tmp_path: Path, name: str) -> None:
+def test_damaged_tables_are_refused_or_read(tmp_path: Path, name: str) -> None:
     rng = np.random.default_rng(0)
     path, layout = tmp_path / name, name.split(".")[0]
     frame = long() if layout == "long" else wide()
@@ -300,7 +301,7 @@ def test_damaged_files_end_in_one_sentence_or_are_read(tmp_path: Path, name: str
         frame.write_parquet(path, row_group_size=20)
     else:
         frame.write_csv(path, datetime_format="%Y-%m-%dT%H:%M:%SZ")
-    whole, said = path.read_bytes(), []
+    whole, messages = path.read_bytes(), []
     for i in range(40):
         damaged = bytearray(whole[: rng.integers(len(whole))] if i % 4 == 0 else whole)
         for at in rng.integers(0, len(damaged), rng.integers(1, 6)) if len(damaged) and i % 4 else ():
@@ -309,6 +310,6 @@ def test_damaged_files_end_in_one_sentence_or_are_read(tmp_path: Path, name: str
         try:
             read(path, layout=layout)
         except BadInput as error:
-            said.append(str(error))
-    assert len(said) > 10
-    assert all(sentence.startswith("expected ") and "\n" not in sentence for sentence in said)
+            messages.append(str(error))
+    assert len(messages) > 10
+    assert all(re.fullmatch(r".+: .+[.?]", message) for message in messages)

@@ -1,4 +1,4 @@
-"""From a historian's long table to transitions: by hand on a small plant, and against the generated plant's truth."""
+"""Transitions from a historian's long table: by hand on a small plant, and against the truth of a generated plant."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from neorl_core.plants import LOGGED, PLANTS
 from neorl_core.plants.base import LoggedSignals
 from neorl_core.types import Constraint, PlantSpec, Space
 from tasks.data.historian import export as historian
-from tasks.data.historian import tag_rows, transitions
+from tasks.data.historian import tag_history, transitions
 from tasks.data.historian.export import Export
 from tasks.data.store.records import SampleCounts
 from tasks.data.synthetic.plant_log import generate
@@ -27,7 +27,7 @@ SECOND = 10**9
 START = 1_700_000_000 * SECOND
 REACTOR = Path(__file__).parents[4] / "configs" / "mappings" / "chemical_reactor.yaml"
 
-# A small plant: one temperature in K with its set point, one valve; control every 10 s, at most 4 steps an episode.
+# A small plant: one temperature in K with a set point, one valve, a period of 10 s, at most 4 steps per episode.
 SPEC = PlantSpec(
     name="kettle",
     observation=Space(("temperature", "setpoint"), ("K", "K"), (250.0, 250.0), (400.0, 400.0)),
@@ -45,7 +45,7 @@ SIGNALS = LoggedSignals(
 MAPPING: dict[str, Any] = {
     "plant": "kettle",
     "period_seconds": 10,
-    # By Part 13's interpolation, unless a test says otherwise.
+    # Interpolation by Part 13 unless a test sets causal.
     "causal": False,
     "tags": {
         "TI-1.PV": {"role": "observation", "signal": "temperature", "unit": "degC", "interpolation": "sloped"},
@@ -59,7 +59,7 @@ Record = list[tuple[float, float | None, Any]]
 
 
 def record(**changed: Record) -> dict[str, Record]:
-    """Eleven samples of everything, on the grid: 20, 21, ... 30 degC, set point 25 degC, valve 0, 1, ... 10 %."""
+    """Eleven samples on the grid: 20, 21, ... 30 degC, set point 25 degC, valve 0, 1, ... 10 %."""
     tags: dict[str, Record] = {
         "TI-1.PV": [(10 * k, 20.0 + k, "Good") for k in range(11)],
         "TIC-1.SP": [(0, 25.0, "Good")],
@@ -98,13 +98,13 @@ def test_rows_by_hand(tmp_path: Path) -> None:
     np.testing.assert_allclose(rows["rewards"], [-16, -9, -4, -1, 0, -1, -4, -9, -16, -25], atol=2e-3)
     assert rows["timestamps"].tolist() == [START + 10 * k * SECOND for k in range(10)]
     assert not rows["terminals"].any()
-    # Episodes of at most 4 steps, and the end of the log cuts the last.
+    # Episodes of at most 4 steps; the end of the log cuts the last.
     assert np.flatnonzero(rows["timeouts"]).tolist() == [3, 7, 9]
     assert (rows["constraint_costs"] == 0).all()
     assert (rows["costs"] == 0).all()
 
 
-def test_samples_off_the_grid_are_interpolated_and_a_late_command_counts_for_its_step(tmp_path: Path) -> None:
+def test_samples_off_the_grid_and_late_commands(tmp_path: Path) -> None:
     late: Record = [(10 * k + (0 if k == 0 else 1.5), float(k), "Good") for k in range(11)]
     early: Record = [(max(10 * k - 0.5, 0), 20.0 + max(k - 0.05, 0), "Good") for k in range(12)]
     log = read(tmp_path, table(record(TI_1_PV=early, TV_1_OP=late)))
@@ -119,13 +119,11 @@ def test_the_grid_may_be_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("machine", ["UTC", "Asia/Kolkata"])
-def test_a_moment_without_a_zone_is_in_the_clock_s_whatever_the_machine_s_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str
-) -> None:
+def test_times_without_zone_use_the_clocks_zone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str) -> None:
     monkeypatch.setenv("TZ", machine)
     time.tzset()
     try:
-        # 23:13:20 in Berlin's winter is 22:13:20 UTC, the log's begin. An hour is no whole number of steps of 7 s.
+        # 23:13:20 in Berlin's winter is 22:13:20 UTC, the log's begin. An hour is not a multiple of 7 s.
         log = read(tmp_path, origin="2023-11-14T23:13:20", clock={"zone": "Europe/Berlin"}, period_seconds=7)
     finally:
         monkeypatch.undo()
@@ -136,21 +134,21 @@ def test_a_moment_without_a_zone_is_in_the_clock_s_whatever_the_machine_s_is(
 def test_a_gap_cuts_and_never_terminates(tmp_path: Path) -> None:
     holes: Record = [(10 * k, 20.0 + k, "Good") for k in range(11) if k not in (4, 5)]
     log = read(tmp_path, table(record(TI_1_PV=holes)))
-    # 40 s and 50 s lie between samples 30 s apart: the steps that begin or end there are gone.
+    # 40 s and 50 s are between samples 30 s apart: steps that begin or end there are missing.
     assert kept(log) == [0, 1, 2, 6, 7, 8, 9]
     assert log.rows["numbers"][log.rows["timeouts"]].tolist() == [2, 9]
     assert not log.rows["terminals"].any()
     assert log.account.gap == 3
 
 
-def test_one_missed_scan_is_bridged_where_the_gap_allows_it(tmp_path: Path) -> None:
+def test_a_missed_scan_is_bridged(tmp_path: Path) -> None:
     holes: Record = [(10 * k, 20.0 + k, "Good") for k in range(11) if k != 4]
     log = read(tmp_path, table(record(TI_1_PV=holes)), episodes={"max_gap_seconds": 20})
     assert kept(log) == list(range(10))
     np.testing.assert_allclose(log.rows["observations"][4, 0], 297.15)
 
 
-def test_long_bad_quality_is_rejected_with_its_reason_and_a_blip_is_bridged(tmp_path: Path) -> None:
+def test_long_bad_quality_is_rejected(tmp_path: Path) -> None:
     bad: Record = [(10 * k, 20.0 + k, 0x808A0000 if k in (4, 5) else 0) for k in range(11)]
     log = read(tmp_path, table(record(TI_1_PV=[(t, v, str(s)) for t, v, s in bad])))
     assert kept(log) == list(range(10))
@@ -163,31 +161,32 @@ def test_long_bad_quality_is_rejected_with_its_reason_and_a_blip_is_bridged(tmp_
     np.testing.assert_allclose(log.rows["observations"][4, 0], 297.15)
 
 
-def test_a_set_point_that_turned_bad_is_not_held_for_ever(tmp_path: Path) -> None:
+def test_bad_set_points_are_held_for_a_limited_time(tmp_path: Path) -> None:
     log = read(tmp_path, table(record(TIC_1_SP=[(0, 25.0, "Good"), (30, None, "Bad"), (80, 26.0, "Good")])))
-    # Held for 15 s after it turned bad at 30 s: good at 30 and 40 s, rejected where 50, 60 or 70 s is needed.
+    # Held for 15 s after it turned bad at 30 s: good at 30 and 40 s, rejected for steps that need 50, 60 or 70 s.
     assert log.rows["numbers"][log.rows["rejected"] != ""].tolist() == [4, 5, 6, 7]
 
 
-def test_uncertain_values_count_unless_the_mapping_says_otherwise(tmp_path: Path) -> None:
+def test_uncertain_values_count_by_default(tmp_path: Path) -> None:
     doubtful: Record = [(10 * k, 20.0 + k, "Uncertain" if k in (4, 5) else "Good") for k in range(11)]
     frame = table(record(TI_1_PV=doubtful))
     assert (read(tmp_path, frame).rows["rejected"] == "").all()
     assert (read(tmp_path, frame, treat_uncertain_as_bad=True).rows["rejected"] != "").sum() == 3
 
 
-def test_mode_changes_cut_and_steps_out_of_service_are_left_out(tmp_path: Path) -> None:
+def test_mode_changes_cut_episodes(tmp_path: Path) -> None:
     log = read(
         tmp_path, table(record(MODE=[(0, 1.0, "Good"), (15, 2.0, "Good"), (40, 0.0, "Good"), (70, 1.0, "Good")]))
     )
-    # From automatic to manual at 15 s both run: the episode ends, the step stays. At 40 s the plant stops.
+    # At 15 s the mode changes from automatic to manual, both running: the episode ends, the step stays. At 40 s the
+    # plant stops.
     assert kept(log) == [0, 1, 2, 7, 8, 9]
     assert log.rows["numbers"][log.rows["timeouts"]].tolist() == [1, 2, 9]
     assert not log.rows["terminals"].any()
     assert log.account.not_running == 4
 
 
-def test_a_trip_terminates_although_the_plant_then_stops(tmp_path: Path) -> None:
+def test_trips_terminate_episodes(tmp_path: Path) -> None:
     hot: Record = [(10 * k, 20.0 + k if k not in (5, 6) else 101.0, "Good") for k in range(11)]
     log = read(tmp_path, table(record(TI_1_PV=hot, MODE=[(0, 1.0, "Good"), (48, 0.0, "Good"), (70, 1.0, "Good")])))
     assert kept(log) == [0, 1, 2, 3, 4, 7, 8, 9]
@@ -219,7 +218,7 @@ def test_every_step_is_accounted_for(tmp_path: Path) -> None:
     assert all(getattr(log.account, outcome) > 0 for outcome in outcomes)
     assert sum(getattr(log.account, outcome) for outcome in outcomes) == log.account.steps
     ends = log.rows["terminals"] | log.rows["timeouts"]
-    # Wherever the kept steps are not consecutive, an episode ended; and none is longer than the horizon.
+    # An episode ends wherever kept steps are not consecutive; none is longer than the horizon.
     assert ends[:-1][np.diff(log.rows["numbers"]) > 1].all()
     assert np.diff(np.flatnonzero(ends)).max() <= SPEC.horizon
 
@@ -227,11 +226,11 @@ def test_every_step_is_accounted_for(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("rows", "points"), [(1, 1), (7, 5)])
-def test_a_stream_in_small_pieces_says_the_same(
+def test_small_blocks_give_the_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, points: int, causal: bool
 ) -> None:
     rng = np.random.default_rng(1)
-    # Stretches of one status each, so that a tag stays Bad over many chunks; every seventh row twice, some thrice.
+    # Long stretches of one status, so that a tag stays Bad over many chunks; every seventh row is duplicated.
     grades = np.repeat(rng.choice(["Good", "Good", "Uncertain", "Bad"], 40), 5)
     noisy: Record = [
         (10.0 * k + float(rng.uniform(0, 3)), 20.0 + rng.uniform(0, 90), str(grades[k]))
@@ -255,13 +254,13 @@ def test_a_stream_in_small_pieces_says_the_same(
     )
     assert "contradicts another row of the same time" in whole.account.raw.reasons
     monkeypatch.setattr(historian, "CHUNK_ROWS", rows)
-    monkeypatch.setattr(tag_rows, "PORTION_ROWS", max(rows // 2, 1))
+    monkeypatch.setattr(tag_history, "PORTION_ROWS", max(rows // 2, 1))
     monkeypatch.setattr(transitions, "SETTLE_ROWS", rows)
     monkeypatch.setattr(transitions, "GRID_POINTS", points)
     assert_same(read(tmp_path, frame, **how), whole)
 
 
-def test_csv_and_parquet_and_words_and_codes_say_the_same(tmp_path: Path) -> None:
+def test_formats_and_status_spellings_give_the_same_rows(tmp_path: Path) -> None:
     frame = table(record())
     parquet = read(tmp_path, frame)
     codes = frame.with_columns(pl.lit(0, pl.UInt32).alias("status"))
@@ -281,45 +280,51 @@ def assert_same(one: HistorianLog, other: HistorianLog) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("spoil", "message"),
     [
-        (lambda f: f.filter(pl.col("tag") != "TV-1.OP"), r"expected tag 'TV-1\.OP' .* got no value of it"),
+        (
+            lambda f: f.filter(pl.col("tag") != "TV-1.OP"),
+            r"tag 'TV-1\.OP' of the mapping has no value in export\.parquet",
+        ),
         (lambda f: f.with_columns(pl.col("tag").replace("TV-1.OP", "TV-1.OUT")), r"did you mean 'TV-1\.OUT'\?"),
-        (lambda f: f.with_columns(pl.col("tag").replace("MODE", "XMODE")), "expected tag 'MODE'"),
-        (lambda f: pl.concat([f, f[:1].with_columns(tag=pl.lit("FI-9.PV"))]), r"got 'FI-9\.PV': give each a role"),
-        (lambda f: f[:0], "empty table"),
-        (lambda f: f.drop("status"), "expected a column 'status'"),
-        (lambda f: f.with_columns(status=pl.lit("fine")), "got 'fine'"),
-        (lambda f: f.with_columns(status=pl.lit("-1")), "got '-1'"),
+        (lambda f: f.with_columns(pl.col("tag").replace("MODE", "XMODE")), "tag 'MODE' of the mapping has no value"),
+        (
+            lambda f: pl.concat([f, f[:1].with_columns(tag=pl.lit("FI-9.PV"))]),
+            r"tags that the mapping lacks: 'FI-9\.PV': give each a role",
+        ),
+        (lambda f: f[:0], "has no rows"),
+        (lambda f: f.drop("status"), "has no column 'status'"),
+        (lambda f: f.with_columns(status=pl.lit("fine")), "'fine' in export.parquet is neither Good"),
+        (lambda f: f.with_columns(status=pl.lit("-1")), "'-1' in export.parquet is neither Good"),
         (lambda f: f.with_columns(timestamp=pl.lit("31.12.2026 10:00")), "export ISO 8601"),
         (lambda f: f.with_columns(timestamp=pl.lit("2026-99-99T10:00:00")), "2026-99-99|appropriate format"),
-        (lambda f: f.with_columns(timestamp=pl.lit(None, pl.Datetime("ns"))), "expected timestamps"),
-        (lambda f: f.filter(pl.col("timestamp") == pl.col("timestamp").min()), "at least one control step"),
+        (lambda f: f.with_columns(timestamp=pl.lit(None, pl.Datetime("ns"))), "has no readable timestamps"),
+        (lambda f: f.filter(pl.col("timestamp") == pl.col("timestamp").min()), "is shorter than one control step"),
     ],
 )
-def test_what_is_wrong_with_an_export_is_named_in_one_sentence(tmp_path: Path, spoil: Any, says: str) -> None:
+def test_invalid_exports_are_refused(tmp_path: Path, spoil: Any, message: str) -> None:
     frame = spoil(table(record()))
-    with pytest.raises(BadInput, match=says) as caught:
+    with pytest.raises(BadInput, match=message) as error:
         read(tmp_path, frame)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
-def test_tags_may_be_left_out_on_purpose_and_missing_or_damaged_files_are_named(tmp_path: Path) -> None:
+def test_missing_and_damaged_exports_are_refused(tmp_path: Path) -> None:
     frame = table(record())
     extra = pl.concat([frame, frame[:1].with_columns(tag=pl.lit("FI-9.PV"))])
     assert kept(read(tmp_path, extra, ignore=["FI-9.PV"])) == list(range(10))
     mapping = HistorianMapping.model_validate(MAPPING)
-    with pytest.raises(BadInput, match="expected a historian export at"):
+    with pytest.raises(BadInput, match="give the path of a historian export"):
         Export.open(tmp_path / "none.parquet", mapping)
     path = tmp_path / "export.parquet"
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(BadInput, match="expected a Parquet or CSV table") as caught:
+    with pytest.raises(BadInput, match="is not a readable Parquet or CSV table") as error:
         Export.open(path, mapping)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("tag", "changed", "says"),
+    ("tag", "changed", "message"),
     [
         ("TI-1.PV", {"unit": None}, "needs 'unit'"),
         ("TI-1.PV", {"signal": None}, "needs 'signal'"),
@@ -328,14 +333,14 @@ def test_tags_may_be_left_out_on_purpose_and_missing_or_damaged_files_are_named(
         ("MODE", {"interpolation": "sloped"}, "a mode must be stepped"),
     ],
 )
-def test_a_mapping_is_complete(tag: str, changed: dict[str, Any], says: str) -> None:
+def test_incomplete_mappings_are_refused(tag: str, changed: dict[str, Any], message: str) -> None:
     tags = MAPPING["tags"]
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         HistorianMapping.model_validate(MAPPING | {"tags": tags | {tag: tags[tag] | changed}})
 
 
 @pytest.mark.parametrize(
-    ("tag", "changed", "says"),
+    ("tag", "changed", "message"),
     [
         ("TI-1.PV", {"unit": "baar"}, r"tag TI-1\.PV: 'baar' is no unit such as degC"),
         ("TI-1.PV", {"unit": "bar"}, r"tag TI-1\.PV: 'bar' is a unit of pressure"),
@@ -349,13 +354,15 @@ def test_a_mapping_is_complete(tag: str, changed: dict[str, Any], says: str) -> 
         ),
     ],
 )
-def test_a_mapping_fits_the_plant(tmp_path: Path, tag: str, changed: dict[str, Any], says: str) -> None:
+def test_mappings_that_do_not_fit_the_plant_are_refused(
+    tmp_path: Path, tag: str, changed: dict[str, Any], message: str
+) -> None:
     tags = MAPPING["tags"]
-    with pytest.raises(BadInput, match=says):
+    with pytest.raises(BadInput, match=message):
         read(tmp_path, tags=tags | {tag: tags[tag] | changed})
 
 
-def test_a_missing_unit_in_the_file_is_named_with_its_line(tmp_path: Path) -> None:
+def test_errors_name_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "mapping.yaml"
     path.write_text(REACTOR.read_text().replace("unit: degC, interpolation: sloped", "interpolation: sloped"))
     with pytest.raises(BadInput, match=r"mapping\.yaml, line \d+: temperature needs 'unit'"):
@@ -363,8 +370,8 @@ def test_a_missing_unit_in_the_file_is_named_with_its_line(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("file_format", ["parquet", "csv"])
-def test_the_generated_plant_is_found_again(tmp_path: Path, file_format: Any) -> None:
-    # Source: the generator's truth at every control instant, which the export does not hold.
+def test_the_truth_of_a_generated_log_is_recovered(tmp_path: Path, file_format: Any) -> None:
+    # Compare with the generator's truth at every control instant, which the export does not contain.
     made = generate("chemical_reactor", tmp_path, seed=3, weeks=0.15, file_format=file_format)
     spec, logged = PLANTS["chemical_reactor"].spec, LOGGED["chemical_reactor"]
     log = read_historian(made.path, load_yaml(REACTOR, HistorianMapping), spec, logged)
@@ -375,8 +382,8 @@ def test_the_generated_plant_is_found_again(tmp_path: Path, file_format: Any) ->
     assert len(at) > 0.9 * made.steps
     assert set(truth["mode"][at]) == {1, 2}
     error = log.rows["observations"][sound] - truth["observations"][at]
-    # A sample up to 0.25 s of 26 s off the grid mixes in 1 % of a neighbour; single missing samples are interpolated,
-    # to within the noise of 0.1 K and what the reactor moves in a step. The coolant has a deadband of 0.01 K.
+    # A sample up to 0.25 s of 26 s off the grid mixes in 1 % of a neighbour. Single missing samples are interpolated,
+    # up to the noise of 0.1 K and the reactor's change in a step. The coolant has a deadband of 0.01 K.
     assert np.sqrt((error**2).mean(axis=0))[0] < 1e-4
     assert np.sqrt((error**2).mean(axis=0))[1] < 0.02
     assert np.abs(error[:, 1]).max() < 1.0

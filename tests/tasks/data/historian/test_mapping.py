@@ -1,4 +1,4 @@
-"""What a mapping makes of an export: stale values, derived quantities, rewards, and limits of a plant."""
+"""Effects of mappings: stale values, derived quantities, rewards, limits."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.small_tank import MAPPING, STEPS, long, mapping, read, wide
 from tests.tasks.data.historian.whole import read_historian
 
 
-def test_a_value_goes_stale_by_its_tag_s_own_limit(tmp_path: Path) -> None:
+def test_values_become_stale_by_the_limit_of_the_tag(tmp_path: Path) -> None:
     frame = long().filter((pl.col("tag") != "FV-3") | (pl.col("value") < 5) | (pl.col("value") >= 20))
     frame = frame.filter((pl.col("tag") != "LI-1") | (pl.col("value") < 110) | (pl.col("value") >= 113))
     frame.write_parquet(tmp_path / "gaps.parquet")
     tags = MAPPING["tags"]
-    # The valve holds from 40 s on until 200 s, the level is sloped over 40 s: by default that is too far.
+    # The valve holds from 40 s to 200 s, the level is interpolated over 40 s: too far by default.
     assert read(tmp_path / "gaps.parquet").account.gap == 4
     longer = tags | {"LI-1": tags["LI-1"] | {"stale_seconds": 40}}
     assert read(tmp_path / "gaps.parquet", tags=longer).account.gap == 0
@@ -69,8 +69,8 @@ def test_derived_quantities_rewards_and_limits(tmp_path: Path) -> None:
     assert log.rows["terminals"].tolist() == [False] * 10 + [True]
 
 
-def test_a_derived_quantity_without_a_value_fails_where_its_inputs_are_known(tmp_path: Path) -> None:
-    # No inflow at 70 and 80 s, which no quotient can have; and none archived from 200 to 230 s.
+def test_derived_quantities_without_a_value_are_rejected(tmp_path: Path) -> None:
+    # Zero inflow at 70 and 80 s makes the quotient infinite; from 200 to 230 s no inflow is archived.
     k = np.arange(STEPS)
     inflow = pl.Series(np.where((k == 7) | (k == 8), 0.0, 5.0)).set(pl.Series((k >= 20) & (k <= 23)), None)
     frame = long(wide().with_columns(inflow.alias("FI-2"))).drop_nulls("value")
@@ -80,7 +80,7 @@ def test_a_derived_quantity_without_a_value_fails_where_its_inputs_are_known(tmp
         "twice": {"expression": "2 * specific", "unit": "m*s/L"},
     }
     log = read(tmp_path / "quotient.parquet", derived=derived)
-    # A step needs its signals at its begin and at its end.
+    # A step needs signals at both ends.
     rejected = log.rows["numbers"][log.rows["rejected"] != ""].tolist()
     assert rejected == [6, 7, 8]
     assert set(log.rows["rejected"][[6, 7, 8]]) == {"derived specific is not finite"}
@@ -88,7 +88,7 @@ def test_a_derived_quantity_without_a_value_fails_where_its_inputs_are_known(tmp
     assert (log.account.rows, log.account.rejected, log.account.gap) == (STEPS - 1 - 3 - 5, 3, 5)
 
 
-def test_a_process_that_makes_batches_has_a_clock() -> None:
+def test_a_mapping_may_declare_a_clock() -> None:
     batches = MAPPING["process"] | {"ends": {"level": 2.0}}
     assert described_spec(mapping(process=batches)).clock == ("level", 2.0)
     assert described_spec(mapping()).clock is None
@@ -96,7 +96,7 @@ def test_a_process_that_makes_batches_has_a_clock() -> None:
         described_spec(mapping(process=batches | {"ends": {"valve": 2.0}}))
 
 
-def test_an_episode_is_cut_where_its_clock_reads_the_end(tmp_path: Path) -> None:
+def test_the_clock_ends_episodes(tmp_path: Path) -> None:
     long().write_parquet(tmp_path / "long.parquet")
     plain = read(tmp_path / "long.parquet").rows
     seen = plain["next_observations"][:, 0]
@@ -105,25 +105,27 @@ def test_an_episode_is_cut_where_its_clock_reads_the_end(tmp_path: Path) -> None
     np.testing.assert_array_equal(cut["timeouts"], plain["timeouts"] | (np.abs(seen - seen[4]) < 1e-6))
     assert cut["timeouts"][4]
     assert not plain["timeouts"][4]
-    # A clock ends the task, and no trip: learners take it for a termination, and the record stays what it is.
+    # The clock ends the episode without a trip, so that the record has a timeout.
     assert not cut["terminals"].any()
 
 
-def test_a_limited_quantity_is_one_that_is_measured_or_derived(tmp_path: Path) -> None:
+def test_limited_quantities_must_be_measured_or_derived(tmp_path: Path) -> None:
     long().write_parquet(tmp_path / "long.parquet")
     spec = described_spec(mapping())
     limited = spec._replace(constraints=(Constraint("inflow", "L/s", 0.0, 4.0),))
     log = read_historian(tmp_path / "long.parquet", mapping(), limited, None)
     np.testing.assert_allclose(log.rows["constraint_costs"], 1.0)
-    # An action is known in the middle of a step, and limits are held against what is known at its ends.
+    # Actions are known at the middle of a step, and limits are checked at both ends.
     for name in ("valve", "pressure"):
         limited = spec._replace(constraints=(Constraint(name, "1", 0.0, 1.0),))
-        with pytest.raises(BadInput, match=f"expected the limited quantity '{name}' of plant tank among what the map"):
+        with pytest.raises(
+            BadInput, match=f"the limited quantity '{name}' of plant tank is neither measured nor derived"
+        ):
             read_historian(tmp_path / "long.parquet", mapping(), limited, None)
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("changed", "message"),
     [
         (
             {"reward": {"expression": "level + valve", "unit": "1"}},
@@ -134,14 +136,14 @@ def test_a_limited_quantity_is_one_that_is_measured_or_derived(tmp_path: Path) -
         ({"derived": {"x": {"expression": "valve", "unit": "1"}}}, "derived x: unknown signal"),
     ],
 )
-def test_formulas_that_do_not_fit_are_named(tmp_path: Path, changed: dict[str, Any], says: str) -> None:
+def test_invalid_formulas_are_refused(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
     long().write_parquet(tmp_path / "long.parquet")
-    with pytest.raises(BadInput, match=says):
+    with pytest.raises(BadInput, match=message):
         read(tmp_path / "long.parquet", **changed)
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("changed", "message"),
     [
         ({"plant": "kettle"}, "a mapping has either 'plant'"),
         ({"process": None}, "a mapping has either 'plant'"),
@@ -149,8 +151,8 @@ def test_formulas_that_do_not_fit_are_named(tmp_path: Path, changed: dict[str, A
         ({"derived": {"level": {"expression": "inflow", "unit": "L/s"}}}, "signal 'level' occurs twice"),
     ],
 )
-def test_a_mapping_describes_one_plant(changed: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_a_mapping_describes_one_plant(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         mapping(**changed)
 
 
@@ -159,7 +161,7 @@ MODE = {"role": "mode", "interpolation": "stepped", "running": [1]}
 
 
 @pytest.mark.parametrize(
-    ("tag", "changed", "says"),
+    ("tag", "changed", "message"),
     [
         ("LI-1", {"limits": [90, 20]}, "the low bound must be below the high bound, got 90 and 20: correct them"),
         ("LI-1", {"range": [150, 0]}, "the low bound must be below the high bound, got 150 and 0: correct them"),
@@ -172,48 +174,48 @@ MODE = {"role": "mode", "interpolation": "stepped", "running": [1]}
         ("FV-3", {"limits": [0, 50]}, "got it on role action: delete them, 'range' bounds an action"),
     ],
 )
-def test_bounds_that_cannot_be_meant_are_refused(tag: str, changed: dict[str, Any], says: str) -> None:
+def test_invalid_bounds_are_refused(tag: str, changed: dict[str, Any], message: str) -> None:
     tags = MAPPING["tags"] | {tag: MAPPING["tags"].get(tag, {}) | changed}
-    with pytest.raises(ValueError, match=re.escape(says)):
+    with pytest.raises(ValueError, match=re.escape(message)):
         mapping(tags=tags)
 
 
-def test_a_derived_quantity_s_bounds_are_held_to_the_same_order() -> None:
+def test_bounds_of_derived_quantities_are_checked() -> None:
     head = HEAD | {"limits": [60, None]}
     assert described_spec(mapping(derived={"head": head})).constraints == (Constraint("head", "cm", 60.0, np.inf),)
     with pytest.raises(ValueError, match="the low bound must be below the high bound, got 60 and 0: correct them"):
         mapping(derived={"head": head | {"limits": [60, 0]}})
 
 
-def test_a_unit_that_turns_the_scale_round_swaps_the_bounds_with_it() -> None:
-    # A conversion v -> 1 - 2 v leads [20, 90] to [-179, -39], and an open upper side to an open lower one.
+def test_negative_scales_swap_the_bounds() -> None:
+    # The conversion v -> 1 - 2 v maps [20, 90] to [-179, -39], and an open upper side to an open lower one.
     assert converted((20.0, 90.0), -2.0, 1.0) == (-179.0, -39.0)
     assert converted((20.0, None), -2.0, 1.0) == (-np.inf, -39.0)
     assert converted((None, 90.0), -2.0, 1.0) == (-179.0, np.inf)
 
 
 @pytest.mark.parametrize("where", ["tags", "derived"])
-def test_limits_beside_a_simulated_plant_are_refused(where: str) -> None:
+def test_limits_for_a_simulated_plant_are_refused(where: str) -> None:
     limits = {"limits": [0, 60]}
     given = {"LI-1": MAPPING["tags"]["LI-1"] | limits} if where == "tags" else {"x": HEAD | limits}
     changed = {where: MAPPING[where] | given if where in MAPPING else given}
     assert mapping(**changed).process is not None
-    says = f"'limits' on '{next(iter(given))}': a simulated plant has its own limits"
-    with pytest.raises(ValueError, match=re.escape(says)):
+    message = f"'limits' on '{next(iter(given))}': a simulated plant has its own limits"
+    with pytest.raises(ValueError, match=re.escape(message)):
         mapping(plant="chemical_reactor", process=None, **changed)
 
 
-def test_a_tag_that_is_mapped_and_ignored_by_name_is_refused() -> None:
-    says = "tag 'FI-2' is under 'tags' and under 'ignore': keep one"
-    with pytest.raises(ValueError, match=says):
+def test_a_tag_cannot_be_mapped_and_ignored() -> None:
+    message = "tag 'FI-2' is under 'tags' and under 'ignore': keep one"
+    with pytest.raises(ValueError, match=message):
         mapping(ignore=["X", "FI-2"])
-    # A pattern means those of its tags that have no role.
+    # A pattern matches only tags without a role.
     assert mapping(ignore=["F*"]).ignores("FX-9")
 
 
 @pytest.mark.parametrize("layout", ["long", "wide"])
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])
-def test_a_tag_that_is_ignored_twice_is_ignored(tmp_path: Path, layout: str, suffix: str) -> None:
+def test_a_tag_may_be_ignored_twice(tmp_path: Path, layout: str, suffix: str) -> None:
     frame = wide().with_columns(X=pl.lit(7.0))
     if layout == "long":
         others = frame.select("timestamp", tag=pl.lit("X"), value=pl.col("X"), status=pl.lit(0, pl.UInt32))
@@ -226,7 +228,7 @@ def test_a_tag_that_is_ignored_twice_is_ignored(tmp_path: Path, layout: str, suf
     assert log.account.raw.ignored == (STEPS if layout == "long" else 0)
 
 
-def test_a_described_plant_s_log_becomes_a_dataset_with_its_quarantine(tmp_path: Path, home: Path) -> None:
+def test_ingesting_the_log_of_a_log_only_plant(tmp_path: Path, home: Path) -> None:
     from ruamel.yaml import YAML
 
     frame = long().with_columns(value=pl.when(pl.col("value") == 107.0).then(9e9).otherwise("value"))

@@ -45,7 +45,7 @@ HISTORIAN2 = [
     (90, 90, G),
 ]
 TREATED_AS_BAD = [(second, value, BAD if status == U else status) for second, value, status in HISTORIAN2]
-"""Historians 2 and 3 are asked with TreatUncertainAsBad, as `raw_values` marks what a mapping wants so."""
+"""Historians 2 and 3 use TreatUncertainAsBad, which the decoder applies."""
 WORKED = {
     # Historian: samples, stepped, values every 5 s from 12:00:00 to 12:01:35, and which of them are
     # UncertainDataSubNormal for what was Bad (others are so for an Uncertain value, or past the end).
@@ -79,7 +79,7 @@ def samples(rows: list[tuple[int, float, np.uint32]]) -> Samples:
 
 
 def interpolated(history: Samples, stepped: bool, at: np.ndarray = AT) -> Resampled:
-    """A tag without limits to how far a value is fetched."""
+    """A tag without limits for interpolation."""
     return known_at(history, at, Rule(stepped, max_gap=3600 * SECOND), end=int(at[-1]))
 
 
@@ -91,9 +91,9 @@ def test_agrees_with_the_tables_of_the_standard(name: str) -> None:
     assert set(np.flatnonzero(got.across_bad).tolist()) == across
 
 
-def test_reach_tells_how_far_a_value_was_fetched() -> None:
+def test_reach_is_the_distance_of_the_values_used() -> None:
     got = interpolated(samples(HISTORIAN1), stepped=False)
-    # By hand: 12:00:35 to 12:00:45 lie between 30 s and 50 s; 12:01:35 is 5 s past the end; raw values reach nowhere.
+    # By hand: 12:00:35 to 12:00:45 are between 30 s and 50 s; 12:01:35 is 5 s past the end; raw values have reach 0.
     seconds = (got.reach // SECOND).tolist()
     assert seconds == [0, 0, 0, 10, 0, 10, 0, 20, 20, 20, 0, 10, 0, 10, 0, 10, 0, 10, 0, 5]
     held = interpolated(samples(TREATED_AS_BAD), stepped=True)
@@ -101,25 +101,25 @@ def test_reach_tells_how_far_a_value_was_fetched() -> None:
     assert {i: int(r) // SECOND for i, r in enumerate(held.reach) if r} == {9: 3, 16: 3}
 
 
-def test_a_tag_archived_on_change_holds_its_value_until_the_next() -> None:
+def test_stepped_values_hold_until_the_next() -> None:
     got = interpolated(samples([(0, 1.0, G), (10, 2.0, G)]), stepped=True)
     np.testing.assert_array_equal(got.values, np.where(AT < 10 * SECOND, 1.0, 2.0))
 
 
-def test_a_good_value_that_is_no_number_counts_as_bad() -> None:
+def test_good_nan_counts_as_bad() -> None:
     got = interpolated(samples([(0, 0.0, G), (10, NAN, G), (20, 20.0, G)]), stepped=False, at=AT[:5])
     np.testing.assert_allclose(got.values, [0, 5, 10, 15, 20])
     assert got.across_bad.tolist() == [False, True, True, True, False]
 
 
-def test_nothing_but_bad_values_is_no_data() -> None:
+def test_only_bad_values_give_no_data() -> None:
     got = interpolated(samples([(0, 1.0, BAD), (10, 2.0, BAD)]), stepped=False)
     assert np.isnan(got.values).all()
     nothing = Samples(*(np.zeros(0, t) for t in (np.int64, float, np.uint32)))
     assert np.isnan(interpolated(nothing, stepped=True).values).tolist() == [True] * 20
 
 
-def test_agrees_with_numpy_interp_where_all_is_good() -> None:
+def test_agrees_with_numpy_for_good_values() -> None:
     rng = np.random.default_rng(0)
     times = np.cumsum(rng.integers(1, 10, 200)) * SECOND
     values = rng.normal(size=200)

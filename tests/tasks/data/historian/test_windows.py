@@ -1,4 +1,4 @@
-"""Windows cut out of exports: the rows of a stretch of time, in a form that the same mapping reads."""
+"""Cutting time windows out of exports."""
 
 from __future__ import annotations
 
@@ -15,22 +15,27 @@ from tests.small_tank import long, mapping, read, wide
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
-    [("2026-01-05", "such as"), ("a/b", "such as"), ("2026-01-06/2026-01-05", "ends after"), ("a/b/c", "such as")],
+    ("text", "message"),
+    [
+        ("2026-01-05", "such as"),
+        ("a/b", "such as"),
+        ("2026-01-06/2026-01-05", "ends before it begins"),
+        ("a/b/c", "such as"),
+    ],
 )
-def test_what_is_no_window_is_one_sentence(text: str, said: str) -> None:
-    with pytest.raises(BadInput, match=said):
+def test_invalid_windows_are_refused(text: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         Window.parse(text)
 
 
-def test_times_without_a_zone_are_utc_and_others_are_turned_into_it() -> None:
+def test_windows_are_converted_to_utc() -> None:
     assert str(Window.parse("2026-01-05/2026-01-06")) == "2026-01-05T00:00Z/2026-01-06T00:00Z"
     assert str(Window.parse("2026-01-05T01:00+01:00/2026-01-05T12:30Z")) == "2026-01-05T00:00Z/2026-01-05T12:30Z"
 
 
 @pytest.mark.parametrize("ending", ["parquet", "csv"])
-def test_a_window_holds_its_rows_and_is_read_as_the_export_is(tmp_path: Path, ending: str) -> None:
-    """The tank has a row every 10 s from midnight on, 30 of them."""
+def test_windows_contain_their_rows(tmp_path: Path, ending: str) -> None:
+    """The tank has 30 rows, every 10 s from midnight on."""
     table, path = wide(), tmp_path / f"log.{ending}"
     if ending == "csv":
         table.with_columns(pl.col("timestamp").dt.strftime("%Y-%m-%dT%H:%M:%SZ")).write_csv(path)
@@ -46,9 +51,9 @@ def test_a_window_holds_its_rows_and_is_read_as_the_export_is(tmp_path: Path, en
     levels = [
         read(own[0], layout="wide", columns={"status": None}).rows["observations"][:, 0] for own in (first, second)
     ]
-    # 12 and 18 rows make a step fewer each; level 100 cm and 1 cm more every row.
+    # 12 and 18 rows give 11 and 17 steps; the level starts at 100 cm and rises by 1 cm per row.
     assert [(len(rows), round(float(rows[0]), 2)) for rows in levels] == [(11, 1.0), (17, 1.12)]
-    # What was written is found again, not written a second time, and as young as its last use.
+    # Existing files are reused, and their time is that of the last use.
     before = first[0].stat().st_ino
     os.utime(first[0], (0, 0))
     assert cut([path], wanted, windows, tmp_path / "cut") == [first, second, []]
@@ -56,7 +61,7 @@ def test_a_window_holds_its_rows_and_is_read_as_the_export_is(tmp_path: Path, en
     assert first[0].stat().st_mtime > 0
 
 
-def test_a_long_table_and_a_folder_are_cut_file_by_file(tmp_path: Path) -> None:
+def test_folders_are_cut_file_by_file(tmp_path: Path) -> None:
     (tmp_path / "export").mkdir()
     rows = long()
     rows.head(45).write_parquet(tmp_path / "export" / "a.parquet")
@@ -70,8 +75,8 @@ def test_a_long_table_and_a_folder_are_cut_file_by_file(tmp_path: Path) -> None:
     assert (str(times.min()), str(times.max())) == ("2026-01-05 00:02:00+00:00", "2026-01-05 00:02:50+00:00")
 
 
-def test_a_window_of_another_clock_or_column_is_cut_anew(tmp_path: Path) -> None:
-    """Midnight in Tokyo is 15:00 of the day before in UTC."""
+def test_windows_depend_on_clock_and_column(tmp_path: Path) -> None:
+    """Midnight in Tokyo is 15:00 UTC of the day before."""
     written, begin = "%Y-%m-%d %H:%M", datetime(2026, 1, 5)
     hours = pl.datetime_range(begin, begin + timedelta(hours=23), "1h", eager=True)
     texts = hours.dt.strftime(written)
@@ -92,6 +97,6 @@ def test_a_window_of_another_clock_or_column_is_cut_anew(tmp_path: Path) -> None
     assert levels("UTC", "made") == [10, 11]
 
 
-def test_tables_without_times_of_their_own_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="expected plain tables with times of their own"):
+def test_tables_without_times_cannot_be_cut(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="windows can only be cut out of plain tables with times of their own"):
         cut([tmp_path], mapping(dialect={"delimiter": ";"}), [Window.parse("2026-01-05/2026-01-06")], tmp_path)

@@ -1,4 +1,4 @@
-"""Rows that a wrong clock stamped invent no steps: they are quarantined by name, and the others come through."""
+"""Rows stamped by a wrong clock are quarantined and create no steps."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 
 from configs.mapping import HistorianMapping
 from configs.process import described_spec
-from tasks.data.historian.periods import Stretches
+from tasks.data.historian.implausible_times import Stretches
 from tasks.data.historian.raw_rows import RawQuarantine
-from tasks.data.historian.raw_times import FAR
+from tasks.data.historian.timestamps import FAR
 from tests.tasks.data.historian.whole import HistorianLog, read_historian
 
 BEGIN = datetime(2024, 3, 1, tzinfo=UTC)
@@ -51,7 +51,7 @@ def read(path: Path, rows: list[str], quarantine: RawQuarantine, **changed: Any)
     "stray", ["1970-01-01T00:00:00Z", "2300-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "1601-01-01"]
 )
 @pytest.mark.parametrize("place", [0, 1, STEPS // 2, STEPS])
-def test_a_row_of_another_century_makes_no_steps_wherever_it_stands(tmp_path: Path, stray: str, place: int) -> None:
+def test_rows_of_another_century_give_no_steps(tmp_path: Path, stray: str, place: int) -> None:
     clean = read(tmp_path / "clean.csv", lines(good()), RawQuarantine())
     quarantine = RawQuarantine()
     rows = lines(good())
@@ -65,14 +65,14 @@ def test_a_row_of_another_century_makes_no_steps_wherever_it_stands(tmp_path: Pa
     assert all("timestamp is" in reason for reason in found["reason"])
 
 
-def test_a_stray_last_row_within_the_range_is_named_as_far_from_the_others(tmp_path: Path) -> None:
+def test_a_far_last_row_is_quarantined(tmp_path: Path) -> None:
     quarantine = RawQuarantine()
     log = read(tmp_path / "log.csv", [*lines(good()), "2199-01-01T00:00:00Z,20,0"], quarantine)
     assert log.account.steps == STEPS - 1
     assert quarantine.reasons == {FAR: 2}
 
 
-def test_a_year_of_silence_is_counted_and_not_made_and_no_value_holds_through_it(tmp_path: Path) -> None:
+def test_a_silent_year_is_counted_as_gap(tmp_path: Path) -> None:
     later = [stamp.replace("2024-", "2025-") for stamp in good()]
     quarantine = RawQuarantine()
     log = read(tmp_path / "log.csv", lines([*good(), *later]), quarantine)
@@ -80,11 +80,11 @@ def test_a_year_of_silence_is_counted_and_not_made_and_no_value_holds_through_it
     assert len(log.rows["timestamps"]) == 2 * (STEPS - 1)
     assert log.account.steps == 365 * 1440 + STEPS - 1
     assert log.account.gap == log.account.steps - log.account.rows
-    # Steps are numbered as if all had been made.
+    # Numbers of steps include the silent ones.
     assert log.rows["numbers"][STEPS - 1] == 365 * 1440
 
 
-def test_the_format_of_a_table_says_nothing_of_what_is_believed(tmp_path: Path) -> None:
+def test_implausible_times_do_not_depend_on_the_format(tmp_path: Path) -> None:
     times = pl.Series([datetime(1970, 1, 1, tzinfo=UTC), *(BEGIN + timedelta(minutes=i) for i in range(STEPS))])
     frame = pl.DataFrame({"time": times.cast(pl.Datetime("us", "UTC")), "T": 20.0, "V": np.arange(STEPS + 1) % 2})
     path = tmp_path / "log.parquet"

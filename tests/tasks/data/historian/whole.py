@@ -1,4 +1,4 @@
-"""A historian's export read at once, for logs that are small."""
+"""Read a small historian export at once."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class HistorianLog(NamedTuple):
     """A log as transitions."""
 
     rows: Rows
-    """Rows in order of time; `rejected` names why a row must go to the quarantine, or ''."""
+    """Rows in order of time; `rejected` is the reason for the quarantine, or ''."""
     account: StepAccount
-    """Where every control step and every sample went."""
+    """Account of control steps and samples."""
 
 
 def read_historian(
@@ -32,7 +32,7 @@ def read_historian(
     logged: LoggedSignals | None,
     quarantine: RawQuarantine | None = None,
 ) -> HistorianLog:
-    """Read a historian export whole.
+    """Read a whole historian export.
 
     Returns:
         The rows, and an account of all steps: rows + rejected + gap + not_running + outside_limits = steps.

@@ -1,4 +1,4 @@
-"""What columns without telling names seem to be."""
+"""Roles of columns without informative names."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import polars as pl
 from tasks.data.historian.guess.columns import guess_tags, look_at
 
 
-def test_what_an_analyser_archives_at_its_own_rhythm_is_no_actuator() -> None:
+def test_signals_with_an_analysers_rhythm_are_not_actions() -> None:
     draw = np.random.default_rng(0)
-    # As in Tennessee Eastman's files: five compositions every fifth row, and manipulated variables after them.
+    # As in files of Tennessee Eastman: five compositions every fifth row, then manipulated variables.
     slow = {f"row_{i}": np.repeat(draw.normal(size=40), 5) for i in range(5)}
     fast = {f"row_{i}": draw.normal(size=200) for i in range(5, 9)}
     held = {"row_9": np.repeat(draw.normal(size=20), 10)}

@@ -1,4 +1,4 @@
-"""A random table in a random dialect is guessed and read back bit for bit, or what is ambiguous about it is named."""
+"""Random tables in random dialects are guessed and read exactly, or reported as ambiguous."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from configs.mapping import HistorianMapping
 from configs.process import described_spec
 from configs.yaml_files import load_yaml
-from tasks.data.historian.guess.start import start_mapping
+from tasks.data.historian.guess.mapping import start_mapping
 from tests.tasks.data.historian.whole import read_historian
 
 NAMES = ("Temp. [°C]", "Flow (m³/h)", "Level", "Valve opening [%]", "P-101.PV", "Druck [bar]", "x y", "T_out")
@@ -24,11 +24,11 @@ FORMS = {
     **{form: form for form in ("%d.%m.%Y %H:%M:%S", "%m/%d/%Y %H:%M:%S", "%d/%m/%y %H:%M:%S", "%d-%b-%Y %H:%M:%S")},
     **{"%Y%m%d%H%M%S": "%Y%m%d%H%M%S"},
 }
-"""How times are written -> the format that a person would fill in where it is asked for."""
+"""Spelling of times, and the format that a person would fill in if required."""
 
 
 class Made(NamedTuple):
-    """A file and the truth about it."""
+    """A file and the true contents."""
 
     text: str
     encoding: str
@@ -64,7 +64,7 @@ def tables(draw: st.DrawFn) -> Made:
 
 
 def is_ambiguous(made: Made, key: str) -> bool:
-    """Whether the file truly does not tell what was asked for."""
+    """Whether the file is truly ambiguous about a key."""
     texts = [
         cell.strip('"')
         for line in made.text.splitlines()
@@ -82,16 +82,16 @@ def is_ambiguous(made: Made, key: str) -> bool:
 @pytest.mark.slow
 @settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 @given(tables())
-def test_a_random_table_is_read_back_bit_for_bit_or_its_ambiguity_is_named(made: Made) -> None:
+def test_random_tables_are_read_exactly_or_reported_as_ambiguous(made: Made) -> None:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log.csv"
         log.write_bytes(made.text.encode(made.encoding))
         started = start_mapping(log, Path(folder))
         lines = started.mapping.read_text().splitlines()
         truth = {"period_seconds": str(made.period), "decimal": f"'{made.decimal}'", "format": f"'{made.form}'"}
-        for said in started.fill_in:
-            number, key = said.split(":")[0].removeprefix("line ").split(", ")
-            assert is_ambiguous(made, key), said
+        for line in started.fill_in:
+            number, key = line.split(":")[0].removeprefix("line ").split(", ")
+            assert is_ambiguous(made, key), line
             at = int(number) - 1
             lines[at] = f"{lines[at].split(':')[0]}: {truth[key]}"
         started.mapping.write_text("\n".join(lines))

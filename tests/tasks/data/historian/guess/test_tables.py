@@ -1,4 +1,4 @@
-"""Which column of a log tells the time, or why none does."""
+"""Finding the column of times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from configs.errors import BadInput
 from configs.mapping import HistorianMapping
 from configs.yaml_files import load_yaml
-from tasks.data.historian.guess.start import start_mapping
+from tasks.data.historian.guess.mapping import start_mapping
 
 ROWS = 3000
 """Minutes from 4 March 2024 on: two days and two hours."""
@@ -47,24 +47,20 @@ def log(path: Path, clock: pl.DataFrame) -> Path:
         lambda: as_texts("%Y-%m-%d", "%H:%M:%S").select("Time", "Date"),
     ],
 )
-def test_a_date_and_a_time_in_columns_of_their_own_are_refused(
-    made: Callable[[], pl.DataFrame], tmp_path: Path
-) -> None:
+def test_separate_columns_of_date_and_time_are_refused(made: Callable[[], pl.DataFrame], tmp_path: Path) -> None:
     path = log(tmp_path / "two.csv", made())
-    with pytest.raises(
-        BadInput, match=r"expected one column with date and time in two\.csv, got 'Date' and 'Time': join"
-    ):
+    with pytest.raises(BadInput, match=r"two\.csv has date and time in two columns, 'Date' and 'Time': join"):
         start_mapping(path, tmp_path / "mappings")
     assert not (tmp_path / "mappings").exists()
 
 
-def test_so_they_are_where_a_table_has_types(tmp_path: Path) -> None:
+def test_separate_typed_columns_are_refused(tmp_path: Path) -> None:
     path = log(tmp_path / "two.parquet", typed())
-    with pytest.raises(BadInput, match=r"date and time in two\.parquet, got 'Date' and 'Time': join them into one"):
+    with pytest.raises(BadInput, match=r"two\.parquet has date and time in two columns, 'Date' and 'Time': join"):
         start_mapping(path, tmp_path / "mappings")
 
 
-def test_a_column_of_dates_is_a_clock_where_every_day_has_one_row(tmp_path: Path) -> None:
+def test_dates_suffice_for_daily_rows(tmp_path: Path) -> None:
     begin = date(2020, 1, 1)
     dates = pl.date_range(begin, begin + timedelta(days=ROWS - 1), eager=True).cast(pl.String)
     path = log(tmp_path / "daily.csv", pl.DataFrame({"Date": dates, "Peak": moments().dt.strftime("%H:%M:%S")}))
@@ -72,7 +68,7 @@ def test_a_column_of_dates_is_a_clock_where_every_day_has_one_row(tmp_path: Path
     assert (found.columns.timestamp, found.period_seconds) == ("Date", 86_400)
 
 
-def test_times_of_day_alone_are_no_clock_and_the_period_is_asked_for(tmp_path: Path) -> None:
+def test_times_of_day_alone_are_not_a_clock(tmp_path: Path) -> None:
     path = log(tmp_path / "elapsed.csv", as_texts("%Y-%m-%d", "%H:%M:%S").select("Time"))
-    (said,) = start_mapping(path, tmp_path / "mappings").fill_in
-    assert ", period_seconds: seconds from one of the rows to the next" in said
+    (line,) = start_mapping(path, tmp_path / "mappings").fill_in
+    assert ", period_seconds: seconds between rows" in line

@@ -1,9 +1,8 @@
-"""Rows of an export by tag, and each tag's recent past while the export streams by.
+"""Group the rows of an export by tag, and keep each tag's recent history.
 
-Rows that come too late are rejected and the others grouped by tag, in a thread ahead of the resampling, so that two
-cores have something to do. A row that comes no later than the clock's `late_seconds` is put in its place; the first of
-equal rows counts, and rows that contradict each other go by the clock's rule. What does not count goes to the
-quarantine.
+Rows that arrive too late are rejected, and the rest grouped by tag, in a thread ahead of the resampling to use two
+cores. A row up to the clock's `late_seconds` late is sorted into place. Of equal rows the first counts; contradicting
+rows are resolved by the clock's rule. Rejected rows go to the quarantine.
 """
 
 from __future__ import annotations
@@ -27,46 +26,46 @@ Mask = npt.NDArray[np.bool_]
 Index = npt.NDArray[np.int64]
 
 PORTION_ROWS = 2**17
-"""Rows that are grouped at a time: their columns stay in a core's cache, which makes it five times as fast."""
+"""Rows to group at a time: the columns fit into a core's cache, which is five times as fast."""
 CONTRADICTED = "contradicts another row of the same time"
 BAD_ENTRY_EXISTS = np.uint32(0x809F0000)
-"""OPC UA's code for an entry whose time is taken; here, of a time at which rows contradict each other."""
+"""OPC UA code for an entry whose time is taken; marks a time with contradicting rows."""
 
 NO_SAMPLES = Samples(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.uint32))
 
 
 class Chunk(NamedTuple):
-    """Some consecutive rows of an export, in good order."""
+    """Consecutive rows of an export, grouped by tag."""
 
     rows: RawRows
-    """Tag after tag, in the order of the export otherwise."""
+    """Sorted by tag, otherwise in the order of the export."""
     ends: npt.NDArray[np.int64]
-    """Where each tag's rows end (tags,)."""
+    """End of each tag's rows (tags,)."""
     top: int
-    """The youngest time so far."""
+    """Latest time so far."""
     rejects: list[Rejects]
 
 
 def changes(values: npt.NDArray[np.float64]) -> Mask:
-    """Which values differ from the one before; the first does."""
+    """Mark values that differ from the value before, and the first."""
     found: Mask = np.append(True, values[1:] != values[:-1])[: len(values)]
     return found
 
 
 def portions(items: Iterable[tuple[RawRows, list[Rejects]]]) -> Iterator[tuple[RawRows, list[Rejects]]]:
-    """The same rows, at most `PORTION_ROWS` at a time."""
+    """Yield the same rows, at most `PORTION_ROWS` at a time."""
     for rows, rejects in items:
         for start in range(0, max(len(rows.ids), 1), PORTION_ROWS):
             yield rows.take(slice(start, start + PORTION_ROWS)), rejects if start == 0 else []
 
 
 class TagGrouper:
-    """Groups rows by tag as they arrive, and rejects those that come too late.
+    """Groups arriving rows by tag, and rejects late rows.
 
     Args:
-        tags: how many.
-        clock: how late a row may come.
-        silence: time [ns] from which on it is one that no tag was archived in.
+        tags: number of tags.
+        clock: sets how late a row may be.
+        silence: time [ns] without any row from which the archive counts as silent.
     """
 
     def __init__(self, tags: int, clock: Clock, silence: int) -> None:
@@ -74,13 +73,13 @@ class TagGrouper:
         self.late = round(clock.late_seconds * 1e9)
         self.top = UNKNOWN_TIME
         self.silences: list[tuple[int, int]] = []
-        """From when until when no tag was archived."""
+        """Begin and end of each silence."""
         self.counts = {name: np.zeros(tags, np.int64) for name in ("good", "uncertain", "bad")}
         self.displaced = 0
-        """Rows that came late and were put in their place."""
+        """Late rows that were sorted into place."""
 
     def arrange(self, rows: RawRows, rejects: list[Rejects]) -> Chunk:
-        """The rows that came in time, by tag."""
+        """Reject late rows and group the rest by tag."""
         if len(rows.ids):
             rows, late = self._in_time(rows)
             rejects = [*rejects, *late]
@@ -102,13 +101,13 @@ class TagGrouper:
         self.top = int(crest[-1])
         if not late.any():
             return rows, []
-        # Those that are Bad were rejected before.
+        # Bad rows were rejected before.
         fresh = rows.take(late & (severity(rows.statuses) < 2))
-        reason = f"came more than {self.clock.late_seconds:g} s late"
+        reason = f"arrived more than {self.clock.late_seconds:g} s late"
         return rows.take(~late), [Rejects(fresh, np.full(len(fresh.ids), reason, object), None)]
 
     def _listen(self, times: npt.NDArray[np.int64]) -> None:
-        """Note when nothing was archived, up to each of the next times, which are in order."""
+        """Record silences up to the latest of the ascending times."""
         before = times[0] if self.top == UNKNOWN_TIME else self.top
         if times[-1] - before > self.silence:
             moments = np.concatenate([[before], times])
@@ -125,26 +124,26 @@ class TagGrouper:
 
 
 def _by_tag(rows: RawRows, counts: npt.NDArray[np.int64]) -> RawRows:
-    # A radix sort, by as many digits as the codes have.
+    # A radix sort, with as many digits as the codes have.
     codes = rows.codes.astype(np.uint8) if len(counts) <= 256 else rows.codes
     order = np.argsort(codes, kind="stable")
     ids = rows.ids
     consecutive = len(ids) and ids[-1] - ids[0] == len(ids) - 1 and bool((ids[1:] > ids[:-1]).all())
     times, values = rows.times.take(order), rows.values.take(order)
     statuses = rows.statuses.take(order) if rows.statuses.any() else rows.statuses
-    # In place, for fresh memory costs time.
+    # In place, because allocating memory takes time.
     ids = np.add(order, ids[0], out=order) if consecutive else ids.take(order)
     return RawRows(np.repeat(np.arange(len(counts), dtype=np.uint16), counts), times, values, statuses, ids)
 
 
 class TagHistory:
-    """The tags' recent past.
+    """Recent rows of each tag.
 
     Args:
-        tags: how many.
-        clock: how late a row may come, and which of several rows of one time counts.
-        quarantine: takes rows that come twice.
-        episode: the tag whose value changes where an episode begins, of which that moment is kept; None without one.
+        tags: number of tags.
+        clock: sets how late a row may be, and which of several rows with the same time counts.
+        quarantine: for duplicate rows.
+        episode: tag whose changes begin episodes; only the first row of an episode is kept. None if there is none.
     """
 
     def __init__(self, tags: int, clock: Clock, quarantine: RawQuarantine, episode: int | None = None) -> None:
@@ -152,28 +151,28 @@ class TagHistory:
         self.late = round(clock.late_seconds * 1e9)
         self.top = UNKNOWN_TIME
         self._parts: list[list[RawRows]] = [[] for _ in range(tags)]
-        """Each tag's rows in order of time, one part after the other; none is empty."""
+        """Each tag's rows in order of time, in parts that are not empty."""
         self._samples: dict[int, Samples] = {}
-        """What `samples` found, as long as it holds."""
+        """Cache of `samples`."""
 
     @property
     def complete(self) -> int:
-        """Time [ns] before which no row can come any more."""
+        """Time [ns] before which no further row can arrive."""
         return self.top - self.late if self.top != UNKNOWN_TIME else UNKNOWN_TIME
 
     def push(self, chunk: Chunk) -> None:
-        """Take the next rows of the export."""
+        """Add the next rows of the export."""
         self.top = chunk.top
         self._samples.clear()
         rows, ends = chunk.rows, chunk.ends
         back = np.flatnonzero(rows.times[1:] <= rows.times[:-1]) + 1
-        # At the first row of each tag time goes back without harm.
+        # The time may decrease at the first row of each tag.
         back = np.setdiff1d(back, ends)
         disordered = set(np.searchsorted(ends, back, side="right").tolist())
         begin = 0
         for code, end in enumerate(ends.tolist()):
             if end > begin:
-                # Views, whose chunk is let go once `trim` has copied what stays.
+                # Views; `trim` copies the rows that stay and frees the chunk.
                 self._append(code, rows.take(slice(begin, end)), code in disordered)
             begin = end
 
@@ -189,7 +188,7 @@ class TagHistory:
         self._parts[code] = [merged]
 
     def _one_per_time(self, rows: RawRows) -> RawRows:
-        """The row that counts at each time; the others are accounted for here unless they were before."""
+        """Return the row that counts at each time; quarantine the others, unless they were rejected before."""
         first = np.flatnonzero(np.append(True, rows.times[1:] != rows.times[:-1]))
         group = np.cumsum(np.append(True, rows.times[1:] != rows.times[:-1])) - 1
         index = np.arange(len(rows.ids))
@@ -216,16 +215,16 @@ class TagHistory:
         )
 
     def samples(self, code: int) -> Samples:
-        """A tag's history from its last value before the moments that are still to be settled."""
+        """Return a tag's samples, from the last value before the next unsettled time on."""
         if code not in self._samples:
             columns = [(part.times, part.values, part.statuses) for part in self._parts[code]] or [NO_SAMPLES]
             self._samples[code] = Samples(*map(np.concatenate, zip(*columns, strict=True)))
         return self._samples[code]
 
     def trim(self, to: int) -> None:
-        """Forget what no moment from `to` on needs: all before a tag's last value, and all but the first Bad since.
+        """Drop rows that no time from `to` on needs: those before a tag's last value, and later Bad ones but the first.
 
-        Of an episode all but its first row is forgotten.
+        Only the first row of an episode is kept.
         """
         to = min(to, self.complete)
         for code, parts in enumerate(self._parts):
@@ -239,7 +238,7 @@ class TagHistory:
             kept, low = [], 0
             for part, end, high in zip(parts, ends, np.searchsorted(keep, ends).tolist(), strict=True):
                 if low < high:
-                    # A copy, lest a view keep a whole chunk alive.
+                    # Copy, because a view would keep a whole chunk in memory.
                     kept.append(part.take(keep[low:high] - (end - len(part.ids))))
                 low = high
             self._parts[code] = kept
@@ -247,20 +246,20 @@ class TagHistory:
 
 
 class _Made(Generic[Item]):
-    """An item that is ready."""
+    """A finished item."""
 
     def __init__(self, item: Item) -> None:
         self.item = item
 
 
 class _Ended(NamedTuple):
-    """There are no more items."""
+    """End of the items."""
 
     error: BaseException | None
 
 
 def ahead(items: Iterator[Item], depth: int = 2) -> Iterator[Item]:
-    """The same items, made in a thread of its own that runs at most `depth` ahead; its errors come out here."""
+    """Yield items produced by a thread at most `depth` ahead; exceptions of the thread are raised here."""
     ready: queue.Queue[_Made[Item] | _Ended] = queue.Queue(depth)
     stopped = threading.Event()
 
@@ -280,7 +279,7 @@ def ahead(items: Iterator[Item], depth: int = 2) -> Iterator[Item]:
                 if stopped.is_set():
                     return
             hand_on(_Ended(None))
-        except BaseException as error:  # whatever it is, it is raised where the items are used
+        except BaseException as error:  # raised in the consumer
             hand_on(_Ended(error))
 
     thread = threading.Thread(target=work, name="neorl-historian", daemon=True)

@@ -1,4 +1,4 @@
-"""From a log file to a mapping that ingests it as it is, or that says what single line is missing."""
+"""Guess a mapping from a log file, and list the lines that a person must fill in."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from configs.mapping import HistorianMapping
 from configs.process import described_spec
 from configs.yaml_files import load_yaml
 from neorl_core.plants import PLANTS
+from tasks.data.historian.decoder import WORDS
 from tasks.data.historian.guess.columns import Column, TagGuess, guess_tags, look_at
 from tasks.data.historian.guess.draft import Draft, write
 from tasks.data.historian.guess.tables import (
@@ -29,31 +30,30 @@ from tasks.data.historian.guess.tables import (
     time_column,
 )
 from tasks.data.historian.guess.times import TIME_NAME, TimeGuess
-from tasks.data.historian.raw_times import Times
-from tasks.data.historian.raw_values import WORDS
+from tasks.data.historian.timestamps import Times
 from tasks.files.canonical import make_folder, write_atomic
 
 SECOND = 10**9
 START = "2000-01-01T00:00:00Z"
 REGULAR = 0.5
-"""Share of the rows that are as far from the next as the period says, below which they come irregularly."""
+"""Share of rows with exactly or nearly the usual step from which rows count as regular."""
 NEARLY = 0.99
-"""Share of a tag's values by which its usual silence is told."""
+"""Quantile of a tag's steps that counts as the usual silence."""
 SELDOM = 1.5
-"""Periods from which on a tag's usual silence is longer than the others'."""
+"""Periods above which a tag's usual silence is set as the tag's limit."""
 GAPS = 2.5
 """Periods that a signal may be silent: one missed scan is bridged, a longer silence ends the episode."""
 SHORTEST_EPISODE, LONGEST_EPISODE = 10, 1000
 EPISODES = 50
-"""Episodes that a log should make, of which a fifth is held out."""
+"""Least number of episodes that a log should give; a fifth is held out."""
 DAY = 86_400
 UNIT_OF_TIME = re.compile(r"[\[(,_ ]\s*(s|sec|seconds?|min|minutes?|h|hr|hours?|d|days?)\s*[\])]?$", re.IGNORECASE)
-"""The unit at the end of the name of a column of elapsed time."""
+"""Unit at the end of the name of a column with elapsed time."""
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": DAY}
 
 
 class StartedMapping(BaseModel):
-    """What `neorl init --from` made."""
+    """Result of `neorl init --from`."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -61,13 +61,13 @@ class StartedMapping(BaseModel):
     log: Path
     name: str
     signals: dict[str, tuple[str, ...]]
-    """By role, as the mapping calls them."""
+    """Signal names by role."""
     fill_in: tuple[str, ...]
     check: tuple[str, ...]
 
 
 class _Found(NamedTuple):
-    """A table's clock and columns."""
+    """Guesses about a table's clock and columns."""
 
     layout: tuple[str, str]
     columns: tuple[tuple[str, str | None, str], ...]
@@ -75,37 +75,30 @@ class _Found(NamedTuple):
     period: tuple[float | None, str]
     signals: tuple[Column, ...]
     apart: tuple[float, ...] = ()
-    """Seconds within which nearly every value of each signal comes after the one before, 0 where it is not known."""
+    """Usual silence of each signal in seconds, 0 if unknown."""
 
 
 def start_mapping(log: Path, out: Path, name: str | None = None) -> StartedMapping:
-    """Look at a log and write a mapping of it.
+    """Write a mapping of a log.
 
     Args:
         log: a table: text in any dialect, Parquet or xlsx.
-        out: the folder of the mapping.
-        name: of the process; the file's when not given.
-
-    Returns:
-        Where the mapping is, and what a person has to fill in or should check.
+        out: the folder for the mapping.
+        name: of the plant; from the file's name by default.
 
     Raises:
-        BadInput: when the file is no table that could be a log, or the mapping exists.
+        BadInput: if the file cannot be a log, or the mapping exists.
     """
     process = process_name(log, name)
     target = out / f"{process}.yaml"
     if target.exists():
-        raise BadInput(
-            f"expected no file at {target}, got one: name another folder by --out, or the process otherwise."
-        )
+        raise BadInput(f"{target} exists already: name another folder by --out, or another plant name.")
     seen = look(log)
     found = _found(seen, log)
     tags = guess_tags(found.signals, found.layout[0] == "wide", seen.whole)
     if sum(tag.role in ("observation", "set_point", "action") for tag in tags) < 2:
-        raise BadInput(
-            f"expected at least two signals besides the times in {log.name}, got "
-            f"{', '.join(c.name[:30] for c in found.signals[:5]) or 'none'}: export more tags."
-        )
+        names = ", ".join(c.name[:30] for c in found.signals[:5]) or "none"
+        raise BadInput(f"{log.name} needs two signals besides the times, got {names}: export more tags.")
     period = found.period[0]
     if found.apart and period:
         tags = [_with_stale(tag, apart, period) for tag, apart in zip(tags, found.apart, strict=True)]
@@ -122,10 +115,10 @@ def start_mapping(log: Path, out: Path, name: str | None = None) -> StartedMappi
         tags=tuple(tags),
         gap=(
             GAPS * (period or 1.0),
-            "two periods and a half: one missed row is bridged, a longer silence ends the episode",
+            "two and a half periods: one missed row is bridged, a longer silence ends the episode",
         )
         if period
-        else (float(DAY), "rows without a clock follow each other"),
+        else (float(DAY), "rows without a clock are consecutive"),
     )
     written = write(draft)
     make_folder(out)
@@ -140,10 +133,10 @@ def start_mapping(log: Path, out: Path, name: str | None = None) -> StartedMappi
 
 
 def _with_stale(tag: TagGuess, apart: float, period: float) -> TagGuess:
-    """A sloped tag that is archived more seldom than every period, with the silence that is usual of it."""
+    """Set the limit of a sloped tag that is archived less often than every period."""
     if tag.stepped or tag.role == "ignore" or apart <= SELDOM * period:
         return tag
-    why = f"{NEARLY:.0%} of its values come within {apart:g} s of the one before"
+    why = f"{NEARLY:.0%} of the values follow within {apart:g} s"
     return tag._replace(stale=float(math.ceil(GAPS * apart)), reason=f"{tag.reason}; {why}")
 
 
@@ -158,9 +151,9 @@ def _found(seen: Look, log: Path) -> _Found:
             return _Found(("transposed", why), (), _no_clock(), _unknown_period("columns"), signals)
         told = time_column(next(iter(groups.values())).select("timestamp"), log)
         if told is None:
-            raise BadInput(f"expected times in the first row of {log.name}, got others: export ISO 8601.")
+            raise BadInput(f"the first row of {log.name} has no times: export ISO 8601.")
         times = read_times(next(iter(groups.values()))["timestamp"], told[1])
-        columns = (("timestamp", text.first[0], "the first row holds times"),)
+        columns = (("timestamp", text.first[0], "the first row has times"),)
         return _Found(("transposed", why), columns, _clock(told[1]), _period(_steps(times)), signals)
     told = time_column(frame, log)
     if told is None:
@@ -170,17 +163,17 @@ def _found(seen: Look, log: Path) -> _Found:
     if (long := _long(frame, name)) is not None:
         return _long_table(frame, long, name, guess, seen)
     signals = tuple(look_at(each, frame[each], decimal) for each in frame.columns if each != name)
-    columns = (("timestamp", name, f"it holds times: {guess.reason}"),)
+    columns = (("timestamp", name, f"it has times: {guess.reason}"),)
     layout = ("wide", "one column per tag beside the times")
     apart = tuple(_apart(_filled(frame, each), name, guess) for each in signals)
     return _Found(layout, columns, _clock(guess), _period(_steps(times)), signals, apart)
 
 
 def _clock(guess: TimeGuess) -> tuple[tuple[str, str | float | None, str], ...]:
-    zone = ("zone", "UTC", "the times name no zone: write yours, such as Europe/Berlin, where they are local")
+    zone = ("zone", "UTC", "the times have no zone: write yours, such as Europe/Berlin, if they are local")
     if guess.choices:
         quoted = " or ".join(f"'{form}'" for form in guess.choices)
-        return (("format", None, f"{quoted}, for {guess.reason}"), zone)
+        return (("format", None, f"{quoted}: {guess.reason}"), zone)
     if guess.epoch:
         return (("epoch", guess.epoch, guess.reason),)
     if guess.format:
@@ -189,15 +182,15 @@ def _clock(guess: TimeGuess) -> tuple[tuple[str, str | float | None, str], ...]:
 
 
 def _no_clock() -> tuple[tuple[str, str | float | None, str], ...]:
-    return (("start", START, "the table has no clock, so any moment will do"),)
+    return (("start", START, "the table has no clock, so the date is arbitrary"),)
 
 
-def _unknown_period(what: str) -> tuple[None, str]:
-    return None, f"seconds from one of the {what} to the next, such as 180: the table has no clock"
+def _unknown_period(items: str) -> tuple[None, str]:
+    return None, f"seconds between {items}, such as 180: the table has no clock"
 
 
 def _clockless(frame: pl.DataFrame, decimal: str) -> _Found:
-    """A table whose rows are told apart by their order alone; evenly elapsed time in a known unit gives the period."""
+    """Guess for a table without times; an evenly growing column of elapsed time gives the period."""
     layout = ("wide", "one column per tag, and a row per step")
     signals = [look_at(each, frame[each], decimal) for each in frame.columns]
     for name in frame.columns:
@@ -207,14 +200,14 @@ def _clockless(frame: pl.DataFrame, decimal: str) -> _Found:
         steps = np.diff(frame[name].cast(pl.Float64, strict=False).drop_nulls().to_numpy())
         if len(steps) and np.allclose(steps, steps[0]) and steps[0] > 0:
             seconds = round(float(np.median(steps)) * SECONDS[unit[1][0].lower()], 6)
-            # The column itself says nothing more.
+            # The column has no further use.
             signals = [c._replace(levels=1, one="elapsed time") if c.name == name else c for c in signals]
-            return _Found(layout, (), _no_clock(), (seconds, f"'{name}' grows by {steps[0]:g} a row"), tuple(signals))
+            return _Found(layout, (), _no_clock(), (seconds, f"'{name}' grows by {steps[0]:g} per row"), tuple(signals))
     return _Found(layout, (), _no_clock(), _unknown_period("rows"), tuple(signals))
 
 
 def _long(frame: pl.DataFrame, time: str) -> tuple[str, str, str | None] | None:
-    """Columns of tag, value and status, where rows are single values."""
+    """Return the columns of tag, value and status of a long table, or None."""
     others = [name for name in frame.columns if name != time]
     tag = next((name for name in others if TAG_NAME.match(name)), None)
     value = next((name for name in others if VALUE_NAME.match(name)), None)
@@ -231,17 +224,17 @@ def _long_table(
     groups = {str(key[0]): group for key, group in frame.group_by(tag, maintain_order=True) if key[0] is not None}
     signals = tuple(look_at(name, group[value], decimal) for name, group in groups.items())
     columns: list[tuple[str, str | None, str]] = [
-        ("tag", tag, f"{len(groups)} names come again and again"),
-        ("timestamp", time, "it holds times"),
-        ("value", value, "by its name"),
+        ("tag", tag, f"{len(groups)} names recur"),
+        ("timestamp", time, "it has times"),
+        ("value", value, "its name"),
     ]
-    kept, why = status, "by its name"
+    kept, why = status, "its name"
     if status is not None and (odd := _strange_status(frame[status])):
         kept, why = (
             None,
-            f"column '{status}' holds words such as '{odd}': name it here and what they mean in 'statuses'",
+            f"column '{status}' has words such as '{odd}': name it here, and translate the words in 'statuses'",
         )
-    columns.append(("status", kept, why if status is not None else "no column tells of quality"))
+    columns.append(("status", kept, why if status is not None else "there is no column with quality"))
     steps = [_steps(read_times(group[time], guess)) for group in groups.values()]
     apart = tuple(_apart(group, time, guess) for group in groups.values())
     period = _period(np.concatenate(steps) if steps else np.zeros(0, np.int64))
@@ -260,14 +253,14 @@ def _strange_status(column: pl.Series) -> str | None:
 
 
 def _steps(times: Times) -> Times:
-    """ns between moments that follow each other."""
+    """Return the positive differences of sorted times in ns."""
     steps = np.diff(np.sort(times)).astype(np.int64)
     found: Times = steps[steps > 0]
     return found
 
 
 def _filled(frame: pl.DataFrame, column: Column) -> pl.DataFrame:
-    """The rows of a wide table in which a column has a value, where most have none; no rows of another column."""
+    """Return the rows with a value in a column that is mostly empty; no rows for another column."""
     if column.filled > len(frame) / 2:
         return frame.clear()
     given = pl.col(column.name).cast(pl.String).str.strip_chars()
@@ -275,41 +268,41 @@ def _filled(frame: pl.DataFrame, column: Column) -> pl.DataFrame:
 
 
 def _apart(rows: pl.DataFrame, time: str, guess: TimeGuess) -> float:
-    """Seconds within which nearly every one of some rows comes after the one before; 0 of a single one."""
+    """Return the usual silence of some rows in seconds; 0 for a single row."""
     steps = _steps(read_times(rows[time], guess)) if len(rows) > 1 else ()
     return float(np.quantile(steps, NEARLY)) / SECOND if len(steps) else 0.0
 
 
 def _period(steps: Times) -> tuple[float | None, str]:
     if not len(steps):
-        return None, "seconds from one row to the next: the times do not tell"
+        return None, "seconds between rows: the times do not show it"
     usual = int(np.median(steps))
     exactly, nearly = (float((np.abs(steps - usual) <= slack).mean()) for slack in (0, usual / 10))
     if exactly >= REGULAR:
-        return usual / SECOND, f"so far are {exactly:.0%} of the rows from the next"
+        return usual / SECOND, f"{exactly:.0%} of the rows are this far apart"
     if nearly >= REGULAR:
-        return float(f"{usual / SECOND:.3g}"), f"about so far are {nearly:.0%} of the rows from the next"
+        return float(f"{usual / SECOND:.3g}"), f"{nearly:.0%} of the rows are about this far apart"
     return float(f"{usual / SECOND:.2g}"), "values come irregularly, half of them sooner: write the control period"
 
 
 def _horizon(period: float | None, rows: int) -> tuple[int, str]:
     day = DAY / period if period else LONGEST_EPISODE
     steps = int(min(max(min(day, rows / EPISODES), SHORTEST_EPISODE), LONGEST_EPISODE))
-    return steps, "longest episode in periods: as far as a policy shall look ahead; shorter ones make more episodes"
+    return steps, "longest episode in periods, and so how far a policy looks ahead; less gives more episodes"
 
 
 def process_name(log: Path, name: str | None = None) -> str:
-    """The name that was given, or else the log's own.
+    """Return the given name, or one derived from the log's.
 
     Raises:
-        BadInput: when it is no name, or that of a plant that is simulated here.
+        BadInput: if the given name is invalid, or belongs to a simulated plant.
     """
     plain = re.sub(r"[^a-z0-9]+", "_", (name or log.stem).lower()).strip("_") or "plant"
     if name is not None and plain != name:
-        raise BadInput(f"expected a name of a to z, 0 to 9 and _, got '{name[:60]}': write '{plain}'.")
+        raise BadInput(f"the name '{name[:60]}' may only have a to z, 0 to 9 and _: write '{plain}'.")
     plain = plain if plain[0].isalpha() else f"plant_{plain}"
     if plain in PLANTS:
         if name is not None:
-            raise BadInput(f"expected another name than {name}, which is a plant that is simulated here: choose one.")
+            raise BadInput(f"{name} is the name of a simulated plant: choose another.")
         plain = f"{plain}_log"
     return plain

@@ -1,8 +1,7 @@
-"""Tables in the dialects in which people have them, as plain ones that polars streams.
+"""Convert tables in many dialects to tables that polars can stream.
 
-A delimiter, lines to skip, decimal commas and a missing clock cost nothing: polars is told of them. What it cannot read
-(other encodings, blanks as delimiters, a row per tag, workbooks) is first written into a temporary file, in one pass
-that holds a line at a time.
+Delimiters, skipped lines, decimal commas and a missing clock are handled by polars. Other encodings, blanks as
+delimiters, a row per tag and workbooks are first rewritten into a temporary file, line by line.
 """
 
 from __future__ import annotations
@@ -30,24 +29,24 @@ PARQUET = b"PAR1"
 GZIP = b"\x1f\x8b"
 WORKBOOKS = (".xlsx", ".xlsm")
 LONGEST_HEAD = 2**22
-"""Bytes within which a line of a table with a row per moment must end."""
+"""Longest accepted line of a table with a row per time, in bytes."""
 USUAL_LINE = 2**16
 """Bytes within which nearly every line ends."""
 LOOKED_AT_EVERY = 2**25
-"""Bytes between places at which a line's end is looked for."""
+"""Bytes between places to look for the end of a line."""
 LONGEST_LINE = 2**26
-"""Characters of a line that is held in memory."""
+"""Longest line in memory, in characters."""
 MAX_RATIO = 400
-"""Bytes that one byte of a gzip file may stand for; tables of which only the clock moves stay below 150."""
+"""Largest accepted ratio of a gzip file; tables in which only the clock changes stay below 150."""
 FREE_BYTES = 2**26
-"""Bytes of text below which nothing is held against the ratio."""
+"""Bytes of text that are always allowed."""
 KEPT_BYTES = 2**28
-"""Bytes of the disk that are left to others."""
+"""Bytes of disk space to leave free."""
 NUMBER_WITH_COMMA = r"^\s*[+-]?[\d.]*,?[\d.]*([eE][+-]?\d+)?\s*$"
 
 
 def is_parquet(file: Path) -> bool:
-    """Whether a table is Parquet, by its name or by its first bytes."""
+    """Whether a table is Parquet, by name or first bytes."""
     if file.suffix == ".parquet":
         return True
     with file.open("rb") as stream:
@@ -55,36 +54,36 @@ def is_parquet(file: Path) -> bool:
 
 
 def as_read(mapping: HistorianMapping) -> HistorianMapping:
-    """The mapping of the tables that `PlainTables` gives: a table with a row per tag becomes a long one."""
+    """Return the mapping of the tables that `PlainTables` yields: a table with a row per tag becomes long."""
     if mapping.layout != "transposed":
         return mapping
     return mapping.model_copy(update={"layout": "long", "columns": Columns(status=None)})
 
 
 def with_points(name: str) -> pl.Expr:
-    """A column of texts whose decimal commas become points; a point, which is no decimal one there, makes no number."""
+    """Return a column with decimal points for commas; a text with a decimal point does not become a number."""
     text = pl.col(name)
     swapped = text.str.replace_many([",", "."], [".", ","])
     return pl.when(text.str.contains(NUMBER_WITH_COMMA)).then(swapped).otherwise(text).alias(name)
 
 
 def _with_texts(table: pl.LazyFrame) -> pl.LazyFrame:
-    """A table whose categories are texts, as they are in all other tables."""
+    """Convert categories to texts."""
     kinds = (pl.Categorical, pl.Enum)
     coded = [name for name, kind in table.collect_schema().items() if isinstance(kind, kinds)]
     return table.with_columns(pl.col(coded).cast(pl.String)) if coded else table
 
 
 def numbered(columns: list[str]) -> list[str]:
-    """Names of columns that have none."""
+    """Return names for columns without header."""
     return [f"column_{i}" for i in range(1, len(columns) + 1)]
 
 
 class PlainTables:
-    """Tables as polars reads them; what had to be written anew is deleted with this object.
+    """Tables that polars can read. Rewritten files are deleted with this object.
 
     Args:
-        mapping: says in which dialect they are.
+        mapping: sets the dialect.
     """
 
     def __init__(self, mapping: HistorianMapping) -> None:
@@ -93,22 +92,22 @@ class PlainTables:
         self._folder: Path | None = None
 
     def parquet(self, file: Path) -> Path | None:
-        """The Parquet file that holds a table as it is; None where it is a text, or has no clock of its own."""
+        """Return the Parquet file of a table; None for text or without a clock of its own."""
         plain = self._plain(file)
         return plain if is_parquet(plain) and self.mapping.clock.start is None else None
 
     def scan(self, file: Path) -> pl.LazyFrame:
-        """A table with a column of timestamps and, in texts, decimal points.
+        """Return a table with a column of timestamps and with decimal points.
 
         Raises:
-            BadInput: when it does not fit the dialect.
+            BadInput: if it does not fit the dialect.
         """
         plain, mapping = self._plain(file), self.mapping
         dialect, columns = mapping.dialect, mapping.columns
         if is_parquet(plain):
             table = _with_texts(pl.scan_parquet(plain))
         elif dialect == Dialect():
-            # Texts are read as they are: what a number is, is decided row by row.
+            # Read as text; numbers are recognised row by row.
             table = pl.scan_csv(plain, infer_schema=False)
         else:
             table = pl.scan_csv(
@@ -117,7 +116,7 @@ class PlainTables:
                 separator=self._separator(file),
                 skip_lines=dialect.skip_rows,
                 has_header=dialect.header,
-                # Without names polars counts from a number that depends on its version.
+                # polars' own default names depend on its version.
                 with_column_names=None if dialect.header else numbered,
             )
         if mapping.layout == "transposed":
@@ -137,15 +136,15 @@ class PlainTables:
         name = self.mapping.columns.timestamp
         if name in table.collect_schema():
             raise BadInput(
-                f"expected no column '{name}' in {file.name} beside the mapping's clock.start, got one: delete "
-                "clock.start, or give columns.timestamp another name."
+                f"{file.name} has a column '{name}', but the mapping has clock.start: delete clock.start, or give "
+                "columns.timestamp another name."
             )
         start, period = _start_and_period(self.mapping)
         row = pl.col(name).cast(pl.Int64)
         return table.with_row_index(name).with_columns((row * period + start).cast(pl.Datetime("ns", "UTC")))
 
     def _plain(self, file: Path) -> Path:
-        """A table that polars can read: the file itself, unless it had to be written anew."""
+        """Return the table itself, or a rewritten copy that polars can read."""
         if file not in self._written:
             self._written[file] = self._made(file)
         return self._written[file]
@@ -156,9 +155,7 @@ class PlainTables:
         parquet = not workbook and is_parquet(file)
         _check_kind(file, dialect, parquet, workbook)
         if parquet and transposed:
-            raise BadInput(
-                f"expected a text or a workbook with a row per tag, got the Parquet file {file.name}: transpose it."
-            )
+            raise BadInput(f"layout transposed needs text or a workbook, {file.name} is Parquet: transpose it.")
         plain = _unpacked(file, self._target(file, "csv")) if _is_gzip(file) else file
         if workbook:
             plain = self._target(file, "csv")
@@ -168,7 +165,7 @@ class PlainTables:
             return self._transposed(plain, file, dialect)
         if not (parquet or workbook):
             _check_lines(plain)
-        # Where rows are counted, a blank line must not be one.
+        # If clock.start counts rows, blank lines must not count.
         counted = self.mapping.clock.start is not None
         if not parquet and (dialect.encoding != "utf-8" or dialect.delimiter == WHITESPACE or counted):
             return self._rewritten(plain, file, dialect)
@@ -181,7 +178,7 @@ class PlainTables:
         return self._folder / f"{len(list(self._folder.iterdir()))}-{file.stem}.{ending}"
 
     def _rewritten(self, plain: Path, file: Path, dialect: Dialect) -> Path:
-        """The same lines as UTF-8, with tabs where there was any run of blanks; blank lines are left out."""
+        """Rewrite lines as UTF-8, with tabs for runs of blanks, without blank lines."""
         target = self._target(file, "csv")
         with _text(plain, dialect) as source, target.open("w", encoding="utf-8", newline="") as out:
             for number, line in enumerate(_lines(source, file, dialect)):
@@ -190,7 +187,7 @@ class PlainTables:
         return target
 
     def _transposed(self, plain: Path, file: Path, dialect: Dialect) -> Path:
-        """A row per tag as a long table in Parquet: tag, timestamp and value, tag after tag, no row of empty cells."""
+        """Convert a row per tag to a long Parquet table: tag, timestamp and value; empty cells give no row."""
         import pyarrow.parquet as pq
 
         target = self._target(file, "parquet")
@@ -207,8 +204,8 @@ class PlainTables:
                 width = width or len(cells)
                 if len(cells) != width:
                     raise BadInput(
-                        f"expected {width} values in every row of {file.name}, got {len(cells)} in row {number} "
-                        f"('{name[:40]}'): export it again, or correct the mapping's dialect."
+                        f"row {number} ('{name[:40]}') of {file.name} has {len(cells)} values, the first has {width}: "
+                        "export it again, or correct the mapping's dialect."
                     )
                 if times is None:
                     times = self._times(name, cells, file)
@@ -216,7 +213,7 @@ class PlainTables:
                         continue
                 names[name] += 1
                 if names[name] > 1:
-                    raise BadInput(f"expected every tag once in {file.name}, got '{name[:40]}' twice: rename one.")
+                    raise BadInput(f"{file.name} has tag '{name[:40]}' twice: rename one.")
                 frame = pl.DataFrame(
                     {"tag": [name] * width, "timestamp": times, "value": pl.Series(cells, dtype=pl.String)}
                 )
@@ -226,12 +223,12 @@ class PlainTables:
                 writer = writer or pq.ParquetWriter(target, table.schema)
                 writer.write_table(table)
         if writer is None:
-            raise BadInput(f"expected a row per tag in {file.name}, got none: check the mapping's dialect.")
+            raise BadInput(f"{file.name} has no row of a tag: check the mapping's dialect.")
         writer.close()
         return target
 
     def _times(self, name: str, cells: list[str], file: Path) -> pl.Series:
-        """The times of a transposed table's columns: its first row, or those of a clock that the mapping gives."""
+        """Return the times of a transposed table: its first row, or those of clock.start."""
         if self.mapping.clock.start is not None:
             start, period = _start_and_period(self.mapping)
             return (pl.int_range(len(cells), dtype=pl.Int64, eager=True) * period + start).cast(
@@ -239,8 +236,8 @@ class PlainTables:
             )
         if name != self.mapping.columns.timestamp:
             raise BadInput(
-                f"expected the times '{self.mapping.columns.timestamp}' in the first row of {file.name}, got "
-                f"'{name[:40]}': name it in the mapping's columns.timestamp, or give clock.start where there is none."
+                f"the first row of {file.name} is '{name[:40]}', not the times '{self.mapping.columns.timestamp}': "
+                "name it in the mapping's columns.timestamp, or give clock.start if there are no times."
             )
         return pl.Series(cells, dtype=pl.String)
 
@@ -251,7 +248,7 @@ def _is_gzip(file: Path) -> bool:
 
 
 def _unpacked(file: Path, target: Path) -> Path:
-    """The text in a gzip file, in a file of its own; what inflates beyond reason or fills the disk is refused."""
+    """Unpack a gzip file; refuse excessive inflation and a full disk."""
     total, packed = 0, file.stat().st_size
     try:
         with gzip.open(file) as source, target.open("wb") as out:
@@ -259,24 +256,23 @@ def _unpacked(file: Path, target: Path) -> Path:
                 total += len(piece)
                 if total > max(FREE_BYTES, MAX_RATIO * packed):
                     raise BadInput(
-                        f"expected a table packed in {file.name}, got one that inflates to more than {total >> 20} MB, "
-                        f"{total // packed} times its size: unpack it yourself if it is one."
+                        f"{file.name} inflates to more than {total >> 20} MB, {total // packed} times its size: unpack "
+                        "it yourself if it is a table."
                     )
                 if shutil.disk_usage(target.parent).free < KEPT_BYTES + len(piece):
                     raise BadInput(
-                        f"expected room for the text of {file.name} in {target.parent.parent}, got {KEPT_BYTES >> 20} "
-                        f"MB free after {total >> 20} MB of it: make room, or set TMPDIR to a larger disk."
+                        f"{target.parent.parent} has less than {KEPT_BYTES >> 20} MB free after {total >> 20} MB of "
+                        f"{file.name}: make room, or set TMPDIR to a larger disk."
                     )
                 out.write(piece)
     except (OSError, EOFError, zlib.error) as error:
-        raise BadInput(
-            f"expected a whole gzip file, got '{' '.join(str(error).split())[:99]}' in {file.name}: export it again."
-        ) from error
+        reason = " ".join(str(error).split())[:99]
+        raise BadInput(f"{file.name} is not a complete gzip file ({reason}): export it again.") from error
     return target
 
 
 def _start_and_period(mapping: HistorianMapping) -> tuple[int, int]:
-    """ns since 1970, UTC, of the first row, and ns between rows."""
+    """Return the time of the first row, ns since 1970, UTC, and the ns between rows."""
     assert mapping.clock.start is not None
     return mapping.clock.moment(mapping.clock.start), round(
         (mapping.clock.period_seconds or mapping.period_seconds) * SECOND
@@ -284,18 +280,18 @@ def _start_and_period(mapping: HistorianMapping) -> tuple[int, int]:
 
 
 def _check_kind(file: Path, dialect: Dialect, parquet: bool, workbook: bool) -> None:
-    """Hold the dialect's keys against the kind of file, which may have no use for them."""
+    """Refuse keys of the dialect that do not apply to the kind of file."""
     useless = {"encoding", "delimiter"} if workbook else {"sheet"}
     if parquet:
         useless = set(Dialect.model_fields)
     plain = Dialect()
     if odd := sorted(key for key in useless if getattr(dialect, key) != getattr(plain, key)):
         kind = "a Parquet file" if parquet else "a workbook" if workbook else "a text"
-        raise BadInput(f"expected no dialect.{odd[0]} for {kind}, got it for {file.name}: delete it from the mapping.")
+        raise BadInput(f"dialect.{odd[0]} does not apply to {kind} like {file.name}: delete it from the mapping.")
 
 
 def _check_lines(file: Path) -> None:
-    """Refuse what a parser would take for one long line, which covers at least one of the places that are looked at."""
+    """Refuse very long lines, which cover at least one of the places checked."""
     with file.open("rb") as stream:
         for place in range(0, max(file.stat().st_size, 1), LOOKED_AT_EVERY):
             stream.seek(place)
@@ -304,8 +300,8 @@ def _check_lines(file: Path) -> None:
                 piece += stream.read(LONGEST_HEAD - len(piece))
             if len(piece) == LONGEST_HEAD and b"\n" not in piece and stream.read(1):
                 raise BadInput(
-                    f"expected lines of at most {LONGEST_HEAD >> 20} MB in {file.name}, got a longer one: a table with "
-                    "a row per tag has layout transposed, and anything else is no table."
+                    f"{file.name} has a line of more than {LONGEST_HEAD >> 20} MB: set layout transposed if it has a "
+                    "row per tag; otherwise it is not a table."
                 )
 
 
@@ -318,29 +314,27 @@ def _lines(source: IO[str], file: Path, dialect: Dialect) -> Iterator[str]:
     try:
         while line := source.readline(LONGEST_LINE):
             if len(line) == LONGEST_LINE:
-                raise BadInput(
-                    f"expected lines of at most {LONGEST_LINE >> 20} MB in {file.name}, got more: divide it."
-                )
+                raise BadInput(f"{file.name} has a line of more than {LONGEST_LINE >> 20} MB: divide it.")
             yield line
     except UnicodeError as error:
         raise _not_encoded(file, dialect, error) from error
 
 
 def _cells(line: str, number: int, file: Path, dialect: Dialect) -> list[str]:
-    """The cells of a line of a transposed table."""
+    """Return the cells of a line of a transposed table."""
     if dialect.delimiter == WHITESPACE:
         return line.split()
     try:
         return next(csv.reader([line], delimiter=dialect.delimiter))
     except csv.Error as error:
         raise BadInput(
-            f"expected cells of at most {csv.field_size_limit():,} characters in {file.name}, got '{error}' in row "
-            f"{number}: correct the file, or the mapping's dialect."
+            f"a cell in row {number} of {file.name} has more than {csv.field_size_limit():,} characters ({error}): "
+            "correct the file, or the mapping's dialect."
         ) from error
 
 
 def _not_encoded(file: Path, dialect: Dialect, error: UnicodeError) -> BadInput:
+    reason = " ".join(str(error).split())[:99]
     return BadInput(
-        f"expected {dialect.encoding} text in {file.name}, got '{' '.join(str(error).split())[:99]}': name its "
-        "encoding in the mapping's dialect."
+        f"{file.name} is not {dialect.encoding} text ({reason}): name its encoding in the mapping's dialect."
     )

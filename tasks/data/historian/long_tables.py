@@ -1,4 +1,4 @@
-"""Tables of rows as a historian's reader wants them: in pieces, long, and in order of time."""
+"""Convert tables to batches of long rows in order of time."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from configs.mapping import HistorianMapping
 from tasks.data.historian.raw_rows import RawRows, Rejects
 
 BUCKET_ROWS = 4_000_000
-"""Rows that are sorted at a time."""
+"""Rows to sort at a time."""
 
 
 def batches(table: pl.LazyFrame, rows: int) -> Iterator[pl.DataFrame]:
-    """A table's rows in order, at most so many at a time: polars' batches are about as large as one asks."""
+    """Yield a table's rows in order, at most `rows` at a time; polars' own batches may be larger."""
     for batch in table.collect_batches(chunk_size=rows, maintain_order=True):
         yield from batch.iter_slices(rows)
 
 
 class EpisodeNumbers:
-    """Gives each row of a table with a row per step the number of its episode: equal names, equal numbers.
+    """Numbers the episodes of a wide table: equal names get equal numbers.
 
-    Where an episode begins is decided in order of time, among the rows whose time counts: none of them stands for the
-    others. An empty cell goes on with the episode before, and a row without any value is in none. The numbers are
-    hashes, so that neither their memory nor the pieces in which a table is read matter.
+    `TagHistory` later finds the beginnings in order of time, among valid rows. An empty cell continues the episode
+    before, and a row without any value belongs to none. Numbers are hashes, so that they need no memory and do not
+    depend on batches.
 
     Args:
-        column: its name, which may hold numbers or texts; None where there is none.
-        tags: the columns that hold values.
+        column: name of the episode column, with numbers or texts; None if there is none.
+        tags: columns with values.
     """
 
     def __init__(self, column: str | None, tags: Iterable[str]) -> None:
@@ -40,7 +40,7 @@ class EpisodeNumbers:
         self._last: str | None = None
 
     def number(self, batch: pl.DataFrame) -> pl.DataFrame:
-        """The same rows with numbers in that column."""
+        """Return the rows with numbers in the episode column."""
         if self.column is None:
             return batch
         name = pl.col(self.column).cast(pl.String).str.strip_chars()
@@ -49,19 +49,19 @@ class EpisodeNumbers:
         known = rows.select(pl.col("given").forward_fill().fill_null(pl.lit(self._last, pl.String)))["given"]
         self._last = known[-1] if len(known) else self._last
         counted = known.is_not_null() & (rows["given"].is_not_null() | rows["valued"])
-        # As many bits as a double holds.
+        # As many bits as a double stores exactly.
         numbers = (known.hash() // 2**11).cast(pl.Float64)
         return batch.with_columns(numbers.set(~counted, None).alias(self.column))
 
 
 def _is_empty(name: str, kind: pl.DataType) -> pl.Expr:
-    """Whether a cell of a column holds nothing."""
+    """Whether a cell of a column is empty."""
     nothing = pl.col(name).is_null()
     return nothing | (pl.col(name).str.strip_chars() == "") if kind == pl.String else nothing
 
 
 def long_rows(batch: pl.DataFrame, mapping: HistorianMapping) -> pl.DataFrame:
-    """A wide batch as long rows, row after row; an empty cell without a status is no row, for nothing was archived."""
+    """Convert a wide batch to long rows; an empty cell without a status gives no row, because nothing was archived."""
     columns = mapping.columns
     tags = [name for name in mapping.tags if name in batch.columns]
     texts = any(batch[tag].dtype == pl.String for tag in tags)
@@ -72,7 +72,7 @@ def long_rows(batch: pl.DataFrame, mapping: HistorianMapping) -> pl.DataFrame:
     empty = _is_empty("value", long.schema["value"])
     if columns.status_suffix is not None:
         kept = [f"{tag}{columns.status_suffix}" for tag in tags]
-        # A tag without a status column is Good, one with an empty cell has no status; an episode's name always counts.
+        # Tags without a status column are Good, empty status cells are missing, and names of episodes always count.
         lacking = [tag for tag, name in zip(tags, kept, strict=True) if name not in batch.columns]
         lacking += [mapping.episode] if mapping.episode is not None else []
         none = [pl.lit(None, pl.String).alias(name) for name in kept if name not in batch.columns]
@@ -95,7 +95,7 @@ def long_rows(batch: pl.DataFrame, mapping: HistorianMapping) -> pl.DataFrame:
 def sorted_rows(
     chunks: Iterator[tuple[RawRows, list[Rejects]]], period: tuple[int, int], rows: int, folder: Path
 ) -> Iterator[tuple[RawRows, list[Rejects]]]:
-    """Rows in order of time, by way of one file per stretch of time; equal times keep the order they came in."""
+    """Sort rows by time through one temporary file per stretch of time; rows with equal times keep their order."""
     begin, end = period
     buckets = max(-(-rows // BUCKET_ROWS), 1)
     width = (end - begin) // buckets + 1

@@ -1,4 +1,4 @@
-"""Timestamps as historians write them, as ns since 1970 in UTC; and which of them a clock gone astray has written."""
+"""Convert historian timestamps to ns since 1970 in UTC, and find rows written by a wrong clock."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ DAY = 86_400 * SECOND
 ISO_DATE = r"^\d{4}-\d{2}-\d{2}[T ]\d{2}:"
 OFFSET = r"(Z|[+-]\d{2}:?\d{2})$"
 OTHER_SPELLINGS = (
-    # ISO 8601's basic form.
+    # ISO 8601 basic format.
     (r"^(\d{4})(\d{2})(\d{2})[T ](\d{2})(\d{2})(\d{2})", "${1}-${2}-${3}T${4}:${5}:${6}"),
     (r"^(\d{4})(\d{2})(\d{2})[T ](\d{2})(\d{2})", "${1}-${2}-${3}T${4}:${5}"),
     (r"^(\d{4})(\d{2})(\d{2})[T ](\d{2})", "${1}-${2}-${3}T${4}:00"),
-    # With the year first there is one way to read a date, whatever stands between its parts.
+    # With the year first, a date is unambiguous with any separator.
     (r"^(\d{4})[-/.:](\d{1,2})[-/.:](\d{1,2})", "${1}-0${2}-0${3}"),
     (r"^(\d{4})-0?(\d{2})-0?(\d{2})", "${1}-${2}-${3}"),
     (r"^(\d{4}-\d{2}-\d{2})$", "${1}T00:00"),
@@ -35,58 +35,58 @@ OTHER_SPELLINGS = (
     # Offsets of whole hours.
     (r"([T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?) ?([+-]\d{2})$", "${1}${2}:00"),
 )
-"""What is ISO 8601 too, or can be read in one way only, and how polars wants it."""
+"""Other unambiguous spellings, and the ISO 8601 form that polars reads."""
 MOST_SHOWN = 60
 FOLLOWERS = 64
-"""Rows that follow one that jumped ahead, and decide whether it is an outlier."""
+"""Rows after a jump ahead that decide whether it is an outlier."""
 FIRST_YEAR, LAST_YEAR = "1685", "2254"
-"""Years that 64 bits hold in ns."""
+"""Years that fit into 64 bits in ns."""
 LEAST_FALL_SECONDS = 60.0
-"""A row that is less behind is late by a scan's jitter, and tells of no clock that was set back."""
+"""Shortest step back that counts as a changed clock; shorter ones are jitter of a scan."""
 MAX_MICROSECONDS = 9_000_000_000_000_000
-"""About the year 2255, a bit less than what 64 bits hold in ns; historians write 9999 for 'never'."""
+"""About the year 2255, less than 64 bits hold in ns; historians write 9999 for 'never'."""
 
 UNREADABLE, MISSING, AMBIGUOUS, SKIPPED, OUT_OF_RANGE = 1, 2, 3, 4, 5
 REASONS = {
     UNREADABLE: "timestamp cannot be read",
     MISSING: "timestamp is missing",
-    AMBIGUOUS: "timestamp comes twice, for clocks were set back",
-    SKIPPED: "timestamp does not exist, for clocks were set forward",
+    AMBIGUOUS: "timestamp is ambiguous, because clocks were set back",
+    SKIPPED: "timestamp does not exist, because clocks were set forward",
     OUT_OF_RANGE: "timestamp is out of range",
 }
 ASTRAY = "timestamp is more than a day ahead of the rows around it"
-FAR = "timestamp is implausibly far from those of nearly all rows"
+FAR = "timestamp is implausibly far from nearly all others"
 
 
 class SecondPass:
-    """Tells by the order of rows which of them a clock that was set back wrote in the second of two equal hours.
+    """Finds, by the order of rows, those of the repeated hour after a clock was set back.
 
-    The second pass begins with the row that falls back further than a row may come late. Where rows come so rarely that
-    either pass may hold one moment alone, as every hour, it also begins with the row of a tag that has one there. What
-    then comes from the hour's end is a late row of the first pass, until the second one is under way.
+    The repetition begins with the row that falls back further than a row may be late. If rows are so rare that the
+    hour may have a single time, as with hourly rows, it also begins with the second row of a tag at that time. Later
+    rows from the end of the hour count as late rows of the first pass, until the second pass gets that far.
 
     Args:
-        late_seconds: how late a row may come; half of the hour always tells.
+        late_seconds: how late a row may be; a fall by half an hour always counts.
     """
 
     def __init__(self, late_seconds: float) -> None:
         self.late = round(max(late_seconds, LEAST_FALL_SECONDS) * 1e9)
         self.met = False
-        """Whether there was such an hour."""
+        """Whether a repeated hour occurred."""
         self._first = self._crest = UNKNOWN_TIME
         self._begun = self._again = UNKNOWN_TIME
-        """Where the second pass began, and how far it has come; not yet where unknown."""
+        """Begin and progress of the repetition; unknown before it begins."""
         self._single: set[object] | None = None
-        """The tags of the hour's first moment, as long as there is no other one; None where that tells nothing."""
+        """Tags seen at the hour's first time, while there is no other time; None if this is not decisive."""
 
     def of(self, earlier: Times, width: int, before: Times, tags: pl.Series) -> Mask:
-        """Which rows belong to the second pass (n,), in the order of the file; calls go on from each other.
+        """Mark the rows of the repetition (n,); calls continue each other in the order of the file.
 
         Args:
-            earlier: the earlier of the two times of each row (n,), ns.
-            width: ns between the two.
+            earlier: earlier interpretation of each row's time (n,), ns.
+            width: ns between the two interpretations.
             before: time of the row before each (n,).
-            tags: whose rows they are (n,).
+            tags: tag of each row (n,).
         """
         self.met = True
         second = np.zeros(len(earlier), bool)
@@ -126,7 +126,7 @@ class SecondPass:
 
 
 class TimestampReader:
-    """Reads the timestamps of one file, batch after batch; the state is what tells the second of two equal hours.
+    """Reads the timestamps of one file in batches; keeps the state for repeated hours.
 
     Args:
         clock: zone and rules.
@@ -141,19 +141,19 @@ class TimestampReader:
     def read(
         self, column: pl.Series, file: str, tags: pl.Series | None = None
     ) -> tuple[Times, npt.NDArray[np.uint8] | None]:
-        """Times (n,), and why each could not be read (0 where it could), or None where all could.
+        """Return times (n,), and codes of `REASONS` for unreadable times (0 if readable), or None if all are readable.
 
         Args:
             column: timestamps (n,), in the order of the file.
             file: for messages.
-            tags: whose rows they are (n,), null where nobody's; None where each row is one of all tags.
+            tags: tag of each row (n,), null if unknown; None if each row is one of all tags.
 
         Raises:
-            BadInput: when the column holds no times, or none can be read.
+            BadInput: if the column has no times, or none is readable.
         """
         given = column.null_count()
         if self.clock.format is not None and column.dtype.is_integer():
-            column = column.cast(pl.String)  # digits alone, such as 20260131
+            column = column.cast(pl.String)  # digits only, such as 20260131
         if isinstance(column.dtype, pl.Datetime) and column.dtype.time_zone is not None:
             times, reasons = _in_range(column)
         elif isinstance(column.dtype, pl.Datetime) or column.dtype == pl.Date:
@@ -164,10 +164,11 @@ class TimestampReader:
             times, reasons = self._numbers(column)
         else:
             raise BadInput(
-                f"expected times in {file}, got numbers: say what they count since 1970 in the mapping's clock.epoch."
+                f"the times in {file} are numbers: set their unit since 1970 in the mapping's clock.epoch, such as s "
+                "or ms."
             )
         if self.clock.ambiguous != "quarantine":
-            times, reasons = self._told_apart(times, reasons, tags)
+            times, reasons = self._resolved(times, reasons, tags)
         if given and reasons is None:
             reasons = np.zeros(len(times), np.uint8)
         if given and reasons is not None:
@@ -176,10 +177,10 @@ class TimestampReader:
             times = np.where(reasons == 0, times, UNKNOWN_TIME)
         return times, reasons
 
-    def _told_apart(
+    def _resolved(
         self, times: Times, reasons: npt.NDArray[np.uint8] | None, tags: pl.Series | None
     ) -> tuple[Times, npt.NDArray[np.uint8] | None]:
-        """The same times with those that come twice, of which the earlier is given, by the clock's rule."""
+        """Resolve ambiguous times, given as the earlier ones, by the clock's rule."""
         own = np.arange(len(times)) if tags is None else np.flatnonzero(tags.is_not_null().to_numpy())
         before = np.append(self._last, times[own])
         self._last = int(before[-1])
@@ -225,20 +226,19 @@ class TimestampReader:
         if odd.any():
             mask = odd.to_numpy()
             times[mask], reasons[mask] = self._iso(_respelt(text.filter(odd)))
-        # A time that comes twice was read, whatever becomes of it.
+        # Ambiguous times were readable.
         read = (reasons == 0) | (reasons == AMBIGUOUS)
         if len(text) and not self._any and not read.any() and column.null_count() < len(text):
             shown = str(column.drop_nulls()[0])[:MOST_SHOWN]
             raise BadInput(
-                f"expected timestamps such as 2026-01-31T23:59:59.5Z in {file}, got '{shown}', which "
-                "can be read in more than one way: say which in the mapping's clock.format, such as %d.%m.%Y, or "
-                "export ISO 8601."
+                f"'{shown}' in {file} is not an unambiguous time: set its format in the mapping's clock.format, such "
+                "as %d.%m.%Y, or export ISO 8601, such as 2026-01-31T23:59:59.5Z."
             )
         self._any |= bool(read.any())
         return times, reasons if reasons.any() else None
 
     def _iso(self, text: pl.Series) -> tuple[Times, npt.NDArray[np.uint8]]:
-        """Times in ISO 8601's extended form, and why others could not be read."""
+        """Read times in ISO 8601 extended format; return codes of `REASONS` for the others."""
         iso = text.str.contains(ISO_DATE).fill_null(False)
         offset = text.str.contains(OFFSET).fill_null(False)
         with_offset = iso & offset
@@ -252,16 +252,16 @@ class TimestampReader:
             mask = which.to_numpy()
             if mask.any():
                 chosen = text.filter(which)
-                # A format is guessed from the first text: a millisecond more or less must not lose the others.
+                # polars infers a format from the first text, so give all texts a fraction of a second.
                 chosen = chosen.str.replace(r"^(\d{4}-\d{2}-\d{2}) ", "${1}T").str.replace(
                     r"(T\d{2}:\d{2}:\d{2})(Z|[+-]\d{2}:?\d{2})?$", "${1}.0${2}"
                 )
                 zone = "UTC" if which is with_offset else None
                 try:
                     parsed = chosen.str.to_datetime(time_unit="ns", time_zone=zone, strict=False)
-                except pl.exceptions.ComputeError:  # not one of them fits any format
+                except pl.exceptions.ComputeError:  # no text fits any format
                     continue
-                # In ns a year beyond these would come out as another one.
+                # Years outside this range would overflow in ns.
                 far = ~chosen.str.slice(0, 4).is_between(pl.lit(FIRST_YEAR), pl.lit(LAST_YEAR))
                 found, why = judge(parsed.set(far, None) if far.any() else parsed)
                 times[mask] = found
@@ -270,7 +270,7 @@ class TimestampReader:
         return times, reasons
 
     def _formatted(self, text: pl.Series, file: str) -> tuple[Times, npt.NDArray[np.uint8] | None]:
-        """Times written as the clock's format says; an offset in them counts, otherwise they are the zone's."""
+        """Read times in the clock's format; without an offset they are in the mapping's zone."""
         written = str(self.clock.format)
         form, ending = chrono_format(written)
         if "%S,%f" in written:
@@ -278,12 +278,12 @@ class TimestampReader:
         whole = text + ending
         found = whole.str.to_datetime(form, time_unit="us", strict=False)
         year = found.dt.year()
-        # In ns a year beyond these would come out as another one.
+        # Years outside this range would overflow in ns.
         far = ((year < int(FIRST_YEAR)) | (year > int(LAST_YEAR))).fill_null(False)
         found = whole.set(far, None).str.to_datetime(form, time_unit="ns", strict=False)
         if len(text) and not self._any and found.null_count() == len(text) > text.null_count() + far.sum():
             odd = str(text.drop_nulls()[0])[:MOST_SHOWN]
-            raise BadInput(f"expected timestamps written as '{written}' in {file}, got '{odd}': correct clock.format.")
+            raise BadInput(f"'{odd}' in {file} does not fit the format '{written}': correct clock.format.")
         self._any |= found.null_count() < len(text)
         times, reasons = _in_range(found) if "%z" in written else self._local(found)
         if reasons is not None:
@@ -291,7 +291,7 @@ class TimestampReader:
         return times, reasons
 
     def _local(self, column: pl.Series) -> tuple[Times, npt.NDArray[np.uint8] | None]:
-        """Times that name no zone: the mapping says which. Of those that come twice the earlier, as AMBIGUOUS."""
+        """Convert times without zone to UTC; ambiguous ones become the earlier time, with the code AMBIGUOUS."""
         zone = self.clock.zone
         if zone == "UTC":
             return _in_range(column.dt.replace_time_zone("UTC"))
@@ -310,7 +310,7 @@ class TimestampReader:
 
 
 def _respelt(text: pl.Series) -> pl.Series:
-    """Times as ISO 8601's extended form with points, as far as there is only one way to read them."""
+    """Rewrite unambiguous spellings as ISO 8601 extended format."""
     for pattern, instead in OTHER_SPELLINGS:
         text = text.str.replace(pattern, instead)
     return text
@@ -335,11 +335,11 @@ def _in_range(column: pl.Series) -> tuple[Times, npt.NDArray[np.uint8] | None]:
 
 
 def find_astray(times: Times, top: int) -> Mask:
-    """Rows stamped more than a day ahead of all before them, while most of the rows that follow are behind again.
+    """Mark rows more than a day ahead of all earlier rows, if most of the following rows are behind them again.
 
     Args:
-        times: in the order of the file, `UNKNOWN_TIME` where unknown (n,).
-        top: the youngest time of the rows before.
+        times: in the order of the file, `UNKNOWN_TIME` if unknown (n,).
+        top: latest time of the earlier rows.
     """
     astray = np.zeros(len(times), bool)
     known = np.flatnonzero(times != UNKNOWN_TIME)
@@ -347,7 +347,7 @@ def find_astray(times: Times, top: int) -> Mask:
     position = 0
     while position < len(at):
         crest = np.maximum.accumulate(np.concatenate([[top], at[position:]]))[:-1]
-        # Nothing is ahead of nothing: for the first row of all only its followers decide.
+        # The very first row has no predecessors, so only the rows after it decide.
         jumps = np.flatnonzero((crest == UNKNOWN_TIME) | (at[position:] > np.maximum(crest, UNKNOWN_TIME + DAY) + DAY))
         if not len(jumps):
             break

@@ -1,4 +1,4 @@
-"""What each row of a historian's table says: a number with a status, or why it does not count."""
+"""Decode the values and statuses of historian rows, and reject invalid rows with a reason."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import polars as pl
 
 from configs.errors import BadInput
 from configs.mapping import HistorianMapping
-from tasks.data.historian.periods import Implausible
+from tasks.data.historian.implausible_times import Implausible
 from tasks.data.historian.raw_rows import RawRows, Rejects
-from tasks.data.historian.raw_times import ASTRAY, FAR, REASONS, TimestampReader
 from tasks.data.historian.resample import BAD, GOOD, UNCERTAIN
+from tasks.data.historian.timestamps import ASTRAY, FAR, REASONS, TimestampReader
 
 WORDS = {"good": GOOD, "uncertain": UNCERTAIN, "bad": BAD}
-"""Statuses in words; 'Uncertain_SubNormal' and the like count by how they begin."""
+"""Statuses as words; 'Uncertain_SubNormal' etc. count by their beginning."""
 OPC_DA = np.array([BAD, UNCERTAIN, 0xC0000000, GOOD], np.uint32)
-"""Statuses by the two highest of an OPC DA quality's eight bits; the third value is not used by that standard."""
+"""Statuses by the two highest bits of an OPC DA quality; the third value is unused in that standard."""
 OPC_DA_CODES = 256
 NAMELESS = "tag is missing"
 LONGEST_TEXT = 60
 MOST_NAMED = 100
-"""Texts and status codes that reasons name one by one."""
+"""Texts and status codes to name in reasons."""
 
 
 class Decoder:
-    """Turns batches of a table into rows of the mapped tags, and tells of those that do not count.
+    """Decodes batches of a table into rows of the mapped tags and rejected rows.
 
     Args:
-        mapping: what tags, texts and statuses mean.
-        implausible: times that are not believed.
+        mapping: of tags, texts and statuses.
+        implausible: times to reject.
     """
 
     def __init__(self, mapping: HistorianMapping, implausible: Implausible) -> None:
@@ -54,18 +54,18 @@ class Decoder:
         base: int,
         astray: npt.NDArray[np.int64],
     ) -> tuple[RawRows, list[Rejects], bool]:
-        """The rows of the mapped tags, those that do not count, and whether there were tags the mapping does not know.
+        """Return rows of the mapped tags, rejected rows, and whether there were tags unknown to the mapping.
 
         Args:
-            frame: code, nameless, timestamp, value, perhaps status and row.
-            stamps: the timestamp of each row; of a wide table `row` says whose they are.
+            frame: code, nameless, timestamp, value, optionally status and row.
+            stamps: timestamps; for a wide table `row` assigns them.
             clock: reads the timestamps.
             file: for messages.
             base: id of the first row.
-            astray: numbers of rows, from the frame's first, whose clock was wrong; others may be among them.
+            astray: numbers of rows with a wrong clock, relative to the frame.
 
         Returns:
-            Rows with a time: those whose value is unusable have status Bad.
+            Rows with a time; rows with an unusable value have status Bad.
         """
         count = len(frame)
         times, unreadable = self._times(frame, stamps, clock, file)
@@ -92,7 +92,7 @@ class Decoder:
             if odd is not None:
                 suspects |= odd
         keep, rejects = mapped, list[Rejects]()
-        # Few rows are suspect, as a rule: what is wrong is found for those alone.
+        # Usually few rows are suspect, so determine reasons for those only.
         where = np.flatnonzero(suspects & (mapped | nameless if strange else mapped))
         if len(where):
             some = rows.take(where)
@@ -117,7 +117,7 @@ class Decoder:
     def _times(
         self, frame: pl.DataFrame, stamps: pl.Series, clock: TimestampReader, file: str
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8] | None]:
-        """Times (n,), and why each could not be read, or None where all could."""
+        """Return times (n,), and codes of `REASONS`, or None if all are readable."""
         if "row" in frame.columns:
             row = frame["row"].to_numpy()
             times, unreadable = clock.read(stamps, file)
@@ -128,7 +128,7 @@ class Decoder:
         return clock.read(stamps, file, tags)
 
     def _suspects(self, rows: RawRows) -> npt.NDArray[np.bool_]:
-        """Rows whose value or status needs a second look."""
+        """Mark rows whose value or status needs a second look."""
         worst = UNCERTAIN if self.mapping.treat_uncertain_as_bad else BAD
         found: npt.NDArray[np.bool_] = ~np.isfinite(rows.values) | (rows.statuses >= worst)
         return found | self._outside(rows) if self._ranged else found
@@ -155,7 +155,7 @@ class Decoder:
             _note(reasons, self._outside(rows), "value is outside the instrument's range")
 
     def _named(self, kind: str, which: str) -> str:
-        """A reason that tells the text or code, as long as there are not too many: a wrong column may hold anything."""
+        """Return a reason with the text or code, unless there are too many: a wrong column may contain anything."""
         before = self._named_before.setdefault(kind, set())
         if which not in before and len(before) >= MOST_NAMED:
             return kind
@@ -165,8 +165,8 @@ class Decoder:
     def _with_states(
         self, texts: pl.Series, codes: npt.NDArray[np.uint16], values: npt.NDArray[np.float64]
     ) -> npt.NDArray[np.float64]:
-        """Values with the numbers that the mapping gives to texts."""
-        found = values.copy()
+        """Replace texts by the mapping's numbers."""
+        result = values.copy()
         for code, tag in enumerate(self.mapping.tags.values()):
             if tag.states:
                 mine = np.flatnonzero((codes == code) & np.isnan(values))
@@ -174,11 +174,11 @@ class Decoder:
                 numbers = given.replace_strict(
                     list(tag.states), list(tag.states.values()), default=None, return_dtype=pl.Float64
                 )
-                found[mine] = numbers.to_numpy()
-        return found
+                result[mine] = numbers.to_numpy()
+        return result
 
     def _statuses(self, frame: pl.DataFrame, file: str) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_] | None]:
-        """Status codes of OPC UA (n,), and where there was none."""
+        """Return OPC UA status codes (n,), and which were missing."""
         if "status" not in frame.columns:
             return np.zeros(len(frame), np.uint32), None
         column = frame["status"]
@@ -219,23 +219,23 @@ class Decoder:
         return int(OPC_DA[(number >> 6) & 3]) if self.mapping.status_codes == "opc_da" else number
 
     def _check_kind_of(self, codes: npt.NDArray[np.uint32], file: str) -> None:
-        """Refuse numbers whose meaning would be guessed: below 256 OPC UA has 0 alone, and OPC DA all of its own."""
+        """Refuse ambiguous numbers: below 256 OPC UA uses only 0, and OPC DA all codes."""
         if self.mapping.status_codes is None and len(odd := codes[(codes > 0) & (codes < OPC_DA_CODES)]):
             raise BadInput(
-                f"expected the mapping to say what the statuses of {file} mean, got the number {odd[0]}: with "
-                "'status_codes: opc_da' 192 is Good and 0 is Bad, with 'status_codes: opc_ua' 0 is Good."
+                f"the status {odd[0]} in {file} is ambiguous: set 'status_codes: opc_da' in the mapping (192 is Good, "
+                "0 is Bad) or 'status_codes: opc_ua' (0 is Good)."
             )
 
     def _unknown_status(self, text: str, file: str) -> BadInput:
         return BadInput(
-            f"expected a status Good, Uncertain, Bad or an OPC UA code in {file}, got '{text}': "
-            "translate the historian's own words in the mapping's 'statuses'."
+            f"'{text}' in {file} is neither Good, Uncertain, Bad nor an OPC UA code: translate the historian's words "
+            "in the mapping's 'statuses'."
         )
 
     def _texts(
         self, frame: pl.DataFrame, where: npt.NDArray[np.int64], unreadable: npt.NDArray[np.uint8] | None
     ) -> list[str | None] | None:
-        """What stood where a number, or a time, could not be read."""
+        """Return the text of each number or time that could not be read."""
         if frame["value"].dtype != pl.String and unreadable is None:
             return None
         shown: list[str | None] = [None] * len(where)
@@ -256,7 +256,7 @@ def _misplaced(
     lost: npt.NDArray[np.bool_] | None,
     far: npt.NDArray[np.bool_] | None,
 ) -> npt.NDArray[Any]:
-    """Why some rows do not count for their tag or their time; None where they do."""
+    """Return reasons for rows with an invalid tag or time; None for valid rows."""
     reasons = np.full(len(where), None, object)
     if nameless is not None:
         reasons[nameless[where]] = NAMELESS
@@ -278,7 +278,7 @@ def _numbers(column: pl.Series) -> npt.NDArray[np.float64]:
 
 
 def _states(texts: pl.Series) -> pl.Series:
-    """The texts that are no numbers, null where they are or there is none."""
+    """Return texts that are not numbers, null elsewhere."""
     plain = texts.str.strip_chars()
     number = (plain == "") | plain.cast(pl.Float64, strict=False).is_not_null()
     return plain.set(number.fill_null(True), None)

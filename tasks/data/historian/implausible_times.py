@@ -1,7 +1,7 @@
-"""When a log was written: its stretches of time, and those that a wrong clock invented.
+"""Find times invented by a wrong clock.
 
-A row stamped 1970, 2300 or 9999 stretches a log by decades that it knows nothing of. Times are therefore gathered into
-stretches without a break of a day, and a stretch far from all others that holds next to no rows is not believed.
+A row stamped 1970, 2300 or 9999 would extend a log by decades. Times are joined into stretches without a break of a
+day, and a stretch far from all others with very few rows is implausible.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ DAY = 86_400 * 10**9
 MONTH = 30 * DAY
 DECADE = 3653 * DAY
 FEW = 0.01
-"""Share of the rows below which a stretch more than a month away is not believed."""
+"""Share of rows below which a stretch more than a month away is implausible."""
 MANY = 0.5
-"""Share of the rows below which a stretch more than ten years away is not believed."""
+"""Share of rows below which a stretch more than ten years away is implausible."""
 NEVER = np.iinfo(np.int64).max
 
 
 class Stretches(NamedTuple):
-    """Stretches of time, in order, with a day or more between them; arrays (S,)."""
+    """Stretches of time, in order, at least a day apart; arrays (S,)."""
 
     first: Times
     last: Times
     rows: Times
     total: npt.NDArray[np.float64]
-    """Sum of the rows' times, ns."""
+    """Sum of the row times, ns."""
 
     @staticmethod
     def joined(parts: Sequence[Stretches]) -> Stretches:
-        """Stretches of several parts as those of the whole."""
+        """Join the stretches of several parts."""
         if not parts:
             return Stretches.of(np.zeros(0, np.int64))
         every = Stretches._make(np.concatenate(columns) for columns in zip(*parts, strict=True))
@@ -57,7 +57,7 @@ class Stretches(NamedTuple):
 
     @staticmethod
     def of(times: Times) -> Stretches:
-        """Stretches of known times, which may be in any order."""
+        """Return the stretches of known times in any order."""
         if not len(times):
             nothing = np.zeros(0, np.int64)
             return Stretches(nothing, nothing, nothing, np.zeros(0))
@@ -66,7 +66,7 @@ class Stretches(NamedTuple):
             total = np.array([times.sum(dtype=np.float64)])
             return Stretches(np.array([least]), np.array([most]), np.array([len(times)]), total)
         ordered = times if (times[1:] >= times[:-1]).all() else np.sort(times)
-        # Halves, for a difference of two times need not fit into 64 bits.
+        # Halves, because the difference of two times may exceed 64 bits.
         begins = np.flatnonzero(np.append(True, ordered[1:] // 2 - ordered[:-1] // 2 > DAY // 2))
         ends = np.append(begins[1:], len(ordered))
         total = np.add.reduceat(ordered.astype(np.float64), begins)
@@ -74,15 +74,15 @@ class Stretches(NamedTuple):
 
     @property
     def apart(self) -> float:
-        """The greatest time between two of them, ns."""
+        """The longest break between two of them, ns."""
         return float((self.first[1:] / 1.0 - self.last[:-1]).max(initial=0.0))
 
     def take(self, which: npt.NDArray[np.bool_]) -> Stretches:
-        """Some of them, by mask (S,)."""
+        """Select stretches by mask (S,)."""
         return Stretches._make(column[which] for column in self)
 
     def implausible(self) -> npt.NDArray[np.bool_]:
-        """Stretches that are not believed (S,): far from the one with most rows in rows that are next to none."""
+        """Mark stretches far from the one with most rows and with very few rows (S,)."""
         wrong = np.zeros(len(self.first), bool)
         if len(wrong) < 2:
             return wrong
@@ -92,17 +92,13 @@ class Stretches(NamedTuple):
             apart = self.first[known][1:] / 2 - self.last[known][:-1] / 2 > distance / 2
             group = np.cumsum(np.append(False, apart))
             held = np.bincount(group, share[known])
-            # The group with most rows stays, however the others divide what is left.
+            # The group with most rows always stays.
             wrong[known] |= (held < min(least, held.max()))[group]
         return wrong
 
 
 class Implausible:
-    """The times that are not believed.
-
-    Args:
-        stretches: they lie in.
-    """
+    """Implausible times, given as stretches."""
 
     def __init__(self, stretches: Stretches) -> None:
         self._edges = np.stack([stretches.first, stretches.last + 1], axis=1).ravel()
@@ -111,22 +107,22 @@ class Implausible:
         return bool(len(self._edges))
 
     def among(self, times: Times) -> npt.NDArray[np.bool_]:
-        """Which times are not believed (n,)."""
+        """Mark implausible times (n,)."""
         found: npt.NDArray[np.bool_] = np.searchsorted(self._edges, times, side="right") % 2 == 1
         return found
 
 
 class FileTimes(NamedTuple):
-    """What the timestamps of a file say."""
+    """Summary of a file's timestamps."""
 
     stretches: Stretches
     earliest: int
-    """The first time of a row that did not come late."""
+    """First time of a row that is not late."""
     rows: int
     behind: int
-    """Rows that come after younger ones."""
+    """Rows after later ones."""
     astray: Times
-    """Numbers of the rows whose clock was wrong."""
+    """Numbers of rows with a wrong clock."""
 
     @property
     def first(self) -> int:
@@ -138,12 +134,12 @@ class FileTimes(NamedTuple):
 
     @property
     def centre(self) -> float:
-        """The mean time."""
+        """Mean time."""
         return float(self.stretches.total.sum() / max(int(self.stretches.rows.sum()), 1))
 
 
-def believed(files: Sequence[FileTimes]) -> tuple[list[FileTimes], Implausible]:
-    """What the files say without the times that are not believed, and those times."""
+def without_implausible(files: Sequence[FileTimes]) -> tuple[list[FileTimes], Implausible]:
+    """Remove implausible times from the files' summaries, and return them."""
     every = Stretches.joined([one.stretches for one in files])
     wrong = Implausible(every.take(every.implausible()))
     if not wrong:

@@ -1,4 +1,4 @@
-"""From the first lines of a text to its dialect: what divides cells, where the names are, how numbers are written."""
+"""Guess the dialect of a text from the first lines: delimiter, header, decimal sign."""
 
 from __future__ import annotations
 
@@ -23,51 +23,50 @@ TIME = re.compile(
     r"|\d{8}[T ]\d{2,6}([.,]\d+)?(Z|[+-]\d{2,4})?)"
 )
 NAMES_PER_ROW = 2
-"""Times as many columns as rows from which on numbers without names are read as a row per tag."""
+"""Ratio of columns to rows above which numbers without names are read as a row per tag."""
 
 
 class TextGuess(NamedTuple):
-    """How a text is written."""
+    """Dialect of a text."""
 
     dialect: Dialect
     transposed: bool
     timed: bool
-    """Of a row per tag: whether the first row holds times."""
+    """Whether the first row of a table with a row per tag has times."""
     first: tuple[str, ...]
-    """The first row's cells, or the rows' names of a table with a row per tag."""
+    """Cells of the first row, or the names of rows in a table with a row per tag."""
     reasons: dict[str, str]
-    """Why, by the key of the dialect; `layout` among them."""
+    """Reasons by key of the dialect, and by `layout`."""
     unclear: dict[str, str]
-    """What can be read in more than one way, by the key of the dialect."""
+    """Ambiguities by key of the dialect."""
 
 
 def cells_of(line: str, delimiter: str) -> list[str]:
-    """A line's cells without the blanks around them."""
+    """Return a line's cells without surrounding blanks."""
     if delimiter == WHITESPACE:
         return line.split()
     return [cell.strip() for cell in next(csv.reader([line.rstrip("\r\n")], delimiter=delimiter), [])]
 
 
 def guess_text(lines: Sequence[str], whole: bool, encoding: str = "utf-8", name: str = "the file") -> TextGuess:
-    """The dialect of a text.
+    """Guess the dialect of a text.
 
     Args:
-        lines: its first lines.
-        whole: whether there are no others.
-        encoding: in which they were read.
+        lines: the first lines.
+        whole: whether these are all lines.
+        encoding: of the file.
         name: of the file, for messages.
 
     Raises:
-        BadInput: when they hold no table of at least two columns and a row of values.
-
+        BadInput: if there is no table with at least two columns and a row of values.
     Example:
         >>> guess_text(["t;x", "2026-01-31 10:00;1,5"], whole=True).dialect.delimiter
         ';'
     """
     filled = [line for line in lines if line.strip()]
     if not filled:
-        raise BadInput(f"expected a table in {name}, got an empty file: export a longer period.")
-    # Blanks are also within cells: another delimiter that does as well is the right one.
+        raise BadInput(f"{name} is empty: export a longer period.")
+    # Blanks also occur within cells, so prefer another delimiter that fits as well.
     scored = [
         (score[0], delimiter != WHITESPACE, score[1], -i, delimiter)
         for i, delimiter in enumerate(DELIMITERS)
@@ -75,25 +74,25 @@ def guess_text(lines: Sequence[str], whole: bool, encoding: str = "utf-8", name:
     ]
     if not scored:
         raise BadInput(
-            f"expected a table of at least two columns in {name}, got '{filled[0].strip()[:60]}' as its first line: "
-            "a log has a column for each signal, and mostly one of times."
+            f"{name} has no table of at least two columns, the first line is '{filled[0].strip()[:60]}': export a "
+            "column for each signal, and one with times."
         )
     share, _, width, _, delimiter = max(scored)
     rows = [cells_of(line, delimiter) for line in lines]
     skip = next(i for i, cells in enumerate(rows) if len(cells) == width)
     body = [cells for cells in rows[skip:] if any(cells)]
-    reasons = {"delimiter": f"it divides {share:.0%} of the lines into {width} cells that are numbers or times"}
+    reasons = {"delimiter": f"it divides {share:.0%} of the lines into {width} cells with numbers or times"}
     if skip:
-        reasons["skip_rows"] = f"the table begins in line {skip + 1}: those before have other cells than the rest"
+        reasons["skip_rows"] = f"the table begins in line {skip + 1}: earlier lines have other cells"
     named = not any(_is_value(cell) for cell in body[0])
     across, timed, why = _transposed(body, whole, width)
     if across:
         reasons["layout"] = why
         named = not _is_value(body[1][0]) if len(body) > 1 else not _is_value(body[0][0])
     elif len(body) < 2:
-        raise BadInput(f"expected rows of values in {name}, got a header only: export a longer period.")
+        raise BadInput(f"{name} has only a header: export a longer period.")
     if not named:
-        reasons["header"] = "the first row holds values" if not across else "the first column holds values"
+        reasons["header"] = "the first row has values" if not across else "the first column has values"
     values = [cell for cells in body[1 if named and not across else 0 :] for cell in cells]
     decimal, reason, doubtful = _decimal(values)
     if reason:
@@ -106,10 +105,10 @@ def guess_text(lines: Sequence[str], whole: bool, encoding: str = "utf-8", name:
 
 
 def _score(lines: Sequence[str], delimiter: str) -> tuple[float, int] | None:
-    """(share of lines with as many cells as most have and with values in them, number of cells); None without any."""
+    """Return the share of lines with the usual number of cells and with values, and that number; None if unusable."""
     try:
         rows = [cells_of(line, delimiter) for line in lines]
-    except csv.Error:  # a cell that is longer than the reader takes: another sign divides them
+    except csv.Error:  # a cell is longer than the reader accepts, so the delimiter is wrong
         return None
     width, _ = Counter(len(cells) for cells in rows[len(rows) // 5 :]).most_common(1)[0]
     if width < 2:
@@ -125,26 +124,26 @@ def _is_value(cell: str) -> bool:
 
 
 def _transposed(body: Sequence[Sequence[str]], whole: bool, width: int) -> tuple[bool, bool, str]:
-    """Whether a table has a row per tag, whether its first row is of times, and why."""
+    """Return whether a table has a row per tag, whether the first row has times, and why."""
     values = [[_is_value(cell) or not cell for cell in cells] for cells in body]
     if all(map(all, values)) and whole and width > NAMES_PER_ROW * len(body):
         return (
             True,
             False,
-            f"{len(body)} rows of {width} numbers without names: a row per tag, for a log is longer than wide",
+            f"{len(body)} rows of {width} numbers without names are a row per tag, because logs are longer than wide",
         )
     names = [cells[0] for cells in body]
     texts = len(set(names)) == len(names) and not any(flags[0] for flags in values) and all(names)
     if texts and len(body) > 1 and all(all(flags[1:]) for flags in values) and width > 2:
-        # Digits are times where the row's name says so.
+        # Digits are times if the name of the row says so.
         named = TIME_NAME.search(names[0]) is not None and guess_times(body[0][1:]) is not None
         timed = named or all(TIME.fullmatch(cell) for cell in body[0][1:])
-        return True, timed, "every row begins with another name and goes on with values: a row per tag"
+        return True, timed, "every row begins with a different name before its values: a row per tag"
     return False, False, ""
 
 
 def _decimal(cells: Iterable[str]) -> tuple[str, str, str]:
-    """(decimal sign, why it is a comma, why it is not clear)."""
+    """Return the decimal sign, the reason for a comma, and the ambiguity, if any."""
     numbers = [cell for cell in cells if NUMBER.fullmatch(cell)]
     commas = [cell for cell in numbers if COMMA.fullmatch(cell)]
     points = [cell for cell in numbers if POINT.fullmatch(cell)]
@@ -153,5 +152,5 @@ def _decimal(cells: Iterable[str]) -> tuple[str, str, str]:
     if points:
         return ".", "", f"some numbers have a comma ('{commas[0]}'), others a point ('{points[0]}')"
     if all(THOUSANDS.fullmatch(cell) for cell in commas):
-        return ",", "", f"'{commas[0]}' may be a decimal comma or divide thousands, and no number tells which"
+        return ",", "", f"'{commas[0]}' may have a decimal comma or a thousands separator, and no number decides"
     return ",", f"numbers such as '{commas[0]}'", ""
