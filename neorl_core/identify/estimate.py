@@ -2,9 +2,11 @@
 
 phi(x) = 1/2 |x|^2 + 1/2 sum_t |e_t(x)|^2,   e_t = C^-1/2 R^-1/2 S_j^-1 (y_t - f_t(x))
 
-x are the unknowns in the coordinates of `unknowns.Prior`, f the forecasts of `forecast.forecast`, S_j the deviations of
-the signals' errors j steps after the start of a segment, R the correlation between signals, and C the inflation of the
-rest; S and C are diagonal. Assumptions:
+- x: the unknowns in the coordinates of `unknowns.Prior`; f: the forecasts of `forecast.forecast`.
+- S_j: standard deviations of the signals' errors j steps after the start of a segment (diagonal).
+- R: correlation between signals; C: inflation of the remaining errors by correlation in time (diagonal).
+
+Assumptions:
 
 - The logs may be of any controller, including feedback: forecasts use the logged actions.
 - A segment starts from the measurements. Their noise propagates through the segment and is part of the errors. It also

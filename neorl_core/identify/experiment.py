@@ -56,9 +56,9 @@ def step_test(
 ) -> StepTest | None:
     """Find the smallest step (size times duration) that would identify a constant, from the forecast's sensitivities.
 
-    The posterior covariance after the test is (C^-1 + sum_t G_t' G_t)^-1, with C the present covariance and G_t the
-    slopes of the forecast t steps ahead, scaled by the logs' errors at the end of a segment with correlation and
-    inflation. Steps with a predicted violation are left out. If no step is enough, return the most informative one.
+    The posterior covariance after the test is (C^-1 + sum_t G_t' G_t)^-1. C is the present covariance. G_t are the
+    slopes of the forecast t steps ahead, scaled by the whitened and inflated errors at the end of a segment. Steps with
+    a predicted violation are left out. If no step is enough, return the most informative one.
 
     Args:
         plant: the plant, at rest.

@@ -1,8 +1,8 @@
 """Prediction errors of a simulator on logs, and the errors that its operating domain explains.
 
-Noise, disturbances, hidden states and uncertain constants all cause prediction errors. A parametric bootstrap (Efron
-and Tibshirani, An Introduction to the Bootstrap, chapter 6.5) measures how large they may be: plants drawn from the
-operating domain replay the logged actions from the logged states, and their errors are computed like the logs' errors.
+Noise, disturbances, hidden states and uncertain constants all cause prediction errors. A parametric bootstrap measures
+how large they may be (Efron and Tibshirani, An Introduction to the Bootstrap, chapter 6.5). Plants drawn from the
+operating domain replay the logged actions from the logged states. Their errors are computed like the logs' errors.
 """
 
 from __future__ import annotations

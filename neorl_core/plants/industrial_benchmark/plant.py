@@ -244,11 +244,14 @@ def predict(
 ) -> tuple[Float[Array, " 6"], Float[Array, " 2"]]:
     """Predict the next observation from the six observed of 21 state variables, and the margins.
 
-    Velocity, gain and shift are exact. The hidden state is assumed as follows: constant velocity and gain during the
-    last ten steps, the automaton's angle that best explains the consumption (on the way out), gauges at rest, and no
-    jumps, so that fatigue is at the minimum fb/3. This is exact after one noise-free step from rest. While velocity or
-    gain move, consumption is predicted too early, and a runaway of fatigue is not predicted. The set point is the
-    observed one, not that of `params`.
+    Velocity, gain and shift are exact; the set point is the observed one, not that of `params`. Assumptions about the
+    hidden state:
+
+    - Velocity and gain were constant during the last ten steps, so consumption is predicted too early while they move.
+    - The automaton has the angle that best explains the consumption, on the way out.
+    - Gauges are at rest and do not jump, so fatigue is at the minimum fb/3, and a runaway is not predicted.
+
+    The prediction is exact after one noise-free step from rest.
     """
     setpoint, steering, consumption = observation[0], observation[1:4], observation[5]
     costs = jnp.full(10, operational_cost(steering, setpoint))
