@@ -23,17 +23,15 @@ class WindowOutcome(Reference):
 
     window: str
     sources: tuple[str, ...]
-    """Files with the window's rows."""
     outcome: Outcome | None
     refused: str = ""
-    """Reason if there is no outcome."""
 
     def __str__(self) -> str:
         return f"{self.window}: {self.outcome.headline if self.outcome else f'refused: {self.refused}'}"
 
 
 class BackfillOutcome(Reference):
-    """Results of a backfill, in the order of its windows."""
+    """Results of a backfill, in the order of the windows."""
 
     plant: str
     windows: tuple[WindowOutcome, ...]
@@ -63,7 +61,7 @@ def backfill(config: str, data: list[str], windows: list[str]) -> State[Backfill
         run = checked_run(Path(config))
         mapping = mapping_of(run)
         if mapping is None:
-            raise BadInput(f"{config} has no data.mapping, so its rows have no timestamps to cut windows by: add one.")
+            raise BadInput(f"{config} has no data.mapping, so rows have no timestamps to cut windows by: add one.")
         if not windows:
             raise BadInput(f"'windows' is empty for {plant}: name at least one, such as 2026-01-05/2026-01-12.")
         spans = [Window.parse(window) for window in windows]
@@ -81,7 +79,7 @@ def backfill(config: str, data: list[str], windows: list[str]) -> State[Backfill
 
 
 def _retrain_window(config: str, window: str, files: list[Path]) -> WindowOutcome:
-    """Retrain on the files of one window, in a flow run of its own."""
+    """Retrain on the files of one window, in a separate flow run."""
     sources = tuple(map(str, files))
     if not files:
         return WindowOutcome(window=window, sources=(), outcome=None, refused="the logs have no row in this window")

@@ -37,9 +37,7 @@ class Decided(Reference):
 
     plant: str
     champion: str | None
-    """Version in the registry."""
     shadow: str | None = None
-    """Version in shadow, for a log-only plant."""
     record: ChampionInForce | None
     missing: str | None = None
     """Approvals that the plant's policy still requires, as text."""
@@ -87,7 +85,7 @@ def approve(
 
     Raises:
         BadInput: if the version is unknown.
-        Refused: if a gate failed, is missing or contradicts its numbers, the candidate was rejected, or the champion
+        Refused: if a gate failed, is missing or contradicts the numbers, the candidate was rejected, or the champion
             changed in the meantime.
         ServiceMissing: if MLflow does not answer. Nothing is recorded then.
     """
@@ -130,7 +128,7 @@ def withdraw(home: Home, plant: str, version: str, by: str, why: str, signatory:
         decided = _decided(home, plant, Registry(address))
         return decided.model_copy(update={"takes_over": done.takes_over, "standing": standing})
     now = champion(Ledger.open(home).entries(), plant)
-    pending = "MLflow does not answer: its aliases will be updated later"
+    pending = "MLflow does not answer: the aliases will be updated later"
     return Decided(
         plant=plant,
         champion=now.body["version"] if now else None,
@@ -144,12 +142,12 @@ def withdraw(home: Home, plant: str, version: str, by: str, why: str, signatory:
 def rollback(
     home: Home, plant: str, version: str, by: str, why: str, signatory: Signatory | None = None, *, role: str = ""
 ) -> Decided:
-    """Return an earlier champion to service, after verifying its evidence again.
+    """Return an earlier champion to service, after verifying the evidence again.
 
     Arguments as for `approve`; `why` is the reason.
 
     Raises:
-        Refused: if the version was never champion or was ruled out, its certificate is invalid or expired, one of its
+        Refused: if the version was never champion or was ruled out, the certificate is invalid or expired, one of the
             files was changed, the plant's policy requires more, or another run has locked the plant.
         ServiceMissing: if MLflow does not answer. Nothing is recorded then.
     """
@@ -172,18 +170,8 @@ def statement(
 ) -> str:
     """Sign a decision without recording it, on a machine where the person keeps their key.
 
-    Args:
-        home: folder of the ledger, or a copy of it; it is only read.
-        plant: the plant's name.
-        version: version in the registry.
-        note: reason, for the record.
-        signatory: the person with their key.
-        role: role in which they decide.
-        reviewed: state a review only.
-        against: reject the candidate.
-
-    Returns:
-        The signed envelope, for `approve` or `reject` on the home's machine.
+    Arguments as for `approve`; the home may be a copy, and `against` rejects the candidate. The returned envelope is
+    for `approve` or `reject` on the home's machine.
     """
     entries = Ledger.open(home, write=False).entries()
     candidate = queue.find_candidate(entries, plant, version)
@@ -204,7 +192,7 @@ def _deciding(home: Home, plant: str) -> Iterator[Registry]:
 
 
 def _earlier(before: Sequence[Entry], entry: Entry) -> str | None:
-    """Return person and time of the decision if its entry existed before."""
+    """Return person and time of the decision if the entry existed before."""
     if entry.sequence > len(before):
         return None
     return _who_and_when(entry, entry.body["by"] if "by" in entry.body else approvers(before, entry))

@@ -82,7 +82,7 @@ def retrain_fleet(config: str, sites: list[str] | None = None) -> State[FleetOut
             try:
                 share(str(path))
             except NeoRLError as error:
-                # Sites use the previous shared weights; a site without any is refused by its own run.
+                # Sites use the previous shared weights; a site without any is refused by the site's run.
                 get_run_logger().warning(f"the shared weights of {fleet.fleet} were not updated: {error}")
         ended = _each(home, fleet, path, wanted)
         # The ledger has no entry about a crashed site.
@@ -105,7 +105,7 @@ def retrain_fleet(config: str, sites: list[str] | None = None) -> State[FleetOut
 
 @task(task_run_name="{site}", cache_policy=NO_CACHE, persist_result=False)
 def retrain_site(site: str, plant: str, config: str, data: list[str], log: str, mapped: bool) -> SiteEnded:
-    """Retrain one site in a flow of its own; a refusal or crash is returned as its outcome.
+    """Retrain one site in a flow of its own; a refusal or crash is returned as outcome.
 
     Args:
         site: name in the fleet's file.
@@ -135,13 +135,7 @@ def retrain_site(site: str, plant: str, config: str, data: list[str], log: str, 
 
 @task(cache_policy=NO_CACHE, persist_result=False)
 def share(config: str) -> str:
-    """Train the shared policy on the logs of all sites that pass validation.
-
-    Args:
-        config: the fleet's YAML.
-
-    Returns:
-        The digest of the weights.
+    """Train the shared policy on the logs of all sites that pass validation; return the digest of the weights.
 
     Raises:
         Refused: if no site passes validation.
@@ -169,7 +163,7 @@ def share(config: str) -> str:
 
 
 def _each(home: Home, fleet: Fleet, path: Path, sites: Sequence[str]) -> dict[str, SiteEnded]:
-    """Return the outcome of every site, in order; a site that killed its process is retried once, alone."""
+    """Return the outcome of every site, in order; a site that killed the process is retried once, alone."""
     ended = dict(_submitted(home, fleet, path, sites, fleet.at_once))
     for site in sites:
         if site not in ended:
@@ -181,7 +175,7 @@ def _each(home: Home, fleet: Fleet, path: Path, sites: Sequence[str]) -> dict[st
 def _submitted(
     home: Home, fleet: Fleet, path: Path, named: Sequence[str], at_once: int | None
 ) -> Iterator[tuple[str, SiteEnded]]:
-    """Yield outcomes as sites finish; a site is missing if its process was killed."""
+    """Yield outcomes as sites finish; a site is missing if the process was killed."""
     from prefect.futures import as_completed
 
     with runner_of(len(named), at_once) as runner:
@@ -212,10 +206,6 @@ def _submitted(
 @contextmanager
 def runner_of(sites: int, at_once: int | None) -> Iterator[TaskRunner[Any]]:
     """Start Prefect's task runner for sites: on the configured Dask cluster, else local processes.
-
-    Args:
-        sites: number of sites.
-        at_once: number of processes; by default one per core.
 
     Raises:
         BadInput, ServiceMissing: as `cluster`.

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 _results: dict[str, object] = {}
-"""Results of the flow runs of this process, by run id."""
 
 Inputs = tuple[Home, OpenedRun, tuple[Path, ...]]
 
@@ -63,7 +62,7 @@ def refusals_as_states(function: Callable[P, State[R]]) -> Callable[P, State[R]]
             state = function(*args, **kwargs)
         except NeoRLError as error:
             return failed(error)
-        # Prefect replaces the data of the returned state by a record of its own.
+        # Prefect replaces the data of the returned state by another record.
         _results[str(flow_run.id)] = state.data
         return state
 
@@ -151,7 +150,7 @@ def retraining(config: Path, data: Sequence[Path]) -> Iterator[Inputs]:
 
 @contextmanager
 def operation(config: Path) -> Iterator[tuple[Home, str]]:
-    """Record a flow run other than a retraining, so that it is marked as crashed if its process is killed.
+    """Record a flow run other than a retraining, so that it is marked as crashed if the process is killed.
 
     Yields:
         The home and the plant of the run's file.
@@ -174,11 +173,6 @@ def present(home: Home, run: OpenedRun, path: Path) -> Path:
     """Return the path of a log file; generate the synthetic log of a simulated plant if it is missing.
 
     A deployment therefore runs on a fresh clone. No other missing file is ever generated.
-
-    Args:
-        home: folder that `.neorl/...` refers to.
-        run: configuration with the plant.
-        path: as the deployment or a person names it.
     """
     path = in_home(home, path)
     if not os.path.exists(path) and is_usual_log(home, run, path):

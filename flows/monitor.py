@@ -38,16 +38,13 @@ class MonitorOutcome(Reference):
 
     plant: str
     version: str
-    """Version of the champion or shadow."""
     finding: DriftRecord
     entry: str
-    """Digest of the ledger entry."""
     quality: Quality | None
     """Data quality of the newer logs without the champion's training files; None if no other file remains."""
     worse: tuple[Rise, ...]
     """Shares of lost rows, bad samples or violations that rose by more than the run allows."""
     url: str
-    """MLflow page with the numbers."""
 
     @property
     def headline(self) -> str:
@@ -61,7 +58,7 @@ class MonitorOutcome(Reference):
 def monitor(
     config: str, data: list[str] | None = None, alarms_per_year: float | None = None
 ) -> State[MonitorOutcome | None]:
-    """Compare a plant's newest logs with the training data of its champion, and report drift.
+    """Compare a plant's newest logs with the champion's training data, and report drift.
 
     Args:
         config: the run's YAML.
@@ -99,12 +96,6 @@ def monitor_plant(
 
     The finding is appended to the ledger once. An alarm emits the Prefect event `neorl.drift.detected` once, and worse
     data quality emits `neorl.data.worsened` once.
-
-    Args:
-        home: folder of the ledger.
-        config: the run's YAML with plant and mapping.
-        data: newer log files, or datasets of the home.
-        alarms_per_year: accepted false alarms per year; by default the run's `shadow.alarms_per_year`.
 
     Raises:
         BadInput: if configuration or logs are unusable.

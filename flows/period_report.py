@@ -56,22 +56,11 @@ def report_period(
 ) -> PeriodReport:
     """Write the ledger's entries of a period and the evidence behind them to one HTML file.
 
-    Args:
-        home: folder of the ledger; the file is `reports/by-period/[PLANT_]FIRST_LAST.html` in it.
-        first: first day, in UTC.
-        last: last day, included.
-        plant: only this plant; by default all plants.
-        clock: returns the current time in UTC.
-
-    Returns:
-        The file, and the names of the audit's failed checks.
+    The file is `reports/by-period/[PLANT_]FIRST_LAST.html` in the home. Days are in UTC and included.
 
     Raises:
         BadInput: if the period ends before it begins, begins in the future, or there is no ledger.
         Refused: if the ledger does not verify. Nothing is written then.
-
-    Example:
-        >>> report_period(Home.locate(), date(2026, 11, 1), date(2026, 11, 30)).path  # doctest: +SKIP
     """
     now = clock()
     if last < first:

@@ -17,10 +17,10 @@ SIMULATOR_KEYS = ("certify", "identify", "evaluate.rollouts")
 
 
 def checked_run(config: Path) -> OpenedRun:
-    """Read a run's file and check its names against the known plants, domains and algorithms.
+    """Read a run's file and check the names against the known plants, domains and algorithms.
 
     Raises:
-        BadInput: naming the key and its allowed values.
+        BadInput: naming the key and the allowed values.
     """
     from tasks.models.plants.opening import open_run
 
@@ -34,12 +34,7 @@ def checked_run(config: Path) -> OpenedRun:
 
 
 def logs_at(home: Home, run: OpenedRun, named: Sequence[Path]) -> list[Path]:
-    """Return the log files of a run.
-
-    Args:
-        home: folder of the datasets.
-        run: configuration.
-        named: paths or dataset digests from a person or a deployment. `.neorl/...` means the home's folder.
+    """Return the log files for paths or dataset digests; `.neorl/...` means the home's folder.
 
     Raises:
         BadInput: if a digest is ambiguous, or names a dataset although the run has a mapping.
@@ -138,7 +133,7 @@ def check_training(run: OpenedRun, config: Path) -> None:
     """Check 'train' against the algorithms and their settings.
 
     Raises:
-        BadInput: naming the key and its allowed values.
+        BadInput: naming the key and the allowed values.
     """
     from neorl_core.algorithms import check_actions
     from neorl_core.networks import make_body

@@ -57,7 +57,7 @@ def promote(plant: str, version: str, by: str, note: str) -> State[Decided]:
 @flow(name="rollback", flow_run_name=run_name_by_version, persist_result=False)
 @refusals_as_states
 def rollback(plant: str, version: str, by: str, why: str) -> State[Decided]:
-    """Return an earlier champion to service, after verifying its evidence again.
+    """Return an earlier champion to service, after verifying the evidence again.
 
     Args:
         plant: the plant's name.
@@ -69,7 +69,7 @@ def rollback(plant: str, version: str, by: str, why: str) -> State[Decided]:
         The decision, as data of the state.
 
     Raises:
-        NeoRLError: if the version was never champion, its evidence does not verify, or the policy requires more.
+        NeoRLError: if the version was never champion, the evidence does not verify, or the policy requires more.
     """
     with _deciding(plant, {"by": by, "why": why}) as home:
         decided = decisions.rollback(home, plant, version, by, why)

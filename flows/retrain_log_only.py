@@ -21,12 +21,7 @@ from tasks.validate import validate
 
 
 def retrain_log_only(home: Home, run: OpenedRun, sources: tuple[Path, ...]) -> Outcome:
-    """Retrain a policy from logs alone, judge it by the gates that logs support, and start its shadow by rule.
-
-    Args:
-        home: folder of the ledger.
-        run: the checked configuration.
-        sources: log files.
+    """Retrain a policy from logs alone, judge it by the gates that logs support, and start a shadow by rule.
 
     Raises:
         NeoRLError: if the data are unusable or fail validation.

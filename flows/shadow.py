@@ -42,10 +42,8 @@ class ShadowOutcome(Reference):
     version: str
     comparison: ShadowComparison
     entry: str
-    """Digest of the ledger entry."""
     picture: Path
     until: str
-    """End of the shadow's period."""
 
 
 class Extended(Reference):
@@ -87,11 +85,6 @@ def shadow(config: str, data: list[str] | None = None) -> State[ShadowOutcome]:
 
 def compare_shadow(home: Home, config: Path, data: Sequence[Path]) -> ShadowOutcome:
     """Compare a shadow's proposals with newer logs; record the result in the ledger and on the version's page.
-
-    Args:
-        home: folder of the ledger.
-        config: the run's YAML with plant and mapping.
-        data: newer log files.
 
     Raises:
         BadInput: if configuration or logs are unusable.
@@ -163,15 +156,9 @@ def _drift_in_words(drift: DriftFinding) -> str:
 
 
 def extend(home: Home, plant: str, days: int, by: str, note: str, signatory: Signatory | None = None) -> Extended:
-    """Extend the period of a plant's shadow.
+    """Extend the period of a plant's shadow by some days, from the end, or from now if it has ended.
 
-    Args:
-        home: folder of the ledger.
-        plant: the plant's name.
-        days: from the end of the period, or from now if it has ended.
-        by: person who decides.
-        note: reason, for the record.
-        signatory: the person with their key; None decides in the home's name.
+    Other arguments as for `flows.decisions.approve`.
 
     Raises:
         Refused: if the plant has no shadow, the period is too long, or the person has a key and did not sign.

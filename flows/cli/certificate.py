@@ -24,7 +24,7 @@ Trust = Annotated[Path | None, typer.Option(help="File of pinned public keys; by
 
 @certificate.command("show")
 def certificate_show(file: Certificate, trust: Trust = None, as_json: AsJson = False) -> None:
-    """Check a certificate's signature and print its contents.
+    """Check a certificate's signature and print the contents.
 
     Example: neorl certificate show certificate.dsse.json
     """

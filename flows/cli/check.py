@@ -49,7 +49,6 @@ class Finding(NamedTuple):
     name: str
     ok: bool
     detail: str
-    """Description, or the error with its cure."""
 
 
 def only_run(folder: Path) -> Path:
@@ -68,13 +67,7 @@ def only_run(folder: Path) -> Path:
 
 
 def examine_run(home: Home, config: Path, data: Sequence[Path]) -> Iterator[Finding]:
-    """Yield the results of all checks; checks of the run stop at the first failure.
-
-    Args:
-        home: home of the datasets, services and key.
-        config: the run's YAML.
-        data: log files; if empty, those of the run's deployment.
-    """
+    """Yield the results of all checks; checks of the run stop at the first failure."""
     checks = _Checks(home, config, data)
     for name, step in (
         ("configuration", checks.configuration),
@@ -123,7 +116,7 @@ class _Checks:
 
         self.run = open_run(self.config)
         known = plant_of(self.run)
-        kind = "log-only, described by its mapping" if known.plant is None else "simulated"
+        kind = "log-only, described by a mapping" if known.plant is None else "simulated"
         spec = known.spec
         return f"{spec.name}, {kind}: {spec.observation.size} signals, {spec.action.size} actions every {spec.dt:g} s"
 

@@ -45,13 +45,7 @@ def group(help_text: str, *, completion: bool = False) -> typer.Typer:
 
 
 def emit(result: object, as_json: bool, lines: Iterable[str] = ()) -> None:
-    """Print the result of a command.
-
-    Args:
-        result: a model, or any value that JSON can represent.
-        as_json: print the result as JSON, and nothing else.
-        lines: text to print otherwise.
-    """
+    """Print a result (a model, or JSON values) as one JSON object, or else the lines."""
     if as_json:
         value = json.loads(result.model_dump_json()) if hasattr(result, "model_dump_json") else result
         print(canonical_json(value).decode(), flush=True)
@@ -115,9 +109,7 @@ def keep_compiled(*, create_home: bool = False) -> None:
 
     JAX reads the setting when it is imported, which even reading a run's file may do, so every command starts with
     this. An unusable home is ignored here, because the command itself reports it.
-
-    Args:
-        create_home: create an absent home, for commands that train.
+    With `create_home` an absent home is created, for commands that train.
     """
     try:
         home = Home.locate(any_layout=True)

@@ -148,7 +148,7 @@ def rollback(
     key: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Return an earlier champion to service, after verifying its evidence again.
+    """Return an earlier champion to service, after verifying the evidence again.
 
     Verified are the ledger, the certificate (signature, statistics, age), the bundle, which must load and answer as
     recorded, and MLflow's files. The replaced version is never promoted again automatically; only a rollback restores
@@ -165,7 +165,7 @@ def rollback(
 
 
 def _read_statement(path: Path, act: str, version: str) -> tuple[Signed, Signatory]:
-    """Read a signed decision; its signature is checked when it is recorded.
+    """Read a signed decision; the signature is checked when it is recorded.
 
     Raises:
         BadInput: if the file is not a statement of this act and version.

@@ -25,7 +25,7 @@ LEAST_FREE_GB = 2.0
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Find problems of the installation and of this home, each with its cure. Exit code 1 if there are any.
+    """Find problems of the installation and of this home, each with a cure. Exit code 1 if there are any.
 
     Example: neorl doctor
     """
@@ -190,7 +190,7 @@ def _witnesses(home: Home, ledger: Ledger) -> Iterator[Finding]:
         try:
             http_transport(home)(witness, "/key", None)
         except OSError as error:
-            cure = "ask its owner to run 'neorl witness serve', or pin another witness"
+            cure = "ask the owner to run 'neorl witness serve', or pin another witness"
             detail = f"{witness.verifier.name} at {witness.url} does not answer ({error})"
             yield Finding("witness", False, detail, cure)
         else:
@@ -220,7 +220,7 @@ def _services(home: Home) -> list[Finding]:
 
 
 def examine_key(home: Home) -> Finding:
-    """Check that the signing key exists or can be created, and that only its owner can read it."""
+    """Check that the signing key exists or can be created, and that only the owner can read it."""
     path = home.root / "keys" / "signing.pem"
     if not path.exists():
         from tasks.evidence.ledger.ledger import Ledger

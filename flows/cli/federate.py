@@ -43,7 +43,7 @@ def federate_run(file: FederationFile, as_json: AsJson = False) -> None:
 def federate_join(
     file: Annotated[Path, typer.Argument(help="The site's YAML (docs/how-to/federation.md).")],
 ) -> None:
-    """Take part in a federation as a site until interrupted; its data stay in this home.
+    """Take part in a federation as a site until interrupted; the data stay in this home.
 
     Needs Flower ('make federation').
 
@@ -185,7 +185,7 @@ def _emit_result(result: Result, as_json: bool) -> None:
 
 
 def participant_of(site: Site, home: Home) -> Participant:
-    """Return a site with its dataset in this home.
+    """Return a site with a dataset in this home.
 
     Raises:
         BadInput: if the home has no such dataset.

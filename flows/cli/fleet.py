@@ -78,7 +78,7 @@ def fleet_status(config: FleetFile, as_json: AsJson = False) -> None:
 
 @fleet.command("generate")
 def fleet_generate(
-    folder: Annotated[Path, typer.Argument(help="Output folder; its name becomes the fleet's.")],
+    folder: Annotated[Path, typer.Argument(help="Output folder; the name becomes the fleet's.")],
     like: Annotated[Path, typer.Option(help="Run file with the plant and settings of all sites.")] = Path(
         "configs/chemical_reactor.yaml"
     ),

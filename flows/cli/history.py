@@ -57,7 +57,7 @@ def history(
     if champions:
         show_table(COLUMNS, [_row(each) for each in champions])
     elif shadows:
-        print(f"{plant} has no simulator, so it had no champion; its shadows were")
+        print(f"{plant} has no simulator, so it had no champion. Shadows:")
         show_table(COLUMNS, [_row(each) for each in shadows])
     else:
         print(f"{plant} has had no champion yet")
@@ -73,7 +73,6 @@ class Promotion(NamedTuple):
 
     since: str
     until: str | None
-    """None if it is in force."""
     version: str
     composite: str
     approved_by: str

@@ -13,7 +13,6 @@ from configs.home import Home
 from flows.cli.common import AsJson, emit, say
 
 SHOWN = 10
-"""Number of files per kind that `neorl prune` prints."""
 
 
 def backup(
@@ -81,8 +80,8 @@ def migrate(
 ) -> None:
     """Upgrade a home from an earlier version, after a backup.
 
-    MLflow's database is upgraded to the installed MLflow. Prefect's server upgrades its own database when it starts. If
-    nothing needs an upgrade, no backup is made.
+    MLflow's database is upgraded to the installed version. Prefect upgrades the Prefect database when it starts. Without
+    need of an upgrade no backup is made.
 
     Example: neorl down && neorl migrate
     """
@@ -107,7 +106,7 @@ def prune(
         float | None, typer.Option(help="Include datasets of this age in days that the ledger does not name.", min=1)
     ] = None,
     checkpoints: Annotated[float, typer.Option(help="Age of checkpoints of finished trainings, in days.", min=0)] = 7,
-    windows: Annotated[float, typer.Option(help="Days since a backfill used its windows of logs.", min=7)] = 30,
+    windows: Annotated[float, typer.Option(help="Days since a backfill used the windows of logs.", min=7)] = 30,
     logs: Annotated[float, typer.Option(help="Age of service logs, in days.", min=0)] = 90,
     as_json: AsJson = False,
 ) -> None:

@@ -27,7 +27,7 @@ def init(
 ) -> None:
     """Create a project: plant, mapping, run and deployment files with comments. Nothing is overwritten.
 
-    In a project that has a plant already, the deployment is added to prefect.yaml, or its lines are printed. With
+    In a project that has a plant already, the deployment is added to prefect.yaml, or the lines are printed. With
     --from, the mapping is guessed from the log, with a reason for each guess. Lines that you must fill in are listed.
 
     Example: neorl init wind_turbine --from scada.csv

@@ -37,12 +37,7 @@ class Actor(NamedTuple):
 
 
 def actor_of(by: str = "", key: Path | None = None) -> Actor:
-    """Return the person who gives this command, and unlock their key if it is on this machine.
-
-    Args:
-        by: name; by default from the key's public file, NEORL_PERSON or the login.
-        key: file of the private key.
-    """
+    """Return the person who gives this command, and unlock their key if it is on this machine."""
     from tasks.evidence.people.private_keys import acting, public_file, read_public, signatory_of
 
     if key is not None and not by:
@@ -112,7 +107,7 @@ def keys_create(
     name = key_id(public_key(own.public))
     result = {"id": name, "person": own.person, "public": str(file), "key": str(file.with_suffix(".pem"))}
     lines = [
-        f"{own.person} signs as {name}; keep {result['key']} and its passphrase",
+        f"{own.person} signs as {name}; keep {result['key']} and the passphrase",
         f"next: neorl keys pin --person {file} --role ROLE --why ...",
     ]
     emit(result, as_json, lines)
@@ -133,7 +128,7 @@ def keys_pin(
     """Pin this home's public key in the project's configuration, or enrol and pin a person's key.
 
     Signatures by keys that are not pinned become invalid. Policies and witnesses of the home's trust root are copied,
-    unless the project has its own. The first person is enrolled in the home's name, all others need the signature of
+    unless the project has them. The first person is enrolled in the home's name, all others need the signature of
     an enrolled person.
 
     Example: neorl keys pin --person ada.json --role "safety engineer"
@@ -174,7 +169,7 @@ def keys_rotate(why: Why, person: Person = "", key: KeyFile = None, by: By = "",
 
 @keys.command("revoke")
 def keys_revoke(
-    name: Annotated[str, typer.Argument(metavar="KEY", help="The key's id, or its owner.")],
+    name: Annotated[str, typer.Argument(metavar="KEY", help="The key's id, or the owner.")],
     why: Why,
     since: Annotated[
         str, typer.Option("--from", help="First invalid time: 2026-11-20 or an ISO time; by default now.")

@@ -89,7 +89,7 @@ def options(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code.
+    """Run one command and return the exit code.
 
     Exit codes: 0 done, 1 refused, 2 bad usage or input, 3 service missing, 130 interrupted.
     """
@@ -154,7 +154,7 @@ def _about_ledger() -> str | None:
 
 
 def _disk_full(error: BaseException | None) -> str | None:
-    """Return the message of a full disk, quota or file limit among an error and its causes."""
+    """Return the message of a full disk, quota or file limit in a chain of errors."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in FULL:
             return str(error)

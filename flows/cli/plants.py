@@ -79,7 +79,7 @@ def show(
     seed: Annotated[int, typer.Option(help="Random seed of the episodes.", min=0)] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Show a plant's signals, units and limits, and draw an episode under each of its controllers.
+    """Show a plant's signals, units and limits, and draw an episode under each controller.
 
     Example: neorl plants show water_treatment --out tanks.png
     """

@@ -20,7 +20,7 @@ policy = group("Manage a plant's safety policy: required claim, approvers and va
 
 @policy.command("show")
 def policy_show(plant: Plant, as_json: AsJson = False) -> None:
-    """Print the policy in force, its pinned file, and whether the champion meets it.
+    """Print the policy in force, the pinned file, and whether the champion meets it.
 
     Example: neorl policy show chemical_reactor
     """
@@ -41,7 +41,7 @@ def policy_show(plant: Plant, as_json: AsJson = False) -> None:
     body, now = entry.read(PolicyBody), champion(entries, plant)
     until = certificate_until(entries, plant)
     standing = before_policy(entries, plant) or (
-        f"version {now.body['version']} meets the policy, its certificate is valid until {until}" if now else "none"
+        f"version {now.body['version']} meets the policy, certificate valid until {until}" if now else "none"
     )
     pinned = pinned_file(ledger.trust, plant)
     result = {

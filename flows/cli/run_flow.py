@@ -30,10 +30,6 @@ if TYPE_CHECKING:
 def run_fleet(config: Path, sites: Sequence[str] | None) -> FleetOutcome:
     """Retrain a fleet.
 
-    Args:
-        config: the fleet's YAML.
-        sites: only these sites; by default all.
-
     Raises:
         NeoRLError: as the flow. Wrong files, sites or cluster addresses, and missing logs of all sites, are reported
             before any server is started.
@@ -79,10 +75,6 @@ def _check_sites(home: Home, config: Path, runs: Mapping[str, OpenedRun]) -> Non
 def run_retrain(config: Path, data: Sequence[Path] | None) -> Outcome:
     """Retrain a plant.
 
-    Args:
-        config: the run's YAML.
-        data: log files or dataset digests.
-
     Raises:
         NeoRLError: as the flow. Wrong configurations and paths are reported before any server is started.
     """
@@ -125,7 +117,7 @@ def _lost(prefect: Service, error: Exception) -> ServiceMissing:
 
 
 def _cure(status: int) -> str:
-    # A server that answers with an error runs, so its PostgreSQL database must be down.
+    # A server that answers with an error runs, so the PostgreSQL database must be down.
     if status >= 500 and setting(PREFECT_DATABASE):
-        return f"check its database ({PREFECT_DATABASE})"
+        return f"check the database ({PREFECT_DATABASE})"
     return "start it with 'neorl up'"

@@ -20,7 +20,7 @@ witness = group("Manage witnesses: second parties that countersign the ledger an
 Passphrase = Annotated[
     Path | None, typer.Option(help="File with the passphrase of the witness's key; by default generated.")
 ]
-Folder = Annotated[Path, typer.Argument(help="The witness's folder, with its key and known heads.")]
+Folder = Annotated[Path, typer.Argument(help="The witness's folder, with key and known heads.")]
 
 
 @witness.command("serve")
@@ -31,7 +31,7 @@ def witness_serve(
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8710,
     passphrase_file: Passphrase = None,
 ) -> None:
-    """Run a witness until interrupted; create its key if the folder has none.
+    """Run a witness until interrupted; create a key if the folder has none.
 
     It answers every client, but signs only for ledgers added by 'neorl witness add'. For clients on other machines, put
     it behind a reverse proxy with TLS.
@@ -52,7 +52,7 @@ def witness_serve(
 @witness.command("add")
 def witness_add(
     folder: Folder,
-    key: Annotated[str, typer.Argument(help="The ledger's key, from 'neorl witness show' in its home.")],
+    key: Annotated[str, typer.Argument(help="The ledger's key, from 'neorl witness show' in that home.")],
     passphrase_file: Passphrase = None,
     as_json: AsJson = False,
 ) -> None:
@@ -70,7 +70,7 @@ def witness_add(
 
 @witness.command("pin")
 def witness_pin(
-    key: Annotated[str, typer.Argument(help="The witness's key, from its owner's 'neorl witness show FOLDER'.")],
+    key: Annotated[str, typer.Argument(help="The witness's key, from the owner's 'neorl witness show FOLDER'.")],
     url: Annotated[str, typer.Argument(help="The witness's address, such as https://witness.example.")],
     required: Annotated[int, typer.Option(help="Number of pinned witnesses that must take part.", min=1, max=9)] = 1,
     origin: Annotated[str, typer.Option(help="Name of this ledger; by default the pinned name, or the key's.")] = "",
@@ -140,7 +140,7 @@ def witness_show(
     passphrase_file: Passphrase = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a witness's key and its ledgers, or the key of this home's ledger and its witnesses.
+    """Print a witness's key and ledgers, or this home's ledger key and witnesses.
 
     Example: neorl witness show
     """

@@ -18,7 +18,6 @@ SILENCE = 300
 UNBEGUN = 600
 """Seconds after which a pending run is rescheduled. Pods start in minutes."""
 BLOCK = "neorl"
-"""Name of the notification block that a person creates."""
 ENDS = ("Completed", "Failed", "Crashed", "Cancelled", "Cancelling", "Paused", "Suspended", "AwaitingRetry")
 """States of a run that sends no heartbeats, or that another automation handles."""
 BEGUN = ("Running", "heartbeat", "Scheduled", "AwaitingConcurrencySlot", "Late", "Retrying")
@@ -48,11 +47,7 @@ class Automation(NamedTuple):
 
 
 def wanted(block: str | None) -> tuple[Automation, ...]:
-    """Return the automations of a home.
-
-    Args:
-        block: id of the notification block; None if there is none.
-    """
+    """Return the automations of a home."""
     lost = Automation(
         "neorl: end runs of killed processes",
         f"A running flow without a heartbeat for {SILENCE} seconds has crashed",
@@ -65,7 +60,7 @@ def wanted(block: str | None) -> tuple[Automation, ...]:
     )
     unbegun = Automation(
         "neorl: restart pending runs of killed workers",
-        f"A run pending for {UNBEGUN} seconds has lost its worker, and blocks its deployment",
+        f"A run pending for {UNBEGUN} seconds has lost the worker, and blocks the deployment",
         _silence(("Pending", "Submitting"), (*BEGUN, *ENDS), UNBEGUN),
         {
             "type": "change-flow-run-state",
@@ -121,12 +116,7 @@ def notification_block(services: Services) -> str | None:
 
 
 def install(services: Services, block: str | None) -> list[str]:
-    """Create, update or remove automations; return the names of those that changed.
-
-    Args:
-        services: addresses of the servers.
-        block: id from `notification_block`.
-    """
+    """Create, update or remove automations; return the names of those that changed."""
     names = sorted({*FORMER_NAMES, *FORMER_NAMES.values()})
     found = services.ask_prefect("automations/filter", {"automations": {"name": {"any_": names}}})
     known = {FORMER_NAMES.get(each["name"], each["name"]): each for each in found}

@@ -39,13 +39,10 @@ class Deployments(NamedTuple):
 
 
 def declared(project: Path | None = None) -> Deployments | None:
-    """Read a project's prefect.yaml; None if there is no such file.
-
-    Args:
-        project: folder of prefect.yaml; by default the working directory, or this package's folder if that has none.
+    """Read prefect.yaml of a project, by default of the working directory, else of this package's folder.
 
     Raises:
-        BadInput: if a deployment lacks name or entrypoint, or its parameters are not a mapping.
+        BadInput: if a deployment lacks name or entrypoint, or has parameters that are not a mapping.
     """
     path = (project or _project()) / FILE
     if not path.is_file():
@@ -93,10 +90,6 @@ def due(services: Services, project: Path | None = None) -> Deployments | None:
     """Return the deployments to register, and create their pools; None if the same content is registered already.
 
     A schedule that was paused in Prefect's pages therefore stays paused until prefect.yaml changes.
-
-    Args:
-        services: addresses of the servers.
-        project: folder of prefect.yaml, as for `declared`; runs work in it.
 
     Raises:
         BadInput: if prefect.yaml is malformed.
@@ -169,14 +162,7 @@ def workers_elsewhere(services: Services) -> list[str]:
 
 
 def worker_is_online(api: str, token: str, login: str, timeout: float = rest.SOON) -> bool:
-    """Return whether the worker with this token polls the pool.
-
-    Args:
-        api: address of Prefect's API.
-        token: the worker's name ends with its first 8 digits.
-        login: `name:password` for the API, or empty.
-        timeout: seconds to wait for the answer.
-    """
+    """Return whether a worker polls the pool; worker names end with the first 8 digits of the token."""
     try:
         workers = rest.request(f"{api}/work_pools/{POOL}/workers/filter", {}, login=login, timeout=timeout)
     except urllib.error.HTTPError:

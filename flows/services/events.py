@@ -11,7 +11,6 @@ from flows.services.state import Services
 
 ARRIVED, DRIFTED, WORSENED = "neorl.dataset.arrived", "neorl.drift.detected", "neorl.data.worsened"
 NAMES = uuid.UUID("6e65f726-c000-5000-8000-6e656f726c00")
-"""UUID namespace of event ids."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,6 @@ class Event:
     about: str
     """Identity of the event, such as a digest; an event with the same identity is not emitted again."""
     payload: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
-    """Parameters for the runs that it starts."""
 
     @property
     def id(self) -> str:

@@ -17,17 +17,10 @@ from flows.services.state import home_login, needing_prefect
 
 
 def serve(home: Home, name: str, host: str, port: int, names: tuple[str, ...]) -> NoReturn:
-    """Replace this process by a service of `neorl up`.
+    """Replace this process by a service of `neorl up`; `names` are host names for clients on other machines.
 
     A server uses the login of `NEORL_SERVICE_LOGIN`, else the home's. A worker takes runs from the servers that
-    NEORL_PREFECT_URL and NEORL_MLFLOW_URL name, and has a health check on its port. Metrics use the home's token.
-
-    Args:
-        home: home of the service.
-        name: name in `SERVICES`.
-        host: address of the interface to listen on.
-        port: port to listen on.
-        names: host names by which clients on other machines call a server.
+    NEORL_PREFECT_URL and NEORL_MLFLOW_URL name, and has a health check on the port. Metrics use the home's token.
 
     Raises:
         BadInput: if the login is not of the form `name:password`.
@@ -52,12 +45,7 @@ def serve(home: Home, name: str, host: str, port: int, names: tuple[str, ...]) -
 def register(home: Home, timeout: float) -> list[str]:
     """Register the deployments of prefect.yaml and the automations with the home's or the team's Prefect server.
 
-    Args:
-        home: home of the servers, which must answer.
-        timeout: seconds to wait for Prefect.
-
-    Returns:
-        Names of new or changed deployments and automations.
+    Returns the names of those that are new or changed.
 
     Raises:
         BadInput: if prefect.yaml is malformed, or Prefect rejects a deployment.

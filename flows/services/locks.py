@@ -94,19 +94,13 @@ def plant_lock(
 
 @contextmanager
 def recorded_run(home: Home, flow_run_id: str, plant: str) -> Iterator[None]:
-    """Keep a record during a flow run; if the process is killed, `reap_dead_runs` finds the record.
-
-    Args:
-        home: folder of the record.
-        flow_run_id: id in Prefect.
-        plant: the plant's name.
-    """
+    """Keep a record during a flow run; if the process is killed, `reap_dead_runs` finds the record."""
     path = home.folder("locks", "runs") / f"{flow_run_id}.json"
     write_json(path, asdict(RunRecord.of_this_process(plant, flow_run=flow_run_id)))
     try:
         yield
     finally:
-        # Prefect itself reports exceptions; only a killed process leaves its record.
+        # Prefect itself reports exceptions; only a killed process leaves a record.
         path.unlink(missing_ok=True)
 
 

@@ -1,7 +1,7 @@
 """OpenLineage events of a retraining, for a team's lineage server: inputs and outputs of each task.
 
 A flow run is an OpenLineage run, and the parent of one run per task. A reference between tasks is a dataset
-`PLANT/KIND` with its digest as version; logs are files. Without OPENLINEAGE_URL nothing is sent. If the server does not
+`PLANT/KIND` with the digest as version; logs are files. Without OPENLINEAGE_URL nothing is sent. If the server does not
 answer, a warning is logged once and the retraining continues.
 
 Source: OpenLineage specification 2-0-2, https://openlineage.io/spec/2-0-2/OpenLineage.json.
@@ -34,7 +34,6 @@ FACETS = {
     "errorMessage": "1-0-1/ErrorMessageRunFacet",
 }
 Facet = dict[str, str | dict[str, str]]
-"""Metadata of a run or dataset."""
 
 
 class LineageDataset(TypedDict):
@@ -46,13 +45,7 @@ class LineageDataset(TypedDict):
 
 
 class LineageEvents:
-    """Events of one flow run.
-
-    Args:
-        plant: the plant's name.
-        flow_run: the flow run's id.
-        say: callback for a warning if the server does not answer.
-    """
+    """Events of one flow run; `say` gets a warning if the server does not answer."""
 
     def __init__(self, plant: str, flow_run: str, say: Callable[[str], None]) -> None:
         self.plant, self.run, self.say = plant, UUID(flow_run), say
@@ -64,11 +57,7 @@ class LineageEvents:
 
     @contextmanager
     def flow(self, logs: Sequence[Path]) -> Iterator[None]:
-        """Send the start and end events of the flow run.
-
-        Args:
-            logs: the run's log files.
-        """
+        """Send the start and end events of the flow run."""
         inputs = self._datasets(logs)
         self._send("START", self.job, self.run, {}, inputs, [])
         try:
@@ -79,7 +68,7 @@ class LineageEvents:
         self._send("COMPLETE", self.job, self.run, {}, inputs, list(self.outputs.values()))
 
     def stage(self, name: str, arguments: Iterable[object]) -> Callable[[Came], None]:
-        """Send the start event of a task; return a function that sends its end event for a result or error message."""
+        """Send the start event of a task; return a function that sends the end event."""
         if self.silent:
             return lambda _: None
         self.started += 1

@@ -21,17 +21,16 @@ LOGIN = "NEORL_SERVICE_LOGIN"
 NAMES = "NEORL_SERVICE_NAMES"
 """Space-separated names by which clients on other machines call a server; loopback names are always accepted."""
 
-# Python warns if a Popen is garbage-collected while its process runs; services outlive the command that starts them.
+# Python warns if a Popen is garbage-collected while the process runs; services outlive the command that starts them.
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
 
 @dataclass(frozen=True)
 class ProcessId:
-    """Identity of a process, unique even if its number is reused."""
+    """Identity of a process, unique even if the number is reused."""
 
     pid: int
     created: float
-    """Start time in seconds since 1970."""
 
     @classmethod
     def of(cls, pid: int) -> ProcessId:
@@ -48,14 +47,14 @@ class ProcessId:
         """Whether the process runs."""
         try:
             process = psutil.Process(self.pid)
-            # A zombie has ended, although its parent has not collected it.
+            # A zombie has ended, although the parent has not collected it.
             return bool(process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - self.created) < 0.05)
         except psutil.NoSuchProcess:
             return False
 
 
 def spawn(command: Sequence[str], environment: Mapping[str, str], log: Path, folder: Path) -> ProcessId:
-    """Start a process in a new session, out of reach of Ctrl-C and of a closed terminal. Its files get mode 0600.
+    """Start a process in a new session, out of reach of Ctrl-C and of a closed terminal. New files get mode 0600.
 
     Args:
         command: program and arguments, without secrets, because all users of the machine can read them.
@@ -79,18 +78,12 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], log: Path, fol
 
 
 def private_log(path: Path) -> IO[bytes]:
-    """Open a log for appending, readable by its owner only."""
+    """Open a log for appending, readable by the owner only."""
     return open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def belongs(process: ProcessId, home: Path, token: str) -> bool:
-    """Return whether a live process was started for this home, according to its environment.
-
-    Args:
-        process: process from the home's record.
-        home: the home's root.
-        token: token from the home's record.
-    """
+    """Return whether a live process was started for this home, according to the process's environment."""
     if not process.alive:
         return False
     try:
@@ -127,7 +120,7 @@ def stop(processes: Sequence[ProcessId], grace: float = 6.0) -> None:
     for pid in leaders:
         _signal_group(pid, signal.SIGKILL)
     for process in left:
-        # Killing its group may have ended it already.
+        # Killing the group may have ended it already.
         with suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(left, timeout=grace)

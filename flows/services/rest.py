@@ -35,7 +35,7 @@ def request(
     timeout: float = SOON,
     method: str | None = None,
 ) -> Any:
-    """Send an HTTP request and return the answer's JSON, or its text if it is not JSON.
+    """Send an HTTP request and return the answer as JSON, or as text if it is not JSON.
 
     Args:
         url: the complete address.
@@ -63,7 +63,7 @@ def request(
             break
         except urllib.error.HTTPError as error:
             error.close()
-            # Prefect answers 503 while its SQLite database is locked, for seconds on a busy machine.
+            # Prefect answers 503 while SQLite is locked, for seconds on a busy machine.
             if error.code != 503 or not pause:
                 raise
             time.sleep(pause)

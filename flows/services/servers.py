@@ -87,10 +87,6 @@ def start_signer(home: Home, say: Say) -> None:
     A home without a key needs no signer, unless a passphrase for a new key is given. If the passphrase must be typed
     and there is no terminal, the servers start without a signer.
 
-    Args:
-        home: home of the signer.
-        say: callback for a message about a missing passphrase.
-
     Raises:
         Refused: if the passphrase is wrong, or the key is not pinned.
     """
@@ -120,7 +116,7 @@ class _Startup:
 
     def run(self, worker: bool) -> Services:
         """Start services and wait for them in the order of the table and of their needs."""
-        # A home's worker serves the home's own Prefect server; a team has workers of its own.
+        # A home's worker serves the home's own Prefect server; a team has other workers.
         local = team_service("prefect") is None
         names = [name for name in SERVICES if name in SERVERS or (worker and (local or name != "worker"))]
         answering: set[str] = set()
@@ -171,7 +167,7 @@ class _Startup:
         try:
             write_services(self.home, self.known)
         except BaseException:
-            # Without its record (full disk, Ctrl-C) 'neorl down' could not stop the process.
+            # Without the record (full disk, Ctrl-C) 'neorl down' could not stop the process.
             processes.stop([service.process] if service.process else [])
             raise
         self.say(f"starting {TITLES[name]}{f' on {service.url}' if service.url else ''}")
@@ -179,7 +175,7 @@ class _Startup:
             self.started.append(name)
 
     def _wait(self, name: str) -> None:
-        """Wait until a service answers; if its port was taken in the meantime, start it on another port."""
+        """Wait until a service answers; if the port was taken in the meantime, start it on another port."""
         for attempt in range(4):
             service = self.found[name]
             while service.process is None or service.process.alive:
@@ -216,7 +212,7 @@ def down(home: Home) -> list[str]:
     with exclusive(home.folder("locks") / "services.lock"):
         known = read_services(home)
         alive = {name: service for name in known if (service := running(home, known[name]))}
-        # Stop the worker first: without its server it would retry until it is killed.
+        # Stop the worker first: without the server it would retry until it is killed.
         for group in ([name for name in alive if name not in SERVERS], list(alive)):
             processes.stop([process for name in group if (process := alive[name].process)])
         forget_processes(home)
@@ -263,7 +259,7 @@ def _service_status(home: Home, name: str, found: Mapping[str, Service]) -> Serv
 
 
 def mlflow_address(home: Home) -> str | None:
-    """Return the address of this home's or its team's MLflow; None if it does not answer."""
+    """Return the address of the home's or team's MLflow; None if it does not answer."""
     found = _find(home)
     if "mlflow" not in found or not SERVICES["mlflow"].answers(home, found, rest.SOON):
         return None
@@ -286,7 +282,7 @@ def reap_dead_runs(home: Home) -> list[str]:
                 services.ask_prefect(f"{run}/set_state", {"state": state, "force": True})
                 reaped.append(record.flow_run)
         except (OSError, ValueError) as error:
-            # After any error but 404 the state of the run is unknown, so its record is kept for the next call.
+            # After any error but 404 the state of the run is unknown, so the record is kept for the next call.
             if not (isinstance(error, urllib.error.HTTPError) and error.code == 404):
                 continue
         path.unlink(missing_ok=True)
@@ -321,7 +317,7 @@ def _check_port(name: str, port: int, found: Service | None) -> None:
 
 
 def _listens(service: Service) -> bool:
-    """Return whether the service's own process listens on its port; True if it has no process or port."""
+    """Return whether the service's own process listens on the port; True if it has no process or port."""
     return not (service.process and service.port) or processes.listens(service.process, service.port)
 
 

@@ -32,13 +32,9 @@ class Start(NamedTuple):
     port: int
     token: str
     others: Mapping[str, Service]
-    """Services that were started before, by name."""
     due: Deployments | None = None
-    """Deployments that a worker registers first."""
     login: str = ""
-    """Login that a server requires of its clients."""
     host: str = HOST
-    """Address of the interface to listen on."""
     names: tuple[str, ...] = ()
     """Host names by which clients call the server, besides loopback names."""
 
@@ -57,7 +53,7 @@ class Definition(NamedTuple):
     title: str
     command: Callable[[Start], Command]
     answers: Callable[[Home, Mapping[str, Service], float], bool]
-    """Whether the service works, including its database; takes the home, all services and a time limit in seconds."""
+    """Whether the service works, including the database; takes the home, all services and a time limit in seconds."""
     port: int = 0
     """Preferred port; 0 for a service without a port."""
     needs: tuple[str, ...] = ()
@@ -65,15 +61,7 @@ class Definition(NamedTuple):
 
 
 def start(home: Home, name: str, port: int, others: Mapping[str, Service], due: Deployments | None = None) -> Service:
-    """Start one service in the background, and return it before it answers.
-
-    Args:
-        home: home of the service.
-        name: name in `SERVICES`.
-        port: port to listen on; 0 for a service without a port.
-        others: services that its command may need, by name.
-        due: deployments that a worker registers first.
-    """
+    """Start one service in the background, and return it before it answers; arguments as in `Start`."""
     token = secrets.token_hex(16)
     command = full_command(name, Start(home, port, token, others, due, home_login(home) if name in SERVERS else ""))
     process = processes.spawn(command.arguments, command.variables, log_file(home, name), command.folder)
@@ -132,7 +120,7 @@ def _mlflow(start: Start) -> Command:
     folder = start.home.folder("mlflow")
     database = with_driver(setting(MLFLOW_DATABASE), "psycopg") or f"sqlite:///{folder / 'mlflow.db'}"
     kept = setting(ARTIFACTS) or str(start.home.folder("mlflow", "artifacts"))
-    # Variables that `mlflow server` sets for its workers in the pinned version; a test starts a real server.
+    # Variables that `mlflow server` sets for workers in the pinned version; a test starts a real server.
     variables = {
         LOGIN: start.login,
         NAMES: " ".join(start.names),

@@ -1,4 +1,4 @@
-"""A home's record of its services: addresses, processes, logins, and the environment of their clients."""
+"""A home's record of services: addresses, processes, logins, and the environment of their clients."""
 
 from __future__ import annotations
 
@@ -50,7 +50,6 @@ class Services:
     mlflow: Service
     worker: Service | None = None
     started: tuple[str, ...] = ()
-    """Services that this call of `up` started."""
     notification_block: str | None = None
     """Id of Prefect's notification block; only set by `up` with a worker."""
     metrics: Service | None = None
@@ -61,7 +60,7 @@ class Services:
         return f"{self.prefect.url}/api"
 
     def ask_prefect(self, path: str, body: object = None, *, method: str | None = None) -> Any:
-        """Send a request to Prefect's API with its login, and return the answer's JSON.
+        """Send a request with login to Prefect's API, and return the answer's JSON.
 
         Without a body it is a GET, otherwise a POST, unless `method` is given.
 
@@ -178,7 +177,7 @@ def needing_prefect(services: Services) -> Iterator[None]:
     # Other OSErrors concern files and have cures of their own.
     except (urllib.error.URLError, ConnectionError, TimeoutError, HTTPException) as error:
         log = services.home.root / "logs" / "prefect.log"
-        cure = f"read {log}" if services.prefect.process else "read its log"
+        cure = f"read {log}" if services.prefect.process else "read Prefect's log"
         raise ServiceMissing(
             f"a request to Prefect at {services.prefect.url} failed ({error}): {cure}, then repeat the command."
         ) from error
@@ -199,7 +198,7 @@ def team_service(name: str) -> Service | None:
 
 
 def running(home: Home, service: Service | None) -> Service | None:
-    """Return the service if its process runs and was started for this home."""
+    """Return the service if the process runs and was started for this home."""
     if service is None or service.process is None:
         return None
     return service if belongs(service.process, home.root, service.token) else None

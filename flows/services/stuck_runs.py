@@ -1,7 +1,7 @@
 """Restart runs that are stuck in Prefect because their worker was killed.
 
 A run that had started has a record, or sends heartbeats until it dies. A run that the worker had only taken has
-neither: it would stay pending, and block every later run of its deployment.
+neither: it would stay pending, and block all later runs of the deployment.
 """
 
 from __future__ import annotations
@@ -16,17 +16,11 @@ RUN = "PREFECT__FLOW_RUN_ID"
 
 
 def release_stuck_runs(services: Services) -> list[str]:
-    """Reschedule pending runs that no process executes, and mark running ones as crashed.
+    """Reschedule pending runs that no process executes, mark running ones as crashed, and return messages.
 
     Call this while no worker of the home runs. Only processes of this machine are examined. While a worker of another
     machine is online nothing is changed, because it may execute the runs; an automation handles them then
     (`flows.services.automations`).
-
-    Args:
-        services: addresses of the servers.
-
-    Returns:
-        One message per run.
     """
     query = {
         "flow_runs": {"deployment_id": {"is_null_": False}, "state": {"type": {"any_": ["PENDING", "RUNNING"]}}},
@@ -45,7 +39,7 @@ def release_stuck_runs(services: Services) -> list[str]:
             messages.append(f"run {run['name']} is unchanged: a worker of another machine ({names}) may execute it")
             continue
         pending = run["state_type"] == "PENDING"
-        reason = "its worker was killed before it started" if pending else "its worker and process were killed"
+        reason = "the worker was killed before the start" if pending else "worker and process were killed"
         kind, name = ("SCHEDULED", "Scheduled") if pending else ("CRASHED", "Crashed")
         try:
             state = {"type": kind, "name": name, "message": reason}

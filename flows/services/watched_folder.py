@@ -23,11 +23,9 @@ from tasks.references import Reference
 FOLDER = "NEORL_INCOMING"
 """Variable for a folder other than the home's `incoming`."""
 EVERY = 15.0
-"""Seconds between two scans."""
 QUIET = 5.0
 """Seconds without a write, after which a file counts as complete."""
 UNFINISHED = re.compile(r"^[.~]|\.(part|partial|filepart|crdownload|tmp)$", re.IGNORECASE)
-"""Names of incomplete files."""
 
 
 class Arrival(Reference):
@@ -39,7 +37,6 @@ class Arrival(Reference):
     size: int
     modified_ns: int
     at: str
-    """Time of the event."""
 
 
 class Scan(NamedTuple):
@@ -48,7 +45,6 @@ class Scan(NamedTuple):
     states: Mapping[Path, FileState]
     """State of every file, for comparison by the next scan."""
     arrived: tuple[Arrival, ...]
-    """Files that were announced."""
     failed: tuple[str, ...] = ()
     """One message per file or folder that cannot be used."""
 
@@ -77,12 +73,7 @@ def scan(home: Home, before: Mapping[Path, FileState], quiet: float = QUIET) -> 
     """Scan the folder once and announce new files; equal content is announced once per plant.
 
     A file is complete if it is unchanged since the previous scan and was not written for `quiet` seconds. The event is
-    emitted before the arrival is recorded: after a kill in between, Prefect recognises the repeated event by its id.
-
-    Args:
-        home: home of the folder and its records.
-        before: file states of the previous scan.
-        quiet: seconds without a write.
+    emitted before the arrival is recorded: after a kill in between, Prefect recognises the id of the repeated event.
 
     Raises:
         ServiceMissing: if a server does not answer; a later scan announces the files.
@@ -117,13 +108,7 @@ def scan(home: Home, before: Mapping[Path, FileState], quiet: float = QUIET) -> 
 
 
 def follow(home: Home, say: Callable[[str], None], every: float = EVERY) -> None:
-    """Scan for as long as the process lives; each problem is reported once and retried.
-
-    Args:
-        home: home of the folder.
-        say: callback for arrivals and problems.
-        every: seconds between two scans.
-    """
+    """Scan for as long as the process lives; each problem is reported once and retried."""
     states: Mapping[Path, FileState] = {}
     reported = ""
     while True:
@@ -132,7 +117,7 @@ def follow(home: Home, say: Callable[[str], None], every: float = EVERY) -> None
             states, problem = found.states, "; ".join(found.failed)
             for arrival in found.arrived:
                 say(arrival_line(arrival))
-        # Continue after any error, because the thread is not restarted while its worker lives.
+        # Continue after any error, because the thread is not restarted while the worker lives.
         except Exception as error:
             problem = str(error) if isinstance(error, (NeoRLError, OSError)) else f"{type(error).__name__}: {error}"
         if problem and problem != reported:
@@ -159,7 +144,7 @@ def _unreadable(path: Path) -> str | None:
 
 
 def _announce(home: Home, plant: str, path: Path, state: FileState, records: Collection[Arrival]) -> Arrival | None:
-    """Announce a file with new content and record its arrival; None if it changed while it was read."""
+    """Announce a file with new content and record the arrival; None if it changed while it was read."""
     # Connect first: while no server answers, a large file would be read at every scan.
     services = connect(home)
     sha256, stat = file_sha256(path), path.stat()

@@ -1,6 +1,6 @@
 """The home's Prefect worker: registers deployments, executes runs, and follows the watched folder in a thread.
 
-Importing Prefect takes longer than either of its commands, so both run in one process. It is started as
+Importing Prefect takes longer than either command, so both run in one process. It is started as
 `python -m flows.services.worker` by `service_table`, and by `deployments` if a worker is running already.
 """
 
@@ -37,12 +37,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def deploy(project: Path, log: Path) -> int:
-    """Run `prefect deploy --all` in a fork, so that the worker does not import the flows; return the exit code.
-
-    Args:
-        project: folder of prefect.yaml.
-        log: file for the output.
-    """
+    """Run `prefect deploy --all` in a fork, so that the worker does not import the flows; return the exit code."""
     sys.stdout.flush()
     child = os.fork()
     if not child:

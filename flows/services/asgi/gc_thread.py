@@ -1,9 +1,9 @@
-"""Garbage collection in a thread of its own, so that a blocking finaliser cannot stop a server's event loop.
+"""Garbage collection in a separate thread, so that a blocking finaliser cannot stop a server's event loop.
 
-When SQLite refuses a write, the cursor keeps its statement. Freeing the cursor resets the statement, and waits until
+When SQLite refuses a write, the cursor keeps the statement. Freeing the cursor resets the statement, and waits until
 the connection is idle. If the collector frees it in the event loop's thread while another thread waits for a lock on
 the connection, the loop stops until that wait ends after a minute (Prefect's setting), because the holder of the lock
-needs the loop. In a thread of its own the collector may wait: the loop continues and the lock is released.
+needs the loop. In a separate thread the collector may wait: the loop continues and the lock is released.
 
 Source: CPython 3.11's `Modules/_sqlite/cursor.c` (`cursor_clear`); seen in Prefect 3.8.8 with aiosqlite on SQLite.
 """

@@ -23,9 +23,8 @@ from flows.services.processes import LOGIN, LOOPBACK, NAMES
 from flows.services.rest import basic
 
 OPEN_PATHS = ("/health", "/version")
-"""Paths without login."""
 BLOCKED_PATHS = ("/ajax-api/3.0/mlflow/assistant", "/ajax-api/3.0/jobs", "/gateway", "/ajax-api/3.0/mlflow/gateway")
-"""Unused parts of MLflow. Its assistant, for example, executes programs on this machine."""
+"""Unused parts of MLflow. The assistant, for example, executes programs on this machine."""
 
 
 class Guard:
@@ -68,7 +67,7 @@ class Guard:
             if not hmac.compare_digest(given.encode(), self._expected.encode()):
                 scheme = self._expected.partition(" ")[0]
                 challenge = {"WWW-Authenticate": f'{scheme} realm="NeoRL", charset="UTF-8"'}
-                return PlainTextResponse("login missing or wrong: 'neorl up' prints its file\n", 401, challenge)
+                return PlainTextResponse("login missing or wrong: 'neorl up' prints the file\n", 401, challenge)
         if path.startswith(self._blocked):
             return PlainTextResponse("this part of MLflow is disabled\n", 404)
         return None
@@ -96,7 +95,7 @@ def mlflow() -> ASGIApp:
 
 
 def metrics() -> ASGIApp:
-    """Return the metrics server, behind its token."""
+    """Return the metrics server, behind a token."""
     from flows.services.metrics_server import application
 
     return Guard(application(), f"Bearer {os.environ[LOGIN]}", _names())

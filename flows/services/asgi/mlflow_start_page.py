@@ -17,7 +17,6 @@ DEFAULTS = {
     # The page sets this after opening the assistant's pane once.
     "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": "true",
 }
-"""Defaults for the browser's local storage."""
 HEAD = (
     f"<script>for (const [key, value] of Object.entries({json.dumps(DEFAULTS)})) "
     "if (localStorage.getItem(key) === null) localStorage.setItem(key, value)</script>"
@@ -31,12 +30,7 @@ HEADERS = {"X-Frame-Options": "SAMEORIGIN", "X-Content-Type-Options": "nosniff",
 
 
 class StartPage:
-    """ASGI middleware that answers requests for MLflow's start page and passes on all others.
-
-    Args:
-        application: MLflow's server.
-        page: MLflow's start page, as HTML.
-    """
+    """ASGI middleware that answers requests for MLflow's start page and passes on all others."""
 
     def __init__(self, application: ASGIApp, page: str) -> None:
         self._application = application

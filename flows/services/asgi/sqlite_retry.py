@@ -1,7 +1,7 @@
-"""Retry of writes that Prefect's server rejects because its SQLite database is busy.
+"""Retry of writes that Prefect's server rejects because SQLite is busy.
 
 SQLite rejects a transaction at once if it read before it writes and another transaction wrote in between
-(SQLITE_BUSY_SNAPSHOT). Prefect then answers 503, and its clients repeat the request after two to four seconds. On a
+(SQLITE_BUSY_SNAPSHOT). Prefect then answers 503, and clients repeat the request after two to four seconds. On a
 busy machine several attempts in a row fail, and the run with them. An immediate retry in the server usually succeeds.
 
 Source: SQLite, Result and error codes, SQLITE_BUSY_SNAPSHOT; Prefect's `is_client_retryable_exception`.
@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 PAUSES = 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2
-"""Seconds before each retry."""
 LONGEST = 10.0
 """Seconds after which no retry is started. An attempt may already have waited a minute for a SQLite lock."""
 LARGEST = 4 << 20

@@ -27,7 +27,7 @@ def test_a_failing_server_is_not_started_again(monkeypatch: pytest.MonkeyPatch) 
         assert "start it with 'neorl up'" in str(_lost(team, error))
     monkeypatch.setenv("NEORL_PREFECT_DATABASE_URL", "postgresql://db.plant.local/prefect")
     assert "start it with 'neorl up'" in str(_lost(team, refused))
-    assert "check its database (NEORL_PREFECT_DATABASE_URL)" in str(_lost(team, failed))
+    assert "check the database (NEORL_PREFECT_DATABASE_URL)" in str(_lost(team, failed))
 
 
 def test_a_rejected_login_is_named_with_its_source() -> None:

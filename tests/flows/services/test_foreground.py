@@ -56,7 +56,7 @@ def test_an_error_of_prefect_is_one_sentence(
             assert run(["register"]) == 3
             said = capsys.readouterr().err
             assert f"a request to Prefect at http://127.0.0.1:{port} failed (HTTP Error 500: Inter" in said
-            assert said.endswith("): read its log, then repeat the command.\n")
+            assert said.endswith("): read Prefect's log, then repeat the command.\n")
             assert said.count("\n") == 1
         startup = _Startup(Home(home), {}, time.monotonic() + 60, lambda _: None)
         for name in SERVERS:

@@ -72,7 +72,7 @@ def test_a_pending_run_is_rescheduled_and_frees_its_slot(services: Services, ent
     state = services.ask_prefect(f"flow_runs/{taken}")["state"]
     assert state["state_details"]["deployment_concurrency_lease_id"]
     (said,) = release_stuck_runs(services)
-    assert "is rescheduled: its worker was killed before it started" in said
+    assert "is rescheduled: the worker was killed before the start" in said
     wait_until(lambda: state_of(services, taken) == "COMPLETED")
     assert (tmp_path / "begun").exists()
     assert release_stuck_runs(services) == []
@@ -108,7 +108,7 @@ def test_started_runs_crash_unless_executed_or_recorded(services: Services, ente
     finally:
         process.kill()
         process.wait()
-    assert "has crashed: its worker and process were killed" in said
+    assert "has crashed: worker and process were killed" in said
     assert [state_of(services, run) for run in (begun, recorded, executed)] == ["CRASHED", "RUNNING", "RUNNING"]
     for run in (recorded, executed):
         services.ask_prefect(f"flow_runs/{run}", method="DELETE")

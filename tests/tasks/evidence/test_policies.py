@@ -232,7 +232,7 @@ def test_a_champion_of_before_is_said_to_meet_a_policy_by_its_claim_alone(
     held = [check.detail for check in audit(ledger.home).checks if check.name == "policies"]
     assert held == ["1 pinned as the ledger has them, and met by champions' claims"]
     assert run(["policy", "show", PLANT]) == 0
-    assert " meets the policy, its certificate is valid until" in capsys.readouterr().out
+    assert " meets the policy, certificate valid until" in capsys.readouterr().out
 
 
 def test_a_statement_that_is_none_is_one_sentence(ledger: Ledger, tmp_path: Path) -> None:

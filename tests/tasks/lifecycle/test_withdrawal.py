@@ -151,7 +151,7 @@ def test_without_a_server_it_is_withdrawn_all_the_same(ledger: Ledger) -> None:
     crowned(ledger, A, "1")
     done = withdraw(ledger.home, PLANT, "1", "shift engineer", WHY)
     assert (done.champion, done.record) == (None, None)
-    assert done.aliases.changes == ("MLflow does not answer: its aliases will be updated later",)
+    assert done.aliases.changes == ("MLflow does not answer: the aliases will be updated later",)
 
 
 def test_the_history_shows_all_kinds(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
