@@ -199,5 +199,5 @@ def test_an_inaccessible_folder_does_not_block_other_plants(tmp_path: Path, monk
     found = scan(Home(tmp_path / "home"), {})
     assert list(found.states) == [tmp_path / PLANT / "april.csv"]
     assert found.failed == (
-        f"expected to be allowed to scan into {tmp_path / 'other'}, got 'Permission denied': make it readable.",
+        f"cannot read folder {tmp_path / 'other'} (Permission denied): give this user read access.",
     )
