@@ -80,8 +80,8 @@ def migrate(
 ) -> None:
     """Upgrade a home from an earlier version, after a backup.
 
-    MLflow's database is upgraded to the installed version. Prefect upgrades the Prefect database when it starts. Without
-    need of an upgrade no backup is made.
+    MLflow's database is upgraded to the installed version. Prefect's server upgrades Prefect's database when it starts.
+    If nothing needs an upgrade, no backup is made.
 
     Example: neorl down && neorl migrate
     """
