@@ -1,4 +1,4 @@
-"""Fixtures that more than one test file uses."""
+"""Fixtures of several test files."""
 
 from __future__ import annotations
 
@@ -21,39 +21,38 @@ if TYPE_CHECKING:
     from flows.services.state import Services
 
 CACHE = Path(__file__).parents[1] / ".pytest_cache"
-# The servers and libraries that tests start send no telemetry and stay offline, as the product does.
+# Servers and libraries send no telemetry and stay offline, like in the product.
 os.environ.update(
     DO_NOT_TRACK="true",
     PREFECT_SERVER_ANALYTICS_ENABLED="false",
     MLFLOW_DISABLE_TELEMETRY="true",
     MLFLOW_MODEL_CATALOG_URI="",
     GX_ANALYTICS_ENABLED="false",
-    # The commands that tests start compile the same programs.
+    # Child processes share the compilation cache.
     JAX_COMPILATION_CACHE_DIR=str(CACHE / "jax"),
     JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
-    # Most of the tests' time goes into compiling programs that then run once: XLA need not make them fast.
+    # Most test time is compilation of programs that run once, so XLA need not optimise them.
     JAX_DISABLE_MOST_OPTIMIZATIONS="true",
 )
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
-    # Each of the many processes would compile thousands of modules anew: they share bytecode in a folder of the tests'
-    # own, so that none is written where it is not wanted.
+    # Share bytecode between processes in a folder of the tests, so that no process compiles all modules again and
+    # none is written into the source tree.
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(CACHE / "bytecode")
     sys.dont_write_bytecode = False
-# Signers keep generated passphrases in the user's configuration, and outlive the commands that start them.
+# Signers keep generated passphrases in the user's configuration and outlive the commands that start them.
 _CONFIGURATION = tempfile.TemporaryDirectory(prefix="neorl-tests-")
 os.environ.update(XDG_CONFIG_HOME=_CONFIGURATION.name, NEORL_SIGNER_IDLE="30")
 if platform.machine() == "x86_64":
-    # XLA's older code generator, one module per program: a quarter of the compile time. It may compute an expression
-    # anew in each kernel that needs it, and with fused multiply-adds (AVX2) to other last bits: then a minimum equals
-    # none of its arguments, and its gradient is 0/0. AVX has none. An XLA_FLAGS of the
-    # caller's wins, and an empty one gives the generator that ships.
+    # XLA's older code generator takes a quarter of the compile time. It may recompute an expression in each kernel,
+    # with fused multiply-adds (AVX2) to different last bits: then a minimum equals none of its arguments and the
+    # gradient is 0/0. AVX has no fused multiply-adds. An existing XLA_FLAGS wins; an empty one selects the default
+    # generator.
     os.environ.setdefault(
         "XLA_FLAGS",
         "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 --xla_cpu_max_isa=AVX",
     )
 
-# A run finds what the last one found, and none fails because a machine is busy. With --hypothesis-profile=default
-# examples are drawn anew.
+# Examples are reproducible and have no deadline. --hypothesis-profile=default draws new examples.
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")
 
@@ -84,7 +83,7 @@ def truth(request: pytest.FixtureRequest, record_property: Callable[[str, object
 
 @pytest.fixture(scope="module", autouse=True)
 def _room_for_programs() -> Iterator[None]:
-    """Between files, forget compiled programs where there are many: a worker runs the tests of a hundred of them."""
+    """Clear compiled programs between files if there are many; a worker accumulates those of a hundred files."""
     yield
     if "jax" in sys.modules:
         from tasks.training.programs import forget_programs
@@ -94,7 +93,7 @@ def _room_for_programs() -> Iterator[None]:
 
 @pytest.fixture
 def dmsd_train() -> Path:
-    """The official DMSD training data."""
+    """Return the official DMSD training data."""
     path = SHARED / "dmsd" / "DMSD-high-100000-train.npz"
     if not path.exists():
         pytest.skip("the official DMSD data is not beside this checkout")
@@ -103,7 +102,7 @@ def dmsd_train() -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty NeoRL home of the test's own."""
+    """Return an empty NeoRL home."""
     root = tmp_path / "home"
     monkeypatch.setenv("NEORL_HOME", str(root))
     return root
@@ -111,14 +110,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project of a user's own, with a plant, a helper module in a sub-package, and an algorithm; a home beside it."""
+    """Return a user's project with a plant, a helper module in a sub-package and an algorithm, and a home."""
     monkeypatch.setenv("NEORL_HOME", str(tmp_path / "home"))
     return Path(shutil.copytree(OWN, tmp_path / "project", ignore=shutil.ignore_patterns("__pycache__")))
 
 
 @pytest.fixture(scope="session")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
-    """Real Prefect and MLflow servers and a worker, started once: their first start takes many seconds."""
+    """Start real Prefect and MLflow servers and a worker once, because the first start takes many seconds."""
     from flows.services.servers import down, up
     from tests.flows.services.waiting import pause_schedules
 
@@ -129,7 +128,7 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
         found = up(home)
         pause_schedules(found)
     except BaseException:
-        down(home)  # those that did start
+        down(home)  # stop the servers that did start
         raise
     yield found
     down(found.home)
@@ -139,7 +138,7 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
 
 @pytest.fixture
 def deployed(services: Services) -> Services:
-    """The servers with this project's own deployments; tests register other projects under the same names."""
+    """Register this project's deployments; other tests register other projects under the same names."""
     from tests.flows.services.waiting import register
 
     register(services)
@@ -148,9 +147,9 @@ def deployed(services: Services) -> Services:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep a file's tests on one worker, and all that need servers together: their first start takes many seconds.
+    """Keep the tests of a file on one worker, and all tests that need servers on one worker.
 
-    The longest groups are handed out first, so that the workers finish together.
+    The longest groups start first, so that the workers finish together.
     """
     for item in items:
         served = "services" in getattr(item, "fixturenames", ())

@@ -77,7 +77,7 @@ POLICY = SafetyPolicy(
     approval_days=3660,
     certificate_days=3660,
 )
-"""What the candidates of these tests meet."""
+"""Operating domain and limit of these tests' candidates."""
 DATASET, CONFIG, SIMULATOR = (sha256_hex(name) for name in (b"dataset", b"config", b"simulator"))
 MATERIALS = Materials(
     dataset=DATASET,
@@ -98,17 +98,17 @@ OTHERWISE: dict[str, bool | int | float | str] = {
     "upper_bound": 1e-9,
     "handovers": 7,
 }
-"""What no certificate of these tests says, one field of a result each."""
+"""Certificate fields with values that no certificate of these tests has."""
 
 
 def open_ledger(home: Home, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> Ledger:
-    """The ledger of a home, with its signer in this process: starting one for each test would take most of its time."""
+    """Return the ledger of a home with a signer in this process, because starting one for each test takes too long."""
     return Ledger.open(home, ask=Signer.open(home, clock=clock).answer)
 
 
 @contextmanager
 def signer_at(home: Home) -> Iterator[Signer]:
-    """A home's signer on its socket, in a thread of this process, for code under test that opens the ledger itself."""
+    """Run a home's signer on its socket in a thread, for code that opens the ledger itself."""
     server = Server(Signer.open(home), 0)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
@@ -121,7 +121,7 @@ def signer_at(home: Home) -> Iterator[Signer]:
 
 
 def counts(alpha: float, violating: tuple[int, ...] = (), episodes: int | None = None, p0: float = CLAIM.p0) -> Counts:
-    """The counts of a test that certifies with these violations, or that stopped at `episodes` without."""
+    """Return counts that certify with these violations, or that stopped at `episodes` without certifying."""
     k = len(violating)
     n = betting_episodes(p0, k, alpha) if episodes is None else episodes
     return Counts(
@@ -141,17 +141,17 @@ def counts(alpha: float, violating: tuple[int, ...] = (), episodes: int | None =
 
 
 def inputs(composite: str, claim: Claim = CLAIM) -> Inputs:
-    """A composite in the one lineage of these tests, or in that of another claim."""
+    """Return the inputs of a composite in the lineage of these tests, or of another claim."""
     return Inputs(lineage=lineage_of(claim), composite=composite, dataset=DATASET, config=CONFIG)
 
 
 def attempt_for(ledger: Ledger, composite: str, claim: Claim = CLAIM) -> Attempt:
-    """Open an attempt in the one lineage of these tests, or at another claim."""
+    """Open an attempt in the lineage of these tests, or for another claim."""
     return open_attempt(ledger, inputs(composite, claim), claim)
 
 
 def outcome(composite: str, found: Counts, claim: Claim = CLAIM, witnesses: Sequence[str] = ()) -> Outcome:
-    """What a result says of these counts."""
+    """Return a result's fields for these counts."""
     return Outcome(
         passed=found.certified,
         claim=claim.lines(composite, SIMULATOR, found.certified, witnesses, current().texts),
@@ -169,7 +169,7 @@ def certify(
     episodes: int | None = None,
     claim: Claim = CLAIM,
 ) -> Path:
-    """Take a composite through a whole attempt."""
+    """Run a whole attempt for a composite."""
     attempt = attempt_for(ledger, composite, claim)
     draw_seed(ledger, attempt)
     found = counts(attempt.alpha, violating, episodes, claim.p0)
@@ -181,7 +181,7 @@ def certify(
 
 
 def certificate_of(ledger: Ledger, composite: str) -> Certificate | None:
-    """The last outcome that the ledger has for a composite."""
+    """Return the last outcome of a composite in the ledger."""
     results = [entry for entry in ledger.entries("result", PLANT) if entry.body["composite"] == composite]
     if not results:
         return None
@@ -204,7 +204,7 @@ def certificate_of(ledger: Ledger, composite: str) -> Certificate | None:
 def candidate_record(
     ledger: Ledger, composite: str, evidence: Evidence | None = None, **changes: object
 ) -> CandidateRecord:
-    """A candidate with its own certificate, which passes every gate but for what is changed."""
+    """Return a candidate with a certificate that passes every gate, with changes."""
     own = certificate_of(ledger, composite)
     assert own is not None, "certify the composite first"
     numbers = evidence or judged.evidence(fallback=own, certificate=own)
@@ -213,20 +213,20 @@ def candidate_record(
 
 
 def served_model(home: Home) -> ServedModel:
-    """The one model that MLflow keeps in a home of these tests, if any, file by file."""
+    """Return the files of the only model in MLflow, if any."""
     found = digests_in(served_folder(home))
     return ServedModel(model="m-0", contents=tuple(ServedFile(path=p, sha256=d) for p, d in found.items()))
 
 
 def served_folder(home: Home) -> Path:
-    """Where MLflow keeps it."""
+    """Return the folder of that model."""
     return home.root / "mlflow" / "artifacts" / "1" / "models" / "m-0" / "artifacts"
 
 
 def judged_record(
     plant: str, composite: str, numbers: Evidence | ProcessEvidence, **changes: object
 ) -> CandidateRecord:
-    """A candidate of a plant or process with the gates that its numbers pass, but for what is changed."""
+    """Return a candidate with the gates of its numbers, with changes."""
     gates = judge(numbers)
     dataset = Dataset(
         digest=DATASET, plant=plant, store=Path("."), manifest=Path("manifest.json"), shards=(), rows=50, episodes=5
@@ -251,7 +251,7 @@ def judged_record(
 
 
 def propose(ledger: Ledger, composite: str, **changes: object) -> str:
-    """Log a certified candidate that passed every gate, under a policy that it meets; the digest of its entry."""
+    """Log a certified candidate that passed every gate under a suitable policy, and return the digest of the entry."""
     if policy_of(ledger.entries(), PLANT) is None:
         sign(ledger, POLICY, "a reviewer", "before the first promotion")
     if certificate_of(ledger, composite) is None:
@@ -262,7 +262,7 @@ def propose(ledger: Ledger, composite: str, **changes: object) -> str:
 
 
 def verdict(ledger: Ledger, composite: str, by: str = "a reviewer", note: str = "") -> VerdictBody:
-    """An approval or rejection of a new candidate with this composite."""
+    """Approve or reject a new candidate with this composite."""
     return VerdictBody(composite=composite, by=by, note=note, candidate=propose(ledger, composite))
 
 
@@ -273,7 +273,7 @@ def crown(ledger: Ledger, composite: str) -> Entry:
 
 
 def put(ledger: Ledger, approval: Entry, replaces: str | None, composite: str = "") -> Entry:
-    """Promote what was approved, or another composite."""
+    """Promote the approved composite, or another composite."""
     promotion = PromotionBody(
         composite=composite or approval.body["composite"],
         approval=approval.digest,
@@ -286,12 +286,12 @@ def put(ledger: Ledger, approval: Entry, replaces: str | None, composite: str = 
 def forge(
     home: Home, kind: str, body: BaseModel | dict[str, Any], artefacts: Sequence[Artefact] = (), plant: str = PLANT
 ) -> Entry:
-    """Append an entry past the signer and its rules, as who holds the decrypted key could."""
+    """Append an entry without the signer and its rules, using the decrypted key."""
     return append_past_the_rules(home, kind, body, artefacts, plant)
 
 
 def furnished_home(root: Path) -> Ledger:
-    """A dataset, a model, two certified composites, two promotions."""
+    """Make a home with a dataset, a model, two certified composites and two promotions."""
     home = Home(root)
     ledger = open_ledger(home)
     shard = home.folder("datasets", PLANT) / "shard.h5"

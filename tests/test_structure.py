@@ -1,4 +1,4 @@
-"""Structure of the sources: typed values between tasks, and files of a readable length."""
+"""Structure of the sources: typed values between tasks, and the length of files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("neorl_core", "configs", "tasks", "flows")
 LONGEST_FILE = 700
 UNTYPED = {
-    # Parsers: they read what others wrote, and build typed values or refuse.
+    # Parsers read foreign data and build typed values or refuse.
     "flows.services.deployments:_text": "reads prefect.yaml, which users write",
     "flows.services.state:_service": "reads services.json, which may come from another version",
     "tasks.data.formats.hdf5.isolated:_ask": "reads frames of the process that opens foreign HDF5 files",
@@ -23,36 +23,36 @@ UNTYPED = {
     "tasks.models.bundles.manifest:_manifest": "reads composite.json, which may come from anywhere",
     "tasks.models.bundles.checkpoints:_flat": "compares identities, the JSON that each kind of training brings",
     "tasks.models.bundles.checkpoints:_check_identity": "compares identities, the JSON that each training brings",
-    "tasks.files.spec:spec_record": "writes the JSON of a plant's spec, whose digest names bundles",
+    "tasks.files.spec:spec_record": "writes the JSON of a plant's spec; its digest names bundles",
     "tasks.files.spec:_object": "reads the JSON of a plant's spec, which may come from anywhere",
     "configs.load:merged": "merges keys of a fleet and a site before they become a run",
     "configs.load:_site_keys": "reads a site's keys before they become a run",
-    "tasks.models.plants.known:site_record": "writes the JSON of a site, whose digest names bundles",
-    "tasks.data.synthetic.fleet:_yaml": "writes a fleet's file like the run's that it is made of",
-    # Signatures that a library prescribes.
+    "tasks.models.plants.known:site_record": "writes the JSON of a site; its digest names bundles",
+    "tasks.data.synthetic.fleet:_yaml": "writes a fleet's file like the run that it is made from",
+    # Signatures required by a library.
     "tasks.registry.policy_model:ShieldedPolicy.predict": "MLflow's own signature",
 }
-"""Functions that may take or return untyped mappings, and why."""
+"""Functions that may take or return untyped mappings, and the reason."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @cache
 def sources(*folders: str) -> tuple[Path, ...]:
-    """Python files that git knows or would add, in some folders or in all."""
+    """Return the Python files that git tracks or would add, in some folders or in all."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *folders]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return tuple(sorted(path for name in told.split("\0") if name.endswith(".py") and (path := ROOT / name).exists()))
 
 
 def module_of(path: Path) -> str:
-    """The dotted name of a source file."""
+    """Return the dotted name of a source file."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def functions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]:
-    """Every function and method below a node, with its qualified name."""
+    """Yield every function and method below a node with its qualified name."""
     for child in ast.iter_child_nodes(node):
         name = prefix
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -64,7 +64,7 @@ def functions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]
 
 
 class Annotations:
-    """What names in annotations stand for: aliases that are assigned in a module, or imported from one of ours."""
+    """Return the aliases in annotations that are assigned in a module or imported from one of ours."""
 
     def __init__(self, trees: Mapping[str, ast.Module]) -> None:
         self.values: dict[tuple[str, str], ast.expr] = {}
@@ -83,7 +83,7 @@ class Annotations:
                         self.imports[module, each.asname or each.name] = (found.module, each.name)
 
     def untyped(self, module: str, annotation: ast.expr, seen: frozenset[tuple[str, str]] = frozenset()) -> bool:
-        """Whether an annotation holds a mapping to anything, or JSON of any shape, however deep."""
+        """Return whether an annotation contains a mapping to anything, or arbitrary JSON, at any depth."""
         match annotation:
             case ast.Subscript(value=kind, slice=ast.Tuple(elts=[_, held])) if last(kind) in {
                 "dict",
@@ -105,7 +105,7 @@ class Annotations:
         return any(self.untyped(module, part, seen) for part in parts)
 
     def untyped_functions(self, module: str, tree: ast.Module) -> Iterator[str]:
-        """`module:function` of every function of a module that takes or returns such a value."""
+        """Return `module:function` of every function that takes or returns such a value."""
         for name, function in functions(tree):
             given = function.args
             taken = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
@@ -115,7 +115,7 @@ class Annotations:
 
 
 def last(node: ast.expr) -> str:
-    """The last part of a dotted name."""
+    """Return the last part of a dotted name."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
@@ -124,7 +124,7 @@ def trees() -> dict[str, ast.Module]:
     return {module_of(path): ast.parse(path.read_text()) for path in sources(*PACKAGES)}
 
 
-def test_stages_hand_on_typed_values_and_only_parsers_know_anything_else(trees: dict[str, ast.Module]) -> None:
+def test_tasks_exchange_typed_values(trees: dict[str, ast.Module]) -> None:
     annotations = Annotations(trees)
     found = {
         name
@@ -132,8 +132,8 @@ def test_stages_hand_on_typed_values_and_only_parsers_know_anything_else(trees: 
         if module.partition(".")[0] in {"configs", "tasks", "flows"}
         for name in annotations.untyped_functions(module, tree)
     }
-    assert sorted(found - UNTYPED.keys()) == [], "type what these take and return, or name them in UNTYPED"
-    assert sorted(UNTYPED.keys() - found) == [], "these are typed or gone: take them out of UNTYPED"
+    assert sorted(found - UNTYPED.keys()) == [], "add types, or add the function to UNTYPED"
+    assert sorted(UNTYPED.keys() - found) == [], "typed or removed: delete from UNTYPED"
 
 
 @pytest.mark.parametrize(
@@ -148,13 +148,13 @@ def test_stages_hand_on_typed_values_and_only_parsers_know_anything_else(trees: 
         "def g() -> None:\n    def f(x: Imported) -> None: ...",
     ],
 )
-def test_an_untyped_mapping_is_found_wherever_it_hides(signature: str) -> None:
+def test_untyped_mappings_are_found_at_any_depth(signature: str) -> None:
     trees = {"here": ast.parse(f"from there import Alias as Imported\nAlias = dict[str, Any]\n{signature}")}
     trees["there"] = ast.parse("Deep = dict[str, JsonValue]\nAlias: TypeAlias = list[Deep]")
     assert [name[-1] for name in Annotations(trees).untyped_functions("here", trees["here"])] == ["f"]
 
 
-def test_typed_mappings_and_arrays_are_left_alone() -> None:
+def test_typed_mappings_and_arrays_are_accepted() -> None:
     tree = ast.parse("def f(x: dict[str, npt.NDArray[Any]], y: Mapping[str, float]) -> dict[str, dict[str, int]]: ...")
     assert list(Annotations({"here": tree}).untyped_functions("here", tree)) == []
 
@@ -164,5 +164,5 @@ def test_no_file_exceeds_700_lines() -> None:
     assert {name: length for name, length in lengths.items() if length > LONGEST_FILE} == {}
 
 
-def test_every_package_says_that_it_is_typed() -> None:
+def test_every_package_has_a_py_typed_file() -> None:
     assert [package for package in PACKAGES if not (ROOT / package / "py.typed").is_file()] == []

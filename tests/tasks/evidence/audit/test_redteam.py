@@ -75,7 +75,7 @@ WORDS = {
     "9m": "by another than who ran the retraining (ada)",
     "9n": "Ben has no role 'safety engineer' (roles: none)",
     "9o": "of Ben (no role) is pinned as Eve",
-    "10d": "which was revoked from",
+    "10d": "was revoked from",
     "10e": "serves on Ben's approval",
     "10f": "expected the home's key to be rotated by its signer",
     "10g": "does not count: signed by key",
