@@ -120,7 +120,7 @@ def check_pinned_witnesses(found: Witnesses, path: Path) -> None:
 def pin(path: Path, witnesses: Witnesses) -> None:
     """Write witnesses.yaml."""
     lines = [
-        "# Witnesses of this ledger: see docs/explanation/threat-model.md.",
+        "# Witnesses of this ledger: see docs/how-to/witness.md.",
         f"origin: {json.dumps(witnesses.origin)}",
         f"required: {witnesses.required}",
         "witnesses:",

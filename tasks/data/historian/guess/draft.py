@@ -46,7 +46,7 @@ def write(draft: Draft) -> Written:
     page = _Page()
     page.lines += [
         f"# Mapping of {_plain(draft.log)}, guessed, with the reason for each guess. Correct wrong guesses;",
-        "# docs/how-to/historian-logs.md lists all keys.",
+        "# docs/reference/configuration.md lists all keys.",
     ]
     page.add("process", f"{{name: {draft.name}, horizon: {draft.horizon[0]}}}", draft.horizon[1])
     page.add("period_seconds", _number(draft.period[0]), draft.period[1])

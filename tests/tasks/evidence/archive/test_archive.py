@@ -319,7 +319,7 @@ def test_what_cannot_be_exported_is_one_sentence(
 ) -> None:
     ledger, _ = made
     assert run(["audit", "export", str(tmp_path / "x.tar")]) == 2
-    assert "expected a ledger at" in capsys.readouterr().err
+    assert "there is no ledger at" in capsys.readouterr().err
     with pytest.raises(BadInput, match="is not a file in an existing folder"):
         export(ledger.home, tmp_path / "none" / "x.tar")
     copy = Home(Path(shutil.copytree(ledger.home.root, tmp_path / "copy", ignore=shutil.ignore_patterns("*.sock"))))
