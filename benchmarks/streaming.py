@@ -24,7 +24,7 @@ from benchmarks.windows import interleaved
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.training.loop import TrainingRows, resident
 from neorl_core.training.population import configure, init_population, make_train_chunk, members
-from neorl_core.training.preparation import moments, scale_rows, scaling
+from neorl_core.training.preparation import make_scaling, moments, scale_rows
 from tasks.data.store.reader import StoredDataset
 from tasks.data.store.records import Provenance
 from tasks.data.store.stream import Ring, Stream, row_bytes, window_shape
@@ -91,7 +91,7 @@ def main() -> int:
         dataset = store(Path(name), arguments.rows)
         ring = Ring(dataset, np.arange(arguments.rows // EPISODE))
         log = transitions(arguments.rows)
-        how = scaling(moments(log), SPEC)
+        how = make_scaling(moments(log), SPEC)
         memory = arguments.rows * row_bytes(SPEC) // TIMES
         shape = window_shape(memory, SPEC, CHUNK * 256)
         print(f"data {arguments.rows * row_bytes(SPEC) / 1e6:.0f} MB, allowed {memory / 1e6:.0f} MB, {shape}")

@@ -25,7 +25,7 @@ from neorl_core.training.population import (
     policies,
     warm_up_updates,
 )
-from neorl_core.training.preparation import Scaling, moments, scale_rows, scaling
+from neorl_core.training.preparation import Scaling, make_scaling, moments, scale_rows
 from neorl_core.types import PlantSpec, Transition
 
 
@@ -103,22 +103,22 @@ def fit(
     population = members(seeds, grid or {})
     fresh = init_population(learner, spec, config, population)
     plan = schedule(updates, chunk, learner.batches_per_update, warm_up_updates(learner, config))
-    how = scaling(moments(transitions), spec, np.asarray(transitions.observation).dtype)
-    data = scale_rows(how, transitions)
+    scaling = make_scaling(moments(transitions), spec, np.asarray(transitions.observation).dtype)
+    data = scale_rows(scaling, transitions)
     if mesh is not None:
         learner, fresh = sharding.shard_batches(learner, mesh), sharding.shard_members(mesh, fresh)
         data = sharding.replicate(mesh, data)
-    state = train(learner, fresh, resident(data), plan, batch_size, limit=how.limit, resume=resume, report=report)
+    state = train(learner, fresh, resident(data), plan, batch_size, limit=scaling.limit, resume=resume, report=report)
     if mesh is not None:
         state = state._replace(population=jax.tree.map(jnp.asarray, on_host(state.population)))
-    return make_result(learner, config, population, how, plan, state)
+    return make_result(learner, config, population, scaling, plan, state)
 
 
 def make_result(
     algorithm: Algorithm,
     config: Any,
     population: Sequence[Member],
-    how: Scaling,
+    scaling: Scaling,
     plan: Plan,
     end: RunState,
 ) -> FitResult:
@@ -128,16 +128,16 @@ def make_result(
         algorithm: trained algorithm.
         config: its `Config`.
         population: the members.
-        how: scaling of the training data.
+        scaling: scaling of the training data.
         plan: division of the run.
         end: final state of the run.
     """
     return FitResult(
         algorithm=algorithm.name,
         config=config,
-        policies=tuple(policies(algorithm, end.population, how.normaliser)),
+        policies=tuple(policies(algorithm, end.population, scaling.normaliser)),
         members=tuple(population),
-        sound=~np.asarray(diverged(end.curves, how.limit)),
+        sound=~np.asarray(diverged(end.curves, scaling.limit)),
         steps=plan.steps,
         curves=end.curves,
     )

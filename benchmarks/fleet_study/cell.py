@@ -25,7 +25,7 @@ from neorl_core.federated.rounds import Rule
 from neorl_core.networks import Policy
 from neorl_core.training.parameters import parameters_of
 from neorl_core.training.population import configure, init_population, member, members
-from neorl_core.training.preparation import moments, scaling
+from neorl_core.training.preparation import make_scaling, moments
 from neorl_core.types import Transition
 
 
@@ -93,7 +93,7 @@ def local(fleet: Fleet) -> Learned:
         init_population(algorithm, PLANT.spec, configure(algorithm, SETTINGS), members([fleet.seed], {})),
         0,
     )
-    scales = [scaling(moments(rows), PLANT.spec) for rows in fleet.learning]
+    scales = [make_scaling(moments(rows), PLANT.spec) for rows in fleet.learning]
     rows = stacked_rows(scales, fleet.learning)
     run = make_apart(Rule(algorithm, updates=size.rounds * size.updates))
     learners = run(parameters_of(train.learner), fresh_sites(train, FEDAVG, size.sites), rows).train.learner

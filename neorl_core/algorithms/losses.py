@@ -97,7 +97,7 @@ def q_weight(alpha: Float[Array, ""], q: Float[Array, " B"]) -> Float[Array, ""]
     Fujimoto & Gu 2021 (arXiv 2106.06860), equation 5, at the actions of the policy as in their code (the equation has
     the logged actions). Not differentiated.
 
-    Rewards are standardised here (`preparation.scaling`); in the paper they are not. A constant added to every reward
+    Rewards are standardised here (`preparation.make_scaling`), unlike in the paper. A constant added to every reward
     shifts `mean |Q|` by that constant over (1 - discount), so alpha is comparable across plants here and smaller than
     the paper's alpha for the same weight.
     """

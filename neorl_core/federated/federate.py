@@ -32,7 +32,7 @@ from neorl_core.training.population import (
     phase,
     warm_up_updates,
 )
-from neorl_core.training.preparation import Scaling, merge_moments, moments, scale_rows, scaling
+from neorl_core.training.preparation import Scaling, make_scaling, merge_moments, moments, scale_rows
 from neorl_core.types import PlantSpec, Transition
 
 
@@ -56,14 +56,14 @@ class Federated(NamedTuple):
 def federated_scaling(sites: Sequence[Transition], spec: PlantSpec) -> Scaling:
     """Return the scaling of all rows together, computed from the `moments` of each site alone."""
     total = reduce(merge_moments, [moments(rows) for rows in sites])
-    return scaling(total, spec, np.asarray(sites[0].observation).dtype)
+    return make_scaling(total, spec, np.asarray(sites[0].observation).dtype)
 
 
-def stacked_rows(how: Scaling | Sequence[Scaling], sites: Sequence[Transition]) -> Rows:
+def stacked_rows(scaling: Scaling | Sequence[Scaling], sites: Sequence[Transition]) -> Rows:
     """Return the scaled transitions of all sites, padded to one length, with a leading site axis.
 
     Args:
-        how: federated scaling, or one scaling per site.
+        scaling: federated scaling, or one scaling per site.
         sites: transitions (N_i, ...) of each site in physical units.
 
     Raises:
@@ -77,7 +77,7 @@ def stacked_rows(how: Scaling | Sequence[Scaling], sites: Sequence[Transition]) 
     def padded(x: Any) -> Any:
         return jnp.pad(x, [(0, most - x.shape[0])] + [(0, 0)] * (x.ndim - 1))
 
-    scalings = [how] * len(sites) if isinstance(how, Scaling) else how
+    scalings = [scaling] * len(sites) if isinstance(scaling, Scaling) else scaling
     each = [jax.tree.map(padded, scale_rows(own, rows)) for own, rows in zip(scalings, sites, strict=True)]
     return Rows(jax.tree.map(lambda *x: jnp.stack(x), *each), jnp.asarray(counts, jnp.int32))
 
@@ -87,8 +87,8 @@ def fresh_sites(train: TrainState, method: Method, count: int) -> Site:
     key = jax.random.wrap_key_data(train.key, impl="threefry2x32")
     keys = jax.vmap(lambda i: jax.random.key_data(jax.random.fold_in(key, i)))(jnp.arange(count))
     one = fresh_site(train, method)
-    every: Site = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))), one)
-    return every._replace(train=every.train._replace(key=keys))
+    states: Site = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))), one)
+    return states._replace(train=states.train._replace(key=keys))
 
 
 def federate(
@@ -141,8 +141,8 @@ def federate(
     learner = get_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
     check_actions(learner, spec)
     _check_sites(sites, spec)
-    how = federated_scaling(sites, spec)
-    rows = stacked_rows(how, sites)
+    scaling = federated_scaling(sites, spec)
+    rows = stacked_rows(scaling, sites)
     config = configure(learner, overrides or {}, rounds * updates)
     train = member(init_population(learner, spec, config, members([seed], {})), 0)
     server = fresh_server(train.learner, method, server_recipe)
@@ -150,7 +150,7 @@ def federate(
         numbers = size(server.parameters) + size(server.control)
         dp.check(privacy, numbers, participants or len(sites), insist)
     rule = Rule(learner, method, aggregate, updates, batch_size, server_lr, privacy, secure)
-    every, curves = fresh_sites(train, method, len(sites)), []
+    states, curves = fresh_sites(train, method, len(sites)), []
     warm = -(-warm_up_updates(learner, config) // updates)
     if warm >= rounds:
         raise ValueError(
@@ -159,13 +159,13 @@ def federate(
     for warming, length in [(True, warm), (False, rounds - warm)]:
         if length:
             if warm and not warming:
-                every = _seen_by_all(rule, server.parameters, every, rows)
+                states = _seen_by_all(rule, server.parameters, states, rows)
             run = make_rounds(rule._replace(algorithm=phase(learner, warming)), length, len(sites), participants)
-            server, every, metrics = run(server, every, rows, key_of_rounds(seed, warming))
+            server, states, metrics = run(server, states, rows, key_of_rounds(seed, warming))
             curves.append(metrics)
     curves_by_name = {name: np.concatenate([np.asarray(part[name]) for part in curves]) for name in curves[0]}
-    policy = Policy(learner.actor(with_parameters(train.learner, server.parameters)), how.normaliser)
-    return Federated(learner, config, spec, how, policy, server, every, curves_by_name)
+    policy = Policy(learner.actor(with_parameters(train.learner, server.parameters)), scaling.normaliser)
+    return Federated(learner, config, spec, scaling, policy, server, states, curves_by_name)
 
 
 def key_of_rounds(seed: int, warming: bool) -> PRNGKeyArray:
@@ -197,29 +197,29 @@ def fine_tune(
     steps = np.asarray([tuning_updates(updates, len(site.reward), batch_size, batches) for site in sites])
     rows = stacked_rows(result.scaling, sites)
     train = member(init_population(result.algorithm, result.spec, result.config, members([seed], {})), 0)
-    every = fresh_sites(train, FEDAVG, len(sites))
+    states = fresh_sites(train, FEDAVG, len(sites))
     if result.algorithm.warm_up:
-        look = observing(Rule(result.algorithm, updates=int(steps.max()), batch_size=batch_size))
-        every = make_apart(look)(result.server.parameters, every, rows)
+        observe = observing(Rule(result.algorithm, updates=int(steps.max()), batch_size=batch_size))
+        states = make_apart(observe)(result.server.parameters, states, rows)
     policies: dict[int, Policy] = {}
     for count in np.unique(steps):
-        which = np.flatnonzero(steps == count)
+        indices = np.flatnonzero(steps == count)
         run = make_apart(Rule(result.algorithm, updates=int(count), batch_size=batch_size))
-        some_sites, some_rows = jax.tree.map(itemgetter(which), (every, rows))
+        some_sites, some_rows = jax.tree.map(itemgetter(indices), (states, rows))
         learners = run(result.server.parameters, some_sites, some_rows).train.learner
-        normalisers = [result.scaling.normaliser] * len(which)
-        policies |= dict(zip(which.tolist(), policies_of(result.algorithm, learners, normalisers), strict=True))
+        normalisers = [result.scaling.normaliser] * len(indices)
+        policies |= dict(zip(indices.tolist(), policies_of(result.algorithm, learners, normalisers), strict=True))
     return [policies[i] for i in range(len(sites))]
 
 
-def _seen_by_all(rule: Rule, parameters: Parameters, every: Site, rows: Rows) -> Site:
+def _seen_by_all(rule: Rule, parameters: Parameters, states: Site, rows: Rows) -> Site:
     """Let the sites that the warm-up never selected observe their rows."""
-    missed = np.flatnonzero(np.asarray(every.train.step) == 0)
+    missed = np.flatnonzero(np.asarray(states.train.step) == 0)
     if not missed.size:
-        return every
-    some, theirs = jax.tree.map(itemgetter(missed), (every, rows))
-    looked = make_apart(observing(rule))(parameters, some, theirs)
-    updated: Site = jax.tree.map(lambda x, new: x.at[missed].set(new), every, looked)
+        return states
+    some, their_rows = jax.tree.map(itemgetter(missed), (states, rows))
+    observed = make_apart(observing(rule))(parameters, some, their_rows)
+    updated: Site = jax.tree.map(lambda x, new: x.at[missed].set(new), states, observed)
     return updated
 
 

@@ -145,7 +145,7 @@ def _corrected(before: Parameters, after: Parameters, offer: Offer, site: Site) 
 
 def _controls(ended: Ended) -> tuple[Site, Parameters, Float[Array, ""]]:
     site, steps = ended.site, ended.steps
-    change: Parameters = jax.tree.map(lambda moved, h: moved / steps - h, ended.change, ended.offer.control)
+    change: Parameters = jax.tree.map(lambda total, h: total / steps - h, ended.change, ended.offer.control)
     site = site._replace(control=jax.tree.map(jnp.add, site.control, change))
     return site, change, weighted_by_rows(ended)[2]
 

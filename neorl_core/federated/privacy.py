@@ -120,8 +120,8 @@ def private_rows(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
 
             changes, metrics = jax.vmap(change_of)(alone, jax.random.split(update_key, rows))
             mean, metrics = jax.tree.map(lambda x: jnp.mean(x, axis=0), (changes, metrics))
-            moved: Parameters = jax.tree.map(jnp.add, start, add_noise(mean, privacy, rows, noise_key))
-            return with_parameters(state, moved), metrics
+            after_noise: Parameters = jax.tree.map(jnp.add, start, add_noise(mean, privacy, rows, noise_key))
+            return with_parameters(state, after_noise), metrics
 
         return private
 

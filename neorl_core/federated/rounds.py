@@ -235,22 +235,22 @@ def make_rounds(rule: Rule, rounds: int, sites: int, participants: int | None = 
         raise ValueError(f"rounds must be positive and participants from 1 to {sites}, got {rounds} and {some}")
 
     def one(carry: tuple[Server, Site], key: PRNGKeyArray, rows: Rows) -> tuple[tuple[Server, Site], Metrics]:
-        server, every = carry
+        server, states = carry
         draw_key, noise_key = jax.random.split(key)
         if some == sites:
-            chosen, their_rows, active = None, rows, every
+            chosen, their_rows, active = None, rows, states
         else:
             chosen = jax.random.choice(draw_key, sites, (some,), replace=False)
-            their_rows, active = jax.tree.map(lambda x: x[chosen], (rows, every))
+            their_rows, active = jax.tree.map(lambda x: x[chosen], (rows, states))
         active, replies, metrics = jax.vmap(partial(site_round, rule, server.offer))(active, their_rows)
         server = server_round(rule, server, replies, some / sites, noise_key)
-        every = active if chosen is None else jax.tree.map(lambda x, new: x.at[chosen].set(new), every, active)
-        return (server, every), metrics
+        states = active if chosen is None else jax.tree.map(lambda x, new: x.at[chosen].set(new), states, active)
+        return (server, states), metrics
 
-    def run(server: Server, every: Site, rows: Rows, key: PRNGKeyArray) -> tuple[Server, Site, Metrics]:
-        (server, every), metrics = jax.lax.scan(
-            lambda carry, key: one(carry, key, rows), (server, every), jax.random.split(key, rounds)
+    def run(server: Server, states: Site, rows: Rows, key: PRNGKeyArray) -> tuple[Server, Site, Metrics]:
+        (server, states), metrics = jax.lax.scan(
+            lambda carry, key: one(carry, key, rows), (server, states), jax.random.split(key, rounds)
         )
-        return server, every, metrics
+        return server, states, metrics
 
     return jax.jit(run)

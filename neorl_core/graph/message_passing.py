@@ -68,17 +68,17 @@ class Round(nn.Module):
         dense = partial(nn.Dense, width, param_dtype=graph.nodes.dtype)
         plain = partial(dense, use_bias=False)
         kernels = [Kernel(width, name=name)(width, graph.nodes) for name in ("sent", "got", "kept")]
-        of_nodes, (s, r) = graph.nodes @ jnp.concatenate(kernels, -1), graph[3:5]
-        ends, kept = of_nodes[..., : 2 * width], of_nodes[..., 2 * width :]
+        products, (s, r) = graph.nodes @ jnp.concatenate(kernels, -1), graph[3:5]
+        ends, kept = products[..., : 2 * width], products[..., 2 * width :]
         first, second = ends[..., s, :], ends[..., r, :]
         along, there = dense(name="along")(graph.edges), graph.edge_mask[..., None]
         forth = nn.relu(first[..., :width] + second[..., width:] + along) * there
         back = nn.relu(second[..., :width] + first[..., width:] + along) * there
         both = jnp.concatenate([forth, back], -2)
         arrived = sum_messages(both, jnp.concatenate([r, s]), graph.nodes.shape[-2])
-        told = dense(name="told")(graph.context)[..., None, :]
-        more = nn.relu(kept + plain(name="arrived")(arrived) + told)
-        nodes = graph.nodes + self.share * more
+        context = dense(name="told")(graph.context)[..., None, :]
+        update = nn.relu(kept + plain(name="arrived")(arrived) + context)
+        nodes = graph.nodes + self.share * update
         pooled = plain(name="pooled")(mean(nodes, graph.node_mask))
         context = graph.context + self.share * nn.relu(pooled + dense(name="context")(graph.context))
         return graph._replace(nodes=nodes, edges=graph.edges + self.share * (forth + back), context=context)
@@ -108,30 +108,32 @@ class Actor(nn.Module):
 
     width: int
     rounds: int
-    of_nodes: int
-    of_edges: int
+    node_actions: int
+    edge_actions: int
 
     @nn.compact
     def __call__(self, graph: Graph) -> tuple[Float[Array, "*b N K"], Float[Array, "*b E J"]]:
         graph = Body(self.width, self.rounds, name="body")(graph)
         dense = partial(nn.Dense, param_dtype=graph.nodes.dtype)
-        told = dense(self.width, name="told")(graph.context)[..., None, :]
-        of_nodes, of_edges = graph.nodes[..., :0], graph.edges[..., :0]
-        if self.of_nodes:
+        context = dense(self.width, name="told")(graph.context)[..., None, :]
+        node_outputs, edge_outputs = graph.nodes[..., :0], graph.edges[..., :0]
+        if self.node_actions:
             own = dense(self.width, use_bias=False, name="nodes")(graph.nodes)
-            of_nodes = dense(self.of_nodes, kernel_init=NEAR_ZERO, name="per_node")(nn.relu(own + told))
-        if self.of_edges:
+            node_outputs = dense(self.node_actions, kernel_init=NEAR_ZERO, name="per_node")(nn.relu(own + context))
+        if self.edge_actions:
             # Sum and distance of the two ends do not depend on their order. The product with the kernel comes before
             # the sum, because there are fewer nodes than edge ends.
-            own, of_sum, apart = jnp.split(Kernel(self.width, name="edges")(3 * self.width, graph.edges), 3)
-            ends = jnp.concatenate([graph.nodes, graph.nodes @ of_sum], -1)
+            own, sum_kernel, distance_kernel = jnp.split(
+                Kernel(self.width, name="edges")(3 * self.width, graph.edges), 3
+            )
+            ends = jnp.concatenate([graph.nodes, graph.nodes @ sum_kernel], -1)
             a, b = ends[..., graph.senders, :], ends[..., graph.receivers, :]
             distance = jnp.abs(a[..., : self.width] - b[..., : self.width])
             summed_up = a[..., self.width :] + b[..., self.width :]
-            of_edges = dense(self.of_edges, kernel_init=NEAR_ZERO, name="per_edge")(
-                nn.relu(graph.edges @ own + summed_up + distance @ apart + told)
+            edge_outputs = dense(self.edge_actions, kernel_init=NEAR_ZERO, name="per_edge")(
+                nn.relu(graph.edges @ own + summed_up + distance @ distance_kernel + context)
             )
-        return of_nodes, of_edges
+        return node_outputs, edge_outputs
 
 
 class Critic(nn.Module):

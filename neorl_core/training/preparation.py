@@ -94,7 +94,7 @@ def merge_moments(one: Moments, other: Moments) -> Moments:
     )
 
 
-def scaling(known: Moments, spec: PlantSpec, dtype: Any = np.float32) -> Scaling:
+def make_scaling(total: Moments, spec: PlantSpec, dtype: Any = np.float32) -> Scaling:
     """Return the scaling of rows with these moments.
 
     - Observations: zero mean and unit deviation (constant columns keep deviation 1). On a plant with a layout, all
@@ -107,16 +107,16 @@ def scaling(known: Moments, spec: PlantSpec, dtype: Any = np.float32) -> Scaling
     al. 2018, Time limits in reinforcement learning, section 3).
 
     Args:
-        known: moments of all training rows in physical units; of stacked observations only the plain part is used.
+        total: moments of all training rows in physical units; of stacked observations only the plain part is used.
         spec: bounds of the actions, and the history.
         dtype: precision of the normaliser.
     """
     plain = spec.observation.size if spec.history is None else len(spec.history.observation)
-    mean, deviation = known.observation_mean[:plain], known.observation_deviation[:plain]
+    mean, deviation = total.observation_mean[:plain], total.observation_deviation[:plain]
     if spec.layout is not None:
         mean, deviation = pool_moments(spec.layout, mean, deviation)
     discrete = spec.choices is not None
-    explored = explored_range(known.action_low, known.action_high, spec)
+    explored = explored_range(total.action_low, total.action_high, spec)
     low, high = (np.asarray(bound) for bound in (spec.action[2:] if discrete else explored))
     normaliser = Normaliser(
         mean=jnp.asarray(mean, dtype),
@@ -125,22 +125,22 @@ def scaling(known: Moments, spec: PlantSpec, dtype: Any = np.float32) -> Scaling
         action_half_range=jnp.asarray((high - low) / 2, dtype),
         choices=jnp.arange(spec.acting, dtype=dtype) if discrete else None,
     )
-    shift = 0.0 if known.terminates or spec.clock is not None else known.reward_mean
-    scale = known.reward_deviation if varies(known.reward_mean, known.reward_deviation) else 1.0
-    limit = LARGEST * (1.0 + ((known.reward_mean - shift) / scale) ** 2)
+    shift = 0.0 if total.terminates or spec.clock is not None else total.reward_mean
+    scale = total.reward_deviation if varies(total.reward_mean, total.reward_deviation) else 1.0
+    limit = LARGEST * (1.0 + ((total.reward_mean - shift) / scale) ** 2)
     return Scaling(stacked_normaliser(spec.history, normaliser), shift, scale, spec, limit)
 
 
-def scale_rows(how: Scaling, transitions: Transition) -> Transition:
+def scale_rows(scaling: Scaling, transitions: Transition) -> Transition:
     """Return scaled rows on the device, with `next_action` from `next_actions`."""
-    normaliser = how.normaliser
+    normaliser = scaling.normaliser
     observation = np.asarray(transitions.observation)
     reward = np.asarray(transitions.reward, np.float64)
-    terminated = np.maximum(np.asarray(transitions.terminated), how.spec.over(transitions.next_observation))
+    terminated = np.maximum(np.asarray(transitions.terminated), scaling.spec.over(transitions.next_observation))
     return Transition(
         observation=normalise(normaliser, jnp.asarray(observation)),
         action=to_unit(normaliser, jnp.asarray(transitions.action)),
-        reward=jnp.asarray((reward - how.reward_shift) / how.reward_scale, observation.dtype),
+        reward=jnp.asarray((reward - scaling.reward_shift) / scaling.reward_scale, observation.dtype),
         cost=jnp.asarray(transitions.cost),
         next_observation=normalise(normaliser, jnp.asarray(transitions.next_observation)),
         terminated=jnp.asarray(terminated, observation.dtype),
@@ -149,7 +149,7 @@ def scale_rows(how: Scaling, transitions: Transition) -> Transition:
 
 
 def prepare(transitions: Transition, spec: PlantSpec) -> tuple[Normaliser, Transition]:
-    """Scale physical transitions for learners: `scaled` by their own `scaling`.
+    """Scale physical transitions for learners: `make_scaling`, then `scale_rows`.
 
     Args:
         transitions: (N, ...) in physical units, each episode in order of time (used for `next_action` only).
@@ -158,8 +158,8 @@ def prepare(transitions: Transition, spec: PlantSpec) -> tuple[Normaliser, Trans
     Returns:
         The normaliser, which ships with the policy, and the transitions on the device.
     """
-    how = scaling(moments(transitions), spec, np.asarray(transitions.observation).dtype)
-    return how.normaliser, scale_rows(how, transitions)
+    scaling = make_scaling(moments(transitions), spec, np.asarray(transitions.observation).dtype)
+    return scaling.normaliser, scale_rows(scaling, transitions)
 
 
 def next_actions(transitions: Transition) -> np.ndarray[Any, Any]:

@@ -26,7 +26,7 @@ from neorl_core.training.population import (
     members,
     warm_up_updates,
 )
-from neorl_core.training.preparation import Scaling, moments, scale_rows, scaling
+from neorl_core.training.preparation import Scaling, make_scaling, moments, scale_rows
 from neorl_core.types import Controller, History, Params, Plant, PlantSpec, Process, Transition
 
 
@@ -173,7 +173,7 @@ class Agent:
         if begun is None:
             warm_up = warm_up_updates(algorithm, config)
             start = fresh._replace(learner=_with_policy(algorithm, fresh, policy))
-            how = scaling(moments(dataset), spec)._replace(normaliser=policy.normaliser)
+            how = make_scaling(moments(dataset), spec)._replace(normaliser=policy.normaliser)
         else:
             warm_up, start, how = 0, _onward(begun, fresh), begun.scaling
         plan = schedule(updates, 500, algorithm.batches_per_update, warm_up)

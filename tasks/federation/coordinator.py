@@ -21,7 +21,7 @@ from neorl_core.federated.privacy import add_noise
 from neorl_core.federated.rounds import Server, fresh_server, step_server
 from neorl_core.networks import Policy
 from neorl_core.training.parameters import size, with_parameters
-from neorl_core.training.preparation import Moments, merge_moments, scaling
+from neorl_core.training.preparation import Moments, make_scaling, merge_moments
 from neorl_core.types import PlantSpec
 from tasks.evidence.federations import (
     WEIGHTS,
@@ -246,7 +246,7 @@ def _finish(
     """Write the policy, and let every site that is there have it."""
     learning = opening.learning
     learner = with_parameters(learning.train.learner, server.parameters)
-    how = scaling(opening.moments, opening.spec)
+    how = make_scaling(opening.moments, opening.spec)
     made_by = MadeBy(
         algorithm=asked.algorithm, hyperparameters=learning.config._asdict(), updates=asked.rounds * asked.updates
     )

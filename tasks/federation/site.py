@@ -21,7 +21,7 @@ from neorl_core.federated.secure import FixedPoint, encode
 from neorl_core.networks import Policy
 from neorl_core.training.parameters import parameters_of, with_parameters
 from neorl_core.training.population import Metrics
-from neorl_core.training.preparation import Moments, Scaling, moments, scale_rows, scaling
+from neorl_core.training.preparation import Moments, Scaling, make_scaling, moments, scale_rows
 from neorl_core.types import Transition
 from tasks.data.store.episodes import read_logs
 from tasks.data.store.reader import StoredDataset
@@ -196,7 +196,7 @@ class Participant:
         known = check_sizes(all_moments(message), self.spec)
         key = sha256_hex(f"{question.federation}/{sha256_hex(npz_bytes(arrays_of_moments(known)))}".encode())
         if key not in self._works:
-            how = scaling(known, self.spec)
+            how = make_scaling(known, self.spec)
             rows = Rows(scale_rows(how, self.transitions), jnp.int32(len(self.transitions.reward)))
             # One at a time: another federation's rows would double the memory.
             self._works = {key: Work(learning_of(question.terms, self.spec), how, rows)}

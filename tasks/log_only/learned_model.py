@@ -20,7 +20,7 @@ from configs.run import OpenedRun
 from neorl_core.history import resting_action, stacked_spec
 from neorl_core.networks import Normaliser, normalise, to_unit
 from neorl_core.training.optimisers import Recipe
-from neorl_core.training.preparation import moments, scaling
+from neorl_core.training.preparation import make_scaling, moments
 from neorl_core.types import History, PlantSpec, Transition
 from neorl_core.world_model import bootstrap, dynamics
 from neorl_core.world_model.dynamics import Model
@@ -174,7 +174,7 @@ def set_by_people(t: Transition) -> npt.NDArray[np.bool_]:
 def _fitted(run: OpenedRun, training: Logs, progress: Report | None) -> FittedModel:
     spec, t = observed_spec(run), training.transitions
     known = moments(t)
-    how = scaling(known, spec)
+    how = make_scaling(known, spec)
     updates = run.evaluate.model_updates
     of_weights, of_resample, of_batches = jax.random.split(jax.random.key(run.seed + 3), 3)
     recipe = Recipe(schedule="cosine", steps=updates)

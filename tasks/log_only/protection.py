@@ -26,7 +26,7 @@ from neorl_core.safety.support import (
 )
 from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Optimiser, Recipe
-from neorl_core.training.preparation import moments, scaling
+from neorl_core.training.preparation import make_scaling, moments
 from neorl_core.types import Params, PlantSpec, varies
 from tasks.data.store import reader
 from tasks.data.store.episodes import Logs, halves, read_logs
@@ -233,7 +233,7 @@ def _cloned(run: OpenedRun, spec: PlantSpec, training: Logs) -> LinearLaw | Poli
     observation, action = _thinned(np.asarray(t.observation)), _thinned(np.asarray(t.action))
     if given is not None and given.law == "linear":
         return fit_linear_law(observation, action, spec.action.low, spec.action.high)
-    normaliser = scaling(moments(t), spec).normaliser
+    normaliser = make_scaling(moments(t), spec).normaliser
     x, u = normalise(normaliser, jnp.asarray(observation)), to_unit(normaliser, jnp.asarray(action))
     params = actor_init(jax.random.key(run.seed), spec.observation.size, spec.action.size, CLONING_HIDDEN)
     recipe = Recipe(schedule="cosine", steps=CLONING_STEPS)

@@ -16,7 +16,7 @@ from neorl_core.training import sharding
 from neorl_core.training.loop import Plan, TrainingRows, resident, schedule
 from neorl_core.training.parameters import tuning_updates
 from neorl_core.training.population import Algorithm
-from neorl_core.training.preparation import Moments, Scaling, moments, scale_rows, scaling
+from neorl_core.training.preparation import Moments, Scaling, moments, scale_rows, make_scaling
 from neorl_core.types import PlantSpec
 from tasks.data.store.episodes import best_episodes, read_logs
 from tasks.data.store.histories import past_of
@@ -72,7 +72,7 @@ def training_data(
         logs = read_logs(store, given)
         seen = moments(logs.transitions)
         known = seen if given is episodes else Ring(store, episodes).moments()
-        how = scaling(known, spec)
+        how = make_scaling(known, spec)
         # Histories are stacked once, in NumPy. Gathering them on the device would save memory, but would require a
         # second kind of data in every algorithm and placement. Streamed rows are stacked by blocks.
         transitions = past.stacked(logs).transitions
@@ -85,7 +85,7 @@ def training_data(
         return TrainingData(_reaching(known, seen), how, plan, False, hold)
     seen = ring.moments()
     known = seen if given is episodes else Ring(store, episodes).moments()
-    how = scaling(known, spec)
+    how = make_scaling(known, spec)
     # The window moves with the logged points of the curves, independent of checkpoints.
     plan = schedule(updates, 1, batches, warm_up)
     shape = window_shape(memory, spec, plan.log_every * run.train.batch_size)

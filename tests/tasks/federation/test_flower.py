@@ -14,7 +14,7 @@ import pytest
 
 from configs.federation import Federation
 from configs.home import Home
-from neorl_core.training.preparation import moments, scale_rows, scaling
+from neorl_core.training.preparation import make_scaling, moments, scale_rows
 from tasks.evidence.audit.audit import audit
 from tasks.evidence.federations import RoundBody, rounds_of
 from tasks.evidence.ledger.ledger import Ledger
@@ -64,7 +64,10 @@ def words_of(folder: Path) -> Words:
     """
     found = []
     for site in participants(folder, NAMES).values():
-        for rows in (site.transitions, scale_rows(scaling(moments(site.transitions), site.spec), site.transitions)):
+        for rows in (
+            site.transitions,
+            scale_rows(make_scaling(moments(site.transitions), site.spec), site.transitions),
+        ):
             seen = np.asarray(rows.observation, np.float32)
             found += [
                 np.ascontiguousarray(seen[:, i : i + 2]).view(np.uint64).ravel() for i in range(seen.shape[1] - 1)

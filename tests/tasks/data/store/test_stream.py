@@ -14,7 +14,7 @@ from scipy import stats
 from configs.errors import BadInput, Refused
 from neorl_core.training.loop import Plan, train
 from neorl_core.training.population import Algorithm, init_population, members
-from neorl_core.training.preparation import merge_moments, moments, scale_rows, scaling
+from neorl_core.training.preparation import make_scaling, merge_moments, moments, scale_rows
 from neorl_core.types import Transition
 from tasks.data.store.episodes import KEYS
 from tasks.data.store.reader import StoredDataset
@@ -51,7 +51,7 @@ def all_rows(dataset: StoredDataset) -> Transition:
 
 
 def stream_of(dataset: StoredDataset, all_rows: Transition, shape: Shape = SHAPE, seed: int = 0) -> Stream:
-    return Stream(Ring(dataset, KEPT), scaling(moments(all_rows), SPEC), shape, every=10, seed=seed)
+    return Stream(Ring(dataset, KEPT), make_scaling(moments(all_rows), SPEC), shape, every=10, seed=seed)
 
 
 def numbers(window: Transition) -> np.ndarray:
@@ -75,7 +75,7 @@ def test_moments_in_one_pass_equal_those_of_all_rows(dataset: StoredDataset, all
 
 
 def test_a_window_contains_prepared_rows(dataset: StoredDataset, all_rows: Transition) -> None:
-    prepared = scale_rows(scaling(moments(all_rows), SPEC), all_rows)
+    prepared = scale_rows(make_scaling(moments(all_rows), SPEC), all_rows)
     with stream_of(dataset, all_rows) as stream:
         for done in (0, 10, 200):
             window = stream.at(done)
