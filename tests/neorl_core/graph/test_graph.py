@@ -13,7 +13,7 @@ from neorl_core.graph.graphs import SIZE_CLASSES, Graph, padded, size_class
 from neorl_core.graph.message_passing import Actor, Critic, Round, sum_messages
 from neorl_core.graph.policy import act_on
 
-ACTOR, CRITIC = Actor(width=8, rounds=3, of_nodes=2, of_edges=1), Critic(width=8, rounds=3)
+ACTOR, CRITIC = Actor(width=8, rounds=3, node_actions=2, edge_actions=1), Critic(width=8, rounds=3)
 
 
 def drawn(nodes: int, edges: int, seed: int = 0) -> Graph:
@@ -179,7 +179,7 @@ def test_rounds_equal_loops_over_edges() -> None:
 def test_fresh_actors_have_small_outputs(rounds: int) -> None:
     """Behind a tanh, large outputs have no gradient."""
     graph = drawn(30, 40)
-    module = Actor(width=24, rounds=rounds, of_nodes=1, of_edges=1)
+    module = Actor(width=24, rounds=rounds, node_actions=1, edge_actions=1)
     for key in range(5):
         said = jax.tree.leaves(module.apply(module.init(jax.random.key(key), graph), graph))
         assert all(np.abs(x).max() < 1.0 for x in said)
