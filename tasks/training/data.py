@@ -16,7 +16,7 @@ from neorl_core.training import sharding
 from neorl_core.training.loop import Plan, TrainingRows, resident, schedule
 from neorl_core.training.parameters import tuning_updates
 from neorl_core.training.population import Algorithm
-from neorl_core.training.preparation import Moments, Scaling, moments, scale_rows, make_scaling
+from neorl_core.training.preparation import Moments, Scaling, make_scaling, moments, scale_rows
 from neorl_core.types import PlantSpec
 from tasks.data.store.episodes import best_episodes, read_logs
 from tasks.data.store.histories import past_of
