@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import lzma
 import os
 import shutil
@@ -29,6 +31,7 @@ from tasks.evidence.ledger import client
 from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.files.arrays import read_npz
+from tasks.files.provenance import PACKAGES
 from tasks.lifecycle.aliases import check_pages, stale_pages
 from tasks.lifecycle.pages import wanted_pages
 from tasks.lifecycle.rollback import roll_back
@@ -168,6 +171,15 @@ def test_a_champion_loads_through_plain_pyfunc(home: Home, installed: bool, tmp_
     _, actions = examples(home, next(e for e in entries if e.kind == "promotion"))
     assert np.allclose(float(answer), actions[0], rtol=1e-5)
     assert all(source.startswith(project if installed else str(folder)) for source in sources.split())
+
+
+def test_stored_code_imports_one_module_that_never_moves() -> None:
+    spec = importlib.util.find_spec("tasks.registry.policy_model")
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text())
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    assert {name for name in imported if name.partition(".")[0] in PACKAGES} == {"tasks.models.mlflow_entry"}
 
 
 def test_rollback_to_an_earlier_champion(home: Home) -> None:
