@@ -38,3 +38,9 @@ def test_documents_named_in_the_repository_exist() -> None:
     names = set(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split())
     assert len(names) > 30
     assert sorted(name for name in names if not (ROOT / name).exists()) == []
+
+
+def test_documents_outside_studies_have_at_most_35000_words() -> None:
+    pages = [path for path in (ROOT / "docs").rglob("*.md") if "studies" not in path.relative_to(ROOT).parts]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    assert len(re.sub(r"```.*?```", "", text, flags=re.DOTALL).split()) <= 35_000
