@@ -2,9 +2,9 @@
 
 Rollout returns are differentiated through dynamics, reward and policy (SVG(inf) with a learned model; Heess et al.
 2015, arXiv 1510.09142). Two penalties keep the policy near the data: the disagreement of the ensemble, and the distance
-beyond the edge of the support (`world_model.support`), because members can agree and all be wrong where there are no
-logs. During warm-up the ensemble is trained and the policy clones the logged actions, so that rollouts start near the
-data.
+beyond the edge of the support (`world_model.support`). The second is needed because members can agree and all be wrong
+where there are no logs. During warm-up the ensemble is trained and the policy clones the logged actions, so that
+rollouts start near the data.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """A federated method for offline RL after FEDORA (Rengarajan et al. 2024, arXiv 2305.03097): sites as an ensemble.
 
-Sites with better policies get more weight; the critic of a site may use the federated critic if it is higher; steps are
-pulled towards the federated weights; and a site that is beaten by the federated policy reduces the influence of its own
-rows. Three things differ from the paper, so that every learner works by composition: optimism is added to rewards
-instead of maximised inside the critic target (the same number for one action); the pull is in weights, not actions; and
-the influence scales whole steps, including the critic's.
+Sites with better policies get more weight. The critic of a site may use the federated critic if it is higher. Steps are
+pulled towards the federated weights. A site that is beaten by the federated policy reduces the influence of its own
+rows.
+
+Three things differ from the paper, so that every learner works by composition. Optimism is added to rewards instead of
+maximised inside the critic target (the same number for one action). The pull is in weights, not actions. The influence
+scales whole steps, including the critic's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Differential privacy: clip changes and add normal noise to their mean.
 
-Site level: the change of a site is clipped to norm C, and the mean over k sites gets noise of standard deviation `z C /
-k` per coordinate, with z the noise multiplier. All sites have equal weight, because a weight would reveal their number
-of rows. Row level: the step of each row is clipped and the batch mean gets noise at the site. `accountant` computes the
+Site level: the change of a site is clipped to norm C. The mean over k sites gets noise of standard deviation `z C / k`
+per coordinate, with z the noise multiplier. All sites have equal weight, because a weight would reveal their number of
+rows. Row level: the step of each row is clipped and the batch mean gets noise at the site. `accountant` computes the
 privacy spent.
 """
 

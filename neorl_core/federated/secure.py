@@ -3,7 +3,7 @@
 Bonawitz et al. 2017, Practical secure aggregation for privacy-preserving machine learning (CCS), sections 4 and 6.
 Sites send integers modulo 2^32. Each adds a mask of its own, and one mask per other site that cancels in the sum.
 Shares of all seeds lie with the other sites (`shamir`). The server recovers the own seeds of sites that replied, and
-the pair seeds of sites that dropped out, but never both for one site, which would reveal its numbers; this is why there
+the pair seeds of sites that dropped out. Both seeds of one site would reveal the numbers of the site; this is why there
 are two masks.
 
 The layer above the core agrees on pair seeds (X25519 in the paper). Masks here come from JAX's Threefry generator with

@@ -15,7 +15,7 @@ INSIDE = 0.99
 quantiles of the rewards."""
 WIDENED = 0.2
 """Smallest share of the logged range by which a replay may exceed it. Unlogged limits, trips or stops may lie beyond:
-on robot_assembly no logged episode trips, but up to a third of the policies' episodes do whose replays go that far."""
+on robot_assembly no logged episode trips, but up to a third of the episodes of policies with such replays do."""
 
 
 class Ranges(NamedTuple):

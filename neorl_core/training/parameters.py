@@ -25,7 +25,7 @@ OWN = frozenset({"hyper", "error", "low", "high", "support"})
 TUNING_PASSES = 30
 """Largest number of passes over its own rows in fine-tuning; more passes over few rows forget the shared weights. On
 the twenty reactors of `make fleet-study` with two episodes each, 2,133 passes kept 37 of the 90 points of the shared
-policy and 30 passes kept all; with twenty episodes 30 passes were best, too."""
+policy, and 30 passes kept all. With twenty episodes 30 passes were best, too."""
 
 
 def parameters_of(learner: Any) -> Parameters:

@@ -140,7 +140,7 @@ def check_range(algorithm: Algorithm, name: str, value: float) -> float:
         ValueError: if it is out of range.
 
     Example:
-        >>> in_range(ALGORITHMS["iql"], "discount", 1.5)  # doctest: +SKIP
+        >>> check_range(ALGORITHMS["iql"], "discount", 1.5)  # doctest: +SKIP
         ValueError: discount of iql must be from 0 to 1, got 1.5
     """
     if name in SHARES and not 0.0 <= value <= 1.0:

@@ -98,13 +98,14 @@ def make_scaling(total: Moments, spec: PlantSpec, dtype: Any = np.float32) -> Sc
     """Return the scaling of rows with these moments.
 
     - Observations: zero mean and unit deviation (constant columns keep deviation 1). On a plant with a layout, all
-    nodes or edges of a feature share one scale. Earlier values are scaled as current ones.
+      nodes or edges of a feature share one scale. Earlier values are scaled as current ones.
     - Actions: [-1, 1] is the logged range widened by a tenth on both sides within the action bounds, so a policy cannot
-    command actions far from the logs. Discrete actions become one-hot.
+      command actions far from the logs. Discrete actions become one-hot.
     - Rewards: unit deviation. They are centred if no row terminates, which shifts all values alike; with terminations,
-    centring would change the value of ending an episode. With a clock in the spec, the step at which it reads the end
-    counts as a termination, because the observation shows the remaining time and no log contains later states (Pardo et
-    al. 2018, Time limits in reinforcement learning, section 3).
+      centring would change the value of ending an episode.
+    - Terminations: with a clock in the spec, the step at which it reads the end counts as one, because the observation
+      shows the remaining time and no log contains later states (Pardo et al. 2018, Time limits in reinforcement
+      learning, section 3).
 
     Args:
         total: moments of all training rows in physical units; of stacked observations only the plain part is used.

@@ -6,9 +6,9 @@ termination from observation, action and next observation. This is the ensemble 
 
 - The mean has a linear term, so linear plants are learned exactly and quickly.
 - Errors beyond three standard deviations count linearly (Huber 1964, Robust estimation of a location parameter), so
-that set-point changes by an operator do not bias the dynamics.
+  that set-point changes by an operator do not bias the dynamics.
 - The reward has its own network with learned directions on several scales in its first layer, because rewards of
-tracking tasks change most very close to the set point.
+  tracking tasks change most very close to the set point.
 
 All values are in the units of `training.prepare`. With a stacked observation the members read all of it and predict
 only the plain part; `stack_outcome` shifts the earlier values.

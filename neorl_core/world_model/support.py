@@ -1,7 +1,7 @@
 """Differentiable distance of a step from the logged steps: the leverage of ridge regression on random features.
 
-This is the pessimism of linear Markov decision processes (Jin, Yang & Wang 2021, Is pessimism provably efficient for
-offline RL?, arXiv 2012.15085, equation 3.7), with the square root of the leverage as penalty. Only the excess over the
+The pessimism of linear Markov decision processes uses the square root of the leverage as penalty (Jin, Yang & Wang
+2021, Is pessimism provably efficient for offline RL?, arXiv 2012.15085, equation 3.7). Here only the excess over the
 leverage of logged steps counts, so steps within the support are not penalised.
 """
 
