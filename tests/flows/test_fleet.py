@@ -177,7 +177,7 @@ def test_only_named_sites_are_retrained(fleet: Fleet, first: dict[str, Any]) -> 
     assert one["headline"] == first["headline"]
     none = fleet.neorl("fleet", "retrain", str(fleet.file), "--site", "site_5")
     assert none["exit"] == 2
-    assert "expected a site of" in none["error"]
+    assert "has no site 'site_5'" in none["error"]
 
 
 def test_sites_are_retrained_without_core_information(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,7 @@ def test_metrics_show_the_last_backup(home: Path, tmp_path: Path, capsys: pytest
 
 
 def test_a_silent_server_does_not_block_scrapes(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.services.metrics_server.PATIENCE", 0.2)
+    monkeypatch.setattr("flows.services.metrics_server.TIME_LIMIT", 0.2)
     with socket.create_server((HOST, 0)) as mute:
         monkeypatch.setenv("NEORL_PREFECT_URL", f"http://{HOST}:{mute.getsockname()[1]}")
         answers = Answers(Home(home))

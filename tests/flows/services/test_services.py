@@ -125,7 +125,7 @@ def test_a_home_without_key_starts_no_signer(home: Path) -> None:
     servers.start_signer(place, said.append)
     assert not client.stop(place)
     assert len(said) == 1
-    assert f"set {PASSPHRASE} or run this on a terminal" in said[0]
+    assert f"set {PASSPHRASE}, or run this on a terminal" in said[0]
 
 
 def test_a_foreign_server_on_the_port_is_not_accepted(home: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_foreign_server_on_the_port_is_not_accepted(home: Path) -> None:
         write_json(Home(home).services, {"prefect": entry, "mlflow": entry})
         assert rest.answers(f"http://127.0.0.1:{port}/api/health")
         assert servers.status(Home(home)).services["prefect"].state == "stopped"
-        with pytest.raises(ServiceMissing, match=r"expected Prefect to answer .* start it with 'neorl up'"):
+        with pytest.raises(ServiceMissing, match=r"Prefect of .* does not answer: start it with 'neorl up'"):
             servers.connect(Home(home))
         # `down` must not touch foreign processes, here the test itself.
         assert servers.down(Home(home)) == []
@@ -173,7 +173,7 @@ def test_a_teams_servers_are_used_and_left_alone(
         up(Home(home), prefect_port=processes.any_free_port())
     assert down(Home(home)) == ["metrics"]
     monkeypatch.setenv("NEORL_MLFLOW_URL", f"http://127.0.0.1:{processes.any_free_port()}")
-    with pytest.raises(ServiceMissing, match=r"expected MLflow at .* \(NEORL_MLFLOW_URL\), got no answer"):
+    with pytest.raises(ServiceMissing, match=r"MLflow at .* \(NEORL_MLFLOW_URL\) does not answer"):
         up(Home(home), timeout=1.0)
 
 
@@ -262,7 +262,7 @@ def test_an_ended_server_is_reported_with_its_log(home: Path, tmp_path: Path) ->
     )
     startup = servers._Startup(place, {"mlflow": processes.any_free_port()}, time.monotonic() + 60, lambda _: None)
     startup.found["mlflow"] = Service("mlflow", "http://127.0.0.1:1", 1, process, "t")
-    with pytest.raises(ServiceMissing, match=r"got a process that ended \(out of luck\): read .*mlflow\.log"):
+    with pytest.raises(ServiceMissing, match=r"MLflow ended by itself \(out of luck\): read .*mlflow\.log"):
         startup._wait("mlflow")
     processes.stop([process])
 
