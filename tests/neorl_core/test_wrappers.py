@@ -319,7 +319,7 @@ def test_agent_file_round_trip(tmp_path: Path, cloned: Policy, log: Transition) 
     np.testing.assert_array_equal(found(log.observation[3]), agent(log.observation[3]))
     with pytest.raises(BadInput, match="unknown algorithm 'sarsa'"):
         Agent.load(tmp_path / "policy.npz", algorithm="sarsa")
-    with pytest.raises(BadInput, match="expected a policy file"):
+    with pytest.raises(BadInput, match="there is no policy file"):
         Agent.load(tmp_path / "nothing.npz")
     with pytest.raises(ValueError, match=r"observation must have the shape \(6,\), got \(2, 6\)"):
         found(log.observation[:2])

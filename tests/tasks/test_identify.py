@@ -237,7 +237,7 @@ def test_a_domain_that_does_not_fit_what_was_identified_is_refused(spoil: Any) -
 
 def test_a_posterior_is_not_overridden() -> None:
     run = reactor_run(certify={"domain": {"identified_cooling_rate": 2.0}})
-    with pytest.raises(BadInput, match="got 'identified_cooling_rate': correct the name"):
+    with pytest.raises(BadInput, match="unknown name 'identified_cooling_rate'"):
         claim_of(REACTOR, run, FOUND)
 
 

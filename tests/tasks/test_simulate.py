@@ -114,7 +114,7 @@ def test_the_champion_is_rolled_out_beside_its_challenger(tmp_path: Path, member
     # A candidate that is champion already is not compared with itself.
     assert "champion" not in simulate(home, run, group, selecting(2), champion).controllers
     other = bundle.model_copy(update={"digest": group.members[1].bundle.digest})
-    with pytest.raises(Refused, match="expected the composite"):
+    with pytest.raises(Refused, match="is required"):
         simulate(home, run, group, selecting(0), Champion(digest=other.digest, bundle=other))
 
 

@@ -1,4 +1,4 @@
-"""Agents from files: the core's agent, which touches none, over what a policy file or a bundle holds."""
+"""Agents loaded from policy files and bundles; the core's agent touches no files."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ class Agent(agent.Agent):
         algorithm: str | Algorithm | None = None,
         hyperparameters: Mapping[str, Setting] | None = None,
     ) -> Agent:
-        """The agent of a policy file (`policy.npz` of `neorl train`) or of a bundle (a folder).
+        """Load an agent from a policy file (`policy.npz` of `neorl train`) or a bundle (a folder).
 
-        A policy goes on training with the algorithm and hyper-parameters that it was made by, unless given others; a
-        bundle with what is usual for its kind of actions.
+        By default a policy continues training with its algorithm and hyper-parameters, a bundle with the defaults for
+        its kind of action.
 
         Args:
             path: the file or folder.
-            expected_digest: of a bundle, as registry, ledger or certificate name it.
-            source: the code of a bundle's plant, where it is in a project of your own (`find_code`).
-            algorithm: for `train`, where it should be another.
-            hyperparameters: for `train`, where they should be others.
+            expected_digest: digest of a bundle, from registry, ledger or certificate.
+            source: the code of a bundle's plant, if it is user code (`find_code`).
+            algorithm: algorithm for `train`.
+            hyperparameters: hyper-parameters for `train`.
 
         Raises:
-            BadInput: when there is nothing to load, or an unknown algorithm or hyper-parameter.
-            Refused: when it was altered.
+            BadInput: if there is no such file, or an algorithm or hyper-parameter is unknown.
+            Refused: if the file was altered.
         """
         path = Path(path)
         try:
@@ -59,15 +59,15 @@ class Agent(agent.Agent):
             raise BadInput(str(error)) from error
 
     def save(self, path: Path, made_by: MadeBy | None = None) -> str:
-        """Write the policy (not the shield or its keeping of a history) as a policy file; its digest is returned."""
+        """Write the policy, without shield and history, as a policy file; return the digest."""
         making = (made_by or MadeBy())._replace(algorithm=self.algorithm.name, hyperparameters=self.config._asdict())
         return save_policy(Path(path), self.policy, stacked_spec(self.spec, self.history), making)
 
 
 def _given(algorithm: str, hyperparameters: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Hyper-parameters as they were given; JSON made lists of the optimisers' recipes.
+    """Return stored hyper-parameters with recipes as tuples, which JSON turned into lists.
 
-    A warm-up and schedules that fall were fitted to the length of the run that is over: the next one has its own.
+    A warm-up and decaying schedules fit the length of the finished run, so they are left out.
     """
     values, known = dict(hyperparameters), get_algorithm(algorithm)
     for name, default in known.Config()._asdict().items():

@@ -1,8 +1,8 @@
-"""What ships: the composite as plain arrays beside one JSON file, verified before it is used.
+"""Bundles: composites on disk as plain arrays and one JSON file, verified before use.
 
-A bundle is a folder of three files. `composite.npz` holds the arrays, `examples.npz` recorded observations with the
-actions the composite answered, `composite.json` (canonical JSON) the structure, the plant's limits, the digests of
-the other two and of itself. Loading needs NumPy, JAX and `neorl_core` alone. No pickle anywhere.
+A bundle is a folder of three files: `composite.npz` has the arrays, `examples.npz` recorded observations and answers,
+`composite.json` (canonical JSON) the structure, the plant's limits, and the digests of all three. Loading needs only
+NumPy, JAX and `neorl_core`, and no pickle.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ MAX_EXAMPLES = 10_000
 
 
 class Examples(NamedTuple):
-    """A recorded sequence that the composite answered when its bundle was made."""
+    """A recorded sequence with the composite's answers at the time of writing."""
 
     observations: Floats
     """(N, O), physical units."""
     applied: Floats
-    """(N, A), the action in force before each observation."""
+    """(N, A), the action applied before each observation."""
     actions: Floats
-    """(N, A), what was answered."""
+    """(N, A), the answers."""
 
 
 def _known(plant: KnownPlant | str) -> KnownPlant:
@@ -61,11 +61,11 @@ def _known(plant: KnownPlant | str) -> KnownPlant:
 
 
 def composite_digest(composite: Params, plant: KnownPlant | str) -> str:
-    """The name of a composite: SHA-256 over canonical JSON of its structure, array digests and the plant's limits.
+    """Return the digest of a composite: SHA-256 over canonical JSON of structure, array digests and the plant's spec.
 
     Args:
         composite: policy, shield, fallback and model constants, of numbers and arrays.
-        plant: its spec, limits included, is part of what is named, and the digest of its code where it is not ours.
+        plant: the plant; its spec with limits, and the digest of user code, are part of the digest.
     """
     arrays: Arrays = {}
     structure = flatten(composite, arrays)
@@ -74,23 +74,23 @@ def composite_digest(composite: Params, plant: KnownPlant | str) -> str:
 
 
 def answers(plant: Plant | Process, composite: Composite, observations: Floats, applied: Floats) -> Floats:
-    """What the composite does along a recorded sequence, its memory carried from step to step.
+    """Return the composite's actions along a recorded sequence, with memory from step to step.
 
     Args:
-        plant: whose fallback and model it is shielded with.
+        plant: gives fallback and model of the shield.
         composite: policy, shield, fallback and model constants.
         observations: (N, O), physical units.
-        applied: (N, A), the action in force before each observation.
+        applied: (N, A), the action applied before each observation.
 
     Returns:
-        actions (N, A), physical units.
+        Actions (N, A), physical units.
     """
     return np.asarray(_runner(plant)(composite, observations, applied))
 
 
 @cache
 def _runner(plant: Plant | Process) -> Any:
-    """Compiled once for all composites of a plant whose arrays have the same shapes."""
+    """Compile once for all composites of a plant with the same array shapes."""
     import jax
 
     from neorl_core.safety.composite import composite_controller
@@ -108,7 +108,7 @@ def _runner(plant: Plant | Process) -> Any:
 
 
 def _recorded(plant: Plant | Process, composite: Composite) -> tuple[Floats, Floats]:
-    """Rows to answer as proof of a good load: 16 starts of the plant, or of a process logged steps."""
+    """Return inputs to verify a load: 16 initial states of the plant, or logged steps of a log-only plant."""
     import jax
 
     from neorl_core.safety.composite import first_applied
@@ -123,10 +123,10 @@ def _recorded(plant: Plant | Process, composite: Composite) -> tuple[Floats, Flo
 
 
 def _logged(composite: Composite) -> Floats:
-    """16 of the logged steps that a process's shield looks through: observations beside actions, physical units."""
+    """Return 16 logged steps of a log-only plant's shield: observations and actions, physical units."""
     shield = composite.shield
     assert isinstance(shield, SupportShield)
-    # What never moved has no scale, and stood at its centre.
+    # A constant signal has no scale and equals its centre.
     moved = np.where(np.isfinite(shield.scale), shield.references[:16] * shield.scale, 0.0)
     logged: Floats = np.asarray(moved + shield.centre, np.asarray(shield.centre).dtype)
     return logged
@@ -149,16 +149,16 @@ def save_bundle(
     """Write a composite as a bundle; the same composite gives the same bytes.
 
     Args:
-        folder: made when absent.
-        composite: what was certified.
-        plant: what it is for; a name is of one of ours, or of an installed package's.
-        meta: digests and names worth carrying along; no part of the composite's digest.
+        folder: folder to create.
+        composite: the composite.
+        plant: the plant, or the name of a built-in or installed plant.
+        meta: further digests and names, not part of the composite's digest.
 
     Returns:
-        the composite's digest.
+        The composite's digest.
 
     Raises:
-        BadInput: when the composite holds anything but numbers and arrays, or the disk is full.
+        BadInput: if the composite contains anything but numbers and arrays, or the disk is full.
     """
     plant = _known(plant)
     arrays: Arrays = {}
@@ -192,21 +192,21 @@ def save_bundle(
 
 
 def is_current(folder: Path, plant: KnownPlant) -> bool:
-    """Whether a bundle was made for the plant's names, bounds, limits and code as they are, so that it can be run."""
+    """Whether a bundle matches the plant's current names, bounds, limits and code, so that it can run."""
     manifest = read_manifest(folder)
     return same_limits(manifest.spec, plant.spec) and manifest.code == plant.code
 
 
 def plant_of_bundle(folder: Path, manifest: Manifest, source: Origin | None = None) -> KnownPlant:
-    """The plant that a bundle was made for; code of its own is held against the bundle's digest before it is executed.
+    """Find a bundle's plant; user code is compared with the bundle's digest before execution.
 
     Args:
         folder: the bundle, for messages.
-        manifest: as `read_manifest` found it.
-        source: the plant's code in a project; without it the plant is ours, or an installed package's.
+        manifest: manifest from `read_manifest`.
+        source: the plant's code in a project; without it the plant is built in or installed.
 
     Raises:
-        Refused: when the plant is not known here, or its code is not that with which the bundle was made.
+        Refused: if the plant is unknown here, or its code differs.
     """
     name = manifest.spec.name
     if manifest.site is not None:
@@ -214,11 +214,9 @@ def plant_of_bundle(folder: Path, manifest: Manifest, source: Origin | None = No
         return _same_limits(folder, manifest, known)
     if name not in NAMES and not isinstance(source, UserCode) and of_process(manifest.structure):
         if manifest.code:
-            raise Refused(f"expected a process of which there is no code in {folder}, got a digest of some: {CURE}.")
+            raise Refused(f"{folder} is of a log-only plant but has the code digest {manifest.code[:12]}: {CURE}")
         if isinstance(source, Described) and source.spec != canonical_json(spec_record(manifest.spec)).decode():
-            raise Refused(
-                f"expected the signals and limits that {folder} was made for, got others in the mapping: retrain."
-            )
+            raise Refused(f"signals or limits of {name[:80]!r} in the mapping differ from those of {folder}: retrain")
         return KnownPlant(manifest.spec, None, None)
     if name in NAMES:
         known = plant_named(name)
@@ -226,8 +224,8 @@ def plant_of_bundle(folder: Path, manifest: Manifest, source: Origin | None = No
         code = source if source is not None else find_installed(name)
         if not isinstance(code, UserCode):
             raise Refused(
-                f"expected the code of plant {name[:80]!r}, for which {folder} was made, got none: name its file in "
-                "the project, or install the package that offers it."
+                f"the code of plant {name[:80]!r}, which {folder} needs, is not here: name its file in the project, or "
+                "install its package"
             )
         if code.digest != manifest.code:
             raise changed(f"plant {name}", manifest.code, code.digest)
@@ -236,7 +234,7 @@ def plant_of_bundle(folder: Path, manifest: Manifest, source: Origin | None = No
 
 
 def _site_of_bundle(folder: Path, manifest: Manifest, source: Origin | None) -> SiteOf:
-    """The site that a bundle says it is for, with the code of its plant where that is a user's own."""
+    """Return a bundle's site, with the plant's code if it is user code."""
     held = dict(manifest.site or {})
     code = source.code if isinstance(source, SiteOf) else source
     try:
@@ -246,11 +244,11 @@ def _site_of_bundle(folder: Path, manifest: Manifest, source: Origin | None) -> 
             code = find_installed(str(plant))
         found = SiteOf(site=site, plant=plant, code=code if expected and isinstance(code, UserCode) else None)
     except (KeyError, TypeError, ValueError) as error:
-        raise Refused(f"expected a site of a plant in {folder}, got '{_line(error)}': {CURE}.") from error
+        raise Refused(f"{folder} has no valid site, got '{_line(error)}': {CURE}") from error
     if expected and found.code is None:
         raise Refused(
-            f"expected the code of plant {found.plant[:80]!r}, of which {folder} is a site's, got none: name its file "
-            "in the project, or install the package that offers it."
+            f"the code of plant {found.plant[:80]!r}, which the site in {folder} needs, is not here: name its file in "
+            "the project, or install its package"
         )
     if found.code is not None and found.code.digest != expected:
         raise changed(f"plant {found.plant}", expected, found.code.digest)
@@ -264,8 +262,8 @@ def _line(error: Exception) -> str:
 def _same_limits(folder: Path, manifest: Manifest, known: KnownPlant) -> KnownPlant:
     if not same_limits(known.spec, manifest.spec) or known.code != manifest.code:
         raise Refused(
-            f"expected the limits of {known.name} that {folder} was certified with, got others in this version of "
-            "the code: retrain, or load it with the version it was made with."
+            f"the limits of {known.name} in this version differ from those of {folder}: retrain, or load it with the "
+            "version that wrote it"
         )
     return known
 
@@ -273,23 +271,21 @@ def _same_limits(folder: Path, manifest: Manifest, known: KnownPlant) -> KnownPl
 def load_bundle(
     folder: Path, expected_digest: str | None = None, source: Origin | None = None
 ) -> tuple[Plant | Process, Composite]:
-    """Read a bundle and build its composite, after every digest has been checked.
+    """Read a bundle and build its composite, after checking every digest.
 
-    Nothing that the files say of themselves is believed before it has been compared: sizes before they are read, shapes
-    before they are allocated, structure and shapes before anything computes with them.
+    Files are not trusted: sizes are checked before reading, shapes before allocation, structure before computation.
 
     Args:
         folder: the bundle.
-        expected_digest: the composite digest that the registry, the ledger or the certificate names.
-        source: the plant's code, if a project has its own (`user_code.loading.find_code`).
+        expected_digest: digest of the composite, from registry, ledger or certificate.
+        source: the plant's code, if it is user code (`user_code.loading.find_code`).
 
     Returns:
         (plant, composite), arrays on JAX's default device.
 
     Raises:
-        BadInput: when there is no bundle, or its arrays are no plain arrays.
-        Refused: when a file was altered, the digest is another, the plant's limits or code are others, or the
-            structure is not that of a composite of the plant.
+        BadInput: if there is no bundle, or it contains anything but plain arrays.
+        Refused: if a file was altered, the digest, limits or code differ, or the structure does not fit the plant.
     """
     manifest = read_manifest(folder)
     known = plant_of_bundle(folder, manifest, source)
@@ -298,18 +294,16 @@ def load_bundle(
     found = digest_of(known.spec, manifest.structure, arrays, known.code)
     for expected in {manifest.digest, expected_digest or manifest.digest}:
         if found != expected:
-            raise Refused(
-                f"expected the composite {expected} in {folder}, got {found}: take the bundle from the registry again."
-            )
+            raise Refused(f"{folder} has composite {found}, but {expected} is required: {CURE}")
     return plant, build_composite(manifest.structure, arrays, plant)
 
 
 def load_examples(folder: Path, spec: PlantSpec) -> Examples:
-    """The recorded sequence of a bundle.
+    """Load the recorded sequence of a bundle.
 
     Raises:
-        BadInput: when it is no archive of plain arrays.
-        Refused: when its arrays are others than these three or do not fit the plant.
+        BadInput: if the file is no archive of plain arrays.
+        Refused: if arrays are missing, unknown, or do not fit the plant.
     """
     arrays = read_npz(folder / EXAMPLES, MAX_ARRAY_BYTES)
     rows = len(np.atleast_1d(arrays.get("observations", np.empty(0))))
@@ -317,7 +311,7 @@ def load_examples(folder: Path, spec: PlantSpec) -> Examples:
     shapes = {name: array.shape for name, array in arrays.items() if array.dtype.kind == "f"}
     if shapes != {"observations": observed, "applied": acting, "actions": acting} or not 0 < rows <= MAX_EXAMPLES:
         raise Refused(
-            f"expected 1 to {MAX_EXAMPLES} observations, applied actions and actions of {spec.name} in "
-            f"{folder / EXAMPLES}, got {str(shapes)[:200]}: take the bundle from the registry again."
+            f"{folder / EXAMPLES} must have 1 to {MAX_EXAMPLES} observations, applied actions and actions of "
+            f"{spec.name}, got {str(shapes)[:200]}: {CURE}"
         )
     return Examples(arrays["observations"], arrays["applied"], arrays["actions"])

@@ -1,4 +1,4 @@
-"""Training states on disk: Orbax writes them whole or not at all, and resuming gives the same bits."""
+"""Checkpoints of trainings: atomic by Orbax, bit-identical on resume."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tasks.files.canonical import (
     write_json,
 )
 
-# What fails in Orbax's threads comes back from the next call and is told in one sentence there.
+# Errors in Orbax's threads surface in the next call, which reports them in one sentence.
 logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 State = TypeVar("State")
@@ -36,7 +36,7 @@ _SAID_FULL = tuple(os.strerror(code) for code in FULL)
 
 
 def state_digest(state: Params) -> str:
-    """SHA-256 over the path, type, shape and little-endian bytes of every array of a pytree."""
+    """Return the SHA-256 over path, type, shape and little-endian bytes of every array of a pytree."""
     leaves = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         array = np.asarray(leaf)
@@ -47,16 +47,16 @@ def state_digest(state: Params) -> str:
 
 
 class Checkpoints:
-    """The checkpoints of one training run.
+    """Checkpoints of one training.
 
     Args:
-        folder: where they are kept; made when absent.
-        identity: what the run is (configuration, dataset digest, code digest, ...), as the JSON text of an object. A
-            folder that holds another run's checkpoints is refused.
-        keep: how many of the newest are retained. The one with the highest score is retained besides.
+        folder: folder to create or open.
+        identity: JSON object that identifies the training (configuration, dataset digest, code digest, ...). A folder
+            with a different identity is refused.
+        keep: number of newest checkpoints to keep, besides the one with the highest score.
 
     Raises:
-        Refused: when the folder belongs to another identity; the message names every difference.
+        Refused: if the folder has a different identity; names every difference.
 
     Example:
         >>> with Checkpoints(folder, '{"dataset": "ab", "seed": 3}') as checkpoints:  # doctest: +SKIP
@@ -67,7 +67,7 @@ class Checkpoints:
     def __init__(self, folder: Path, identity: str, keep: int = 2) -> None:
         self.folder = folder.resolve()
         _check_identity(self.folder / "identity.json", parse_json(identity.encode()))
-        # Orbax is imported where something is trained: most runs find their training done.
+        # Imported here, because most runs find their training finished.
         import orbax.checkpoint as ocp  # type: ignore[import-untyped]
         from orbax.checkpoint import checkpoint_managers as policies
 
@@ -90,51 +90,50 @@ class Checkpoints:
         self.close()
 
     def wait(self) -> None:
-        """Wait until what is being written is on disk.
+        """Wait until pending writes are on disk.
 
         Raises:
-            BadInput: when the disk or the quota is full; earlier checkpoints stay.
+            BadInput: if the disk or quota is full; earlier checkpoints stay.
         """
         with _full_disk_is_bad_input(self.folder):
             self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Wait for what is being written, and let go of the folder.
+        """Wait for pending writes, and release the folder.
 
         Raises:
-            BadInput: when the disk or the quota is full; earlier checkpoints stay.
+            BadInput: if the disk or quota is full; earlier checkpoints stay.
         """
         with _full_disk_is_bad_input(self.folder):
             self._manager.close()
 
     def latest(self) -> int | None:
-        """The newest finished checkpoint's step, or None; what a kill left half-written does not count."""
+        """Return the step of the newest complete checkpoint, or None."""
         self.wait()
         step: int | None = self._manager.latest_step()
         return step
 
     def best(self) -> int | None:
-        """The step of the finished checkpoint with the highest score, or None where none has a score."""
+        """Return the step of the complete checkpoint with the highest score, or None."""
         self.wait()
         scored = [step for step in self._manager.all_steps() if self._manager.metrics(step)]
         step: int | None = self._manager.best_step() if scored else None
         return step
 
     def save(self, step: int, state: Params, score: float | None = None) -> None:
-        """Begin to write a state and return; it survives a kill once it is whole, at the latest after `wait`.
+        """Start writing a state; it survives a kill once complete, at the latest after `wait`.
 
         Args:
-            step: gradient steps made.
-            state: a pytree of plain arrays (keys as their uint32 data, as `TrainState` holds them).
-            score: an off-policy estimate of its value; one that is not finite counts as none.
+            step: number of gradient steps.
+            state: a pytree of plain arrays (keys as uint32 data, as in `TrainState`).
+            score: off-policy estimate of the value; ignored if not finite.
 
         Raises:
-            BadInput: when the disk or the quota is full, which may show only in the next call of any method; earlier
-                checkpoints stay.
+            BadInput: if the disk or quota is full, possibly in the next call of any method; earlier checkpoints stay.
         """
         for path, leaf in jax.tree_util.tree_leaves_with_path(state):
             if jnp.issubdtype(getattr(leaf, "dtype", np.dtype(object)), jax.dtypes.prng_key):
-                raise TypeError(f"expected key data at {jax.tree_util.keystr(path)}, got a typed key.")
+                raise TypeError(f"{jax.tree_util.keystr(path)} is a typed key: pass its key data")
         import orbax.checkpoint as ocp
 
         items = ocp.args.Composite(
@@ -150,18 +149,15 @@ class Checkpoints:
 
         Args:
             template: a state of the same structure, shapes and types, such as a fresh one.
-            step: which checkpoint; the newest by default.
-
-        Returns:
-            The state.
+            step: step of the checkpoint. Default: the newest.
 
         Raises:
-            BadInput: when there is no such checkpoint.
-            Refused: when it has another structure or was altered.
+            BadInput: if there is no such checkpoint.
+            Refused: if the structure differs, or the checkpoint was altered.
         """
         found = self.latest() if step is None else step
         if found is None or found not in self._manager.all_steps():
-            raise BadInput(f"expected a checkpoint in {self.folder}, got none at step {step}: train first.")
+            raise BadInput(f"{self.folder} has no checkpoint at step {step}: train first")
         import orbax.checkpoint as ocp
 
         items = ocp.args.Composite(
@@ -175,13 +171,13 @@ class Checkpoints:
         except (ValueError, KeyError, TypeError, OSError) as error:
             said = " ".join(str(error).split())[:300] or type(error).__name__
             raise Refused(
-                f"expected checkpoint {found} to be whole and of this run's structure, got '{said}': delete "
-                f"{self.folder / 'steps' / str(found)} to resume from the one before."
+                f"checkpoint {found} is incomplete or of a different structure, got '{said}': delete "
+                f"{self.folder / 'steps' / str(found)} to resume from the previous one"
             ) from error
         if state_digest(state) != digest:
             raise Refused(
-                f"expected the state of checkpoint {found} to have digest {digest}, got {state_digest(state)}: it was "
-                f"altered, delete {self.folder / 'steps' / str(found)} to resume from the one before."
+                f"checkpoint {found} was altered: its digest is {state_digest(state)}, must be {digest}; delete "
+                f"{self.folder / 'steps' / str(found)} to resume from the previous one"
             )
         return state
 
@@ -191,7 +187,7 @@ def _score(metrics: Mapping[str, float]) -> float:
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    """Nested mappings as `{"a.b": value}`."""
+    """Flatten nested mappings to `{"a.b": value}`."""
     if not isinstance(value, Mapping):
         return {name: value}
     return {k: v for key, item in value.items() for k, v in _flat(item, f"{name}.{key}" if name else str(key)).items()}
@@ -211,14 +207,14 @@ def _check_identity(path: Path, identity: dict[str, Any]) -> None:
         if old.get(name, "absent") != new.get(name, "absent")
     )
     raise Refused(
-        f"expected checkpoints of this run in {path.parent}, got another's, which differs in {differences}: restore "
-        "those values, or delete the folder to train anew."
+        f"{path.parent} has checkpoints of a different training, which differs in {differences}: restore those "
+        "values, or delete the folder to start again"
     )
 
 
 @contextmanager
 def _full_disk_is_bad_input(folder: Path) -> Iterator[None]:
-    """Orbax reports some full disks as OSError and those met by its storage layer as ValueError."""
+    """Convert errors of a full disk, which Orbax reports as OSError or ValueError."""
     with unwritable_is_bad_input(folder):
         try:
             yield
@@ -226,6 +222,6 @@ def _full_disk_is_bad_input(folder: Path) -> Iterator[None]:
             if not any(text in str(error) for text in _SAID_FULL):
                 raise
             raise BadInput(
-                f"expected room to write a checkpoint, got a full disk or quota in {folder}: free some space there or "
-                "point NEORL_HOME to another disk, then run the same command again."
+                f"disk or quota is full in {folder}, the checkpoint was not written: free space there or point "
+                "NEORL_HOME to a different disk, then repeat the command"
             ) from error

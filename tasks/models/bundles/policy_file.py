@@ -1,8 +1,7 @@
-"""A trained policy as one npz of plain arrays: weights, normaliser, and a JSON text that says what they are.
+"""Policy files for research: one npz of plain arrays with weights, normaliser and a JSON description.
 
-Arrays are named by their place (`params/Dense_0/kernel`, `normaliser/mean`); `about` holds the JSON as UTF-8 bytes.
-What is certified and shipped to a plant is a bundle (bundle.py); this file is for research.
-"""
+Arrays are named by path (`params/Dense_0/kernel`, `normaliser/mean`); `about` has the JSON as UTF-8 bytes.
+Certification and plants use bundles instead (bundle.py)."""
 
 from __future__ import annotations
 
@@ -26,41 +25,41 @@ if TYPE_CHECKING:
 
 SCHEMA = "neorl/policy/1"
 MAX_BYTES = 2**28
-"""Size that a policy file's arrays may have; a policy of 256 x 256 weights takes a thousandth of it."""
+"""Largest size of a policy file's arrays in bytes; a 256 x 256 policy needs a thousandth."""
 
 
 class MadeBy(NamedTuple):
-    """How a policy was trained; what is not known is None."""
+    """Training of a policy; unknown fields are None."""
 
     algorithm: str | None = None
-    """Its name."""
+    """Name of the algorithm."""
     hyperparameters: Mapping[str, Setting] = {}
-    """By name, as JSON: all of the algorithm's, or those that differ from its defaults."""
+    """Hyper-parameters by name as JSON: all, or those that differ from the defaults."""
     seed: int | None = None
     seeds: int | None = None
-    """Policies that were trained together, with the seeds from 0."""
+    """Number of policies trained together, with seeds from 0."""
     updates: int | None = None
     """Gradient steps."""
     batch_size: int | None = None
     """Transitions per gradient step."""
     data: str | None = None
-    """SHA-256 of the file of logs."""
+    """SHA-256 of the log file."""
     ends_by_time: str | None = None
-    """How it was known which episodes ended by time: "file", "unknown" or "every <steps>"."""
+    """Source of truncation flags: "file", "unknown" or "every <steps>"."""
     code: str | None = None
-    """Digest of the sources that took part."""
+    """Digest of the source files."""
 
     def record(self) -> object:
-        """As JSON, without what is not known."""
+        """Return the fields as JSON, without unknown ones."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 class PolicyFile(NamedTuple):
-    """What a policy file holds."""
+    """Content of a policy file."""
 
     policy: Policy
     spec: PlantSpec
-    """Names and bounds of what it observes and does."""
+    """Names and bounds of observations and actions."""
     made_by: MadeBy
 
 
@@ -70,11 +69,11 @@ def save_policy(path: Path, policy: Policy, spec: PlantSpec, made_by: MadeBy) ->
     Args:
         path: the .npz file.
         policy: weights and normaliser.
-        spec: names and bounds of what it observes and does.
-        made_by: how it was trained.
+        spec: names and bounds of observations and actions.
+        made_by: training of the policy.
 
     Returns:
-        The policy's digest: of its arrays and spec, not of `made_by`.
+        The digest of arrays and spec, without `made_by`.
     """
     scales = {name: value for name, value in policy.normaliser._asdict().items() if value is not None}
     arrays = _flat({"params": policy.params, "normaliser": scales})
@@ -86,21 +85,21 @@ def save_policy(path: Path, policy: Policy, spec: PlantSpec, made_by: MadeBy) ->
 
 
 def load_policy(path: Path) -> PolicyFile:
-    """Read a policy back, after its digest has been checked; nothing is unpickled.
+    """Read a policy after verifying its digest.
 
     Raises:
-        BadInput: when there is no such file or it is no policy.
-        Refused: when it was altered.
+        BadInput: if the file is missing or no policy.
+        Refused: if the file was altered.
     """
     if not path.is_file():
-        raise BadInput(f"expected a policy file at {path}, got none: check the path.")
+        raise BadInput(f"there is no policy file {path}: check the path")
     try:
         arrays = read_npz(path, MAX_BYTES)
         if "about" not in arrays:
-            raise ValueError("no array 'about'")
+            raise ValueError(f"no array 'about', only {', '.join(arrays)[:80]}")
         about = parse_json(arrays.pop("about").tobytes())
         if not isinstance(about, dict) or set(about) != {"schema", "digest", "spec", "made_by"}:
-            raise ValueError("another text than of schema, digest, spec and made_by")
+            raise ValueError(f"a description with keys {str(sorted(about))[:80]}")
         if about["schema"] != SCHEMA:
             raise ValueError(f"the schema {str(about['schema'])[:40]}")
         spec, made_by = spec_of_record(about["spec"]), _made_by(about["made_by"])
@@ -108,24 +107,24 @@ def load_policy(path: Path) -> PolicyFile:
     except (BadInput, ValueError) as error:
         raise _no_policy(path, str(error)) from error
     if found != expected:
-        raise Refused(f"expected the policy {expected} in {path.name}, got {found}: it was altered, train it again.")
+        raise Refused(f"{path.name} was altered: its digest is {found}, must be {expected}; train the policy again")
     return PolicyFile(_policy(path, arrays, spec), spec, made_by)
 
 
 def _no_policy(path: Path, got: str) -> BadInput:
-    return BadInput(f"expected a policy in {path.name}, got '{got[:300]}': train it again.")
+    return BadInput(f"{path.name} is no policy file, got '{got[:300]}': train the policy again")
 
 
 def _made_by(record: Any) -> MadeBy:
     texts = ("algorithm", "data", "ends_by_time", "code")
     kinds: dict[str, type] = dict.fromkeys(MadeBy._fields, int) | dict.fromkeys(texts, str) | {"hyperparameters": dict}
     if not isinstance(record, dict) or not all(isinstance(value, kinds.get(key, ())) for key, value in record.items()):
-        raise ValueError(f"made_by of other keys or types than {', '.join(kinds)}")
+        raise ValueError(f"made_by with keys or types other than {', '.join(kinds)}")
     return MadeBy(**record)
 
 
 def _policy(path: Path, arrays: Arrays, spec: PlantSpec) -> Policy:
-    """The policy that arrays by name are, once their names and shapes are those of one for this spec."""
+    """Build a policy from arrays by name, after checking names and shapes against the spec."""
     import jax.numpy as jnp
 
     params: dict[str, dict[str, Any]] = {}
@@ -151,9 +150,9 @@ def _policy(path: Path, arrays: Arrays, spec: PlantSpec) -> Policy:
     sizes = {"mean": observed, "scale": observed, "action_centre": acting, "action_half_range": acting}
     sizes |= {"choices": spec.acting} if spec.choices else {}
     if {name: array.shape for name, array in normaliser.items()} != {name: (size,) for name, size in sizes.items()}:
-        raise _no_policy(path, "a normaliser of other signals")
+        raise _no_policy(path, "a normaliser for different signals")
     if not is_network(params, observed, spec.acting, spec.history, spec.layout):
-        raise _no_policy(path, "a network of other signals")
+        raise _no_policy(path, "a network for different signals")
     return Policy(params, Normaliser(**normaliser))
 
 
@@ -162,7 +161,7 @@ def _flat(tree: Params, path: str = "") -> Arrays:
     for key, value in tree.items():
         if isinstance(value, Mapping):
             found |= _flat(value, f"{path}{key}/")
-        elif not isinstance(value, History | Layout):  # what a recurrent unit or a graph reads, which the spec says
+        elif not isinstance(value, History | Layout):  # the spec has these
             found[path + key] = np.ascontiguousarray(value, np.asarray(value).dtype.newbyteorder("<"))
     return found
 

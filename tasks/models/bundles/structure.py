@@ -1,4 +1,4 @@
-"""A composite as JSON beside named arrays, and back without trust in either."""
+"""Convert composites to JSON with named arrays, and back without trusting either."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Branch(NamedTuple):
     make: Callable[..., Params]
     fields: tuple[str, ...]
     optional: tuple[str, ...]
-    """Fields that are left out where they are None, as they are by default."""
+    """Fields with default None, left out if None."""
 
 
 def _branch(kind: type) -> Branch:
@@ -33,11 +33,11 @@ def _branch(kind: type) -> Branch:
 
 
 MAX_DEPTH = 32
-"""Levels of a structure: a policy behind its shield has five."""
+"""Largest depth of a structure; a shielded policy has five levels."""
 MOST_UNITS = 4_096
-"""Units of a recurrent unit; nobody trains as many, and shapes of more would take long to look at."""
+"""Largest number of recurrent units; checking the shapes of more would take long."""
 MOST_ROUNDS = 64
-"""Rounds of message passing; as above."""
+"""Largest number of message-passing rounds; as above."""
 
 
 def flatten(node: Params, arrays: Arrays, path: str = "") -> Any:
@@ -45,19 +45,19 @@ def flatten(node: Params, arrays: Arrays, path: str = "") -> Any:
 
     Args:
         node: NamedTuples, mappings, tuples, lists, numbers and arrays.
-        arrays: receives the arrays, little-endian, under their paths.
-        path: of this node.
+        arrays: receives the arrays, little-endian, by path.
+        path: path of this node.
 
     Returns:
-        The structure as JSON, which names the arrays.
+        The structure as JSON with names of arrays.
 
     Raises:
-        BadInput: when it holds anything else.
+        BadInput: if the tree contains anything else.
     """
     if node is None or isinstance(node, bool | int | float | str):
         return {"constant": node}
     if isinstance(node, tuple) and hasattr(node, "_fields"):
-        # What is None by default is left out: a part that is new changes no digest of what does not use it.
+        # Default None fields are left out, so that new fields do not change existing digests.
         optional = _branch(type(node)).optional
         given = {name: getattr(node, name) for name in node._fields}
         named = {name: value for name, value in given.items() if name not in optional or value is not None}
@@ -70,33 +70,33 @@ def flatten(node: Params, arrays: Arrays, path: str = "") -> Any:
         return {"tuple" if isinstance(node, tuple) else "list": items}
     array = np.asarray(node)
     if array.dtype.kind not in "biuf":
-        raise BadInput(f"expected a number or an array at {path}, got {type(node).__name__}: ship plain arrays only.")
+        raise BadInput(f"{path} must be a number or an array, got {type(node).__name__}: ship plain arrays only")
     name = path.lstrip("/")
     arrays[name] = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(array.shape)
     return {"array": name}
 
 
 def build_composite(structure: Any, arrays: Mapping[str, npt.NDArray[Any]], plant: Plant | Process) -> Composite:
-    """The composite that a structure and its arrays describe.
+    """Build a composite from a structure and arrays.
 
     Args:
-        structure: JSON, which may come from anywhere.
-        arrays: by name; each is used once.
-        plant: whose composite it should be.
+        structure: JSON of any origin.
+        arrays: arrays by name; each is used once.
+        plant: plant of the composite.
 
     Returns:
-        The composite, its arrays on JAX's default device.
+        The composite, with arrays on JAX's default device.
 
     Raises:
-        Refused: when a type is unknown, an array is missing or left over, or a shape is not what the plant needs.
+        Refused: if a type is unknown, an array is missing or unused, or a shape does not fit the plant.
     """
     left = dict(arrays)
     composite: Composite = _build(structure, left, _known_types(plant), MAX_DEPTH)
     if left:
-        raise Refused(f"expected every array of the bundle to be used, got {min(left)[:80]!r} besides: {CURE}.")
+        raise Refused(f"the bundle has the unused array {min(left)[:80]!r}: {CURE}")
     misfit = _misfit(composite, plant)
     if misfit is not None:
-        raise Refused(f"expected a composite of {plant.spec.name}, got {misfit}: {CURE}.")
+        raise Refused(f"the bundle does not fit {plant.spec.name}, got {misfit}: {CURE}")
     return composite
 
 
@@ -105,14 +105,14 @@ CURE = "take the bundle from the registry again"
 
 def _build(node: Any, arrays: Arrays, types: Mapping[str, Branch], depth: int) -> Any:
     if depth == 0:
-        raise Refused(f"expected a structure of at most {MAX_DEPTH} levels, got more: {CURE}.")
+        raise Refused(f"the structure at {str(node)[:40]!r} is deeper than {MAX_DEPTH} levels: {CURE}")
     match node:
         case {"constant": (None | bool() | int() | float() | str()) as value, **rest} if not rest:
             return value
         case {"array": str(name), **rest} if not rest and name in arrays:
             import jax.numpy as jnp
 
-            # Taken out, so that a small file cannot ask for very many copies of one array.
+            # Each array is used once, so that a small file cannot request many copies.
             return jnp.asarray(arrays.pop(name))
         case {"dict": dict(items), **rest} if not rest:
             return {key: _build(item, arrays, types, depth - 1) for key, item in items.items()}
@@ -125,14 +125,14 @@ def _build(node: Any, arrays: Arrays, types: Mapping[str, Branch], depth: int) -
             if kind is not None and set(kind.fields) - set(kind.optional) <= set(fields) <= set(kind.fields):
                 return kind.make(**{key: _build(item, arrays, types, depth - 1) for key, item in fields.items()})
             raise Refused(
-                f"expected a bundle of a structure this version of neorl_core knows, got the type {name[:80]!r} with "
-                f"fields {str(sorted(fields))[:200]}: load it with the version it was made with."
+                f"the bundle has the unknown type {name[:80]!r} with fields {str(sorted(fields))[:200]}: load it with "
+                "the version that wrote it"
             )
-    raise Refused(f"expected a part of a composite, or an array not yet used, got {repr(node)[:80]}: {CURE}.")
+    raise Refused(f"{repr(node)[:80]} is no part of a composite and no unused array: {CURE}")
 
 
 def of_process(structure: Any) -> bool:
-    """Whether a structure says of itself that it is a process's composite, whose shield has no physics."""
+    """Whether a structure claims to be a log-only plant's composite, with a shield without physics."""
     from neorl_core.safety.support import SupportShield
 
     match structure:
@@ -142,7 +142,7 @@ def of_process(structure: Any) -> bool:
 
 
 def _known_types(plant: Plant | Process) -> dict[str, Branch]:
-    """The NamedTuples a bundle may hold, by name: a file never says which module to import."""
+    """Return the NamedTuples that a bundle may contain, by name; a file never names modules to import."""
     from neorl_core.control.fallbacks import Hold, LinearLaw, PIDLoops
     from neorl_core.networks import Normaliser, Policy
     from neorl_core.safety.composite import Composite
@@ -169,7 +169,7 @@ def _known_types(plant: Plant | Process) -> dict[str, Branch]:
 
 
 def _misfit(composite: Params, plant: Plant | Process) -> str | None:
-    """What of a composite cannot be the plant's; None where types and shapes are what its controller computes with."""
+    """Return the part of a composite that does not fit the plant; None if types and shapes fit."""
     import jax
 
     from neorl_core.safety.composite import Composite
@@ -201,7 +201,7 @@ def _misfit_of_plant(composite: Composite, plant: Plant) -> str | None:
     shapes.pop("dwell")
     shapes |= {"dwell": ()} if plant.spec.choices else {}
     shapes |= {"observation_low": (observed,), "observation_high": (observed,), "return_buffer": (limits,), "hold": ()}
-    # The shield's look-ahead is its own to choose; all other lengths are the plant's.
+    # The shield chooses its look-ahead; the plant determines all other lengths.
     margins = getattr(composite.shield, "margin_buffer", None)
     look_ahead = len(margins) if isinstance(margins, jax.Array) and margins.ndim == 2 else 1
     shapes["margin_buffer"] = (max(look_ahead, 1), limits)
@@ -224,7 +224,7 @@ def _misfit_of_process(composite: Composite, spec: PlantSpec) -> str | None:
     shapes |= dict.fromkeys(("observation_low", "observation_high"), (observed,))
     shapes |= dict.fromkeys(("centre", "scale"), (observed + acting,))
     shapes |= dict.fromkeys(("hold", "radius", "return_radius"), ())
-    # How many logged steps a shield looks through is its own to choose.
+    # The shield chooses the number of logged steps.
     points: Params = getattr(composite.shield, "references", None)
     count = points.shape[0] if np.ndim(points) == 2 else 1
     shapes["references"] = (max(count, 1), observed + acting)
@@ -241,7 +241,7 @@ def _misfit_of_process(composite: Composite, spec: PlantSpec) -> str | None:
         for found, count in ((loop.measured, observed), (loop.set_point, observed + acting)):
             index = np.asarray(found)
             if index.dtype.kind != "i" or not np.all((index >= 0) & (index < count)):
-                return "a loop on a signal that it has not"
+                return "a loop on an unknown signal"
     return None if composite.model == () else "a model"
 
 
@@ -253,11 +253,11 @@ def _misfit_of_history(history: Params, spec: PlantSpec) -> str | None:
         return "another history"
     for counts, size in zip(history, sizes, strict=True):
         if not isinstance(counts, tuple) or len(counts) != size:
-            return "a history of other signals"
+            return "a history of different signals"
         if not all(type(count) is int and 0 <= count < spec.horizon for count in counts):
-            return "a history of other numbers than of steps"
+            return "a history with invalid step counts"
     if not longest_lag(history) >= 1 or stacked_size(history) > MOST:
-        return "a history of no or too many steps"
+        return "a history of zero or too many steps"
     return None
 
 
@@ -277,8 +277,8 @@ def _misfit_of_policy(policy: Params, spec: PlantSpec, history: History | None =
 def is_network(
     params: Params, inputs: int, outputs: int, history: History | None = None, layout: Layout | None = None
 ) -> bool:
-    """Whether weights are dense layers, one after the other, from `inputs` numbers to `outputs`, or a recurrent unit
-    that reads this history and dense layers behind it, or a graph network over this layout."""
+    """Whether weights form dense layers from `inputs` to `outputs` numbers, a recurrent unit for this history followed
+    by dense layers, or a graph network over this layout."""
     import jax
 
     if not isinstance(params, dict) or not params:
@@ -302,14 +302,14 @@ def is_network(
 
 
 def _units(params: Params, history: History | None) -> int | None:
-    """Units of a recurrent unit for this history; None of anything else."""
+    """Return the units of a recurrent unit for this history; None for anything else."""
     import jax
 
     from neorl_core.recurrent import Recurrence, gru_init
 
     match params:
         case {"history": History() as own, "state": {"bias": jax.Array(shape=(units,))}}:
-            # Parts of any kind may stand in a file's history: only plain numbers are compared.
+            # A file's history may contain anything: compare only plain numbers.
             plain = all(isinstance(part, tuple) and all(type(count) is int for count in part) for part in own)
             if plain and own == history and 0 < units <= MOST_UNITS:
                 like = jax.eval_shape(lambda key: gru_init(key, Recurrence(own, units)), jax.random.key(0))
@@ -318,7 +318,7 @@ def _units(params: Params, history: History | None) -> int | None:
 
 
 def _is_graph(params: Params, layout: Layout) -> bool:
-    """Whether weights are those of an actor over this layout, or of its agents."""
+    """Whether weights form an actor over this layout, or its agents."""
     import jax
 
     from neorl_core.graph.communication import AgentNetwork
@@ -346,7 +346,7 @@ def _is_graph(params: Params, layout: Layout) -> bool:
 
 
 def _numbers_alone(node: object) -> bool:
-    """Whether nested tuples hold plain numbers: parts of any kind may stand in a file's layout."""
+    """Whether nested tuples contain only plain numbers."""
     if isinstance(node, tuple):
         return all(_numbers_alone(part) for part in node)
     return type(node) in (int, float)
@@ -362,5 +362,5 @@ def _alike(found: Params, like: Params) -> bool:
 
 
 def _zeros(shape: tuple[int, ...]) -> Any:
-    """An array of a shape that may be large, in four bytes."""
+    """Return a zero array of a possibly large shape in four bytes."""
     return np.broadcast_to(np.float32(0), shape)

@@ -1,4 +1,4 @@
-"""What a plant of a user's own must be, checked once when it is loaded: types, shapes, and a step of finite numbers."""
+"""Check a user's plant once at loading: types, shapes, and finite numbers in a few steps."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from tasks.files.canonical import canonical_json
 from tasks.files.spec import spec_of_record, spec_record
 
 OUR_TYPES = {kind.__name__ for kind in (Composite, Policy, Normaliser, ShieldParams)}
-"""Names by which bundles know our own types."""
+"""Names of built-in types in bundles."""
 SAMPLES = 4
-"""Starts, each with one step, whose numbers are looked at."""
+"""Number of initial states, each with one step, to check."""
 
 
 def read_plant(module: ModuleType, attribute: str, file: str) -> Plant:
-    """The plant that a module builds, held against the contract of `docs/how-to/own-simulator.md`.
+    """Return the plant that a module builds, after checking the contract of `docs/how-to/own-simulator.md`.
 
     Args:
-        module: imported.
-        attribute: name of the plant in it.
-        file: where it is, for messages.
+        module: the imported module.
+        attribute: name of the plant in the module.
+        file: path of the module, for messages.
 
     Raises:
-        BadInput: one sentence on the first thing that is not as it must be.
+        BadInput: names the first violation.
     """
     plant = getattr(module, attribute, None)
     if not isinstance(plant, Plant):
@@ -49,16 +49,16 @@ def read_plant(module: ModuleType, attribute: str, file: str) -> Plant:
     try:
         make_panels(plant.spec, plant.drawn)
     except (ValueError, AttributeError, TypeError) as error:
-        raise BadInput(f"in {file}: {attribute}.drawn, {_line(error).rstrip('.')}.") from error
+        raise BadInput(f"in {file}: {attribute}.drawn, {_line(error).rstrip('.')}") from error
     _check_functions(plant, f"{file}: {attribute}")
     return plant
 
 
 def logged_signals(module: ModuleType, plant: Plant, file: str) -> LoggedSignals | None:
-    """What scores the plant's logs: `logged_reward` and `logged_margins` of its module; None where it has neither.
+    """Return `logged_reward` and `logged_margins` of the plant's module; None if it has neither.
 
     Raises:
-        BadInput: when it has one alone, or what they give has another shape.
+        BadInput: if one is missing, or a result has the wrong shape.
     """
     reward, margins = (getattr(module, name, None) for name in ("logged_reward", "logged_margins"))
     if reward is None and margins is None:
@@ -77,15 +77,17 @@ def _check_spec(spec: Any, place: str) -> None:
     if not isinstance(spec, PlantSpec):
         raise _wrong(place, "a neorl_core.types.PlantSpec", f"a {type(spec).__name__}", "build one")
     if not isinstance(spec.name, str) or not re.fullmatch(NAME, spec.name, re.ASCII):
-        raise _wrong(place, "a name of small letters, digits and underscores", repr(spec.name)[:80], "rename the plant")
+        raise _wrong(
+            place, "a name of lower-case letters, digits and underscores", repr(spec.name)[:80], "rename the plant"
+        )
     if spec.name in PLANTS:
-        raise _wrong(place, "another name than that of a plant of NeoRL", f"'{spec.name}'", "rename the plant")
+        raise _wrong(place, "a name that no built-in plant has", f"'{spec.name}'", "rename the plant")
     try:
         same = spec_of_record(spec_record(spec)) == spec
     except (ValueError, TypeError, AttributeError) as error:
-        raise BadInput(f"in {place}, {_line(error)}: correct it.") from error
+        raise BadInput(f"in {place}, {_line(error)}: correct it") from error
     if not same:
-        raise _wrong(place, "tuples of texts and of Python's numbers", "other types", "write the spec as ours are")
+        raise _wrong(place, "tuples of texts and Python numbers", "other types", "follow a built-in plant's spec")
     bounds = [
         *zip(spec.observation.names, spec.observation.low, spec.observation.high, strict=True),
         *zip(spec.action.names, spec.action.low, spec.action.high, strict=True),
@@ -95,9 +97,9 @@ def _check_spec(spec: Any, place: str) -> None:
         if not low < high:
             raise _wrong(place, f"a low below the high of {name}", f"{low:g} and {high:g}", "correct the bounds")
     if not (spec.observation.size and spec.action.size):
-        raise _wrong(place, "at least one observation and one action", "none", "name them")
+        raise _wrong(place, "at least one observation and one action", "0", "name them")
     if not np.isfinite([spec.action.low, spec.action.high]).all():
-        raise _wrong(place, "bounded actions", "an infinite bound", "give what the actuator can do")
+        raise _wrong(place, "bounded actions", "an infinite bound", "give the actuator's limits")
     worst, best = spec.score_range
     if not (np.isfinite([worst, best]).all() and worst != best):
         raise _wrong(place, "two different returns as score_range", f"{worst:g} and {best:g}", "correct it")
@@ -136,7 +138,7 @@ def _type_names(node: Any) -> list[str]:
 
 
 def _check_functions(plant: Plant, place: str) -> None:
-    """Shapes by abstract evaluation, then a few starts and steps in numbers."""
+    """Check shapes by abstract evaluation, then a few initial states and steps by numbers."""
     spec, key = plant.spec, jax.random.key(0)
     observed, acting, limits = (spec.observation.size,), (spec.action.size,), (len(spec.constraints),)
     middle = (np.asarray(spec.action.low) + np.asarray(spec.action.high)) / 2
@@ -148,13 +150,11 @@ def _check_functions(plant: Plant, place: str) -> None:
     if not isinstance(timestep, Timestep):
         raise _wrong(f"{place}.step", "a state and a Timestep", f"a {type(timestep).__name__}", "return both")
     if _shapes(following) != _shapes(state):
-        raise _wrong(
-            f"{place}.step", "a state of the types and shapes that reset returns", "another", "return the same"
-        )
+        raise _wrong(f"{place}.step", "the state types and shapes of reset", "different ones", "return the same")
     for field, shape in zip(Timestep._fields, (observed, (), limits, (), ()), strict=True):
         got = getattr(timestep, field).shape
         if got != shape:
-            raise _wrong(f"{place}.step", f"{field} of shape {shape}, as its spec says", str(got), "correct the two")
+            raise _wrong(f"{place}.step", f"{field} of shape {shape} by the spec", str(got), "correct step or spec")
     example = jnp.zeros(observed)
     _pair(place, "predict", lambda o: plant.predict(o, action, plant.params), example)
     _shaped(place, "predict", lambda o: plant.predict(o, action, plant.params)[0], observed, example)
@@ -166,8 +166,8 @@ def _check_functions(plant: Plant, place: str) -> None:
         if _shapes(resumed) != _shapes(state) or _shapes(constants)[0] != _shapes(params)[0]:
             raise _wrong(
                 f"{place}.resume",
-                "a state of the types and shapes that reset returns, and constants as sample_params does",
-                "others",
+                "the state types and shapes of reset, and the constants of sample_params",
+                "different ones",
                 "return the same",
             )
 
@@ -188,19 +188,21 @@ def _check_functions(plant: Plant, place: str) -> None:
     names = ("reset", "fallback", "step", "predict")
     for name, numbers in zip(names, played(jax.random.split(key, SAMPLES)), strict=True):
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(numbers)):
-            raise _wrong(f"{place}.{name}", "finite numbers", "others", "look at units and starts")
+            raise _wrong(f"{place}.{name}", "finite numbers", "NaN or infinity", "check units and initial states")
 
 
 def _shaped(place: str, name: str, function: Callable[..., Any], shape: tuple[int, ...], *given: Any) -> None:
     got = getattr(_traced(place, name, function, *given), "shape", None)
     if got != shape:
-        raise _wrong(f"{place}.{name}", f"an array of shape {shape}", str(got or "another"), "correct what it returns")
+        raise _wrong(
+            f"{place}.{name}", f"an array of shape {shape}", str(got or "a different type"), "correct the return value"
+        )
 
 
 def _pair(place: str, name: str, function: Callable[..., Any], *given: Any) -> tuple[Any, Any]:
     got = _traced(place, name, function, *given)
     if not isinstance(got, tuple) or len(got) != 2:
-        raise _wrong(f"{place}.{name}", "a pair", f"a {type(got).__name__}", "return two things")
+        raise _wrong(f"{place}.{name}", "a pair", f"a {type(got).__name__}", "return two values")
     return got
 
 
@@ -220,7 +222,7 @@ def _shapes(tree: Any) -> tuple[Any, list[Any]]:
 
 
 def _wrong(place: str, expected: str, got: str, cure: str) -> BadInput:
-    return BadInput(f"expected {expected} in {place}, got {got}: {cure}.")
+    return BadInput(f"{place} needs {expected}, got {got}: {cure}")
 
 
 def _line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""The one place where a plant is looked up: ours, a user's own, an installed package's, or one of a mapping alone."""
+"""Look up plants: built-in, user code, installed packages, or described by a mapping."""
 
 from __future__ import annotations
 
@@ -23,67 +23,66 @@ from tasks.models.plants.contract import logged_signals, read_plant
 from tasks.models.user_code.loading import find_code, find_installed, import_code, installed, is_code, tree_of
 
 if TYPE_CHECKING:
-    # For type checkers alone: a new key of a run changes nothing of how a plant is found.
+    # For type checkers only, so that a new key of a run does not change source digests of plants.
     from configs.run import OpenedRun
 
 
 class KnownPlant(NamedTuple):
-    """What is known of a plant."""
+    """A plant and its origin."""
 
     spec: PlantSpec
     plant: Plant | None
-    """Its simulator; None of a process that a mapping alone describes."""
+    """Simulator; None for a log-only plant."""
     logged: LoggedSignals | None
-    """What its logs can be scored with; None where they must bring rewards and costs themselves."""
+    """Functions that score logs; None if logs must contain rewards and costs."""
     about: str = ""
-    """The first line of what its module says of itself."""
+    """First line of the module's docstring."""
     modules: tuple[str, ...] = ()
-    """Those of ours that it is made of, or that its own code imports."""
+    """Built-in modules of the plant, or those that its code imports."""
     code: str = ""
-    """Digest of the user's or the package's modules; empty where it has none."""
+    """Digest of the modules of user code or package; empty for a built-in plant."""
     source: Origin | None = None
-    """As a run names it."""
+    """Origin as in an opened run."""
 
     @property
     def name(self) -> str:
-        """Of the plant: in lineages, registered models and folders of the home."""
+        """Name of the plant in lineages, registered models and folders of the home."""
         return self.spec.name
 
     def sources(self, *modules: str) -> str:
-        """Digest of the plant's code together with modules of ours, and of all that these import."""
+        """Return the digest of the plant's code, further built-in modules, and their imports."""
         ours = sources_digest(*modules, *self.modules) if modules or self.modules else ""
         return digest_json([ours, self.code]) if self.code else ours
 
     @property
     def controlled(self) -> Plant | Process:
-        """What a composite is run with: the simulator, or of a process its spec alone."""
+        """The simulator, or the spec of a log-only plant, to run composites with."""
         return Process(self.spec) if self.plant is None else self.plant
 
     @property
     def drawn(self) -> tuple[Panel, ...]:
-        """What the plant says that pictures show."""
+        """Panels of the plant's pictures."""
         return () if self.plant is None else self.plant.drawn
 
     def simulator(self) -> Plant:
-        """The plant in JAX.
+        """Return the simulator.
 
         Raises:
-            Refused: when there is none.
+            Refused: if there is none.
         """
         if self.plant is None:
             raise Refused(
-                f"expected a simulator of {self.name}, got a process that its mapping alone describes: name a file as "
-                "'plant' that builds one."
+                f"{self.name} is a log-only plant without simulator: name a file that builds a simulator as 'plant'"
             )
         return self.plant
 
 
 def plant_of(run: OpenedRun) -> KnownPlant:
-    """The plant of an opened run.
+    """Return the plant of an opened run.
 
     Raises:
-        BadInput: when there is none of its name, or its code cannot be used.
-        Refused: when its code has changed since the run was opened.
+        BadInput: if the name is unknown, or the code cannot be used.
+        Refused: if the code has changed since the run was opened.
     """
     if isinstance(run.source, UserCode):
         return _same_name(plant_of_code(run.source), run.plant)
@@ -95,37 +94,37 @@ def plant_of(run: OpenedRun) -> KnownPlant:
 
 
 def plant_named(name: str) -> KnownPlant:
-    """One of our plants, or one that an installed package offers.
+    """Return a built-in or installed plant.
 
     Raises:
-        BadInput: when there is none.
+        BadInput: if the name is unknown.
     """
     if name in PLANTS:
         return _ours(name)
     if re.fullmatch(NAME, name, re.ASCII) and (offered := find_installed(name)) is not None:
         return _same_name(plant_of_code(offered), name)
     raise BadInput(
-        f"expected a known plant, got '{name[:80]}': {nearest(name, [*PLANTS, *installed()])} A plant that is "
-        "not simulated here is a file of your own, or is described by the mapping's 'process'."
+        f"unknown plant '{name[:80]}': {nearest(name, [*PLANTS, *installed()])}; for your own plant name a file, or "
+        "describe it by the mapping's 'process'"
     )
 
 
 def plant_at(reference: str) -> KnownPlant:
-    """A plant as the command line names it: by its name, or by its code in the working directory.
+    """Return a plant by name, or by code in the working directory.
 
     Raises:
-        BadInput: when there is none.
+        BadInput: if there is none.
     """
     return plant_of_code(find_code(reference, Path.cwd())) if is_code(reference) else plant_named(reference)
 
 
 @cache
 def plant_of_code(code: UserCode) -> KnownPlant:
-    """A user's own plant, once its code has been held against its digest, and the plant against the contract.
+    """Load a user's plant, after verifying the digest of its code and the contract.
 
     Raises:
-        BadInput: when the plant does not keep the contract, or has the name of one of ours.
-        Refused: when its code has changed.
+        BadInput: if the plant violates the contract, or has the name of a built-in plant.
+        Refused: if the code has changed.
     """
     module, tree = import_code(code), tree_of(code)
     file = tree.file(code.module)
@@ -137,40 +136,40 @@ def plant_of_code(code: UserCode) -> KnownPlant:
 
 
 def site_record(of: SiteOf) -> dict[str, object]:
-    """What a bundle says of the site that it is for: data, from which the site is built again, and no code."""
+    """Return a site's data for a bundle, from which the site is rebuilt."""
     record: dict[str, object] = {"plant": of.plant, "constants": of.site.constants, "limits": of.site.limits}
     return record | ({"code": of.code.digest} if of.code else {})
 
 
 def plant_of_site(of: SiteOf) -> KnownPlant:
-    """A site of a plant: its simulator with the site's constants and limits, under the site's name.
+    """Return a site: the plant's simulator with the site's constants, limits and name.
 
     Raises:
-        BadInput: when a constant or a limit is none of the plant's, or it has the name of one of ours.
-        Refused: when the plant's code has changed.
+        BadInput: if a constant or limit is unknown, or the site has the name of a built-in plant.
+        Refused: if the plant's code has changed.
     """
     return _of_site(of.model_dump_json())
 
 
-# By its text, for a mapping has no hash: one simulator object for all who ask, so that programs are compiled once.
+# Cached by text, because mappings have no hash: one simulator object, so that programs are compiled once.
 @cache
 def _of_site(text: str) -> KnownPlant:
     of = SiteOf.model_validate_json(text)
     known = plant_of_code(of.code) if of.code else plant_named(of.plant)
     name, limits = of.site.name, {limit: (low, high) for limit, (low, high) in of.site.limits.items()}
     if name in PLANTS:
-        raise BadInput(f"expected another name than that of a plant of NeoRL, got site '{name}': rename the fleet.")
+        raise BadInput(f"site '{name}' has the name of a built-in plant: rename the fleet")
     try:
         plant = site_plant(known.simulator(), name, of.site.constants, limits)
     except ValueError as error:
-        raise BadInput(f"in site {name}: {str(error).rstrip('.')}.") from error
+        raise BadInput(f"in site {name}: {str(error).rstrip('.')}") from error
     logged = known.logged and site_signals(known.logged, known.spec, plant.spec)
     code, modules = digest_json(site_record(of)), (*known.modules, site_plant.__module__)
     return KnownPlant(plant.spec, plant, logged, known.about, modules, code, of)
 
 
 def run_sources(run: OpenedRun, *modules: str) -> str:
-    """Digest of modules of ours and of a run's plant; a plant that is not known adds nothing."""
+    """Return the digest of built-in modules and of a run's plant, if it is known."""
     if isinstance(run.source, UserCode | SiteOf) or run.plant in PLANTS:
         return plant_of(run).sources(*modules)
     return sources_digest(*modules)
@@ -190,7 +189,7 @@ def _about(module: ModuleType) -> str:
 def _same_name(found: KnownPlant, name: str) -> KnownPlant:
     if found.name != name:
         raise BadInput(
-            f"expected plant {name} of {found.source.module if isinstance(found.source, UserCode) else name} to have "
-            f"that name in its spec, got '{found.name}': give both the same name."
+            f"plant {name} of {found.source.module if isinstance(found.source, UserCode) else name} has the name "
+            f"'{found.name}' in its spec: give both the same name"
         )
     return found

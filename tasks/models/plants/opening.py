@@ -1,4 +1,4 @@
-"""A run's file is opened: it is read, and its plant is found in the project, an installed package or the mapping."""
+"""Open runs: read the file, and look up plant and algorithms."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from tasks.models.user_code.loading import find_code, find_installed, is_code, p
 
 
 def open_run(config: Path | str) -> OpenedRun:
-    """Read a run's YAML, and find out where its plant comes from.
+    """Read a run's file, and look up its plant and algorithms.
 
     Raises:
-        BadInput: when the file or the plant cannot be used.
+        BadInput: if file, plant or algorithm cannot be used.
     """
     project = project_of(Path(config))
     return opened_learners(opened(load_run(config), project), project)
 
 
 def opened_learners(run: OpenedRun, project: Path) -> OpenedRun:
-    """The run with its algorithms' names and where those come from; of a discrete plant the defaults are others.
+    """Look up a run's algorithms; a plant with a discrete action has different defaults.
 
     Args:
-        run: as its file says.
-        project: the folder in which the algorithms' code is looked up.
+        run: run with its plant looked up.
+        project: folder with the algorithms' code.
 
     Raises:
-        BadInput: when there is no such algorithm, or its code cannot be used.
+        BadInput: if an algorithm is unknown, or its code cannot be used.
     """
     told = run.train if plant_of(run).spec.choices is None else run.train.for_discrete_action()
     first = opened_learner(told, project)
@@ -47,14 +47,14 @@ def opened_learners(run: OpenedRun, project: Path) -> OpenedRun:
 
 
 def opened(run: OpenedRun, project: Path | None = None) -> OpenedRun:
-    """The run with its plant's name and where that comes from; a run that was opened before stays as it is.
+    """Look up a run's plant; a run that is already opened is returned unchanged.
 
     Args:
-        run: as its file says.
-        project: the folder in which the plant's code is looked up; the working directory when not given.
+        run: the run.
+        project: folder with the plant's code. Default: the working directory.
 
     Raises:
-        BadInput: when the plant or the mapping cannot be used.
+        BadInput: if the plant or the mapping cannot be used.
     """
     if run.source is not None:
         return run
@@ -66,50 +66,49 @@ def opened(run: OpenedRun, project: Path | None = None) -> OpenedRun:
     mapping = mapping_of(run)
     if mapping is not None and mapping.process is not None:
         if run.plant in PLANTS:
-            raise BadInput(f"expected another name than {run.plant}, which is simulated here: name it as 'plant'.")
+            raise BadInput(f"{run.plant} is a built-in plant: name it as 'plant', not 'process', or rename it")
         try:
             spec = described_spec(mapping)
         except ValueError as error:
-            raise BadInput(f"{error}: correct the mapping of process {run.plant}.") from error
+            raise BadInput(f"{error}: correct the mapping of {run.plant}") from error
         return run.model_copy(update={"source": Described(spec=canonical_json(spec_record(spec)).decode())})
     return run if run.plant in PLANTS else run.model_copy(update={"source": find_installed(run.plant)})
 
 
 def mapping_of(run: OpenedRun) -> HistorianMapping | None:
-    """The mapping that a run names.
+    """Return a run's mapping, if any.
 
     Raises:
-        BadInput: when it cannot be read, or is of another plant.
+        BadInput: if the mapping cannot be read, or is for a different plant.
     """
     if run.data.mapping is None:
         return None
     mapping = load_yaml(run.data.mapping, HistorianMapping)
-    # The tags of all sites of a plant may mean the same.
+    # All sites of a plant may share a mapping.
     plant = kind_of(run)
     if mapping.subject != plant:
         raise BadInput(
-            f"expected a mapping of plant {plant} in {run.data.mapping}, got one of {mapping.subject}: "
-            "name the right mapping in the run's file."
+            f"{run.data.mapping} is a mapping of {mapping.subject}, not of {plant}: correct data.mapping of the run"
         )
     return mapping
 
 
 def kind_of(run: OpenedRun) -> str:
-    """The plant of an opened run; of a site's, the one that it is a site of."""
+    """Return the name of an opened run's plant; for a site, the name of the common plant."""
     if isinstance(run.source, SiteOf):
         return run.source.plant
     return (run.source.process if isinstance(run.source, Described) else "") or run.plant
 
 
 def _of_site(run: OpenedRun, site: Site) -> OpenedRun:
-    """A run of the plant of which there are several, as the site's own: under its name, and in its lineage.
+    """Turn a run of the common plant into the site's run, with the site's name and lineage.
 
     Args:
-        run: opened, as if the plant stood alone.
-        site: what the site differs in.
+        run: opened run of the common plant.
+        site: the site's differences.
 
     Raises:
-        BadInput: on a constant or limit that the plant does not have, or of a process.
+        BadInput: if a constant or limit is unknown, or the plant is log-only.
     """
     if not isinstance(run.source, Described):
         source = SiteOf(site=site, plant=run.plant, code=run.source if isinstance(run.source, UserCode) else None)
@@ -118,8 +117,8 @@ def _of_site(run: OpenedRun, site: Site) -> OpenedRun:
         return found
     if site.constants or site.limits:
         raise BadInput(
-            f"expected constants and limits of a simulated plant alone, got some of site {site.name}, a process: give "
-            "the site a mapping of its own, with its limits."
+            f"site {site.name} is log-only and cannot have constants and limits: give the site its own mapping with "
+            "limits"
         )
     spec = spec_of_record(parse_json(run.source.spec.encode()))._replace(name=site.name)
     described = Described(spec=canonical_json(spec_record(spec)).decode(), process=run.plant)

@@ -1,1 +1,1 @@
-"""Code of a user's own: found, digested, held against its contract, imported."""
+"""User code of plants and algorithms: locating, digests, contract checks, import."""

@@ -1,4 +1,4 @@
-"""The one place where an algorithm is looked up: ours, a user's own, or an installed package's."""
+"""Look up algorithms: built-in, user code, or installed packages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tasks.models.user_code.loading import (
 )
 
 ROWS = 4
-"""Transitions in a batch that an algorithm is tried on."""
+"""Batch size for checking an algorithm."""
 TRIED = PlantSpec(
     name="tried",
     observation=Space(("x", "y", "z"), ("1",) * 3, (-1.0,) * 3, (1.0,) * 3),
@@ -42,17 +42,17 @@ TRIED = PlantSpec(
     horizon=10,
     score_range=(0.0, 1.0),
 )
-"""A plant of three signals and two actions, on which the shapes of an algorithm's functions are looked at."""
+"""A plant with three signals and two actions for checking the shapes of an algorithm's functions."""
 CHOSEN = TRIED._replace(action=Space(("u",), ("1",), (0.0,), (1.0,)), choices=("u", "v"))
-"""The same with two choices, which learners see as two numbers as well."""
+"""The same plant with two choices, which learners also see as two numbers."""
 
 
 def algorithm_of(learner: Learner) -> KnownAlgorithm:
-    """The algorithm of a learner of an opened run.
+    """Return the algorithm of a learner of an opened run.
 
     Raises:
-        BadInput: when there is none of its name, or its code cannot be used.
-        Refused: when its code has changed since the run was opened.
+        BadInput: if the name is unknown, or the code cannot be used.
+        Refused: if the code has changed since the run was opened.
     """
     if learner.source is not None:
         return algorithm_of_code(learner.source)
@@ -60,15 +60,15 @@ def algorithm_of(learner: Learner) -> KnownAlgorithm:
 
 
 def algorithm_at(reference: str, project: Path) -> KnownAlgorithm:
-    """An algorithm as a run or a command names it.
+    """Return an algorithm by name or code.
 
     Args:
-        reference: the name of one of ours, or of one that an installed package offers in the entry-point group
-            `neorl.algorithms`; else a file of the project, or `package.module:NAME`.
-        project: the folder in which its code is looked up.
+        reference: name of a built-in algorithm or of an installed one (entry-point group `neorl.algorithms`), a file of
+            the project, or `package.module:NAME`.
+        project: folder with the code.
 
     Raises:
-        BadInput: when there is none.
+        BadInput: if there is none.
     """
     if (ours := our_algorithm(reference)) is not None:
         return ours
@@ -77,16 +77,16 @@ def algorithm_at(reference: str, project: Path) -> KnownAlgorithm:
     if re.fullmatch(NAME, reference, re.ASCII) and (found := find_installed(reference, ALGORITHM)) is not None:
         return algorithm_of_code(found)
     raise BadInput(
-        f"expected an algorithm among {', '.join(ALGORITHMS)}, or a file of your own, got '{reference[:80]}': "
+        f"unknown algorithm '{reference[:80]}', choose from {', '.join(ALGORITHMS)}, or name a file: "
         f"{nearest(reference, [*ALGORITHMS, *installed(ALGORITHM)])}"
     )
 
 
 def opened_learner(learner: Learner, project: Path) -> Learner:
-    """The learner with its algorithm's name and where that comes from; one that was opened before stays as it is.
+    """Look up a learner's algorithm; an opened learner is returned unchanged.
 
     Raises:
-        BadInput: when there is no such algorithm.
+        BadInput: if there is no such algorithm.
     """
     if learner.source is not None or learner.algorithm in ALGORITHMS:
         return learner
@@ -96,19 +96,19 @@ def opened_learner(learner: Learner, project: Path) -> Learner:
 
 @cache
 def algorithm_of_code(code: UserCode) -> KnownAlgorithm:
-    """A user's own algorithm, once its code has been held against its digest, and what it builds against the contract.
+    """Load a user's algorithm, after verifying the digest of its code and the contract.
 
     Raises:
-        BadInput: when it does not keep the contract, or has the name of one of ours.
-        Refused: when its code has changed.
+        BadInput: if the algorithm violates the contract, or has the name of a built-in algorithm.
+        Refused: if the code has changed.
     """
     module, tree = import_code(code), tree_of(code)
     place = f"{tree.file(code.module)}: {code.attribute}"
     algorithm = getattr(module, code.attribute, None)
     if not isinstance(algorithm, Algorithm):
         raise BadInput(
-            f"expected a neorl_core.training.population.Algorithm as {place}, got {type(algorithm).__name__}: build "
-            "one under that name."
+            f"{place} must be a neorl_core.training.population.Algorithm, got {type(algorithm).__name__}: build one "
+            "under that name"
         )
     check_algorithm(algorithm, place)
     reached = (name for name in modules_of(code.module, tree=tree) if tree.file(name) is None)
@@ -116,20 +116,22 @@ def algorithm_of_code(code: UserCode) -> KnownAlgorithm:
 
 
 def check_algorithm(algorithm: Algorithm, place: str) -> None:
-    """Hold an algorithm against the contract, on a plant of three signals and two actions.
+    """Check an algorithm's contract on a plant with three signals and two actions.
 
     Args:
-        algorithm: as its module builds it.
-        place: where that is, for messages.
+        algorithm: the algorithm.
+        place: location of the algorithm, for messages.
 
     Raises:
-        BadInput: one sentence on the first thing that is not as it must be.
+        BadInput: names the first violation.
     """
     name = algorithm.name
     if not isinstance(name, str) or not re.fullmatch(NAME, name, re.ASCII):
-        raise BadInput(f"expected a name of small letters, digits and underscores in {place}, got {name!r}: rename it.")
+        raise BadInput(
+            f"{place} must have a name of lower-case letters, digits and underscores, got {name!r}: rename it"
+        )
     if name in ALGORITHMS:
-        raise BadInput(f"expected another name than that of one of ours in {place}, got '{name}': rename it.")
+        raise BadInput(f"{place} has the name of the built-in algorithm '{name}': rename it")
     try:
         plant = CHOSEN if algorithm.discrete else TRIED
         state = algorithm.init(jax.random.key(0), plant, configure(algorithm, {}))
@@ -139,36 +141,36 @@ def check_algorithm(algorithm: Algorithm, place: str) -> None:
     except NeoRLError:
         raise
     except Exception as error:
-        # Whatever a user's code raises is about that code.
+        # Any exception of user code is a fault of that code.
         text = " ".join(str(error).split())[:300].rstrip(".")
-        raise BadInput(f"in {place}, {type(error).__name__}: {text}: correct it.") from error
+        raise BadInput(f"in {place}, {type(error).__name__}: {text}: correct it") from error
 
 
 def _check_update(algorithm: Algorithm, state: object) -> None:
-    """An update gives a state like the one it was given, and metrics that are numbers."""
+    """Check that an update keeps the state's structure, and returns numeric metrics."""
     shape = (algorithm.batches_per_update, ROWS)
     one, two, many = jnp.zeros(shape), jnp.zeros((*shape, 2)), jnp.zeros((*shape, 3))
     batches = Transition(many, two, one, one, many, one, two)
     after, metrics = jax.eval_shape(algorithm.update, state, batches, jax.random.key(1))
     before = jax.eval_shape(lambda: state)
     if jax.tree.map(_kind, before) != jax.tree.map(_kind, after):
-        raise ValueError("expected update to return a state of the same arrays as it is given, got others")
+        raise ValueError(f"update of {algorithm.name} must return a state with the same arrays as its argument")
     wrong = [name for name, value in metrics.items() if value.shape]
     if not metrics or wrong:
-        raise ValueError(f"expected update to return metrics, each a number, got {', '.join(wrong) or 'none'}")
+        raise ValueError(f"update must return numeric metrics, got {', '.join(wrong) or 'no metrics'}")
 
 
 def _check_actions(algorithm: Algorithm, state: object) -> None:
-    """What ships, the actor's weights, acts as the algorithm does."""
+    """Check that the actor's weights act as the algorithm does."""
     observation = jnp.linspace(-1.0, 1.0, 15).reshape(5, 3)
     acted = np.asarray(algorithm.act(state, observation))
     if acted.shape != (5, 2):
-        raise ValueError(f"expected act to give actions of shape (5, 2) for observations (5, 3), got {acted.shape}")
+        raise ValueError(f"act must return actions of shape (5, 2) for observations (5, 3), got {acted.shape}")
     if not np.isfinite(acted).all() or (np.abs(acted).max() > 1.0 and not algorithm.discrete):
-        raise ValueError("expected act to give finite actions within [-1, 1], got others")
+        raise ValueError(f"act must return finite actions within [-1, 1], got {np.asarray(acted).ravel()[:4]}")
     apply = mlp_apply if algorithm.discrete else actor_apply
     if not np.allclose(acted, apply(algorithm.actor(state), observation), atol=1e-6):
-        raise ValueError(f"expected {apply.__name__} of actor's weights to act as act does, got another action")
+        raise ValueError(f"{apply.__name__} with actor's weights must return the actions of act")
 
 
 def _kind(array: jax.ShapeDtypeStruct) -> str:

@@ -1,4 +1,4 @@
-"""What is known of an algorithm; of ours without any library that is not the core's own."""
+"""Known algorithms; built-in ones need only the core's libraries."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 
 class KnownAlgorithm(NamedTuple):
-    """What is known of an algorithm."""
+    """An algorithm and its origin."""
 
     algorithm: Algorithm
     modules: tuple[str, ...]
-    """Those of ours that it is made of, or that its own code imports."""
+    """Built-in modules of the algorithm, or those that its code imports."""
     source: UserCode | None = None
-    """Where it comes from; None of one of ours."""
+    """Code of the algorithm; None if built in."""
 
     def sources(self, *modules: str) -> str:
-        """Digest of the algorithm's code together with modules of ours, and of all that these import."""
+        """Return the digest of the algorithm's code, further built-in modules, and their imports."""
         ours = sources_digest(*modules, *self.modules)
         return digest_json([ours, self.source.digest]) if self.source else ours
 
 
 def our_algorithm(name: str) -> KnownAlgorithm | None:
-    """One of ours by its name; None where there is none."""
+    """Return a built-in algorithm by name, or None."""
     return KnownAlgorithm(ALGORITHMS[name], (ALGORITHMS.module(name),)) if name in ALGORITHMS else None

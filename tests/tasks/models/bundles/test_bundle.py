@@ -59,7 +59,7 @@ def test_a_bundle_made_under_another_clock_is_current_and_under_other_limits_is_
     assert load_bundle(tmp_path / "timed", digest)[0] is PLANT
     digest = save_bundle(tmp_path / "short", _composite(), known._replace(spec=PLANT.spec._replace(horizon=7)))
     assert not is_current(tmp_path / "short", known)
-    with pytest.raises(Refused, match="expected the limits of"):
+    with pytest.raises(Refused, match="the limits of"):
         load_bundle(tmp_path / "short", digest)
 
 
@@ -118,7 +118,7 @@ def test_any_flipped_byte_is_refused_and_its_file_named(saved: tuple[Path, str, 
 
 
 def test_another_digest_is_refused(saved: tuple[Path, str, Composite]) -> None:
-    with pytest.raises(Refused, match="expected the composite 00"):
+    with pytest.raises(Refused, match=r"has composite .*, but 00"):
         load_bundle(saved[0], "00")
 
 
@@ -162,9 +162,9 @@ def test_a_structure_of_unknown_types_is_refused(saved: tuple[Path, str, Composi
 def test_pickled_objects_are_never_written(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="plain arrays only"):
         save_bundle(tmp_path, _composite()._replace(fallback=object()), NAME)
-    with pytest.raises(BadInput, match="expected a bundle"):
+    with pytest.raises(BadInput, match="is no bundle"):
         read_manifest(tmp_path / "none")
-    with pytest.raises(BadInput, match="expected a known plant, got 'reactor'"):
+    with pytest.raises(BadInput, match="unknown plant 'reactor'"):
         composite_digest(_composite(), "reactor")
 
 
@@ -208,7 +208,7 @@ def test_a_bundle_that_does_not_load_or_answer_in_time_is_not_servable(
 ) -> None:
     wrong = serve_check(saved[0], "00")
     assert not wrong.passed
-    assert "expected the composite 00" in wrong.reasons[0]
+    assert "but 00" in wrong.reasons[0]
     late = serve_check(saved[0], saved[1], timeout=0.01)
     assert late.reasons == ("no answer within 0.01 s",)
 

@@ -199,6 +199,6 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_last_whole_one(tmp_path: Path
 def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path: Path) -> None:
     with start_writer("full", tmp_path) as writer:
         output, _ = writer.communicate(timeout=120)
-    assert "expected room to write" in output
+    assert "disk or quota is full" in output
     with Checkpoints(tmp_path, '{"run": 1}') as checkpoints:
         assert checkpoints.latest() == 1

@@ -54,7 +54,7 @@ def test_a_policy_file_holds_the_arrays_and_the_spec_the_layout(policy: Policy, 
     x = np.random.default_rng(1).normal(size=(3, SPEC.observation.size)).astype(np.float32)
     np.testing.assert_array_equal(policy_act(found, x), policy_act(policy, x))
     save_policy(tmp_path / "b.npz", policy, SPEC._replace(layout=None), MADE_BY)
-    with pytest.raises(BadInput, match="a network of other signals"):
+    with pytest.raises(BadInput, match="a network for different signals"):
         load_policy(tmp_path / "b.npz")
 
 
@@ -70,7 +70,7 @@ def test_a_bundle_brings_it_back_and_no_other_graph(policy: Policy) -> None:
     def refused(change: Any, arrays: Arrays = arrays) -> None:
         forged = json.loads(json.dumps(structure))
         change(forged["fields"]["policy"]["fields"]["params"]["dict"]["graph"]["dict"])
-        with pytest.raises(Refused, match=r"another network|array of the bundle to be used"):
+        with pytest.raises(Refused, match=r"another network|the unused array"):
             build_composite(forged, arrays, PLANT)
 
     def other_edges(graph: dict[str, Any]) -> None:
@@ -110,7 +110,7 @@ def test_a_policy_of_agents_comes_back_with_their_kinds(tmp_path: Path) -> None:
     for kinds in ((0,) * 7, tuple(range(7))):
         other = linked(GRID, LINKS, kinds=kinds)
         save_policy(tmp_path / "b.npz", policy, other.spec, MADE_BY)
-        with pytest.raises(BadInput, match="a network of other signals"):
+        with pytest.raises(BadInput, match="a network for different signals"):
             load_policy(tmp_path / "b.npz")
         with pytest.raises(Refused, match="another network"):
             build_composite(structure, arrays, other)

@@ -113,7 +113,7 @@ CHANGES: dict[str, tuple[Callable[[Manifest], object], str]] = {
     "no plant's name": (lambda m: m["plant"].pop("name"), "spec must have the keys"),
     "a plant's name that is a list": (lambda m: m["plant"].update(name=[]), "name must be text"),
     "a plant that is a list": (lambda m: m.update(plant=[]), "plant"),
-    "an unknown plant": (lambda m: m["plant"].update(name="x" * 9000), "expected the code of plant"),
+    "an unknown plant": (lambda m: m["plant"].update(name="x" * 9000), "the code of plant"),
     "no files": (lambda m: m.pop("files"), "files"),
     "a file elsewhere": (lambda m: m["files"].update({"../../secret": "0" * 64}), "files"),
     "files that are a list": (lambda m: m.update(files=[]), "files"),
@@ -128,13 +128,13 @@ CHANGES: dict[str, tuple[Callable[[Manifest], object], str]] = {
         lambda m: fields(m).update(history=history([1] * OBSERVED, [0] * ACTING)),
         "another policy",
     ),
-    "a history of other signals": (
+    "a history of different signals": (
         lambda m: fields(m).update(history=history([1], [0] * ACTING)),
-        "a history of other signals",
+        "a history of different signals",
     ),
     "a history of nothing": (
         lambda m: fields(m).update(history=history([0] * OBSERVED, [0] * ACTING)),
-        "a history of no or too many steps",
+        "a history of zero or too many steps",
     ),
     "a history without end": (
         lambda m: fields(m).update(history=history([10**9] * OBSERVED, [0] * ACTING)),
@@ -149,11 +149,11 @@ CHANGES: dict[str, tuple[Callable[[Manifest], object], str]] = {
     "a missing field": (lambda m: fields(m).pop("shield"), "type 'Composite'"),
     "a missing array": (lambda m: fields(m, "shield").update(hold={"array": "none"}), "array not yet used"),
     "an array twice": (lambda m: fields(m, "shield").update(hold={"array": "shield/action_low"}), "not yet used"),
-    "an array unused": (lambda m: fields(m, "shield").update(hold={"constant": 1}), "to be used"),
+    "an array unused": (lambda m: fields(m, "shield").update(hold={"constant": 1}), "unused array"),
     "a constant that is a list": (lambda m: fields(m, "shield").update(hold={"constant": []}), "part of a composite"),
     "a deep structure": (lambda m: m.update(structure=nested(40)), "at most 32 levels"),
     "a policy in the shield's place": (lambda m: fields(m).update(shield=fields(m)["policy"]), "not yet used"),
-    "parts exchanged": (lambda m: m.update(structure=fields(m)["policy"]), "to be used"),
+    "parts exchanged": (lambda m: m.update(structure=fields(m)["policy"]), "unused array"),
 }
 REPLACED: dict[str, tuple[dict[str, npt.NDArray[Any] | None], str]] = {
     "another depth of network": ({"policy__params__Dense_2__kernel": np.zeros((8, 9), np.float32)}, "another network"),
@@ -163,7 +163,7 @@ REPLACED: dict[str, tuple[dict[str, npt.NDArray[Any] | None], str]] = {
     "margins of no steps": ({"shield__margin_buffer": np.zeros((0, 2), np.float32)}, "another shield"),
     "margins of one dimension": ({"shield__margin_buffer": np.zeros(2, np.float32)}, "another shield"),
     "an array that is missing": ({"shield__hold": None}, "array not yet used"),
-    "an array besides": ({"besides": np.zeros(3, np.float32)}, "to be used"),
+    "an array besides": ({"besides": np.zeros(3, np.float32)}, "unused array"),
 }
 
 

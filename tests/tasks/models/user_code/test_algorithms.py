@@ -53,12 +53,12 @@ def test_absolute_differences_clone_the_median_and_squares_the_mean(project: Pat
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("ALGORITHM = Algorithm(", "THE_ALGORITHM = Algorithm(", r"Algorithm as .*: ALGORITHM, got NoneType"),
-        ('"median_cloning"', '"Median Cloning"', "a name of small letters.*got 'Median Cloning'"),
-        ('"median_cloning"', '"td3_bc"', "another name than that of one of ours .*got 'td3_bc'"),
+        ("ALGORITHM = Algorithm(", "THE_ALGORITHM = Algorithm(", r": ALGORITHM must be .*Algorithm, got NoneType"),
+        ('"median_cloning"', '"Median Cloning"', "a name of lower-case letters.*got 'Median Cloning'"),
+        ('"median_cloning"', '"td3_bc"', "the name of the built-in algorithm 'td3_bc'"),
         ("return State(actor, optimiser, state.hyper), {", "return State(actor, optimiser, {}), {", "the same arrays"),
-        ('{"actor_loss": value}', "{}", "metrics, each a number, got none"),
-        ('{"actor_loss": value}', '{"actor_loss": batch.reward}', "metrics, each a number, got actor_loss"),
+        ('{"actor_loss": value}', "{}", "numeric metrics, got no metrics"),
+        ('{"actor_loss": value}', '{"actor_loss": batch.reward}', "numeric metrics, got actor_loss"),
         (
             "    return actor_apply(state.actor, observation)",
             "    return 2 + actor_apply(state.actor, observation)",
@@ -72,7 +72,7 @@ def test_absolute_differences_clone_the_median_and_squares_the_mean(project: Pat
         (
             "    return actor_apply(state.actor, observation)",
             "    return actor_apply(state.actor, -observation)",
-            "as act does",
+            "must return the actions of act",
         ),
         ("batch.observation) - batch.action", "batch.observation) - batch.reward", "Incompatible shapes"),
     ],
@@ -85,7 +85,7 @@ def test_what_is_wrong_is_one_sentence(project: Path, old: str, new: str, said: 
 
 
 def test_an_unknown_name_is_told_what_there_is(project: Path) -> None:
-    with pytest.raises(BadInput, match=r"expected an algorithm among bc, td3_bc.*got 'td3bc'.*td3_bc"):
+    with pytest.raises(BadInput, match=r"unknown algorithm 'td3bc', choose from bc, td3_bc.*td3_bc"):
         algorithm_at("td3bc", project)
 
 
@@ -164,5 +164,5 @@ def test_one_that_chooses_is_tried_on_choices(project: Path) -> None:
     assert algorithm_at(FILE, project).algorithm.discrete
     # Outputs behind a tanh are not those of the weights that ship.
     acted = "    return mlp_apply(state.actor, observation)"
-    with pytest.raises(BadInput, match="expected mlp_apply of actor's weights to act as act does"):
+    with pytest.raises(BadInput, match="mlp_apply with actor's weights must return the actions of act"):
         load(project, acted, acted.replace("return ", "return jnp.tanh(") + ")")

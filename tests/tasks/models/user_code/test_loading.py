@@ -42,7 +42,7 @@ def test_a_file_and_a_module_name_the_same_code_and_nothing_runs_to_find_it(proj
     # The digest by hand: canonical JSON of the plant's name, the modules' names and the SHA-256 of their files.
     text = json.dumps({"code": "plants.tank:PLANT", "sources": sources}, sort_keys=True, separators=(",", ":"))
     assert found.digest == hashlib.sha256(text.encode()).hexdigest()
-    with pytest.raises(BadInput, match=r"tank\.py to be imported, got RuntimeError 'executed': correct it"):
+    with pytest.raises(BadInput, match=r"tank\.py failed, got RuntimeError 'executed': correct it"):
         import_code(found)
 
 
@@ -51,7 +51,7 @@ def test_a_change_of_any_module_that_is_imported_changes_the_digest(project: Pat
     before = find_code("plants/tank.py", project)
     put(project, helper, (project / helper).read_text() + "\n# changed\n" if (project / helper).exists() else "")
     assert find_code("plants/tank.py", project).digest != before.digest
-    with pytest.raises(Refused, match=f"with the digest {before.digest}, got .*: restore the sources"):
+    with pytest.raises(Refused, match=f"must be {before.digest}: restore the original"):
         import_code(before)
 
 
@@ -78,7 +78,7 @@ def test_relative_imports_and_imports_inside_functions_count(project: Path) -> N
 def test_a_path_that_leaves_the_project_is_refused(project: Path, reference: str) -> None:
     outside = put(project.parent, "outside.py", "raise RuntimeError\n")
     (project / "plants" / "link.py").symlink_to(outside)
-    with pytest.raises(BadInput, match="which leaves it: move the file there"):
+    with pytest.raises(BadInput, match=r"is outside the project .*: move the file there"):
         find_code(reference, project)
 
 
@@ -92,7 +92,7 @@ def test_a_helper_behind_a_link_out_of_the_project_is_not_imported(project: Path
 
 @pytest.mark.parametrize("reference", [":X", "..:X", "/:X", "plants\0.py", "./:PLANT"])
 def test_what_names_no_module_is_refused(project: Path, reference: str) -> None:
-    with pytest.raises(BadInput, match=r"expected the code of a plant as 'folder/file\.py' or"):
+    with pytest.raises(BadInput, match=r"write the code of a plant as 'folder/file\.py' or"):
         find_code(reference, project)
 
 
@@ -110,20 +110,20 @@ def test_what_a_process_had_imported_before_is_imported_anew(project: Path, monk
 
 @pytest.mark.parametrize("reference", ["plants/none.py", "plants.none:PLANT", "json:PLANT", "tasks.stages:PLANT"])
 def test_what_is_not_in_the_project_is_refused(project: Path, reference: str) -> None:
-    with pytest.raises(BadInput, match="got no module of that name"):
+    with pytest.raises(BadInput, match="has no module"):
         find_code(reference, project)
 
 
 def test_code_in_the_home_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEORL_HOME", str(project / "state"))
     put(project, "state/datasets/tank.py", "raise RuntimeError\n")
-    with pytest.raises(BadInput, match=r"expected the code of a plant outside of the home .*state, got .*datasets"):
+    with pytest.raises(BadInput, match=r"the code of a plant .*datasets.* is inside the home"):
         find_code("state/datasets/tank.py", project)
 
 
 def test_code_that_is_no_python_is_refused(project: Path) -> None:
     put(project, "plants/tank.py", "def (:\n")
-    with pytest.raises(BadInput, match=r"expected Python in 'plants/tank\.py'"):
+    with pytest.raises(BadInput, match=r"'plants/tank\.py' or an import of it is not valid Python"):
         find_code("plants/tank.py", project)
 
 
@@ -138,10 +138,10 @@ def test_a_module_by_a_computed_name_is_not_executed(project: Path, monkeypatch:
     late = "import importlib\n\ndef step() -> None:\n    importlib.import_module('sec' + 'ret')\n"
     put(project, "plants/own.py", late)
     module = import_code(find_code("plants/own.py", project))
-    with pytest.raises(Refused, match="got 'secret' by a computed name"):
+    with pytest.raises(Refused, match="'secret' of .* is imported by a computed name"):
         module.step()
     put(project, "plants/own.py", f"{late}\nstep()\n")
-    with pytest.raises(Refused, match="got 'secret' by a computed name"):
+    with pytest.raises(Refused, match="'secret' of .* is imported by a computed name"):
         import_code(find_code("plants/own.py", project))
 
 
@@ -155,7 +155,7 @@ def test_a_compiled_file_beside_the_source_is_not_read(project: Path) -> None:
 
 def test_a_module_with_the_name_of_an_installed_package_is_refused(project: Path) -> None:
     put(project, "numpy.py", "PLANT = 1\n")
-    with pytest.raises(BadInput, match="got 'numpy': rename it"):
+    with pytest.raises(BadInput, match="'numpy' in .* is also an installed package"):
         import_code(find_code("numpy.py", project))
 
 
@@ -195,5 +195,5 @@ def test_an_installed_package_offers_a_plant_and_its_sources_are_digested(instal
 
 def test_an_entry_point_whose_plant_has_another_name_is_refused(installed: Path) -> None:
     put(installed, "tank_package-1.dist-info/entry_points.txt", "[neorl.plants]\nbasin = tank_package.tank:PLANT\n")
-    with pytest.raises(BadInput, match=r"expected plant basin of .* to have that name in its spec, got 'tank'"):
+    with pytest.raises(BadInput, match=r"plant basin of .* has the name 'tank' in its spec"):
         plant_named("basin")
