@@ -138,11 +138,11 @@ CHANGES: dict[str, tuple[Callable[[Manifest], object], str]] = {
     ),
     "a history without end": (
         lambda m: fields(m).update(history=history([10**9] * OBSERVED, [0] * ACTING)),
-        "a history of other numbers than of steps",
+        "a history with invalid step counts",
     ),
     "a history of texts": (
         lambda m: fields(m).update(history=history(["x"] * OBSERVED, [0] * ACTING)),
-        "a history of other numbers than of steps",
+        "a history with invalid step counts",
     ),
     "a history that is a number": (lambda m: fields(m).update(history={"constant": 3}), "another history"),
     "an unknown type": (lambda m: m["structure"].update(type="Popen"), "Popen"),
