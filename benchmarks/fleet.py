@@ -41,17 +41,17 @@ approval: auto
 
 
 def main() -> int:
-    known = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known.add_argument("--sites", type=int, default=20)
-    known.add_argument(
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sites", type=int, default=20)
+    parser.add_argument(
         "--kill-after", type=int, default=4, help="kill the first run after this many sites have finished"
     )
-    known.add_argument("--out", type=Path, default=RESULTS)
-    options = known.parse_args()
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
     try:
         at = commit(SOURCES)
     except BadInput as refused:
-        known.error(str(refused))
+        parser.error(str(refused))
     with tempfile.TemporaryDirectory(prefix="neorl-fleet-") as name, own_home(Path(name) / "home") as home:
         found = play(home, Path(name), options.sites, options.kill_after)
     write_json(options.out, {"commit": at, **found})

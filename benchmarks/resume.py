@@ -77,22 +77,22 @@ def run(name: str, folder: Path, until: int = UPDATES, later: float = 0.0) -> di
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        said: list[str] = []
+        output: list[str] = []
         for line in process.stdout:
-            said.append(line.strip())
-            if until < UPDATES and said[-1].isdigit() and int(said[-1]) >= until:
+            output.append(line.strip())
+            if until < UPDATES and output[-1].isdigit() and int(output[-1]) >= until:
                 time.sleep(later)
                 os.kill(process.pid, signal.SIGKILL)
                 break
-        said += process.stdout.read().split()
-        left, told = process.wait(), process.stderr.read()
-    steps = [int(word) for word in said if word.isdigit() and len(word) < 20]
-    if left not in (0, -signal.SIGKILL) or not steps:
-        raise SystemExit(f"resume: {name} exited with {left}:\n{told[-3000:]}")
-    return {"began": steps[0], "reached": steps[-1], "digest": said[-1] if left == 0 else None}
+        output += process.stdout.read().split()
+        code, errors = process.wait(), process.stderr.read()
+    steps = [int(word) for word in output if word.isdigit() and len(word) < 20]
+    if code not in (0, -signal.SIGKILL) or not steps:
+        raise SystemExit(f"resume: {name} exited with {code}:\n{errors[-3000:]}")
+    return {"began": steps[0], "reached": steps[-1], "digest": output[-1] if code == 0 else None}
 
 
-def harass(name: str, kills: int, moments: random.Random, folder: Path) -> dict[str, Any]:
+def killed(name: str, kills: int, moments: random.Random, folder: Path) -> dict[str, Any]:
     """Return the row of one algorithm."""
     expected = run(name, folder / f"{name}-calm")["digest"]
     lives = []
@@ -114,7 +114,7 @@ def harass(name: str, kills: int, moments: random.Random, folder: Path) -> dict[
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the steps and moments")
     parser.add_argument("--algorithms", nargs="*", help="default: all; kept rows of the others stay")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -132,7 +132,7 @@ def main() -> int:
         os.environ.update(cache)
         print("| algorithm | kills | resumed at steps | updates made again, mean | same bits |\n|---|---|---|---|---|")
         for algorithm in arguments.algorithms or ALGORITHMS:
-            row = harass(algorithm, arguments.kills, moments, folder)
+            row = killed(algorithm, arguments.kills, moments, folder)
             rows.append(row)
             span = f"{min(row['resumed_at']):,} to {max(row['resumed_at']):,}"
             lost = sum(row["lost"]) / max(len(row["lost"]), 1)

@@ -112,7 +112,7 @@ def peer(python: str, name: str, data: Path) -> list[dict[str, float]]:
         if process.stdout.readline().strip() != "ready":
             raise SystemExit(f"{python} has no d3rlpy 2.8.1 with torch: see benchmarks/peers/train_d3rlpy.py.")
         for seconds in PEER_SECONDS:
-            told = ask(f"train {seconds - trained}")
+            answer = ask(f"train {seconds - trained}")
             trained = float(seconds)
             state, observation = jax.vmap(plant.reset, in_axes=(0, None))(keys, plant.params)
             total = np.zeros(EPISODES)
@@ -122,7 +122,9 @@ def peer(python: str, name: str, data: Path) -> list[dict[str, float]]:
                 state, now = step(moved, state, action, plant.params)
                 observation = now.observation
                 total += np.asarray(now.reward)
-            found.append({"seconds": trained, "steps": told["steps"], "score": score(plant.spec, float(total.mean()))})
+            found.append(
+                {"seconds": trained, "steps": answer["steps"], "score": score(plant.spec, float(total.mean()))}
+            )
     finally:
         process.stdin.close()
         process.wait()
@@ -183,10 +185,10 @@ def section(result: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    known = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known.add_argument("data", type=Path, nargs="*", default=official(), help="the data's .npz files")
-    known.add_argument("--seed", type=int, default=0)
-    options = known.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, nargs="*", default=official(), help="the data's .npz files")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
     print(json.dumps(ours(options.data, options.seed)))
 
 

@@ -49,10 +49,10 @@ def _own() -> float:
 def timed(work: Callable[[], float | None]) -> tuple[float, float]:
     """Return the seconds of one call (its own value if it returns a number), and the cores that others used."""
     busy, own, started = _busy(), _own(), time.perf_counter()
-    said = work()
+    value = work()
     elapsed = time.perf_counter() - started
     others = max((_busy() - busy) - (_own() - own), 0.0) / elapsed
-    return (elapsed if said is None else said), others
+    return (elapsed if value is None else value), others
 
 
 def interleaved(

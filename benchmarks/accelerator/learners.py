@@ -33,7 +33,7 @@ GPUs since Ampere round operands to TF32 (10 bits of mantissa)."""
 
 
 @lru_cache(maxsize=16)
-def asked(algorithm: Algorithm, precision: str) -> Algorithm:
+def at_precision(algorithm: Algorithm, precision: str) -> Algorithm:
     """Return the algorithm with matrix products at one of `PRECISIONS`; the same object for the same arguments."""
     if precision in ("float32", "bfloat16"):
         return mixed_precision(algorithm) if precision == "bfloat16" else algorithm
@@ -62,7 +62,7 @@ class Program(NamedTuple):
         return f"{self.algorithm}, its {'model' if self.warming else 'policy'}"
 
     def learner(self, precision: str) -> Algorithm:
-        return phase(asked(ALGORITHMS[self.algorithm], precision), self.warming)
+        return phase(at_precision(ALGORITHMS[self.algorithm], precision), self.warming)
 
 
 def programs() -> list[Program]:

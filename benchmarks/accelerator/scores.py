@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.accelerator.learners import BATCH, LEARNERS, UPDATES, asked
+from benchmarks.accelerator.learners import BATCH, LEARNERS, UPDATES, at_precision
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.control.behaviour import play
 from neorl_core.networks import Normaliser, Policy
@@ -121,7 +121,7 @@ def trained(
     Raises:
         FloatingPointError: if every member diverged.
     """
-    plant, learner, updates = PLANTS[PLANT], asked(ALGORITHMS[name], precision), updates or UPDATES[name]
+    plant, learner, updates = PLANTS[PLANT], at_precision(ALGORITHMS[name], precision), updates or UPDATES[name]
     config = configure(learner, {**LEARNERS[name], **(overrides or {})}, updates)
     plan = schedule(updates, CHUNK, learner.batches_per_update, warm_up_updates(learner, config))
     normaliser, data = prepare(rows, plant.spec)

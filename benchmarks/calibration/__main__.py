@@ -129,8 +129,8 @@ def measure(rows: list[Row], worlds: dict[str, World], trials: int, only: str, k
                 }
                 rows[number] = now.model_copy(update=changes)
                 write_json(keep, Results(rows=rows).model_dump())
-        said = rows[number]
-        print(f"{said.false:5d} of {said.trials:,} in {said.seconds:6.0f} s  {said.way}, {said.world}", flush=True)
+        row = rows[number]
+        print(f"{row.false:5d} of {row.trials:,} in {row.seconds:6.0f} s  {row.way}, {row.world}", flush=True)
     return rows
 
 

@@ -88,7 +88,7 @@ def trial(site: Site, name: str, number: int, at: str) -> Trial | None:
     violations += blow.left()
     again = site.run("retrain", str(site.config(number)), "--data", str(site.log))
     if again.code not in (0, 1) or "verdict" not in again.answer:
-        violations.append(f"the second run ended with {again.code}: {again.sentence or again.said[-300:]}")
+        violations.append(f"the second run ended with {again.code}: {again.sentence or again.stderr[-300:]}")
     violations += site.faults(before)
     code, sentence = (came[0].code, came[0].sentence.replace(str(site.folder), "HERE")) if came else (0, "")
     taken = time.monotonic() - begun
@@ -175,7 +175,7 @@ def campaign(folder: Path, name: str, count: int, end: float, again: Sequence[in
             begun = time.monotonic()
             calm = site.run("retrain", str(site.config(seed)), "--data", str(site.log))
             if "verdict" not in calm.answer:
-                raise SystemExit(f"chaos: an undisturbed retraining ended with {calm.code}: {calm.said[-2000:]}")
+                raise SystemExit(f"chaos: an undisturbed retraining ended with {calm.code}: {calm.stderr[-2000:]}")
             site.seconds = time.monotonic() - begun
         print(f"{name}: undisturbed: {calm.answer['verdict']} in {site.seconds:.0f} s", flush=True)
         for number in (each for each in itertools.count() if each not in known):

@@ -55,8 +55,8 @@ def races(count: int, end: float) -> None:
             while len(found) < count and time.monotonic() < end:
                 found.append(_race(served))
                 write_json(RESULTS, found)
-                said = "; ".join(found[-1]["violations"]) or f"version {found[-1]['champion']} is champion"
-                print(f"race {len(found)}: {said} ({found[-1]['seconds']:.0f} s)", flush=True)
+                summary = "; ".join(found[-1]["violations"]) or f"version {found[-1]['champion']} is champion"
+                print(f"race {len(found)}: {summary} ({found[-1]['seconds']:.0f} s)", flush=True)
             served.close()
         finally:
             down(services.home)
@@ -80,12 +80,12 @@ def _race(served: Any) -> dict[str, Any]:
         )
         for version in versions
     ]
-    said = [process.communicate(timeout=300) for process in both]
+    outputs = [process.communicate(timeout=300) for process in both]
     codes = [process.returncode for process in both]
     entries = Ledger.open(served.home, write=False).entries()
     now = champion(entries, PLANT)
-    crowned = json.loads(said[codes.index(0)][0].splitlines()[-1]).get("champion") if 0 in codes else None
-    violations = [f"a traceback: {err.strip().splitlines()[-1]}" for _, err in said if "Traceback" in err]
+    crowned = json.loads(outputs[codes.index(0)][0].splitlines()[-1]).get("champion") if 0 in codes else None
+    violations = [f"a traceback: {err.strip().splitlines()[-1]}" for _, err in outputs if "Traceback" in err]
     violations += [str(check) for check in audit(served.home).failures]
     promoted = sum(entry.kind == "promotion" for entry in entries if before is None or entry.sequence > before.sequence)
     if promoted > 1:

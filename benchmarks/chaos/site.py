@@ -65,21 +65,21 @@ class Ended(NamedTuple):
     """Negative if a signal ended the command."""
     answer: dict[str, Any]
     """JSON object of the last line; empty if there is none."""
-    said: str
+    stderr: str
     """Standard error."""
 
     @property
     def sentence(self) -> str:
         """The error message."""
-        lines = [line for line in self.said.splitlines() if line.startswith("neorl: ")]
+        lines = [line for line in self.stderr.splitlines() if line.startswith("neorl: ")]
         return str(self.answer.get("error") or (lines[-1] if lines else ""))
 
     @property
     def fault(self) -> str:
         """The violation: a traceback, or a failure without a message."""
-        said = FAKETIME.sub("", self.said)
-        if "Traceback" in said:
-            return f"a traceback: {said[said.index('Traceback') :].strip()[-600:]}"
+        stderr = FAKETIME.sub("", self.stderr)
+        if "Traceback" in stderr:
+            return f"a traceback: {stderr[stderr.index('Traceback') :].strip()[-600:]}"
         if self.code > 0 and not (self.answer or self.sentence):
             return f"exit code {self.code} without a message"
         return ""
@@ -110,13 +110,13 @@ class Site:
         if not self.log.exists():
             done = self.run("generate", PLANT, "--out", str(self.log.parent), "--weeks", "0.5")
             if done.code:
-                raise SystemExit(f"chaos: neorl generate exited with {done.code}: {done.said[-2000:]}")
+                raise SystemExit(f"chaos: neorl generate exited with {done.code}: {done.stderr[-2000:]}")
 
     def up(self) -> None:
         """Start the servers that are not running."""
         done = self.run("up")
         if done.code:
-            raise SystemExit(f"chaos: neorl up exited with {done.code}: {done.said[-2000:]}")
+            raise SystemExit(f"chaos: neorl up exited with {done.code}: {done.stderr[-2000:]}")
 
     def config(self, seed: int) -> Path:
         """Write the configuration of a trial and return the file."""
@@ -267,14 +267,14 @@ class Site:
 def ended(process: subprocess.Popen[str]) -> Ended:
     """Wait for a command and kill it if it hangs."""
     try:
-        out, said = process.communicate(timeout=PATIENCE)
+        out, stderr = process.communicate(timeout=PATIENCE)
     except subprocess.TimeoutExpired:
         process.kill()
-        out, said = process.communicate()
-        said += f"\nTraceback: none, but it hung for {PATIENCE:.0f} s"
+        out, stderr = process.communicate()
+        stderr += f"\nTraceback: none, but it hung for {PATIENCE:.0f} s"
     last = (out.strip().splitlines() or [""])[-1]
     try:
         answer = json.loads(last)
     except ValueError:
         answer = {}
-    return Ended(process.returncode, answer if isinstance(answer, dict) else {}, said)
+    return Ended(process.returncode, answer if isinstance(answer, dict) else {}, stderr)

@@ -7,7 +7,7 @@ import sys
 import time
 
 from benchmarks import fleet_study
-from benchmarks.fleet_study.cell import WAYS, cell
+from benchmarks.fleet_study.cell import METHODS, cell
 from benchmarks.fleet_study.page import EPISODES, PAGE, kept, mean, missing, page, path_of
 from benchmarks.setting import commit
 from configs.errors import BadInput
@@ -21,7 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=fleet_study.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("ways", nargs="*", default=tuple(WAYS), help="default: " + ", ".join(WAYS))
+    parser.add_argument("methods", nargs="*", default=tuple(METHODS), help="default: " + ", ".join(METHODS))
     parser.add_argument("--episodes", nargs="*", type=int, default=EPISODES, help="default: 2, 20 and 200")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no cell after this many minutes")
     parser.add_argument("--page", action="store_true", help="only write the page")
@@ -40,17 +40,17 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         BadInput: if the sources differ from their commit, or a method is unknown.
     """
-    if unknown := set(options.ways) - set(WAYS):
-        raise BadInput(f"unknown method {', '.join(sorted(unknown))}: choose among {', '.join(WAYS)}.")
+    if unknown := set(options.methods) - set(METHODS):
+        raise BadInput(f"unknown method {', '.join(sorted(unknown))}: choose among {', '.join(METHODS)}.")
     at, end = commit(SOURCES), time.monotonic() + 60 * options.minutes
-    for way, episodes in missing(options.ways, options.episodes):
+    for method, episodes in missing(options.methods, options.episodes):
         if time.monotonic() > end:
             return
-        result = cell(way, episodes) | {"commit": at}
-        path_of(way, episodes).parent.mkdir(parents=True, exist_ok=True)
-        write_json(path_of(way, episodes), result)
+        result = cell(method, episodes) | {"commit": at}
+        path_of(method, episodes).parent.mkdir(parents=True, exist_ok=True)
+        write_json(path_of(method, episodes), result)
         scores = ", ".join(f"{fleet} {mean(result, fleet):.1f}" for fleet in ("learning", "unseen"))
-        print(f"{way} {episodes}: {scores}, {result['seconds']:.0f} s", file=sys.stderr, flush=True)
+        print(f"{method} {episodes}: {scores}, {result['seconds']:.0f} s", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ SMALL = Size(sites=3, rounds=2, updates=10, tuning=10, episodes=4)
 ALGORITHM = "td3_bc"
 SETTINGS = {"actor_lr": 1e-3, "critic_lr": 1e-3, "discount": 0.95}
 """The discount suits set points that last 20 steps; the reactor settles in about ten."""
-METHODS: dict[str, Method] = {
+FEDERATED: dict[str, Method] = {
     "fedavg": FEDAVG,
     "fedprox": fedprox(0.01),
     "scaffold": SCAFFOLD,
@@ -110,19 +110,19 @@ def federated(method: Method) -> Callable[[Fleet], Learned]:
     return learn
 
 
-WAYS: dict[str, Callable[[Fleet], Learned]] = {
+METHODS: dict[str, Callable[[Fleet], Learned]] = {
     "local": local,
     "pooled": pooled,
     "fine-tuned": tuned,
-    **{name: federated(method) for name, method in METHODS.items()},
+    **{name: federated(method) for name, method in FEDERATED.items()},
 }
 
 
-def cell(way: str, episodes: int, size: Size = FULL, seed: int = 0) -> dict[str, Any]:
+def cell(method: str, episodes: int, size: Size = FULL, seed: int = 0) -> dict[str, Any]:
     """Run one cell.
 
     Args:
-        way: one of `WAYS`.
+        method: one of `METHODS`.
         episodes: logged episodes per site.
         size: size of the cell.
         seed: seed of logs and training.
@@ -130,8 +130,8 @@ def cell(way: str, episodes: int, size: Size = FULL, seed: int = 0) -> dict[str,
     began = time.perf_counter(), time.process_time()
     constants = [reactors(size.sites, fleet) for fleet in (LEARNING, UNSEEN)]
     rows = [logs(of_fleet, episodes, seed + 10 * fleet) for fleet, of_fleet in enumerate(constants)]
-    learned = WAYS[way](Fleet(*rows, size, seed))
-    found: dict[str, Any] = {"way": way, "episodes": episodes, "seed": seed, "rows": sum(map(_count, rows[0]))}
+    learned = METHODS[method](Fleet(*rows, size, seed))
+    found: dict[str, Any] = {"way": method, "episodes": episodes, "seed": seed, "rows": sum(map(_count, rows[0]))}
     for name, policies, of_fleet in zip(Learned._fields, learned, constants, strict=True):
         found[name] = scores(policies, of_fleet, size.episodes)._asdict()
     return found | {"seconds": time.perf_counter() - began[0], "cpu_seconds": time.process_time() - began[1]}

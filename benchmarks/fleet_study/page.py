@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import pages
-from benchmarks.fleet_study.cell import METHODS, WAYS
+from benchmarks.fleet_study.cell import FEDERATED, METHODS
 from benchmarks.pages import ROOT, STUDIES, listed, wrap, yes
 
 RESULTS = ROOT / "benchmarks" / "results" / "fleet"
@@ -21,9 +21,9 @@ NEAR = 0.95
 Cells = Mapping[tuple[str, int], Mapping[str, Any]]
 
 
-def path_of(way: str, episodes: int) -> Any:
+def path_of(method: str, episodes: int) -> Any:
     """Return the file of a cell."""
-    return RESULTS / f"{way}-{episodes}.json"
+    return RESULTS / f"{method}-{episodes}.json"
 
 
 def kept() -> Cells:
@@ -32,10 +32,10 @@ def kept() -> Cells:
     return {(cell["way"], cell["episodes"]): cell for cell in cells}
 
 
-def missing(ways: Sequence[str], episodes: Sequence[int]) -> Iterator[tuple[str, int]]:
+def missing(methods: Sequence[str], episodes: Sequence[int]) -> Iterator[tuple[str, int]]:
     """Yield the cells without a result, those with twenty episodes first."""
     for number in sorted(episodes, key=lambda n: (n != 20, -n)):
-        yield from ((way, number) for way in ways if not path_of(way, number).exists())
+        yield from ((method, number) for method in methods if not path_of(method, number).exists())
 
 
 def mean(cell: Mapping[str, Any], fleet: str) -> float:
@@ -47,15 +47,15 @@ def table(cells: Cells) -> str:
     """Return one row for each cell."""
     rows = []
     for episodes in EPISODES:
-        for way in WAYS:
-            if (way, episodes) in cells:
-                cell = cells[way, episodes]
+        for method in METHODS:
+            if (method, episodes) in cells:
+                cell = cells[method, episodes]
                 scores = (
                     f"{number:.1f}"
                     for fleet in ("learning", "unseen")
                     for number in (mean(cell, fleet), min(cell[fleet]["sites"]))
                 )
-                rows.append((way, episodes, *scores, f"{cell['cpu_seconds']:.0f}"))
+                rows.append((method, episodes, *scores, f"{cell['cpu_seconds']:.0f}"))
     head = ("method", "episodes per site", "training sites", "worst", "new sites", "worst", "CPU s")
     return pages.table(head, rows)
 
@@ -64,12 +64,12 @@ def criteria(cells: Cells) -> str:
     """Return the criteria that the study was planned with, and whether each is met."""
     rows = []
     for episodes in EPISODES:
-        found = {way: mean(cells[way, episodes], "learning") for way in WAYS if (way, episodes) in cells}
+        found = {method: mean(cells[method, episodes], "learning") for method in METHODS if (method, episodes) in cells}
         pooled = found.get("pooled")
         if episodes in EPISODES[1:]:
-            best = max((found[name] for name in METHODS if name in found), default=None)
+            best = max((found[name] for name in FEDERATED if name in found), default=None)
             criterion = f"best federated at least 95 % of pooled, {episodes} episodes"
-            rows.append(_criterion(criterion, best, pooled, NEAR, all(way in found for way in METHODS)))
+            rows.append(_criterion(criterion, best, pooled, NEAR, all(method in found for method in FEDERATED)))
         criterion = f"fine-tuned at least pooled, {episodes} episodes"
         rows.append(_criterion(criterion, found.get("fine-tuned"), pooled, 1.0, True))
     return pages.table(("criterion", "met", "result"), rows)
@@ -85,11 +85,12 @@ def _criterion(text: str, got: float | None, pooled: float | None, share: float,
 def answer(cells: Cells) -> str:
     """Return the answer in two sentences."""
 
-    def score(way: str, episodes: int) -> str:
-        return f"{mean(cells[way, episodes], 'learning'):.1f}" if (way, episodes) in cells else "–"
+    def score(method: str, episodes: int) -> str:
+        return f"{mean(cells[method, episodes], 'learning'):.1f}" if (method, episodes) in cells else "–"
 
     def best(episodes: int) -> str:
-        scores = [(mean(cells[way, episodes], "learning"), way) for way in METHODS if (way, episodes) in cells]
+        known = [method for method in FEDERATED if (method, episodes) in cells]
+        scores = [(mean(cells[method, episodes], "learning"), method) for method in known]
         return "{:.1f} ({})".format(*max(scores)) if scores else "–"
 
     return (

@@ -114,8 +114,8 @@ def cell_agents(size: Size) -> dict[str, Any]:
         plant, began = talking(kinds), time.process_time()
         policies = learned(data, plant, name, size)
         seconds[name] = (time.process_time() - began) / size.seeds
-        asked = {"all up": conditions()["all up"]} if name == CENTRAL else conditions()
-        learners[name] = {said: judged(plant, policies, tuned, *how) for said, how in asked.items()}
+        links = {"all up": conditions()["all up"]} if name == CENTRAL else conditions()
+        learners[name] = {label: judged(plant, policies, tuned, *how) for label, how in links.items()}
         print(name, learners[name]["all up"], flush=True)
     gain, half = interval((best - tuned)[None])
     return {

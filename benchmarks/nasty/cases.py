@@ -78,7 +78,7 @@ def stamps() -> list[Case]:
             "not an unambiguous time|clock.epoch",
         ),
         used(
-            "epoch-said.csv",
+            "epoch-declared.csv",
             "seconds since 1970, declared",
             text(stamped().with_columns(pl.col("time").dt.epoch("s"))),
             WIDE.replace("tags:", "clock: {epoch: s}\ntags:", 1),
@@ -179,7 +179,7 @@ def texts() -> list[Case]:
             WIDE.replace("tags:", "dialect: {delimiter: ';', decimal: ','}\ntags:", 1),
         ),
         refused(
-            "semicolons-unsaid.csv",
+            "semicolons-undeclared.csv",
             "semicolons, undeclared",
             text(table(), separator=";"),
             "'time'",
@@ -235,7 +235,7 @@ def tags() -> list[Case]:
         used("gauge.csv", "a gauge in bar(g)", text(), WIDE.replace("unit: bar,", "unit: bar(g), to_unit: kPa,")),
         refused("opc-da.parquet", "OPC DA qualities, undeclared", parquet(da), "status_codes: opc_da", LONG),
         used(
-            "opc-da-said.parquet",
+            "opc-da-declared.parquet",
             "OPC DA qualities, declared",
             parquet(da),
             f"status_codes: opc_da\n{LONG}",
@@ -319,7 +319,7 @@ def rare() -> list[Case]:
             "'status'",
             LONG,
         ),
-        used("no-status-said.parquet", "no status column, declared", parquet(tall().drop("status")), LONG_PLAIN),
+        used("no-status-declared.parquet", "no status column, declared", parquet(tall().drop("status")), LONG_PLAIN),
     ]
 
 

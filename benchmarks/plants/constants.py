@@ -79,9 +79,9 @@ def _about(values: Any) -> dict[str, str]:
     for kind in {type(values)} | {type(x) for x in values if hasattr(x, "_fields")}:
         body = ast.parse(inspect.getsource(kind)).body[0]
         assert isinstance(body, ast.ClassDef)
-        for field, said in zip(body.body, body.body[1:], strict=False):
+        for field, following in zip(body.body, body.body[1:], strict=False):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                found[field.target.id] = _docstring(said)
+                found[field.target.id] = _docstring(following)
     return found
 
 

@@ -47,7 +47,7 @@ class Result(NamedTuple):
     power: str
     local: str
     external: str
-    said: str
+    message: str
     """Message with the external witness."""
 
     @property
@@ -66,10 +66,10 @@ def attacked(attack: Attack, source: Home, plant: str, scratch: Path) -> Result:
 def _played(attack: Attack, stage: Stage) -> tuple[str, str]:
     """Return the outcome and the message."""
     try:
-        said = attack.play(stage)
+        message = attack.play(stage)
     except NeoRLError as error:
         return "refused", str(error)
-    return ("found" if said else "NOT FOUND"), said or ""
+    return ("found" if message else "NOT FOUND"), message or ""
 
 
 def under_local(home: Home, plant: str) -> Stage:
@@ -134,7 +134,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as scratch:
             results.append(attacked(attack, source, plant, Path(scratch)))
         last = results[-1]
-        print(f"{last.number:4s} {last.local:10s} {last.external:10s} {attack.name}: {last.said}", flush=True)
+        print(f"{last.number:4s} {last.local:10s} {last.external:10s} {attack.name}: {last.message}", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         results += tampered(source, options.flips, Path(scratch))
     text = PAGE.read_text(encoding="utf-8")

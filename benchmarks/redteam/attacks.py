@@ -246,8 +246,8 @@ def promote_a_candidate_whose_gates_failed(stage: Stage) -> str | None:
     ledger, now = stage.ledger(), stage.champion.digest
     record = stage.record(stage.certified(ledger, C, stage.claim), now)
     evidence = record.evidence.model_copy(update={"data": ("too few episodes",)})
-    told = record.model_copy(update={"evidence": evidence, "gates": judge(evidence), "passed": False})
-    failed = forge(stage.home, "candidate", told, plant=stage.plant)
+    failed_record = record.model_copy(update={"evidence": evidence, "gates": judge(evidence), "passed": False})
+    failed = forge(stage.home, "candidate", failed_record, plant=stage.plant)
     approval = forge(stage.home, "approval", stage.approval(failed), plant=stage.plant)
     forge(stage.home, "promotion", stage.promotion(approval, now), plant=stage.plant)
     return stage.audited()
@@ -309,7 +309,7 @@ def point_the_alias_elsewhere(stage: Stage) -> str | None:
     return checks[0].detail if checks else None
 
 
-def promote_what_was_compared_with_another(stage: Stage) -> str | None:
+def promote_after_another_comparison(stage: Stage) -> str | None:
     return _promoted(stage, stage.claim, replaces=None)
 
 
@@ -348,7 +348,7 @@ ATTACKS = (
         "1c",
         "ask for nonces of commitments that are not logged",
         "home",
-        first.ask_for_nonces_of_commitments_not_logged,
+        first.ask_for_unlogged_nonces,
     ),
     Attack("1d", "truncate the ledger for another commitment", "key", first.set_the_ledger_back_for_another_commitment),
     Attack("1e", "the same, and restore the witness's folder", "key", first.set_the_witness_back_too),
@@ -396,7 +396,7 @@ ATTACKS = (
         "11a",
         "promote a candidate that was compared with another champion",
         "home",
-        promote_what_was_compared_with_another,
+        promote_after_another_comparison,
     ),
     Attack("11b", "add a file to a bundle's folder", "home", put_a_later_file_into_a_bundle),
     Attack("11c", "confidence: 0.9999999999999", "YAML", ask_for_a_confidence_that_is_one),

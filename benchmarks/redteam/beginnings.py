@@ -62,7 +62,7 @@ def change_the_secret_once_the_nonce_is_known(stage: Stage) -> str | None:
     return None
 
 
-def ask_for_nonces_of_commitments_not_logged(stage: Stage) -> str | None:
+def ask_for_unlogged_nonces(stage: Stage) -> str | None:
     """With such nonces an attacker could look before committing."""
     assert stage.witness is not None
     ledger = stage.ledger()

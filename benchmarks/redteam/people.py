@@ -42,8 +42,8 @@ class Persons:
         pin(self.ledger)
         self.ledger.append("key", self.vouched(key_body(self.ben, "Ben", by=ADA)))
         pin(self.ledger)
-        asked = {"count": 1, "keys": True, **approvers}
-        policy = stage.policy.model_copy(update={"approvers": Approvers.model_validate(asked)})
+        rule = {"count": 1, "keys": True, **approvers}
+        policy = stage.policy.model_copy(update={"approvers": Approvers.model_validate(rule)})
         sign(self.ledger, policy, ADA, "persons sign", [self.signs])
         result = stage.certified(self.ledger, C, stage.claim)
         record = stage.record(result, stage.champion.digest).model_copy(update={"author": LOGIN})

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.accelerator import page, scores, speed
 from benchmarks.accelerator.__main__ import PAGE, RESULTS, ROOT, Records, records
-from benchmarks.accelerator.learners import BATCH, LEARNERS, UPDATES, Program, asked, product_error, programs
+from benchmarks.accelerator.learners import BATCH, LEARNERS, UPDATES, Program, at_precision, product_error, programs
 from benchmarks.accelerator.speed import Bench, Group
 from benchmarks.windows import Kept
 from configs.run import Train
@@ -33,7 +33,7 @@ def test_learners_are_those_of_a_default_retrain() -> None:
             grid = {key: values[0] for key, values in first[name].grid.items()}
             assert {**first[name].hyperparameters, **grid} == own, name
     assert {name: first[name].updates for name in UPDATES} == UPDATES
-    assert asked(ALGORITHMS["bc"], "bfloat16") is mixed_precision(ALGORITHMS["bc"])
+    assert at_precision(ALGORITHMS["bc"], "bfloat16") is mixed_precision(ALGORITHMS["bc"])
     assert Train.model_validate({}).batch_size == BATCH
 
 

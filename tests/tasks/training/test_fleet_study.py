@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.fleet_study import page
-from benchmarks.fleet_study.cell import SETTINGS, SMALL, WAYS, cell
+from benchmarks.fleet_study.cell import METHODS, SETTINGS, SMALL, cell
 from benchmarks.fleet_study.fleet import LEARNING, PLANT, SPREAD, UNSEEN, logs, reactors, scores
 from neorl_core.federated.aggregate import Aggregate, median, trimmed_mean, weighted_mean
 from neorl_core.federated.federate import federate
@@ -21,10 +21,10 @@ from neorl_core.plants import chemical_reactor as reactor
 from neorl_core.types import Transition
 
 
-def made(way: str, episodes: int, learning: Sequence[float]) -> dict[str, Any]:
+def made(method: str, episodes: int, learning: Sequence[float]) -> dict[str, Any]:
     fleet = {"sites": list(learning), "violated": 0.25}
     known = {"seed": 0, "commit": "0123456789abcdef"}
-    return {"way": way, "episodes": episodes, "learning": fleet, "unseen": fleet, "cpu_seconds": 12.0, **known}
+    return {"way": method, "episodes": episodes, "learning": fleet, "unseen": fleet, "cpu_seconds": 12.0, **known}
 
 
 def cells(*found: dict[str, Any]) -> Mapping[tuple[str, int], Mapping[str, Any]]:
@@ -32,7 +32,7 @@ def cells(*found: dict[str, Any]) -> Mapping[tuple[str, int], Mapping[str, Any]]
 
 
 def test_table_and_criteria() -> None:
-    every = [made(way, 20, [70.0, 80.0]) for way in WAYS if way not in ("pooled", "fedavg")]
+    every = [made(method, 20, [70.0, 80.0]) for method in METHODS if method not in ("pooled", "fedavg")]
     found = cells(*every, made("pooled", 20, [79.0, 81.0]), made("fedavg", 20, [70.0, 84.0]), made("local", 2, [-5.0]))
     assert "| fedavg | 20 | 77.0 | 70.0 | 77.0 | 70.0 | 12 |" in page.table(found)
     lines = page.criteria(found).splitlines()
@@ -66,14 +66,14 @@ def test_sites_differ_within_the_spread() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["local", "fine-tuned", "scaffold"])
-def test_small_cell(way: str) -> None:
-    found = cell(way, 2, SMALL)
+@pytest.mark.parametrize("method", ["local", "fine-tuned", "scaffold"])
+def test_small_cell(method: str) -> None:
+    found = cell(method, 2, SMALL)
     assert found["rows"] > 0
     for fleet in ("learning", "unseen"):
         assert len(found[fleet]["sites"]) == SMALL.sites
         assert np.isfinite(found[fleet]["sites"]).all()
-    assert cell(way, 2, SMALL)["learning"] == found["learning"]
+    assert cell(method, 2, SMALL)["learning"] == found["learning"]
 
 
 def attacked(aggregate: Aggregate) -> Aggregate:

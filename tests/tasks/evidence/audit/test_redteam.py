@@ -115,5 +115,5 @@ def test_every_attack_is_refused_or_found(source: Home, drafted: Home, attack: A
     result = attacked(attack, home, plant_of(source), tmp_path)
     assert result.held, result
     assert (result.local in ("refused", "found")) is (attack.number not in ONE_HAND), result
-    assert WORDS[attack.number] in result.said
+    assert WORDS[attack.number] in result.message
     assert f"| {attack.number} | {attack.name} |" in table([result])
