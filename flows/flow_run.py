@@ -19,7 +19,7 @@ from configs.errors import BadInput, NeoRLError, Refused
 from configs.home import Home
 from configs.run import OpenedRun
 from configs.strict import MARK
-from flows.preflight import checked_run, in_home, is_usual_log
+from flows.preflight import checked_run, in_home, is_default_log
 from flows.services.locks import plant_lock, recorded_run
 from flows.services.openlineage import LineageEvents
 from flows.services.servers import connect, reap_dead_runs
@@ -175,12 +175,12 @@ def present(home: Home, run: OpenedRun, path: Path) -> Path:
     A deployment therefore runs on a fresh clone. No other missing file is ever generated.
     """
     path = in_home(home, path)
-    if not os.path.exists(path) and is_usual_log(home, run, path):
-        from tasks.data.synthetic.usual import make_usual
+    if not os.path.exists(path) and is_default_log(home, run, path):
+        from tasks.data.synthetic.default_log import make_default_log
 
         plant, own = plant_of(run), getattr(run.source, "module", "").replace(".", "/")
         with StageProgress("generate") as progress:
-            make_usual(home, plant, f"{own}.py" if own else plant.name, progress)
+            make_default_log(home, plant, f"{own}.py" if own else plant.name, progress)
         get_run_logger().info(f"generated missing log {path} by simulation: synthetic data, not the plant's")
     return path
 

@@ -53,7 +53,7 @@ def check_logs(home: Home, run: OpenedRun, logs: Sequence[Path]) -> None:
     """
     from tasks.ingest import check_there
 
-    check_there(path for path in logs if os.path.exists(path) or not is_usual_log(home, run, path))
+    check_there(path for path in logs if os.path.exists(path) or not is_default_log(home, run, path))
 
 
 def in_home(home: Home, path: Path) -> Path:
@@ -66,15 +66,15 @@ def in_home(home: Home, path: Path) -> Path:
     return path
 
 
-def is_usual_log(home: Home, run: OpenedRun, path: Path) -> bool:
+def is_default_log(home: Home, run: OpenedRun, path: Path) -> bool:
     """Return whether the path is the synthetic log that a run of a simulated plant generates if it is missing."""
     if not path.resolve().is_relative_to(home.root / "generated"):
         return False
-    from tasks.data.synthetic.usual import usual_log
+    from tasks.data.synthetic.default_log import default_log
     from tasks.models.plants.known import plant_of
 
     plant = plant_of(run)
-    return plant.plant is not None and path.resolve() == usual_log(home, plant).log
+    return plant.plant is not None and path.resolve() == default_log(home, plant).log
 
 
 def check_protection(run: OpenedRun, config: Path) -> None:

@@ -14,7 +14,7 @@ from neorl_core.plants import PLANTS
 from tasks.data.store.reader import StoredDataset
 from tasks.data.store.records import Provenance
 from tasks.data.store.writer import DatasetWriter
-from tasks.data.synthetic.plant_log import generate
+from tasks.data.synthetic.reactor_history import generate
 from tasks.ingest import ingest
 from tasks.references import Bundle, Dataset, Member, Placement, Population, TrainedLearner
 

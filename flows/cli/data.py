@@ -63,13 +63,13 @@ def generate(
 
     Example: neorl generate double_mass --behaviour medium --episodes 1000 --seed 1
     """
-    from tasks.data.synthetic.usual import usual_log
+    from tasks.data.synthetic.default_log import default_log
     from tasks.models.plants.known import plant_at
     from tasks.progress import StageProgress
 
     known = plant_at(plant)
     if behaviour is None:
-        behaviour, out, episodes = usual_log(Home.locate(), known, episodes, weeks, out)
+        behaviour, out, episodes = default_log(Home.locate(), known, episodes, weeks, out)
     if behaviour != "historian":
         if weeks is not None:
             raise BadInput(f"--weeks {weeks:g} needs --behaviour historian, got {behaviour}: use --episodes.")
@@ -84,7 +84,7 @@ def generate(
         raise BadInput(f"--episodes {episodes} does not apply to a historian's export: use --weeks.")
     if out is None:
         raise BadInput("--behaviour historian needs a folder for the export: name it with --out.")
-    from tasks.data.synthetic.plant_log import generate as write
+    from tasks.data.synthetic.reactor_history import generate as write
 
     with StageProgress("generate") as progress:
         log = write(known.name, out, seed=seed, weeks=3.0 if weeks is None else weeks, progress=progress)

@@ -18,7 +18,7 @@ from configs.home import Home
 from flows.preflight import checked_run
 from flows.services.events import ARRIVED, DRIFTED, resource_of
 from neorl_core.plants import NAMES
-from tasks.data.synthetic.usual import usual_log
+from tasks.data.synthetic.default_log import default_log
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.gates import REQUIRED
 from tasks.models.plants.known import plant_named
@@ -73,7 +73,7 @@ def test_every_plant_has_a_run_and_a_deployment(home: Path, deployments: Deploym
     # Checks names, mapping and limits of the run's file.
     assert checked_run(PROJECT / parameters["config"]).plant == plant
     assert retrain.validate_parameters(parameters) == parameters
-    log = usual_log(Home(home), plant_named(plant)).log
+    log = default_log(Home(home), plant_named(plant)).log
     assert parameters["data"] == [f".neorl/{log.relative_to(home)}"]
     (trigger,) = found["triggers"]
     assert trigger["match"] == {"prefect.resource.id": resource_of(plant)}

@@ -46,7 +46,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
 @pytest.fixture(scope="module")
 def words(served: Home) -> list[str]:
     """Return (config, log) of a small retraining."""
-    from tasks.data.synthetic.plant_log import generate
+    from tasks.data.synthetic.reactor_history import generate
 
     folder = served.root.parent
     log = generate(PLANT, folder / "log", 0, 0.5)

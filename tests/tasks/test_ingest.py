@@ -19,7 +19,7 @@ from configs.run import Data, OpenedRun
 from neorl_core.plants import PLANTS
 from tasks.data.store.row_checks import Quarantine, RowChecker
 from tasks.data.store.schema import Rows
-from tasks.data.synthetic.plant_log import generate
+from tasks.data.synthetic.reactor_history import generate
 from tasks.files.provenance import modules_of
 from tasks.ingest import ingest, ingest_file
 from tests.small_archives import SPEC, STEPS, archive, opened, save

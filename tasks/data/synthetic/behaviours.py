@@ -1,16 +1,16 @@
-"""The qualities of made data, as the field names them, for any plant; each is a controller and what is made of it.
+"""Policies for generated datasets, in the usual qualities, for any plant.
 
 | name   | policy                                                                                                     |
 |--------|------------------------------------------------------------------------------------------------------------|
-| random | uniform over the actions' box, new at every step                                                           |
-| pid    | the plant's own controller as it was found, with normal noise of a tenth of half the range                 |
-| medium | the plant's own controller badly tuned, a third to half of the way up the scale, with that noise           |
-| expert | the best known controller where it is cheap, else the plant's own as it is tuned, without noise            |
-| mixed  | whole episodes in turn of early (worse tuned, a tenth to a quarter of the way), medium and expert          |
+| random | uniform over the actions' box, drawn at every step                                                         |
+| pid    | the plant's own controller as found, with normal noise of 10 % of half the range                           |
+| medium | a badly tuned controller with a score of a third to a half, with that noise                                |
+| expert | the best known controller if it is cheap, else the plant's own as tuned, without noise                     |
+| mixed  | episodes alternate between early (a score of 10 % to 25 %), medium and expert                              |
 
-A score is 100 (return − worst) / (best − worst) with the plant's `score_range`. A badly tuned controller has its gains
-and its range shrunk towards the plant's idle action, which scores 0: by how much is found by bisection on the mean
-score of the same episodes, whatever the seed, so that one plant has one medium policy.
+The score is 100 (return − worst) / (best − worst) with the plant's `score_range`. Badly tuned controllers are blends of
+the expert with the plant's idle action, which scores 0. The share of the idle action is found by bisection on the mean
+score of fixed episodes, so that each plant has a single medium policy for all seeds.
 """
 
 from __future__ import annotations
@@ -29,53 +29,53 @@ from neorl_core.types import Controller, Params, Plant
 BEHAVIOURS = ("random", "pid", "medium", "expert", "mixed")
 NOISE = 0.1
 EARLY, MEDIUM = (10.0, 25.0), (100 / 3, 50.0)
-"""Between a tenth and a quarter, and between a third and half, of the scale from 0 to 100."""
+"""Intervals on the scale from 0 to 100."""
 CALIBRATION = 128
-"""Episodes of each mean by which a policy of a score is found."""
+"""Episodes per measurement of a score."""
 BISECTIONS = 12
 CALIBRATION_SEED = 20_261_121
 EXPENSIVE = frozenset({"chemical_reactor", "hvac_control", "water_treatment"})
-"""Plants whose reference solves a programme at every step: their experts are their own controllers."""
+"""Plants whose reference controller optimises at every step; their expert is the plant's own controller."""
 
 
 class Policy(NamedTuple):
-    """A controller and what is made of it in each of a cycle of episodes."""
+    """A controller, with its modifications in a cycle of episodes."""
 
     base: Controller
     base_params: Params
     expert: str
-    """What the expert is, in words."""
+    """Description of the expert."""
     parts: dict[str, Behaviour]
-    """Parts of the mixture by name; episode i is of part i modulo their number."""
+    """Parts of the mixture by name; episode i is of part i modulo the number of parts."""
     noise: float | None = None
     """Standard deviation of the noise, as a share of half the actions' range."""
     detuned: float | None = None
-    """Share of the idle action in the medium policy's, as calibration found it."""
+    """Share of the idle action in the medium policy."""
     medium_score: float | None = None
     """Mean score of the medium policy."""
 
     def calibration(self) -> dict[str, float]:
-        """Noise, share and medium score by name, where they apply."""
+        """Return noise, share and medium score by name, if they apply."""
         values = {"noise": self.noise, "detuned": self.detuned, "medium_score": self.medium_score}
         return {name: value for name, value in values.items() if value is not None}
 
 
 def score(plant: Plant, returns: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Returns on the plant's scale from 0 to 100."""
+    """Convert returns to the plant's scale from 0 to 100."""
     worst, best = plant.spec.score_range
     return 100 * (returns - worst) / (best - worst)
 
 
 def policy_of(plant: Plant, behaviour: str) -> Policy:
-    """What acts in episodes of a quality.
+    """Return the policy of a quality.
 
     Raises:
-        BadInput: for an unknown quality, or a plant whose actions are not bounded.
+        BadInput: if the quality is unknown, or the plant's actions are unbounded.
     """
     if behaviour not in BEHAVIOURS:
-        raise BadInput(f"expected a behaviour among {', '.join(BEHAVIOURS)}, got '{behaviour}': choose one of those.")
+        raise BadInput(f"'{behaviour}' is not a behaviour: choose from {', '.join(BEHAVIOURS)}.")
     if not np.isfinite([plant.spec.action.low, plant.spec.action.high]).all():
-        raise BadInput(f"expected bounded actions of {plant.spec.name}, got none: bound them in the plant's spec.")
+        raise BadInput(f"the actions of {plant.spec.name} are unbounded: bound them in the plant's spec.")
     own = plant.fallback, plant.fallback_params, "plant's own controller"
     if behaviour == "pid":
         found = plant.fallback_params if plant.found_params is None else plant.found_params
@@ -98,15 +98,16 @@ def _made(random: float = 0.0, detuned: float = 0.0, noise: float = 0.0) -> Beha
 
 
 def find_detuned(plant: Plant, base: Controller, params: Params, wanted: tuple[float, float]) -> tuple[float, float]:
-    """The share of the idle action that puts a controller between two scores, and its mean score.
-
-    Where no share does, the one that comes nearest.
+    """Find the share of the idle action that gives a controller a score in an interval, or nearest to it.
 
     Args:
         plant: gives the scale and the idle action.
         base: the controller.
-        params: its parameters.
-        wanted: the two scores.
+        params: of the controller.
+        wanted: the interval.
+
+    Returns:
+        The share and the mean score.
     """
     keys = jax.random.split(jax.random.key(CALIBRATION_SEED), CALIBRATION)
 

@@ -1,4 +1,4 @@
-"""Episodes of a plant's simulator as a dataset: played by vmap in batches, checked as any rows, streamed to disk."""
+"""Generate episodes from a plant's simulator as a dataset: simulated in batches, checked, streamed to disk."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from tasks.files.spec import spec_record
 from tasks.models.plants.known import KnownPlant, plant_at
 
 BATCH_BYTES = 2**25
-"""Bytes of the rows of episodes that are played at once."""
+"""Bytes of rows to simulate at once."""
 MAX_BATCH = 8192
 Progress = Callable[[int, int, str], None]
 
 
 class Scores(Record):
-    """Mean return and score of some episodes."""
+    """Mean return and score of episodes."""
 
-    # A return that is not finite is a finding too, and JSON has no number for it.
+    # Returns may be infinite, for which JSON has no number.
     model_config = ConfigDict(ser_json_inf_nan="strings")
 
     mean_return: float
@@ -55,7 +55,7 @@ class Scores(Record):
 
 
 class GeneratedEpisodes(Scores):
-    """Episodes that were played and written."""
+    """Generated episodes."""
 
     plant: str
     behaviour: str
@@ -65,42 +65,40 @@ class GeneratedEpisodes(Scores):
     path: Path
     """The folder of datasets, or the file."""
     digest: str | None
-    """Digest of the dataset; None of a file."""
+    """Digest of the dataset; None for a file."""
     sha256: str | None
-    """SHA-256 of the file; None of a dataset."""
+    """SHA-256 of the file; None for a dataset."""
     expert: str
     noise: float | None = None
     detuned: float | None = None
     medium_score: float | None = None
     chosen: bool = False
-    """Whether the plant's action is discrete."""
+    """Whether the action is discrete."""
     parts: dict[str, Scores]
-    """Scores of each part of which the behaviour is mixed."""
+    """Scores by part of a mixture."""
     quarantined: int
     reasons: dict[str, int]
 
     def lines(self) -> list[str]:
-        """What was made, a line for each thing that a reader should check."""
+        """Describe the result, one line per fact to check."""
         noise, shrunk = f"noise of {self.noise or 0:.0%} of half the range", f"{self.detuned or 0:.1%} towards idling"
-        shrunk = f"with gains and range shrunk by {shrunk}"
+        shrunk = f"with gains and range reduced by {shrunk}"
         if self.chosen:
             noise = f"a random choice in {self.noise or 0:.0%} of the steps"
             shrunk = f"idling in {self.detuned or 0:.1%} of the steps"
-        what = {
+        policy = {
             "random": "uniformly random actions",
             "pid": f"the plant's own controller as found, with {noise}",
             "medium": f"the {self.expert} {shrunk}, with {noise}",
             "expert": f"the {self.expert}, without noise",
             "mixed": "episodes in turn of " + ", ".join(self.parts),
         }[self.behaviour]
-        lines = [f"{self.plant}, {self.behaviour}: {what}", f"  {Scores.__str__(self)}"]
+        lines = [f"{self.plant}, {self.behaviour}: {policy}", f"  {Scores.__str__(self)}"]
         if len(self.parts) > 1:
             lines += [f"  {name}: {part}" for name, part in self.parts.items()]
         found = self.medium_score
         if found is not None and not MEDIUM[0] <= found <= MEDIUM[1]:
-            lines.append(
-                f"  no share is between a third and half of the scale: this one, at {found:.1f}, is the nearest"
-            )
+            lines.append(f"  no share gives a score between a third and a half; the nearest is {found:.1f}")
         lines += [f"  left out: {count:,} row(s), {reason}" for reason, count in self.reasons.items()]
         name = f"dataset {self.digest}" if self.digest else f"SHA-256 {self.sha256}"
         return [*lines, f"{self.rows:,} rows in {self.episodes:,} episodes in {self.path}", name]
@@ -109,28 +107,25 @@ class GeneratedEpisodes(Scores):
 def generate(
     named: str | KnownPlant, behaviour: str, episodes: int, seed: int, out: Path, progress: Progress | None = None
 ) -> GeneratedEpisodes:
-    """Play episodes and write them; the same arguments give the same digest on one architecture.
+    """Simulate episodes and write them; the same arguments give the same digest on one architecture.
 
     Args:
-        named: a plant, by its name or its code in the working directory too.
+        named: a plant, or the name or plant file of one.
         behaviour: one of `behaviours.BEHAVIOURS`.
-        episodes: how many.
-        seed: of starts, disturbances, noise and exploration.
-        out: folder of datasets, or a file in D4RL's layout where the name ends in .hdf5 or .h5.
+        episodes: number of episodes.
+        seed: for starts, disturbances, noise and exploration.
+        out: folder of datasets, or a file in D4RL's layout if the name ends in .hdf5 or .h5.
         progress: called with (done, total, unit); the unit is episodes.
 
-    Returns:
-        What was made, and how it scores.
-
     Raises:
-        BadInput: for an unknown plant or behaviour, or when the disk is full.
+        BadInput: if the plant or behaviour is unknown, or the disk is full.
     """
     known = plant_at(named) if isinstance(named, str) else named
     plant = known.simulator()
     policy = policy_of(plant, behaviour)
     flat = out.suffix in (".hdf5", ".h5")
     if flat and out.exists():
-        raise BadInput(f"expected nothing at {out}, got a file: remove it or name another path.")
+        raise BadInput(f"{out} exists already: remove it or name another path.")
     home = out.parent if flat else out
     make_folder(home)
     recipe = {
@@ -163,8 +158,9 @@ def generate(
         scores, parts = _scores(plant, policy, results)
         digest = None
         if writer is not None:
-            said = scores.model_dump(mode="json") | {"parts": {k: v.model_dump(mode="json") for k, v in parts.items()}}
-            digest = writer.commit(Provenance.model_validate({**recipe, **said}))
+            results_record = scores.model_dump(mode="json")
+            results_record["parts"] = {name: part.model_dump(mode="json") for name, part in parts.items()}
+            digest = writer.commit(Provenance.model_validate({**recipe, **results_record}))
     return GeneratedEpisodes(
         **scores.model_dump(),
         plant=known.name,
@@ -185,7 +181,7 @@ def generate(
 
 
 def _batches(plant: Plant, policy: Policy, episodes: int, seed: int) -> Iterator[tuple[EpisodeResult, Rows]]:
-    """Results and rows of batches of episodes, all of one size so that one program serves all."""
+    """Yield results and rows of batches, all of one size, so that one compiled program suffices."""
     spec = plant.spec
     step = 4 * (2 * spec.observation.size + spec.action.size + len(spec.constraints) + 4)
     size = int(min(max(BATCH_BYTES // (step * spec.horizon), 1), MAX_BATCH, episodes))
@@ -198,13 +194,13 @@ def _batches(plant: Plant, policy: Policy, episodes: int, seed: int) -> Iterator
         played = jax.device_get(play(plant, policy.base, policy.base_params, each, keys, trace=True))
         played = jax.tree.map(itemgetter(slice(episodes - start)), played)
         rows = rows_of(played)
-        # Files tell choices from continuous actions by their type.
+        # Files distinguish choices from continuous actions by type.
         rows = rows if spec.choices is None else rows | {"actions": rows["actions"].astype(CHOICE)}
         yield played._replace(trajectory=None), rows
 
 
 def rows_of(played: EpisodeResult) -> Rows:
-    """The steps of traced episodes (E, H) as rows; the last of an episode that did not terminate is a timeout."""
+    """Return traced episodes (E, H) as rows; the last row of an episode that did not terminate is a timeout."""
     trajectory = played.trajectory
     assert trajectory is not None
     alive = np.asarray(trajectory.alive)
@@ -233,7 +229,7 @@ def _checked(
 
 
 def _scores(plant: Plant, policy: Policy, results: list[EpisodeResult]) -> tuple[Scores, dict[str, Scores]]:
-    """Returns and scores of all episodes, and of each part."""
+    """Return the scores of all episodes, and of each part."""
     returns = np.concatenate([np.asarray(r.ret, np.float64) for r in results])
     violated = np.concatenate([np.asarray(r.violated) for r in results])
     part = np.arange(len(returns)) % len(policy.parts)

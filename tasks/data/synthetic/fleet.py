@@ -1,4 +1,4 @@
-"""A made fleet: sites of one simulated plant whose constants differ, a log of each, and the file that lists them."""
+"""Generate a fleet: sites of a simulated plant with different constants, a log of each, and the fleet file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from configs.errors import BadInput
 from configs.load import load_fleet
 from configs.yaml_files import read_yaml
 from tasks.data.store.records import Record
-from tasks.data.synthetic.plant_log import HISTORIES
+from tasks.data.synthetic.reactor_history import HISTORIES
 from tasks.files.canonical import make_folder, write_atomic
 from tasks.models.plants.known import KnownPlant, plant_of, plant_of_site
 from tasks.models.plants.opening import open_run
@@ -23,25 +23,25 @@ from tasks.models.plants.opening import open_run
 FILE = "fleet.yaml"
 MAPPING = "mapping.yaml"
 FOLDER = "{site}"
-"""Of a site's log, beside the fleet's file."""
+"""Folder of a site's log, beside the fleet file."""
 EPISODES = 60
-"""Of a site of a plant that has no history to write."""
+"""Episodes per site for plants without a history."""
 WEEKS = 0.5
-HEAD = "# A made fleet: {sites} sites of {plant}, whose constants differ by up to {spread:g} % of their values.\n"
+HEAD = "# A generated fleet: {sites} sites of {plant}, whose constants differ by up to {spread:g} %.\n"
 
 
 class GeneratedFleet(Record):
-    """A fleet that was made."""
+    """A generated fleet."""
 
     fleet: str
     plant: str
     path: Path
-    """Of its file."""
+    """The fleet file."""
     sites: tuple[str, ...]
     broken: tuple[str, ...]
-    """Those whose log was cut off in the middle."""
+    """Sites with a truncated log."""
     constants: tuple[str, ...]
-    """What the sites differ in."""
+    """Constants that differ between sites."""
 
 
 def make_fleet(
@@ -57,27 +57,24 @@ def make_fleet(
     episodes: int = EPISODES,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> GeneratedFleet:
-    """Write a fleet's file and a log of each of its sites; the same arguments give the same bytes.
+    """Write a fleet file and a log of each site; the same arguments give the same bytes.
 
-    Each constant of a site is drawn uniformly within `spread` of the plant's value, on both sides.
+    Each constant is drawn uniformly within `spread` of the plant's value, on both sides.
 
     Args:
-        folder: made when absent; its name is the fleet's.
-        like: a run of the plant, whose settings all sites have in common.
-        sites: how many.
+        folder: made if absent; its name is the fleet's.
+        like: a run of the plant; all sites share its settings.
+        sites: number of sites.
         spread: largest difference of a constant, as a share of its value.
-        broken: how many logs, of the last sites, are cut off in the middle.
-        constants: which differ; those that the plant's own operating domain draws when not given.
-        seed: of the constants, and of what happens at each site.
+        broken: number of logs to truncate, those of the last sites.
+        constants: constants that differ; by default those of the plant's operating domain.
+        seed: for constants and logs.
         weeks: length of a reactor's history.
-        episodes: of each site of another plant.
+        episodes: per site of another plant.
         progress: called with (done, total, unit).
 
-    Returns:
-        The file, and what is in it.
-
     Raises:
-        BadInput: when the plant has no simulator or is code of a project's own, or the disk is full.
+        BadInput: if the plant has no simulator or is a project's own, or the disk is full.
     """
     from neorl_core.plants.site import varied_constants
 
@@ -85,10 +82,10 @@ def make_fleet(
     known = plant_of(run)
     plant, value = known.simulator(), read_yaml(like)
     if known.code:
-        raise BadInput(f"expected a plant of NeoRL in {like}, got {known.name}: list the sites of your own in a file.")
+        raise BadInput(f"{known.name} in {like} is not a plant of NeoRL: list the sites of your own plant in a file.")
     varied = constants or varied_constants(plant)
     if not varied:
-        raise BadInput(f"expected constants in which sites of {known.name} differ, got none: name some.")
+        raise BadInput(f"no constant of {known.name} varies in the operating domain: name constants to vary.")
     make_folder(folder)
     if run.data.mapping is not None:
         write_atomic(folder / MAPPING, run.data.mapping.read_bytes())
@@ -119,18 +116,18 @@ def make_fleet(
 
 
 def _constants(params: Any, names: tuple[str, ...], shares: np.ndarray) -> dict[str, float]:
-    """Values to seven digits, as a person would write them down."""
+    """Return the constants of a site, rounded to seven digits."""
     known = params._asdict()
     for name in names:
         if name not in known or not isinstance(known[name], int | float):
-            raise BadInput(f"expected constants that are one number, among {', '.join(known)}, got '{name}'.")
+            raise BadInput(f"'{name}' is not a numeric constant: choose from {', '.join(known)}.")
     return {name: float(f"{known[name] * (1 + share):.7g}") for name, share in zip(names, shares, strict=True)}
 
 
 def _log(site: KnownPlant, folder: Path, seed: int, weeks: float | None, episodes: int) -> Path:
-    """A site's log: the history of a reactor, or episodes under the plant's own controller."""
+    """Write a site's log: a reactor's history, or episodes under the plant's own controller."""
     from tasks.data.synthetic.episodes import generate as play
-    from tasks.data.synthetic.plant_log import generate as write
+    from tasks.data.synthetic.reactor_history import generate as write
 
     if weeks is not None:
         return write(HISTORIES[0], folder, seed, weeks, nominal=site.simulator().params).path

@@ -123,7 +123,7 @@ def test_a_lost_server_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.slow
 def test_a_retraining_sends_its_lineage(services: Services, told: list[Event], tmp_path: Path) -> None:
-    from tasks.data.synthetic.plant_log import generate
+    from tasks.data.synthetic.reactor_history import generate
 
     log = generate(PLANT, tmp_path / "log", 0, 0.5)
     (tmp_path / "fleet.yaml").write_text(CONFIG)

@@ -19,7 +19,7 @@ from flows.cli.main import run as neorl
 from flows.preflight import checked_run
 from neorl_core.training.loop import RunState
 from neorl_core.training.population import policies
-from tasks.data.synthetic.plant_log import generate
+from tasks.data.synthetic.reactor_history import generate
 from tasks.ingest import ingest
 from tasks.models.bundles.bundle import load_bundle
 from tasks.training.population import train_members, training_run

@@ -20,7 +20,7 @@ from tasks.data.historian import export as historian
 from tasks.data.historian import tag_history, transitions
 from tasks.data.historian.export import Export
 from tasks.data.store.records import SampleCounts
-from tasks.data.synthetic.plant_log import generate
+from tasks.data.synthetic.reactor_history import generate
 from tests.tasks.data.historian.whole import HistorianLog, read_historian
 
 SECOND = 10**9

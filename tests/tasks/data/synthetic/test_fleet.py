@@ -1,4 +1,4 @@
-"""A made fleet: constants within the spread, logs of each site's own simulator, and the same bytes again."""
+"""Generated fleets: constants within the spread, logs of each site's simulator, reproducible bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def made(folder: Path, sites: int = 2, broken: int = 0) -> Path:
     return found.path
 
 
-def test_sites_differ_within_the_spread_and_so_do_their_logs(tmp_path: Path) -> None:
+def test_sites_differ_within_the_spread(tmp_path: Path) -> None:
     path = made(tmp_path / "reactors", 3, broken=1)
     fleet, nominal = load_fleet(path), PLANTS["chemical_reactor"].params
     shares = [
@@ -55,14 +55,14 @@ def test_the_same_arguments_give_the_same_bytes(tmp_path: Path) -> None:
     assert all((first.parent / name).read_bytes() == (second.parent / name).read_bytes() for name in names)
 
 
-def test_a_plant_without_constants_that_differ_is_told(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="expected constants in which sites of double_mass differ"):
+def test_plants_without_varying_constants_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no constant of double_mass varies"):
         make_fleet(tmp_path / "masses", CONFIGS / "double_mass.yaml", 2)
-    with pytest.raises(BadInput, match="expected constants that are one number"):
+    with pytest.raises(BadInput, match="is not a numeric constant"):
         make_fleet(tmp_path / "reactors", CONFIGS / "chemical_reactor.yaml", 2, constants=("volume",))
 
 
-def test_another_plants_sites_have_episodes(tmp_path: Path) -> None:
+def test_sites_of_other_plants_have_episodes(tmp_path: Path) -> None:
     from tasks.data.formats.sources import recognise
 
     found = make_fleet(tmp_path / "masses", CONFIGS / "double_mass.yaml", 1, constants=("stiffness",), episodes=2)

@@ -1,4 +1,4 @@
-"""Made data: qualities are where the field puts them, rows are the plant's, the same seed makes the same bytes."""
+"""Generated episodes: scores of the qualities, plant equations, reproducible bytes."""
 
 from __future__ import annotations
 
@@ -42,34 +42,34 @@ def rows_of(result: GeneratedEpisodes) -> Rows:
 
 
 @pytest.mark.slow
-def test_scores_are_where_the_field_and_the_paper_put_them(made: dict[str, GeneratedEpisodes]) -> None:
-    # truth 1.4: the saturated LQR with the true model scores 97.8. Medium is a third to half of the way up.
+def test_scores_match_field_and_paper(made: dict[str, GeneratedEpisodes]) -> None:
+    # The saturated LQR with the true model scores 97.8. Medium scores a third to a half.
     assert made["expert"].score == pytest.approx(97.8, abs=2.0)
     assert MEDIUM[0] < made["medium"].score < MEDIUM[1]
-    # Zero action scores 9.8; uniformly random forces are no better, and leave the travel in one episode out of three.
+    # Zero action scores 9.8. Random forces are no better, and violate the travel limits in one of three episodes.
     assert made["random"].score < 9.8
     assert 0.15 < made["random"].violating < 0.5
     assert made["medium"].score < made["pid"].score < made["expert"].score
     parts = made["mixed"].parts
     assert list(parts) == ["early", "medium", "expert"]
     assert EARLY[0] < parts["early"].score < EARLY[1] < parts["medium"].score < parts["expert"].score
-    # A badly tuned controller wanders less than noise does: no mass leaves its travel.
+    # Badly tuned controllers do not violate the travel limits.
     assert made["medium"].violating == made["mixed"].violating == 0.0
 
 
-def test_scores_are_those_of_the_stored_rows(made: dict[str, GeneratedEpisodes]) -> None:
+def test_scores_match_the_stored_rows(made: dict[str, GeneratedEpisodes]) -> None:
     rows = rows_of(made["expert"])
     worst, best = SPEC.score_range
     returns = rows["rewards"].reshape(EPISODES, 100).sum(axis=1, dtype=np.float64)
     assert 100 * (returns.mean() - worst) / (best - worst) == pytest.approx(made["expert"].score, abs=1e-3)
-    # Episode i of a mixture is of part i modulo three, and each part acts as it does alone.
+    # Episode i of a mixture belongs to part i modulo three, and each part acts as in a dataset of its own.
     mixed = rows_of(made["mixed"])["actions"].reshape(EPISODES, 100, 2)
     expert = rows["actions"].reshape(EPISODES, 100, 2)
     np.testing.assert_allclose(mixed[2::3], expert[2::3], atol=1e-5)
     assert np.abs(mixed[1::3] - expert[1::3]).max() > 0.1
 
 
-def test_rows_obey_the_plants_equations_and_formulas(made: dict[str, GeneratedEpisodes]) -> None:
+def test_rows_follow_the_plants_equations(made: dict[str, GeneratedEpisodes]) -> None:
     rows = rows_of(made["medium"])
     step = jax.jit(jax.vmap(lambda motion, action: advance(motion, action, NOMINAL)))
     after = np.asarray(step(rows["observations"][:, :4], rows["actions"]))
@@ -88,22 +88,20 @@ def test_rows_obey_the_plants_equations_and_formulas(made: dict[str, GeneratedEp
 
 def test_random_actions_are_uniform_over_the_box(made: dict[str, GeneratedEpisodes]) -> None:
     actions = np.sort(rows_of(made["random"])["actions"].ravel())
-    # Kolmogorov and Smirnov: D sqrt(n) exceeds 1.63 with probability 1 %.
+    # Kolmogorov-Smirnov test: D sqrt(n) exceeds 1.63 with probability 1 %.
     distance = np.abs(np.arange(1, len(actions) + 1) / len(actions) - (actions + 1) / 2).max()
     assert distance * np.sqrt(len(actions)) < 1.63
 
 
-def test_the_same_seed_makes_the_same_digest_and_another_seed_another(
-    made: dict[str, GeneratedEpisodes], tmp_path: Path
-) -> None:
+def test_the_seed_determines_the_digest(made: dict[str, GeneratedEpisodes], tmp_path: Path) -> None:
     assert make(tmp_path, "medium").digest == made["medium"].digest
     other = make(tmp_path, "medium", seed=4)
     assert other.digest != made["medium"].digest
-    # One plant has one medium policy, whatever the seed.
+    # The medium policy does not depend on the seed.
     assert other.detuned == made["medium"].detuned
 
 
-def test_a_file_in_d4rls_layout_holds_the_same_rows(made: dict[str, GeneratedEpisodes], tmp_path: Path) -> None:
+def test_d4rl_files_have_the_same_rows(made: dict[str, GeneratedEpisodes], tmp_path: Path) -> None:
     path = tmp_path / "double_mass-random.hdf5"
     result = generate("double_mass", "random", EPISODES, 3, path)
     blocks = list(recognise(path).blocks())
@@ -111,13 +109,13 @@ def test_a_file_in_d4rls_layout_holds_the_same_rows(made: dict[str, GeneratedEpi
     assert result.rows == len(rows["rewards"])
     for key in ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts", "costs"):
         np.testing.assert_array_equal(np.concatenate([block[key] for block in blocks]), rows[key])
-    with pytest.raises(BadInput, match="expected nothing at"):
+    with pytest.raises(BadInput, match="exists already"):
         generate("double_mass", "random", EPISODES, 3, path)
 
 
 @pytest.mark.slow
-def test_a_terminated_episode_ends_in_a_terminal_row(tmp_path: Path) -> None:
-    # truth 1.1: random coolant temperatures up to 310 K run the reactor away, which ends the episode.
+def test_terminated_episodes_end_in_a_terminal_row(tmp_path: Path) -> None:
+    # Random coolant temperatures up to 310 K cause a runaway, which terminates the episode.
     result = generate("chemical_reactor", "random", 16, 0, tmp_path)
     rows = rows_of(result)
     ends = np.flatnonzero(rows["terminals"] | rows["timeouts"])
@@ -127,8 +125,8 @@ def test_a_terminated_episode_ends_in_a_terminal_row(tmp_path: Path) -> None:
     np.testing.assert_array_equal(rows["costs"][rows["terminals"]], 1)
 
 
-def test_the_controller_is_not_told_of_what_was_added_to_its_output() -> None:
-    # A controller that repeats what it hears was applied rests if it hears itself, and else walks at random.
+def test_the_controller_does_not_see_the_added_noise() -> None:
+    # A controller that repeats the applied action is constant if it sees its own output, otherwise a random walk.
     echo = Controller(lambda params, observation: (), lambda params, memory, observation, applied: (memory, applied))
     behaviour = Behaviour(jnp.float32(0), jnp.float32(0), jnp.float32(0.01))
     params = BehaviourParams((), behaviour, jax.random.key(1))
@@ -138,16 +136,16 @@ def test_the_controller_is_not_told_of_what_was_added_to_its_output() -> None:
     assert np.abs(actions).max() < 0.05
 
 
-def test_what_was_made_is_told_in_words(made: dict[str, GeneratedEpisodes]) -> None:
-    said = made["mixed"].lines()
-    assert said[0] == "double_mass, mixed: episodes in turn of early, medium, expert"
-    assert said[1].startswith(f"  mean score {made['mixed'].score:.1f} (deviation ")
-    assert said[-1] == f"dataset {made['mixed'].digest}"
+def test_the_result_is_described(made: dict[str, GeneratedEpisodes]) -> None:
+    lines = made["mixed"].lines()
+    assert lines[0] == "double_mass, mixed: episodes in turn of early, medium, expert"
+    assert lines[1].startswith(f"  mean score {made['mixed'].score:.1f} (deviation ")
+    assert lines[-1] == f"dataset {made['mixed'].digest}"
 
 
 def test_unknown_behaviours_and_unbounded_actions_are_refused() -> None:
-    with pytest.raises(BadInput, match="expected a behaviour among random, pid, medium, expert, mixed, got 'best'"):
+    with pytest.raises(BadInput, match="'best' is not a behaviour: choose from random, pid, medium, expert, mixed"):
         policy_of(PLANT, "best")
     box = SPEC.action._replace(high=(1.0, np.inf))
-    with pytest.raises(BadInput, match="expected bounded actions"):
+    with pytest.raises(BadInput, match="are unbounded"):
         policy_of(PLANT._replace(spec=SPEC._replace(action=box)), "random")

@@ -1,4 +1,4 @@
-"""Weeks of the reactor under its own controller and its operators, on the control grid: what a historian records."""
+"""Simulate weeks of the reactor under its own controller and its operators, for the generated historian export."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ Floats = npt.NDArray[np.float64]
 
 AUTO, MANUAL, MAINTENANCE = 2, 1, 0
 HOUR = 138
-"""Control steps in an hour, nearly."""
+"""Control steps in an hour, approximately."""
 DAY = 24 * HOUR
 DITHER = 0.5
-"""K, the amplitude of the binary sequence that the plant lets its engineers add to the coolant."""
+"""K, amplitude of the binary test signal on the coolant."""
 PULSE = (-4.0, 3.0)
-"""K, between which engineers pulse the coolant for a step or two, as they do before model-based control: without such
-tests a log says nothing of moves that the plant's controller would not make. Heat is what can run away."""
+"""K, range of the pulses on the coolant for a step or two. Engineers make such tests before model-based control,
+because a log without them contains only the controller's own moves. Heating can cause a runaway, so the range is
+asymmetric."""
 BY_HAND = (295.5, 301.8)
-"""K, within which operators move the coolant by hand."""
+"""K, range of the operators' coolant commands."""
 FOUND = reactor.PLANT.found_params
-"""The controller that the plant ran with when its history was written."""
+"""The controller that ran the plant during the record."""
 CHUNK = 4096
 """Control steps per compiled call."""
 
 
 class Schedule(NamedTuple):
-    """What people and nature do to the plant, per control step (N,)."""
+    """Events at the plant, per control step (N,)."""
 
     setpoint: Floats
     """mol/L"""
@@ -42,9 +43,9 @@ class Schedule(NamedTuple):
     dither: Floats
     """K, added to the controller's output within its range."""
     pulse: Floats
-    """K, added to it beyond that range too."""
+    """K, added to the output also beyond that range."""
     bump: Floats
-    """K, by which an operator moves the coolant at this step."""
+    """K, an operator's change of the coolant."""
     reaction: Floats
     """Factor on the reaction constant."""
     cooling: Floats
@@ -52,10 +53,10 @@ class Schedule(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What is true at each control instant, before its step; NumPy arrays with leading axis N."""
+    """True values at each control instant, before the step; NumPy arrays with leading axis N."""
 
     observations: Any
-    """(N, 4) as the controller sees them, noise included."""
+    """(N, 4), with the measurement noise."""
     actions: Any
     """(N, 1)"""
     temperature: Any
@@ -73,12 +74,12 @@ def _stretches(rng: np.random.Generator, steps: int, shortest: int, longest: int
 
 
 def draw_schedule(rng: np.random.Generator, steps: int) -> Schedule:
-    """Draw what happens to the plant.
+    """Draw the events at the plant.
 
-    Set points change every 10 to 60 min over the certified task's range, entered to three decimals. Every day or two an
-    operator steps the coolant by hand for an hour. On every other day the controller's output carries dither, on the
-    days between them pulses, one in 3 to 9 min. The reaction and cooling constants drift from day to day within their
-    ±1 %. In the middle the plant stands still for eight hours (less in short records) and starts again by hand.
+    Set points change every 10 to 60 min over the certified range, entered to three decimals. Every day or two an
+    operator steps the coolant by hand for an hour. On every other day the controller's output has dither, on the others
+    pulses, one in 3 to 9 min. The reaction and cooling constants drift from day to day within ±1 %. In the middle the
+    plant stops for eight hours (less in short records) and starts by hand.
     """
     domain = reactor.PLANT.domain
     extremes = jnp.asarray([domain.setpoint_temperature_high, domain.setpoint_temperature_low])
@@ -117,13 +118,13 @@ def draw_schedule(rng: np.random.Generator, steps: int) -> Schedule:
 
 
 def _control_step(constants: reactor.Params, carry: Any, inputs: tuple[Any, Any]) -> tuple[Any, Run]:
-    """The controller or the operator moves the coolant; the reactor answers, unless it stands still."""
+    """Simulate one step: controller or operator sets the coolant; the reactor changes unless it is stopped."""
     state, observation, memory, base = carry
     key, now = inputs
     plant = reactor.PLANT
     observation = observation.at[3].set(now.setpoint)
     state = state._replace(setpoints=jnp.full_like(state.setpoints, now.setpoint), step=jnp.zeros_like(state.step))
-    # The controller tracks its own output without dither and pulse, which it would otherwise integrate.
+    # The controller tracks the output without dither and pulse, which it would otherwise integrate.
     memory, automatic = plant.fallback.act(FOUND, memory, observation, base)
     by_hand = jnp.where(now.bump == 0, base, jnp.clip(base + now.bump, *BY_HAND))
     base = jnp.where(now.mode == AUTO, automatic, by_hand)
@@ -152,16 +153,16 @@ def simulate(
     progress: Callable[[int, int, str], None] | None = None,
     nominal: reactor.Params = reactor.NOMINAL,
 ) -> Run:
-    """The reactor under a schedule, in its operating domain's disturbances and noise.
+    """Simulate the reactor under a schedule, with disturbances and noise of the operating domain.
 
     Args:
-        seed: of the disturbances and the noise.
-        plan: per control step (N,).
+        seed: for disturbances and noise.
+        plan: events per control step (N,).
         progress: called with (done, total, unit); the unit is steps.
-        nominal: the reactor's constants; a site of a fleet has its own.
+        nominal: the reactor's constants, which differ between sites of a fleet.
 
     Returns:
-        What was true at each control instant, N steps long.
+        True values at each control instant (N,).
     """
     domain, plant = reactor.PLANT.domain, reactor.PLANT
     key_start, key_steps = jax.random.split(jax.random.key(seed))
@@ -176,7 +177,7 @@ def simulate(
     steps = len(plan.setpoint)
     records = []
     for begin in range(0, steps, CHUNK):
-        # Every chunk has the same length, so that one compilation serves all; the last one's surplus is cut off.
+        # All chunks have one length, so that one compilation suffices; the surplus of the last is cut off.
         rows = np.minimum(np.arange(begin, begin + CHUNK), steps - 1)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key_steps, jnp.arange(begin, begin + CHUNK))
         inputs = jax.tree.map(lambda x, at=rows: jnp.asarray(x[at], jnp.int32 if x.dtype == np.int64 else float), plan)

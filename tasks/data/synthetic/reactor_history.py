@@ -1,4 +1,4 @@
-"""Writes a historian export as the reactor's plant would, with all that mars real logs, reproducible from a seed.
+"""Generate a historian export of the reactor with the usual faults of real logs, reproducible from a seed.
 
 The export is a long table (tag String, timestamp Datetime[us, UTC], value Float64, status UInt32), sorted by time:
 
@@ -11,13 +11,13 @@ The export is a long table (tag String, timestamp Datetime[us, UTC], value Float
 | AIC-101.SP   | concentration set point | mol/L | stepped, when changed                                        |
 | AIC-101.MODE | mode                    |       | stepped, when changed: 2 auto, 1 manual, 0 maintenance       |
 
-Control instants are START + k · 26 s, and the first row of TIC-102.OP is the first of them. At an instant the command
-and the set point are those of the step that begins, and the coolant is still that of the step before, as the plant's
-observation has it. Tags archived by exception repeat every ten minutes and when the archive comes back from an outage.
-Statuses are OPC UA's (Good 0x00000000, Uncertain 0x40000000, Bad 0x80000000).
+Control instants are START + k · 26 s, and the first row of TIC-102.OP is the first of them. At an instant, command and
+set point are those of the step that begins, and the coolant is that of the step before, as in the plant's observation.
+Tags archived by exception repeat every ten minutes and after an outage of the archive. Statuses are OPC UA's
+(Good 0x00000000, Uncertain 0x40000000, Bad 0x80000000).
 
-`truth.npz` on the side holds every control instant: what an ideal ingestion would find, and what none can see.
-Interpolating jittered samples at an instant mixes in some 1 % of a neighbour: a few 1e-3 K, most of it noise.
+`truth.npz` contains every control instant: the values an ideal import would find, and hidden ones. Interpolating
+jittered samples at an instant mixes in about 1 % of a neighbour: a few 1e-3 K, most of it noise.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from configs.errors import BadInput
 from neorl_core.plants.chemical_reactor import NOMINAL, Params
 from tasks.data.historian.resample import BAD, GOOD, UNCERTAIN
 from tasks.data.store.records import Record
-from tasks.data.synthetic.plant_run import DAY, HOUR, MAINTENANCE, Floats, Run, Schedule, draw_schedule, simulate
+from tasks.data.synthetic.reactor_run import DAY, HOUR, MAINTENANCE, Floats, Run, Schedule, draw_schedule, simulate
 from tasks.files.canonical import SHARED, file_sha256, make_folder, writing
 
 if TYPE_CHECKING:
@@ -43,25 +43,25 @@ Times = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 HISTORIES = ("chemical_reactor",)
-"""Plants that have a history to write."""
+"""Plants with a history."""
 START_NS = 1_767_571_200_000_000_000
 """2026-01-05T00:00:00Z, a Monday."""
 PERIOD_NS = 26_000_000_000
 WEEK_NS = 7 * 86_400 * 1_000_000_000
 JITTER_NS = 250_000_000
 HEARTBEAT = 23
-"""Steps, ten minutes nearly, after which a tag archived by exception repeats itself."""
+"""Steps, nearly ten minutes, after which a tag archived by exception is repeated."""
 COOLANT_DEADBAND = 0.01
 """K"""
 KELVIN = 273.15
 BURNT_OUT = 1372.0
-"""degC, the top of the thermocouple's range, which a broken one shows."""
+"""degC, the top of the thermocouple's range, shown when it is broken."""
 AMBIENT = 25.0
 """degC"""
 
 
 class Reports(NamedTuple):
-    """One tag's rows in the archive."""
+    """Archived rows of one tag."""
 
     times: Times
     values: Floats
@@ -69,7 +69,7 @@ class Reports(NamedTuple):
 
 
 class GeneratedLog(Record):
-    """A historian's export that was written, and the truth beside it."""
+    """A generated historian export, with the truth."""
 
     plant: str
     path: Path
@@ -97,30 +97,26 @@ def generate(
     """Write `historian.parquet` (or `.csv`) and `truth.npz`; the same seed gives the same bytes.
 
     Args:
-        plant_name: the plant, of which only chemical_reactor has a history to write.
-        folder: made when absent; files of the same names are replaced, each whole or not at all.
-        seed: of schedule, disturbances, noise and of what goes wrong with the archive.
+        plant_name: chemical_reactor, the only plant with a history.
+        folder: made if absent; files of the same names are replaced atomically.
+        seed: for schedule, disturbances, noise and faults of the archive.
         weeks: length of the record.
         progress: called with (done, total, unit).
         file_format: of the export.
-        nominal: the reactor's constants; a site of a fleet has its own.
-
-    Returns:
-        Where they are and what is in them.
+        nominal: the reactor's constants, which differ between sites of a fleet.
 
     Raises:
-        BadInput: for another plant, a record under an hour, or when the disk is full.
+        BadInput: if the plant is another, the record shorter than an hour, or the disk full.
     """
     if plant_name not in HISTORIES:
         raise BadInput(
-            f"expected chemical_reactor, got '{plant_name}': only the reactor's history is written; "
-            "give --behaviour for episodes of other plants."
+            f"only chemical_reactor has a generated history, not '{plant_name}': give --behaviour to generate episodes."
         )
     steps = round(weeks * WEEK_NS / PERIOD_NS)
     if not HOUR <= steps <= 1000 * 7 * DAY:
-        raise BadInput(f"expected a record between an hour and 1000 weeks, got {weeks} weeks: change --weeks.")
+        raise BadInput(f"a record must be between an hour and 1000 weeks, got {weeks} weeks: change --weeks.")
     if seed < 0:
-        raise BadInput(f"expected a seed from 0 up, got {seed}: choose another.")
+        raise BadInput(f"the seed must not be negative, got {seed}: choose another.")
     plan = draw_schedule(np.random.default_rng([seed, 0]), steps)
     run = simulate(seed, plan, progress, nominal)
     archive = archive_of(np.random.default_rng([seed, 1]), plan, run)
@@ -143,19 +139,19 @@ def generate(
 
 
 def archive_of(rng: np.random.Generator, plan: Schedule, run: Run) -> dict[str, Reports]:
-    """What the historian holds of a run: tag -> its rows, in order of time.
+    """Return the archive of a run: each tag's rows, in order of time.
 
     Args:
-        rng: of jitter, outages and faults.
-        plan: what happened to the plant (N,).
-        run: what was true at each control instant (N,).
+        rng: for jitter, outages and faults.
+        plan: events at the plant (N,).
+        run: true values at each control instant (N,).
     """
     steps = len(plan.mode)
     grid = START_NS + PERIOD_NS * np.arange(steps, dtype=np.int64)
     lost = _windows(rng, steps, per_day=0.8, shortest=2 * 60 // 26, longest=40 * 60 // 26)
     lost[:HEARTBEAT] = False
     still = plan.mode == MAINTENANCE
-    # Within a stop the analyser knows that it sees nothing; the thermocouple shows the open reactor in good faith.
+    # During a stop the analyser reports Bad; the thermocouple shows the open reactor with status Good.
     opened = still & np.roll(still, 10) & np.roll(still, -10)
     concentration = _sampled(rng, grid, run.observations[:, 0])
     temperature = _sampled(rng, grid, run.observations[:, 1] - KELVIN)
@@ -198,7 +194,7 @@ def _set(reports: Reports, where: Mask, value: float | None, status: np.uint32) 
 
 
 def _windows(rng: np.random.Generator, steps: int, per_day: float, shortest: int, longest: int) -> Mask:
-    """Where a rare condition holds: stretches of `shortest` to `longest` steps, `per_day` of them on average."""
+    """Mark random stretches of `shortest` to `longest` steps, `per_day` of them on average."""
     inside = np.zeros(steps, bool)
     for begin in np.flatnonzero(rng.random(steps) < per_day / DAY):
         inside[begin : begin + int(rng.integers(shortest, longest + 1))] = True
@@ -206,14 +202,14 @@ def _windows(rng: np.random.Generator, steps: int, per_day: float, shortest: int
 
 
 def _sampled(rng: np.random.Generator, grid: Times, values: Floats) -> Reports:
-    """A signal scanned once per period near the control instants, where it has moved along its chord."""
+    """Sample a signal once per period near the control instants, on the chord between them."""
     times = grid + rng.integers(-JITTER_NS, JITTER_NS + 1, len(grid))
     times[0] = grid[0]
     return Reports(times, np.interp(times - grid[0], grid - grid[0], values), _good(len(grid)))
 
 
 def _by_exception(values: Floats, deadband: float, lost: Mask) -> Mask:
-    """Which values are archived: those that left the deadband, heartbeats, and the first after an outage."""
+    """Mark the archived values: those outside the deadband, heartbeats, and the first after an outage."""
     keep = np.zeros(len(values), bool)
     last, age = np.inf, 0
     for i, value in enumerate(values.tolist()):
@@ -248,7 +244,7 @@ def _write_table(path: Path, archive: dict[str, Reports]) -> int:
 
 
 def _write_truth(path: Path, plan: Schedule, run: Run) -> None:
-    # Of a path NumPy would make one that ends in .npz.
+    # NumPy would append .npz to the name of a path.
     with writing(path, SHARED) as temporary, temporary.open("wb") as file:
         np.savez_compressed(
             file,

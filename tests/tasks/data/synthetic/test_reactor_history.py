@@ -1,4 +1,4 @@
-"""The plant's log: what it holds, what mars it, and that the truth beside it can be found again."""
+"""The generated history of the reactor: contents, faults, and recovery of the truth."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from configs.errors import BadInput
 from neorl_core.plants import chemical_reactor as reactor
 from tasks.data.historian.resample import BAD, GOOD, UNCERTAIN, Rule, Samples, known_at
-from tasks.data.synthetic.plant_log import HEARTBEAT, KELVIN, PERIOD_NS, START_NS, WEEK_NS, GeneratedLog, generate
-from tasks.data.synthetic.plant_run import AUTO, MAINTENANCE, MANUAL
+from tasks.data.synthetic.reactor_history import HEARTBEAT, KELVIN, PERIOD_NS, START_NS, WEEK_NS, GeneratedLog, generate
+from tasks.data.synthetic.reactor_run import AUTO, MAINTENANCE, MANUAL
 from tasks.files.canonical import file_sha256
 
 WEEKS = 1.0
@@ -40,7 +40,7 @@ def history(table: pl.DataFrame, tag: str) -> Samples:
     return Samples(times, rows["value"].to_numpy(), rows["status"].to_numpy())
 
 
-def test_the_table_is_as_documented(log: GeneratedLog, table: pl.DataFrame) -> None:
+def test_table_as_documented(log: GeneratedLog, table: pl.DataFrame) -> None:
     assert table.schema == {
         "tag": pl.String(),
         "timestamp": pl.Datetime("us", "UTC"),
@@ -56,7 +56,7 @@ def test_the_table_is_as_documented(log: GeneratedLog, table: pl.DataFrame) -> N
     assert table["value"].is_finite().all()
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path: Path) -> None:
+def test_the_seed_determines_the_bytes(tmp_path: Path) -> None:
     logs = [generate("chemical_reactor", tmp_path / str(i), seed, 0.1) for i, seed in enumerate((3, 3, 4))]
     assert logs[0].sha256 == logs[1].sha256 != logs[2].sha256
     assert logs[0].truth_sha256 == logs[1].truth_sha256 != logs[2].truth_sha256
@@ -68,14 +68,14 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path: Pa
     assert {path.name for path in (tmp_path / "csv").iterdir()} == {"historian.csv", "truth.npz"}
 
 
-def test_interpolating_the_archive_finds_the_truth(table: pl.DataFrame, truth: dict[str, np.ndarray]) -> None:
+def test_interpolation_recovers_the_truth(table: pl.DataFrame, truth: dict[str, np.ndarray]) -> None:
     grid = truth["timestamps"]
     assert grid[0] == START_NS
     assert set(np.diff(grid)) == {PERIOD_NS}
     signals = {
         # tag: truth, offset of the archive's unit, tolerance, stepped
         "AI-101.PV": (truth["observations"][:, 0], 0.0, 2e-4, False),
-        # A neighbour's share is at most 1 %, a neighbour's difference some tenths of a kelvin, in a pulse 4 K.
+        # A neighbour has a share of at most 1 % and differs by some tenths of a kelvin, in a pulse by 4 K.
         "TI-101.PV": (truth["observations"][:, 1], KELVIN, 0.04, False),
         "TI-102.PV": (truth["observations"][:, 2], KELVIN, 0.0101, True),
         "AIC-101.SP": (truth["observations"][:, 3], 0.0, 1e-6, True),
@@ -85,7 +85,7 @@ def test_interpolating_the_archive_finds_the_truth(table: pl.DataFrame, truth: d
     seen = np.diff(history(table, "TIC-102.OP").times, prepend=grid[0] - PERIOD_NS)
     assert (seen >= PERIOD_NS).all()
     archived = np.isin(grid, history(table, "TIC-102.OP").times)
-    # An instant counts where it and both neighbours were archived, and the reactor was not open.
+    # Compare instants that were archived like both neighbours, while the reactor was not open.
     sound = archived & np.roll(archived, 1) & np.roll(archived, -1)
     around = np.convolve(truth["mode"] == MAINTENANCE, np.ones(3), "same") > 0
     sound &= ~around
@@ -96,8 +96,8 @@ def test_interpolating_the_archive_finds_the_truth(table: pl.DataFrame, truth: d
         assert np.abs(found.values + offset - expected)[good].max() <= tolerance, tag
 
 
-def test_the_truth_is_the_plants_own_steps(truth: dict[str, np.ndarray]) -> None:
-    # Without noise and disturbance the model is off by what they do in one step, and by no more.
+def test_the_truth_follows_the_plants_equations(truth: dict[str, np.ndarray]) -> None:
+    # The model without noise and disturbance may be off by their effect in one step.
     running = (truth["mode"] != MAINTENANCE)[:-1]
     observed, actions = truth["observations"], truth["actions"]
     np.testing.assert_array_equal(observed[1:, 2][running], actions[:-1, 0][running])
@@ -107,7 +107,7 @@ def test_the_truth_is_the_plants_own_steps(truth: dict[str, np.ndarray]) -> None
     true[:, 1] = truth["temperature"]
     predicted, margins = jax.jit(jax.vmap(lambda o, a: reactor.predict(o, a, reactor.NOMINAL)))(true[:-1], actions[:-1])
     error = (np.asarray(predicted)[:, 1] - true[1:, 1])[running]
-    # A feed deviation of sd 0.5 K moves the reactor by about 0.5 (26/60) = 0.2 K, the drifting constants by as much.
+    # A feed deviation of sd 0.5 K changes the reactor by about 0.5 (26/60) = 0.2 K, drifting constants by as much.
     assert 0.1 < error.std() < 0.5
     assert np.abs(np.asarray(predicted)[:, 0] - true[1:, 0])[running].max() < 0.01
     assert margins.min() > 1.0
@@ -115,7 +115,7 @@ def test_the_truth_is_the_plants_own_steps(truth: dict[str, np.ndarray]) -> None
     assert noise[truth["mode"] == AUTO].std() == pytest.approx(0.1, rel=0.03)
 
 
-def test_the_plant_is_run_cautiously_and_stays_within_its_limits(truth: dict[str, np.ndarray]) -> None:
+def test_the_plant_stays_within_its_limits(truth: dict[str, np.ndarray]) -> None:
     temperature, pulse = truth["temperature"], truth["pulse"]
     plain = truth["actions"][:, 0] - pulse
     assert 317.0 < temperature.min() < temperature.max() < 331.0
@@ -140,7 +140,7 @@ def test_the_plant_is_run_cautiously_and_stays_within_its_limits(truth: dict[str
         assert 0 < np.abs(truth[factor] - 1).max() <= 0.01
 
 
-def test_the_archive_is_marred_as_archives_are(table: pl.DataFrame, truth: dict[str, np.ndarray]) -> None:
+def test_the_archive_has_the_usual_faults(table: pl.DataFrame, truth: dict[str, np.ndarray]) -> None:
     steps = len(truth["timestamps"])
     command = history(table, "TIC-102.OP")
     gaps = np.diff(command.times) // PERIOD_NS
@@ -151,7 +151,7 @@ def test_the_archive_is_marred_as_archives_are(table: pl.DataFrame, truth: dict[
     assert 0.2e9 < np.abs(jitter).max() <= 0.25e9
     temperature = history(table, "TI-101.PV")
     assert (temperature.values[temperature.statuses == BAD] > 1000).all()
-    # While the reactor is open the thermocouple shows the hall in good faith: only the mode tells.
+    # While the reactor is open, the thermocouple shows the hall with status Good; only the mode reveals it.
     assert np.median(temperature.values[(temperature.values < 40) & (temperature.statuses == GOOD)]) == 25.0
     analyser = history(table, "AI-101.PV")
     assert 0.02 < (analyser.statuses == BAD).mean() < 0.15
@@ -163,7 +163,7 @@ def test_the_archive_is_marred_as_archives_are(table: pl.DataFrame, truth: dict[
     assert np.isin(back, setpoints.times).all()
 
 
-def test_progress_is_told(tmp_path: Path) -> None:
+def test_progress_is_reported(tmp_path: Path) -> None:
     told: list[tuple[int, int, str]] = []
     log = generate("chemical_reactor", tmp_path, 0, 0.25, lambda *news: told.append(news))
     assert told[-1] == (log.steps, log.steps, "steps")
@@ -171,14 +171,14 @@ def test_progress_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("plant", "seed", "weeks", "said"),
+    ("plant", "seed", "weeks", "message"),
     [
-        ("double_mass", 0, 1.0, "expected chemical_reactor, got 'double_mass'"),
-        ("chemical_reactor", -1, 1.0, "expected a seed from 0 up, got -1"),
-        ("chemical_reactor", 0, 0.0, "expected a record between an hour and 1000 weeks, got 0.0"),
+        ("double_mass", 0, 1.0, "only chemical_reactor has a generated history, not 'double_mass'"),
+        ("chemical_reactor", -1, 1.0, "the seed must not be negative, got -1"),
+        ("chemical_reactor", 0, 0.0, "a record must be between an hour and 1000 weeks, got 0.0"),
     ],
 )
-def test_what_cannot_be_written_is_refused(tmp_path: Path, plant: str, seed: int, weeks: float, said: str) -> None:
-    with pytest.raises(BadInput, match=said):
+def test_invalid_arguments_are_refused(tmp_path: Path, plant: str, seed: int, weeks: float, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         generate(plant, tmp_path / "log", seed, weeks)
     assert not (tmp_path / "log").exists()
