@@ -88,7 +88,7 @@ def test_a_full_disk_gives_a_one_sentence_error(home: Path) -> None:
         (["ingest", "x.npz", "--data", "y.npz"], 2, "--data needs a run's YAML, got x.npz"),
         (["ingest", "none.npz"], 2, "there is no source none.npz"),
         (["generate", "double_mass", "--behaviour", "historian"], 2, "name it with --out"),
-        (["generate", "double_mass", "--behaviour", "best"], 2, "expected a behaviour among random, pid"),
+        (["generate", "double_mass", "--behaviour", "best"], 2, "'best' is not a behaviour: choose from random, pid"),
         (
             ["generate", "double_mass", "--behaviour", "pid", "--weeks", "1"],
             2,
