@@ -89,7 +89,7 @@ def retrain_fleet(config: str, sites: list[str] | None = None) -> State[FleetOut
         current = tuple(_updated(standing, ended) for standing in standings(path, Ledger.open(home).entries()))
         url = f"{services.prefect.url}/runs/flow-run/{flow_run.id}"
         page = write_page(home, fleet.fleet, current, datetime.now(UTC), {"Prefect run": url})
-        found = FleetOutcome(
+        outcome = FleetOutcome(
             fleet=fleet.fleet,
             run=str(flow_run.id),
             headline=page.headline,
@@ -97,10 +97,10 @@ def retrain_fleet(config: str, sites: list[str] | None = None) -> State[FleetOut
             outliers=page.outliers,
             page=page.path,
         )
-        show_artifact(fleet.fleet, found.headline, _markdown(found, current), "fleet")
-        if not any(each.outcome for each in found.sites):
-            raise Refused(f"no site of {fleet.fleet} reached a decision: read {found.page}.")
-        return completed(found.headline, found)
+        show_artifact(fleet.fleet, outcome.headline, _markdown(outcome, current), "fleet")
+        if not any(each.outcome for each in outcome.sites):
+            raise Refused(f"no site of {fleet.fleet} reached a decision: read {outcome.page}.")
+        return completed(outcome.headline, outcome)
 
 
 @task(task_run_name="{site}", cache_policy=NO_CACHE, persist_result=False)
@@ -253,9 +253,9 @@ def _updated(standing: Standing, ended: dict[str, SiteEnded]) -> Standing:
     return standing.model_copy(update={"state": "decided", "verdict": decided})
 
 
-def _markdown(found: FleetOutcome, current: Sequence[Standing]) -> str:
+def _markdown(outcome: FleetOutcome, current: Sequence[Standing]) -> str:
     """Return the outcomes as Markdown for Prefect's page."""
     odd = outliers(ranked(current))
-    lines = [found.headline, "", *(f"- {each.found}" for each in found.sites)]
+    lines = [outcome.headline, "", *(f"- {each.found}" for each in outcome.sites)]
     lines += ["", "Outliers:", "", *(f"- {line}" for line in odd)] if odd else []
     return "\n".join(lines)

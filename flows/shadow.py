@@ -98,38 +98,38 @@ def compare_shadow(home: Home, config: Path, data: Sequence[Path]) -> ShadowOutc
     registry = Registry(connect(home).mlflow.url)
     with plant_lock(home, run.plant):
         watched, candidate = shadow_of(Ledger.open(home), run.plant)
-        found = compare(home, run, ingest(home, run.part("data"), logs))
+        result = compare(home, run, ingest(home, run.part("data"), logs))
         version = registry.version(run.plant, candidate.version)
-        registry.attach(version.run_id, [Artifact("shadow", found.picture)])
+        registry.attach(version.run_id, [Artifact("shadow", result.picture)])
         _, page = split(version.description)
         rest = page.partition(END)[2] if page.startswith(BEGIN) else page
-        text = BEGIN + comparison_markdown(found.finding) + END + rest
-        registry.annotate(run.plant, candidate.version, {"neorl.shadow_comparison": found.entry.digest}, text)
+        text = BEGIN + comparison_markdown(result.finding) + END + rest
+        registry.annotate(run.plant, candidate.version, {"neorl.shadow_comparison": result.entry.digest}, text)
         reconcile(home, run.plant, registry)
     return ShadowOutcome(
         plant=run.plant,
         version=candidate.version,
-        comparison=found.finding,
-        entry=found.entry.digest,
-        picture=found.picture,
+        comparison=result.finding,
+        entry=result.entry.digest,
+        picture=result.picture,
         until=watched.until.isoformat(timespec="seconds"),
     )
 
 
-def comparison_markdown(found: ShadowComparison) -> str:
+def comparison_markdown(comparison: ShadowComparison) -> str:
     """Return a comparison as a Markdown list."""
-    differences = ", ".join(f"{name} {share:.1%}" for name, share in found.difference.items())
-    left_out = f"; {found.left_out} episodes of the shadow's own dataset left out" if found.left_out else ""
+    differences = ", ".join(f"{name} {share:.1%}" for name, share in comparison.difference.items())
+    left_out = f"; {comparison.left_out} episodes of the shadow's own dataset left out" if comparison.left_out else ""
     return "\n".join(
         (
-            f"- Newer logs: {found.rows:,} steps in {found.episodes} episodes (dataset `{found.dataset[:12]}`)"
-            f"{left_out}.",
-            f"- Agreement with the plant's actions at {found.agreement:.1%} of steps; RMS difference as a share of "
-            f"the range: {differences}.",
-            f"- Plant's actions inside the support at {found.support:.1%} of steps; shield interventions at "
-            f"{found.interventions:.1%}.",
-            f"- One-step error of the learned model: {found.model_error:.2f} times that on held-out episodes.",
-            f"- {_drift_in_words(found.drift)}.",
+            f"- Newer logs: {comparison.rows:,} steps in {comparison.episodes} episodes "
+            f"(dataset `{comparison.dataset[:12]}`){left_out}.",
+            f"- Agreement with the plant's actions at {comparison.agreement:.1%} of steps; RMS difference as "
+            f"share of the range: {differences}.",
+            f"- Plant's actions inside the support at {comparison.support:.1%} of steps; shield interventions at "
+            f"{comparison.interventions:.1%}.",
+            f"- One-step error of the learned model: {comparison.model_error:.2f} times that on held-out episodes.",
+            f"- {_drift_in_words(comparison.drift)}.",
             "- The return of the proposed actions is unknown, because they were not taken.",
         )
     )

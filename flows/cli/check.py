@@ -33,12 +33,12 @@ def check(
     Example: neorl check configs/wind_turbine.yaml --data scada.csv
     """
     findings = []
-    for found in examine_run(Home.locate(), config or only_run(Path.cwd()), data or []):
-        findings.append(found)
+    for finding in examine_run(Home.locate(), config or only_run(Path.cwd()), data or []):
+        findings.append(finding)
         if not as_json:
-            print(f"{'ok' if found.ok else 'missing':<9}{found.name}: {found.detail}", flush=True)
-    missing = [found for found in findings if not found.ok]
-    emit({"ok": not missing, "findings": [found._asdict() for found in findings]}, as_json)
+            print(f"{'ok' if finding.ok else 'missing':<9}{finding.name}: {finding.detail}", flush=True)
+    missing = [finding for finding in findings if not finding.ok]
+    emit({"ok": not missing, "findings": [finding._asdict() for finding in findings]}, as_json)
     if missing:
         raise typer.Exit(1)
 
@@ -57,13 +57,13 @@ def only_run(folder: Path) -> Path:
     Raises:
         BadInput: if there is none, or several.
     """
-    found = sorted(folder.glob("configs/*.yaml"))
-    if not found:
+    files = sorted(folder.glob("configs/*.yaml"))
+    if not files:
         raise BadInput(f"no run's file in {folder / 'configs'}: create a project with 'neorl init NAME', or cd to it.")
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found[:5])
-        raise BadInput(f"{len(found)} files in {folder / 'configs'} ({names}): name one of them.")
-    return found[0]
+    if len(files) > 1:
+        names = ", ".join(path.name for path in files[:5])
+        raise BadInput(f"{len(files)} files in {folder / 'configs'} ({names}): name one of them.")
+    return files[0]
 
 
 def examine_run(home: Home, config: Path, data: Sequence[Path]) -> Iterator[Finding]:
@@ -81,9 +81,9 @@ def examine_run(home: Home, config: Path, data: Sequence[Path]) -> Iterator[Find
         ("signals", checks.signals),
         ("episodes", checks.episodes),
     ):
-        found = _finding(name, step)
-        yield found
-        if not found.ok:
+        finding = _finding(name, step)
+        yield finding
+        if not finding.ok:
             break
     yield _finding("services", checks.services)
     yield _finding("key", checks.key)
@@ -209,22 +209,22 @@ class _Checks:
         from flows.services import servers
         from flows.services.service_table import SERVERS, TITLES
 
-        found = servers.status(self.home).services
-        if any(found[name].state == "not answering" for name in SERVERS):
+        statuses = servers.status(self.home).services
+        if any(statuses[name].state == "not answering" for name in SERVERS):
             servers.connect(self.home)
-        stopped = [TITLES[name] for name in SERVERS if found[name].state == "stopped"]
+        stopped = [TITLES[name] for name in SERVERS if statuses[name].state == "stopped"]
         return f"{' and '.join(stopped)} will be started" if stopped else "they answer"
 
     def key(self) -> str:
         from flows.cli.doctor import examine_key
         from tasks.evidence.ledger.keys import PASSPHRASE_FILE, must_be_asked_for
 
-        found = examine_key(self.home)
-        if not found.ok:
-            raise BadInput(f"signing key of {self.home.root}: {found.detail}: {found.cure}.")
+        finding = examine_key(self.home)
+        if not finding.ok:
+            raise BadInput(f"signing key of {self.home.root}: {finding.detail}: {finding.cure}.")
         if must_be_asked_for(self.home) and not os.environ.get(PASSPHRASE) and not sys.stdin.isatty():
-            raise Refused(f"the passphrase of {found.detail} is not set: set {PASSPHRASE_FILE} to the file with it.")
-        return found.detail
+            raise Refused(f"the passphrase of {finding.detail} is not set: set {PASSPHRASE_FILE} to the file with it.")
+        return finding.detail
 
     def _simulated(self) -> bool:
         from tasks.models.plants.known import plant_of

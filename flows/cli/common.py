@@ -54,13 +54,13 @@ def emit(result: object, as_json: bool, lines: Iterable[str] = ()) -> None:
         print(printable(line), flush=True)
 
 
-def emit_or_refuse(refusal: str, as_json: bool, lines: Sequence[str], **found: object) -> None:
+def emit_or_refuse(refusal: str, as_json: bool, lines: Sequence[str], **result: object) -> None:
     """Print a result, then raise a Refused if `refusal` is not empty; with --json the error carries the result."""
     if not (refusal and as_json):
-        emit(found, as_json, lines)
+        emit(result, as_json, lines)
     if refusal:
         error = Refused(refusal)
-        error.found = found
+        error.found = result
         raise error
 
 

@@ -53,8 +53,8 @@ def examine(home: Home) -> list[Finding]:
 
 
 def _python() -> Finding:
-    found = ".".join(map(str, sys.version_info[:3]))
-    return Finding("python", sys.version_info >= (3, 11), found, "install Python 3.11 or newer, then 'make run'")
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Finding("python", sys.version_info >= (3, 11), version, "install Python 3.11 or newer, then 'make run'")
 
 
 def _pins() -> Finding:

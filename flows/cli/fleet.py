@@ -32,12 +32,12 @@ def fleet_retrain(
     keep_compiled(create_home=True)
     from flows.cli.run_flow import run_fleet
 
-    found = run_fleet(config, site)
-    lines = ["", f"{found.fleet}: {found.headline}"]
-    lines += [f"  {each.found}" for each in found.sites]
-    lines += [f"  outlier      {line}" for line in found.outliers]
-    emit(found, as_json, [*lines, f"  report       {found.page}"])
-    if any(each.outcome is None for each in found.sites):
+    outcome = run_fleet(config, site)
+    lines = ["", f"{outcome.fleet}: {outcome.headline}"]
+    lines += [f"  {each.found}" for each in outcome.sites]
+    lines += [f"  outlier      {line}" for line in outcome.outliers]
+    emit(outcome, as_json, [*lines, f"  report       {outcome.page}"])
+    if any(each.outcome is None for each in outcome.sites):
         raise typer.Exit(1)
 
 

@@ -76,9 +76,9 @@ def policy_draft(
     from tasks.files.canonical import write_atomic
     from tasks.lifecycle.policy import policy_yaml
 
-    found, origin = _draft(plant, run)
-    path = write_atomic(out or Path(f"{plant}.policy.yaml"), policy_yaml(found))
-    result = {"file": str(path), "from": origin, "policy": found.model_dump(mode="json")}
+    draft, origin = _draft(plant, run)
+    path = write_atomic(out or Path(f"{plant}.policy.yaml"), policy_yaml(draft))
+    result = {"file": str(path), "from": origin, "policy": draft.model_dump(mode="json")}
     emit(result, as_json, [f"{path}, from {origin}", f"next: edit it, then neorl policy sign {plant} {path} --why ..."])
 
 
@@ -110,11 +110,11 @@ def policy_sign(
     from tasks.lifecycle.policy import read_policy, sign, signed_policy
 
     home = Home.locate()
-    found, actor = read_policy(file, plant), actor_of(by, key)
+    policy, actor = read_policy(file, plant), actor_of(by, key)
     if statement_to is not None:
         if actor.signatory is None:
             raise BadInput(f"no key of {actor.name} to sign with: run 'neorl keys create --person', or pass --key.")
-        write_atomic(statement_to, signed_policy(Ledger.open(home, write=False), found, why, actor.signatory).encode())
+        write_atomic(statement_to, signed_policy(Ledger.open(home, write=False), policy, why, actor.signatory).encode())
         lines = [f"{statement_to}, {actor.signature}: not recorded yet"]
         lines.append(f"next: neorl policy sign {plant} {file} --statement {statement_to} --why ...")
         emit({"statement": str(statement_to)}, as_json, lines)
@@ -122,7 +122,7 @@ def policy_sign(
     others = [signed_elsewhere(_statement(path)) for path in statement or []]
     own = [actor.signatory] if actor.signatory else []
     with plant_lock(home, plant):
-        entry = sign(Ledger.open(home), found, actor.name, why, [*own, *others])
+        entry = sign(Ledger.open(home), policy, actor.name, why, [*own, *others])
     ledger = Ledger.open(home, write=False)
     pinned, problem = pinned_file(ledger.trust, plant), before_policy(ledger.entries(), plant)
     lines = [f"the policy of {plant} is ledger entry {entry.sequence}, pinned in {pinned}"]

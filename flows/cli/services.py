@@ -28,7 +28,7 @@ def up(
     from flows.services import servers as services
 
     start = time.monotonic()
-    found = services.up(
+    running = services.up(
         Home.locate(),
         prefect_port=prefect_port,
         mlflow_port=mlflow_port,
@@ -36,38 +36,38 @@ def up(
         say=say,
     )
     seconds = round(time.monotonic() - start, 1)
-    reaped = services.reap_dead_runs(found.home)
-    login = found.home.login if found.prefect.process or found.mlflow.process else None
+    reaped = services.reap_dead_runs(running.home)
+    login = running.home.login if running.prefect.process or running.mlflow.process else None
     result = {
-        "prefect": found.prefect.url,
-        "mlflow": found.mlflow.url,
-        "worker": found.worker is not None,
-        "started": list(found.started),
+        "prefect": running.prefect.url,
+        "mlflow": running.mlflow.url,
+        "worker": running.worker is not None,
+        "started": list(running.started),
         "login": login and str(login),
         "crashed_runs": reaped,
         "seconds": seconds,
     }
-    lines = [f"Prefect  {found.prefect.url}", f"MLflow   {found.mlflow.url}"]
+    lines = [f"Prefect  {running.prefect.url}", f"MLflow   {running.mlflow.url}"]
     if login:
         lines.append(f"Login    in {login}: Prefect takes the whole line, MLflow name and password separately")
-    if found.metrics:
-        result["metrics"] = f"{found.metrics.url}/metrics"
-        lines.append(f"Metrics  {result['metrics']}, token for Prometheus in {found.home.metrics_token}")
-    if witnesses := _witnesses(found.home):
+    if running.metrics:
+        result["metrics"] = f"{running.metrics.url}/metrics"
+        lines.append(f"Metrics  {result['metrics']}, token for Prometheus in {running.home.metrics_token}")
+    if witnesses := _witnesses(running.home):
         result["witnesses"] = witnesses
         own = all(name.startswith("neorl.local/") for name in witnesses)
         lines.append(f"Witness  {', '.join(witnesses)}{' (on this machine, so not a second party)' if own else ''}")
-    if found.prefect.process and worker:
-        notified = found.notification_block is not None
+    if running.prefect.process and worker:
+        notified = running.notification_block is not None
         result["notifications"] = notified
         lines.append(
             "Notifications of failed runs and drift go to the block 'neorl'"
             if notified
             else "No notifications of failed runs and drift: create a notification block named 'neorl' in Prefect "
-            f"({found.prefect.url}/blocks/catalog), then run 'neorl up' again"
+            f"({running.prefect.url}/blocks/catalog), then run 'neorl up' again"
         )
     lines += [f"marked {len(reaped)} killed run(s) as crashed"] if reaped else []
-    lines += [f"started {', '.join(found.started)} in {seconds} s" if found.started else "all services were running"]
+    lines += [f"started {', '.join(running.started)} in {seconds} s" if running.started else "all services ran already"]
     lines.append("next: neorl retrain configs/PLANT.yaml")
     emit(result, as_json, lines)
 
@@ -80,8 +80,8 @@ def _witnesses(home: Home) -> list[str]:
     from tasks.evidence.ledger.signing import TrustRoot
     from tasks.evidence.witness.pinned import pinned
 
-    found = pinned(home, TrustRoot.locate(home))
-    return [witness.verifier.name for witness in found.witnesses] if found else []
+    pins = pinned(home, TrustRoot.locate(home))
+    return [witness.verifier.name for witness in pins.witnesses] if pins else []
 
 
 def down(as_json: AsJson = False) -> None:
@@ -114,13 +114,13 @@ def watch(
         follow(home, say)
     before = scan(home, {}).states
     time.sleep(QUIET if before else 0.0)
-    found = scan(home, before)
-    lines = [arrival_line(arrival) for arrival in found.arrived] or [f"nothing new in {folder}"]
-    arrived = [arrival.model_dump(mode="json") for arrival in found.arrived]
-    emit({"folder": str(folder), "arrived": arrived, "failed": list(found.failed)}, as_json, lines)
-    for problem in found.failed:
+    scanned = scan(home, before)
+    lines = [arrival_line(arrival) for arrival in scanned.arrived] or [f"nothing new in {folder}"]
+    arrived = [arrival.model_dump(mode="json") for arrival in scanned.arrived]
+    emit({"folder": str(folder), "arrived": arrived, "failed": list(scanned.failed)}, as_json, lines)
+    for problem in scanned.failed:
         say(f"neorl: {printable(problem)}")
-    if found.failed:
+    if scanned.failed:
         raise typer.Exit(1)
 
 
@@ -183,7 +183,7 @@ def status(
             record["environment"] = dict(report.environment)
         emit(record, True)
     else:
-        rows = [(name, found.state, found.url, found.pid or "") for name, found in report.services.items()]
+        rows = [(name, each.state, each.url, each.pid or "") for name, each in report.services.items()]
         show_table(("service", "state", "address", "process"), rows)
     if any(report.services[name].state != "running" for name in {*SERVERS, *services.wanted(home)}):
         raise typer.Exit(3)
@@ -212,7 +212,7 @@ def metrics(
             temporary.chmod(0o644)
         emit({"file": str(out)}, as_json, [f"metrics in {out}"])
     elif as_json:
-        found = [sample for metric in collector.collect() for sample in metric.samples]
-        emit({"samples": [{"name": s.name, "labels": s.labels, "value": s.value} for s in found]}, as_json)
+        samples = [sample for metric in collector.collect() for sample in metric.samples]
+        emit({"samples": [{"name": s.name, "labels": s.labels, "value": s.value} for s in samples]}, as_json)
     else:
         print(generate_latest(collector).decode(), end="")

@@ -33,10 +33,10 @@ def monitor(
     """
     from flows.monitor import drift_lines, monitor_plant
 
-    found = monitor_plant(Home.locate(), _run_file(plant, config), data, alarms_per_year)
-    lines = [f"version {found.version} of {plant}: {found.url}", *drift_lines(found.finding)]
-    lines += [f"worse than the champion's data: {rise}" for rise in found.worse]
-    emit(found, as_json, lines)
+    outcome = monitor_plant(Home.locate(), _run_file(plant, config), data, alarms_per_year)
+    lines = [f"version {outcome.version} of {plant}: {outcome.url}", *drift_lines(outcome.finding)]
+    lines += [f"worse than the champion's data: {rise}" for rise in outcome.worse]
+    emit(outcome, as_json, lines)
 
 
 def shadow(plant: LogOnlyPlant, data: Newer, config: RunFile = None, as_json: AsJson = False) -> None:
@@ -46,10 +46,10 @@ def shadow(plant: LogOnlyPlant, data: Newer, config: RunFile = None, as_json: As
     """
     from flows.shadow import compare_shadow, comparison_markdown
 
-    found = compare_shadow(Home.locate(), _run_file(plant, config), data)
-    first = f"version {found.version} of {plant}, in shadow until {found.until}"
-    lines = comparison_markdown(found.comparison).replace("**", "").replace("`", "").splitlines()
-    emit(found, as_json, [first, *lines, f"picture: {found.picture}"])
+    outcome = compare_shadow(Home.locate(), _run_file(plant, config), data)
+    first = f"version {outcome.version} of {plant}, in shadow until {outcome.until}"
+    lines = comparison_markdown(outcome.comparison).replace("**", "").replace("`", "").splitlines()
+    emit(outcome, as_json, [first, *lines, f"picture: {outcome.picture}"])
 
 
 def extend(
@@ -67,8 +67,8 @@ def extend(
     from flows.shadow import extend as decide
 
     actor = actor_of(by, key)
-    found = decide(Home.locate(), known_plant(plant), days, actor.name, note, actor.signatory)
-    emit(found, as_json, [f"version {found.version} of {plant} runs in shadow until {found.until}"])
+    outcome = decide(Home.locate(), known_plant(plant), days, actor.name, note, actor.signatory)
+    emit(outcome, as_json, [f"version {outcome.version} of {plant} runs in shadow until {outcome.until}"])
 
 
 def _run_file(plant: str, config: Path | None) -> Path:

@@ -108,18 +108,18 @@ def _silence(after: Sequence[str], expect: Sequence[str], within: int) -> Json:
 
 def notification_block(services: Services) -> str | None:
     """Return the id of the notification block named 'neorl'; None if there is none."""
-    found = services.ask_prefect(
+    blocks = services.ask_prefect(
         "block_documents/filter",
         {"block_documents": {"name": {"any_": [BLOCK]}}, "block_schemas": {"block_capabilities": {"all_": ["notify"]}}},
     )
-    return str(found[0]["id"]) if found else None
+    return str(blocks[0]["id"]) if blocks else None
 
 
 def install(services: Services, block: str | None) -> list[str]:
     """Create, update or remove automations; return the names of those that changed."""
     names = sorted({*FORMER_NAMES, *FORMER_NAMES.values()})
-    found = services.ask_prefect("automations/filter", {"automations": {"name": {"any_": names}}})
-    known = {FORMER_NAMES.get(each["name"], each["name"]): each for each in found}
+    installed = services.ask_prefect("automations/filter", {"automations": {"name": {"any_": names}}})
+    known = {FORMER_NAMES.get(each["name"], each["name"]): each for each in installed}
     changed = []
     for each in wanted(block):
         now = known.pop(each.name, None)

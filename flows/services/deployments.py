@@ -71,16 +71,16 @@ def deployed_data(config: Path) -> list[Path]:
     Raises:
         BadInput: if prefect.yaml is malformed, or 'data' is not a list of paths.
     """
-    if (found := declared(Path.cwd())) is None:
+    if (deployments := declared(Path.cwd())) is None:
         return []
-    for entry in read_yaml(found.path, aliases=True).get("deployments") or []:
+    for entry in read_yaml(deployments.path, aliases=True).get("deployments") or []:
         given = entry.get("parameters") or {}
         # Only the retraining among a run's deployments names logs.
         if Path(str(given.get("config"))).resolve() == config.resolve() and (data := given.get("data")):
             if not (isinstance(data, list) and all(isinstance(path, str) for path in data)):
                 raise BadInput(
-                    f"'data' of deployment {entry['name']} in {found.path} must be a list of paths, got {data!r}: "
-                    "write each path as an item of a list."
+                    f"'data' of deployment {entry['name']} in {deployments.path} must be a list of paths, "
+                    f"got {data!r}: write each path as a list item."
                 )
             return [Path(path) for path in data]
     return []
@@ -94,28 +94,28 @@ def due(services: Services, project: Path | None = None) -> Deployments | None:
     Raises:
         BadInput: if prefect.yaml is malformed.
     """
-    found = declared(project)
-    if found is None or not found.pools:
+    deployments = declared(project)
+    if deployments is None or not deployments.pools:
         return None
-    if _outcome(services.home, found) == 0 and _are_known(services, found.names):
+    if _outcome(services.home, deployments) == 0 and _are_known(services, deployments.names):
         return None
-    for pool in found.pools:
+    for pool in deployments.pools:
         _ensure_pool(services, pool)
     for path in (_outcome_file(services.home), _log(services.home)):
         path.unlink(missing_ok=True)
-    return found
+    return deployments
 
 
-def arguments(home: Home, found: Deployments) -> list[str]:
+def arguments(home: Home, deployments: Deployments) -> list[str]:
     """Return the arguments with which `flows.services.worker` registers these deployments."""
-    return ["--register", str(found.path.parent), found.digest, str(_log(home)), str(_outcome_file(home))]
+    return ["--register", str(deployments.path.parent), deployments.digest, str(_log(home)), str(_outcome_file(home))]
 
 
-def finish(found: Deployments, services: Services, deadline: float, worker: ProcessId | None = None) -> None:
+def finish(deployments: Deployments, services: Services, deadline: float, worker: ProcessId | None = None) -> None:
     """Wait until deployments are registered.
 
     Args:
-        found: deployments from `due`.
+        deployments: deployments from `due`.
         services: addresses of the servers.
         deadline: time limit in seconds of `time.monotonic`.
         worker: the worker that was started with their `arguments`; None starts a process for the registration.
@@ -124,21 +124,21 @@ def finish(found: Deployments, services: Services, deadline: float, worker: Proc
         BadInput: if Prefect rejects a deployment.
         ServiceMissing: if the time limit passes.
     """
-    log, process = _log(services.home), worker or _start(found, services)
+    log, process = _log(services.home), worker or _start(deployments, services)
     try:
-        while _outcome(services.home, found) is None and process.alive:
+        while _outcome(services.home, deployments) is None and process.alive:
             if time.monotonic() > deadline:
                 raise ServiceMissing(
-                    f"Prefect did not register {found.path} in time: read {log}, then run 'neorl up' again."
+                    f"Prefect did not register {deployments.path} in time: read {log}, then run 'neorl up' again."
                 )
             time.sleep(0.1)
     finally:
         if worker is None:
             processes.stop([process])
-    if _outcome(services.home, found) != 0 or not _are_known(services, found.names):
+    if _outcome(services.home, deployments) != 0 or not _are_known(services, deployments.names):
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
         raise BadInput(
-            f"Prefect rejected the deployments of {found.path} ('{lines[-1] if lines else 'no output'}'): "
+            f"Prefect rejected the deployments of {deployments.path} ('{lines[-1] if lines else 'no output'}'): "
             f"correct the file, then run 'neorl up' again. Details: {log}"
         )
 
@@ -170,8 +170,8 @@ def worker_is_online(api: str, token: str, login: str, timeout: float = rest.SOO
     return any(w["name"].rpartition("-")[2] == token[:8] and w["status"] == "ONLINE" for w in workers)
 
 
-def _start(found: Deployments, services: Services) -> ProcessId:
-    command = [sys.executable, "-m", "flows.services.worker", *arguments(services.home, found)]
+def _start(deployments: Deployments, services: Services) -> ProcessId:
+    command = [sys.executable, "-m", "flows.services.worker", *arguments(services.home, deployments)]
     return processes.spawn(command, variables(services), _log(services.home), services.home.folder("prefect"))
 
 
@@ -183,11 +183,11 @@ def _outcome_file(home: Home) -> Path:
     return home.folder("prefect") / "deployments.json"
 
 
-def _outcome(home: Home, found: Deployments) -> int | None:
+def _outcome(home: Home, deployments: Deployments) -> int | None:
     """Return the exit code of the last registration of these deployments."""
     try:
         last = read_json(_outcome_file(home))
-        return int(last["code"]) if last["digest"] == found.digest else None
+        return int(last["code"]) if last["digest"] == deployments.digest else None
     except (BadInput, LookupError, TypeError, ValueError):
         return None
 
@@ -217,7 +217,7 @@ def _plain(texts: Sequence[str]) -> list[str]:
 def _are_known(services: Services, names: Sequence[str]) -> bool:
     # Deployments of different flows may share a name, such as the plant's.
     wanted = {"deployments": {"name": {"any_": sorted(set(names))}}}
-    known = Counter(found["name"] for found in services.ask_prefect("deployments/filter", wanted))
+    known = Counter(each["name"] for each in services.ask_prefect("deployments/filter", wanted))
     return known >= Counter(names)
 
 

@@ -32,8 +32,8 @@ def serve(home: Home, name: str, host: str, port: int, names: tuple[str, ...]) -
             raise BadInput(f"{LOGIN} must have the form name:password (the value is not shown): correct it.")
         start = Start(home, port, secrets.token_hex(16), {}, None, login, host, names)
     else:
-        found = connect(home)
-        others = {"prefect": found.prefect, "mlflow": found.mlflow}
+        current = connect(home)
+        others = {"prefect": current.prefect, "mlflow": current.mlflow}
         start = Start(home, port, secrets.token_hex(16), others, None, "", host, names)
     command = full_command(name, start)
     # Files are readable by their owner only, as with `neorl up`.

@@ -88,18 +88,18 @@ class LineageEvents:
         return ended
 
     def _datasets(self, values: Iterable[object]) -> list[LineageDataset]:
-        found: dict[str, LineageDataset] = {}
+        datasets: dict[str, LineageDataset] = {}
         for value in () if self.silent else values:
             if isinstance(value, Reference):
                 name, identity = f"{self.plant}/{type(value).__name__.lower()}", content(value)
                 version = identity if isinstance(identity, str) else digest_json(identity)
                 facets = {"version": _facet("version", datasetVersion=version)}
-                found[name] = {"namespace": self.namespace, "name": name, "facets": facets}
+                datasets[name] = {"namespace": self.namespace, "name": name, "facets": facets}
             elif isinstance(value, Path):
-                found[str(value)] = {"namespace": "file", "name": str(value.absolute()), "facets": {}}
+                datasets[str(value)] = {"namespace": "file", "name": str(value.absolute()), "facets": {}}
             elif isinstance(value, tuple | list):
-                found |= {each["name"]: each for each in self._datasets(value)}
-        return list(found.values())
+                datasets |= {each["name"]: each for each in self._datasets(value)}
+        return list(datasets.values())
 
     def _send(
         self,

@@ -108,11 +108,11 @@ class _Startup:
     def __init__(self, home: Home, wanted: dict[str, int], deadline: float, say: Say) -> None:
         self.home, self.wanted, self.deadline, self.say = home, wanted, deadline, say
         self.known = read_services(home)
-        self.found = _find(home)
+        self.current = _find(home)
         self.started: list[str] = []
         self.block: str | None = None
         for name, port in wanted.items():
-            _check_port(name, port, self.found.get(name))
+            _check_port(name, port, self.current.get(name))
 
     def run(self, worker: bool) -> Services:
         """Start services and wait for them in the order of the table and of their needs."""
@@ -123,7 +123,7 @@ class _Startup:
         due: deployments.Deployments | None = None
         for waited in names:
             for name in names:
-                if name not in self.found and answering.issuperset(SERVICES[name].needs):
+                if name not in self.current and answering.issuperset(SERVICES[name].needs):
                     self._start(name, due=due)
             self._wait(waited)
             answering.add(waited)
@@ -133,11 +133,11 @@ class _Startup:
                     self.block = automations.notification_block(self.services())
                     for name in automations.install(self.services(), self.block):
                         self.say(f"updated automation '{name}'")
-                    if "worker" not in self.found:
+                    if "worker" not in self.current:
                         for line in release_stuck_runs(self.services()):
                             self.say(line)
         if due:
-            registers = self.found["worker"].process if "worker" in self.started else None
+            registers = self.current["worker"].process if "worker" in self.started else None
             with needing_prefect(self.services()):
                 deployments.finish(due, self.services(), self.deadline, registers)
             self.say(f"registered the deployments of {due.path}")
@@ -148,12 +148,12 @@ class _Startup:
         """Return the services found or started so far."""
         return Services(
             self.home,
-            self.found["prefect"],
-            self.found["mlflow"],
-            self.found.get("worker"),
+            self.current["prefect"],
+            self.current["mlflow"],
+            self.current.get("worker"),
             tuple(self.started),
             self.block,
-            self.found.get("metrics"),
+            self.current.get("metrics"),
         )
 
     def _start(self, name: str, *, anywhere: bool = False, due: deployments.Deployments | None = None) -> None:
@@ -162,8 +162,8 @@ class _Startup:
             last = self.known.get(name)
             preferred = [] if anywhere else [port for port in (last.port if last else 0, SERVICES[name].port) if port]
             port = next(filter(processes.port_is_free, preferred), None) or processes.any_free_port()
-        service = service_table.start(self.home, name, port, self.found, due)
-        self.found[name] = self.known[name] = service
+        service = service_table.start(self.home, name, port, self.current, due)
+        self.current[name] = self.known[name] = service
         try:
             write_services(self.home, self.known)
         except BaseException:
@@ -177,9 +177,9 @@ class _Startup:
     def _wait(self, name: str) -> None:
         """Wait until a service answers; if the port was taken in the meantime, start it on another port."""
         for attempt in range(4):
-            service = self.found[name]
+            service = self.current[name]
             while service.process is None or service.process.alive:
-                if _listens(service) and SERVICES[name].answers(self.home, self.found, rest.SOON):
+                if _listens(service) and SERVICES[name].answers(self.home, self.current, rest.SOON):
                     return
                 if time.monotonic() > self.deadline or service.process is None:
                     raise _missing(self.home, service)
@@ -187,7 +187,7 @@ class _Startup:
             if attempt == 3 or name in self.wanted or "address already in use" not in _tail(self.home, name):
                 break
             self._start(name, anywhere=True)
-        raise _missing(self.home, self.found[name])
+        raise _missing(self.home, self.current[name])
 
 
 def connect(home: Home) -> Services:
@@ -196,12 +196,12 @@ def connect(home: Home) -> Services:
     Raises:
         ServiceMissing: if Prefect or MLflow does not answer.
     """
-    found = _find(home)
+    current = _find(home)
     for name in SERVERS:
-        if name not in found or not SERVICES[name].answers(home, found, rest.SILENT):
+        if name not in current or not SERVICES[name].answers(home, current, rest.SILENT):
             raise ServiceMissing(f"{TITLES[name]} of {home.root} does not answer: start it with 'neorl up'.")
-    _log_in(home, found["mlflow"])
-    return Services(home, found["prefect"], found["mlflow"], found.get("worker"))
+    _log_in(home, current["mlflow"])
+    return Services(home, current["prefect"], current["mlflow"], current.get("worker"))
 
 
 def down(home: Home) -> list[str]:
@@ -229,10 +229,10 @@ def forget_processes(home: Home) -> None:
 
 def status(home: Home) -> Status:
     """Return state, address and process of each service."""
-    found = _find(home)
-    report = {name: _service_status(home, name, found) for name in SERVICES}
-    complete = all(name in found for name in SERVERS)
-    variables = environment(Services(home, found["prefect"], found["mlflow"])) if complete else {}
+    current = _find(home)
+    report = {name: _service_status(home, name, current) for name in SERVICES}
+    complete = all(name in current for name in SERVERS)
+    variables = environment(Services(home, current["prefect"], current["mlflow"])) if complete else {}
     return Status(str(home.root), report, {k: v for k, v in variables.items() if k not in SECRET})
 
 
@@ -244,15 +244,15 @@ def wanted(home: Home) -> list[str]:
 
 def answers(home: Home, name: str) -> bool:
     """Return whether a service runs and answers."""
-    found = _find(home)
-    return name in found and SERVICES[name].answers(home, found, rest.SOON)
+    current = _find(home)
+    return name in current and SERVICES[name].answers(home, current, rest.SOON)
 
 
-def _service_status(home: Home, name: str, found: Mapping[str, Service]) -> ServiceStatus:
-    service = found.get(name)
+def _service_status(home: Home, name: str, current: Mapping[str, Service]) -> ServiceStatus:
+    service = current.get(name)
     if service is None:
         return ServiceStatus("stopped")
-    answers = name not in SERVERS or SERVICES[name].answers(home, found, rest.SOON)
+    answers = name not in SERVERS or SERVICES[name].answers(home, current, rest.SOON)
     pid = service.process.pid if service.process else None
     team = service.process is None if name in SERVERS else None
     return ServiceStatus("running" if answers else "not answering", service.url, pid, team)
@@ -260,11 +260,11 @@ def _service_status(home: Home, name: str, found: Mapping[str, Service]) -> Serv
 
 def mlflow_address(home: Home) -> str | None:
     """Return the address of the home's or team's MLflow; None if it does not answer."""
-    found = _find(home)
-    if "mlflow" not in found or not SERVICES["mlflow"].answers(home, found, rest.SOON):
+    current = _find(home)
+    if "mlflow" not in current or not SERVICES["mlflow"].answers(home, current, rest.SOON):
         return None
-    _log_in(home, found["mlflow"])
-    return found["mlflow"].url
+    _log_in(home, current["mlflow"])
+    return current["mlflow"].url
 
 
 def reap_dead_runs(home: Home) -> list[str]:
@@ -292,8 +292,8 @@ def reap_dead_runs(home: Home) -> list[str]:
 def _find(home: Home) -> dict[str, Service]:
     """Return the running services by name; a team's services count as running."""
     known = read_services(home)
-    found = {name: team_service(name) if name in SERVERS else None for name in SERVICES}
-    chosen = {name: service or running(home, known.get(name)) for name, service in found.items()}
+    current = {name: team_service(name) if name in SERVERS else None for name in SERVICES}
+    chosen = {name: service or running(home, known.get(name)) for name, service in current.items()}
     return {name: service for name, service in chosen.items() if service}
 
 
@@ -304,12 +304,12 @@ def _log_in(home: Home, mlflow: Service) -> None:
         os.environ.update(zip(MLFLOW_LOGIN, login.split(":", 1), strict=True))
 
 
-def _check_port(name: str, port: int, found: Service | None) -> None:
-    if found and found.port == port:
+def _check_port(name: str, port: int, current: Service | None) -> None:
+    if current and current.port == port:
         return
-    if found:
-        cure = "run 'neorl down' first" if found.process else f"unset NEORL_{name.upper()}_URL"
-        raise BadInput(f"{TITLES[name]} runs at {found.url}, not on port {port}: {cure}.")
+    if current:
+        cure = "run 'neorl down' first" if current.process else f"unset NEORL_{name.upper()}_URL"
+        raise BadInput(f"{TITLES[name]} runs at {current.url}, not on port {port}: {cure}.")
     if not processes.port_is_free(port):
         raise BadInput(
             f"port {port} for {TITLES[name]} is used by another program: omit --{name}-port, or name another port."

@@ -345,7 +345,7 @@ def test_up_and_status_show_running_services(
 ) -> None:
     monkeypatch.setenv("NEORL_HOME", str(services.home.root))
     assert run(["up"]) == 0
-    assert "all services were running" in capsys.readouterr().out
+    assert "all services ran already" in capsys.readouterr().out
     assert run(["status"]) == 0
     assert services.mlflow.url in capsys.readouterr().out
     assert run(["status", "--json"]) == 0

@@ -60,7 +60,7 @@ def test_an_error_of_prefect_is_one_sentence(
             assert said.count("\n") == 1
         startup = _Startup(Home(home), {}, time.monotonic() + 60, lambda _: None)
         for name in SERVERS:
-            startup.found[name] = Service(name, f"http://127.0.0.1:{port}", port, ProcessId.current(), "t")
+            startup.current[name] = Service(name, f"http://127.0.0.1:{port}", port, ProcessId.current(), "t")
         with pytest.raises(ServiceMissing, match=r"failed \(HTTP Error 500.*\): read .*/logs/prefect\.log"):
             startup.run(worker=True)
         # Started services keep running for the repeated command.
