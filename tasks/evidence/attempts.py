@@ -1,4 +1,4 @@
-"""Attempts at certification: numbered before their seeds exist, each spending its share of one error probability."""
+"""Certification attempts: numbered before their seeds exist, each with a share of its lineage's error probability."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from tasks.files.locks import exclusive
 from tasks.files.secrets import read_secret, write_secret
 
 CERTIFICATES = "certificates/"
-"""Where a home keeps its certificates."""
+"""Folder of certificates in a home."""
 
 
 class Inputs(Body):
-    """What an attempt is about; the same inputs resume it."""
+    """Digests of an attempt's inputs; the same inputs resume an attempt."""
 
     lineage: str
-    """From `lineage_digest`; its attempts share one error probability."""
+    """From `lineage_digest`; its attempts share one error budget."""
     composite: str
     dataset: str
     config: str
 
 
 class AttemptBody(Inputs):
-    """An attempt is about to be made, at exactly this claim: none can be chosen once the episodes are known."""
+    """Entry: an attempt starts with a fixed claim, so that none can be chosen after the episodes are known."""
 
     number: int
     alpha: float
@@ -41,7 +41,7 @@ class AttemptBody(Inputs):
 
 
 class Outcome(Body):
-    """What an attempt found; the certificate that it signed says the same."""
+    """Result of an attempt; the signed certificate states the same."""
 
     passed: bool
     claim: str = ""
@@ -52,7 +52,7 @@ class Outcome(Body):
 
 
 class ResultBody(Outcome, Inputs):
-    """An attempt has ended, and its secret is revealed."""
+    """Entry: an attempt has ended; its secret is revealed."""
 
     attempt: str
     number: int
@@ -61,62 +61,62 @@ class ResultBody(Outcome, Inputs):
 
 
 class Attempt(NamedTuple):
-    """One try at certification: its place in its lineage and the error probability that it may spend."""
+    """A logged attempt."""
 
     plant: str
     entry: str
-    """Digest of the ledger entry that logged it."""
+    """Digest of the attempt's entry."""
     body: AttemptBody
 
     @property
     def number(self) -> int:
-        """The attempt's place in its lineage, from 1."""
+        """Number within the lineage, from 1."""
         return self.body.number
 
     @property
     def alpha(self) -> float:
-        """The error probability that it may spend."""
+        """Error probability of this attempt."""
         return self.body.alpha
 
 
 def lineage_digest(plant: str, phi: str, domain_family: str) -> str:
-    """The lineage over which error probability is spent: plant, limits and family of domains, and nothing else.
+    """Return the lineage that shares an error budget: plant, limits and family of domains.
 
-    Configuration, composite and dataset are left out on purpose, so that a new name cannot buy fresh attempts.
+    Configuration, composite and dataset are excluded, so that a new name does not give new attempts.
 
     Args:
-        plant: the plant's name.
-        phi: its limits, as the claim writes them.
+        plant: name of the plant.
+        phi: limits, as written in the claim.
         domain_family: name of the family of operating domains.
     """
     return digest_json({"domain_family": domain_family, "phi": phi, "plant": plant})
 
 
 def lineage_of(claim: Claim) -> str:
-    """The lineage that a claim belongs to."""
+    """Return the lineage of a claim."""
     return lineage_digest(claim.plant, claim.phi, claim.family)
 
 
 def attempt_alpha(confidence: float, number: int) -> float:
-    """alpha / (j (j + 1)) of alpha = 1 - confidence, with the rounding noise of the subtraction taken off."""
-    # Imported here, for SciPy takes longer to load than the signer to start.
+    """Return alpha / (j (j + 1)) for alpha = 1 - confidence, rounded to remove the noise of the subtraction."""
+    # Imported late: SciPy takes longer to load than the signer to start.
     from neorl_core.safety.bounds import alpha_spent
 
     return alpha_spent(round(1.0 - confidence, 12), number)
 
 
 def next_number(history: Sequence[Entry], lineage: str) -> int:
-    """The number of the next attempt of a lineage: every logged one counts, abandoned ones too."""
+    """Return the number of a lineage's next attempt; abandoned attempts count."""
     return 1 + len([entry for entry in history if entry.kind == "attempt" and entry.body["lineage"] == lineage])
 
 
 def unfinished(ledger: Ledger, inputs: Inputs, scope: Claim) -> Attempt | None:
-    """The attempt that can go on: the last one with the same inputs, where it is at this claim and has no result.
+    """Return the last attempt with these inputs if it has this claim and no result; it can be resumed.
 
     Args:
-        ledger: which is only read.
-        inputs: digests.
-        scope: what is to be shown; how many episodes it may take follows from the attempt's number.
+        ledger: the ledger; only read.
+        inputs: digests of the inputs.
+        scope: the claim; its maximum number of episodes is ignored, because it depends on the attempt's number.
     """
     history = ledger.entries()
     last = _latest(history, "attempt", inputs)
@@ -126,12 +126,12 @@ def unfinished(ledger: Ledger, inputs: Inputs, scope: Claim) -> Attempt | None:
 
 
 def open_attempt(ledger: Ledger, inputs: Inputs, scope: Claim) -> Attempt:
-    """Log an attempt before its seed exists, or resume the one with the same inputs that has no result yet.
+    """Log an attempt before its seed exists, or return the unfinished one with the same inputs.
 
     Args:
-        ledger: opened to write.
-        inputs: digests; the same ones resume an attempt with its number, claim and seed.
-        scope: what is to be shown; its confidence is that of the whole lineage.
+        ledger: the ledger, opened for writing.
+        inputs: digests; equal inputs resume an attempt with its number, claim and seed.
+        scope: the claim; its confidence is that of the whole lineage.
     """
     with exclusive(ledger.home.folder("locks") / "seeds.lock"):
         if (begun := unfinished(ledger, inputs, scope)) is not None:
@@ -146,13 +146,13 @@ def open_attempt(ledger: Ledger, inputs: Inputs, scope: Claim) -> Attempt:
 
 
 def draw_seed(ledger: Ledger, attempt: Attempt) -> bytes:
-    """The 32 bytes that seed an attempt's episodes, of a secret and the nonces of witnesses.
+    """Return the 32-byte seed of an attempt's episodes, derived from a secret and witnesses' nonces.
 
-    A secret is drawn and its SHA-256 logged, with the witnesses whose nonces are to count. They countersign a head that
-    contains this entry, and give their nonces, which are logged, too. Killed at any point, the same call goes on.
+    The SHA-256 of a random secret is logged together with the witnesses whose nonces will count. They countersign a
+    head that contains this entry, and give nonces, which are logged too. After a kill, call again to continue.
 
     Raises:
-        Refused: when the kept secret is not the one committed to, or a witness does not answer.
+        Refused: if the stored secret is not the committed one, or a witness does not answer.
     """
     path = seed_file(ledger.home, attempt.entry)
     with exclusive(ledger.home.folder("locks") / "seeds.lock"):
@@ -167,8 +167,8 @@ def draw_seed(ledger: Ledger, attempt: Attempt) -> bytes:
             ledger.append("seed", body, plant=attempt.plant)
         elif committed.body["commitment"] != commitment:
             raise Refused(
-                f"expected the seed that attempt {attempt.number} committed to in {path}, got another: restore it, or "
-                "remove the file to abandon the attempt."
+                f"{path} is not the seed that attempt {attempt.number} committed to: restore it, or remove the file to "
+                "abandon the attempt"
             )
         found = nonces_of(ledger.entries(), attempt.entry)
         if found is None:
@@ -178,7 +178,7 @@ def draw_seed(ledger: Ledger, attempt: Attempt) -> bytes:
 
 
 def witnesses_of(ledger: Ledger, attempt: Attempt) -> list[str]:
-    """Names of the witnesses whose nonces made an attempt's seed."""
+    """Return the names of the witnesses of an attempt's seed."""
     record = entry_of_attempt(ledger.entries(), "seed", attempt.entry)
     return witness_names(record.read(SeedBody).witnesses) if record else []
 
@@ -187,21 +187,19 @@ def close_attempt(ledger: Ledger, attempt: Attempt, outcome: Outcome, artefacts:
     """Log an attempt's result and reveal its secret.
 
     Args:
-        ledger: opened to write.
+        ledger: the ledger, opened for writing.
         attempt: from `open_attempt`.
-        outcome: what was found.
-        artefacts: the certificate's file, without which nothing passes.
+        outcome: the result.
+        artefacts: file of the certificate; required for a pass.
 
     Raises:
-        Refused: when the attempt already has a result, or its seed is gone.
+        Refused: if the attempt already has a result, or its seed is missing.
     """
     path = seed_file(ledger.home, attempt.entry)
 
     def revealed(history: Sequence[Entry]) -> ResultBody:
         if entry_of_attempt(history, "result", attempt.entry) or not path.exists():
-            raise Refused(
-                f"expected attempt {attempt.number} to have a seed and no result, got the contrary: open another one."
-            )
+            raise Refused(f"attempt {attempt.number} has a result already, or no seed in {path}: open another attempt")
         opened = attempt.body.model_dump(exclude={"scope"})
         return ResultBody(**outcome.model_dump(), **opened, attempt=attempt.entry, secret=read_secret(path).hex())
 
@@ -211,12 +209,12 @@ def close_attempt(ledger: Ledger, attempt: Attempt, outcome: Outcome, artefacts:
 
 
 def find_result(history: Sequence[Entry], inputs: Inputs) -> Entry | None:
-    """The latest result for the same inputs: whoever reuses it spends no error probability."""
+    """Return the latest result for the same inputs; reusing it spends no error probability."""
     return _latest(history, "result", inputs)
 
 
 def check_attempt(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse an attempt that does not count all earlier ones of its claim's lineage, or takes more than its share.
+    """Check number, share of the error budget and lineage of a new attempt.
 
     Args:
         history: all entries before this one.
@@ -227,20 +225,20 @@ def check_attempt(history: Sequence[Entry], entry: Entry) -> None:
     alpha = attempt_alpha(body.scope.confidence, number)
     if (body.number, body.alpha) != (number, alpha):
         raise Refused(
-            f"expected attempt {number} of its lineage with alpha {alpha:.6g}, got attempt {body.number} with "
-            f"alpha {body.alpha:.6g}: every attempt counts, abandoned ones too."
+            f"the next attempt of this lineage is number {number} with alpha {alpha:.6g}, got number {body.number} "
+            f"with alpha {body.alpha:.6g}: every attempt counts, abandoned ones too"
         )
     if (entry.plant, body.lineage) != (body.scope.plant, lineage_of(body.scope)):
         raise Refused(
-            f"expected the lineage of {body.scope.plant} within {body.scope.phi}, got {body.lineage[:12]}: a lineage "
-            "of its own would buy an attempt fresh error probability."
+            f"the attempt has lineage {body.lineage[:12]} and plant {entry.plant}, but its claim has "
+            f"{lineage_of(body.scope)[:12]} and {body.scope.plant}: another lineage would give new error probability"
         )
 
 
 def check_result(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse a result whose attempt or commitment came later, whose seed differs, or that is the attempt's second.
+    """Check a result: first of its attempt, after seed and nonces, with the attempt's inputs and the committed secret.
 
-    A result that passed must name its certificate's file.
+    A passed result must name its certificate.
 
     Args:
         history: all entries before this one.
@@ -250,32 +248,31 @@ def check_result(history: Sequence[Entry], entry: Entry) -> None:
     attempt, seed = _opened(history, body.attempt), entry_of_attempt(history, "seed", body.attempt)
     if attempt is None or seed is None or entry_of_attempt(history, "result", body.attempt):
         raise Refused(
-            "expected a result after one logged attempt and its seed's commitment, got it out of order: void it."
+            f"attempt {body.attempt[:12]} is not logged, has no committed seed, or already has a result: do not log it"
         )
     if nonces_of(history, body.attempt) is None:
-        raise Refused("expected a result after the nonces of its seed's witnesses, got none: void it.")
+        raise Refused(f"attempt {body.attempt[:12]} has no nonces of its witnesses: do not log the result")
     revealed = sha256_hex(bytes.fromhex(body.secret))
     if revealed != seed.body["commitment"]:
-        raise Refused(
-            f"expected a secret with the committed SHA-256 {seed.body['commitment'][:12]}, got {revealed[:12]}: "
-            "void it."
-        )
+        raise Refused(f"the revealed secret has SHA-256 {revealed[:12]}, committed was {seed.body['commitment'][:12]}")
     for name in ("lineage", "number", "alpha", "composite", "dataset", "config"):
         if entry.body[name] != attempt.body[name]:
-            raise Refused(f"expected the {name} of its attempt, {attempt.body[name]}, got {entry.body[name]}: void it.")
+            raise Refused(
+                f"{name} must be {attempt.body[name]} as in its attempt, got {entry.body[name]}: do not log it"
+            )
     if entry.plant != attempt.plant:
-        raise Refused(f"expected the plant of its attempt, {attempt.plant}, got {entry.plant}: void it.")
+        raise Refused(f"plant must be {attempt.plant} as in its attempt, got {entry.plant}: do not log it")
     if body.passed and certificate_file(entry) is None:
-        raise Refused("expected a passed result to name its certificate's file, got none: certify again.")
+        raise Refused(f"the passed result of attempt {body.number} names no certificate: certify again")
 
 
 def certificate_file(result: Entry) -> Artefact | None:
-    """The certificate that a result names."""
+    """Return the certificate that a result names."""
     return next((file for file in result.artefacts if file.path.startswith(CERTIFICATES)), None)
 
 
 def seed_file(home: Home, attempt: str) -> Path:
-    """Where the secret seed of an open attempt is kept."""
+    """Return the path of an open attempt's secret."""
     return home.root / "keys" / "seeds" / f"{attempt}.seed"
 
 
@@ -284,14 +281,14 @@ def _opened(history: Sequence[Entry], digest: str) -> Entry | None:
 
 
 def _can_go_on(home: Home, history: Sequence[Entry], attempt: Entry) -> bool:
-    """Whether an attempt has no result, and its seed is not drawn yet or still here."""
+    """Return whether an attempt has no result, and its secret is not drawn yet or still stored."""
     if entry_of_attempt(history, "result", attempt.digest):
         return False
     return entry_of_attempt(history, "seed", attempt.digest) is None or seed_file(home, attempt.digest).exists()
 
 
 def _same_claim(attempt: Attempt, scope: Claim) -> bool:
-    """Whether an attempt is at this claim, however many episodes it may take."""
+    """Return whether an attempt has this claim, ignoring the maximum number of episodes."""
     return attempt.body.scope == scope.model_copy(update={"max_episodes": attempt.body.scope.max_episodes})
 
 
@@ -300,6 +297,6 @@ def _attempt(entry: Entry) -> Attempt:
 
 
 def _latest(history: Sequence[Entry], kind: str, inputs: Inputs) -> Entry | None:
-    """The last entry of a kind with the given inputs."""
+    """Return the last entry of a kind with these inputs."""
     wanted = {name: getattr(inputs, name) for name in Inputs.model_fields}.items()
     return next((entry for entry in reversed(history) if entry.kind == kind and wanted <= entry.body.items()), None)

@@ -1,4 +1,4 @@
-"""Safety policies in the ledger: which is in force, and what a promotion lacks by it."""
+"""Safety policies in the ledger: which one is in force, and whether claims and approvals meet it."""
 
 from __future__ import annotations
 
@@ -24,62 +24,65 @@ from tasks.versions.texts import Texts
 from tasks.versions.versions import current, version_of
 
 POSTERIOR = "identified_"
-"""How the parameters of a domain begin that draw a constant from a posterior."""
+"""Prefix of domain parameters that draw a constant from a posterior."""
 
 
 class PolicyBody(Body):
-    """A safety policy comes into force for its plant."""
+    """Entry: a safety policy comes into force for its plant."""
 
     policy: SafetyPolicy
     by: str
     why: str
     replaces: str | None
-    """Digest of the policy's entry that this one replaces; none for the first."""
+    """Digest of the replaced policy's entry; None for the first."""
     signatures: tuple[str, ...] = ()
-    """Statements of persons, of whom the policy in force asks for as many as for an approval where it asks for keys."""
+    """Persons' statements. If the policy in force requires keys, a change needs as many as an approval."""
 
 
 def policy_entry(history: Sequence[Entry], plant: str) -> Entry | None:
-    """The entry of the policy in force for a plant."""
+    """Return the entry of a plant's policy in force."""
     return next((e for e in reversed(history) if (e.kind, e.plant) == ("policy", plant)), None)
 
 
 def policy_of(history: Sequence[Entry], plant: str) -> SafetyPolicy | None:
-    """The policy in force for a plant, as the ledger has it."""
+    """Return a plant's policy in force."""
     found = policy_entry(history, plant)
     return found.read(PolicyBody).policy if found else None
 
 
 def check_policy(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse a policy that replaces another than the one in force, is of another plant, or is nobody's.
+    """Check a policy: it replaces the one in force, matches its plant and gates, and is signed as required.
 
     Args:
         history: all entries before the policy.
         entry: the policy.
 
     Raises:
-        Refused: naming what is wrong.
+        Refused: if a check fails.
     """
     body = entry.read(PolicyBody)
     last = policy_entry(history, entry.plant)
     if body.replaces != (last.digest if last else None):
-        raise Refused(f"expected a policy that replaces the one in force for {entry.plant}, got one of another.")
+        raise Refused(
+            f"the policy must replace entry {last.digest[:12] if last else 'none'} of {entry.plant}, got "
+            f"{(body.replaces or 'none')[:12]}: sign it again"
+        )
     if body.policy.plant != entry.plant:
-        raise Refused(f"expected a policy of {entry.plant}, got one of {body.policy.plant}: correct its plant.")
+        raise Refused(f"the policy's plant must be {entry.plant}, got {body.policy.plant}: correct it")
     if not (body.by.strip() and body.why.strip()):
-        raise Refused("expected who changes a policy, and why, got nothing: say both.")
+        raise Refused(f"a change of a policy needs a person and a reason, got {body.by!r} and {body.why!r}")
     known = version_of(entry.rules).gate_names
     if unknown := sorted(set(body.policy.gates) - set(known)):
-        raise Refused(f"gates must be among {', '.join(known)}, got {unknown[0][:40]!r}: correct the policy.")
+        raise Refused(f"gates must be among {', '.join(known)}, got {unknown[0][:40]!r}: correct the policy")
     wanted = body.policy.approvers
     if (wanted.keys or wanted.not_author or wanted.reviewers) and not wanted.count:
-        raise Refused("expected at least one approver where the policy asks for keys, reviewers or another than the "
-                      "author, got 0: give 'approvers' a count.")  # fmt: skip
+        raise Refused("approvers.count must be at least 1 if keys, reviewers or another person than the author are "
+                      "required, got 0")  # fmt: skip
     _check_who_signs(history, entry, body, last)
 
 
 def _check_who_signs(history: Sequence[Entry], entry: Entry, body: PolicyBody, last: Entry | None) -> None:
-    """Where the policy in force asks for persons' keys, as many persons sign its change as sign an approval."""
+    """Check signatures: if the policy in force requires keys, a change needs as many persons as an approval."""
     approvers = last.read(PolicyBody).policy.approvers if last else Approvers()
     content = policy_content(body)
     people = set()
@@ -88,31 +91,30 @@ def _check_who_signs(history: Sequence[Entry], entry: Entry, body: PolicyBody, l
         check_signed(history, entry, signer, signature, content, required=True)
         people.add(folded(signer))
     if people and folded(body.by) not in people:
-        raise Refused(f"expected {body.by} among those who sign the policy, got others: sign it, or name one of them.")
+        raise Refused(f"{body.by} is not among the signers {', '.join(sorted(people))}: sign it, or name one of them")
     if not people:
         check_signed(history, entry, body.by, "", content, required=approvers.keys)
     if approvers.keys and len(people) < approvers.count:
         raise Refused(
-            f"expected signatures of {approvers.count} persons on a change of the policy of {entry.plant}, got "
-            f"{len(people)}: 'neorl policy sign --statement-to FILE' makes one, '--statement FILE' takes it."
+            f"a change of the policy of {entry.plant} needs {approvers.count} persons' signatures, got {len(people)}: "
+            "'neorl policy sign --statement-to FILE' makes one, '--statement FILE' adds it"
         )
 
 
 def policy_content(body: PolicyBody) -> Content:
-    """What each person signs who changes a policy."""
+    """Return the content of the statement that changes a policy."""
     about = {"policy": digest_json(body.policy.model_dump(mode="json")), "replaces": body.replaces}
     return Content("policy", body.policy.plant, about, note=body.why)
 
 
 def lacking(policy: SafetyPolicy, claim: Claim) -> str | None:
-    """What a claim lacks of what a policy asks, or None.
+    """Return the first requirement of a policy that a claim does not meet, or None.
 
-    Strength is compared where domain, horizon and limits are equal: a claim under others is another claim, and it takes
-    a signed change of the policy to call it enough.
+    Domain, horizon and limits must be equal: other values make another claim, which needs a change of the policy.
 
     Args:
-        policy: in force.
-        claim: that was shown, or is to be.
+        policy: policy in force.
+        claim: shown or planned claim.
     """
     drawn = [f"{c.name}[{c.entry}]" if c.entry is not None else c.name for c in _drawn(claim)]
     for name, wanted, found in (
@@ -122,18 +124,18 @@ def lacking(policy: SafetyPolicy, claim: Claim) -> str | None:
         ("the family of domains", policy.family, claim.family),
     ):
         if wanted != found:
-            return f"expected {name} {wanted} of the policy, got {found}"
-    # What a posterior adds is bounded by which constants may be drawn, below.
+            return f"{name} must be {wanted} (policy), got {found}"
+    # Parameters of a posterior are limited by the check of identified constants below.
     own = {name: value for name, value in claim.domain.items() if not (drawn and name.startswith(POSTERIOR))}
     for name in sorted({*own, *policy.domain}):
         if own.get(name) != policy.domain.get(name):
-            return f"expected the policy's {name} = {policy.domain.get(name)} in the domain, got {own.get(name)}"
+            return f"{name} of the domain must be {policy.domain.get(name)} (policy), got {own.get(name)}"
     if extra := sorted(set(drawn) - set(policy.identified)):
-        return f"expected no constant but {', '.join(policy.identified) or 'none'} to be identified, got {extra[0]}"
+        return f"only {', '.join(policy.identified) or 'no constant'} may be identified (policy), got {extra[0]}"
     if claim.p0 > policy.p0:
-        return f"expected a p0 of at most {policy.p0:g}, got {claim.p0:g}"
+        return f"p0 must be at most {policy.p0:g} (policy), got {claim.p0:g}"
     if claim.confidence < policy.confidence:
-        return f"expected a confidence of at least {policy.confidence:.12g}, got {claim.confidence:.12g}"
+        return f"the confidence must be at least {policy.confidence:.12g} (policy), got {claim.confidence:.12g}"
     return None
 
 
@@ -142,7 +144,7 @@ def _drawn(claim: Claim) -> tuple[DrawnConstant, ...]:
 
 
 def certified_claims(history: Sequence[Entry], plant: str, composite: str) -> list[tuple[Entry, Claim]]:
-    """The passed results of a composite on a plant, with the claim that each attempt was made for."""
+    """Return the passed results of a composite with the claims of their attempts."""
     attempts = {entry.digest: entry for entry in history if entry.kind == "attempt"}
     return [
         (entry, attempts[entry.body["attempt"]].read(AttemptBody).scope)
@@ -156,17 +158,17 @@ def certified_claims(history: Sequence[Entry], plant: str, composite: str) -> li
 def check_met(
     history: Sequence[Entry], candidate: Entry, approvals: Sequence[Entry], at: str, *, used: bool = False
 ) -> None:
-    """Refuse a promotion that does not meet the policy in force; one before the plant's first policy is let be.
+    """Check a promotion against the policy in force; without a policy it passes.
 
     Args:
         history: all entries before the promotion.
-        candidate: its candidate's entry.
-        approvals: of that candidate, which nothing has used or taken back.
-        at: when it is promoted, as the ledger writes times.
-        used: whether these made it champion before, so that neither their age nor a later policy ends them.
+        candidate: entry of the candidate.
+        approvals: unused approvals of the candidate.
+        at: time of the promotion, as in the ledger.
+        used: whether these approvals made it champion before, so that age and later policies do not end them.
 
     Raises:
-        Refused: naming what it lacks.
+        Refused: with the first unmet requirement.
     """
     plant, entry = candidate.plant, policy_entry(history, candidate.plant)
     if entry is None:
@@ -175,21 +177,23 @@ def check_met(
     cure = f"see `neorl policy show {plant}`"
     faults = []
     for result, claim in certified_claims(history, plant, record.composite):
-        old = f"expected a certificate of at most {policy.certificate_days} days, got an older one"
+        old = f"the certificate is older than {policy.certificate_days} days (policy)"
         expired = expires(result, policy.certificate_days) < parse_time(at)
         faults.append(lacking(policy, claim) or (old if expired else None))
     if None not in faults:
-        got = faults[-1] if faults else "expected a passed certification, got none"
-        # A retraining on the inputs of an earlier one finds what that one found, an expired certificate included.
-        raise Refused(f"{got}: {cure}, and retrain on newer logs or with another seed, which certifies anew.")
+        got = faults[-1] if faults else "there is no passed certification"
+        # A retraining on the same inputs would reuse the same, possibly expired, certificate.
+        raise Refused(f"{got}: {cure}, and retrain on newer logs or with another seed to certify again")
     if record.role == "candidate":
         passed = {gate.name for gate in record.gates if gate.passed is True}
         if missing := [name for name in policy.gates if name not in passed]:
-            raise Refused(f"expected the gate {missing[0]}, which the policy requires, got none that passed: {cure}.")
+            raise Refused(f"the policy requires the gate {missing[0]}, which the candidate did not pass: {cure}")
         if policy.beat_plant and not getattr(record.evidence, "beat_plant", False):
-            raise Refused(f"expected a candidate that had to beat the plant's own controller, got another: {cure}.")
+            raise Refused(
+                f"the policy requires beat_plant, but the candidate did not have to beat the tuned controller: {cure}"
+            )
     if fault := lacking_approvals(policy, entry, approvals, at, used=used):
-        raise Refused(f"{fault}: {cure}.")
+        raise Refused(f"{fault}: {cure}")
 
 
 def lacking_approvals(
@@ -201,13 +205,13 @@ def lacking_approvals(
     *,
     used: bool = False,
 ) -> str | None:
-    """Name the first approval that a policy requires and that is missing; None if none is.
+    """Return the first approval that a policy requires and that is missing, or None.
 
     Args:
-        policy: in force.
-        signed: its entry; an approval from before was given under another.
-        approvals: of a candidate, which nothing has used or taken back.
-        at: when they are to be used.
+        policy: policy in force.
+        signed: its entry; approvals from before do not count.
+        approvals: unused approvals of a candidate.
+        at: time at which they are used.
         texts: wording, the newest by default; MLflow's pages show it.
         used: whether they were used in time before.
     """
@@ -223,7 +227,7 @@ def lacking_approvals(
     if (got := len(_people(closing))) < wanted.count:
         return texts.few_approvals.format(wanted=wanted.count, got=got, expired=expired)
     reviews = [entry for entry in valid if entry.body.get("meaning") == "reviewed"]
-    # Who did both may stand for either, but not for both at once.
+    # A person who did both counts as approver or as reviewer, but not as both.
     if (got := min(len(_people(reviews)), len(_people(valid)) - wanted.count)) < wanted.reviewers:
         return texts.few_reviews.format(wanted=wanted.reviewers, got=got, expired=expired)
     if not closing:
@@ -237,45 +241,45 @@ def _people(approvals: Sequence[Entry]) -> set[str]:
 
 
 def expires(entry: Entry, days: int) -> datetime:
-    """When an approval or a result ends to count; a person's from when it was signed."""
+    """Return when an approval or result expires; a person's approval counts from its signing."""
     return parse_time(entry.body.get("signed") or entry.timestamp) + timedelta(days=days)
 
 
 def pinned_file(trust: TrustRoot, plant: str) -> Path:
-    """Where the policy of a plant is pinned: beside the trust root, so that who audits has both from one hand."""
+    """Return the path of a plant's pinned policy, beside the trust root."""
     return trust.source.parent / "policies" / f"{plant}.yaml"
 
 
 def check_pinned(history: Sequence[Entry], trust: TrustRoot, plant: str) -> None:
-    """Refuse a plant without a policy, or whose pinned policy is another than that of the ledger.
+    """Check that a plant's pinned policy is that of the ledger.
 
     Raises:
-        Refused: saying which.
+        Refused: if there is no policy, or the two differ.
     """
     policy, path = policy_of(history, plant), pinned_file(trust, plant)
     if policy is None:
         raise Refused(
-            f"expected a safety policy of {plant}, got none: 'neorl retrain' drafts one from its claim, or sign one "
-            f"with 'neorl policy sign {plant} FILE'."
+            f"{plant} has no safety policy yet: 'neorl retrain' drafts one from its claim, or sign one with 'neorl "
+            f"policy sign {plant} FILE'"
         )
     pinned = pinned_policy(trust, plant)
     if pinned != policy:
-        got = "another" if pinned else "none"
-        raise Refused(f"expected the policy of {plant} that the ledger has in {path}, got {got}: {_cure(plant)}.")
+        got = "differs from the ledger's policy" if pinned else "does not exist"
+        raise Refused(f"the pinned policy {path} of {plant} {got}: {_cure(plant)}")
 
 
 def pinned_policy(trust: TrustRoot, plant: str) -> SafetyPolicy | None:
-    """The policy of a plant as it is pinned, if any is.
+    """Return a plant's pinned policy, or None.
 
     Raises:
-        Refused: when the file holds none.
+        Refused: if the file is invalid.
     """
     path = pinned_file(trust, plant)
     try:
         return load_yaml(path, SafetyPolicy) if path.is_file() else None
     except BadInput as error:
-        raise Refused(f"{str(error).removesuffix('.')}, or {_cure(plant)}.") from error
+        raise Refused(f"{str(error).removesuffix('.')}, or {_cure(plant)}") from error
 
 
 def _cure(plant: str) -> str:
-    return f"restore the one that is right, or sign it with 'neorl policy sign {plant} FILE'"
+    return f"restore the right one, or sign it with 'neorl policy sign {plant} FILE'"

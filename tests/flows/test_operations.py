@@ -187,7 +187,7 @@ def test_monthly_report_and_invalid_rollback(plant: Operated) -> None:
     assert Path(told["state"]["message"].rpartition(" in ")[2]).is_file()
     back = plant.start("rollback/champion", plant=PLANT, version="99", by="Ada Lovelace", why="offset since Monday")
     assert (back["state_type"], back["state"]["message"].count("\n")) == ("FAILED", 0)
-    assert back["state"]["message"].startswith(f"expected a version of {PLANT} that was champion before")
+    assert back["state"]["message"].startswith(f"version 99 of {PLANT} never was champion")
 
 
 def test_an_arriving_file_starts_a_run(plant: Operated, arrived: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Approvals as the ledger has them: what a decision says, and which approvals of a composite count."""
+"""Approvals and rejections in the ledger, and which approvals of a composite count."""
 
 from __future__ import annotations
 
@@ -14,96 +14,95 @@ from tasks.versions.texts import Texts
 from tasks.versions.versions import current, version_of
 
 RULED_OUT = {"rejection": "rejected", "withdrawal": "withdrew"}
-"""Kinds after which a composite of the plant is never promoted again, with what their persons did."""
+"""Kinds that rule out a composite for its plant, with their verbs."""
 
 
 class VerdictBody(Body):
-    """A person, or the rule, approves or rejects a composite."""
+    """Entry: a person or the rule approves or rejects a composite."""
 
     composite: str
     by: str
     role: str = ""
-    """As what they decide, where the plant's policy asks for roles."""
+    """Role in which the person decides, if the plant's policy requires roles."""
     note: str = ""
     candidate: str
     """Digest of the candidate's entry."""
     version: str = ""
     """Version in the registry."""
     meaning: Meaning = ""
-    """`reviewed` is no approval by itself."""
+    """A review alone is not an approval."""
     signed: str = ""
-    """When the person signed, by their own clock."""
+    """Time of signing by the person's clock."""
     signature: str = ""
-    """Envelope of the person's statement; without one the decision is in the home's name."""
+    """Envelope of the person's statement; empty for a decision in the home's name."""
 
 
 def check_signed_time(signature: str, signed: str) -> None:
-    """The time beside a signature is the one that was signed, for approvals expire by it."""
-    told = read_payload(signature)["signed"] if signature else ""
-    if told != signed:
-        raise Refused(f"expected the time {told or 'of no signature'} that was signed, got {signed!r}: sign again.")
+    """Check that the time beside a signature is the signed one, because approvals expire by it."""
+    stated = read_payload(signature)["signed"] if signature else ""
+    if stated != signed:
+        raise Refused(
+            f"the time of signing must be {stated or 'empty without a signature'}, got {signed!r}: sign again"
+        )
 
 
 def check_version(candidate: Entry, version: str) -> None:
-    """Refuse an entry that names another version than its candidate: aliases, pages and reports go by that name."""
+    """Check that an entry names its candidate's version, which aliases, pages and reports show."""
     if version not in ("", candidate.body["version"]):
         raise Refused(
-            f"expected version {candidate.body['version']} of {candidate.plant}, as its candidate has it, got "
-            f"{version!r}: name that one."
+            f"the candidate of {candidate.plant} has version {candidate.body['version']}, got {version!r}: name it"
         )
 
 
 def check_all_gates(candidate: Entry, rules: int) -> None:
-    """Refuse a candidate that an earlier version of the rules judged by fewer gates than this one has.
+    """Check that the candidate passed all gates of this version of the rules, which may have more than its own.
 
     Args:
-        candidate: its entry.
-        rules: version by which it is to be approved, promoted or run in shadow.
+        candidate: entry of the candidate.
+        rules: version of the rules for the approval, promotion or shadow.
     """
     required = version_of(rules).required(of_process(candidate), candidate.body["role"] == "fallback")
     passed = {gate["name"] for gate in candidate.body["gates"] if gate["passed"] is True}
     if missing := [name for name in required if name not in passed]:
         raise Refused(
             f"version {candidate.body['version']} of {candidate.plant} was judged by rules version {candidate.rules}, "
-            f"without the gate {missing[0]} of rules version {rules}: retrain it."
+            f"without the gate {missing[0]} of rules version {rules}: retrain it"
         )
 
 
 def ruled_out(history: Sequence[Entry], plant: str, composite: str) -> Entry | None:
-    """The first rejection or withdrawal of a composite, or None."""
+    """Return the first rejection or withdrawal of a composite, or None."""
     return next(
         (e for e in history if e.plant == plant and e.kind in RULED_OUT and e.body["composite"] == composite), None
     )
 
 
 def why_ruled_out(gone: Entry) -> str:
-    """Who ruled a composite out, and why, in words."""
+    """Describe who ruled a composite out, and why."""
     why = gone.body.get("why") or gone.body.get("note") or "no reason given"
     return f"{gone.body['by']} {RULED_OUT[gone.kind]} ({why})"
 
 
 def check_not_ruled_out(history: Sequence[Entry], plant: str, composite: str) -> None:
-    """Refuse a composite that was rejected or withdrawn, whoever has approved it since.
+    """Check that a composite was never rejected or withdrawn, even if approved later.
 
     Args:
         history: all entries before the promotion or shadow.
-        plant: the plant's name.
-        composite: digest of what is to serve.
+        plant: name of the plant.
+        composite: digest of the composite.
     """
     if (gone := ruled_out(history, plant, composite)) is not None:
-        done = "rejected" if gone.kind == "rejection" else "withdrawn"
         raise Refused(
-            f"expected a composite of {plant} that was not {done}, got {composite[:12]}, which {why_ruled_out(gone)}: "
-            "retrain on other data or with another configuration."
+            f"composite {composite[:12]} of {plant} was ruled out: {why_ruled_out(gone)}; retrain on other data or "
+            "with another configuration"
         )
 
 
 def open_approvals(history: Sequence[Entry], plant: str, composite: str) -> list[Entry]:
-    """The approvals of a composite that count still.
+    """Return the approvals of a composite that still count.
 
-    A promotion, rollback, shadow or withdrawal of the plant ends all that came before it, for they are of a comparison
-    with what was in force then; a rejection ends those of its composite. What a key signed after its
-    revocation does not count.
+    A promotion, rollback, shadow or withdrawal of the plant ends all earlier approvals, because they compared with the
+    previous champion. A rejection ends those of its composite. Signatures after a revocation do not count.
     """
     found: list[Entry] = []
     for entry in history:
@@ -120,16 +119,16 @@ def open_approvals(history: Sequence[Entry], plant: str, composite: str) -> list
 
 
 def open_approval(history: Sequence[Entry], plant: str, composite: str) -> Entry | None:
-    """The last of these approvals."""
+    """Return the last approval that still counts."""
     return next(reversed(open_approvals(history, plant, composite)), None)
 
 
 def approvers(history: Sequence[Entry], promotion: Entry) -> str:
-    """Who approved what a promotion promoted, or what a shadow lets run: the last one first; a review is no approval.
+    """Return the approvers of a promotion, rollback or shadow, latest first. Reviews are excluded.
 
     Args:
         history: all verified entries.
-        promotion: one of them, a rollback's or a shadow's.
+        promotion: entry of a promotion, rollback or shadow.
     """
     body = promotion.body
     if promotion.kind == "rollback":
@@ -142,12 +141,12 @@ def approvers(history: Sequence[Entry], promotion: Entry) -> str:
 
 
 def of_process(candidate: Entry) -> bool:
-    """Whether a candidate's evidence is that of a process without a simulator: it may run in shadow, no more."""
+    """Return whether a candidate is of a log-only plant; it can run in shadow only."""
     return "simulator" not in candidate.body["evidence"]
 
 
 def signed_how(decision: Entry, texts: Texts | None = None) -> str:
-    """Name the key that signed a decision, in the newest wording by default."""
+    """Describe the key that signed a decision, in the newest wording by default."""
     texts = texts or current().texts
     signature = decision.body.get("signature")
     if signature:

@@ -1,4 +1,4 @@
-"""Who is champion of a plant, and what a promotion needs: the rules, applied when writing and again by the audit."""
+"""Champions: promotion, withdrawal and rollback, with rules applied when writing and again by the audit."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ from tasks.evidence.policies import (
 from tasks.files.times import normalise_time
 
 IN_FORCE = ("promotion", "rollback")
-"""Kinds of entries that put a version into force."""
+"""Kinds of entries that put a version into service."""
 
 
 class PromotionBody(Body):
-    """A composite becomes the champion of its plant."""
+    """Entry: a composite becomes the champion of its plant."""
 
     composite: str
     approval: str
-    """Digest of the last approval's entry; the policy may ask for more of the same candidate."""
+    """Digest of the last approval's entry; the policy may require more approvals of the candidate."""
     replaces: str | None
-    """Digest of the promotion that this one replaces; none for the first."""
+    """Digest of the replaced promotion; None for the first."""
     candidate: str
-    """Digest of the candidate's entry, the one that was approved."""
+    """Digest of the approved candidate's entry."""
     version: str = ""
     """Version in the registry."""
 
 
 class WithdrawalBody(Body):
-    """A champion is taken out of service."""
+    """Entry: a champion is taken out of service."""
 
     composite: str
     promotion: str
@@ -63,22 +63,23 @@ class WithdrawalBody(Body):
     why: str
     signed: str = ""
     signature: str = ""
-    """Envelope of the person's statement. A withdrawal waits for nobody's: it is the safe direction."""
+    """Envelope of the person's statement. Optional: a withdrawal is the safe direction."""
 
 
 class RollbackBody(Body):
-    """An earlier champion comes back into service."""
+    """Entry: an earlier champion returns to service."""
 
     composite: str
     candidate: str
     """Digest of the candidate's entry."""
     version: str
     restores: str
-    """Digest of the promotion by which it was champion."""
+    """Digest of its promotion."""
     replaces: str | None
-    """Digest of the entry that put the champion into force whose place it takes; none where nobody is."""
+    """Digest of the replaced champion's entry; None if no champion is in force."""
     leaves: str
-    """Composite of that champion, which only a rollback brings back; empty for none and for the plant's own."""
+    """Composite of the replaced champion, which only a rollback can restore; empty for none and for the plant's own
+    controller."""
     by: str
     role: str = ""
     why: str
@@ -88,10 +89,12 @@ class RollbackBody(Body):
 
 
 def champion(history: Sequence[Entry], plant: str, at: str | None = None) -> Entry | None:
-    """The promotion or rollback in force for a plant, now or at a date or time: the last by then, unless withdrawn.
+    """Return the promotion or rollback in force for a plant, now or at a date or time; None if withdrawn.
 
     Args:
         history: verified entries, from `Ledger.entries()`.
+        plant: name of the plant.
+        at: date or time; defaults to now.
     """
     limit = normalise_time(at, last=True) if at is not None else None
     turns = (e for e in reversed(history) if e.plant == plant and (e.kind in IN_FORCE or leaves_service(e)))
@@ -100,49 +103,50 @@ def champion(history: Sequence[Entry], plant: str, at: str | None = None) -> Ent
 
 
 def promotion_of(history: Sequence[Entry], plant: str, version: str) -> Entry | None:
-    """The last promotion by which a version became champion of a plant, or None where it never was."""
+    """Return the last promotion of a version, or None if it never was champion."""
     found = (e for e in reversed(history) if (e.kind, e.plant) == ("promotion", plant))
     return next((entry for entry in found if entry.body["version"] == version), None)
 
 
 def check_withdrawal(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse a withdrawal of anything but the champion in force, or by nobody, or for no reason.
+    """Check a withdrawal: of the champion in force, with person and reason.
 
     Args:
         history: all entries before the withdrawal.
         entry: the withdrawal.
 
     Raises:
-        Refused: naming what is wrong.
+        Refused: if a check fails.
     """
     body, now = entry.read(WithdrawalBody), champion(history, entry.plant)
     if now is None or (now.digest, now.body["composite"]) != (body.promotion, body.composite):
-        raise Refused(f"expected a withdrawal of the champion of {entry.plant} in force, got one of another.")
+        name = now.body["composite"][:12] if now else "none"
+        raise Refused(f"the champion of {entry.plant} is composite {name}, got a withdrawal of {body.composite[:12]}")
     check_version(next(e for e in history if e.digest == now.body["candidate"]), body.version)
     if not (body.by.strip() and body.why.strip()):
-        raise Refused("expected who withdraws a champion, and why, got nothing: say both.")
+        raise Refused(f"a withdrawal needs a person and a reason, got {body.by!r} and {body.why!r}")
     check_signed(history, entry, body.by, body.signature, withdrawal_content(body, entry.plant), required=False)
     check_signed_time(body.signature, body.signed)
 
 
 def withdrawal_content(body: WithdrawalBody, plant: str) -> Content:
-    """What a person signs who withdraws a champion."""
+    """Return the content of the statement that withdraws a champion."""
     about = {"composite": body.composite, "promotion": body.promotion, "version": body.version}
     return Content("withdrawal", plant, about, "withdrawn", note=body.why)
 
 
 def check_rollback(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse a rollback to anything but an earlier champion that may be champion by the policy of now.
+    """Check a rollback: to an earlier champion that meets the current policy.
 
-    The approvals of its promotion count on, whatever their age but for those by a key that was revoked since, and who
-    rolls back approves it, too: where the policy has come to ask for more than these, the rollback is refused.
+    Approvals of its promotion still count at any age, except those by keys revoked since. The person who rolls back
+    counts as an approver too. The rollback is refused if the current policy requires more.
 
     Args:
         history: all entries before the rollback.
         entry: the rollback.
 
     Raises:
-        Refused: naming what is wrong or missing.
+        Refused: if a check fails.
     """
     plant, body = entry.plant, entry.read(RollbackBody)
     check_allowed(history, plant, body.version, body.composite)
@@ -153,16 +157,20 @@ def check_rollback(history: Sequence[Entry], entry: Entry) -> None:
         body.composite,
         body.candidate,
     ):
-        raise Refused(f"expected a rollback to version {body.version} of {plant} as it was champion, got another.")
+        raise Refused(
+            f"the rollback does not match the promotion of version {body.version} of {plant} (composite "
+            f"{body.composite[:12]}): roll back again"
+        )
     if (body.replaces, body.leaves) != wanted:
         raise Refused(
-            f"expected a rollback that takes the place of the champion of {plant} in force, got one prepared against "
-            "another: look at 'neorl history', and roll back again."
+            f"the champion of {plant} changed while the rollback was prepared (then "
+            f"{(body.replaces or 'none')[:12]}, now {(wanted[0] or 'none')[:12]}): look at 'neorl history', and roll "
+            "back again"
         )
     if (now := champion(history, plant)) is not None and now.body["candidate"] == body.candidate:
-        raise Refused(f"expected an earlier champion of {plant}, got version {body.version}, which is in force.")
+        raise Refused(f"version {body.version} of {plant} is in force already: choose an earlier champion")
     if not (body.by.strip() and body.why.strip()):
-        raise Refused("expected who rolls back, and why, got nothing: say both.")
+        raise Refused(f"a rollback needs a person and a reason, got {body.by!r} and {body.why!r}")
     candidate = {e.digest: e for e in history}[body.candidate]
     policy = policy_of(history, plant)
     required = policy is not None and policy.approvers.keys
@@ -178,31 +186,30 @@ def check_rollback(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def check_allowed(history: Sequence[Entry], plant: str, version: str, composite: str) -> None:
-    """Refuse a version as champion that never was, or that a person has ruled out for good.
+    """Check that a version was champion before and was not ruled out by a person.
 
     Args:
         history: all entries before the rollback.
-        plant: the plant's name.
-        version: in the registry.
-        composite: digest of what it holds.
+        plant: name of the plant.
+        version: version in the registry.
+        composite: its digest.
     """
     known = dict.fromkeys(e.body["version"] for e in history if (e.kind, e.plant) == ("promotion", plant))
     if version not in known:
         raise Refused(
-            f"expected a version of {plant} that was champion before ({', '.join(known) or 'there is none'}), got "
-            f"{version}: 'neorl approve' makes champion what never was."
+            f"version {version} of {plant} never was champion (earlier champions: {', '.join(known) or 'none'}): use "
+            "'neorl approve' for a new one"
         )
     if (gone := ruled_out(history, plant, composite)) is not None:
         raise Refused(
-            f"expected an earlier champion of {plant} that nobody has ruled out, got version {version}, which "
-            f"{why_ruled_out(gone)}: go back to another one, or retrain."
+            f"version {version} of {plant} was ruled out: {why_ruled_out(gone)}; roll back to another, or retrain"
         )
 
 
 def leaving(history: Sequence[Entry], plant: str) -> tuple[str | None, str]:
-    """The entry in force that a rollback takes the place of, and the composite that it leaves behind.
+    """Return the entry in force that a rollback replaces, and the composite that it rules out.
 
-    The plant's own controller is not left behind: it takes over again when the next champion is withdrawn.
+    The plant's own controller is not ruled out: it takes over again when the next champion is withdrawn.
     """
     now = champion(history, plant)
     if now is None:
@@ -213,23 +220,23 @@ def leaving(history: Sequence[Entry], plant: str) -> tuple[str | None, str]:
 
 
 def restored(history: Sequence[Entry], now: Entry) -> Entry:
-    """The promotion that made champion what is in force: of a rollback the one that it restores."""
+    """Return the promotion behind an entry in force; for a rollback the one that it restores."""
     return {e.digest: e for e in history}[now.body["restores"]] if now.kind == "rollback" else now
 
 
 def approvals_of(history: Sequence[Entry], promotion: Entry) -> list[Entry]:
-    """The approvals that a promotion rested on."""
+    """Return the approvals of a promotion."""
     given = open_approvals(history[: promotion.sequence - 1], promotion.plant, promotion.body["composite"])
     return [entry for entry in given if entry.body["candidate"] == promotion.body["candidate"]]
 
 
 def rollback_content(history: Sequence[Entry], plant: str, body: RollbackBody) -> Content:
-    """What a person signs who rolls back: all that the version rests on, as the ledger has it now.
+    """Return the content of the statement for a rollback, from the current ledger.
 
     Args:
         history: all entries before the rollback.
-        plant: the plant's name.
-        body: the rollback, without its signature.
+        plant: name of the plant.
+        body: the rollback without its signature.
     """
     results = certified_claims(history, plant, body.composite)
     certificate = certificate_file(results[-1][0]) if results else None
@@ -247,7 +254,7 @@ def rollback_content(history: Sequence[Entry], plant: str, body: RollbackBody) -
 
 
 def check_certified(history: Sequence[Entry], plant: str, composite: str) -> None:
-    """Refuse a composite that has not passed certification on a plant."""
+    """Check that a composite has passed certification on a plant."""
     if not any(
         entry.kind == "result"
         and entry.plant == plant
@@ -255,57 +262,52 @@ def check_certified(history: Sequence[Entry], plant: str, composite: str) -> Non
         and entry.body.get("passed") is True
         for entry in history
     ):
-        raise Refused(
-            f"expected a passed certification of composite {composite[:12]} on {plant}, got none: certify it first."
-        )
+        raise Refused(f"composite {composite[:12]} of {plant} has no passed certification: certify it first")
 
 
 def check_compared(history: Sequence[Entry], candidate: Entry) -> None:
-    """Refuse a candidate that was compared with another champion than the one in force."""
+    """Check that a candidate was compared with the champion in force."""
     now = champion(history, candidate.plant)
     if candidate.body["champion"] != (now.digest if now else None):
         raise Refused(
-            f"expected a candidate of {candidate.plant} that was compared with the champion in force, got composite "
-            f"{candidate.body['composite'][:12]}, which was not: retrain, so that the two are compared."
+            f"composite {candidate.body['composite'][:12]} of {candidate.plant} was not compared with the champion in "
+            "force: retrain to compare them"
         )
 
 
 def check_promotion(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse a promotion unless it replaces the champion in force, is certified, and has an approval of its own.
+    """Check a promotion: it replaces the champion in force, and is certified and approved.
 
-    A process without a simulator has no certificate, and so no champion.
+    Log-only plants have no certificates and therefore no champions.
 
     Args:
         history: all entries before the promotion.
         entry: the promotion.
 
     Raises:
-        Refused: naming what is missing.
+        Refused: if a check fails.
     """
     plant, body = entry.plant, entry.read(PromotionBody)
     current = champion(history, plant)
     if body.replaces != (current.digest if current else None):
         name = current.body["composite"][:12] if current else "none"
         raise Refused(
-            f"expected a promotion that replaces the champion of {plant} in force ({name}), got one prepared against "
-            "another: compare the candidate with the new champion first."
+            f"the champion of {plant} is now composite {name}, another than when the promotion was prepared: compare "
+            "the candidate with it first"
         )
     candidate = next((e for e in history if e.kind == "candidate" and e.digest == body.candidate), None)
     if candidate is not None and of_process(candidate):
         raise Refused(
-            f"expected a candidate of {plant} that a simulator certified, got composite {body.composite[:12]} of a "
-            "process without one: it may run in shadow until there is a simulator and a certificate."
+            f"{plant} is a log-only plant, so composite {body.composite[:12]} has no certificate: it can run in shadow "
+            "until there is a simulator"
         )
     check_not_ruled_out(history, plant, body.composite)
     check_certified(history, plant, body.composite)
     approval = open_approval(history, plant, body.composite)
     if approval is None or (approval.digest, approval.body["candidate"]) != (body.approval, body.candidate):
-        raise Refused(
-            f"expected an approval of composite {body.composite[:12]} for {plant} that no other promotion has used, "
-            "got none: have it approved first."
-        )
+        raise Refused(f"composite {body.composite[:12]} of {plant} has no unused approval: have it approved first")
     if candidate is None:
-        raise Refused(f"expected a logged candidate of {plant} to promote, got none: retrain it.")
+        raise Refused(f"no candidate {body.candidate[:12]} of {plant} is logged: retrain it")
     check_version(candidate, body.version)
     check_all_gates(candidate, entry.rules)
     check_compared(history, candidate)
@@ -314,20 +316,20 @@ def check_promotion(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def before_policy(history: Sequence[Entry], plant: str) -> str | None:
-    """In words, that the champion is from before the policy in force, which its claim does not meet; else None.
+    """Return a message if the champion predates the policy in force and its claim does not meet it, else None.
 
-    It serves on: who signs a policy decides on what comes after it, and so its approvals are not held against it.
+    It stays in service: a policy decides about later promotions, so its approval rules do not apply to this champion.
 
     Args:
         history: verified entries.
-        plant: the plant's name.
+        plant: name of the plant.
     """
     now, signed = champion(history, plant), policy_entry(history, plant)
     if now is None:
         return None
-    version = f"version {now.body['version']} of {plant} serves from before its policy"
+    version = f"version {now.body['version']} of {plant} was promoted before its policy"
     if signed is None:
-        return f"{version}: there is none yet"
+        return f"{version}: there is no policy yet"
     if now.sequence > signed.sequence:
         return None
     policy = signed.read(PolicyBody).policy
@@ -336,19 +338,19 @@ def before_policy(history: Sequence[Entry], plant: str) -> str | None:
 
 
 def promote(ledger: Ledger, plant: str, promotion: PromotionBody, artefacts: Sequence[Artefact] = ()) -> Entry:
-    """Make a composite the champion, by compare-and-set.
+    """Make a composite the champion (compare-and-set).
 
     Args:
-        ledger: opened to write.
-        plant: the plant's name.
-        promotion: with the digests of its approval, which is good for one promotion, and of what it replaces.
-        artefacts: the candidate's files.
+        ledger: the ledger, opened for writing.
+        plant: name of the plant.
+        promotion: with the digests of its approval and of the replaced champion.
+        artefacts: files of the candidate.
 
     Returns:
-        The promotion's entry; the existing one when this approval has already made the champion.
+        The promotion's entry; the existing one if this approval already made the champion.
 
     Raises:
-        Refused: when the champion has changed meanwhile, or certification or approval is missing.
+        Refused: if the champion has changed meanwhile, or certification or approval is missing.
     """
     current = champion(ledger.entries(), plant)
     if current is not None and current.body.get("approval") == promotion.approval:

@@ -1,4 +1,4 @@
-"""Candidates as people meet them: which of them wait for a decision, and what was decided against one."""
+"""Candidates that wait for a decision, and decisions against a composite."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from tasks.evidence.ledger.voided import VOID, leaves_service
 from tasks.references import CandidateRecord, Evidence, ProcessEvidence
 
 VERBS = {**RULED_OUT, "rollback": "rolled back from", VOID: "rolled back from"}
-"""Verdicts against a composite: it is not promoted again. What was rolled back from may be rolled back to."""
+"""Decisions against a composite, after which it is not promoted again; a rollback may still restore it."""
 
 
 def record_of(entry: Entry) -> CandidateRecord:
-    """What a candidate's ledger entry says."""
+    """Return the body of a candidate's entry."""
     return CandidateRecord.model_validate(entry.body)
 
 
 def in_force(entries: Sequence[Entry], plant: str, evidence: Evidence | ProcessEvidence) -> Entry | None:
-    """What a candidate would replace: the promotion in force, or of a process without a simulator its last shadow."""
+    """Return the entry that a candidate would replace: the champion, or the last shadow of a log-only plant."""
     find = shadows.last_shadow if isinstance(evidence, ProcessEvidence) else champions.champion
     return find(entries, plant)
 
 
 def was_rejected(entries: Sequence[Entry], plant: str, composite: str) -> bool:
-    """Whether a person rejected this composite, withdrew it or rolled back from it."""
+    """Return whether a person rejected or withdrew this composite, or rolled back from it."""
     return verdict_against(entries, plant, composite) is not None
 
 
 def verdict_against(entries: Sequence[Entry], plant: str, composite: str) -> Entry | None:
-    """The first rejection or withdrawal of a composite, else the rollback that left it behind."""
+    """Return the first rejection or withdrawal of a composite, else the rollback that ruled it out, else None."""
     if (final := ruled_out(entries, plant, composite)) is not None:
         return final
     own = [e for e in entries if e.plant == plant and (e.kind == "rollback" or leaves_service(e))]
-    # What a rollback that does not count was to bring back is left to what was said before.
+    # A voided rollback restores nothing: earlier decisions about its target still apply.
     turns = (
         e
         for e in reversed(own)
@@ -48,11 +48,7 @@ def verdict_against(entries: Sequence[Entry], plant: str, composite: str) -> Ent
 
 
 def waiting(entries: Sequence[Entry], plant: str | None = None) -> list[Entry]:
-    """Candidates that passed every gate and have been neither promoted nor rejected, nor overtaken by another one.
-
-    What a candidate was compared with is the champion, or of a process the shadow; one that it is already waits for
-    nothing.
-    """
+    """Return candidates that passed every gate, were not decided on, and were compared with the entry in force."""
     promoted = {e.body.get("candidate") for e in entries if e.kind in ("promotion", "shadow")}
     found = []
     for entry in entries:
@@ -69,19 +65,19 @@ def waiting(entries: Sequence[Entry], plant: str | None = None) -> list[Entry]:
 
 
 def find_candidate(entries: Sequence[Entry], plant: str, version: str) -> Entry:
-    """The candidate of a registry version.
+    """Return the candidate of a registry version.
 
     Raises:
-        BadInput: when the ledger knows none.
+        BadInput: if the ledger has none.
     """
     found = candidate_with([e for e in entries if e.kind == "candidate" and e.plant == plant], version=version)
     if found is None:
         known = ", ".join(e.body["version"] for e in entries if e.kind == "candidate" and e.plant == plant) or "none"
-        raise BadInput(f"expected a version of {plant} that the ledger knows ({known}), got '{version}': correct it.")
+        raise BadInput(f"{plant} has no version '{version}' in the ledger (versions: {known}): name one of them")
     return found
 
 
 def candidate_with(entries: Sequence[Entry], **wanted: str) -> Entry | None:
-    """The last of these candidates whose body says so."""
+    """Return the last of these candidates whose body has these values."""
     matching = (e for e in reversed(entries) if all(str(e.body[k]) == v for k, v in wanted.items()))
     return next(matching, None)

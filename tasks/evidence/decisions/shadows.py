@@ -1,4 +1,4 @@
-"""Who runs in shadow: a policy without a certificate, beside a process and never on it, for a stated time."""
+"""Shadows: policies without a certificate that run beside a log-only plant for a limited time; they only propose."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tasks.files.times import parse_time
 from tasks.references import ShadowComparison
 
 LONGEST = 366
-"""Days of one period: a shadow that nobody looks at again ends within a year."""
+"""Maximum days of one period, so that a forgotten shadow ends within a year."""
 
 
 class ShadowBody(Body):
-    """A candidate of a process without a simulator runs in shadow."""
+    """Entry: a candidate of a log-only plant runs in shadow."""
 
     composite: str
     approval: str
@@ -38,18 +38,18 @@ class ShadowBody(Body):
     candidate: str
     """Digest of the candidate's entry."""
     replaces: str | None
-    """Digest of the shadow that this one replaces; none for the first."""
+    """Digest of the replaced shadow; None for the first."""
     days: int
     version: str = ""
 
 
 class ExtensionBody(Body):
-    """A person lets a shadow run on."""
+    """Entry: a person extends a shadow's period."""
 
     shadow: str
     """Digest of the shadow's entry."""
     days: int
-    """From its end on, or from now where it has ended."""
+    """Added to the end of the period, or to now if it has ended."""
     by: str
     note: str = ""
     signed: str = ""
@@ -58,43 +58,43 @@ class ExtensionBody(Body):
 
 
 class ShadowInForce(NamedTuple):
-    """A shadow of a process, and when its period ends."""
+    """A shadow with the end of its period."""
 
     entry: Entry
     until: datetime
     ended: Entry | None = None
-    """Its rejection, or the next shadow, whether its period had ended by then or not."""
+    """Its rejection or the next shadow, even after the end of the period."""
 
     def runs(self, at: datetime) -> bool:
-        """Whether its period has not ended."""
+        """Return whether the period has not ended."""
         return at < self.until
 
 
 def last_shadow(history: Sequence[Entry], plant: str) -> Entry | None:
-    """The entry of the shadow that a plant had last, whether its period has ended or not."""
+    """Return the last shadow of a plant, even after the end of its period."""
     return next((entry for entry in reversed(history) if (entry.kind, entry.plant) == ("shadow", plant)), None)
 
 
 def shadow(history: Sequence[Entry], plant: str) -> ShadowInForce | None:
-    """The last shadow of a plant with its end, unless a person has rejected it since.
+    """Return the last shadow of a plant unless it was rejected.
 
     Args:
         history: verified entries, from `Ledger.entries()`.
-        plant: the plant's name.
+        plant: name of the plant.
     """
     found = last_shadow(history, plant)
     if found is None:
         return None
-    told = course(history, found)
-    return told if told.ended is None else None
+    period = course(history, found)
+    return period if period.ended is None else None
 
 
 def course(history: Sequence[Entry], begun: Entry) -> ShadowInForce:
-    """How long a shadow's days are, and what ended it if anything did.
+    """Return a shadow's period, and the entry that ended it.
 
     Args:
-        history: verified entries of all plants or of the shadow's.
-        begun: the shadow's entry, among them.
+        history: verified entries of at least the shadow's plant.
+        begun: entry of the shadow.
     """
     until = parse_time(begun.timestamp) + timedelta(days=begun.body["days"])
     for later in history:
@@ -103,46 +103,43 @@ def course(history: Sequence[Entry], begun: Entry) -> ShadowInForce:
         rejected = later.kind == "rejection" and later.body["composite"] == begun.body["composite"]
         if rejected or later.kind == "shadow":
             return ShadowInForce(begun, until, later)
-        # An extension counts from now on where the days were over by then.
+        # After the end of the period, an extension counts from its own time.
         if later.kind == "extension" and later.body["shadow"] == begun.digest:
             until = max(until, parse_time(later.timestamp)) + timedelta(days=later.body["days"])
     return ShadowInForce(begun, until)
 
 
 def check_shadow(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse a shadow unless it is an approved candidate of a process, and replaces the last one.
+    """Check a shadow: an approved candidate of a log-only plant that replaces the last shadow.
 
     Args:
         history: all entries before the shadow.
         entry: the shadow.
 
     Raises:
-        Refused: naming what is missing.
+        Refused: if a check fails.
     """
     plant, body = entry.plant, entry.read(ShadowBody)
     _check_days(body.days)
     last = last_shadow(history, plant)
     if body.replaces != (last.digest if last else None):
-        raise Refused(f"expected a shadow of {plant} that replaces the last one, got one prepared against another.")
+        raise Refused(f"the shadow of {plant} changed while this one was prepared: compare the candidate with it first")
     candidate = next((e for e in history if e.kind == "candidate" and e.digest == body.candidate), None)
     if candidate is None or (candidate.plant, candidate.body["composite"]) != (plant, body.composite):
-        raise Refused(f"expected a logged candidate of {plant} as shadow, got none: retrain it.")
+        raise Refused(f"no candidate {body.candidate[:12]} of {plant} is logged: retrain it")
     if not of_process(candidate):
-        raise Refused(f"expected a candidate without a simulator as shadow of {plant}, got one with: promote it.")
+        raise Refused(f"{plant} has a simulator, so candidates do not run in shadow: promote version {body.version}")
     check_version(candidate, body.version)
     check_all_gates(candidate, entry.rules)
     check_not_ruled_out(history, plant, body.composite)
     approval = open_approval(history, plant, body.composite)
     named = approval is not None and (approval.digest, approval.body["candidate"]) == (body.approval, body.candidate)
     if not named or (approval is not None and approval.body.get("meaning") == "reviewed"):
-        raise Refused(
-            f"expected an approval of composite {body.composite[:12]} for {plant} that nothing else has used, got "
-            "none: have it approved first."
-        )
+        raise Refused(f"composite {body.composite[:12]} of {plant} has no unused approval: have it approved first")
 
 
 def check_extension(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse an extension of anything but the last shadow of the plant, by nobody, or in the name of who has a key.
+    """Check an extension: of the last shadow, by a person who signs if they have a key.
 
     Args:
         history: all entries before the extension.
@@ -152,9 +149,9 @@ def check_extension(history: Sequence[Entry], entry: Entry) -> None:
     _check_days(body.days)
     found = shadow(history, entry.plant)
     if found is None or found.entry.digest != body.shadow:
-        raise Refused(f"expected an extension of the shadow of {entry.plant}, got one of another or of a rejected one.")
+        raise Refused(f"the extension names shadow {body.shadow[:12]}, which is not in force for {entry.plant}")
     if not body.by.strip():
-        raise Refused("expected the name of who extends a shadow, got none: give it.")
+        raise Refused(f"an extension needs a person's name, got {body.by!r}")
     policy = policy_of(history, entry.plant)
     required = policy is not None and policy.approvers.keys
     content = extension_content(found.entry, body)
@@ -163,61 +160,67 @@ def check_extension(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def extension_content(shadow: Entry, body: ExtensionBody) -> Content:
-    """What a person signs who lets a shadow run on.
+    """Return the content of the statement that extends a shadow.
 
     Args:
-        shadow: its entry.
-        body: the extension, without its signature.
+        shadow: entry of the shadow.
+        body: the extension without its signature.
     """
     about = {"composite": shadow.body["composite"], "days": str(body.days), "shadow": body.shadow}
     return Content("extension", shadow.plant, about, note=body.note)
 
 
 def check_comparison(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse a comparison of no logged shadow, of shares that are none, or whose threshold or alarm is another.
+    """Check a comparison: a logged shadow, shares in [0, 1], and a threshold and alarm that follow from its settings.
 
-    A comparison has no return of the shadow's actions: nobody took them.
+    A comparison states no return of the shadow's actions, because nobody applied them.
 
     Args:
         history: all entries before the comparison.
         entry: the comparison.
 
     Raises:
-        Refused: naming what is wrong.
+        Refused: if a check fails.
     """
-    # It brings NumPy, which the signer of a home without shadows needs not wait for.
+    # Imported late: it loads NumPy, which most signers do not need.
     from neorl_core.safety.drift_test import YEAR, alarm_threshold
 
     found = entry.read(ShadowComparison)
     shadow = next((e for e in history if (e.kind, e.digest) == ("shadow", found.shadow)), None)
     if shadow is None or shadow.plant != entry.plant:
-        raise Refused(f"expected a comparison of a logged shadow of {entry.plant}, got another.")
+        raise Refused(f"no shadow {found.shadow[:12]} of {entry.plant} is logged")
     shares = (found.agreement, found.support, found.interventions)
     if not all(0.0 <= share <= 1.0 for share in shares):
-        raise Refused(f"expected shares between 0 and 1, got {', '.join(f'{share:g}' for share in shares)}.")
+        raise Refused(f"shares must be between 0 and 1, got {', '.join(f'{share:g}' for share in shares)}")
     drift = found.drift
     rates = (drift.step_seconds, float(drift.block_steps), drift.alarms_per_year)
     if not all(math.isfinite(rate) and rate > 0 for rate in rates):
-        raise Refused("expected a positive step, block and number of alarms in a year, got another: compare anew.")
+        raise Refused(
+            f"step, block and alarms a year must be positive, got {', '.join(f'{rate:g}' for rate in rates)}: compare "
+            "again"
+        )
     threshold = math.log(alarm_threshold(YEAR / (drift.step_seconds * drift.block_steps), drift.alarms_per_year))
     if not math.isclose(drift.log_threshold, threshold, rel_tol=1e-9, abs_tol=1e-12):
         raise Refused(
-            f"expected the threshold {threshold:g} that {drift.alarms_per_year:g} alarms a year come to, got "
-            f"{drift.log_threshold:g}: compare anew."
+            f"the threshold for {drift.alarms_per_year:g} alarms per year is {threshold:g}, got {drift.log_threshold:g}: "
+            "compare again"
         )
     if not drift.blocks and drift.log_evidence != 0.0:
-        raise Refused(f"expected no evidence of a drift where no block was watched, got {drift.log_evidence:g}.")
+        raise Refused(f"evidence of drift must be 0 without watched blocks, got {drift.log_evidence:g}")
     reached = drift.log_evidence >= drift.log_threshold
     alarmed = drift.alarm is not None
     if math.isnan(drift.log_evidence) or reached is not alarmed:
-        raise Refused("expected an alarm where the evidence reached its threshold and nowhere else, got another.")
+        raise Refused(
+            f"an alarm must be stated exactly if the evidence {drift.log_evidence:g} reaches the threshold "
+            f"{drift.log_threshold:g}, got {drift.alarm}"
+        )
 
 
 def begin(ledger: Ledger, plant: str, body: ShadowBody, artefacts: Sequence[Artefact] = ()) -> Entry:
-    """Let a candidate run in shadow; one that does already by the same approval is returned.
+    """Let a candidate run in shadow; return the existing entry if this approval already started it.
 
     Raises:
-        Refused: when the approval is missing or used, or another shadow came meanwhile.
+        Refused: if the approval is missing or used, or another shadow was started meanwhile.
     """
     last = last_shadow(ledger.entries(), plant)
     if last is not None and last.body["approval"] == body.approval:
@@ -226,7 +229,7 @@ def begin(ledger: Ledger, plant: str, body: ShadowBody, artefacts: Sequence[Arte
 
 
 def check_runs(history: Sequence[Entry], plant: str, now: datetime) -> None:
-    """Refuse to approve again a shadow whose days are over: a person extends it.
+    """Check that a shadow's period has not ended; an ended one is extended, not approved again.
 
     Raises:
         Refused: naming the command.
@@ -234,11 +237,11 @@ def check_runs(history: Sequence[Entry], plant: str, now: datetime) -> None:
     found = shadow(history, plant)
     if found is not None and not found.runs(now):
         raise Refused(
-            f"expected a candidate that waits, got version {found.entry.body['version']} of {plant}, whose days in "
-            f"shadow are over: let it run on with 'neorl extend {plant} --days DAYS'."
+            f"the shadow period of version {found.entry.body['version']} of {plant} has ended: extend it with 'neorl "
+            f"extend {plant} --days DAYS'"
         )
 
 
 def _check_days(days: int) -> None:
     if not 1 <= days <= LONGEST:
-        raise Refused(f"expected a period of 1 to {LONGEST} days, got {days}: extend it later, as often as needed.")
+        raise Refused(f"a period must be 1 to {LONGEST} days, got {days}: extend it later, as often as needed")

@@ -1,4 +1,4 @@
-"""Decisions on candidates: what an approval or rejection needs, who signs it, and what an approval still lacks."""
+"""Rules, signing and logging of approvals and rejections."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from tasks.versions.texts import Texts
 def verdict_content(
     history: Sequence[Entry], act: Literal["approval", "rejection"], plant: str, body: VerdictBody
 ) -> Content:
-    """What a person signs who approves or rejects: all that the decision rests on, as the ledger has it now.
+    """Return the content of the statement for an approval or rejection, from the current ledger.
 
     Args:
         history: all entries before the decision.
-        act: which of both.
-        plant: the plant's name.
-        body: the decision, without its signature.
+        act: kind of decision.
+        plant: name of the plant.
+        body: the decision without its signature.
     """
     results = certified_claims(history, plant, body.composite)
     certificate = certificate_file(results[-1][0]) if results else None
@@ -60,7 +60,7 @@ def verdict_content(
 
 
 def check_approval(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse an approval of anything but a logged candidate that passed every gate, or by nobody.
+    """Check an approval: a logged candidate that passed every gate, by an eligible person.
 
     Args:
         history: all entries before the approval.
@@ -70,33 +70,33 @@ def check_approval(history: Sequence[Entry], entry: Entry) -> None:
     candidate = _candidate_of(history, entry, body)
     if candidate.body["passed"] is not True or not all(gate["passed"] is True for gate in candidate.body["gates"]):
         raise Refused(
-            f"expected a candidate that passed every gate, got composite {body.composite[:12]} of {entry.plant}, which "
-            "did not: retrain it, no approval can skip a gate."
+            f"composite {body.composite[:12]} of {entry.plant} did not pass every gate: retrain it, an approval cannot "
+            "skip a gate"
         )
     check_all_gates(candidate, entry.rules)
     policy = policy_of(history, entry.plant)
     if policy is not None and body.by == RULE and policy.approvers.count:
         raise Refused(
-            f"expected an approval of composite {body.composite[:12]} by a person, by the policy of {entry.plant}, "
-            f"got the rule's: 'neorl approve {entry.plant} {body.version}'."
+            f"the policy of {entry.plant} requires a person's approval of composite {body.composite[:12]}, got the "
+            f"rule's: 'neorl approve {entry.plant} {body.version}'"
         )
     process = of_process(candidate)
     if not process:
         check_compared(history, candidate)
     if body.meaning not in ("", "reviewed", "approved for shadow" if process else "approved for closed loop"):
-        raise Refused(f"expected an approval that means what may follow from it, got {body.meaning!r}: leave it out.")
+        raise Refused(f"an approval of {entry.plant} cannot have the meaning {body.meaning!r}: leave it out")
     signed_by = _check_verdict(history, entry, body, "approval")
     author = folded(str(candidate.body.get("author", "")))
     names = {"", folded(body.by), folded(signed_by.login if signed_by else body.by)}
     if policy is not None and policy.approvers.not_author and author in names:
         raise Refused(
-            f"expected an approval by another than who ran the retraining ({author or 'not known'}), by the policy of "
-            f"{entry.plant}, got one by {body.by}: have somebody else look at it."
+            f"the policy of {entry.plant} requires another approver than the person who ran the retraining "
+            f"({author or 'unknown'}), got {body.by}: ask somebody else to approve"
         )
 
 
 def check_rejection(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse a rejection of anything but a logged candidate, of the champion's composite, or by nobody.
+    """Check a rejection: a logged candidate that is not the champion, by a named person.
 
     Args:
         history: all entries before the rejection.
@@ -105,17 +105,19 @@ def check_rejection(history: Sequence[Entry], entry: Entry) -> None:
     body, now = entry.read(VerdictBody), champion(history, entry.plant)
     _candidate_of(history, entry, body)
     if now is not None and now.body["composite"] == body.composite:
-        raise Refused(f"expected a rejection of a candidate that waits, got one of the champion of {entry.plant}.")
+        raise Refused(
+            f"composite {body.composite[:12]} is the champion of {entry.plant} and cannot be rejected: withdraw it"
+        )
     _check_verdict(history, entry, body, "rejection")
 
 
 def _candidate_of(history: Sequence[Entry], entry: Entry, body: VerdictBody) -> Entry:
-    """The candidate that a decision is on, which must be the one that it names."""
+    """Return the candidate of a decision, which must match the decision's plant, composite and version."""
     candidate = next((e for e in history if e.kind == "candidate" and e.digest == body.candidate), None)
     if candidate is None or (candidate.plant, candidate.body["composite"]) != (entry.plant, body.composite):
         raise Refused(
-            f"expected the {entry.kind} of a logged candidate of {entry.plant} with composite {body.composite[:12]}, "
-            "got none: retrain, and decide on what that registers."
+            f"the {entry.kind} names no logged candidate of {entry.plant} with composite {body.composite[:12]}: "
+            "retrain, and decide on the new candidate"
         )
     check_version(candidate, body.version)
     return candidate
@@ -124,9 +126,11 @@ def _candidate_of(history: Sequence[Entry], entry: Entry, body: VerdictBody) -> 
 def _check_verdict(
     history: Sequence[Entry], entry: Entry, body: VerdictBody, act: Literal["approval", "rejection"]
 ) -> KnownKey | None:
-    """Refuse a decision by nobody, or without the person's signature where that takes one; the key otherwise."""
+    """Check name and signature of a decision; return the key that signed it."""
     if not body.by.strip():
-        raise Refused(f"expected who gives the {act} of a candidate, got nothing: give --by, or set NEORL_PERSON.")
+        raise Refused(
+            f"the {act} of a candidate needs a person's name, got {body.by!r}: give --by, or set NEORL_PERSON"
+        )
     policy = policy_of(history, entry.plant)
     content = verdict_content(history, act, entry.plant, body)
     required = policy is not None and policy.approvers.keys
@@ -136,12 +140,12 @@ def _check_verdict(
 
 
 def approve(ledger: Ledger, plant: str, verdict: VerdictBody, signatory: Signatory | None = None) -> Entry:
-    """Log the approval of a candidate; the same person's that waits for its promotion is not repeated.
+    """Log the approval of a candidate, or return an equal approval that still counts.
 
     Args:
-        ledger: opened to write.
-        plant: the plant's name.
-        verdict: who decides what; signed already, or by the signatory.
+        ledger: the ledger, opened for writing.
+        plant: name of the plant.
+        verdict: the decision, already signed or to be signed by the signatory.
         signatory: the person with their key.
     """
     policy = policy_entry(ledger.entries(), plant)
@@ -150,7 +154,7 @@ def approve(ledger: Ledger, plant: str, verdict: VerdictBody, signatory: Signato
         same = all(given.body[name] == getattr(verdict, name) for name in ("by", "role", "candidate"))
         same = same and bool(given.body.get("signature")) is bool(signatory or verdict.signature)
         same = same and (given.body.get("meaning") == "reviewed") is (verdict.meaning == "reviewed")
-        # One under an earlier policy, or that has expired, is given anew.
+        # An approval under an earlier policy, or an expired one, is given again.
         if same and given.sequence > since and not _expired(given, ledger, plant):
             return given
 
@@ -167,7 +171,7 @@ def signed(
     verdict: VerdictBody,
     signatory: Signatory | None,
 ) -> VerdictBody:
-    """A decision with the signature of who makes it, on what the ledger has now; as it is without a signatory."""
+    """Return a decision signed on the current ledger; unchanged without a signatory."""
     if signatory is None:
         return verdict
     envelope = signatory.sign(verdict_content(history, act, plant, verdict))
@@ -175,7 +179,7 @@ def signed(
 
 
 def missing_approvals(history: Sequence[Entry], plant: str, approval: Entry, texts: Texts | None = None) -> str | None:
-    """Name the first approval that the policy requires besides this one, in the newest wording by default."""
+    """Return the first approval that the policy requires besides this one, or None."""
     signed, body = policy_entry(history, plant), approval.body
     if signed is None:
         return None
@@ -189,7 +193,7 @@ def _expired(approval: Entry, ledger: Ledger, plant: str) -> bool:
 
 
 def reject(ledger: Ledger, plant: str, verdict: VerdictBody, signatory: Signatory | None = None) -> Entry:
-    """Log the rejection of a composite, which also takes back an approval not yet used."""
+    """Log the rejection of a composite; it also ends unused approvals."""
 
     def body(history: Sequence[Entry]) -> VerdictBody:
         return signed(history, "rejection", plant, verdict, signatory)

@@ -164,13 +164,13 @@ def test_an_oversize_request_is_refused_while_it_is_sent(served: Home) -> None:
         ("note", RefusalBody(reason="not a note"), "Extra inputs"),
         ("refusal", NoteBody(), "expected the body of a refusal, got 'reason'"),
         ("approval", NoteBody(), "expected the body of a approval, got 'composite'"),
-        ("approval", VerdictBody(composite=A, by="x", candidate=B), "the approval of a logged candidate"),
+        ("approval", VerdictBody(composite=A, by="x", candidate=B), "the approval names no logged candidate"),
         (
             "promotion",
             PromotionBody(composite=A, approval=B, replaces=None, candidate=B),
-            "passed certification of composite",
+            "has no passed certification",
         ),
-        ("promotion", PromotionBody(composite=A, approval=B, replaces=B, candidate=B), "replaces the champion"),
+        ("promotion", PromotionBody(composite=A, approval=B, replaces=B, candidate=B), "is now composite"),
         ("result", Outcome(passed=True), "expected the body of a result"),
     ],
 )
@@ -185,7 +185,7 @@ def test_a_promotion_needs_more_than_somebody_elses_approval(home: Path) -> None
     ledger = open_ledger(Home(home))
     certify(ledger, A)
     other = ledger.append("approval", verdict(ledger, B), plant=PLANT)
-    with pytest.raises(Refused, match="an approval of composite aaaaaaaa"):
+    with pytest.raises(Refused, match="has no unused approval"):
         put(ledger, other, None, composite=A)
 
 
@@ -206,7 +206,7 @@ def test_a_certificate_is_signed_for_an_open_attempt_and_counts_that_add_up(home
     envelope = make_certificate(ledger, attempt.entry, good, MATERIALS)
     path = Home(home).folder("certificates") / "a.json"
     path.write_bytes(envelope)
-    with pytest.raises(Refused, match="its certificate's file"):
+    with pytest.raises(Refused, match="names no certificate"):
         close_attempt(ledger, attempt, outcome(A, good))
     close_attempt(ledger, attempt, outcome(A, good), [artefact(ledger.home, path)])
     with pytest.raises(Refused, match="no result"):

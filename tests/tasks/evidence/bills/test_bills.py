@@ -119,7 +119,7 @@ def test_a_file_that_is_not_as_the_ledger_says_has_no_bill(ledger: Ledger) -> No
     shard.unlink()
     with pytest.raises(Refused, match="\\(ledger\\), got none: restore"):
         model_bill(ledger.home, ledger, PLANT, "7", "1.2")
-    with pytest.raises(BadInput, match=r"that the ledger knows \(7\), got '8'"):
+    with pytest.raises(BadInput, match=r"has no version '8' in the ledger \(versions: 7\)"):
         model_bill(ledger.home, ledger, PLANT, "8", "1.2")
 
 

@@ -93,7 +93,7 @@ def test_an_approved_candidate_runs_in_shadow_for_its_days(ledger: Ledger, clock
     candidate = ledger.entry(entry.body["candidate"])
     assert promote_candidate(ledger.home, candidate, "again", "", clock).digest == entry.digest
     clock.now = NOON + timedelta(days=31)
-    with pytest.raises(Refused, match=f"shadow are over: let it run on with 'neorl extend {PROCESS} --days"):
+    with pytest.raises(Refused, match=f"has ended: extend it with 'neorl extend {PROCESS} --days"):
         promote_candidate(ledger.home, candidate, "again", "", clock)
 
 
@@ -129,9 +129,9 @@ def test_a_person_extends_it_from_its_end_or_from_now_where_it_has_ended(ledger:
     assert watched.until == NOON + timedelta(days=110)
     assert reported(ledger) == [(A, "2027-03-10T12:00:00.000000Z", "its days were over")]
     for body, sentence in (
-        (extension.model_copy(update={"by": " "}), "expected the name of who extends"),
-        (extension.model_copy(update={"days": 5000}), "expected a period of 1 to 366 days"),
-        (extension.model_copy(update={"shadow": B}), "expected an extension of the shadow"),
+        (extension.model_copy(update={"by": " "}), "an extension needs a person's name"),
+        (extension.model_copy(update={"days": 5000}), "a period must be 1 to 366 days"),
+        (extension.model_copy(update={"shadow": B}), "is not in force for"),
     ):
         with pytest.raises(Refused, match=sentence):
             ledger.append("extension", body, plant=PROCESS)
@@ -143,14 +143,14 @@ def test_a_rejection_ends_it(ledger: Ledger) -> None:
     assert shadows.shadow(ledger.entries(), PROCESS) is None
     assert reported(ledger) == [(A, ledger.entries()[-1].timestamp, "rejected by shift engineer")]
     # Nor is it approved again as if nothing had been said.
-    with pytest.raises(Refused, match="which shift engineer rejected"):
+    with pytest.raises(Refused, match="shift engineer rejected"):
         promote_candidate(ledger.home, ledger.entry(entry.body["candidate"]), "somebody else", "")
 
 
 def test_a_newer_candidate_replaces_it_and_one_judged_against_another_does_not(ledger: Ledger) -> None:
     stale = logged(ledger, B)
     first = begun(ledger)
-    with pytest.raises(Refused, match="another one meanwhile"):
+    with pytest.raises(Refused, match="is in force: retrain"):
         promote_candidate(ledger.home, stale, "shift engineer", "")
     fresh = logged(ledger, B, champion=first.digest, run_key="later")
     assert promote_candidate(ledger.home, fresh, "shift engineer", "").body["replaces"] == first.digest
@@ -164,7 +164,7 @@ def test_a_process_never_has_a_champion(ledger: Ledger) -> None:
     promotion = champions.PromotionBody(
         composite=A, approval=approval.digest, replaces=None, candidate=candidate.digest
     )
-    with pytest.raises(Refused, match="it may run in shadow until there is a simulator and a certificate"):
+    with pytest.raises(Refused, match="it can run in shadow until there is a simulator"):
         champions.promote(ledger, PROCESS, promotion)
     forge(ledger.home, "promotion", promotion, plant=PROCESS)
     failures = audit(ledger.home).failures
@@ -185,18 +185,18 @@ def test_a_missing_gate_is_refused(ledger: Ledger, name: str) -> None:
 
 def test_a_shadow_needs_gates_passed_and_an_approval_of_its_own(ledger: Ledger) -> None:
     failed = logged(ledger, A, evidence=judged.process_evidence(supported=False))
-    with pytest.raises(Refused, match="which failed ope"):
+    with pytest.raises(Refused, match="failed ope"):
         promote_candidate(ledger.home, failed, "shift engineer", "")
     candidate = logged(ledger, B)
     body = shadows.ShadowBody(composite=B, approval=A, candidate=candidate.digest, replaces=None, days=30)
-    with pytest.raises(Refused, match="expected an approval of composite"):
+    with pytest.raises(Refused, match="has no unused approval"):
         ledger.append("shadow", body, plant=PROCESS)
     approval = verdicts.approve(
         ledger, PROCESS, approvals.VerdictBody(composite=B, by="somebody", candidate=candidate.digest)
     )
     body = body.model_copy(update={"approval": approval.digest})
     first = ledger.append("shadow", body, plant=PROCESS)
-    with pytest.raises(Refused, match="nothing else has used"):
+    with pytest.raises(Refused, match="has no unused approval"):
         ledger.append("shadow", body.model_copy(update={"replaces": first.digest}), plant=PROCESS)
 
 
@@ -207,7 +207,7 @@ def test_a_review_begins_no_shadow(ledger: Ledger) -> None:
     assert (review.kind, review.body["meaning"]) == ("approval", "reviewed")
     assert ledger.entries("shadow") == []
     body = shadows.ShadowBody(composite=A, approval=review.digest, candidate=candidate.digest, replaces=None, days=30)
-    with pytest.raises(Refused, match="expected an approval of composite"):
+    with pytest.raises(Refused, match="has no unused approval"):
         ledger.append("shadow", body, plant=PROCESS)
     forge(ledger.home, "shadow", body, plant=PROCESS)
     assert [check.name for check in audit(ledger.home).failures] == ["shadows"]
@@ -218,10 +218,10 @@ def test_a_shadow_is_the_very_composite_of_a_process_that_was_approved(ledger: L
     verdict = approvals.VerdictBody(composite=A, by="somebody", candidate=candidate.digest)
     approval = verdicts.approve(ledger, PROCESS, verdict)
     body = shadows.ShadowBody(composite=B, approval=approval.digest, candidate=candidate.digest, replaces=None, days=30)
-    with pytest.raises(Refused, match=f"expected a logged candidate of {PROCESS} as shadow, got none"):
+    with pytest.raises(Refused, match=f"no candidate .* of {PROCESS} is logged"):
         ledger.append("shadow", body, plant=PROCESS)
     another = logged(ledger, B)
-    with pytest.raises(Refused, match=f"expected an approval of composite {B[:12]}"):
+    with pytest.raises(Refused, match=f"composite {B[:12]}"):
         ledger.append("shadow", body.model_copy(update={"candidate": another.digest}), plant=PROCESS)
     assert ledger.append("shadow", body.model_copy(update={"composite": A}), plant=PROCESS).kind == "shadow"
 
@@ -234,9 +234,9 @@ def test_what_a_person_rejected_runs_in_no_shadow_on_a_later_approval(ledger: Le
     body = shadows.ShadowBody(
         composite=A, approval=approval.digest, candidate=candidate.digest, replaces=None, days=30, version="99"
     )
-    with pytest.raises(Refused, match=r"expected version 1 of .*, as its candidate has it, got '99'"):
+    with pytest.raises(Refused, match=r"has version 1, got '99'"):
         ledger.append("shadow", body, plant=PROCESS)
-    with pytest.raises(Refused, match=r"that was not rejected, got .*, which Ada rejected"):
+    with pytest.raises(Refused, match=r"was ruled out: Ada rejected"):
         ledger.append("shadow", body.model_copy(update={"version": ""}), plant=PROCESS)
 
 
@@ -245,7 +245,7 @@ def test_a_candidate_of_a_simulated_plant_is_no_shadow(ledger: Ledger) -> None:
     verdict = approvals.VerdictBody(composite=A, by="somebody", candidate=certified.digest)
     approval = verdicts.approve(ledger, PLANT, verdict)
     body = shadows.ShadowBody(composite=A, approval=approval.digest, candidate=certified.digest, replaces=None, days=30)
-    with pytest.raises(Refused, match=f"expected a candidate without a simulator as shadow of {PLANT}, got one with"):
+    with pytest.raises(Refused, match=f"{PLANT} has a simulator, so candidates do not run in shadow"):
         ledger.append("shadow", body, plant=PLANT)
 
 
@@ -262,15 +262,15 @@ def test_a_comparison_is_of_a_logged_shadow_and_follows_from_its_numbers(ledger:
     blind = found.drift.model_copy(update={"blocks": 0})
     timeless = found.drift.model_copy(update={"step_seconds": 0.0})
     for wrong, sentence in (
-        (comparison(B), "expected a comparison of a logged shadow"),
-        (comparison(entry.digest, agreement=1.5), "expected shares between 0 and 1"),
-        (comparison(entry.digest, drift=alarmed), "expected an alarm where the evidence reached"),
+        (comparison(B), "no shadow"),
+        (comparison(entry.digest, agreement=1.5), "shares must be between 0 and 1"),
+        (comparison(entry.digest, drift=alarmed), "an alarm must be stated exactly if the evidence"),
         (
             comparison(entry.digest, drift=easier),
-            "expected the threshold 15.6579 that 0.1 alarms a year come to, got 1.5",
+            "the threshold for 0.1 alarms per year is 15.6579, got 1.5",
         ),
-        (comparison(entry.digest, drift=blind), "expected no evidence of a drift where no block was watched, got 2"),
-        (comparison(entry.digest, drift=timeless), "expected a positive step, block and number of alarms in a year"),
+        (comparison(entry.digest, drift=blind), "evidence of drift must be 0 without watched blocks, got 2"),
+        (comparison(entry.digest, drift=timeless), "step, block and alarms a year must be positive"),
     ):
         with pytest.raises(Refused, match=sentence):
             ledger.append("comparison", wrong, plant=PROCESS)
@@ -290,8 +290,8 @@ def test_a_drift_is_from_what_was_in_force_and_follows_from_its_numbers(ledger: 
         ({"reference": B}, "expected a drift from the dataset of version"),
         ({"step_seconds": 0.0}, "expected a positive step"),
         ({"log_threshold": 1.5}, "expected the threshold 17.2673 that 0.1 alarms a year come to, got 1.5"),
-        ({"alarm": "episode 1, step 5"}, "expected an alarm where the evidence reached"),
-        ({"log_evidence": 20.0}, "expected an alarm where the evidence reached"),
+        ({"alarm": "episode 1, step 5"}, "an alarm must be stated exactly if the evidence"),
+        ({"log_evidence": 20.0}, "an alarm must be stated exactly if the evidence"),
     ):
         with pytest.raises(Refused, match=sentence):
             ledger.append("drift", found.model_copy(update=changed), plant=PROCESS)

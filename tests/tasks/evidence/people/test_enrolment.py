@@ -39,7 +39,7 @@ def test_the_home_alone_makes_no_second_approver_and_no_laxer_policy(keyed: Ledg
     other = signed_policy(keyed, demanding(count=2), "because", ada.signs)
     with pytest.raises(Refused, match="the statement's policy is"):
         sign(keyed, lax, ada.name, "because", [Signatory(ada.name, lambda said: other)])
-    with pytest.raises(Refused, match="at least one approver where the policy asks for keys"):
+    with pytest.raises(Refused, match=r"approvers.count must be at least 1"):
         sign(keyed, demanding(count=0), ada.name, "because", [ada.signs])
     # Past the rules, with the decrypted key, the audit says so.
     forge(keyed.home, "key", eve.body(), plant="")
@@ -50,11 +50,11 @@ def test_a_change_of_the_policy_takes_as_many_persons_as_an_approval(keyed: Ledg
     two = demanding(count=2)
     sign(keyed, two, ada.name, "two from now on", [ada.signs])
     lax = demanding()
-    with pytest.raises(Refused, match="expected signatures of 2 persons on a change of the policy"):
+    with pytest.raises(Refused, match="needs 2 persons' signatures"):
         sign(keyed, lax, ada.name, "one again", [ada.signs])
-    with pytest.raises(Refused, match="expected signatures of 2 persons"):
+    with pytest.raises(Refused, match="needs 2 persons' signatures"):
         sign(keyed, lax, ada.name, "one again", [ada.signs, ada.signs])
-    with pytest.raises(Refused, match="expected Eve among those who sign"):
+    with pytest.raises(Refused, match="Eve is not among the signers"):
         sign(keyed, lax, "Eve", "one again", [ada.signs, ben.signs])
     entry = sign(keyed, lax, ada.name, "one again", [ada.signs, ben.signs])
     assert entry.body["policy"]["approvers"]["count"] == 1

@@ -120,13 +120,13 @@ def test_a_name_with_a_key_is_signed_for_where_the_policy_asks_for_none(
 def test_nobody_decides_nothing(ledger: Ledger, name: str) -> None:
     """As where a machine does not know its user, and no command says who acts."""
     candidate = proposed(ledger, A)
-    with pytest.raises(Refused, match="who gives the approval of a candidate, got nothing: give --by, or set NEORL_PE"):
+    with pytest.raises(Refused, match="the approval of a candidate needs a person's name"):
         approve(ledger, PLANT, verdict_on(candidate, name, ""))
-    with pytest.raises(Refused, match="expected who gives the rejection of a candidate, got nothing"):
+    with pytest.raises(Refused, match="the rejection of a candidate needs a person's name"):
         reject(ledger, PLANT, verdict_on(candidate, name, "", against=True))
     forge(ledger.home, "approval", verdict_on(candidate, name, ""))
     (failure,) = audit(ledger.home).failures
-    assert "expected who gives the approval of a candidate, got nothing" in failure.detail
+    assert "the approval of a candidate needs a person's name" in failure.detail
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_what_is_signed_is_read_byte_by_byte(keyed: Ledger, ada: Person) -> None
         with pytest.raises(Refused):
             approve(keyed, PLANT, body.model_copy(update={"signature": text}))
         assert keyed.entries("approval") == [], name
-    with pytest.raises(Refused, match=r"expected the time .* that was signed"):
+    with pytest.raises(Refused, match=r"the time of signing must be"):
         approve(keyed, PLANT, body.model_copy(update={"signed": "2030-01-01T00:00:00.000000Z"}))
     approve(keyed, PLANT, body)
 
@@ -289,10 +289,10 @@ def test_a_review_meets_no_role_and_an_approval_is_no_review(keyed: Ledger, ada:
 def test_who_ran_the_retraining_does_not_approve_it(keyed: Ledger, ada: Person, ben: Person) -> None:
     sign(keyed, demanding(not_author=True), ada.name, "four eyes", [ada.signs])
     own = proposed(keyed, A, author="ada")
-    with pytest.raises(Refused, match=r"by another than who ran the retraining \(ada\)"):
+    with pytest.raises(Refused, match=r"requires another approver than the person who ran the retraining \(ada\)"):
         approval(keyed, own, ada)
     nobodys = proposed(keyed, B, author="")
-    with pytest.raises(Refused, match="not known"):
+    with pytest.raises(Refused, match="unknown"):
         approval(keyed, nobodys, ben)
     crowned(keyed, approval(keyed, own, ben))
 
@@ -334,7 +334,7 @@ def test_the_commands_path_signs_too(home: Path, ada: Person) -> None:
         with pytest.raises(Refused, match="is the champion"):
             reject_candidate(ledger.home, candidate, ada.name, "", ada.signs)
         # Below that check, too, where two commands race.
-        with pytest.raises(Refused, match="expected a rejection of a candidate that waits"):
+        with pytest.raises(Refused, match=r"is the champion of .* and cannot be rejected"):
             reject(ledger, PLANT, verdict_on(candidate, ada.name, "", against=True), ada.signs)
 
 
@@ -348,7 +348,7 @@ def test_a_revocation_is_signed_by_a_person_and_ends_what_came_after(keyed: Ledg
     body = body.model_copy(update={"signature": ada.signs.sign(revocation_content(body))})
     keyed.append("revocation", body)
     pin(keyed)
-    with pytest.raises(Refused, match="expected an approval of composite aaaaaaaaaaaa"):
+    with pytest.raises(Refused, match="composite aaaaaaaaaaaa"):
         crowned(keyed, given)
     with pytest.raises(Refused, match=f"the key {ben.id} of Ben was revoked from"):
         approval(keyed, candidate, ben)

@@ -97,7 +97,7 @@ def test_a_person_signs_the_return_of_a_champion(two_champions: Ledger, ben: Per
     entry = ledger.append("rollback", signed_rollback(ledger, ben), plant=PLANT)
     assert _audited(ledger) == []
     # The statement is of this champion: given again it counts for nothing.
-    with pytest.raises(Refused, match="in force, got one prepared against another"):
+    with pytest.raises(Refused, match="changed while the rollback was prepared"):
         ledger.append("rollback", entry.read(RollbackBody), plant=PLANT)
 
 
