@@ -1,4 +1,4 @@
-"""Everything that a report over a period tells, gathered from the verified ledger and the files that it names."""
+"""Collect everything that an audit report shows from the verified ledger and the files that it names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tasks.audit_report.findings import (
     refusals_in,
     runs_in,
 )
-from tasks.audit_report.tables import CertificateRow, CheckRow, InForce, LoggedRow, Period, Told
+from tasks.audit_report.tables import CertificateRow, CheckRow, InForce, LoggedRow, Period, Report
 from tasks.evidence.audit.audit import audit
 from tasks.evidence.certificate import Check
 from tasks.evidence.ledger.entry import Entry
@@ -32,43 +32,43 @@ from tasks.record import history_rows
 from tasks.references import LedgerHead
 
 BELIEVED = ("table", "chain", "heads")
-"""Checks without which nothing that the ledger says is worth telling."""
+"""Checks that must pass, or no report is written."""
 SOON = timedelta(days=30)
-"""Before its end a certificate is named among what a reader should look at."""
+"""Certificates that expire within this time are reported under attention."""
 
 
-def collect(home: Home, period: Period, plant: str | None, now: datetime) -> Told:
-    """Gather what happened in a period.
+def collect(home: Home, period: Period, plant: str | None, now: datetime) -> Report:
+    """Collect the content of the report over a period.
 
     Args:
-        home: of the ledger, whose signer signs the head.
+        home: home of the ledger; its signer signs the head.
         period: whole days.
-        plant: only this one; its ledger is verified as a whole all the same.
-        now: when this is asked, in UTC.
+        plant: only this plant; the ledger is verified completely in any case.
+        now: current time in UTC.
 
     Raises:
-        BadInput: when there is no ledger.
-        Refused: when the ledger does not verify, or an entry cannot be read.
+        BadInput: if there is no ledger.
+        Refused: if the ledger does not verify, or an entry cannot be read.
     """
     if not Ledger.exists(home):
-        raise BadInput(f"expected a ledger at {home.ledger}, got none: check NEORL_HOME, or retrain a plant first.")
+        raise BadInput(f"there is no ledger at {home.ledger}: check NEORL_HOME, or retrain a plant first")
     checks = audit(home, report_heads(home)).checks
     if broken := next((check for check in checks if check.name in BELIEVED and check.passed is False), None):
-        raise Refused(f"expected a ledger that verifies, got in {broken.name}: {broken.detail}")
+        raise Refused(f"the ledger does not verify ({broken.name}: {broken.detail}): run 'neorl audit verify'")
     ledger = Ledger.open(home)
     signed = ledger.signed_head()
     head = HeadNow(**ledger.trust.unseal(HEAD_TYPE, signed.encode()))
-    # What came while the head was signed is of the next report.
+    # Entries written while the head was signed belong to the next report.
     entries = [e for e in ledger.entries()[: head.size] if e.timestamp <= period.end]
     mine = [e for e in entries if plant is None or e.plant == plant]
     try:
-        return _told(home, period, plant, now, checks, entries, mine, LedgerHead(**head._asdict(), signed=signed))
+        return _report(home, period, plant, now, checks, entries, mine, LedgerHead(**head._asdict(), signed=signed))
     except (ValidationError, LookupError, TypeError) as error:
-        what = " ".join(str(error).split())[:200]
-        raise Refused(f"expected entries that can be read, got '{what}': 'neorl audit verify' names them.") from error
+        message = " ".join(str(error).split())[:200]
+        raise Refused(f"an entry cannot be read ('{message}'): 'neorl audit verify' names it") from error
 
 
-def _told(
+def _report(
     home: Home,
     period: Period,
     plant: str | None,
@@ -77,7 +77,7 @@ def _told(
     entries: Sequence[Entry],
     mine: Sequence[Entry],
     head: LedgerHead,
-) -> Told:
+) -> Report:
     clock = format_time(now)
     at = min(clock, period.end)
 
@@ -88,7 +88,7 @@ def _told(
     certificates = tuple(row for row in certificates_in(entries, period, at) if plant in (None, row.plant))
     keys = tuple(keys_in(entries, period))
     rows = {(p, row.sequence): row for p in {e.plant for e in mine} for row in history_rows(entries, p)}
-    told = Told(
+    report = Report(
         period=period,
         plant=plant,
         plants=tuple(sorted({e.plant for e in mine if e.plant})),
@@ -106,42 +106,42 @@ def _told(
         refusals=tuple(refusals_in(mine, period)),
         datasets=tuple(datasets_in(home, mine, period, in_force)),
         drift=tuple(drift_in(mine, period)),
-        # A key is nobody's plant's, and its revocation is an incident of all.
+        # Keys belong to no plant, so revocations are incidents of every report.
         incidents=tuple(row for row in incidents_in(entries, period) if plant in (None, row.plant) or not row.plant),
         keys=keys,
         entries=tuple(
             LoggedRow(**rows[e.plant, e.sequence].model_dump(), plant=e.plant, digest=e.digest)
             for e in mine
-            if period.holds(e.timestamp)
+            if period.contains(e.timestamp)
         ),
         head=head,
     )
-    return told.model_copy(update={"attention": tuple(_attention(told, at))})
+    return report.model_copy(update={"attention": tuple(_attention(report, at))})
 
 
-def _attention(told: Told, at: str) -> Iterator[str]:
-    """What a reader should look at first."""
-    for check in told.checks:
+def _attention(report: Report, at: str) -> Iterator[str]:
+    """Yield sentences about the facts that need attention."""
+    for check in report.checks:
         if check.passed is False:
             yield f"The audit failed in {check.name}: {check.detail}."
-    for row in told.incidents:
+    for row in report.incidents:
         yield f"{row.what.capitalize()}{f' ({row.plant})' if row.plant else ''}: {row.detail} (entry {row.entry})."
-    yield from (_of_certificate(row, at) for row in told.certificates if _ends_soon(row, at))
-    for lineage in told.lineages:
+    yield from (_certificate_sentence(row, at) for row in report.certificates if _ends_soon(row, at))
+    for lineage in report.lineages:
         if lineage.without_result:
             yield (
-                f"{lineage.without_result} of {lineage.attempts} attempts of {lineage.plant} have no result, for they "
-                "were abandoned or are under way: they count all the same."
+                f"{lineage.without_result} of {lineage.attempts} attempts of {lineage.plant} have no result because "
+                "they were abandoned or still run: they count all the same."
             )
-    serving = {row.plant for row in told.in_force if row.until is None or row.until > at}
-    for plant in told.plants:
+    serving = {row.plant for row in report.in_force if row.until is None or row.until > at}
+    for plant in report.plants:
         if plant not in serving:
             yield f"{plant} has neither a champion nor a shadow at the end of the period."
-    unsigned = [d for d in told.decisions if d.signed == HOME_NAME]
+    unsigned = [d for d in report.decisions if d.signed == HOME_NAME]
     if unsigned:
         numbers = ", ".join(str(row.entry) for row in unsigned)
         counted = f"{len(unsigned)} decisions are" if len(unsigned) > 1 else "One decision is"
-        yield f"{counted} in the home's name, signed by no person's key ({numbers} among the entries)."
+        yield f"{counted} in the home's name, signed by no person's key (entries {numbers})."
 
 
 def _ends_soon(row: CertificateRow, at: str) -> bool:
@@ -149,23 +149,19 @@ def _ends_soon(row: CertificateRow, at: str) -> bool:
     return bool(ends) and parse_time(str(ends)) - parse_time(at) < SOON
 
 
-def _of_certificate(row: CertificateRow, at: str) -> str:
+def _certificate_sentence(row: CertificateRow, at: str) -> str:
     ended = "expired" if parse_time(row.expires or at) < parse_time(at) else "expires"
     return f"The certificate of the champion of {row.plant} {ended} on {(row.expires or '')[:10]} (entry {row.entry})."
 
 
-def timeline(told: Told) -> str:
-    """The picture of who was in force; nothing where nobody was and nothing happened.
-
-    Args:
-        told: what the report tells.
-    """
-    begin = parse_time(told.period.begin)
-    end = min(parse_time(told.period.end), max(parse_time(told.written), begin + timedelta(days=1)))
+def timeline(report: Report) -> str:
+    """Draw champions, shadows and events over time; return an empty string if there are none."""
+    begin = parse_time(report.period.begin)
+    end = min(parse_time(report.period.end), max(parse_time(report.written), begin + timedelta(days=1)))
     lanes = []
-    for plant in told.plants:
-        bars = tuple(_bar(row, begin, end) for row in told.in_force if row.plant == plant)
-        marks = tuple(mark for mark in _marks(told, plant) if begin <= mark.at <= end)
+    for plant in report.plants:
+        bars = tuple(_bar(row, begin, end) for row in report.in_force if row.plant == plant)
+        marks = tuple(mark for mark in _marks(report, plant) if begin <= mark.at <= end)
         if bars or marks:
             lanes.append(Lane(plant, bars, marks))
     return draw_in_force(lanes, begin, end) if lanes else ""
@@ -174,18 +170,18 @@ def timeline(told: Told) -> str:
 def _bar(row: InForce, begin: datetime, end: datetime) -> Bar:
     until = parse_time(row.until) if row.until else end
     kind: Literal["champion", "own", "shadow"] = "shadow" if row.kind == "shadow" else "own" if row.own else "champion"
-    said = f"version {row.version} from {row.time}" + (f" to {row.until}, {row.ended}" if row.until else "")
-    return Bar(max(parse_time(row.time), begin), min(until, end), f"version {row.version}", said, kind)
+    title = f"version {row.version} from {row.time}" + (f" to {row.until}, {row.ended}" if row.until else "")
+    return Bar(max(parse_time(row.time), begin), min(until, end), f"version {row.version}", title, kind)
 
 
-def _marks(told: Told, plant: str) -> Iterator[Mark]:
-    for decision in told.decisions:
+def _marks(report: Report, plant: str) -> Iterator[Mark]:
+    for decision in report.decisions:
         if decision.plant == plant and decision.what in ("rejected", "withdrew"):
             kind: Literal["rejection", "withdrawal"] = "rejection" if decision.what == "rejected" else "withdrawal"
             yield Mark(parse_time(decision.time), kind, f"version {decision.version}, {decision.by}: {decision.why}")
-    for refusal in told.refusals:
+    for refusal in report.refusals:
         if refusal.plant == plant:
             yield Mark(parse_time(refusal.time), "refusal", refusal.reason)
-    for incident in told.incidents:
+    for incident in report.incidents:
         if incident.plant == plant and incident.what == "drift alarm":
             yield Mark(parse_time(incident.time), "alarm", incident.detail)

@@ -1,4 +1,4 @@
-"""Who decided what in a period: decisions, safety policies, champions and shadows in force, and what went wrong."""
+"""Rows about decisions, safety policies, champions and shadows in force, incidents and keys."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ HOME_NAME = "in the home's name"
 
 
 def decisions_in(entries: Sequence[Entry], period: Period) -> Iterator[DecisionRow]:
-    """Approvals, reviews, rejections, withdrawals, policies and extensions of a period.
+    """Yield approvals, reviews, rejections, withdrawals, rollbacks, policies and extensions of a period.
 
     Args:
-        entries: of the ledger, verified, from the first on to the end of the period.
-        period: whose decisions are asked for.
+        entries: verified entries up to the end of the period.
+        period: the period.
     """
     for entry in entries:
-        if not period.holds(entry.timestamp):
+        if not period.contains(entry.timestamp):
             continue
         if entry.kind in ("approval", "rejection"):
-            said = entry.read(VerdictBody)
-            what = "rejected" if entry.kind == "rejection" else said.meaning or "approved"
-            yield _decision(entry, str(what), said.version, said.by, said.note, signed_how(entry), said.role)
+            verdict = entry.read(VerdictBody)
+            what = "rejected" if entry.kind == "rejection" else verdict.meaning or "approved"
+            by = (verdict.version, verdict.by, verdict.note)
+            yield _decision(entry, str(what), *by, signed_how(entry), verdict.role)
         elif entry.kind == "withdrawal":
             taken = entry.read(WithdrawalBody)
             yield _decision(entry, "withdrew", taken.version, taken.by, taken.why, signed_how(entry))
@@ -50,7 +51,7 @@ def decisions_in(entries: Sequence[Entry], period: Period) -> Iterator[DecisionR
         elif entry.kind == "extension":
             longer = entry.read(ExtensionBody)
             version = next(str(e.body["version"]) for e in entries if e.digest == longer.shadow)
-            more = f"let it run in shadow for {longer.days} days more"
+            more = f"extended the shadow by {longer.days} days"
             yield _decision(entry, more, version, longer.by, longer.note, HOME_NAME)
 
 
@@ -69,7 +70,7 @@ def _decision(entry: Entry, what: str, version: str, by: str, why: str, signed: 
 
 
 def in_force_in(entries: Sequence[Entry], period: Period) -> Iterator[InForce]:
-    """Champions and shadows that were in force for some of a period, in the order of plants and of time."""
+    """Yield champions and shadows that were in force during a period, by plant and time."""
     for plant in sorted({entry.plant for entry in entries if entry.kind in (*IN_FORCE, "shadow")}):
         own = [entry for entry in entries if entry.plant == plant]
         for found in (*_champions(own, entries), *_shadows(own, entries)):
@@ -78,7 +79,7 @@ def in_force_in(entries: Sequence[Entry], period: Period) -> Iterator[InForce]:
 
 
 def _champions(own: Sequence[Entry], entries: Sequence[Entry]) -> Iterator[InForce]:
-    """Every champion of a plant, from its promotion, or a rollback to it, until it was out of service."""
+    """Yield every champion of a plant, from its promotion or rollback to the end of its service."""
     turns = [entry for entry in own if entry.kind in IN_FORCE or leaves_service(entry)]
     for entry, following in pairwise([*turns, None]):
         if entry is None or entry.kind not in IN_FORCE:
@@ -87,22 +88,22 @@ def _champions(own: Sequence[Entry], entries: Sequence[Entry]) -> Iterator[InFor
         if following is not None and following.kind == "withdrawal":
             ended = f"withdrawn by {following.body['by']}: {following.body['why']}"
         elif following is not None and following.kind in ("rollback", VOID):
-            said = f"{following.body['by']}: {following.body['why']}"
+            person = f"{following.body['by']}: {following.body['why']}"
             if following.kind == VOID:
-                said += "; the rollback does not count, and what it left stays out of service"
-            ended = f"rolled back to version {following.body['version']} by {said}"
+                person += "; the rollback was voided, but this version stays out of service"
+            ended = f"rolled back to version {following.body['version']} by {person}"
         elif following is not None:
             ended = f"replaced by version {following.body['version']}"
         yield _in_force(entry, entries, "champion", following.timestamp if following else None, ended)
 
 
 def _shadows(own: Sequence[Entry], entries: Sequence[Entry]) -> Iterator[InForce]:
-    """Every shadow of a process, to the end of its days, its rejection or the next shadow."""
+    """Yield every shadow of a log-only plant, to the end of its period, its rejection or the next shadow."""
     for entry in own:
         if entry.kind != "shadow":
             continue
-        told = course(own, entry)
-        until, ended, later = format_time(told.until), "its days were over", told.ended
+        run = course(own, entry)
+        until, ended, later = format_time(run.until), "its period ended", run.ended
         if later is not None and later.timestamp < until:
             rejected = later.kind == "rejection"
             ended = f"rejected by {later.body['by']}" if rejected else f"replaced by {later.body['version']}"
@@ -129,7 +130,7 @@ def _in_force(entry: Entry, entries: Sequence[Entry], kind: str, until: str | No
 
 
 def policies_in(entries: Sequence[Entry], period: Period) -> Iterator[PolicyRow]:
-    """Safety policies that were in force for some of a period."""
+    """Yield safety policies that were in force during a period."""
     signed = [entry for entry in entries if entry.kind == "policy"]
     for entry in signed:
         following = next((e for e in signed if e.plant == entry.plant and e.sequence > entry.sequence), None)
@@ -170,10 +171,10 @@ def _approvers(policy: SafetyPolicy) -> str:
 
 
 def incidents_in(entries: Sequence[Entry], period: Period) -> Iterator[IncidentRow]:
-    """Withdrawals, rollbacks, shadows that were rejected, alarms, revoked keys and entries that do not count."""
+    """Yield withdrawals, rollbacks, rejected shadows, alarms, revoked keys and voided entries."""
     shadows = {e.body["composite"]: e for e in entries if e.kind == "shadow"}
     for entry in entries:
-        if not period.holds(entry.timestamp):
+        if not period.contains(entry.timestamp):
             continue
         what = detail = ""
         if entry.kind == "withdrawal":
@@ -183,8 +184,11 @@ def incidents_in(entries: Sequence[Entry], period: Period) -> Iterator[IncidentR
             back = entry.body
             what, detail = "champion rolled back", f"to version {back['version']}, by {back['by']}: {back['why']}"
         elif entry.kind == "rejection" and entry.body["composite"] in shadows:
-            said = entry.read(VerdictBody)
-            what, detail = "shadow ended", f"version {said.version}, by {said.by}: {said.note or 'no reason given'}"
+            verdict = entry.read(VerdictBody)
+            what, detail = (
+                "shadow ended",
+                f"version {verdict.version}, by {verdict.by}: {verdict.note or 'no reason given'}",
+            )
         elif (entry.kind == "drift" and (alarm := entry.read(DriftRecord).alarm)) or (
             entry.kind == "comparison" and (alarm := entry.read(ShadowComparison).drift.alarm)
         ):
@@ -194,15 +198,15 @@ def incidents_in(entries: Sequence[Entry], period: Period) -> Iterator[IncidentR
             what = "key revoked"
             detail = f"key {revoked.key} from {revoked.since} on, by {revoked.by}: {revoked.why}"
         elif entry.kind == VOID:
-            what, detail = "entry does not count", entry.void
+            what, detail = "entry voided", entry.void
         if what:
             yield IncidentRow(entry=entry.sequence, time=entry.timestamp, plant=entry.plant, what=what, detail=detail)
 
 
 def keys_in(entries: Sequence[Entry], period: Period) -> Iterator[IncidentRow]:
-    """Keys that were enrolled and replaced; those that were revoked are incidents."""
+    """Yield enrolled and rotated keys; revoked ones are incidents."""
     for entry in entries:
-        if not period.holds(entry.timestamp) or entry.kind not in ("key", "rotation"):
+        if not period.contains(entry.timestamp) or entry.kind not in ("key", "rotation"):
             continue
         if entry.kind == "key":
             key = entry.read(KeyBody)

@@ -1,4 +1,4 @@
-"""What was found in a period: certificates, runs, candidates, datasets and drift."""
+"""Rows about certificates, runs, candidates, datasets and drift."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ DIGEST = re.compile("[0-9a-f]{64}")
 
 
 def certificates_in(entries: Sequence[Entry], period: Period, now: str) -> Iterator[CertificateRow]:
-    """Results of a period, and those of before that a champion of the period rests on.
+    """Yield results of a period, and earlier ones of champions in the period.
 
     Args:
-        entries: of the ledger, verified, from the first on to the end of the period.
-        period: whose certificates are asked for.
-        now: when the report is written, or the end of the period where that was before.
+        entries: verified entries up to the end of the period.
+        period: the period.
+        now: time of the report, or the end of the period if earlier.
     """
     attempts = {e.digest: e.read(AttemptBody) for e in entries if e.kind == "attempt"}
     versions = _versions(entries)
@@ -51,7 +51,7 @@ def certificates_in(entries: Sequence[Entry], period: Period, now: str) -> Itera
         if entry.kind != "result":
             continue
         body, serves = entry.read(ResultBody), entry.body["composite"] in serving
-        if not (period.holds(entry.timestamp) or (serves and body.passed)):
+        if not (period.contains(entry.timestamp) or (serves and body.passed)):
             continue
         scope, policy = attempts[body.attempt].scope, policy_of(entries, entry.plant)
         ends = expires(entry, policy.certificate_days).isoformat() if policy and body.passed else None
@@ -86,7 +86,7 @@ def _state(passed: bool, serves: bool, expired: bool) -> str:
 
 
 def lineages_in(entries: Sequence[Entry], period: Period) -> Iterator[LineageRow]:
-    """Lineages of attempts, and the error probability that all attempts of each may spend, by the end of a period."""
+    """Yield lineages with the error probability that their attempts have spent by the end of a period."""
     by_lineage: dict[str, list[Entry]] = {}
     for entry in entries:
         if entry.kind == "attempt":
@@ -100,7 +100,7 @@ def lineages_in(entries: Sequence[Entry], period: Period) -> Iterator[LineageRow
             phi=scope.phi,
             family=scope.family,
             attempts=len(found),
-            in_period=sum(period.holds(entry.timestamp) for entry in found),
+            in_period=sum(period.contains(entry.timestamp) for entry in found),
             without_result=sum(entry.digest not in closed for entry in found),
             spent=sum(body.alpha for body in bodies),
             allowed=round(1.0 - scope.confidence, 12),
@@ -108,9 +108,9 @@ def lineages_in(entries: Sequence[Entry], period: Period) -> Iterator[LineageRow
 
 
 def candidates_in(entries: Sequence[Entry], period: Period) -> Iterator[CandidateRow]:
-    """Versions that were judged in a period, with their gates."""
+    """Yield versions judged in a period, with their gates."""
     for entry, record in _records(entries):
-        if period.holds(entry.timestamp):
+        if period.contains(entry.timestamp):
             yield CandidateRow(
                 entry=entry.sequence,
                 time=entry.timestamp,
@@ -124,9 +124,9 @@ def candidates_in(entries: Sequence[Entry], period: Period) -> Iterator[Candidat
 
 
 def runs_in(entries: Sequence[Entry], period: Period) -> Iterator[RunRow]:
-    """Retrainings that came to a decision in a period; one that found nothing new leaves no entry."""
+    """Yield retrainings that ended with a decision; runs without new logs leave no entry."""
     for entry in entries:
-        if entry.kind == "decision" and period.holds(entry.timestamp):
+        if entry.kind == "decision" and period.contains(entry.timestamp):
             outcome = entry.read(DecisionRecord).outcome
             yield RunRow(
                 entry=entry.sequence,
@@ -143,25 +143,25 @@ def runs_in(entries: Sequence[Entry], period: Period) -> Iterator[RunRow]:
 
 
 def refusals_in(entries: Sequence[Entry], period: Period) -> Iterator[RefusalRow]:
-    """Runs of a period that ended before anything was judged."""
+    """Yield runs that ended before anything was judged."""
     for entry in entries:
-        if entry.kind == "refusal" and period.holds(entry.timestamp):
+        if entry.kind == "refusal" and period.contains(entry.timestamp):
             body = entry.read(RefusalBody)
             yield RefusalRow(
                 entry=entry.sequence,
                 time=entry.timestamp,
                 plant=entry.plant,
                 reason=body.reason,
-                # Of logs that were not there a run knows no digest, but their path.
+                # A run that found no logs records their path instead of a digest.
                 sources=tuple(source for source in body.sources if DIGEST.fullmatch(source)),
             )
 
 
 def drift_in(entries: Sequence[Entry], period: Period) -> Iterator[DriftRow]:
-    """Newer logs in a period beside the data of champions, and beside what ran in shadow."""
+    """Yield comparisons of newer logs with the data of champions and shadows."""
     versions = {e.digest: str(e.body["version"]) for e in entries if e.kind in (*IN_FORCE, "shadow")}
     for entry in entries:
-        if entry.kind == "comparison" and period.holds(entry.timestamp):
+        if entry.kind == "comparison" and period.contains(entry.timestamp):
             found = entry.read(ShadowComparison)
             drift = found.drift
             yield DriftRow(
@@ -179,7 +179,7 @@ def drift_in(entries: Sequence[Entry], period: Period) -> Iterator[DriftRow]:
                 alarms_per_year=drift.alarms_per_year,
                 alarm=drift.alarm or "none",
             )
-        elif entry.kind == "drift" and period.holds(entry.timestamp):
+        elif entry.kind == "drift" and period.contains(entry.timestamp):
             watched = entry.read(DriftRecord)
             yield DriftRow(
                 entry=entry.sequence,
@@ -202,18 +202,18 @@ def _evidence(found: DriftFinding | DriftRecord) -> str:
 def datasets_in(
     home: Home, entries: Sequence[Entry], period: Period, in_force: Sequence[InForce]
 ) -> Iterator[DatasetRow]:
-    """Datasets that candidates of a period learned from; the newest of each plant, and the champions', with their card.
+    """Yield datasets of candidates, with cards for the newest of each plant and for those of champions.
 
     Args:
-        home: holds cards and what validation warned of.
-        entries: of the ledger, verified, from the first on.
-        period: whose datasets are asked for.
-        in_force: champions and shadows of the period, whose datasets are told even where they are older.
+        home: home with cards and validation summaries.
+        entries: verified entries from the first on.
+        period: the period.
+        in_force: champions and shadows of the period, whose datasets are included even if older.
     """
     served = {(found.plant, found.composite) for found in in_force}
     shown: dict[tuple[str, str], list[tuple[Entry, CandidateRecord]]] = {}
     for entry, record in _records(entries):
-        if period.holds(entry.timestamp) or (entry.plant, record.composite) in served:
+        if period.contains(entry.timestamp) or (entry.plant, record.composite) in served:
             shown.setdefault((entry.plant, record.dataset.digest), []).append((entry, record))
     newest = dict(tuple(shown))
     for (plant, digest), found in shown.items():
@@ -230,7 +230,7 @@ def datasets_in(
             episodes=dataset.episodes,
             quarantined=dataset.quarantined,
             lost=by_reason(dataset.reasons).removeprefix(": "),
-            # A path would be one of the machine that read it.
+            # Only file names: a path is specific to the machine that read it.
             sources=tuple(Source(path=s.path.rpartition("/")[2], sha256=s.sha256) for s in dataset.sources),
             accounted=dataset.accounted,
             notes=dataset.notes,
@@ -249,27 +249,27 @@ def _card(home: Home, plant: str, digest: str) -> Card | None:
 
 
 class _Summary(BaseModel):
-    """What validation wrote beside its Data Docs, as far as it is told here."""
+    """The part of validation's summary that the report shows."""
 
     dataset: str
     warnings: tuple[str, ...]
 
 
 def _warnings(home: Home, plant: str, digest: str) -> tuple[str, ...]:
-    """What validation warned of, which refuses nothing and is not in the ledger."""
+    """Return warnings of validation, which are not in the ledger."""
     found: dict[str, None] = {}
     for path in sorted((home.root / "runs" / plant).glob(f"{digest[:12]}-*/summary.json")):
         try:
-            told = _Summary.model_validate(read_json(path))
+            summary = _Summary.model_validate(read_json(path))
         except (BadInput, ValidationError):
             continue
-        if told.dataset == digest:
-            found |= dict.fromkeys(told.warnings)
+        if summary.dataset == digest:
+            found |= dict.fromkeys(summary.warnings)
     return tuple(found)
 
 
 def _versions(entries: Sequence[Entry]) -> dict[tuple[str, str], list[str]]:
-    """Versions by plant and composite."""
+    """Return versions by plant and composite."""
     found: dict[tuple[str, str], list[str]] = {}
     for entry, record in _records(entries):
         found.setdefault((entry.plant, record.composite), []).append(record.version)

@@ -1,4 +1,4 @@
-"""The report over a period as one HTML file, which opens offline and prints on A4."""
+"""The audit report as one HTML file that opens offline and prints on A4."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from markupsafe import Markup, escape
 
 from configs.home import Home
 from tasks.audit_report.collect import timeline
-from tasks.audit_report.tables import DatasetRow, Told
+from tasks.audit_report.tables import DatasetRow, Report
 from tasks.data.store.cards.pictures import Picture, pictures_of
 from tasks.files.canonical import write_atomic
 from tasks.record import mark
@@ -17,7 +17,7 @@ from tasks.references import Gate
 from tasks.report import environment
 
 FOLDER = ("reports", "by-period")
-"""Where a home keeps these reports; no plant is called so, for their names have no hyphen."""
+"""Folder of audit reports in a home; plant names have no hyphen, so it cannot collide with one."""
 MARKS = {True: "ok", False: "FAIL", None: "note"}
 
 
@@ -28,17 +28,12 @@ class Shown(NamedTuple):
     pictures: tuple[Picture, ...]
 
 
-def write_page(home: Home, told: Told) -> Path:
-    """Write the report; the same period again is written over.
+def write_page(home: Home, report: Report) -> Path:
+    """Write the report into `reports/by-period/`, where an audit finds its signed head; return the file.
 
-    Args:
-        home: keeps it in `reports/by-period/`, where an audit finds its signed head.
-        told: what it says.
-
-    Returns:
-        The file.
+    An earlier report over the same period is overwritten.
     """
-    datasets = [Shown(row, tuple(pictures_of(row.card)) if row.card else ()) for row in told.datasets]
+    datasets = [Shown(row, tuple(pictures_of(row.card)) if row.card else ()) for row in report.datasets]
     loader = environment()
     loader.filters |= {
         "breakable": _breakable,
@@ -48,19 +43,19 @@ def write_page(home: Home, told: Told) -> Path:
         "check_mark": MARKS.__getitem__,
     }
     template = loader.get_template("period.html.j2")
-    text = template.render(told=told, timeline=timeline(told), datasets=datasets)
-    whose = f"{told.plant}_" if told.plant else ""
-    name = f"{whose}{told.period.first.isoformat()}_{told.period.last.isoformat()}.html"
+    text = template.render(report=report, timeline=timeline(report), datasets=datasets)
+    prefix = f"{report.plant}_" if report.plant else ""
+    name = f"{prefix}{report.period.first.isoformat()}_{report.period.last.isoformat()}.html"
     return write_atomic(home.folder(*FOLDER) / name, text.encode())
 
 
 def _time(timestamp: str | None) -> str:
-    """A time of the ledger to the minute, its zone told in the page's head."""
+    """Format a ledger time to the minute; the page's head states the zone."""
     return timestamp[:16].replace("T", " ") if timestamp else "–"
 
 
 def _breakable(name: str) -> Markup:
-    """A name that a narrow column may break after an underscore and nowhere else."""
+    """Allow line breaks after underscores only."""
     return Markup("_<wbr>").join(escape(part) for part in name.split("_"))
 
 

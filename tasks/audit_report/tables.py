@@ -1,4 +1,4 @@
-"""What a report over a period says: rows of its tables, each with the number of the ledger entry that it rests on."""
+"""Rows of the audit report's tables, each with the number of its ledger entry."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from tasks.references import Gate, HistoryRow, LedgerHead, Reference, Source
 
 
 class Period(Reference):
-    """Whole days, in UTC, both ends included."""
+    """Whole days in UTC, both ends included."""
 
     first: date
     last: date
 
     @property
     def begin(self) -> str:
-        """Its first moment, as the ledger writes times."""
+        """First moment, as the ledger writes times."""
         return f"{self.first.isoformat()}T00:00:00.000000Z"
 
     @property
     def end(self) -> str:
-        """Its last moment, as the ledger writes times."""
+        """Last moment, as the ledger writes times."""
         return f"{self.last.isoformat()}T23:59:59.999999Z"
 
-    def holds(self, timestamp: str) -> bool:
-        """Whether a time of the ledger lies in it."""
+    def contains(self, timestamp: str) -> bool:
+        """Return whether a time of the ledger is in the period."""
         return self.begin <= timestamp <= self.end
 
 
@@ -35,7 +35,7 @@ ALWAYS = Period(first=date.min, last=date.max)
 
 
 class Row(Reference):
-    """A row of a table, with the entry that it rests on."""
+    """Row with its ledger entry."""
 
     entry: int
     time: str
@@ -43,7 +43,7 @@ class Row(Reference):
 
 
 class InForce(Row):
-    """A version that was champion, or ran in shadow, from `time` on."""
+    """Version that was champion or shadow from `time` on."""
 
     kind: Literal["champion", "shadow"]
     version: str
@@ -51,14 +51,14 @@ class InForce(Row):
     until: str | None
     """None while it is in force."""
     ended: str
-    """How, in words; empty while it is in force."""
+    """How it ended; empty while it is in force."""
     approver: str
     own: bool
-    """Whether it is the plant's own controller, without a learned policy."""
+    """Whether it is the plant's own controller."""
 
 
 class DecisionRow(Row):
-    """What somebody, or the rule, decided."""
+    """Decision of a person or of the rule."""
 
     what: str
     version: str
@@ -66,18 +66,18 @@ class DecisionRow(Row):
     role: str
     why: str
     signed: str
-    """By whose key, in words."""
+    """Description of the signing key."""
 
 
 class CertificateRow(Row):
-    """The result of an attempt at certification."""
+    """Result of a certification attempt."""
 
     versions: tuple[str, ...]
     composite: str
     passed: bool
     claim: str
     witnesses: str
-    """Who saw to it that no seed was chosen, in words."""
+    """Description of the witnesses."""
     p0: float
     confidence: float
     episodes: int
@@ -86,15 +86,15 @@ class CertificateRow(Row):
     attempt: int
     alpha: float
     expires: str | None
-    """None where the plant has no policy, or nothing was certified."""
+    """None without a policy or a passed certification."""
     state: str
-    """Whether it is in force, expired or unused, in words."""
+    """Valid or expired, and whether the champion's."""
     sha256: str
-    """Of the certificate's file; empty where there is none."""
+    """Digest of the certificate's file; empty if there is none."""
 
 
 class LineageRow(Reference):
-    """How much of its error probability a lineage of attempts has spent by the end of the period."""
+    """Error probability spent by a lineage up to the end of the period."""
 
     plant: str
     phi: str
@@ -107,7 +107,7 @@ class LineageRow(Reference):
 
 
 class CandidateRow(Row):
-    """A version that was judged."""
+    """Judged version."""
 
     version: str
     role: str
@@ -117,54 +117,54 @@ class CandidateRow(Row):
 
 
 class RunRow(Row):
-    """A retraining that came to a decision."""
+    """Retraining that ended with a decision."""
 
     verdict: str
     version: str
     headline: str
     prefect: str
-    """Id of its flow run."""
+    """Id of the flow run."""
     run_key: str
     dataset: str
     seconds: float
 
 
 class RefusalRow(Row):
-    """A run that was refused before it came to a decision."""
+    """Run that was refused before a decision."""
 
     reason: str
     sources: tuple[str, ...]
 
 
 class DriftRow(Row):
-    """What came of holding newer logs against a champion's, or against what runs in shadow."""
+    """Comparison of newer logs with a champion's data or a shadow."""
 
     version: str
     dataset: str
     rows: int
     agreement: float | None = None
-    """Of a shadow's proposals, as the next two."""
+    """This and the next two: only for shadows."""
     support: float | None = None
     interventions: float | None = None
     model_error: float
     evidence: str
-    """Log evidence of a drift beside its threshold."""
+    """Log evidence of drift and its threshold."""
     alarms_per_year: float
     alarm: str
 
 
 class IncidentRow(Row):
-    """Something that went otherwise than it should."""
+    """Incident, or change of a key."""
 
     what: str
     detail: str
 
 
 class PolicyRow(Row):
-    """A safety policy in force in the period."""
+    """Safety policy in force in the period."""
 
     claim: str
-    """What a champion must have shown, in words."""
+    """Claim that a champion must have shown."""
     approvers: str
     approval_days: int
     certificate_days: int
@@ -173,7 +173,7 @@ class PolicyRow(Row):
 
 
 class DatasetRow(Row):
-    """Logs that a candidate of the period learned from."""
+    """Training data of a candidate."""
 
     digest: str
     format: str
@@ -181,46 +181,46 @@ class DatasetRow(Row):
     episodes: int
     quarantined: int
     lost: str
-    """Why rows were lost, in words."""
+    """Reasons for lost rows."""
     sources: tuple[Source, ...]
     accounted: tuple[str, ...]
     notes: tuple[str, ...]
     versions: tuple[str, ...]
     faults: tuple[str, ...]
-    """What validation found against it, as the ledger has it."""
+    """Faults found by validation, from the ledger."""
     warnings: tuple[str, ...]
     card: Card | None = None
-    """Where it is shown in full."""
+    """None if it is not shown in full."""
 
 
 class LoggedRow(HistoryRow):
-    """An entry in a few words, with its plant and digest."""
+    """Short description of an entry with its plant and digest."""
 
     plant: str
     digest: str
 
 
 class CheckRow(Reference):
-    """What the audit found, when the report was written."""
+    """Result of the audit's check when the report was written."""
 
     name: str
     passed: bool | None
     detail: str
 
 
-class Told(Reference):
-    """Everything that a report over a period shows."""
+class Report(Reference):
+    """Content of a report."""
 
     period: Period
     plant: str | None
     plants: tuple[str, ...]
     written: str
-    """When, in UTC."""
+    """Time of writing in UTC."""
     over: bool
-    """Whether the period had ended by then."""
+    """Whether the period had ended when it was written."""
     checks: tuple[CheckRow, ...]
     attention: tuple[str, ...]
-    """What a reader should look at first, a sentence each."""
+    """Facts that need attention, one sentence each."""
     in_force: tuple[InForce, ...]
     decisions: tuple[DecisionRow, ...]
     policies: tuple[PolicyRow, ...]
@@ -238,14 +238,14 @@ class Told(Reference):
 
 
 class PeriodReport(Reference):
-    """A report over a period, as one file."""
+    """Written report."""
 
     path: Path
     first: date
     last: date
     plant: str | None = None
     entries: int
-    """Of the ledger in the period."""
+    """Entries of the period."""
     ledger_size: int
     failed: tuple[str, ...] = ()
-    """Checks of the audit that did not hold; the report says what they found."""
+    """Failed checks of the audit."""

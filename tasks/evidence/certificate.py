@@ -47,29 +47,29 @@ from tasks.versions.versions import current, newest, version_of
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENTS = {PREDICATE_TYPE: Statement}
-"""Readers of certificates by their format. A new format is added; earlier ones stay."""
+"""Format -> reader. Readers of earlier formats stay."""
 
 Repeat = Callable[[Predicate, bytes], Counts]
-"""(predicate, seed) -> counts: runs the certified test again."""
+"""(predicate, seed) -> counts: repeats the certified test."""
 
 
 RESTS_ON = ("composite", "simulator", "shield", "code", "lock")
-"""What must be here as it was there, where the test is run again: else it is a test of something else."""
+"""Materials that must be identical for a rerun."""
 NOT_HERE = {
     "composite": "its bundle is not here: name it with --bundle",
-    "simulator": "the plant is only built where the test is run again: --rerun",
-    "shield": "the bundle is only built where the test is run again: --rerun",
-    "code": "only what runs the test again is compared: --rerun",
-    "lock": "only what runs the test again is compared: --rerun",
-    "processor": "only what runs the test again is compared: --rerun",
-    "dataset": "the claim is about the simulator, whatever the composite learned from",
-    "config": "the run's file is not here; what of it the claim rests on is in the scope",
+    "simulator": "only a rerun builds the plant: --rerun",
+    "shield": "only a rerun builds the bundle: --rerun",
+    "code": "only a rerun compares it: --rerun",
+    "lock": "only a rerun compares it: --rerun",
+    "processor": "only a rerun compares it: --rerun",
+    "dataset": "the claim is about the simulator, independent of the training data",
+    "config": "the run's file is not here; the scope contains the relevant settings",
 }
-"""Why a material is not compared."""
+"""Reason why a material is not compared."""
 
 
 class Check(NamedTuple):
-    """One thing that was checked; `passed` is None where it was not looked at, or differs without consequence."""
+    """Result of a check; `passed` is None if it was not made, or differs without consequence."""
 
     name: str
     passed: bool | None
@@ -77,35 +77,35 @@ class Check(NamedTuple):
 
 
 def make_certificate(ledger: Ledger, attempt: str, counts: Counts, materials: Materials) -> bytes:
-    """Have the signer certify what an attempt found, passed or not.
+    """Have the signer certify an attempt's counts, passed or not.
 
     Args:
-        ledger: opened to write.
-        attempt: digest of the entry that logged the attempt; claim, number, composite and seed are looked up there.
-        counts: of the test.
-        materials: what the counts rest on.
+        ledger: the ledger, opened for writing.
+        attempt: digest of the attempt's entry; the signer looks up claim, number, composite and seed there.
+        counts: counts of the test.
+        materials: digests of everything that the counts depend on.
 
     Returns:
-        A DSSE envelope, the same bytes for the same attempt and ledger head.
+        A DSSE envelope; equal for the same attempt and ledger head.
 
     Raises:
-        Refused: when the counts do not add up, or are not those of this attempt.
+        Refused: if the counts are inconsistent or of another attempt.
     """
     request = Certify(attempt=attempt, counts=counts, materials=materials)
     return ledger.request(request).envelope.encode()
 
 
 def state(opened: Entry, drawn: DrawnSeed, request: Certify, signed_head: str) -> Statement:
-    """The statement that a certificate signs.
+    """Return the statement that a certificate signs.
 
     Args:
-        opened: the attempt's entry.
-        drawn: the attempt's seed; its secret is revealed.
+        opened: entry of the attempt.
+        drawn: seed of the attempt; its secret is revealed.
         request: counts and materials.
-        signed_head: of the ledger now.
+        signed_head: current head of the ledger.
 
     Raises:
-        Refused: when the statement would not pass its own verification.
+        Refused: if the statement would not pass its own verification.
     """
     attempt, passed, materials = opened.read(AttemptBody), request.counts.certified, request.materials
     claim, witnesses = attempt.scope, witness_names(drawn.record.read(SeedBody).witnesses)
@@ -135,30 +135,30 @@ def state(opened: Entry, drawn: DrawnSeed, request: Certify, signed_head: str) -
     )
     named, logged = (materials.dataset, materials.config), (attempt.dataset, attempt.config)
     if named != logged:
-        raise Refused(f"expected dataset and config of the attempt, {logged}, got {named}.")
+        raise Refused(f"dataset and config must be those of the attempt, {logged}, got {named}: certify again")
     wrong = [check for check in _own_checks(statement) if check.passed is False]
     if wrong:
-        raise Refused(f"expected counts that add up, got {wrong[0].name}: {wrong[0].detail}.")
+        raise Refused(f"the counts are inconsistent ({wrong[0].name}: {wrong[0].detail}): certify again")
     return statement
 
 
 def read_certificate(path: Path, trust: TrustRoot) -> Statement:
-    """The statement in a certificate whose envelope holds.
+    """Verify a certificate's envelope and return its statement.
 
     Raises:
-        BadInput: when the file is missing.
-        Refused: when its bytes or signature do not hold, or it is not a safety certificate.
+        BadInput: if the file is missing.
+        Refused: if bytes or signature are invalid, or it is not a safety certificate.
     """
     try:
         envelope = path.read_bytes()
     except OSError as error:
-        raise BadInput(f"expected a certificate at {path}, got '{error.strerror}': check the path.") from error
+        raise BadInput(f"cannot read the certificate {path} ('{error.strerror}'): check the path") from error
     payload = trust.unseal(PAYLOAD_TYPE, envelope)
-    said = payload if isinstance(payload, dict) else {}
-    kinds = str(said.get("_type")), str(said.get("predicateType"))
+    fields = payload if isinstance(payload, dict) else {}
+    kinds = str(fields.get("_type")), str(fields.get("predicateType"))
     if kinds[0] != STATEMENT_TYPE or kinds[1] not in STATEMENTS:
         formats = ", ".join(STATEMENTS)
-        raise Refused(f"{path.name} is of {kinds}, this NeoRL reads {formats}: check the path, or upgrade NeoRL.")
+        raise Refused(f"{path.name} is of {kinds}, this NeoRL reads {formats}: check the path, or upgrade NeoRL")
     try:
         return STATEMENTS[kinds[1]].model_validate_json(canonical_json(payload))
     except ValidationError as error:
@@ -166,7 +166,7 @@ def read_certificate(path: Path, trust: TrustRoot) -> Statement:
 
 
 class MalformedStatement(Refused):
-    """A signed statement that is not of the certificate's shape."""
+    """A signed statement that is not a valid certificate."""
 
 
 def verify_certificate(
@@ -179,26 +179,26 @@ def verify_certificate(
     rerun: bool = False,
     challenge: bytes | None = None,
 ) -> list[Check]:
-    """Check a certificate again: signature, digests, seed, error probability, statistics, and on request the rollouts.
+    """Verify a certificate: signature, digests, seed, error probability, statistics, and optionally the rollouts.
 
     Args:
-        path: the certificate.
-        trust: the keys whose signatures count.
-        artefacts: digests found on this machine, by name (`composite` or one of the materials); what is not among
-            them is listed as not looked at, and fails where the test is run again and rests on it.
-        ledger: where given, the attempt, commitment and result must be its entries.
-        repeat: runs the test again, for `rerun` and `challenge`.
-        rerun: whether the same seed must give the same counts.
-        challenge: a fresh seed with which the test must pass again.
+        path: file of the certificate.
+        trust: accepted keys.
+        artefacts: digests found on this machine, by name (`composite` or a material). Missing ones are reported as not
+            compared; they fail a rerun that depends on them.
+        ledger: if given, the attempt, commitment and result must be entries of it.
+        repeat: repeats the test, for `rerun` and `challenge`.
+        rerun: whether to repeat the test with the same seed, which must give the same counts.
+        challenge: fresh seed with which the test must pass again.
 
     Returns:
-        One check per item, failed ones included; only the signature's when that fails.
+        One check per item; only the signature's if it is invalid.
 
     Raises:
-        BadInput: when the file is missing, or a repetition is asked for without `repeat`.
+        BadInput: if the file is missing, or a repetition is requested without `repeat`.
     """
     if repeat is None and (rerun or challenge is not None):
-        raise BadInput("expected a function that repeats the rollouts, got none: pass `repeat`.")
+        raise BadInput(f"repeating the rollouts (rerun={rerun}) needs the function `repeat`: pass it")
     signed = Check("signature", True, f"canonical envelope, signed by a key pinned in {trust.source}")
     try:
         statement = read_certificate(path, trust)
@@ -235,7 +235,7 @@ def verify_certificate(
 
 
 def _signer_now(path: Path, trust: TrustRoot, with_ledger: bool) -> list[Check]:
-    """What the trust root says of the signing key, where no ledger shows when it signed: any date can be written."""
+    """Check the signing key's dates in the trust root; without a ledger the time of signing is unknown."""
     name = keyid_of(path.read_bytes())
     pin = next((pin for pin in trust.pins if pin.id == name), None)
     if with_ledger or pin is None or not (pin.until or pin.revoked):
@@ -246,7 +246,7 @@ def _signer_now(path: Path, trust: TrustRoot, with_ledger: bool) -> list[Check]:
 
 
 def _own_checks(statement: Statement) -> list[Check]:
-    """What a statement shows by itself."""
+    """Return the checks that need only the statement itself."""
     predicate = statement.predicate
     try:
         return [_seed(predicate), _alpha(predicate), _statistics(predicate), _claim(statement)]
@@ -255,7 +255,7 @@ def _own_checks(statement: Statement) -> list[Check]:
 
 
 def _digests(statement: Statement, found: Mapping[str, str], again: bool) -> list[Check]:
-    """Compare what a certificate names with what is here; what is not here is said."""
+    """Compare the stated digests with those on this machine."""
     stated = {"composite": statement.composite, **statement.predicate.materials.model_dump()}
     checks = []
     for name, there in stated.items():
@@ -271,9 +271,9 @@ def _digests(statement: Statement, found: Mapping[str, str], again: bool) -> lis
 
 
 def _seed(predicate: Predicate) -> Check:
-    said = f"secret committed to as {predicate.seed.commitment[:12]}, nonces of {len(predicate.seed.nonces)} witnesses"
+    detail = f"secret committed as {predicate.seed.commitment[:12]}, nonces of {len(predicate.seed.nonces)} witnesses"
     fault = seed_fault(predicate)
-    return Check("seed", fault is None, fault or said)
+    return Check("seed", fault is None, fault or detail)
 
 
 def _alpha(predicate: Predicate) -> Check:
@@ -289,7 +289,7 @@ def _statistics(predicate: Predicate) -> Check:
     lost[violating] = 1
     lost = np.cumsum(lost)
     boundaries = np.array([betting_episodes(p0, violations, alpha) for violations in range(k + 1)])
-    # The stop is at the first episode where the e-value reaches 1/alpha, so nothing was chosen after looking.
+    # The test stops at the first episode where the e-value reaches 1/alpha: no choice after looking.
     reached = np.flatnonzero(np.arange(1, n + 1) >= boundaries[np.minimum(lost, k)])
     certified = bool(reached.size) and int(reached[0]) + 1 == n
     log_e = log_e_value(n - k, k, p0)
@@ -345,7 +345,7 @@ def _ledger(ledger: Ledger, sha256: str, statement: Statement) -> Check:
 
 
 def _policy(ledger: Ledger, claim: Claim) -> Check:
-    """How a claim stands to its plant's policy now: a claim from before a stricter one is no less true."""
+    """Compare a claim with its plant's policy in force; an older claim stays true under a stricter policy."""
     try:
         policy = policy_of(ledger.entries(), claim.plant)
     except (Refused, ValidationError) as error:
@@ -357,10 +357,10 @@ def _policy(ledger: Ledger, claim: Claim) -> Check:
 
 
 def says_the_same(result: Entry, predicate: Predicate) -> bool:
-    """Whether a result's numbers are those of its certificate."""
+    """Return whether a result's numbers are those of its certificate."""
     body, counts = result.read(ResultBody), predicate.counts
-    said = (body.attempt, body.passed, body.claim, body.episodes, body.violations, body.upper_bound, body.handovers)
-    return said == (
+    stated = (body.attempt, body.passed, body.claim, body.episodes, body.violations, body.upper_bound, body.handovers)
+    return stated == (
         predicate.attempt.entry,
         predicate.passed,
         predicate.claim,

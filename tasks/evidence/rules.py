@@ -1,4 +1,4 @@
-"""The rules of writing, one per kind of entry: the signer applies them before it signs, and the audit once more."""
+"""Rules for every kind of entry; the signer applies them before signing, and the audit applies them again."""
 
 from __future__ import annotations
 
@@ -21,46 +21,45 @@ from tasks.references import CandidateRecord, Certificate, DecisionRecord, Drift
 from tasks.versions.versions import Version, version_of
 
 Rule = Callable[[Sequence[Entry], Entry], None]
-"""(all entries before it, the entry) -> nothing, or Refused: it reads nothing else, so that it can be repeated."""
-
+"""(all earlier entries, the entry) -> None, or raises Refused. Reads nothing else, so that an audit can repeat it."""
 
 MADE_BY = {"promoted": IN_FORCE, "shadow": ("shadow",)}
-"""Verdicts of retrainings, and the kinds of entries by which they come true."""
+"""Verdicts of retrainings -> kinds of entries that carry them out."""
 
 
 class RefusalBody(Body):
-    """A run was refused."""
+    """Entry: a run was refused."""
 
     reason: str
     sources: tuple[str, ...] = ()
-    """Digests of the logs that it was given."""
+    """Digests of the run's logs."""
 
 
 class NoteBody(Body):
-    """A remark, which decides nothing."""
+    """Entry: a remark without effect."""
 
     text: str = ""
 
 
 def check_refusal(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse a refusal that gives no reason."""
+    """Check that a refusal states a reason."""
     entry.read(RefusalBody)
 
 
 def check_note(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse a note that is more than a text."""
+    """Check that a note contains only text."""
     entry.read(NoteBody)
 
 
 def check_candidate(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse a candidate whose gates are incomplete or contradict their numbers, or whose certificates are not logged.
+    """Check a candidate: complete gates that follow from the evidence, and logged certificates.
 
     Args:
         history: all entries before the candidate.
         entry: the candidate.
 
     Raises:
-        Refused: naming the gate or the certificate.
+        Refused: naming the gate or certificate.
     """
     record, version = entry.read(CandidateRecord), version_of(entry.rules)
     check_record(record, entry.plant, version)
@@ -71,40 +70,40 @@ def check_candidate(history: Sequence[Entry], entry: Entry) -> None:
     own = evidence.fallback if record.role == "fallback" else evidence.certificate
     if own is not None and own.composite != record.composite:
         raise Refused(
-            f"expected a certificate of composite {record.composite[:12]} in its evidence, got one of "
-            f"{own.composite[:12]}: certify what is proposed."
+            f"the evidence has a certificate of composite {own.composite[:12]}, the candidate is "
+            f"{record.composite[:12]}: certify the candidate"
         )
     results = [e.read(ResultBody) for e in history if (e.kind, e.plant) == ("result", entry.plant)]
     for certificate in (evidence.fallback, evidence.certificate):
         if certificate is not None and not any(_agrees(certificate, result) for result in results):
             raise Refused(
-                f"expected the numbers of attempt {certificate.attempt} as the ledger has them, got "
-                f"{certificate.found}: retrain, so that the evidence is gathered again."
+                f"no result in the ledger agrees with attempt {certificate.attempt} of the evidence "
+                f"({certificate.found}): retrain to gather the evidence again"
             )
 
 
 def check_without_simulator(record: CandidateRecord, plant: str, version: Version) -> None:
-    """Refuse a record without a simulator's evidence where there is a simulator, or of more than a candidate.
+    """Check that evidence without a simulator is of a candidate of a log-only plant.
 
     Raises:
-        Refused: saying which.
+        Refused: if it is not.
     """
     if plant in version.simulators:
-        raise Refused(f"expected evidence of a simulator for {plant}, got a process's: retrain it on its simulator.")
+        raise Refused(f"{plant} has a simulator, got evidence of a log-only plant: retrain it on its simulator")
     if record.role != "candidate" or record.claim is not None:
         raise Refused(
-            f"expected a candidate of process {plant} without a claim, got a {record.role} or a claim: nothing "
-            "certifies a process without a simulator."
+            f"log-only plant {plant} can only have candidates without a claim, got role {record.role} and claim "
+            f"{str(record.claim)[:40]!r}: a claim needs a simulator"
         )
 
 
 def check_record(record: CandidateRecord, plant: str, version: Version) -> None:
-    """Refuse a candidate whose gates are incomplete, or whose verdicts do not follow from the numbers beside them.
+    """Check that a candidate's gates are complete and that their verdicts follow from the numbers.
 
     Args:
-        record: what was, or is to be, written down.
-        plant: the plant's name.
-        version: rules that it was judged by.
+        record: the record.
+        plant: name of the plant.
+        version: rules by which it was judged.
 
     Raises:
         Refused: naming the gate.
@@ -114,11 +113,11 @@ def check_record(record: CandidateRecord, plant: str, version: Version) -> None:
     if fault is None and record.passed is not passed:
         fault = f"'passed' must be {passed} by the gates, got {record.passed}"
     if fault is not None:
-        raise Refused(f"{fault}, in version {record.version} of {plant}: retrain it, no decision can mend a record.")
+        raise Refused(f"{fault}, in version {record.version} of {plant}: retrain it, a decision cannot repair a record")
 
 
 def check_decision(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse a decision that its outcome contradicts, or that says of a composite what no entry made of it.
+    """Check that a decision agrees with its outcome and with the entries that carry it out.
 
     Args:
         history: all entries before the decision.
@@ -128,50 +127,55 @@ def check_decision(history: Sequence[Entry], entry: Entry) -> None:
     outcome = record.outcome
     if (record.verdict, record.run_key, entry.plant) != (outcome.verdict, outcome.run_key, outcome.plant):
         raise Refused(
-            f"expected a decision with the verdict {outcome.verdict} on run {outcome.run_key} of {outcome.plant}, as "
-            f"its outcome says, got {record.verdict} on {record.run_key} of {entry.plant}: run it again."
+            f"the decision states {record.verdict} on run {record.run_key} of {entry.plant}, its outcome "
+            f"{outcome.verdict} on {outcome.run_key} of {outcome.plant}: run it again"
         )
     kinds = MADE_BY.get(record.verdict)
     about = outcome.candidate.digest if outcome.candidate else ""
     if kinds and not any(e.kind in kinds and e.plant == entry.plant and e.body["composite"] == about for e in history):
         raise Refused(
-            f"expected a {kinds[0]} of composite {about[:12] or 'none'} before a decision that says "
-            f"{record.verdict!r}, got none: run it again."
+            f"the decision states {record.verdict!r}, but there is no {kinds[0]} of composite {about[:12] or 'none'}: "
+            "run it again"
         )
 
 
 def check_drift(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse a drift against no champion or shadow of the plant, or whose threshold or alarm is another.
+    """Check a drift: against a champion or shadow, with a threshold and alarm that follow from its settings.
 
     Args:
         history: all entries before the drift.
         entry: the drift.
 
     Raises:
-        Refused: naming what is wrong.
+        Refused: if a check fails.
     """
-    # It brings NumPy, which the signer of a home that watches nothing needs not wait for.
+    # Imported late: it loads NumPy, which most signers do not need.
     from neorl_core.safety.drift_test import YEAR, alarm_threshold
 
     found = entry.read(DriftRecord)
     against = next((e for e in history if e.digest == found.against), None)
     if against is None or against.kind not in (*IN_FORCE, "shadow") or against.plant != entry.plant:
-        raise Refused(f"expected a drift from what was champion or shadow of {entry.plant}, got another.")
+        raise Refused(f"the drift refers to {found.against[:12]}, which was never champion or shadow of {entry.plant}")
     candidate = next(e for e in history if e.digest == against.body["candidate"])
     if found.reference != candidate.read(CandidateRecord).dataset.digest:
-        raise Refused(f"expected a drift from the dataset of version {against.body['version']}, got another.")
+        raise Refused(
+            f"the drift refers to dataset {found.reference[:12]}, not to that of version {against.body['version']}"
+        )
     rates = (found.step_seconds, found.alarms_per_year)
     if not all(math.isfinite(rate) and rate > 0 for rate in rates):
-        raise Refused("expected a positive step and number of alarms in a year, got another: monitor anew.")
+        raise Refused(f"step and alarms a year must be positive, got {rates[0]:g} s and {rates[1]:g}: monitor again")
     threshold = math.log(alarm_threshold(YEAR / found.step_seconds, found.alarms_per_year))
     if not math.isclose(found.log_threshold, threshold, rel_tol=1e-9, abs_tol=1e-12):
         raise Refused(
-            f"expected the threshold {threshold:g} that {found.alarms_per_year:g} alarms a year come to, got "
-            f"{found.log_threshold:g}: monitor anew."
+            f"the threshold for {found.alarms_per_year:g} alarms per year is {threshold:g}, got "
+            f"{found.log_threshold:g}: monitor again"
         )
     reached = found.log_evidence >= found.log_threshold
     if math.isnan(found.log_evidence) or reached is not (found.alarm is not None):
-        raise Refused("expected an alarm where the evidence reached its threshold and nowhere else, got another.")
+        raise Refused(
+            f"an alarm must be stated exactly if the evidence {found.log_evidence:g} reaches the threshold "
+            f"{found.log_threshold:g}, got {found.alarm}"
+        )
 
 
 GROUPS = {
@@ -183,7 +187,7 @@ GROUPS = {
     "federations": ("federation", "round"),
     "keys": ("key", "rotation", "revocation"),
 }
-"""Kinds as an audit sums them up; the others decide nothing."""
+"""Kinds by which an audit groups entries; all others have no effect."""
 
 RULES: dict[str, Rule] = {
     "attempt": check_attempt,
@@ -213,26 +217,26 @@ RULES: dict[str, Rule] = {
 
 
 def check(history: Sequence[Entry], entry: Entry) -> None:
-    """Refuse an entry that breaks the rule of its kind.
+    """Apply the rule of an entry's kind.
 
     Args:
         history: all entries before this one.
-        entry: signed already, or about to be.
+        entry: the entry, signed or about to be.
 
     Raises:
-        Refused: naming what is wrong with it.
+        Refused: if it breaks the rule.
     """
     rule = RULES.get(entry.kind)
     if rule is None:
-        raise Refused(f"expected an entry of one of the kinds {', '.join(RULES)}, got {entry.kind!r}: correct it.")
+        raise Refused(f"an entry's kind must be one of {', '.join(RULES)}, got {entry.kind!r}")
     try:
         rule(history, entry)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(map(str, first["loc"])) or "body"
-        raise Refused(f"expected the body of a {entry.kind}, got {field!r}: {first['msg']}.") from error
+        raise Refused(f"invalid body of a {entry.kind}: field {field!r}: {first['msg']}") from error
     except (KeyError, TypeError, ValueError) as error:
-        raise Refused(f"expected the body of a {entry.kind}, got one that cannot be read ({error!r}).") from error
+        raise Refused(f"invalid body of a {entry.kind}: {error!r}") from error
 
 
 def _agrees(certificate: Certificate, result: ResultBody) -> bool:

@@ -1,7 +1,7 @@
-"""The signer: a small process that alone holds the decrypted key, and signs nothing but what it has checked itself.
+"""The signer: the only process with the decrypted key; it signs only what it has checked itself.
 
-It listens on a socket that only its user can transport, answers the requests of `protocol`, and reads the ledger, the
-rules and the attempt's seed itself; sequence, predecessor, time and statement are its own. Run by `client.start`.
+It answers the requests of `protocol` on a socket that only its user can open. It reads the ledger and the attempt's
+seed itself, and determines sequence number, predecessor, time and statement. Started by `client.start`.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ from tasks.versions.versions import newest
 
 Clock = Callable[[], datetime]
 TIMEOUT = 10.0
-"""Seconds to wait for the rest of a request."""
+"""Timeout for the rest of a request in seconds."""
 PR_SET_DUMPABLE = 4
 """Option of prctl(2)."""
 
 
 class Signer:
-    """The key and the ledger that it signs for, behind the requests of `protocol`."""
+    """Key and ledger, with one method per request."""
 
     def __init__(
         self,
@@ -100,25 +100,25 @@ class Signer:
         transport: Transport | None = None,
         own_witness: bool = False,
     ) -> Signer:
-        """Decrypt the key; on first use make it, the trust root and the ledger's table.
+        """Decrypt the key; on first use create it, the trust root and the ledger's table.
 
         Args:
-            home: whose key and ledger.
-            passphrase: of the key, where it is in no file.
-            clock: tells the time in UTC.
-            project: where the project pins the keys that it trusts.
-            transport: asks a witness; over HTTP by default.
-            own_witness: whether a witness of the home's own is started where none is pinned.
+            home: the home.
+            passphrase: passphrase of the key, if no file contains it.
+            clock: returns the time in UTC.
+            project: file of the project's trusted keys.
+            transport: sends requests to witnesses; defaults to HTTP.
+            own_witness: whether to start the home's own witness if none is pinned.
 
         Raises:
-            Refused, BadInput: see `keys.open_keys` and `table.create`; and when there is a key, but no ledger.
+            Refused, BadInput: see `keys.open_keys` and `table.create`; also if there is a key but no ledger.
         """
         home.folder()
         embedded = home.ledger_url == f"sqlite:///{home.ledger}"
         if embedded and home.signing_key.exists() and not home.ledger.exists():
             raise Refused(
-                f"expected the ledger of this home's key in {home.ledger}, got no such file: bring it back from its "
-                "backup; a new ledger needs a new home (NEORL_HOME)."
+                f"this home has a signing key, but its ledger {home.ledger} does not exist: restore it from its "
+                "backup; a new ledger needs a new home (NEORL_HOME)"
             )
         first_use = table.create(table.connect(home.ledger_url))
         if any(home.signing_key.parent.glob(f"{rotation.NEXT}*")):
@@ -127,17 +127,17 @@ class Signer:
         key, trust = open_keys(home, first_use=first_use, passphrase=passphrase, project=project)
         ledger = Ledger(home, table.connect(home.ledger_url), trust, None)
         if first_use and not (head := home.root / "ledger.head").exists():
-            # From here on a ledger without a head has lost it.
+            # From now on, a ledger without a head is damaged.
             write_atomic(head, key.seal(HEAD_TYPE, ledger.head()._asdict()))
         witnesses = WitnessClient(home, ledger, key, transport or http_transport(home), own_witness)
         return cls(home, key, ledger, clock, passphrase, witnesses)
 
     def answer(self, request: Request) -> Answer:
-        """Check a request and do what it asks.
+        """Check and execute a request.
 
         Raises:
-            Refused: when the ledger does not hold, or the request breaks a rule.
-            BadInput: when the disk is full.
+            Refused: if the ledger is invalid, or the request breaks a rule.
+            BadInput: if the ledger cannot be written.
         """
         with self._one_at_a_time:
             match request:
@@ -165,17 +165,17 @@ class Signer:
     def _hello(self, request: Hello) -> Answer:
         if request.ledger != self._url:
             raise Refused(
-                "expected the ledger that this home's signer was started for, got another NEORL_LEDGER_URL: run `neorl "
-                "down`, and start again with the one that is meant."
+                f"NEORL_LEDGER_URL differs from that of the running signer of {self.home.root}: run `neorl down`, and "
+                "start again with the right one"
             )
         public = b64encode(self._key.public.public_bytes_raw()).decode()
         return Answer(stale=request.sources != client.sources(), public=public, pid=os.getpid())
 
     def _record(self, attempt: str) -> Entry:
-        """The commitment of an attempt."""
+        """Return the entry of an attempt's commitment."""
         record = entry_of_attempt(self._ledger.entries(), "seed", attempt)
         if record is None or not record.read(SeedBody).witnesses:
-            raise Refused("expected an attempt whose commitment names witnesses, got another: draw its seed.")
+            raise Refused(f"attempt {attempt[:12]} has no commitment that names witnesses: draw its seed")
         return record
 
     def _head(self) -> str:
@@ -196,7 +196,7 @@ class Signer:
 
     def _append(self, request: Append) -> Answer:
         if request.kind == "rotation" and not request.body.get("person"):
-            raise Refused("expected the home's key to be rotated by its signer, got an entry: use 'neorl keys rotate'.")
+            raise Refused("a rotation of the home's key cannot be appended: use 'neorl keys rotate'")
         return self._write(request)
 
     def _write(self, request: Append) -> Answer:
@@ -205,12 +205,12 @@ class Signer:
         last = history[-1] if history else None
         if request.predecessor != (last.digest if last else GENESIS):
             return Answer(stale=True)
-        # Never before the last entry, whatever the clock does: "champion at a date" relies on the order.
+        # Timestamps never decrease, even if the clock does: "champion at a date" relies on the order.
         now = format_time(time := self._clock())
         if last and datetime.fromisoformat(last.timestamp) > time + TOLERANCE:
             raise Refused(
-                f"expected a clock that is not behind the ledger's last entry of {last.timestamp}, got {now}: set the "
-                "clock right; where that entry's was wrong, start a new home, for it would date all that follow."
+                f"the clock ({now}) is behind the ledger's last entry of {last.timestamp}: set the clock right; if "
+                "that entry's time is wrong, start a new home"
             )
         payload = {
             "artefacts": [artefact._asdict() for artefact in request.artefacts],
@@ -240,27 +240,26 @@ class Signer:
             if len(self._ledger.entries()) > len(history):
                 return Answer(stale=True)
             raise Refused(
-                f"expected the ledger to take entry {entry.sequence}, got '{error.orig}': verify it with "
-                "`neorl audit verify`."
+                f"the ledger rejected entry {entry.sequence} ('{error.orig}'): verify it with `neorl audit verify`"
             ) from error
         except DBAPIError as error:
             raise BadInput(
-                f"expected to write ledger entry {entry.sequence} to {table.named(self._engine)}, got '{error.orig}': "
-                "make room or allow writing there, then run the same command again."
+                f"cannot write ledger entry {entry.sequence} to {table.named(self._engine)} ('{error.orig}'): make "
+                "room or allow writing, then run the same command again"
             ) from error
         head = self._key.seal(HEAD_TYPE, self._ledger.adopt(signed)._asdict())
         write_atomic(self.home.root / "ledger.head", head)
         if signed.kind in champions.IN_FORCE:
-            # It stands, whether the witnesses answer or not; the next entry of these kinds asks them again.
+            # The entry is valid without an answer; the next entry of these kinds asks the witnesses again.
             with suppress(Refused):
                 self._witnesses.countersigned()
         return Answer(envelope=signed.envelope.decode())
 
     def _check_certificate(self, entry: Entry) -> None:
-        """Refuse a result beside a certificate that says something else."""
+        """Check that a result agrees with its certificate."""
         if entry.kind != "result" or (file := certificate_file(entry)) is None:
             return
-        # Imported here, for SciPy takes longer to load than the signer to start.
+        # Imported late: SciPy takes longer to load than the signer to start.
         from tasks.evidence.certificate import read_certificate, says_the_same
 
         path = self.home.root / file.path
@@ -268,8 +267,8 @@ class Signer:
         if sha256_hex(path.read_bytes()) != file.sha256 or not says_the_same(entry, statement.predicate):
             body = entry.read(ResultBody)
             raise Refused(
-                f"expected the certificate of attempt {body.number} with the result's own numbers in {file.path}, got "
-                "another: name the one that was signed for it."
+                f"the certificate {file.path} does not agree with the result of attempt {body.number}: name the one "
+                "that was signed for it"
             )
 
     def _certify(self, request: Certify) -> Answer:
@@ -280,14 +279,15 @@ class Signer:
         opened = self._ledger.entry(request.attempt)
         committed = entry_of_attempt(history, "seed", request.attempt)
         if opened.kind != "attempt" or committed is None or entry_of_attempt(history, "result", request.attempt):
-            raise Refused("expected an attempt with a seed and no result, got another: open one and draw its seed.")
+            raise Refused(
+                f"entry {request.attempt[:12]} is not an attempt with a seed and without a result: open an attempt and "
+                "draw its seed"
+            )
         path = seed_file(self.home, request.attempt)
         if not path.exists() or sha256_hex(secret := read_secret(path)) != committed.body["commitment"]:
-            raise Refused(
-                f"expected the seed that the attempt committed to in {path}, got another or none: restore it."
-            )
+            raise Refused(f"{path} is missing or not the seed that the attempt committed to: restore it")
         if (found := nonces_of(history, request.attempt)) is None:
-            raise Refused("expected the nonces of the attempt's witnesses, got none: draw its seed again.")
+            raise Refused(f"attempt {request.attempt[:12]} has no nonces of its witnesses: draw its seed again")
         drawn = DrawnSeed(committed, secret, found.head, found.nonces)
         statement = state(opened, drawn, request, self._head())
         payload = statement.model_dump(mode="json", by_alias=True)
@@ -295,14 +295,14 @@ class Signer:
 
 
 class Server(OwnedSocketServer):
-    """The signer's socket, which ends when asked to as well."""
+    """Socket server of the signer; also exits on request."""
 
     def __init__(self, signer: Signer, idle: float) -> None:
         self.signer = signer
         super().__init__(client.socket_file(signer.home), Handler, idle)
 
     def handle_request_of(self, connection: socket.socket) -> None:
-        """Answer one request."""
+        """Answer a request."""
         self.last = time.monotonic()
         connection.settimeout(TIMEOUT)
         try:
@@ -315,14 +315,14 @@ class Server(OwnedSocketServer):
         connection.sendall(answer.model_dump_json().encode())
         if isinstance(request, Stop):
             self.shutdown()
-            threading.Event().wait()  # the end of the process closes the connection, which is what the client waits for
+            threading.Event().wait()  # the client waits until the process exits and closes the connection
 
 
 class Handler(socketserver.BaseRequestHandler):
     """One connection, one request."""
 
     def handle(self) -> None:
-        """Answer it; a client that went away is no error of ours."""
+        """Answer the request; a client that went away is ignored."""
         assert isinstance(self.server, Server)
         try:
             self.server.handle_request_of(self.request)
@@ -335,24 +335,24 @@ def _receive(connection: socket.socket) -> Request:
     while piece := connection.recv(65536):
         data += piece
         if len(data) > MAX_BYTES:
-            raise Refused(f"expected a request of at most {MAX_BYTES} bytes, got more: name fewer files.")
+            raise Refused(f"a request may have at most {MAX_BYTES} bytes, got at least {len(data)}: name fewer files")
     try:
         return REQUEST.validate_json(bytes(data))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "request"
-        raise Refused(f"expected a request that the signer knows, got {where}: {first['msg']}.") from error
+        raise Refused(f"invalid request to the signer: {where}: {first['msg']}") from error
 
 
 def keep_secrets() -> None:
-    """No core dump, and on Linux no look into this process's memory or environment by other processes of the user."""
+    """Disable core dumps and, on Linux, access of other processes to this process's memory and environment."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def main(root: str, idle: str) -> int:
-    """Open the key with the passphrase from standard input, listen, and leave a child behind that serves."""
+    """Open the key with the passphrase from standard input, listen, and leave a child process that serves."""
     keep_secrets()
     home = Home(Path(root))
     try:

@@ -1,4 +1,4 @@
-"""The audit: everything that the ledger vouches for is looked at again, and what fails is named."""
+"""The audit: verify everything that the ledger states, and name each failure."""
 
 from __future__ import annotations
 
@@ -36,37 +36,37 @@ from tasks.versions.versions import newest
 
 @dataclass(frozen=True)
 class AuditReport:
-    """What was checked, in order."""
+    """Checks in order."""
 
     checks: list[Check]
 
     @property
     def passed(self) -> bool:
-        """Whether every check held that was made."""
+        """Whether no check failed."""
         return not self.failures
 
     @property
     def failures(self) -> list[Check]:
-        """The checks that did not hold."""
+        """Failed checks."""
         return [check for check in self.checks if check.passed is False]
 
 
 def audit(
     home: Home, heads: Iterable[str] = (), trust: Path | None = None, left_out: Container[str] = ()
 ) -> AuditReport:
-    """Check a home's ledger and every file that it names. Reads only; needs no private key and no server.
+    """Verify a home's ledger and every file that it names. Read-only; needs no private key and no server.
 
     Args:
-        heads: signed heads that survive elsewhere (MLflow tags, reports, exports); the home's own `ledger.head` is
-            compared as well.
-        trust: file of pinned public keys, in place of the project's or the home's.
-        left_out: paths of files that are not here by intent, of which only the digest is known.
+        home: the home.
+        heads: signed heads from elsewhere (MLflow tags, reports, exports), in addition to `ledger.head`.
+        trust: file of pinned public keys; defaults to the project's or the home's.
+        left_out: paths of deliberately missing files, whose digests alone are known.
 
     Returns:
-        A report whose failures name the record: a ledger entry, a file or a head.
+        A report; failures name the ledger entry, file or head.
 
     Raises:
-        BadInput: when there is no ledger or no trust root.
+        BadInput: if there is no ledger or no trust root.
     """
     ledger = Ledger.open(home, trust=trust, write=False)
     checks = [_table(home), _chain(ledger)]
@@ -89,14 +89,14 @@ def audit(
 
 
 def first_broken(home: Home) -> str | None:
-    """The first entry of a home's ledger that does not hold, or breaks the rule of its kind, in words; or None."""
+    """Return a description of the first invalid or rule-breaking entry, or None."""
     ledger = Ledger.open(home, write=False)
     found = [_chain(ledger), *_replayed(ledger.verified)]
     return next((check.detail for check in found if check.passed is False), None)
 
 
 def _table(home: Home) -> Check:
-    """SQLite's own check, which sees damage to pages and indices that no query of the rows touches."""
+    """Run SQLite's integrity check, which also finds damage outside of the rows."""
     if not home.ledger.exists():
         return Check("table", True, "kept by a database server")
     try:
@@ -119,11 +119,11 @@ def _heads(ledger: Ledger, heads: Iterable[str]) -> list[Check]:
     named = [(f"head {number}", text) for number, text in enumerate(heads, start=1)]
     own, failures = ledger.home.root / "ledger.head", []
     if own.exists():
-        # An odd byte becomes a character that no envelope has, and is then refused like any other.
+        # Invalid bytes become a character that no envelope contains, so the head is refused.
         named.append((own.name, own.read_text(errors="replace")))
     elif ledger.home.ledger.exists():
-        # It was written before the first entry: who cuts the ledger and cannot sign takes it away.
-        lost = f"{own.name}: missing, so nothing here shows that the ledger is whole: restore it from its backup"
+        # It exists from before the first entry on; somebody who truncates the ledger cannot sign a new one.
+        lost = f"{own.name} is missing, so truncation cannot be excluded: restore it from its backup"
         failures.append(Check("heads", False, lost))
     for name, text in named:
         try:
@@ -134,18 +134,18 @@ def _heads(ledger: Ledger, heads: Iterable[str]) -> list[Check]:
 
 
 def _versions(entries: Sequence[Entry]) -> list[Check]:
-    """Name the versions of the rules that the entries were judged by."""
+    """Report the versions of the rules by which the entries were judged."""
     counts = Counter(entry.rules for entry in entries)
     named = ", ".join(f"{counts[number]} entries by version {number}" for number in sorted(counts)) or "no entry"
     return [Check("versions", True, f"rules and texts: {named}; this NeoRL writes version {newest()}")]
 
 
 def _replayed(entries: Sequence[Entry]) -> list[Check]:
-    """Apply the rules of writing again to each entry, given only what was known before it."""
+    """Apply the rules again to each entry, given the entries before it."""
     groups = {kind: name for name, kinds in GROUPS.items() for kind in kinds}
     counts = Counter(groups.get(entry.kind, "others") for entry in entries)
     failures = []
-    # As it was then: what was revoked later counted when this one was signed.
+    # As it was then: keys revoked later still counted.
     for history, entry in before_each(entries):
         try:
             rules.check(history, entry)
@@ -158,7 +158,7 @@ def _replayed(entries: Sequence[Entry]) -> list[Check]:
 
 
 def _champions(logged: Sequence[Entry], trust: TrustRoot) -> Check:
-    """What none replaces and nobody withdrew is a champion: one per plant, or none once withdrawn."""
+    """Check that each plant has exactly one champion, or none after a withdrawal."""
     entries = counting(logged, trust.pins)
     promotions = [entry for entry in entries if entry.kind in IN_FORCE]
     ended = _ended(logged, entries)
@@ -173,7 +173,7 @@ def _champions(logged: Sequence[Entry], trust: TrustRoot) -> Check:
 
 
 def _ended(logged: Sequence[Entry], entries: Sequence[Entry]) -> set[str]:
-    """The promotions that are over: replaced or withdrawn, and whatever a promotion that does not count replaced."""
+    """Return promotions that were replaced or withdrawn, including those that a voided promotion replaced."""
     before = {e.digest: e.body.get("replaces") for e in logged if e.kind in IN_FORCE}
     counted = {entry.digest for entry in entries if entry.kind in IN_FORCE}
     names = {"promotion": "replaces", "rollback": "replaces", "withdrawal": "promotion"}
@@ -188,7 +188,7 @@ def _ended(logged: Sequence[Entry], entries: Sequence[Entry]) -> set[str]:
 
 
 def _policies(ledger: Ledger, entries: Sequence[Entry]) -> list[Check]:
-    """The policies that are pinned must be those of the ledger; who serves on from before one is said."""
+    """Compare pinned policies with the ledger's; report champions from before a policy."""
     plants = sorted({entry.plant for entry in entries if entry.kind in ("policy", "promotion")})
     signed = [plant for plant in plants if policy_entry(entries, plant) is not None]
     if signed and not pinned_file(ledger.trust, signed[0]).parent.is_dir():
@@ -204,13 +204,13 @@ def _policies(ledger: Ledger, entries: Sequence[Entry]) -> list[Check]:
         except Refused as error:
             checks.append(Check("policies", False, str(error)))
         except (ValidationError, LookupError, TypeError):
-            continue  # an entry that cannot be read, which the rules have named
-    held = f"{len(signed)} pinned as the ledger has them, and met by champions' claims"
+            continue  # unreadable entries are reported by the rules
+    held = f"{len(signed)} pinned policies agree with the ledger and with the champions' claims"
     return checks or [Check("policies", True, held)]
 
 
 def _named_files(entries: Sequence[Entry]) -> Iterator[tuple[int, Artefact]]:
-    """Each file once, with the first entry that names it."""
+    """Yield each file once, with the first entry that names it."""
     seen = set()
     for entry in entries:
         for file in entry.artefacts:
@@ -234,13 +234,13 @@ def _files(home: Home, entries: Sequence[Entry], left_out: Container[str]) -> li
             failures.append(Check("files", False, f"{where}: missing"))
         elif (found := stored_sha256(path)) != file.sha256:
             failures.append(Check("files", False, f"{where}: expected SHA-256 {file.sha256[:12]}, got {found[:12]}"))
-    told = [Check("files", None, f"{absent} files are left out: their digests are known, not their content")]
-    held = Check("files", True, f"{count - absent} files named by entries, each with its SHA-256")
-    return [*(failures or [held]), *(told if absent else [])]
+    absences = [Check("files", None, f"{absent} files are left out: only their digests are known")]
+    held = Check("files", True, f"{count - absent} files named by entries match their SHA-256")
+    return [*(failures or [held]), *(absences if absent else [])]
 
 
 def _strangers(home: Home, entries: Sequence[Entry]) -> list[Check]:
-    """Files that came later into a folder of which an entry names every file (`folder_artefacts`)."""
+    """Find files added to a folder whose other files are all named by an entry (`folder_artefacts`)."""
     folders: dict[str, int] = {}
     named = set()
     for sequence, file in _named_files(entries):
@@ -249,35 +249,35 @@ def _strangers(home: Home, entries: Sequence[Entry]) -> list[Check]:
         if tail and file.path.endswith(f"/{tail}"):
             folders.setdefault(file.path.removesuffix(f"/{tail}"), sequence)
     failures = [
-        Check("folders", False, f"{path}: no entry names it, but entry {sequence} names all else in {folder}")
+        Check("folders", False, f"{path}: no entry names it, but entry {sequence} names all others in {folder}")
         for folder, sequence in folders.items()
         for tail, _ in files_in(home.root / folder)
         if (path := f"{folder}/{tail}") not in named
     ]
-    return failures or [Check("folders", True, f"nothing but what entries name in {len(folders)} folders")]
+    return failures or [Check("folders", True, f"no unnamed files in {len(folders)} folders")]
 
 
 def _served(home: Home, entries: Sequence[Entry]) -> list[Check]:
-    """Every file of the models that this home's MLflow serves: the code and MLmodel that loading executes, too."""
+    """Verify every file of the models that this home's MLflow serves, including the code that loading executes."""
     kept = home.root / "mlflow" / "artifacts"
     models: dict[str, tuple[CandidateRecord, int]] = {}
     for record, entry in _records(entries):
         models.setdefault(record.served.model, (record, entry.sequence))
     if not kept.is_dir():
-        return [Check("served", None, f"{len(models)} models in MLflow, none of which is kept in this home")]
+        return [Check("served", None, f"{len(models)} models in MLflow, none stored in this home")]
     failures = []
     for model, (record, sequence) in models.items():
         where = f"version {record.version} of {record.dataset.plant} in MLflow (ledger entry {sequence})"
-        # All of that name, for an untouched copy beside it would hide the one that is served.
+        # All folders of that name: an untouched copy could otherwise hide an altered one.
         folders = sorted(kept.glob(f"*/models/{model}/artifacts"))
         faults = [fault for folder in folders for fault in folder_differences(folder, _digests(record))]
         faults = faults if folders else ["its model is missing"]
         failures += [Check("served", False, f"{where}: {fault}") for fault in faults]
-    return failures or [Check("served", True, f"{len(models)} models in MLflow, each file with its SHA-256")]
+    return failures or [Check("served", True, f"{len(models)} models in MLflow match their SHA-256")]
 
 
 def _controllers(home: Home, entries: Sequence[Entry]) -> list[Check]:
-    """A composite that was logged as the plant's own controller needs no gate but its certificate: it has no policy."""
+    """Check that composites logged as the plant's own controller, which skip most gates, have no policy."""
     failures, count = [], 0
     for record, entry in _records(entries):
         if record.role != "fallback":
@@ -295,13 +295,13 @@ def _controllers(home: Home, entries: Sequence[Entry]) -> list[Check]:
             failures.append(Check("controllers", False, f"{where}: {error}"))
             continue
         if learned:
-            detail = f"{where}: logged as the plant's own controller, but its bundle is not one without a policy"
+            detail = f"{where}: logged as the plant's own controller, but its bundle has a policy or another digest"
             failures.append(Check("controllers", False, detail))
-    return failures or [Check("controllers", True, f"{count} composites logged as the plant's own controller are that")]
+    return failures or [Check("controllers", True, f"{count} composites are the plant's own controller, as logged")]
 
 
 def _records(entries: Sequence[Entry]) -> Iterator[tuple[CandidateRecord, Entry]]:
-    """The candidates whose entries can be read; that another cannot is what the rules say."""
+    """Yield readable candidates; unreadable ones are reported by the rules."""
     for entry in entries:
         if entry.kind == "candidate":
             with suppress(ValidationError):
@@ -313,7 +313,7 @@ def _digests(record: CandidateRecord) -> dict[str, str]:
 
 
 def _certificates(home: Home, ledger: Ledger, entries: Sequence[Entry]) -> list[Check]:
-    """Check each certificate that a result names, statistics and all."""
+    """Verify each certificate that a result names."""
     failures, count = [], 0
     for entry in entries:
         file = certificate_file(entry) if entry.kind == "result" else None
@@ -322,14 +322,14 @@ def _certificates(home: Home, ledger: Ledger, entries: Sequence[Entry]) -> list[
         count += 1
         path = home.root / file.path
         if not path.is_file():
-            failures.append(Check("certificates", False, f"{file.path}: missing, so nothing stands behind the result"))
+            failures.append(Check("certificates", False, f"{file.path}: missing, so the result has no evidence"))
             continue
         checks = verify_certificate(path, ledger.trust, ledger=ledger)
-        # Who must have been a witness is asked of the ledger, for that may have changed since.
+        # Witnesses are checked against the ledger instead: the pinned ones may have changed since.
         wrong = [check for check in checks if check.passed is False and check.name != "witnesses"]
         failures += [Check("certificates", False, f"{file.path}: {it.name}: {it.detail}") for it in wrong]
-        # A true certificate of another attempt must not stand behind this result.
+        # A valid certificate of another attempt must not support this result.
         if not wrong and not says_the_same(entry, read_certificate(path, ledger.trust).predicate):
-            detail = f"{file.path}: a certificate of another attempt than that of ledger entry {entry.sequence}"
+            detail = f"{file.path}: belongs to another attempt than ledger entry {entry.sequence}"
             failures.append(Check("certificates", False, detail))
     return failures or [Check("certificates", True, f"{count} certificates: seed, alpha, statistics and claim")]

@@ -1,4 +1,4 @@
-"""What an audit looks at of witnesses: who took part in each attempt, and how far the ledger is countersigned."""
+"""Audit of witnesses: participation in attempts, the countersigned head, time stamps, and the clock."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from tasks.evidence.witness.witness import TOLERANCE
 
 
 def check_clock(entries: Sequence[Entry], now: datetime) -> Check:
-    """Whether no entry is of the future: one that is would date all that follow it.
+    """Check that no entry is later than now, because it would date all later entries.
 
     Args:
-        entries: of the ledger, each of which is not before the one before.
+        entries: entries with increasing timestamps.
         now: the time here.
     """
     first = next((entry for entry in entries if datetime.fromisoformat(entry.timestamp) > now + TOLERANCE), None)
@@ -40,14 +40,14 @@ def check_clock(entries: Sequence[Entry], now: datetime) -> Check:
 
 
 def check_witnesses(home: Home, ledger: Ledger, entries: Sequence[Entry]) -> list[Check]:
-    """Hold attempts and the newest countersigned head against the witnesses that are pinned.
+    """Compare attempts and the newest countersigned head with the pinned witnesses.
 
-    That nonces and heads hold by themselves is what the rules of writing say, which are replayed.
+    Nonces and heads themselves are verified when the rules are applied again.
 
     Args:
-        home: of the ledger.
-        ledger: its trust root says where witnesses are pinned.
-        entries: of the ledger, those that hold.
+        home: home of the ledger.
+        ledger: its trust root determines where witnesses are pinned.
+        entries: verified entries.
     """
     try:
         witnesses = pinned(home, ledger.trust)
@@ -56,38 +56,38 @@ def check_witnesses(home: Home, ledger: Ledger, entries: Sequence[Entry]) -> lis
     seeds = _bodies(entries, "seed", SeedBody)
     if witnesses is None:
         used = sorted({name for _, body in seeds for name in (key.partition("+")[0] for key in body.witnesses)})
-        told = f"though attempts name {' and '.join(used)}" if used else "that nothing was left out is its owner's word"
-        said = f"none are pinned in {pinned_file(home, ledger.trust)}: {told}"
-        # The signer goes on without that file no more than this.
-        return [Check("witnesses", False if used else None, said)]
+        reason = f"but attempts name {' and '.join(used)}" if used else "completeness is the owner's word"
+        detail = f"none are pinned in {pinned_file(home, ledger.trust)}: {reason}"
+        # The signer refuses to continue in this case too.
+        return [Check("witnesses", False if used else None, detail)]
     where = pinned_file(home, ledger.trust).parent
     checks = [*_attempts(witnesses, seeds, _heads(entries)), *_head(home, entries, witnesses)]
     return [*checks, *_stamps(where, entries, witnesses)]
 
 
 def _attempts(witnesses: Witnesses, seeds: Sequence[tuple[Entry, SeedBody]], heads: Mapping[str, str]) -> list[Check]:
-    """Every commitment names enough of the pinned witnesses; those of before the first that does are only told."""
+    """Check that commitments name enough pinned witnesses; attempts before the first such one are only reported."""
     faults = [
         (entry, witness_fault(witnesses, body.witnesses) or ledger_fault(witnesses, heads.get(body.attempt, "")))
         for entry, body in seeds
     ]
     own = all(witness.verifier.name.startswith(LOCAL) for witness in witnesses.witnesses)
-    # With a witness of its own a home may have none yet; one of others must have seen something.
+    # The home's own witness may have seen no attempt yet; an external one must have.
     first = next((number for number, (_, fault) in enumerate(faults) if fault is None), len(faults) if own else 0)
     late = [f"ledger entry {entry.sequence}: {fault}" for entry, fault in faults[first:] if fault]
-    checks = [Check("witnesses", False, said) for said in late]
+    checks = [Check("witnesses", False, detail) for detail in late]
     if first:
-        said = f"{first} attempts of before {_names(witnesses)} took part: {faults[0][1]}"
-        checks.append(Check("witnesses", None, said))
+        detail = f"{first} attempts precede the first one with {_names(witnesses)}: {faults[0][1]}"
+        checks.append(Check("witnesses", None, detail))
     if not late:
-        second = " (one machine is no second party)" if own else ""
-        said = f"{len(faults) - first} attempts, as {_names(witnesses)} saw them{second}"
-        checks.append(Check("witnesses", True, said))
+        second = " (on the same machine, so not independent)" if own else ""
+        detail = f"{len(faults) - first} attempts witnessed by {_names(witnesses)}{second}"
+        checks.append(Check("witnesses", True, detail))
     return checks
 
 
 def _heads(entries: Sequence[Entry]) -> dict[str, str]:
-    """The countersigned head of each attempt that has its nonces."""
+    """Return the countersigned head of each attempt with nonces."""
     return {body.attempt: body.head for _, body in _bodies(entries, "nonce", NonceBody)}
 
 
@@ -96,7 +96,7 @@ def _names(witnesses: Witnesses) -> str:
 
 
 def _head(home: Home, entries: Sequence[Entry], witnesses: Witnesses) -> list[Check]:
-    """The newest countersigned head is one that this ledger has had."""
+    """Check the newest countersigned head against the ledger."""
     path = home.root / COUNTERSIGNED
     if not path.exists():
         return [Check("countersigned", None, f"no countersigned head in {path}")]
@@ -105,17 +105,17 @@ def _head(home: Home, entries: Sequence[Entry], witnesses: Witnesses) -> list[Ch
         note = Note.parse(text)
         by = [w.key for w in witnesses.witnesses if note.countersigned_by(w.verifier) is not None]
         if len(by) < witnesses.required:
-            said = f"expected countersignatures of {witnesses.required} witnesses in {path}, got {len(by)}"
-            return [Check("countersigned", False, said)]
+            detail = f"{path} is countersigned by {len(by)} witnesses, {witnesses.required} are required"
+            return [Check("countersigned", False, detail)]
         when, size = countersigned_at(entries, text, by), Checkpoint.parse(note.text).size
     except NeoRLError as error:
         return [Check("countersigned", False, f"{path}: {error}")]
-    said = f"{size} of {len(entries)} entries at {when:%Y-%m-%d %H:%M:%SZ} by {' and '.join(witness_names(by))}"
-    return [Check("countersigned", True, said)]
+    detail = f"{size} of {len(entries)} entries at {when:%Y-%m-%d %H:%M:%SZ} by {' and '.join(witness_names(by))}"
+    return [Check("countersigned", True, detail)]
 
 
 def _stamps(folder: Path, entries: Sequence[Entry], witnesses: Witnesses) -> list[Check]:
-    """The heads of attempts are stamped by the pinned authority, from the first that is."""
+    """Verify the time stamps of attempts' heads, from the first stamped one on."""
     if witnesses.timestamps is None:
         return []
     given = [entry for entry in entries if entry.kind == "nonce"]
@@ -127,14 +127,16 @@ def _stamps(folder: Path, entries: Sequence[Entry], witnesses: Witnesses) -> lis
             text = Note.parse(body.head).text
             when = verify_stamp(from_base64(body.stamp), text.encode(), certificate)
             if datetime.fromisoformat(Checkpoint.parse(text).time) > when + TOLERANCE:
-                raise Refused(f"ledger entry {entry.sequence}: a head with entries later than its time stamp")
+                raise Refused(
+                    f"ledger entry {entry.sequence}: the head has entries later than its time stamp of {when}"
+                )
     except (NeoRLError, ValidationError, ValueError) as error:
         return [Check("stamps", False, str(error))]
     return [Check("stamps", True, f"{len(given) - stamped} heads of attempts, stamped by {witnesses.timestamps.url}")]
 
 
 def _bodies(entries: Sequence[Entry], kind: str, model: type[AnyBody]) -> list[tuple[Entry, AnyBody]]:
-    """The entries of a kind and what they say, but for malformed ones, which the rules have named."""
+    """Return entries of a kind with their bodies; malformed ones are reported by the rules."""
     found = []
     for entry in entries:
         if entry.kind == kind:

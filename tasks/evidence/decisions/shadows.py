@@ -202,8 +202,8 @@ def check_comparison(history: Sequence[Entry], entry: Entry) -> None:
     threshold = math.log(alarm_threshold(YEAR / (drift.step_seconds * drift.block_steps), drift.alarms_per_year))
     if not math.isclose(drift.log_threshold, threshold, rel_tol=1e-9, abs_tol=1e-12):
         raise Refused(
-            f"the threshold for {drift.alarms_per_year:g} alarms per year is {threshold:g}, got {drift.log_threshold:g}: "
-            "compare again"
+            f"the threshold for {drift.alarms_per_year:g} alarms per year is {threshold:g}, got "
+            f"{drift.log_threshold:g}: compare again"
         )
     if not drift.blocks and drift.log_evidence != 0.0:
         raise Refused(f"evidence of drift must be 0 without watched blocks, got {drift.log_evidence:g}")

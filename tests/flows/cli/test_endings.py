@@ -112,7 +112,7 @@ def test_commands_name_a_forged_entry(
     forge(Home(home), kind, body, plant=PLANT)
     assert run([*command.split(), PLANT, "--json"]) == 1
     found = capsys.readouterr()
-    said = f"invalid ledger entry (ledger entry 2: expected the body of a {kind}, got "
+    said = f"invalid ledger entry (ledger entry 2: invalid body of a {kind}: "
     assert found.err.startswith(f"neorl: {said}")
     assert "run 'neorl audit verify'" in found.err
     assert json.loads(found.out.splitlines()[-1])["error"].startswith(said)

@@ -19,7 +19,7 @@ from flows.cli.main import run
 from flows.period_report import report_period
 from tasks.audit_report.collect import collect, timeline
 from tasks.audit_report.decisions import decisions_in, in_force_in, incidents_in
-from tasks.audit_report.tables import Period, Told
+from tasks.audit_report.tables import Period, Report
 from tasks.evidence.audit.audit import audit
 from tasks.evidence.decisions import verdicts
 from tasks.evidence.decisions.champions import WithdrawalBody
@@ -77,7 +77,7 @@ def ledger(home: Path) -> Ledger:
     return ledger
 
 
-def told(ledger: Ledger, period: Period = JANUARY, plant: str | None = None) -> Told:
+def told(ledger: Ledger, period: Period = JANUARY, plant: str | None = None) -> Report:
     with signer_at(ledger.home):
         return collect(ledger.home, period, plant, LATER)
 
@@ -182,7 +182,7 @@ def test_the_page_is_whole_loads_nothing_and_carries_a_head_that_sees_a_cut(ledg
     assert not re.search(r"file:|url\(|@import|https?://(?!www\.w3\.org/2000/svg)", html)
     assert WHY in page.text
     assert "<b>was</b>" not in html
-    for words in ("Grace", "too nervous", B[:12], "Look at this first", "0.04 of 0.05", "every file that it names"):
+    for words in ("Grace", "too nervous", B[:12], "Needs attention", "0.04 of 0.05", "every file that it names"):
         assert words in page.text, words
     assert written(ledger, PLANT).name == f"{PLANT}_2025-12-01_2025-12-31.html"
     assert audit(ledger.home, read_heads(path)).passed
@@ -193,7 +193,7 @@ def test_the_page_is_whole_loads_nothing_and_carries_a_head_that_sees_a_cut(ledg
     failed = {check.name for check in audit(ledger.home, read_heads(path)).failures}
     assert "heads" in failed
     before = path.read_bytes()
-    with pytest.raises(Refused, match="expected a ledger that verifies, got in heads: "):
+    with pytest.raises(Refused, match=r"the ledger does not verify \(heads: "):
         written(ledger)
     assert path.read_bytes() == before
 
@@ -211,7 +211,7 @@ def test_what_the_audit_finds_is_told_and_is_the_exit_code(ledger: Ledger, capsy
     assert "checks of the audit failed: files, certificates: read " in told["error"]
     assert (said.err, told["exit_code"]) == (f"neorl: {told['error']}\n", 1)
     text = _Page(Path(told["path"]).read_text()).text
-    assert "The audit found what does not hold" in text
+    assert "The audit failed" in text
     assert f"certificates/{certificate.path.name} (" in text
 
 
@@ -239,7 +239,7 @@ def test_the_picture_has_every_champion_and_what_happened(ledger: Ledger) -> Non
         (["--from", "December", "--to", "2025-12-31"], "--from must be a day such as 2026-11-01, got 'December'"),
         (["--from", "2025-12-02", "--to", "2025-12-01"], "ends on 2025-12-01, before its first day 2025-12-02"),
         (["--from", "9999-01-01", "--to", "9999-12-31"], "begins on 9999-01-01, but today is"),
-        (["--from", "2025-12-01", "--to", "2025-12-31"], "expected a ledger at"),
+        (["--from", "2025-12-01", "--to", "2025-12-31"], "there is no ledger at"),
         ([], "neither a plant nor --from and --to"),
         (["nowhere", "--from", "2025-12-01", "--to", "2025-12-31"], "unknown plant 'nowhere'"),
     ],
@@ -256,7 +256,7 @@ def test_wrong_input_is_one_sentence(
 
 def test_an_entry_that_cannot_be_read_is_one_sentence(ledger: Ledger) -> None:
     forge(ledger.home, "withdrawal", {"composite": 3})
-    with signer_at(ledger.home), pytest.raises(Refused, match="entries that can be read, got"):
+    with signer_at(ledger.home), pytest.raises(Refused, match="an entry cannot be read"):
         report_period(ledger.home, date(2025, 12, 1), date(9999, 12, 31))
 
 

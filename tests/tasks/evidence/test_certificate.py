@@ -169,7 +169,7 @@ def test_replay_finds_attempts_that_cheat(ledger: Ledger) -> None:
         check_result([attempt], result)
     with pytest.raises(Refused, match="is not logged, has no committed seed"):
         check_result([attempt, seed, result], result)
-    with pytest.raises(Refused, match="expected the composite of its attempt"):
+    with pytest.raises(Refused, match=r"composite must be .* as in its attempt"):
         check_result([attempt, seed], replace(result, body={**result.body, "composite": B}))
 
 
@@ -256,7 +256,7 @@ def test_the_claim_is_logged_before_the_seed_and_cannot_be_chosen_after_looking(
     n = betting_episodes(1e-2, 0, attempt.alpha)
     log_e, upper = log_e_value(n, 0, 1e-2), clopper_pearson_upper(0, n, attempt.alpha)
     enough = counts(attempt.alpha).model_copy(update={"episodes": n, "log_e": log_e, "upper_bound": upper})
-    with pytest.raises(Refused, match="expected counts that add up"):
+    with pytest.raises(Refused, match="the counts are inconsistent"):
         make_certificate(ledger, attempt.entry, enough, MATERIALS)
     # Nor does the attempt go on for another claim: that is another attempt.
     other = open_attempt(ledger, inputs(A), weaker)
@@ -367,7 +367,7 @@ def test_bytes_and_kinds_are_checked_first(ledger: Ledger, certificate: Path) ->
     certificate.write_bytes(sealed(ledger.home, {"_type": "other"}))
     with pytest.raises(Refused, match="safety-certificate/v4"):
         read_certificate(certificate, ledger.trust)
-    with pytest.raises(BadInput, match="expected a certificate"):
+    with pytest.raises(BadInput, match="cannot read the certificate"):
         verify_certificate(certificate.with_name("none.json"), ledger.trust)
 
 
@@ -392,5 +392,5 @@ def test_rerun_and_challenge_use_the_right_seeds(ledger: Ledger, certificate: Pa
     assert asked(challenge=b"fresh")
     answer = counts(0.025, (1, 2, 3), episodes=500)
     assert not asked(challenge=b"fresh")
-    with pytest.raises(BadInput, match="repeats the rollouts"):
+    with pytest.raises(BadInput, match="repeating the rollouts"):
         verify_certificate(certificate, ledger.trust, rerun=True)

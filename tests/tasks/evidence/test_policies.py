@@ -230,7 +230,7 @@ def test_a_champion_of_before_is_said_to_meet_a_policy_by_its_claim_alone(
     crown(ledger, A)
     sign(ledger, changed(approvers=Approvers(count=2, roles=["safety engineer"])), "a reviewer", "four eyes")
     held = [check.detail for check in audit(ledger.home).checks if check.name == "policies"]
-    assert held == ["1 pinned as the ledger has them, and met by champions' claims"]
+    assert held == ["1 pinned policies agree with the ledger and with the champions' claims"]
     assert run(["policy", "show", PLANT]) == 0
     assert " meets the policy, certificate valid until" in capsys.readouterr().out
 

@@ -79,7 +79,7 @@ def test_a_record_that_says_passed_beside_a_failed_gate_is_refused(ledger: Ledge
 def test_a_certificate_of_another_composite_is_refused(ledger: Ledger) -> None:
     other = certificate_of(ledger, B)
     numbers = judged.evidence(fallback=certificate_of(ledger, A), certificate=other)
-    refused(ledger, candidate_record(ledger, A, numbers), "expected a certificate of composite")
+    refused(ledger, candidate_record(ledger, A, numbers), "the evidence has a certificate of composite")
 
 
 def test_numbers_that_no_attempt_came_to_are_refused(ledger: Ledger) -> None:
@@ -87,7 +87,7 @@ def test_numbers_that_no_attempt_came_to_are_refused(ledger: Ledger) -> None:
     assert own is not None
     better = own.model_copy(update={"episodes": own.episodes + 1000})
     numbers = judged.evidence(fallback=own, certificate=better)
-    refused(ledger, candidate_record(ledger, A, numbers), "expected the numbers of attempt 1 as the ledger has them")
+    refused(ledger, candidate_record(ledger, A, numbers), "no result in the ledger agrees with attempt 1")
 
 
 @pytest.mark.parametrize(("verdict", "wanted"), [("promoted", "a promotion"), ("shadow", "a shadow")])
@@ -95,8 +95,8 @@ def test_a_decision_of_what_never_was_is_refused(ledger: Ledger, verdict: Verdic
     """The attack: a retraining that reports say has promoted what nothing promoted, or of another plant."""
     crown(ledger, B)
     for composite, plant, told in (
-        (A, PLANT, f"expected {wanted} of composite {A[:12]} before a decision that says '{verdict}'"),
-        (B, "double_mass", "as its outcome says, got"),
+        (A, PLANT, f"'{verdict}', but there is no {wanted.removeprefix('a ')} of composite {A[:12]}"),
+        (B, "double_mass", "its outcome"),
     ):
         version = Version(version="1", run_id="0", url="http://mlflow/1", digest=composite)
         outcome = Outcome(

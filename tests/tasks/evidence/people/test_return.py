@@ -44,8 +44,7 @@ from tests.tasks.evidence.people.persons import Person, approval, demanding, pin
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 LEFT = (
-    "rolled back to version {} by an operator: it hunts; the rollback does not count, and what it left stays out of "
-    "service"
+    "rolled back to version {} by an operator: it hunts; the rollback was voided, but this version stays out of service"
 )
 
 

@@ -218,7 +218,7 @@ def test_a_rotation_that_is_refused_leaves_nothing_behind(home: Path) -> None:
     kept = kept_passphrase(place.signing_key.read_bytes())
     before = (TrustRoot.read(place.trust).pins, sorted(kept.parent.iterdir()))
     moment = datetime(2023, 1, 1, tzinfo=UTC)
-    with pytest.raises(Refused, match="expected a clock that is not behind"):
+    with pytest.raises(Refused, match="is behind"):
         signer.answer(Rotate(by="x", why="y"))
     assert (TrustRoot.read(place.trust).pins, sorted(kept.parent.iterdir())) == before
     assert sorted(path.name for path in place.signing_key.parent.glob("*.pem")) == ["signing.pem"]
@@ -233,7 +233,7 @@ def test_no_client_rotates_the_homes_key_by_an_entry(home: Path) -> None:
     old, _ = open_keys(Home(home), first_use=False)
     body = rotation.replacement(thief, key_id(old.public), "Eve", "because").model_dump(mode="json")
     said = Append(kind="rotation", plant="", body=body, artefacts=(), predecessor="0" * 64)
-    with pytest.raises(Refused, match="expected the home's key to be rotated by its signer"):
+    with pytest.raises(Refused, match="a rotation of the home's key cannot be appended"):
         signer.answer(said)
     assert isinstance(RotationBody.model_validate(body), RotationBody)
 

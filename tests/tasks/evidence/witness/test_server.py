@@ -172,8 +172,8 @@ def test_a_witness_that_is_pinned_late_mends_the_audit_with_the_next_attempt(
     report = audit(place)
     assert report.passed, report.failures
     told = [check.detail for check in report.checks if check.name == "witnesses"]
-    assert told[0].startswith("1 attempts of before witness.example/w1 took part: ")
-    assert told[1] == "1 attempts, as witness.example/w1 saw them"
+    assert told[0].startswith("1 attempts precede the first one with witness.example/w1: ")
+    assert told[1] == "1 attempts witnessed by witness.example/w1"
 
 
 def test_who_pins_a_witness_is_told_of_attempts_that_fail_the_audit_and_of_no_others(
