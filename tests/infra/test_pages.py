@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import history, pages, training
+from benchmarks import history, pages, summary, training
 from benchmarks.cartpole import __main__ as cartpole
 from benchmarks.chaos import __main__ as chaos
 from benchmarks.chaos.races import kept_races
@@ -38,6 +38,7 @@ PARTS = ("trials", "earlier")
 WRITERS: dict[str, tuple[Path, Callable[[], str]]] = {
     "cartpole": (cartpole.PAGE, lambda: cartpole.page(_read(cartpole.RESULTS))),
     "chaos": (chaos.PAGE, _chaos),
+    "data": (summary.PAGE, summary.page),
     "history": (history.PAGE, lambda: history.page(_read(history.RESULTS))),
     "identify": (reactors.PAGE, lambda: reactors.page(dict(_read(reactors.RESULTS)))),
     "index": (pages.INDEX, pages.index),
