@@ -1,4 +1,4 @@
-"""CartPole: our physics against Gymnasium's, and discrete learners from Minari's file to a pole that stays up."""
+"""CartPole: physics compared with Gymnasium, and discrete learners trained from a Minari dataset."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.cartpole.plant import HORIZON, PLANT, State, step
 ROOT = Path(__file__).parents[3]
 
 
-def test_every_step_is_gymnasiums() -> None:
+def test_every_step_equals_gymnasium() -> None:
     theirs = gymnasium.make("CartPole-v1").unwrapped
     rng = np.random.default_rng(0)
     ours = jax.jit(lambda state, action: step(jax.random.key(0), state, action, PLANT.params))
@@ -44,7 +44,7 @@ def test_every_step_is_gymnasiums() -> None:
 
 
 @pytest.mark.slow
-def test_the_regulator_balances_and_random_pushes_do_not() -> None:
+def test_regulator_balances_and_random_pushes_do_not() -> None:
     found = cartpole.played(30)
     returns = np.asarray(found.ret).reshape(-1, len(cartpole.RANDOM)).mean(axis=0)
     assert returns[0] > 400
@@ -52,7 +52,7 @@ def test_the_regulator_balances_and_random_pushes_do_not() -> None:
 
 
 @pytest.mark.slow
-def test_discrete_learners_balance_the_pole_from_minaris_file(tmp_path: Path) -> None:
+def test_discrete_learners_balance_the_pole(tmp_path: Path) -> None:
     data = cartpole.write_minari(tmp_path / "datasets", cartpole.played())
     for algorithm in ("discrete_cql", "discrete_iql"):
         for policy in cartpole.train(data, algorithm, 2, 6_000, tmp_path / algorithm):
@@ -60,7 +60,7 @@ def test_discrete_learners_balance_the_pole_from_minaris_file(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_the_train_command_chooses_and_refuses_by_the_kind_of_action(tmp_path: Path) -> None:
+def test_train_command_checks_the_kind_of_action(tmp_path: Path) -> None:
     data = cartpole.write_minari(tmp_path / "datasets", cartpole.played(6))
     environment = os.environ | {"NEORL_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
 
