@@ -34,11 +34,7 @@ def checked_run(config: Path) -> OpenedRun:
 
 
 def logs_at(home: Home, run: OpenedRun, named: Sequence[Path]) -> list[Path]:
-    """Return the log files for paths or dataset digests; `.neorl/...` means the home's folder.
-
-    Raises:
-        BadInput: if a digest is ambiguous, or names a dataset although the run has a mapping.
-    """
+    """Return the log files for paths or dataset digests; `.neorl/...` means the home's folder."""
     from tasks.ingest import logs_of
 
     mapped = run.data.mapping is not None
@@ -46,11 +42,7 @@ def logs_at(home: Home, run: OpenedRun, named: Sequence[Path]) -> list[Path]:
 
 
 def check_logs(home: Home, run: OpenedRun, logs: Sequence[Path]) -> None:
-    """Reject missing log files, except the synthetic log that the run generates itself.
-
-    Raises:
-        BadInput: naming the first missing file.
-    """
+    """Reject missing log files, except the synthetic log that the run generates itself."""
     from tasks.ingest import check_there
 
     check_there(path for path in logs if os.path.exists(path) or not is_default_log(home, run, path))
@@ -78,11 +70,7 @@ def is_default_log(home: Home, run: OpenedRun, path: Path) -> bool:
 
 
 def check_protection(run: OpenedRun, config: Path) -> None:
-    """Check 'fallback', 'shield' and 'certify' against the plant.
-
-    Raises:
-        BadInput: naming the key.
-    """
+    """Check 'fallback', 'shield' and 'certify' against the plant."""
     from tasks.evaluation.claims import claim_of
     from tasks.log_only.protection import check_fallback
     from tasks.models.plants.known import plant_of
@@ -103,11 +91,7 @@ def check_protection(run: OpenedRun, config: Path) -> None:
 
 
 def check_constants(run: OpenedRun) -> None:
-    """Check the constants under 'identify' against the plant's.
-
-    Raises:
-        BadInput: naming the unknown constant or signal.
-    """
+    """Check the constants under 'identify' against the plant's."""
     from tasks.identify import unknowns_of
     from tasks.models.plants.known import plant_of
 
@@ -116,11 +100,7 @@ def check_constants(run: OpenedRun) -> None:
 
 
 def check_history(run: OpenedRun, config: Path) -> None:
-    """Check the signals and lengths under 'history' against the plant.
-
-    Raises:
-        BadInput: naming the wrong entry.
-    """
+    """Check the signals and lengths under 'history' against the plant."""
     from tasks.data.store.histories import observed_spec
 
     try:
@@ -130,11 +110,7 @@ def check_history(run: OpenedRun, config: Path) -> None:
 
 
 def check_training(run: OpenedRun, config: Path) -> None:
-    """Check 'train' against the algorithms and their settings.
-
-    Raises:
-        BadInput: naming the key and the allowed values.
-    """
+    """Check 'train' against the algorithms and their settings."""
     from neorl_core.algorithms import check_actions
     from neorl_core.networks import make_body
     from neorl_core.training.loop import schedule
@@ -162,11 +138,7 @@ def check_training(run: OpenedRun, config: Path) -> None:
 
 
 def check_reward(run: OpenedRun) -> None:
-    """Reject a constant reward formula.
-
-    Raises:
-        BadInput: with an example formula.
-    """
+    """Reject a constant reward formula."""
     from tasks.models.plants.known import plant_of
     from tasks.models.plants.opening import mapping_of
 

@@ -52,11 +52,7 @@ class Finding(NamedTuple):
 
 
 def only_run(folder: Path) -> Path:
-    """Return the only run's file of a project.
-
-    Raises:
-        BadInput: if there is none, or several.
-    """
+    """Return the only run's file of a project."""
     files = sorted(folder.glob("configs/*.yaml"))
     if not files:
         raise BadInput(f"no run's file in {folder / 'configs'}: create a project with 'neorl init NAME', or cd to it.")

@@ -65,11 +65,7 @@ def emit_or_refuse(refusal: str, as_json: bool, lines: Sequence[str], **result: 
 
 
 def emit_checks(checks: Sequence[Check], as_json: bool) -> None:
-    """Print the checks of an audit or a certificate.
-
-    Raises:
-        Refused: if a check failed.
-    """
+    """Print the checks of an audit or a certificate."""
     failures = [check for check in checks if check.passed is False]
     failed = ", ".join(check.name for check in failures)
     marks = {True: "ok  ", False: "FAIL", None: "--  "}
@@ -152,11 +148,7 @@ def fresh_compilation() -> Iterator[None]:
 
 
 def known_plant(name: str) -> str:
-    """Return the name if a plant of that name is built in, installed, or has datasets in this home.
-
-    Raises:
-        BadInput: with the nearest name.
-    """
+    """Return the name if a plant of that name is built in, installed, or has datasets in this home."""
     from neorl_core.plants import NAMES
     from tasks.models.user_code.loading import installed
 

@@ -165,11 +165,7 @@ def rollback(
 
 
 def _read_statement(path: Path, act: str, version: str) -> tuple[Signed, Signatory]:
-    """Read a signed decision; the signature is checked when it is recorded.
-
-    Raises:
-        BadInput: if the file is not a statement of this act and version.
-    """
+    """Read a signed decision; the signature is checked when it is recorded."""
     from tasks.evidence.people.statement import Statement as Read
     from tasks.evidence.people.statement import read_payload, signed_elsewhere
 

@@ -158,11 +158,7 @@ def _federation(file: Path) -> Federation:
 
 
 def read_site(file: Path) -> Site:
-    """Read a site's YAML.
-
-    Raises:
-        BadInput: if the file is invalid.
-    """
+    """Read a site's YAML."""
     from configs.federation import Site
     from configs.yaml_files import load_yaml
 
@@ -185,11 +181,7 @@ def _emit_result(result: Result, as_json: bool) -> None:
 
 
 def participant_of(site: Site, home: Home) -> Participant:
-    """Return a site with a dataset in this home.
-
-    Raises:
-        BadInput: if the home has no such dataset.
-    """
+    """Return a site with a dataset in this home."""
     from tasks.data.store.reader import StoredDataset, dataset_of, newest_first
     from tasks.federation.site import Participant
 

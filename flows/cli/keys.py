@@ -209,11 +209,7 @@ def _enrol(file: Path, roles: list[str], why: str, by: str, key: Path | None, as
 
 
 def _signing_key(home: Home) -> Ed25519PublicKey:
-    """Return the home's public key from the signer.
-
-    Raises:
-        BadInput: if there is no key.
-    """
+    """Return the home's public key from the signer."""
     from tasks.evidence.ledger.client import public_key
 
     if not home.signing_key.exists():

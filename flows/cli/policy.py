@@ -131,11 +131,7 @@ def policy_sign(
 
 
 def _statement(path: Path) -> str:
-    """Read a statement that another person signed.
-
-    Raises:
-        BadInput: if the file is unreadable or not a statement.
-    """
+    """Read a statement that another person signed."""
     from tasks.evidence.people.statement import read_payload
 
     try:

@@ -28,12 +28,7 @@ if TYPE_CHECKING:
 
 
 def run_fleet(config: Path, sites: Sequence[str] | None) -> FleetOutcome:
-    """Retrain a fleet.
-
-    Raises:
-        NeoRLError: as the flow. Wrong files, sites or cluster addresses, and missing logs of all sites, are reported
-            before any server is started.
-    """
+    """Retrain a fleet; report wrong files, and missing logs of all sites, before any server starts."""
     from configs.load import load_fleet
     from configs.strict import MARK
     from tasks.evaluation.cluster import scheduler
@@ -55,11 +50,7 @@ def run_fleet(config: Path, sites: Sequence[str] | None) -> FleetOutcome:
 
 
 def _check_sites(home: Home, config: Path, runs: Mapping[str, OpenedRun]) -> None:
-    """Reject a fleet without any logs. If one site has logs, the flow reports the other sites itself.
-
-    Raises:
-        BadInput: naming the first missing log.
-    """
+    """Reject a fleet without any logs. If one site has logs, the flow reports the other sites itself."""
     from configs.load import DIGEST, site_logs
 
     errors = []
@@ -73,11 +64,7 @@ def _check_sites(home: Home, config: Path, runs: Mapping[str, OpenedRun]) -> Non
 
 
 def run_retrain(config: Path, data: Sequence[Path] | None) -> Outcome:
-    """Retrain a plant.
-
-    Raises:
-        NeoRLError: as the flow. Wrong configurations and paths are reported before any server is started.
-    """
+    """Retrain a plant; report wrong files and missing logs before any server starts."""
     home, run = Home.locate(), checked_run(config)
     logs = logs_at(home, run, data or ())
     check_logs(home, run, logs)

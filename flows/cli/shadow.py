@@ -72,11 +72,7 @@ def extend(
 
 
 def _run_file(plant: str, config: Path | None) -> Path:
-    """Return the run's file of a plant.
-
-    Raises:
-        BadInput: if the plant is unknown, or the file is of another plant.
-    """
+    """Return the run's file of a plant."""
     from flows.preflight import checked_run
 
     path = config or Path("configs") / f"{known_plant(plant)}.yaml"

@@ -86,11 +86,7 @@ def train(
 
 
 def _curves_in_mlflow(home: Home) -> FollowLearning:
-    """Return a recorder of learning curves in the home's MLflow.
-
-    Raises:
-        ServiceMissing: if MLflow does not answer.
-    """
+    """Return a recorder of learning curves in the home's MLflow."""
     from flows.services.servers import connect
     from tasks.registry.learning import LearningRuns
     from tasks.registry.registry import Registry
