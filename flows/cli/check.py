@@ -25,7 +25,7 @@ def check(
     data: Logs = None,
     as_json: AsJson = False,
 ) -> None:
-    """List in order what a retraining still needs, and how to provide it. Exit code 1 if something is missing.
+    """List everything that a retraining still needs, in order, with cures. Exit code 1 if something is missing.
 
     Without --data the logs of the deployment in prefect.yaml are used. They are ingested here, so the retraining need
     not read them again.

@@ -125,7 +125,7 @@ def keep_compiled(*, create_home: bool = False) -> None:
 def fresh_compilation() -> Iterator[None]:
     """Use an empty compilation cache, here and in child processes.
 
-    JAX executes cached programs unchecked. A repeated test would prove nothing if somebody had tampered with the cache.
+    JAX executes cached programs unchecked. A repeated test with a manipulated cache would prove nothing.
     """
     import jax
     from jax.experimental.compilation_cache.compilation_cache import reset_cache

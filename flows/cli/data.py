@@ -31,7 +31,7 @@ SpecOf = Annotated[
 ]
 HorizonOf = Annotated[
     int | None,
-    typer.Option("--horizon", help="Time limit in steps, for a file that does not mark ends of episodes.", min=1),
+    typer.Option("--horizon", help="Time limit in steps, if the file does not mark ends of episodes.", min=1),
 ]
 Root = Annotated[Path | None, typer.Option("--root", help="Folder of a dataset outside the home.")]
 
@@ -42,7 +42,7 @@ def generate(
         str | None,
         typer.Option(
             help="Logged controller: random, pid, medium, expert or mixed, or historian for an export with faults. "
-            "Default: historian if the plant has one, else pid (the plant's controller with noise)."
+            "By default historian for plants with a historian's export, else pid (the plant's controller with noise)."
         ),
     ] = None,
     episodes: Annotated[

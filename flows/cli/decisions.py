@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tasks.evidence.people.statement import Statement as Signed
 
 Version = Annotated[str, typer.Argument(help="The version in the registry.")]
-Who = Annotated[str, typer.Option("--by", help="Who decides; by default NEORL_PERSON or your user name.")]
+Who = Annotated[str, typer.Option("--by", help="Your name; by default NEORL_PERSON or the user name.")]
 Role = Annotated[str, typer.Option(help="Your role, if the plant's policy requires roles.")]
 Note = Annotated[str, typer.Option("--note", help="Reason, for the record.")]
 Why = Annotated[str, typer.Option(help="Reason, for the record.")]

@@ -21,11 +21,11 @@ keys = group("Manage signing keys: the home's and persons'.")
 Person = Annotated[str, typer.Option(help="A person; by default the home's own key.")]
 Why = Annotated[str, typer.Option(help="Reason, for the record.")]
 KeyFile = Annotated[Path | None, typer.Option("--key", help="Private key; by default the one in your configuration.")]
-By = Annotated[str, typer.Option("--by", help="Who acts; by default NEORL_PERSON or your user name.")]
+By = Annotated[str, typer.Option("--by", help="Your name; by default NEORL_PERSON or the user name.")]
 
 
 class Actor(NamedTuple):
-    """The person who gives a command, with their key if there is one."""
+    """The person who gives a command, and their key if any."""
 
     name: str
     signatory: Signatory | None
@@ -77,7 +77,7 @@ def keys_show(as_json: AsJson = False) -> None:
 
 @keys.command("init")
 def keys_init(as_json: AsJson = False) -> None:
-    """Create this home's signing key, unless it has one.
+    """Create this home's signing key if it is missing.
 
     Example: neorl keys init
     """

@@ -83,7 +83,7 @@ class Answers:
 
     @staticmethod
     def _answered(asked: Future[bool]) -> bool:
-        # The request itself fails, for example, for a worker if Prefect is down.
+        # The request raises if, for example, a worker's Prefect is down.
         return asked.done() and asked.exception() is None and asked.result()
 
 

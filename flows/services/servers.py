@@ -93,7 +93,7 @@ def start_signer(home: Home, say: Say) -> None:
     given = os.environ.get(PASSPHRASE)
     if not (given or home.signing_key.exists()):
         return
-    # Starting servers needs neither pydantic nor cryptography, whose imports are slow.
+    # Imported here, because the imports of pydantic and cryptography are slow.
     from tasks.evidence.ledger import client, keys
 
     if not given and keys.must_be_asked_for(home) and not sys.stdin.isatty():

@@ -36,7 +36,7 @@ class Start(NamedTuple):
     login: str = ""
     host: str = HOST
     names: tuple[str, ...] = ()
-    """Host names by which clients call the server, besides loopback names."""
+    """Host names of the server for clients, in addition to loopback names."""
 
 
 class Command(NamedTuple):
@@ -163,7 +163,7 @@ def _worker(start: Start) -> Command:
     work = ["--worker", "--pool", POOL, "--type", "process", "--name", worker_name(start.token), "--limit", "1"]
     variables = deployments.variables(Services(start.home, start.others["prefect"], start.others["mlflow"]))
     if start.port:
-        # The health check tells whether the worker still polls.
+        # The health check shows whether the worker still polls.
         work.append("--with-healthcheck")
         variables |= {"PREFECT_WORKER_WEBSERVER_HOST": start.host, "PREFECT_WORKER_WEBSERVER_PORT": str(start.port)}
     return Command(
