@@ -174,7 +174,7 @@ def parse_json(data: bytes) -> Any:
     try:
         return json.loads(data)
     except RecursionError as error:
-        raise ValueError("lists or objects nested too deeply") from error
+        raise ValueError(f"lists or objects nested too deeply in {len(data)} bytes") from error
 
 
 def read_json(path: Path) -> Any:

@@ -15,7 +15,6 @@ from configs.home import Home
 from tasks.files.canonical import digest_json, file_sha256
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The folder that contains the packages."""
 PACKAGES = ("neorl_core", "configs", "tasks", "flows")
 
 LEAVES = frozenset({ast.Name, ast.Load, ast.Store, ast.alias})
@@ -29,7 +28,6 @@ class Tree(NamedTuple):
     """A folder with a user's modules: a project, or an installed package."""
 
     folder: Path
-    """Resolved."""
     packages: tuple[str, ...] = ()
     """Top-level names to look up; empty for all except NeoRL's and the standard library's."""
 

@@ -31,7 +31,6 @@ SETTLED_NS = 10**8
 """Age at which a file's last change is trusted: file systems' clocks tick slowly and could hide a later change."""
 SHARD = re.compile(r"[0-9a-f]{64}\.h5")
 READ_AHEAD = 2**20
-"""Smallest number of bytes to fetch."""
 CHUNK = 8 * 2**20
 """Bytes to fetch at a time when a whole object is read."""
 TRIES = 5

@@ -38,7 +38,6 @@ class StartedProject(BaseModel):
     fill_in: tuple[str, ...] = ()
     """Lines of the mapping that a person must fill in."""
     check: tuple[str, ...] = ()
-    """Uncertain guesses."""
     deployment: str = ""
     """Text to add under `deployments` if the existing prefect.yaml cannot be extended."""
 
@@ -48,7 +47,6 @@ class View(NamedTuple):
 
     name: str
     data: str
-    """Logs for the deployment."""
     action: str
     """Signals of a log-only plant, for examples in comments."""
     measured: str

@@ -169,8 +169,8 @@ def _d4rl(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path, 
 def _dsrl(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path, list[str]]:
     if "costs" not in dataset.keys:
         raise BadInput(
-            "DSRL needs costs, and this dataset has none: export it to d4rl, or ingest the source with --plant, whose "
-            "limits give costs."
+            f"DSRL needs costs, and dataset {dataset.digest[:12]} has none: export it to d4rl, or ingest the source "
+            "with --plant, so that the plant's limits give costs."
         )
     return _flat(dataset, out, (*ALWAYS, "costs"), progress)
 

@@ -24,7 +24,6 @@ from tasks.files.arrays import Member, NpzReader, open_npz
 KEYS = ("obs", "action", "next_obs", "reward")
 MAX_ROW_BYTES = 2**20
 BLOCK_BYTES = 2**26
-"""Most bytes to read at once."""
 
 
 class ArchiveLayout(NamedTuple):

@@ -59,13 +59,11 @@ class RecordingAccount:
     """"file", "unknown" or "every N"."""
     cost_key: str | None
     left_out: dict[str, int]
-    """Unusable rows by reason."""
     episodes: int
     terminated: int
     cut: int
     """Episodes cut by time."""
     longest: int
-    """Steps."""
     returns: PerEpisode
     cost: PerEpisode
     dataset: str | None = None
@@ -238,7 +236,6 @@ def _check_dropped(path: Path, layout: Layout, dropped: Mapping[str, int]) -> No
 
 class _Episodes(NamedTuple):
     starts: npt.NDArray[np.int64]
-    """First row of each (E,)."""
     number: int
     terminated: int
     cut: int

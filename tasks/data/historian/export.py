@@ -33,13 +33,11 @@ from tasks.data.historian.tag_history import Chunk, TagGrouper, ahead, portions
 from tasks.data.historian.timestamps import FOLLOWERS, TimestampReader, find_astray
 
 CHUNK_ROWS = 1_000_000
-"""Rows to read at a time."""
 GROUPED_AHEAD = 16
 """Grouped portions that may wait for settling."""
 FOOTER_CHECK_ROWS = 65_536
 """Rows at both ends of a file whose order is checked if the footer gives the rest."""
 MOST_NAMED = 50
-"""Unknown tags to list."""
 MOST_SHOWN = 60
 """Characters of a column's name to show."""
 MOST_PARTS = 1024
@@ -58,7 +56,6 @@ class Export:
     """Mapping of the tables as `tables` converts them."""
     files: list[Path]
     digests: Mapping[Path, str] = field(default_factory=dict)
-    """SHA-256 of each file, if known."""
     times_of: list[FileTimes] = field(default_factory=list)
     implausible: Implausible = field(default_factory=lambda: Implausible(Stretches.joined([])))
     """Times too far from nearly all others."""
@@ -66,7 +63,6 @@ class Export:
     rows: int = 0
     """Rows read; for a wide table the cells that are not empty, and each row's episode."""
     ignored: int = 0
-    """Rows of ignored tags."""
     tables: PlainTables = field(init=False)
     episodes: EpisodeNumbers = field(init=False)
 

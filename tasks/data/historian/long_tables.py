@@ -13,7 +13,6 @@ from configs.mapping import HistorianMapping
 from tasks.data.historian.raw_rows import RawRows, Rejects
 
 BUCKET_ROWS = 4_000_000
-"""Rows to sort at a time."""
 
 
 def batches(table: pl.LazyFrame, rows: int) -> Iterator[pl.DataFrame]:

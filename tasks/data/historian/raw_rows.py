@@ -30,7 +30,6 @@ class RawRows(NamedTuple):
     statuses: npt.NDArray[np.uint32]
     """OPC UA status codes; Bad if the value was rejected (n,)."""
     ids: npt.NDArray[np.int64]
-    """(n,)"""
 
     def take(self, where: npt.NDArray[Any] | slice) -> RawRows:
         """Select rows by mask, index or slice."""
@@ -69,7 +68,7 @@ class RawQuarantine:
             ValueError: if rows of other files and tags have not been written yet.
         """
         if self._added and (list(files), list(tags)) != (list(self.files), list(self.tags)):
-            raise ValueError("the quarantine has unwritten rows of another export: close it first")
+            raise ValueError(f"the quarantine has {self._waiting} unwritten rows of another export: close it first")
         self.files, self.tags = files, tags
 
     def add(

@@ -27,7 +27,6 @@ class StepOutcome(IntEnum):
     """Quarantined: values were Bad for longer than a gap may be, or a derived quantity has no value although all inputs
     have one."""
     GAP = 2
-    """A signal was not archived."""
     NOT_RUNNING = 3
     """The plant was in another mode at the step's start or end."""
     OUTSIDE_LIMITS = 4

@@ -40,9 +40,7 @@ class Chunk(NamedTuple):
     rows: RawRows
     """Sorted by tag, otherwise in the order of the export."""
     ends: npt.NDArray[np.int64]
-    """End of each tag's rows (tags,)."""
     top: int
-    """Latest time so far."""
     rejects: list[Rejects]
 
 

@@ -19,7 +19,6 @@ from tasks.data.historian.timestamps import TimestampReader
 from tasks.files.canonical import digest_json, file_sha256, make_folder, writing
 
 ROWS = 1_000_000
-"""Rows to read at a time."""
 
 
 class Window(NamedTuple):
@@ -82,8 +81,8 @@ def cut(
     """
     if mapping.dialect != Dialect() or mapping.layout == "transposed" or mapping.clock.start is not None:
         raise BadInput(
-            "windows can only be cut out of plain tables with times of their own, but the mapping has a dialect, "
-            "transposed rows or clock.start: export each window as a file, and retrain on each."
+            "windows can only be cut out of plain tables with times of their own, but the mapping has layout "
+            f"{mapping.layout} with a dialect or clock.start: export each window as a file, and retrain on each."
         )
     make_folder(folder)
     when = [mapping.clock.model_dump(mode="json"), mapping.columns.timestamp]

@@ -35,7 +35,6 @@ MAX_OTHER_BYTES = 2**23
 """Most bytes of a member that is parsed as a whole, such as the styles."""
 MAX_MEMBERS = 2_000
 MAX_ROWS = 2**20
-"""Most rows, as in Excel."""
 DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, OSError, RuntimeError, ValueError)
 """Errors of zipfile: EOFError for a truncated member, RuntimeError for encryption or an unknown compression, ValueError
 for an invalid name."""

@@ -86,7 +86,6 @@ class StepAccount(Record):
     alarms: dict[str, int]
     """Rows that end beyond a signal's soft limits, by signal; included in `rows`."""
     samples: dict[str, SampleCounts]
-    """Counts of raw rows by tag."""
     raw: RawAccount
 
 
@@ -98,7 +97,6 @@ class SourceRecord(Record):
     """Rows that were checked."""
     quarantined: int
     reasons: dict[str, int] = {}
-    """Quarantined rows by reason."""
     quarantine: tuple[FileRecord, ...] = ()
     raw_quarantine: tuple[FileRecord, ...] = ()
     account: StepAccount | None = None
@@ -153,10 +151,8 @@ class Provenance(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     plant: dict[str, JsonValue] = {}
-    """The plant's spec as JSON."""
     format: str | None = None
     mapping: dict[str, JsonValue] | None = None
-    """The historian's mapping as JSON."""
     horizon: int | None = None
     code: str | None = None
     """Digest of the source code that generated the rows."""
@@ -168,10 +164,8 @@ class Manifest(Record):
 
     version: int = Field(alias="schema")
     spec: dict[str, JsonValue]
-    """The plant's spec as JSON."""
     provenance: tuple[Provenance, ...]
     keys: tuple[str, ...]
-    """Keys with one entry per row."""
     shards: tuple[ShardRecord, ...]
     view: FileRecord
 
@@ -184,7 +178,6 @@ class MappingCard(Record):
     period_s: float
     causal: bool
     reward: str | None
-    """Expression of the reward."""
 
 
 class FileCard(Record):
@@ -247,7 +240,6 @@ class CoverageCard(Record):
 
     rows_looked_at: int
     bins: int
-    """Cells per signal."""
     cells: int
     rows_per_cell: float
     mean_covered: float | None
@@ -269,7 +261,6 @@ class GapsCard(Record):
     """Missing time between episodes."""
 
     known: bool
-    """Whether there are timestamps."""
     count: int
     longest_s: float
     total_s: float
@@ -284,7 +275,6 @@ class TimelineCard(Record):
     first: int
     """Start of the first period: ns since 1970, UTC, or a row number."""
     last: int
-    """End of the last period."""
     steps_per_period: float
     """Control steps, or rows, in a full period."""
     used: tuple[float, ...]
@@ -306,7 +296,6 @@ class ChangeCard(Record):
     change: tuple[float, ...]
     """Mean change of the signal in each group."""
     error: tuple[float, ...]
-    """Two standard errors of the change."""
 
 
 class ResponseCard(Record):
@@ -337,7 +326,6 @@ class Card(Record):
 
     version: int = Field(alias="schema")
     dataset: str
-    """The dataset's digest."""
     plant: str
     rows: int
     source: tuple[SourceCard, ...]
@@ -353,6 +341,5 @@ class Card(Record):
     gaps: GapsCard
     timeline: TimelineCard
     responses: tuple[ResponseCard, ...]
-    """The clearest responses."""
     episodes: EpisodesCard
     cannot_learn: tuple[str, ...]

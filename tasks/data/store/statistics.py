@@ -22,7 +22,6 @@ from tasks.data.store.schema import Rows
 Floats = npt.NDArray[np.float64]
 Index = npt.NDArray[np.int64]
 Columns = dict[str, npt.NDArray[Any]]
-"""Columns of a table by name."""
 
 BLOCK_ROWS = 32768
 """Rows per block: smaller blocks cost calls, larger ones leave the processor's cache."""
@@ -55,7 +54,6 @@ class Signal(NamedTuple):
     distinct: int
     """Number of distinct values in the sample."""
     at_bounds: float
-    """Share of rows at a bound."""
 
 
 class Statistics(NamedTuple):
@@ -67,9 +65,7 @@ class Statistics(NamedTuple):
     signals: dict[str, Signal]
     """By 'observation x' and 'action y', in the order of `signal_names`."""
     covariance: Floats
-    """Covariance of the signals (F, F)."""
     sample: dict[str, Floats]
-    """Evenly spaced values by signal."""
     violated: Index
     """Rows that violate each limit (K,); (1,) for a log with only a total cost, (0,) for a log without costs."""
     worst: Floats
@@ -85,11 +81,9 @@ class Statistics(NamedTuple):
     doubled: float
     """Share of the episodes' time that an earlier episode covers, too."""
     terminated: int
-    """Number of terminated episodes."""
     over: tuple[int, int]
     """Steps after which the spec's clock reads its end: at the end of an episode, and elsewhere."""
     rewards: tuple[float, float]
-    """Least and greatest."""
     faults: Counter[str]
     """Invalid rows by reason; empty if rows were not checked."""
 

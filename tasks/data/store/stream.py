@@ -29,7 +29,6 @@ from tasks.data.store.schema import Rows
 BLOCKS = 64
 """Least number of blocks in a window; rows of one block are neighbours in the log."""
 MOST_ROWS = 4096
-"""Most rows per block."""
 IN_WINDOW = 0.5
 """Share of the memory for the window; the rest is for its copy while it advances and for blocks being read."""
 DRAWS = 8
@@ -40,9 +39,7 @@ class Shape(NamedTuple):
     """Sizes of a window."""
 
     block: int
-    """Rows per block."""
     slots: int
-    """Blocks in the window."""
     turn: int
     """Blocks replaced at each step of the window."""
 

@@ -195,7 +195,7 @@ class DatasetWriter:
         """
         self.end_source()
         if not self.shards:
-            raise BadInput("the dataset would be empty, got no rows: check the sources and the mapping.")
+            raise BadInput(f"there are no rows for a dataset of {self.spec.name}: check the sources and the mapping.")
         view = _virtual_view(self.root / "shards", self.shards, self.keys)
         view_sha256 = sha256_hex(view)
         manifest = Manifest(

@@ -31,7 +31,6 @@ NOISE = 0.1
 EARLY, MEDIUM = (10.0, 25.0), (100 / 3, 50.0)
 """Intervals on the scale from 0 to 100."""
 CALIBRATION = 128
-"""Episodes per measurement of a score."""
 BISECTIONS = 12
 CALIBRATION_SEED = 20_261_121
 EXPENSIVE = frozenset({"chemical_reactor", "hvac_control", "water_treatment"})
@@ -44,7 +43,6 @@ class Policy(NamedTuple):
     base: Controller
     base_params: Params
     expert: str
-    """Description of the expert."""
     parts: dict[str, Behaviour]
     """Parts of the mixture by name; episode i is of part i modulo the number of parts."""
     noise: float | None = None
@@ -52,7 +50,6 @@ class Policy(NamedTuple):
     detuned: float | None = None
     """Share of the idle action in the medium policy."""
     medium_score: float | None = None
-    """Mean score of the medium policy."""
 
     def calibration(self) -> dict[str, float]:
         """Return noise, share and medium score by name, if they apply."""

@@ -43,7 +43,6 @@ class Scores(Record):
     score: float
     """On the plant's scale from 0 to 100."""
     deviation: float
-    """Standard deviation of the score."""
     violating: float
     """Share of episodes that violate a limit."""
 
@@ -73,9 +72,7 @@ class GeneratedEpisodes(Scores):
     detuned: float | None = None
     medium_score: float | None = None
     chosen: bool = False
-    """Whether the action is discrete."""
     parts: dict[str, Scores]
-    """Scores by part of a mixture."""
     quarantined: int
     reasons: dict[str, int]
 

@@ -36,12 +36,9 @@ class GeneratedFleet(Record):
     fleet: str
     plant: str
     path: Path
-    """The fleet file."""
     sites: tuple[str, ...]
     broken: tuple[str, ...]
-    """Sites with a truncated log."""
     constants: tuple[str, ...]
-    """Constants that differ between sites."""
 
 
 def make_fleet(

@@ -43,7 +43,6 @@ Times = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 HISTORIES = ("chemical_reactor",)
-"""Plants with a history."""
 START_NS = 1_767_571_200_000_000_000
 """2026-01-05T00:00:00Z, a Monday."""
 PERIOD_NS = 26_000_000_000
@@ -77,9 +76,7 @@ class GeneratedLog(Record):
     sha256: str
     truth_sha256: str
     rows: int
-    """Rows of the export."""
     steps: int
-    """Control steps of the truth."""
     weeks: float
     seed: int
     tags: tuple[str, ...]

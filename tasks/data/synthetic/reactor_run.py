@@ -31,7 +31,6 @@ BY_HAND = (295.5, 301.8)
 FOUND = reactor.PLANT.found_params
 """The controller that ran the plant during the record."""
 CHUNK = 4096
-"""Control steps per compiled call."""
 
 
 class Schedule(NamedTuple):
@@ -47,9 +46,7 @@ class Schedule(NamedTuple):
     bump: Floats
     """K, an operator's change of the coolant."""
     reaction: Floats
-    """Factor on the reaction constant."""
     cooling: Floats
-    """Factor on the cooling constant."""
 
 
 class Run(NamedTuple):

@@ -23,9 +23,7 @@ from tasks.data.formats.hdf5.guard import find_array, open_guarded
 from tasks.data.store.schema import NO_SUCCESSOR, Rows
 
 BLOCK_ROWS = 65536
-"""Rows to read at once."""
 BLOCK_NUMBERS = 2**26
-"""Most numbers to read at once."""
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 OPTIONAL = ("next_observations", "timeouts", "costs")
 VECTORS = ("observations", "actions", "next_observations")

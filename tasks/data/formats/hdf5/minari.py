@@ -45,13 +45,11 @@ class MinariLayout(NamedTuple):
     episodes: int
     widths: dict[str, int]
     infos: tuple[str, ...]
-    """Existing names of `INFOS`."""
     name: str
     """The dataset's id with its namespace, such as D4RL/door/human-v2."""
     choices: int | None
     """Number of choices of a discrete action; None for continuous actions."""
     begins: int
-    """The number of the first choice."""
 
 
 def find_folder(path: Path) -> Path | None:

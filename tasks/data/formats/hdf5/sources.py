@@ -30,7 +30,6 @@ class Request(NamedTuple):
     what: Literal["source", "recording"]
     horizon: int | None
     rows: bool
-    """Whether to send the rows, too."""
     bytes: int
     """Size of the files, which sets the time limit."""
 

@@ -23,7 +23,6 @@ class StoreLayout(NamedTuple):
     """Layout of a file, from the headers."""
 
     kind: str
-    """"shard" or "view"."""
     keys: tuple[str, ...]
     rows: int
     observations: int

@@ -60,10 +60,8 @@ class Column(NamedTuple):
 
     name: str
     filled: int
-    """Cells that are not empty."""
     numbers: int
     levels: int
-    """Distinct values."""
     changes: float
     """Share of filled cells that differ from the cell before."""
     once: bool
@@ -71,9 +69,7 @@ class Column(NamedTuple):
     texts: tuple[str, ...]
     """Distinct texts that are not numbers, sorted; at most one more than may be states."""
     one: str
-    """An example."""
     span: tuple[float, float] | None = None
-    """Least and greatest number."""
 
 
 class TagGuess(NamedTuple):
@@ -81,7 +77,6 @@ class TagGuess(NamedTuple):
 
     name: str
     role: str
-    """A tag's role, or 'ignore'."""
     reason: str
     signal: str = ""
     unit: str = "1"

@@ -38,7 +38,6 @@ class Written(NamedTuple):
     fill_in: tuple[str, ...]
     """Lines that ingestion needs, each with its content."""
     check: tuple[str, ...]
-    """Uncertain guesses."""
 
 
 def write(draft: Draft) -> Written:

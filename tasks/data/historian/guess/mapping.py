@@ -61,7 +61,6 @@ class StartedMapping(BaseModel):
     log: Path
     name: str
     signals: dict[str, tuple[str, ...]]
-    """Signal names by role."""
     fill_in: tuple[str, ...]
     check: tuple[str, ...]
 

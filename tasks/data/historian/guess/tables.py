@@ -27,9 +27,7 @@ from tasks.data.historian.workbooks import sheet_to_csv
 
 HEAD_BYTES = 2**22
 HEAD_LINES = 200
-"""Lines for guessing the dialect."""
 MOST_ROWS, MOST_CELLS = 200_000, 4_000_000
-"""Most rows and cells to read."""
 MOST_COLUMNS = 2_000
 BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 TAG_NAME = re.compile(
@@ -49,7 +47,6 @@ class Look(NamedTuple):
     frame: pl.DataFrame
     """First rows; tag, timestamp and value if the table has a row per tag."""
     whole: bool
-    """Whether these are all rows."""
 
 
 def look(log: Path) -> Look:

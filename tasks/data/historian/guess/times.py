@@ -33,7 +33,6 @@ class TimeGuess(NamedTuple):
     choices: tuple[str, ...] = ()
     """Formats that fit equally well."""
     zoned: bool = False
-    """Whether each time has a zone."""
 
 
 def guess_times(texts: Sequence[str]) -> TimeGuess | None:

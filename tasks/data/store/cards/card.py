@@ -70,9 +70,7 @@ class CardFiles(NamedTuple):
 
     record: Path
     page: Path
-    """Markdown."""
     pictures: tuple[Path, ...]
-    """SVG files."""
 
 
 def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:

@@ -23,7 +23,6 @@ class Picture(NamedTuple):
 
     title: str
     file: str
-    """File name beside the card."""
     svg: str
 
 

@@ -22,9 +22,7 @@ AHEAD = (1, 10)
 LEVELS = 10
 """Groups of equally many rows, by size of an action."""
 LOOKED_AT = 20_000
-"""Evenly spaced rows to use."""
 MOST_BLOCKS = 16
-"""Blocks of rows to read."""
 LEAST = 20
 """Least rows of a group for a mean."""
 CHANCE = 4.0

@@ -264,7 +264,7 @@ def test_other_schemas_are_refused(tmp_path: Path) -> None:
 def test_unknown_digests_empty_datasets_and_open_episodes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no dataset 000000000000 in"):
         StoredDataset.open(tmp_path, "0" * 64)
-    with pytest.raises(BadInput, match="got no rows"):
+    with pytest.raises(BadInput, match="there are no rows for a dataset of double_mass"):
         write(tmp_path)
     with pytest.raises(Refused, match="open at row 98: mark the last row as a timeout"):
         write(tmp_path, {key: values[:-1] for key, values in make_rows(2).items()})
