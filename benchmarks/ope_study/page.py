@@ -20,20 +20,14 @@ MOST_PLANTS = len(DEVELOPMENT + OTHERS) - 1
 
 def cells(results: Results) -> str:
     """Return one row for each cell."""
-    columns = ("supported", "clone", "coverage", "above", "width", "rank", "regret")
-    head = ("plant", "logs", "policies", "supported", "clone", "coverage", "lower bound too high", "width")
+    columns = ("supported", "coverage", "above", "width", "rank", "regret")
+    head = ("plant", "logs", "supported", "coverage", "lower bound too high", "width")
     rows = []
     for result in results:
         found = summary(result)
-        numbers = (_cell(name, found.get(name)) for name in columns)
-        rows.append((result["plant"], result["behaviour"], found["policies"], *numbers))
+        numbers = ("–" if (value := found.get(name)) is None else f"{value:.2f}" for name in columns)
+        rows.append((result["plant"], result["behaviour"], *numbers))
     return pages.table((*head, "rank correlation", "regret"), rows)
-
-
-def _cell(name: str, value: float | None) -> str:
-    if value is None:
-        return "–"
-    return yes(bool(value)) if name == "clone" else f"{value:.2f}"
 
 
 def criteria(results: Results) -> str:

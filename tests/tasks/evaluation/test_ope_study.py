@@ -54,13 +54,13 @@ def test_statistics_of_a_cell() -> None:
         "regret": pytest.approx(0.2),
         "rank": pytest.approx(1.0),
     }
-    assert "| double_mass | pid | 5 | 0.80 | yes | 0.75 | 0.25 | 0.20 | 1.00 | 0.20 |" in page.cells([RESULT])
+    assert "| double_mass | pid | 0.80 | 0.75 | 0.25 | 0.20 | 1.00 | 0.20 |" in page.cells([RESULT])
 
 
 def test_a_cell_without_support_has_no_numbers() -> None:
     nothing = {**RESULT, "policies": [{**one, "supported": False} for one in RESULT["policies"]]}
     assert table.summary(nothing) == {"policies": 5, "supported": 0.0, "clone": 0.0}
-    assert "| 0.00 | no | – | – | – | – | – |" in page.cells([nothing])
+    assert "| 0.00 | – | – | – | – | – |" in page.cells([nothing])
     assert table.by_plant([nothing])["double_mass"]["supported"] == 0.0
 
 
