@@ -1,4 +1,4 @@
-"""All samples of a home: a look costs little, and one odd plant keeps nothing else from being told."""
+"""All samples of a home; a fault of one plant does not hide others."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from tasks.metrics.catalogue import Sample
 from tasks.metrics.plants import FROM_LEDGER, Datasets, Scene
 
 VERIFY_AGAIN = 3600.0
-"""Seconds after which a ledger is verified from its first entry on; in between only what is new is."""
+"""Seconds between verifications of the whole ledger; in between only new entries are verified."""
 TRY_AGAIN = 300.0
-"""Seconds after which a ledger that did not verify is looked at again."""
+"""Seconds until an invalid ledger is verified again."""
 
 
 class LastBackup(BaseModel):
-    """What a home knows of its last backup."""
+    """Record of a home's last backup."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     made: datetime
     entries: int
-    """Of the ledger."""
+    """Number of ledger entries."""
 
 
 class Readings:
-    """The numbers of a home, look after look.
+    """Repeated readings of a home.
 
     Args:
-        home: of which nothing is changed.
+        home: the home, which is only read.
         clock: seconds since 1970.
-        say: told once of each thing that cannot be read.
+        say: called once for each part that cannot be read.
     """
 
     def __init__(self, home: Home, clock: Callable[[], float], say: Callable[[str], None] | None = None) -> None:
@@ -54,10 +54,10 @@ class Readings:
         self._told: dict[tuple[str, str], str] = {}
 
     def look(self, services: Callable[[], Mapping[str, bool]]) -> Iterator[Sample]:
-        """All samples of now.
+        """Yield all current samples.
 
         Args:
-            services: tells by name whether each service answers.
+            services: returns by name whether each service answers.
         """
         yield Sample("neorl_build_info", (metadata.version("neorl"),), 1.0)
         yield from self._part("", "services", lambda: _services(services()))
@@ -74,7 +74,7 @@ class Readings:
             yield from self._part(plant, "datasets", partial(self._datasets, scene))
 
     def _entries(self) -> Sequence[Entry] | None:
-        """Verified entries; none where there is no ledger, and None where it does not verify."""
+        """Return verified entries; empty without a ledger, None if it is invalid."""
         now = self._clock()
         if now >= self._until:
             self._ledger = None
@@ -87,9 +87,9 @@ class Readings:
                 found = Ledger.open(self._home, write=False)
                 found.verify(report_heads(self._home))
                 self._ledger, self._verified_at, self._until = found, now, now + VERIFY_AGAIN
-                self._head = ""  # other keys may count by now
+                self._head = ""  # the pinned keys may have changed
             entries = self._ledger.entries()
-        # Whatever is wrong with a ledger, its state is a number and no reason to tell nothing.
+        # An invalid ledger is a sample, not a reason to stop.
         except Exception as error:
             self._ledger, self._until = None, now + TRY_AGAIN
             self._tell("", "ledger", error)
@@ -112,17 +112,17 @@ class Readings:
         return {entry.plant for entry in entries if entry.plant} | {path.parent.name for path in stores}
 
     def _of_ledger(self, scene: Scene, name: str) -> Iterator[Sample]:
-        """A part that holds until the ledger grows."""
+        """Return a part that is cached until the ledger grows."""
         key = (scene.plant, name)
         if key not in self._known:
             self._known[key] = list(self._part(scene.plant, name, partial(FROM_LEDGER[name], scene)))
         yield from self._known[key]
 
     def _part(self, plant: str, name: str, read: Callable[[], Iterable[Sample]]) -> Iterator[Sample]:
-        """A part whole, or nothing of it; and whether it could be read."""
+        """Yield a part completely or not at all, and whether it could be read."""
         try:
             found = list(read())
-        # One plant's odd file or entry, of whatever kind, must not hide what all others have to tell.
+        # A fault of one plant must not hide the others.
         except Exception as error:
             self._tell(plant, name, error)
             yield Sample("neorl_read_errors", (plant, name), 1.0)
@@ -139,7 +139,7 @@ class Readings:
 
 
 def note_backup(home: Home, made: datetime, entries: int) -> None:
-    """Keep in a home when it was backed up; beside the logs, which are in no backup themselves."""
+    """Record the time of a backup beside the logs, which are not part of backups."""
     home.folder("logs")
     write_json(_backup_file(home), LastBackup(made=made, entries=entries).model_dump(mode="json"))
 

@@ -1,4 +1,4 @@
-"""What the ledger and the datasets of a home say of one plant, as samples for Prometheus."""
+"""Samples of one plant, from ledger and datasets."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tasks.metrics.quality import Quality, Share, quality_of, read_sources
 from tasks.references import DecisionRecord, DriftRecord, ShadowComparison, Verdict
 
 STOPPED = "stopped"
-"""Outcome of a run that ended before anything was judged."""
+"""Result of a run that ended before judgement."""
 DECISIONS = ("approval", "rejection", "promotion", "shadow", "rollback", "withdrawal")
 MOST_REASONS = 10
-"""Reasons of losses that are told apart, most rows first: each is a time series of its own."""
+"""Largest number of loss reasons with their own time series, most rows first."""
 
 
 class Scene:
-    """A plant of a home at a moment.
+    """A plant of a home at one time.
 
     Args:
-        home: holds the datasets.
-        entries: verified, of all plants, from the first on.
-        plant: its name.
+        home: home with the datasets.
+        entries: verified entries of all plants.
+        plant: name of the plant.
     """
 
     def __init__(self, home: Home, entries: Sequence[Entry], plant: str) -> None:
@@ -40,20 +40,20 @@ class Scene:
 
     @cached_property
     def in_force(self) -> Entry | None:
-        """The promotion or rollback in force; of a process its last shadow."""
+        """The promotion or rollback in force; for a log-only plant its last shadow."""
         found = shadow(self.entries, self.plant)
         return champion(self.entries, self.plant) or (found.entry if found else None)
 
     @cached_property
     def learned_from(self) -> str | None:
-        """Digest of the dataset that the version in force learned from."""
+        """Digest of the dataset of the version in force."""
         if self.in_force is None:
             return None
         candidate = next(entry for entry in self.own if entry.digest == self.in_force.body["candidate"])
         return record_of(candidate).dataset.digest
 
     def sample(self, metric: str, value: float, *labels: str) -> Sample:
-        """A value of this plant's."""
+        """Return a sample of this plant."""
         return Sample(metric, (self.plant, *labels), float(value))
 
 
@@ -61,7 +61,7 @@ Part = Callable[[Scene], Iterator[Sample]]
 
 
 def versions(scene: Scene) -> Iterator[Sample]:
-    """Champion with its certificate, and shadow."""
+    """Yield samples of champion, certificate and shadow."""
     plant = scene.plant
     if (now := champion(scene.entries, plant)) is not None:
         candidate = next(entry for entry in scene.own if entry.digest == now.body["candidate"])
@@ -79,7 +79,7 @@ def versions(scene: Scene) -> Iterator[Sample]:
 
 
 def decisions(scene: Scene) -> Iterator[Sample]:
-    """Candidates that wait, and what retrainings and people came to."""
+    """Yield samples of waiting candidates, retrainings and decisions."""
     queue = waiting(scene.entries, scene.plant)
     yield scene.sample("neorl_candidates_waiting", len(queue))
     if queue:
@@ -87,7 +87,7 @@ def decisions(scene: Scene) -> Iterator[Sample]:
     concluded = [entry for entry in scene.own if entry.kind == "decision"]
     outcomes = [str(entry.read(DecisionRecord).verdict) for entry in concluded]
     outcomes += [STOPPED for entry in scene.own if entry.kind == "refusal"]
-    # Zeros, too: what appears with its first event has no increase that Prometheus could see.
+    # Include zeros: Prometheus sees no increase in a series that starts with its first event.
     for outcome in (*get_args(Verdict), STOPPED):
         yield scene.sample("neorl_retrainings_total", outcomes.count(outcome), outcome)
     if concluded:
@@ -97,7 +97,7 @@ def decisions(scene: Scene) -> Iterator[Sample]:
 
 
 class _Window(NamedTuple):
-    """Newer logs that were held against the data of a version."""
+    """Newer logs compared with the data of a version."""
 
     entry: Entry
     against: str
@@ -107,20 +107,20 @@ class _Window(NamedTuple):
 
 
 def drift(scene: Scene) -> Iterator[Sample]:
-    """The newest window that was held against the data of what is in force, and all alarms."""
+    """Yield samples of the newest window for the version in force, and of all alarms."""
     windows = list(_windows(scene.own))
     yield scene.sample("neorl_drift_alarms_total", sum(window.alarm for window in windows))
     now = scene.in_force.digest if scene.in_force else None
     newest = next((window for window in reversed(windows) if window.against == now), None)
     if newest is not None:
-        # The bar is a logarithm, and 0 where an alarm each step is put up with.
+        # The log threshold is 0 if an alarm at each step is accepted.
         yield scene.sample("neorl_drift_evidence_ratio", newest.evidence / max(newest.threshold, 1e-12))
         yield scene.sample("neorl_drift_alarm", newest.alarm)
         yield scene.sample("neorl_drift_window_timestamp_seconds", _seconds(newest.entry))
 
 
 def shadows(scene: Scene) -> Iterator[Sample]:
-    """What the shadow in force would have done at the newest logs."""
+    """Yield samples of the shadow on the newest logs."""
     now = shadow(scene.entries, scene.plant)
     told = [entry for entry in scene.own if entry.kind == "comparison"]
     found = next((e for e in reversed(told) if now and e.body["shadow"] == now.entry.digest), None)
@@ -132,13 +132,14 @@ def shadows(scene: Scene) -> Iterator[Sample]:
 
 
 class Datasets:
-    """What was ingested last, and what is in force: manifests are named by their content, so each is read once."""
+    """Samples of the newest dataset and of the one in force; each manifest is read once, because its name is its
+    digest."""
 
     def __init__(self) -> None:
         self._read: dict[str, tuple[SourceRecord, ...]] = {}
 
     def __call__(self, scene: Scene) -> Iterator[Sample]:
-        """Samples of the two datasets of a plant."""
+        """Yield samples of the two datasets of a plant."""
         store = scene.home.root / "datasets" / scene.plant
         made = {path.stem: path.stat().st_mtime for path in store.glob("manifests/*.json")}
         held: frozenset[str] = frozenset()
@@ -148,7 +149,7 @@ class Datasets:
             yield from _quality(scene, "in_force", quality_of(in_force, sources), made[in_force])
         newest = max(made, key=lambda digest: (made[digest], digest), default=None)
         if newest is not None:
-            # Of the dataset in force itself, or one that is a part of it, all is told.
+            # A newest dataset that is the one in force, or part of it, is reported completely.
             found = quality_of(newest, self._sources(scene, newest), held)
             found = found or quality_of(newest, self._sources(scene, newest))
             yield from _quality(scene, "newest", found, made[newest])
@@ -183,7 +184,7 @@ def _quality(scene: Scene, data: str, found: Quality | None, made: float) -> Ite
 
 
 def _windows(entries: Sequence[Entry]) -> Iterator[_Window]:
-    """Those in which an alarm was possible: of the others that there was none takes no alarm back."""
+    """Yield windows with enough blocks for an alarm; others do not reset an alarm."""
     for entry in entries:
         if entry.kind == "drift":
             found = entry.read(DriftRecord)
@@ -203,4 +204,4 @@ def _seconds(entry: Entry) -> float:
 
 
 FROM_LEDGER: dict[str, Part] = {"versions": versions, "decisions": decisions, "drift": drift, "shadows": shadows}
-"""Parts that the ledger alone tells, so that they stay the same until its head is another."""
+"""Parts that depend on the ledger only, so they are cached until its head changes."""

@@ -1,11 +1,9 @@
-"""The quality of ingested data: what was lost, what instruments said of their own samples, what was beyond limits.
+"""Quality of ingested data: losses, sample qualities, and violations.
 
-Shares of newer logs are held against those of the champion's data by a stated number of points, and not by a test of
-significance. Losses, bad samples and violations come in bursts: one broken transmitter is a thousand rows. A binomial
-or Fisher test that takes rows for independent would call each burst significant, and blocks long enough to be
-exchangeable (`tasks.log_only.drift`) leave a window of a day with one or two of them. How much worse matters is the
-engineer's decision, and the same number holds in `neorl monitor` and in Prometheus' rule.
-"""
+Shares in newer logs are compared with those in the champion's data by a fixed difference, not a significance test.
+Losses, bad samples and violations come in bursts: one broken transmitter affects a thousand rows. A test that assumes
+independent rows would call each burst significant, and exchangeable blocks (`tasks.log_only.drift`) leave one or two
+per day. The engineer sets the difference; `neorl monitor` and Prometheus' rule use the same number."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from tasks.files.canonical import sha256_hex
 from tasks.references.base import Reference
 
 Share = Literal["raw_rows", "rows", "gaps", "uncertain", "bad", "violations"]
-"""What may become worse: lost raw rows, rows and control steps in gaps; samples; rows beyond a hard limit."""
+"""Monitored shares: lost raw rows, rows, control steps in gaps, samples, violations."""
 SHARES: tuple[Share, ...] = get_args(Share)
 WORDS: dict[Share, str] = {
     "raw_rows": "raw rows lost",
@@ -33,59 +31,59 @@ WORDS: dict[Share, str] = {
 
 
 class Quality(Reference):
-    """What became of the rows of a dataset, or of some of its sources."""
+    """Account of the rows of a dataset, or of some of its sources."""
 
     dataset: str
-    """Its digest."""
+    """Digest of the dataset."""
     sources: int
-    """Files or folders that these numbers are of."""
+    """Number of files or folders."""
     read: int
     used: int
     lost: dict[str, int]
-    """Rows, or control steps, that are not in the dataset, by reason."""
+    """Rows or control steps that are not in the dataset, by reason."""
     shares: dict[Share, float]
-    """Those that are known: only a historian's export has samples, gaps and limits that were looked at."""
+    """Known shares; only a historian's export has samples, gaps and limits."""
 
 
 class Rise(Reference):
-    """A share that is larger by more than is put up with."""
+    """A share that increased by more than the accepted difference."""
 
     share: Share
     now: float
     before: float
 
     def __str__(self) -> str:
-        return f"{self.now:.1%} of {WORDS[self.share]} in place of {self.before:.1%}"
+        return f"{self.now:.1%} of {WORDS[self.share]} instead of {self.before:.1%}"
 
 
 def read_sources(store: Path, digest: str) -> tuple[SourceRecord, ...]:
-    """What became of each source of a dataset, as its manifest says.
+    """Return the account of each source from a dataset's manifest.
 
     Args:
         store: the plant's folder of datasets.
-        digest: the dataset's.
+        digest: digest of the dataset.
 
     Raises:
-        Refused: when the manifest is not the one of that name.
-        OSError: when there is none.
+        Refused: if the manifest was altered.
+        OSError: if there is no manifest.
     """
     data = (store / "manifests" / f"{digest}.json").read_bytes()
     if (got := sha256_hex(data)) != digest:
-        raise Refused(f"expected manifest {digest[:12]} with this SHA-256, got {got[:12]}: restore it from a backup.")
+        raise Refused(f"manifest {digest[:12]} was altered, its SHA-256 is {got[:12]}: restore it from a backup")
     made = Manifest.model_validate_json(data)
     return tuple(source for origin in made.provenance for source in origin.sources)
 
 
 def quality_of(digest: str, sources: Sequence[SourceRecord], known: Collection[str] = ()) -> Quality | None:
-    """Add up what became of a dataset's sources.
+    """Sum the accounts of a dataset's sources.
 
     Args:
-        digest: the dataset's.
-        sources: from `read_sources`.
-        known: SHA-256 of sources to leave out, such as those that the champion's data holds.
+        digest: digest of the dataset.
+        sources: accounts from `read_sources`.
+        known: SHA-256 of sources to leave out, such as those of the champion's data.
 
     Returns:
-        Nothing where all of them are left out.
+        The sum; None if all sources are left out.
     """
     new = [source for source in sources if source.sha256 not in known]
     if not new:
@@ -106,7 +104,7 @@ def quality_of(digest: str, sources: Sequence[SourceRecord], known: Collection[s
 
 
 def rises(now: Quality, before: Quality, allowed: float) -> tuple[Rise, ...]:
-    """Shares that have grown by more than so much, the largest rise first."""
+    """Return shares that increased by more than `allowed`, largest increase first."""
     both = [share for share in SHARES if share in now.shares and share in before.shares]
     found = [Rise(share=share, now=now.shares[share], before=before.shares[share]) for share in both]
     return tuple(sorted((r for r in found if r.now - r.before > allowed), key=lambda r: r.before - r.now))

@@ -1,4 +1,4 @@
-"""Learning curves as a picture."""
+"""Pictures of learning curves."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def plot_curves(
     labels: Sequence[str] = (),
     title: str = "",
 ) -> Path:
-    """Learning curves: a panel for each metric, a line for each member.
+    """Plot learning curves: a panel per metric, a line per member.
 
     Args:
         path: PNG or SVG to write.
         steps: (L,) updates at which metrics were logged.
-        curves: metric -> (P, L).
-        selected: the member that off-policy evaluation selected, alone in colour; without one, each has its own.
-        labels: names of the members, where none was selected.
-        title: of the whole picture.
+        curves: (P, L) values by metric.
+        selected: the selected member, alone in colour. Default: a colour per member.
+        labels: names of the members, without `selected`.
+        title: title of the picture.
     """
     from matplotlib.ticker import EngFormatter
 
@@ -76,7 +76,7 @@ def _draw_selected(panel: Axes, steps: np.ndarray, values: np.ndarray, selected:
 
 
 def _draw_named(panel: Axes, steps: np.ndarray, values: np.ndarray, labels: Sequence[str]) -> None:
-    """Each member's metric, faint, under its moving mean over a fortieth of the run."""
+    """Draw each member's metric faintly, with its moving mean over a fortieth of the run."""
     window = 2 * (len(steps) // 80) + 1
     for member, row in enumerate(values):
         colour, half = PALETTE[member % len(PALETTE)], window // 2
@@ -89,6 +89,6 @@ def _draw_named(panel: Axes, steps: np.ndarray, values: np.ndarray, labels: Sequ
 
 
 def _spans_decades(values: np.ndarray) -> bool:
-    """Whether only a logarithmic axis can show both the start of a loss and its end."""
+    """Whether a loss needs a logarithmic axis."""
     seen = values[np.isfinite(values)]
     return bool(seen.size and seen.min() > 0 and seen.max() > 30 * seen.min())

@@ -1,4 +1,4 @@
-"""Where a shadow would have done something else than the plant's controller, as a picture."""
+"""Pictures of disagreements between a shadow and the plant's controller."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from tasks.pictures.style import PAGE, PALETTE, drawn
 
 
 class Stretch(NamedTuple):
-    """Some steps of an episode."""
+    """A stretch of steps of an episode."""
 
     title: str
     steps: npt.NDArray[np.int64]
     done: npt.NDArray[np.floating]
-    """(T, A) as logged."""
+    """(T, A), logged actions."""
     proposed: npt.NDArray[np.floating]
-    """(T, A) by the shadow."""
+    """(T, A), the shadow's actions."""
     handed_over: npt.NDArray[np.bool_]
-    """(T,) where the shadow's own fallback would have acted."""
+    """(T,), whether the shadow's fallback would have acted."""
 
 
 def plot_disagreements(path: Path, spec: PlantSpec, stretches: Sequence[Stretch]) -> Path:
-    """A row for each stretch and a column for each action: what was done, and what was proposed.
+    """Plot logged and proposed actions: a row per stretch, a column per action.
 
     Args:
         path: PNG or SVG to write.
         spec: names and units of the actions.
-        stretches: the largest disagreements first; without any the picture says so.
+        stretches: largest disagreements first; if empty, the picture says so.
     """
     rows, columns = max(len(stretches), 1), spec.action.size
     with drawn(max(PAGE, 3.0 * columns), 0.8 + 1.9 * rows, path) as figure:
         axes = figure.subplots(rows, columns, squeeze=False)
         for row, stretch in zip(axes, stretches, strict=False):
             for i, panel in enumerate(row):
-                panel.plot(stretch.steps, stretch.done[:, i], color="black", label="done by the plant's controller")
-                panel.plot(stretch.steps, stretch.proposed[:, i], color=PALETTE[0], label="proposed by the shadow")
+                panel.plot(stretch.steps, stretch.done[:, i], color="black", label="plant's controller")
+                panel.plot(stretch.steps, stretch.proposed[:, i], color=PALETTE[0], label="shadow")
                 own = np.where(stretch.handed_over, stretch.proposed[:, i], np.nan)
-                panel.plot(stretch.steps, own, ".", color=PALETTE[1], label="of these by its fallback")
+                panel.plot(stretch.steps, own, ".", color=PALETTE[1], label="shadow's fallback")
                 panel.set_title(stretch.title)
                 panel.set_ylabel(f"{spec.action.names[i]} [{spec.action.units[i]}]")
         for panel in axes[-1]:

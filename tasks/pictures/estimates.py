@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Estimate(Protocol):
-    """A value with its confidence interval; a bound that is not finite is not drawn."""
+    """A value with its confidence interval; infinite bounds are not drawn."""
 
     @property
     def value(self) -> float:
@@ -33,19 +33,19 @@ class Estimate(Protocol):
 
 
 def bounds_of(estimate: Estimate) -> tuple[float, float]:
-    """The interval as it is drawn: the value itself in place of a bound that does not exist."""
+    """Return the drawn interval, with the value instead of an infinite bound."""
     lower = estimate.lower if np.isfinite(estimate.lower) else estimate.value
     upper = estimate.upper if np.isfinite(estimate.upper) else estimate.value
     return lower, upper
 
 
 def draw_estimates(axes: Axes, rows: Mapping[str, Estimate], zero: bool = False) -> None:
-    """One dot with its interval a line, the first at the top; estimates that are not finite are left out.
+    """Draw a dot with interval per estimate, the first at the top; estimates that are not finite are left out.
 
     Args:
-        axes: what is drawn on.
-        rows: name -> estimate; a controller keeps its colour.
-        zero: whether the values are differences, which are drawn in one colour against a line at zero.
+        axes: axes to draw on.
+        rows: estimates by name; a controller has its own colour.
+        zero: whether values are differences, drawn in one colour with a line at zero.
     """
     finite = {name: estimate for name, estimate in rows.items() if np.isfinite(estimate.value)}
     names = list(finite)
@@ -67,14 +67,14 @@ def draw_estimates(axes: Axes, rows: Mapping[str, Estimate], zero: bool = False)
 
 
 def plot_intervals(path: Path, groups: Mapping[str, Mapping[str, Estimate]], confidence: float = 0.95) -> Path:
-    """Values with their confidence intervals, a panel for each quantity (return, cost, difference) that has any.
+    """Plot values with confidence intervals, a panel per quantity (return, cost, difference) with estimates.
 
-    Where none has, every quantity has its empty panel.
+    Without any estimate every quantity has an empty panel.
 
     Args:
         path: PNG or SVG to write.
-        groups: axis label -> (name -> estimate); a label with "difference" gets a line at zero.
-        confidence: of the intervals, for the title.
+        groups: estimates by axis label and name; labels with "difference" get a line at zero.
+        confidence: confidence of the intervals, for the title.
     """
     known = {label: rows for label, rows in groups.items() if any(np.isfinite(each.value) for each in rows.values())}
     known = known or dict(groups)
@@ -96,15 +96,15 @@ def plot_ope(
     estimate_unit: str = "return per episode",
     rollout_unit: str = "return per episode",
 ) -> Path:
-    """Off-policy estimates against what rollouts later measured; in one unit, the diagonal is exact.
+    """Plot off-policy estimates against rollouts; with equal units, exact estimates lie on the diagonal.
 
     Args:
         path: PNG or SVG to write.
-        estimates: each member's off-policy estimate.
-        rollouts: what rollouts measured of the same members.
-        selected: position of the member that off-policy evaluation selected; -1 where it is not among them.
-        estimate_unit: what is estimated.
-        rollout_unit: what rollouts measure; where it differs, only the order can be compared.
+        estimates: off-policy estimate of each member.
+        rollouts: rollout result of each member.
+        selected: index of the selected member; -1 if it is not among them.
+        estimate_unit: quantity of the estimates.
+        rollout_unit: quantity of the rollouts; if it differs, only the order is comparable.
     """
     with drawn(6.2, 5.4, path) as figure:
         axes = figure.subplots()

@@ -1,4 +1,4 @@
-"""Who was in force when, as one SVG: a lane for each plant, drawn from numbers alone so that it goes into any page."""
+"""Timeline of champions as one SVG without fonts or scripts, a lane per plant."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tasks.pictures.style import BLUE, GREY, INK, VERMILION
 WIDTH, LEFT, RIGHT = 960.0, 168.0, 14.0
 BAR, SHADOW, LANE, TOP = 24.0, 10.0, 58.0, 34.0
 TINTS = (BLUE, "#3E8FC4")
-"""Of champions, taken in turn: two that follow each other can be told apart."""
+"""Alternating colours of successive champions."""
 OWN = "#7A8290"
 LETTER = 6.6
-"""Width of a letter of a label, at most."""
+"""Largest width of a letter."""
 DAY = timedelta(days=1)
 HOURS = tuple(timedelta(hours=hours) for hours in (1, 2, 3, 6, 12))
 STEPS = (*HOURS, DAY, 2 * DAY, 7 * DAY, 14 * DAY, 30 * DAY, 61 * DAY, 91 * DAY, 182 * DAY, 365 * DAY)
@@ -23,7 +23,7 @@ MOST_TICKS = 12
 
 
 class Bar(NamedTuple):
-    """Somebody in force, from a moment to another, both within the picture."""
+    """A period of a champion or shadow, within the picture."""
 
     begin: datetime
     end: datetime
@@ -33,7 +33,7 @@ class Bar(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Something that happened at a moment."""
+    """An event."""
 
     at: datetime
     kind: Literal["withdrawal", "rejection", "refusal", "alarm"]
@@ -41,7 +41,7 @@ class Mark(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """A plant with who was in force, and what happened."""
+    """A plant with its periods and events."""
 
     name: str
     bars: tuple[Bar, ...]
@@ -57,12 +57,12 @@ SHAPES: dict[str, tuple[str, str]] = {
 
 
 def draw_in_force(lanes: Sequence[Lane], begin: datetime, end: datetime) -> str:
-    """Draw who was in force.
+    """Draw the timeline.
 
     Args:
-        lanes: one for each plant.
+        lanes: one lane per plant.
         begin: left end of the time axis.
-        end: right end of it, later than `begin`.
+        end: right end, later than `begin`.
 
     Returns:
         An `svg` element without fonts, scripts or addresses.
@@ -85,7 +85,7 @@ def _x(moment: datetime, begin: datetime, end: datetime) -> float:
 
 
 def _axis(begin: datetime, end: datetime, bottom: float) -> Iterator[str]:
-    """A line for every few hours, days or months, with its time above."""
+    """Yield lines for every few hours, days or months, with the time above."""
     step = next((each for each in STEPS if (end - begin) / each <= MOST_TICKS), STEPS[-1])
     form = "%d %b" if end - begin < timedelta(days=300) else "%b %Y"
     at = begin
@@ -101,7 +101,7 @@ def _axis(begin: datetime, end: datetime, bottom: float) -> Iterator[str]:
 def _lane(lane: Lane, top: float, begin: datetime, end: datetime) -> Iterator[str]:
     middle = top + 6 + BAR / 2
     yield _text(0, middle + 4, _short(lane.name.replace("_", " "), LEFT - 12), size=13)
-    # Where no bar lies on it, nobody is champion.
+    # Without a bar there is no champion.
     yield (
         f'<line x1="{LEFT}" y1="{middle:.1f}" x2="{WIDTH - RIGHT}" y2="{middle:.1f}" stroke="{GREY}" '
         'stroke-dasharray="2 4"/>'
@@ -132,12 +132,12 @@ def _lane(lane: Lane, top: float, begin: datetime, end: datetime) -> Iterator[st
 
 
 def _legend(lanes: Sequence[Lane], y: float) -> Iterator[str]:
-    """What is in the picture, and nothing that is not."""
+    """Yield the legend for elements of the picture."""
     kinds = {bar.kind for lane in lanes for bar in lane.bars}
     x = LEFT
     for kind, words, style in (
         ("champion", "champion", f'fill="{BLUE}"'),
-        ("own", "plant's own controller as champion", f'fill="{OWN}"'),
+        ("own", "tuned controller as champion", f'fill="{OWN}"'),
         ("shadow", "in shadow", f'fill="#FFFFFF" stroke="{BLUE}" stroke-dasharray="4 2"'),
     ):
         if kind in kinds:
@@ -157,7 +157,7 @@ def _legend(lanes: Sequence[Lane], y: float) -> Iterator[str]:
 
 
 def _short(words: str, width: float) -> str:
-    """A text as far as it fits into a width; nothing where next to nothing does."""
+    """Cut a text to a width; empty if hardly anything fits."""
     room = int(width / LETTER)
     return words if len(words) <= room else f"{words[: room - 1]}…" if room >= 4 else ""
 

@@ -1,4 +1,4 @@
-"""The learned model's errors beside those of simple predictors, as a picture."""
+"""Picture of prediction errors of the learned model and baselines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tasks.references import PredictionErrors
 
 
 def plot_prediction(path: Path, found: PredictionErrors) -> Path:
-    """Errors of free-running predictions against their horizon: a line for each predictor.
+    """Plot errors of free-running predictions against the horizon, a line per predictor.
 
     Args:
         path: PNG or SVG to write.
@@ -24,6 +24,6 @@ def plot_prediction(path: Path, found: PredictionErrors) -> Path:
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
         axes.set_xlabel("steps predicted")
-        axes.set_ylabel("error, deviations of the signals")
+        axes.set_ylabel("error, standard deviations of the signals")
         axes.legend()
     return path

@@ -1,6 +1,6 @@
-"""The look that all pictures share: colours, dashes, page width, and a figure that is written without clock or version.
+"""Common style of pictures: colours, dashes, page width, and figures without time stamp or version.
 
-Colours are Okabe and Ito's, told apart by colour-blind readers, and each kind of line also has its own dash.
+Colours are Okabe and Ito's, which colour-blind readers can distinguish; each kind of line also has its own dash.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ PALETTE = (BLUE, VERMILION, GREEN, "#CC79A7", "#56B4E9", "#E69F00")
 DASHES: tuple[Dash, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), "-.", (0, (3, 1, 1, 1, 1, 1)), "-")
 CONTROLLERS = ("candidate", "plant controller", "champion")
 PAGE = 6.5
-"""Inches: as wide as the registry's page shows without cutting off."""
+"""Inches: the width that MLflow's page shows without cutting."""
 
 
 def place_of(name: str, position: int) -> int:
-    """A controller's place in PALETTE and DASHES: the same in every picture of every run.
+    """Return a controller's index in PALETTE and DASHES, the same in every picture.
 
     Args:
-        name: the controller's name.
-        position: its position among those drawn, which decides for names that are not in CONTROLLERS.
+        name: name of the controller.
+        position: position among the drawn controllers, used for names that are not in CONTROLLERS.
     """
     if name in CONTROLLERS:
         return CONTROLLERS.index(name)
@@ -40,7 +40,7 @@ def place_of(name: str, position: int) -> int:
 
 @contextmanager
 def drawn(width: float, height: float, path: Path) -> Iterator[Figure]:
-    """A figure in the common style, written when the block ends; the same drawing gives the same bytes.
+    """Provide a figure in the common style, and write it at the end of the block; bytes are reproducible.
 
     Args:
         width: in inches.

@@ -1,7 +1,6 @@
-"""Pictures of episodes: what each controller does, against limits, actuator bounds and set points.
+"""Pictures of episodes under different controllers, with limits, actuator bounds and set points.
 
-Every function takes plain NumPy arrays, writes one PNG (or SVG, by the path's suffix) and returns its path; the same
-input gives the same bytes.
+Functions take NumPy arrays, write one PNG or SVG (by the suffix) with reproducible bytes, and return the path.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tasks.pictures.estimates import Estimate, draw_estimates
 from tasks.pictures.style import DASHES, INK, PAGE, PALETTE, RED, drawn, place_of
 
 MOST_IN_COLUMN = 9
-"""Panels below each other, beyond which there are two columns."""
+"""Largest number of panels in one column."""
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -37,29 +36,28 @@ class Trajectory(NamedTuple):
     actions: np.ndarray
     """(H, A)."""
     margins: np.ndarray | None = None
-    """(H, K), the least distance to each limit during each step; where it was not kept, what follows from it alone is
-    not drawn."""
+    """(H, K), least distance to each limit during each step; without it, quantities derived from it are not drawn."""
 
 
 class ControllerResult(NamedTuple):
-    """How a controller runs a plant, over all episodes."""
+    """Result of a controller over all episodes."""
 
     mean_return: float
     score: float
     violated: int
-    """Episodes with a violation."""
+    """Number of episodes with a violation."""
 
 
 def plot_trajectories(
     path: Path, spec: PlantSpec, controllers: Mapping[str, Trajectory], shown: Sequence[Panel] = ()
 ) -> Path:
-    """One episode under each controller, same disturbances, against limits and set points.
+    """Plot one episode under each controller, with common disturbances, limits and set points.
 
     Args:
         path: PNG or SVG to write.
         spec: names, units, limits and control period of the plant.
-        controllers: name -> its episode, the candidate first.
-        shown: what the plant says that pictures show.
+        controllers: episode by name, the candidate first.
+        shown: panels of the plant.
     """
     panels = _panels(spec, controllers, shown)
     count = len(panels) + spec.action.size
@@ -81,18 +79,18 @@ def plot_glance(
     claim: str,
     quantity: str = "return per episode",
 ) -> Path:
-    """A retraining on one picture: a trajectory within its limits, the comparison, the certificate's claim.
+    """Plot the summary of a retraining: trajectory with limits, comparison, claim.
 
     Args:
         path: PNG or SVG to write.
         spec: names, units, limits and control period of the plant.
-        controllers: name -> its episode, the candidate first.
-        comparison: controller -> estimate.
-        shown: what the plant says that pictures show.
-        verdict: in a few words.
-        reason: of the verdict, in a sentence.
-        claim: the certificate's, in a sentence.
-        quantity: what is compared.
+        controllers: episode by name, the candidate first.
+        comparison: estimate by controller.
+        shown: panels of the plant.
+        verdict: verdict in a few words.
+        reason: reason of the verdict in one sentence.
+        claim: claim of the certificate in one sentence.
+        quantity: compared quantity.
     """
     panels = _panels(spec, controllers, shown)[:2]
     count = len(panels) + spec.action.size
@@ -110,7 +108,7 @@ def plot_glance(
         ):
             lines = textwrap.wrap(text, width)
             words.text(0.03, top, "\n".join(lines), fontsize=size, fontweight=weight, va="top", linespacing=1.4)
-            # A line's share of this half figure's height, and a gap below the paragraph.
+            # Height of a line, and gap below the paragraph, as shares of this half of the figure.
             top -= len(lines) * 1.45 * size / 72 / (height / 2) + 0.05
         panel = chart.subplots()
         draw_estimates(panel, comparison)
@@ -119,7 +117,7 @@ def plot_glance(
 
 
 def controllers_of(plant: Plant) -> dict[str, tuple[Controller, Params]]:
-    """The plant's own controller, and the best known one where there is one."""
+    """Return the tuned controller, and the best known one if any."""
     found = {"plant controller": (plant.fallback, plant.fallback_params)}
     if plant.reference is not None:
         found["best known"] = (plant.reference, plant.reference_params)
@@ -127,16 +125,16 @@ def controllers_of(plant: Plant) -> dict[str, tuple[Controller, Params]]:
 
 
 def draw_plant(plant: Plant, path: Path, seed: int, episodes: int) -> dict[str, ControllerResult]:
-    """Roll out every controller of a plant on the same episodes and draw the first of them.
+    """Roll out every controller of a plant on the same episodes, and draw the first episode.
 
     Args:
-        plant: what is controlled.
+        plant: the plant.
         path: PNG or SVG to write.
-        seed: of the episodes.
-        episodes: how many are counted.
+        seed: seed of the episodes.
+        episodes: number of episodes.
 
     Returns:
-        How each controller did.
+        Result of each controller.
     """
     keys = jax.random.split(jax.random.key(seed), episodes)
     low, high = plant.spec.score_range
@@ -155,7 +153,7 @@ def draw_plant(plant: Plant, path: Path, seed: int, episodes: int) -> dict[str, 
 
 
 def _panels(spec: PlantSpec, controllers: Mapping[str, Trajectory], shown: Sequence[Panel]) -> list[Panel]:
-    """What can be drawn of what shall be: a quantity that follows from margins needs those of every controller."""
+    """Return the panels that can be drawn: derived quantities need margins of every controller."""
     kept = all(episode.margins is not None for episode in controllers.values())
     return [panel for panel in make_panels(spec, shown) if panel.signals or kept]
 
@@ -167,10 +165,10 @@ def _draw_panels(
     shown: Sequence[Panel],
     columns: int,
 ) -> None:
-    """A panel for each controlled quantity and each action, with a common time axis and legend."""
+    """Draw a panel per controlled quantity and action, with common time axis and legend."""
     count = len(shown) + spec.action.size
     rows = -(-count // columns)
-    # Down the first column, then down the second; what is left over there stays empty.
+    # Fill the first column, then the second.
     panels: list[Axes] = list(figure.subplots(rows, columns, sharex=True, squeeze=False).T.ravel())
     for empty in panels[count:]:
         empty.set_axis_off()
@@ -187,12 +185,12 @@ def _draw_panels(
 
 
 def _draw_quantity(axes: Axes, spec: PlantSpec, controllers: Mapping[str, Trajectory], panel: Panel) -> None:
-    """A controlled quantity under each controller, its set point and its limit."""
+    """Draw a controlled quantity under each controller, with set point and limit."""
     every = {who: curve(panel, spec, t.observations, t.margins) for who, t in controllers.items()}
     found = {who: numbers for who, numbers in every.items() if numbers is not None}
     values = _draw_lines(axes, spec, {who: numbers.values for who, numbers in found.items()})
     goals = {who: numbers.set_point for who, numbers in found.items() if numbers.set_point is not None}
-    # Where controllers move the set point themselves, each has its own.
+    # Controllers may move the set point; then each has its own.
     shared = len({goal.tobytes() for goal in goals.values()}) <= 1
     for i, (who, goal) in enumerate(goals.items()):
         if shared and i:
@@ -208,7 +206,7 @@ def _draw_quantity(axes: Axes, spec: PlantSpec, controllers: Mapping[str, Trajec
 
 
 def _draw_lines(axes: Axes, spec: PlantSpec, rows: Mapping[str, np.ndarray], steps: bool = False) -> np.ndarray:
-    """Lines of each controller (H, S); returns all values, so that the axis can be fitted to them."""
+    """Draw lines of each controller (H, S); return all values for the axis limits."""
     for i, (who, row) in enumerate(rows.items()):
         place = place_of(who, i)
         lines = axes.plot(
@@ -224,7 +222,7 @@ def _draw_lines(axes: Axes, spec: PlantSpec, rows: Mapping[str, np.ndarray], ste
 
 
 def _draw_limits(axes: Axes, low: float, high: float, values: np.ndarray) -> None:
-    """Shade what lies beyond a hard limit, and keep the limits in view."""
+    """Shade the region beyond a hard limit, and keep the limits in view."""
     seen = values[np.isfinite(values)]
     bottom = min(seen.min(initial=np.inf), low if np.isfinite(low) else np.inf)
     top = max(seen.max(initial=-np.inf), high if np.isfinite(high) else -np.inf)
@@ -248,6 +246,6 @@ def _draw_legend(figure: FigureBase, panels: Sequence[Axes]) -> None:
 
 
 def _name(axes: Axes, name: str, unit: str) -> None:
-    """Above the panel, where a long name has room."""
+    """Put the name above the panel, where a long name fits."""
     words = name.replace("_", " ")
     axes.set_title(f"{words} [{unit}]" if unit and unit != "1" else words, fontsize=9.5, fontweight="normal", pad=3)

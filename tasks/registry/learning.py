@@ -1,7 +1,6 @@
-"""Learning curves in MLflow while training runs: a run of each member, found again when its training goes on.
+"""Learning curves in MLflow during training: one run per member, found again when training resumes.
 
-Training waits for none of it: a thread of its own sends what is new, and a server that stops answering costs the curves
-and a line that says so.
+A background thread sends new points. If the server stops answering, training continues without curves in MLflow.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ if TYPE_CHECKING:
 
 TRAINING, MEMBER = "neorl.training", "neorl.member"
 BETWEEN = 5.0
-"""Seconds between two sendings: MLflow's pages ask for new points no more often."""
+"""Seconds between updates; MLflow's pages do not refresh more often."""
 ENDED = {True: "FINISHED", False: "FAILED"}
 
 
 class LearningRuns:
-    """The MLflow runs of a learner's members; use it as a context manager around their training.
+    """MLflow runs of a learner's members; use it as a context manager around training.
 
-    What leaves the context without `end` has failed, and its runs say so.
+    Leaving the context without `end` marks the runs as failed.
 
     Args:
         registry: MLflow.
@@ -57,18 +56,18 @@ class LearningRuns:
         return self
 
     def log(self, curves: Mapping[str, np.ndarray], updates: int) -> None:
-        """Take what the curves are now; returns at once.
+        """Queue the current curves, and return at once.
 
         Args:
-            curves: by metric, (P, L) values of the members, NaN where training has not come.
-            updates: of the whole run, over which the L rows lie evenly.
+            curves: (P, L) values of the members by metric, NaN beyond the current update.
+            updates: updates of the whole training, covered evenly by the L points.
         """
         with self._changed:
             self._newest = dict(curves), updates
             self._changed.notify()
 
     def end(self, sound: np.ndarray) -> None:
-        """Training is over; of the members, (P,), one that is not sound has failed."""
+        """End the runs; members that are not `sound` (P,) have failed."""
         self._ended = [bool(each) for each in sound]
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -94,7 +93,7 @@ class LearningRuns:
                 for run_id, sound in zip(ids, ended, strict=True):
                     self._registry.client.set_terminated(run_id, ENDED[sound])
         except Exception as error:
-            # Whatever keeps curves from being seen must not end a training of hours.
+            # No error of the display may end a training of hours.
             said = " ".join(str(error).split())[:300]
             print(f"  train: learning curves do not reach MLflow: {said}", file=sys.stderr, flush=True)
 
@@ -103,7 +102,7 @@ class LearningRuns:
             self._changed.wait_for(lambda: self._closing, timeout=BETWEEN)
 
     def _open(self) -> list[str]:
-        """The members' runs: those of an earlier try of the same training, or new ones."""
+        """Find the members' runs of an earlier try, or create them."""
         from mlflow.entities import Param
 
         client, learning = self._registry.client, self._learning
@@ -123,7 +122,7 @@ class LearningRuns:
         return ids
 
     def _sent(self, run_id: str) -> int:
-        """Updates up to which a run's curves are in MLflow."""
+        """Return the last update with points in MLflow."""
         client = self._registry.client
         histories = (client.get_metric_history(run_id, name) for name in client.get_run(run_id).data.metrics)
         return max((point.step for history in histories for point in history), default=0)
@@ -135,7 +134,7 @@ class LearningRuns:
         return max((point.step for point in points), default=sent)
 
     def _points(self, index: int, sent: int, curves: Mapping[str, np.ndarray], updates: int) -> Iterator[Metric]:
-        """What of a member's curves is new, as many rows as MLflow's charts stand; the run's folder has all."""
+        """Yield new points of a member's curves, thinned for MLflow's charts."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -148,15 +147,15 @@ class LearningRuns:
 
 
 def rate_members(registry: Registry, plant: str, rated: Sequence[RatedMember]) -> None:
-    """Write what off-policy evaluation says of members into their runs, where MLflow's charts compare them.
+    """Log off-policy evaluations of members to their runs, for comparison in MLflow.
 
     Args:
         registry: MLflow.
-        plant: whose experiment holds the runs.
+        plant: plant of the experiment.
         rated: the members.
 
     Raises:
-        ServiceMissing: when MLflow stops answering; running again completes it.
+        ServiceMissing: if MLflow stops answering; a rerun completes the log.
     """
     from mlflow.entities import Metric, RunTag
 
@@ -175,16 +174,16 @@ def rate_members(registry: Registry, plant: str, rated: Sequence[RatedMember]) -
 
 
 def log_numbers(registry: Registry, run_id: str, numbers: Mapping[str, float], step: int) -> None:
-    """Write numbers that come once in a while, such as those of a drift, into a version's run.
+    """Log occasional numbers, such as those of drift detection, to a version's run.
 
     Args:
         registry: MLflow.
         run_id: the run.
-        numbers: by the metric's name; those that are not finite are left out.
-        step: their place on the metric's axis.
+        numbers: values by metric; values that are not finite are left out.
+        step: position on the metric's axis.
 
     Raises:
-        ServiceMissing: when MLflow does not answer.
+        ServiceMissing: if MLflow does not answer.
     """
     from mlflow.entities import Metric
 

@@ -1,7 +1,7 @@
-"""What MLflow says of aliases and tags, asked without MLflow's client, which takes seconds of processor time to import.
+"""Read aliases and tags from MLflow by REST, without MLflow's client, which takes seconds to import.
 
-Most runs find them right already. Where this finds no answer (a database without a server, a way to log in that only
-the client knows, a server that has gone, a model that is not there), the client is to ask again, and to say why.
+Most runs change nothing. If there is no answer (a database without a server, a login that only the client supports, a
+missing server or model), callers use the client, which also reports the reason.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from urllib.parse import urlencode
 from tasks.registry.version_page import Page
 
 SECONDS = 10.0
-"""How long to wait for an answer."""
+"""Time to wait for an answer."""
 
 
 class Listed(NamedTuple):
-    """Pairs that MLflow's REST interface lists for an entity, and how it names all this."""
+    """Names in MLflow's REST interface for a list of pairs."""
 
     kind: str
     entity: str
@@ -36,17 +36,17 @@ TAGS = Listed("model-versions", "model_version", "tags", "key", "value")
 
 
 def aliases(uri: str, plant: str) -> dict[str, str] | None:
-    """A registered model's aliases: {"champion": "3", ...}; None where there is no answer."""
+    """Return a registered model's aliases, {"champion": "3", ...}; None without an answer."""
     return _pairs(uri, ALIASES, {"name": plant})
 
 
 def tags(uri: str, plant: str, version: str) -> dict[str, str] | None:
-    """A version's tags; None where there is no answer."""
+    """Return a version's tags; None without an answer."""
     return _pairs(uri, TAGS, {"name": plant, "version": version})
 
 
 def pages(uri: str, plant: str) -> dict[str, Page] | None:
-    """What is said of each version of a plant; None where there is no answer."""
+    """Return the page of each version of a plant; None without an answer."""
     found: dict[str, Page] = {}
     query = {"filter": f"name = '{plant}'", "max_results": "1000"}
     while True:
@@ -64,7 +64,7 @@ def pages(uri: str, plant: str) -> dict[str, Page] | None:
 
 
 def _pairs(uri: str, listed: Listed, query: Mapping[str, str]) -> dict[str, str] | None:
-    """Name -> value; MLflow leaves empty lists out."""
+    """Return values by name; MLflow omits empty lists."""
     try:
         rows = (_answer(uri, f"{listed.kind}/get", query) or {})[listed.entity].get(listed.field, [])
         return {str(row[listed.name]): str(row.get(listed.value, "")) for row in rows}
@@ -73,7 +73,8 @@ def _pairs(uri: str, listed: Listed, query: Mapping[str, str]) -> dict[str, str]
 
 
 def _answer(uri: str, path: str, query: Mapping[str, str]) -> Any:
-    """What MLflow's REST interface answers (https://mlflow.org/docs/latest/api_reference/rest-api.html), or None."""
+    """Return the answer of MLflow's REST interface (https://mlflow.org/docs/latest/api_reference/rest-api.html), or
+    None."""
     if not uri.startswith(("http://", "https://")):
         return None
     message = urllib.request.Request(f"{uri}/api/2.0/mlflow/{path}?{urlencode(query)}")
@@ -82,7 +83,7 @@ def _answer(uri: str, path: str, query: Mapping[str, str]) -> Any:
         login = base64.b64encode(f"{user}:{password}".encode()).decode()
         message.add_header("Authorization", f"Basic {login}")
     try:
-        # `urlopen` keeps the proxies of its first call for as long as the process lives.
+        # `urlopen` would keep the proxies of its first call for the life of the process.
         with urllib.request.build_opener().open(message, timeout=SECONDS) as answer:
             return json.load(answer)
     except (OSError, HTTPException, ValueError):

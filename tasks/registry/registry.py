@@ -1,7 +1,6 @@
-"""The registry: a plant's versions in MLflow and their aliases. A projection: the ledger holds the truth.
+"""The registry: a plant's versions in MLflow and their aliases, a projection of the ledger.
 
-A version is named by content: its tags `neorl.run_key` and `neorl.composite` find it again, so that registering the
-same two twice makes one version.
+The tags `neorl.run_key` and `neorl.composite` identify a version, so that registering twice makes one version.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ if TYPE_CHECKING:
 
 CHAMPION, CHALLENGER, SHADOW = "champion", "challenger", "shadow"
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
-"""What kind of experiment a plant's is, for MLflow's pages differ by it."""
+"""Kind of a plant's experiment, which determines MLflow's pages."""
 TRAINING_PAGES = "workflowType=machine_learning"
-"""By which a link shows MLflow's pages of training: runs and registered models."""
+"""Part of links that opens MLflow's pages for training: runs and registered models."""
 CLIENT = {
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
     "MLFLOW_UV_AUTO_DETECT": "false",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    # A server that is gone is said to be gone within seconds; a second run of the command resumes.
+    # Report a missing server within seconds; a rerun of the command resumes.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
@@ -55,12 +54,12 @@ class RegisteredVersion(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Digest of the composite that the version says it holds; what is loaded is verified against the ledger's."""
+        """Digest of the composite by MLflow's tag; loading verifies against the ledger."""
         return self.tags.get(COMPOSITE, "")
 
     @property
     def model_id(self) -> str:
-        """The model's id in MLflow, under which its files lie."""
+        """Id of the model in MLflow, the name of its folder."""
         return self.tags[MODEL_ID]
 
 
@@ -73,20 +72,20 @@ class Registry:
 
     def __init__(self, tracking_uri: str) -> None:
         self.uri = tracking_uri.rstrip("/")
-        # Read when MLflow is imported, later and only where its client is needed.
+        # MLflow reads these at import, which happens only if the client is needed.
         for name, value in {**TELEMETRY_OFF, **CLIENT}.items():
             os.environ.setdefault(name, value)
 
     @cached_property
     def client(self) -> MlflowClient:
-        """MLflow's own client, which alone can change something."""
+        """MLflow's client, required for changes."""
         from mlflow import MlflowClient
 
         return MlflowClient(self.uri, self.uri)
 
     @contextmanager
-    def answering(self, wanted: str = "what the ledger names") -> Iterator[None]:
-        """A server that stops answering, fails, or does not have what is wanted becomes one sentence."""
+    def answering(self, wanted: str = "data of the ledger") -> Iterator[None]:
+        """Convert a missing server, a server error, or missing data into one sentence."""
         from mlflow.exceptions import MlflowException, RestException
 
         try:
@@ -94,46 +93,46 @@ class Registry:
         except MlflowException as error:
             if error.error_code == "RESOURCE_DOES_NOT_EXIST":
                 raise Refused(
-                    f"expected {wanted} in MLflow at {self.uri}, got none: bring MLflow's database back from its "
-                    "backup, or retrain, which registers a candidate again."
+                    f"MLflow at {self.uri} does not have {wanted}: restore MLflow's database from a backup, or "
+                    "retrain, which registers a candidate again"
                 ) from error
             status = error.get_http_status_code() if isinstance(error, RestException) else 0  # type: ignore[no-untyped-call]
             if status >= 500:
                 said = " ".join(error.message.split())[:200]
                 raise ServiceMissing(
-                    f"expected the MLflow server at {self.uri} to work, got '{said}': read logs/mlflow.log in the "
-                    "home, start it again with `neorl down` and `neorl up`, then run the same command again."
+                    f"the MLflow server at {self.uri} failed, got '{said}': read logs/mlflow.log in the home, restart "
+                    "it with `neorl down` and `neorl up`, then repeat the command"
                 ) from error
-            # RestException means that the server did answer, with an error of its own.
+            # RestException is an error that the server answered with.
             if isinstance(error, RestException) or not self.uri.startswith("http"):
                 raise
             if not error.message.startswith(("API request to", "Invalid url")):
                 raise
             raise self._gone() from error
         except OSError as error:
-            # Uploads speak HTTP through requests, whose errors are OSErrors.
+            # Uploads use requests, whose errors are OSErrors.
             if type(error).__module__.split(".")[0] != "requests":
                 raise
             raise self._gone() from error
 
     def _gone(self) -> ServiceMissing:
         return ServiceMissing(
-            f"expected the MLflow server at {self.uri} to answer, got no connection: start it with `neorl up`, then "
-            "run the same command again; what is finished is not computed again."
+            f"the MLflow server at {self.uri} does not answer: start it with `neorl up`, then repeat the command; "
+            "finished work is not repeated"
         )
 
     def run_url(self, experiment_id: str, run_id: str) -> str:
-        """Where the UI shows a run; a database without a server has no pages."""
+        """Return the URL of a run in the UI; a database without a server has no pages."""
         page = f"/#/experiments/{experiment_id}/runs/{run_id}?{TRAINING_PAGES}"
         return f"{self.uri}{page}" if self.uri.startswith("http") else f"runs:/{run_id}"
 
     def version_url(self, plant: str, version: str) -> str:
-        """Where the UI shows a model version."""
+        """Return the URL of a model version in the UI."""
         page = f"/#/models/{plant}/versions/{version}?{TRAINING_PAGES}"
         return f"{self.uri}{page}" if self.uri.startswith("http") else f"models:/{plant}/{version}"
 
     def experiment(self, plant: str) -> str:
-        """The id of the plant's experiment, made when absent."""
+        """Return the id of the plant's experiment; create it if absent."""
         from mlflow.exceptions import MlflowException
 
         with self.answering():
@@ -145,19 +144,19 @@ class Registry:
             try:
                 return self.client.create_experiment(plant, tags=EXPERIMENT_TAGS)
             except MlflowException as error:
-                # Another process, or the thread that follows a training, was faster.
+                # Another process or thread has created it meanwhile.
                 found = self.client.get_experiment_by_name(plant)
                 if error.error_code != "RESOURCE_ALREADY_EXISTS" or found is None:
                     raise
                 return str(found.experiment_id)
 
     def find(self, plant: str, run_key: str, digest: str) -> RegisteredVersion | None:
-        """The version of a run key and a composite, or None.
+        """Find the version of a run key and a composite, or None.
 
         Args:
             plant: the registered model.
-            run_key: names the retraining by content.
-            digest: of the composite.
+            run_key: key of the retraining.
+            digest: digest of the composite.
         """
         query = f"name = '{plant}' and tags.`{RUN_KEY}` = '{run_key}' and tags.`{COMPOSITE}` = '{digest}'"
         with self.answering():
@@ -166,10 +165,10 @@ class Registry:
         return None if first is None else self._registered(plant, first)
 
     def version(self, plant: str, version: str) -> RegisteredVersion:
-        """One version.
+        """Return a version.
 
         Raises:
-            Refused: when MLflow has none of that number.
+            Refused: if MLflow has no such version.
         """
         with self.answering(f"version {version} of {plant}"):
             return self._registered(plant, self.client.get_model_version(plant, version))
@@ -180,14 +179,14 @@ class Registry:
         return RegisteredVersion(number, found.run_id or "", url, dict(found.tags), found.description or "")
 
     def register(self, submission: Submission) -> RegisteredVersion:
-        """Put a candidate into the registry, once.
+        """Register a candidate once.
 
         Returns:
-            The version; the existing one when the run key and the composite are known.
+            The version, new or existing.
 
         Raises:
-            ServiceMissing: when MLflow stops answering; running again completes it.
-            Refused: when the bundle is not the composite it is said to be.
+            ServiceMissing: if MLflow stops answering; a rerun completes the registration.
+            Refused: if the bundle does not have its digest.
         """
         existing = self.find(submission.plant, submission.run_key, submission.digest)
         if existing is not None:
@@ -197,7 +196,7 @@ class Registry:
         with self.answering():
             run = upload(self.client, experiment, submission, plant)
             self._registered_model(submission.plant, plant.spec)
-            # One request makes the version with its tags and description: it exists whole or not at all.
+            # One request creates the version with tags and description, atomically.
             version = self.client.create_model_version(
                 submission.plant,
                 source=f"models:/{run.model_id}",
@@ -214,8 +213,8 @@ class Registry:
 
         limits = "; ".join(f"{c.name} within {c.low:g} to {c.high:g} {c.unit}" for c in spec.constraints)
         text = (
-            f"Shielded control policies for **{name}**. Hard limits: {limits}. The alias `champion` is a copy of what "
-            "the signed ledger says; `neorl history` and `neorl audit verify` read the ledger itself."
+            f"Shielded control policies for **{name}**. Hard limits: {limits}. The alias `champion` is a copy of the "
+            "signed ledger; `neorl history` and `neorl audit verify` read the ledger itself."
         )
         try:
             self.client.create_registered_model(name, description=text)
@@ -224,7 +223,7 @@ class Registry:
                 raise
 
     def attach(self, run_id: str, artifacts: Iterable[Artifact]) -> None:
-        """Add files to a finished run (the report is written after the promotion that it reports)."""
+        """Add files to a finished run, such as the report, which is written after the promotion."""
         with self.answering():
             for artifact in artifacts:
                 put(self.client, run_id, artifact)
@@ -237,14 +236,14 @@ class Registry:
         description: str | None = None,
         told: str | None = None,
     ) -> None:
-        """Set a version's tags, and either part of its description, as a projection of what the ledger says later.
+        """Set a version's tags, and either part of its description.
 
         Args:
             plant: the registered model.
-            version: its number.
-            tags: those to set; the others stay.
-            description: Markdown, what was found of it; None leaves what is there.
-            told: Markdown, what the ledger says, see `page`; None leaves what is there.
+            version: number of the version.
+            tags: tags to set; others stay.
+            description: Markdown with the findings; None keeps the current text.
+            told: Markdown with the ledger's status, see `version_page`; None keeps the current text.
         """
         if description is None and told is None and tags:
             said = reading.tags(self.uri, plant, version)
@@ -263,7 +262,7 @@ class Registry:
                 self.client.update_model_version(plant, version, description=text)
 
     def pages(self, plant: str) -> dict[str, Page]:
-        """What MLflow says of each version of a plant."""
+        """Return the page of each version of a plant."""
         said = reading.pages(self.uri, plant)
         if said is not None:
             return said
@@ -272,13 +271,13 @@ class Registry:
         return {str(version.version): Page(dict(version.tags), version.description or "") for version in found}
 
     def tagged(self, name: str) -> list[str]:
-        """What versions of all plants say under a tag."""
+        """Return the values of a tag over versions of all plants."""
         with self.answering():
             found = self.client.search_model_versions()
         return sorted({version.tags[name] for version in found if name in version.tags})
 
     def aliases(self, plant: str) -> dict[str, str]:
-        """The plant's aliases: {"champion": "3", ...}; empty when nothing is registered."""
+        """Return the plant's aliases, {"champion": "3", ...}; empty if nothing is registered."""
         said = reading.aliases(self.uri, plant)
         if said is not None:
             return said
@@ -289,16 +288,16 @@ class Registry:
     def reconcile(
         self, plant: str, champion: str | None, challenger: str | None = None, shadow: str | None = None
     ) -> list[str]:
-        """Make the aliases say what the ledger says.
+        """Set the aliases by the ledger.
 
         Args:
             plant: the registered model.
-            champion: the ledger's champion version, or None.
-            challenger: the version that waits for approval, or None.
-            shadow: the version that runs beside a process without a simulator, or None.
+            champion: version of the champion, or None.
+            challenger: version that waits for approval, or None.
+            shadow: version of the shadow, or None.
 
         Returns:
-            what was changed, in words; empty when all was right already.
+            Descriptions of changes.
         """
         current = self.aliases(plant)
         changes = []
@@ -314,15 +313,15 @@ class Registry:
         return changes
 
     def fetch_model(self, plant: str, version: str, target: Path) -> Path:
-        """Download a version's model; nothing is loaded.
+        """Download a version's model without loading it.
 
         Args:
             plant: the registered model.
-            version: its number.
-            target: the folder that receives it.
+            version: number of the version.
+            target: folder for the download.
 
         Returns:
-            The folder that was downloaded.
+            The downloaded folder.
         """
         import mlflow
 

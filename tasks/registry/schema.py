@@ -1,4 +1,4 @@
-"""The schema of MLflow's own database, which the installed version of MLflow may want newer than it is."""
+"""Schema version of MLflow's database, and its upgrade."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from configs.errors import Refused
 
 
 def is_outdated(database: Path) -> bool:
-    """Whether the revision of MLflow's database is another than the one that the installed MLflow makes.
+    """Whether MLflow's database has a different revision than the installed MLflow creates.
 
     Args:
-        database: the SQLite file; False where there is none.
+        database: the SQLite file; False if there is none.
 
     Raises:
-        Refused: when it cannot be read.
+        Refused: if the file cannot be read.
     """
     if not database.exists():
         return False
-    # Here, for its scripts import MLflow, which takes seconds.
+    # Imported here, because the scripts import MLflow, which takes seconds.
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
@@ -39,18 +39,18 @@ def _revisions(database: Path) -> set[str]:
             return {revision for (revision,) in connection.execute("SELECT version_num FROM alembic_version")}
         except sqlite3.DatabaseError as error:
             raise Refused(
-                f"expected MLflow's database at {database}, got '{error}': bring the home back from its backup."
+                f"{database} is no database of MLflow, got '{error}': restore the home from a backup"
             ) from error
 
 
 def upgrade_schema(database: Path) -> None:
-    """Bring MLflow's database to what the installed MLflow reads; one that is there already stays as it is.
+    """Upgrade MLflow's database to the installed MLflow, if necessary.
 
     Args:
-        database: the SQLite file, which no server uses meanwhile; nothing is done where there is none.
+        database: the SQLite file, which no server may use meanwhile; a missing file is ignored.
 
     Raises:
-        Refused: when MLflow cannot.
+        Refused: if MLflow cannot upgrade it.
     """
     if not database.exists():
         return
@@ -58,4 +58,4 @@ def upgrade_schema(database: Path) -> None:
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["nothing"])[-1][:200]
-        raise Refused(f"expected MLflow to upgrade {database}, got '{last}': bring the home back from its backup.")
+        raise Refused(f"MLflow cannot upgrade {database}, got '{last}': restore the home from a backup")

@@ -1,4 +1,4 @@
-"""The model that MLflow serves, file by file: nothing of it is executed whose digest the ledger does not name."""
+"""Load models from MLflow after comparing every file with the ledger; nothing else is executed."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ RESTORE = "restore it from a backup, or retrain, which registers the composite a
 
 
 def listed_model(home: Home, registry: Registry, plant: str, version: str) -> ServedModel:
-    """Every file of a version's model with its digest, as MLflow holds it now, for the ledger to name.
+    """Return every file of a version's model with its digest, for the ledger.
 
     Args:
-        home: where the files may lie, so that they need not be fetched.
+        home: home that may have the files, so that no download is needed.
         registry: MLflow.
         plant: the registered model.
-        version: its number.
+        version: number of the version.
 
     Raises:
-        Refused: when its code is not this installation's: what is listed here is executed later.
+        Refused: if the model's code differs from this installation: listed code will be executed later.
     """
     model = registry.version(plant, version).model_id
     with tempfile.TemporaryDirectory() as folder:
@@ -46,29 +46,28 @@ def listed_model(home: Home, registry: Registry, plant: str, version: str) -> Se
     for name, digest in found.items():
         source = _source(name)
         if source is not None and (not source.is_file() or file_sha256(source) != digest):
-            raise Refused(
-                f"expected {name} of version {version} of {plant} as it was uploaded, got another in MLflow: {RESTORE}."
-            )
+            raise Refused(f"{name} of version {version} of {plant} in MLflow differs from the uploaded file: {RESTORE}")
     return ServedModel(model=model, contents=tuple(ServedFile(path=p, sha256=d) for p, d in found.items()))
 
 
 def load_model(
     home: Home, registry: Registry, plant: str, version: str | None = None, trust: Path | None = None
 ) -> PyFuncModel:
-    """A version's model as MLflow's pyfunc loads it, once every file of it has the digest that the ledger names.
+    """Load a version's model as MLflow's pyfunc, after comparing every file's digest with the ledger.
 
-    MLflow's own `load_model` executes whatever lies on the server. This fetches the files first, and loads the copy.
+    MLflow's `load_model` executes any code on the server. This function downloads the files, verifies and loads the
+    copy.
 
     Args:
-        home: of the ledger, which is only read.
+        home: home with the ledger, which is only read.
         registry: MLflow.
         plant: the registered model.
-        version: its number; the ledger's champion without one, whatever MLflow's alias says.
-        trust: file of pinned public keys, in place of the project's or the home's.
+        version: number of the version. Default: the ledger's champion, regardless of MLflow's alias.
+        trust: file of pinned public keys, instead of the project's or the home's.
 
     Raises:
-        Refused: when there is no champion, the ledger does not know the version, or a file of it is another; nothing of
-            the model has been executed then.
+        Refused: if there is no champion, the ledger does not know the version, or a file differs; then no code of the
+            model has been executed.
     """
     record = named_record(Ledger.open(home, trust=trust, write=False).entries(), plant, version)
     version = record.version
@@ -76,16 +75,16 @@ def load_model(
         fetched = registry.fetch_model(plant, version, Path(folder))
         faults = folder_differences(fetched, named_files(record))
         if faults:
-            raise Refused(f"expected version {version} of {plant} as the ledger names it, got {faults[0]}: {RESTORE}.")
+            raise Refused(f"version {version} of {plant} differs from the ledger, got {faults[0]}: {RESTORE}")
         model: PyFuncModel = import_pyfunc().load_model(str(fetched))
     return model
 
 
 def named_record(entries: Sequence[Entry], plant: str, version: str | None) -> CandidateRecord:
-    """What the ledger says of a version: of the champion without one, and then of the very candidate that was promoted.
+    """Return the ledger's record of a version. Default: the promoted candidate of the champion.
 
     Raises:
-        Refused: when there is no champion, or the ledger does not know the version.
+        Refused: if there is no champion, or the ledger does not know the version.
     """
     own = [entry for entry in entries if (entry.kind, entry.plant) == ("candidate", plant)]
     if version is not None:
@@ -93,24 +92,24 @@ def named_record(entries: Sequence[Entry], plant: str, version: str | None) -> C
     elif (now := champion(entries, plant)) is not None:
         version, found = now.body["version"], next((e for e in own if e.digest == now.body["candidate"]), None)
     else:
-        raise Refused(f"expected a champion of {plant}, got none: its own controller is in force.")
+        raise Refused(f"{plant} has no champion: the tuned controller is in force")
     if found is None:
-        raise Refused(f"expected a version of {plant} that the ledger names, got '{version}': see `neorl history`.")
+        raise Refused(f"the ledger has no version '{version}' of {plant}: see `neorl history`")
     return found.read(CandidateRecord)
 
 
 def named_files(record: CandidateRecord) -> dict[str, str]:
-    """The digests that the ledger names of a candidate's model, by path."""
+    """Return the ledger's digests of a candidate's model files, by path."""
     return {file.path: file.sha256 for file in record.served.contents}
 
 
 def check_aliases(plant: str, found: Mapping[str, str], wanted: Mapping[str, str]) -> list[Check]:
-    """Hold MLflow's aliases of a plant against those that follow from the ledger.
+    """Compare MLflow's aliases of a plant with the ledger.
 
     Args:
         plant: the registered model.
-        found: alias -> version, as MLflow says.
-        wanted: as the ledger does.
+        found: version by alias in MLflow.
+        wanted: version by alias by the ledger.
     """
     wrong = [name for name in sorted({*found, *wanted}) if found.get(name) != wanted.get(name)]
     return [
@@ -118,16 +117,16 @@ def check_aliases(plant: str, found: Mapping[str, str], wanted: Mapping[str, str
             "aliases",
             False,
             f"MLflow's {plant}@{name} is {_version(found.get(name))}, by the ledger {_version(wanted.get(name))}: "
-            "the next `neorl retrain`, `approve` or `withdraw` puts it right; ask who changed it",
+            "the next `neorl retrain`, `approve` or `withdraw` corrects it; find out who changed it",
         )
         for name in wrong
     ]
 
 
 def check_given_out(registry: Registry, entries: Sequence[Entry]) -> list[Check]:
-    """Hold the models that MLflow gives out for its aliases against the ledger, wherever it keeps them.
+    """Compare the models behind MLflow's aliases with the ledger, wherever MLflow keeps them.
 
-    What lies in the home shows nothing of them: MLflow's own database says where a model is.
+    Checking the home's files is not enough: MLflow's database determines the location of a model.
     """
     from mlflow.exceptions import MlflowException
 
@@ -141,7 +140,7 @@ def check_given_out(registry: Registry, entries: Sequence[Entry]) -> list[Check]
                 with tempfile.TemporaryDirectory() as folder:
                     faults = folder_differences(registry.fetch_model(plant, version, Path(folder)), named)
             except (NeoRLError, MlflowException, OSError) as error:
-                faults = [f"expected to fetch it, got '{' '.join(str(error).split())[:200]}'"]
+                faults = [f"it cannot be downloaded, got '{' '.join(str(error).split())[:200]}'"]
             checks += [Check("served", False, f"MLflow's version {version} of {plant}: {fault}") for fault in faults]
     return checks
 
@@ -151,7 +150,7 @@ def _version(version: str | None) -> str:
 
 
 def _source(name: str) -> Path | None:
-    """The file of ours that a file of a model is a copy of; None of those that are made for it."""
+    """Return the installed file that a model's file is a copy of; None for generated files."""
     if name == MODEL_CODE:
         return Path(__file__).with_name(MODEL_CODE)
     top, _, rest = name.partition("/")

@@ -1,8 +1,7 @@
-"""What goes into MLflow with a candidate: a run with its numbers, files and dataset, and the model that is served.
+"""Upload a candidate to MLflow: a run with numbers, files and dataset, and the served model.
 
-A run carries the tags `neorl.run_key` and `neorl.composite`. One that a killed process finished is found again by
-them, and one that it left open is closed as failed and made anew.
-"""
+The tags `neorl.run_key` and `neorl.composite` identify a run. A finished run of a killed process is reused; an open one
+is closed as failed and replaced."""
 
 from __future__ import annotations
 
@@ -32,11 +31,11 @@ STATUS_TAG, HEAD = "neorl.status", "neorl.ledger_head"
 CURVE_POINTS = 200
 REQUIREMENTS = ("mlflow", "numpy", "pandas", "jax", "jaxtyping", "flax")
 BATCH = 1000
-"""Metrics that MLflow takes in one request."""
+"""Largest number of metrics in one request."""
 
 
 class TrainingData(NamedTuple):
-    """The dataset that a candidate was trained on."""
+    """Training dataset of a candidate."""
 
     digest: str
     store: Path
@@ -67,58 +66,58 @@ class Artifact(NamedTuple):
 
 @dataclass(frozen=True)
 class Submission:
-    """A candidate as it goes into the registry."""
+    """A candidate for the registry."""
 
     plant: str
     run_key: str
-    """Names the retraining by content (dataset, configuration, code)."""
+    """Key of the retraining: digest of dataset, configuration and code."""
     name: str
-    """Of the run, for people."""
+    """Display name of the run."""
     digest: str
     """Digest of the composite."""
     bundle: Path
     """The composite's folder."""
     dataset: TrainingData
     describe: Callable[[str], str]
-    """run id -> the version's Markdown description."""
+    """Returns the version's Markdown description, given the run id."""
     params: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     curves: Mapping[str, Curve] = field(default_factory=dict)
-    """Metric -> learning curve."""
+    """Learning curve by metric."""
     tags: Mapping[str, str] = field(default_factory=dict)
     artifacts: Sequence[Artifact] = ()
     source: Origin | None = None
-    """The plant's code, where it is not ours."""
+    """The plant's code, if it is not built in."""
 
     def all_tags(self) -> dict[str, str]:
-        """The tags, with those by which runs and versions are found again."""
+        """Return all tags, including those that identify runs and versions."""
         return {**self.tags, RUN_KEY: self.run_key, COMPOSITE: self.digest}
 
     def version_tags(self, model_id: str) -> dict[str, str]:
-        """Those of the version: what MLflow's table of versions shows, in this order. The run has the other digests.
+        """Return the version's tags, which MLflow's table of versions shows in this order. The run has further digests.
 
         Args:
-            model_id: of the model that the version serves.
+            model_id: id of the served model.
         """
         head = {HEAD: self.tags[HEAD]} if HEAD in self.tags else {}
         return {STATUS_TAG: "registered", COMPOSITE: self.digest, RUN_KEY: self.run_key, MODEL_ID: model_id} | head
 
 
 class UploadedRun(NamedTuple):
-    """A finished run and the model that was made by it."""
+    """A finished run and its model."""
 
     run_id: str
     model_id: str
 
 
 def upload(client: MlflowClient, experiment: str, submission: Submission, plant: Plant | Process) -> UploadedRun:
-    """Put everything of a candidate into MLflow but its version, once.
+    """Upload everything of a candidate except the version, once.
 
     Args:
-        client: of the server.
+        client: client of the server.
         experiment: id of the plant's experiment.
         submission: the candidate.
-        plant: what its bundle was made for.
+        plant: plant of the bundle.
     """
     query = f"tags.`{RUN_KEY}` = '{submission.run_key}' and tags.`{COMPOSITE}` = '{submission.digest}'"
     for run in client.search_runs([experiment], filter_string=query):
@@ -130,7 +129,7 @@ def upload(client: MlflowClient, experiment: str, submission: Submission, plant:
 
 
 def put(client: MlflowClient, run_id: str, artifact: Artifact) -> None:
-    """Upload a file, or a folder with what is in it."""
+    """Upload a file or a folder."""
     send = client.log_artifacts if artifact.path.is_dir() else client.log_artifact
     send(run_id, str(artifact.path), artifact.folder or None)
 
@@ -168,7 +167,7 @@ def _log_numbers(client: MlflowClient, run: UploadedRun, submission: Submission)
     now = int(time.time() * 1000)
     metrics = [Metric(key, value, now, step) for key, value, step in curve_points(submission.curves)]
     last = max((metric.step for metric in metrics), default=0)
-    # Named with their model, the results appear on the model's own page too.
+    # With the model's id, results also appear on the model's page.
     metrics += [
         Metric(key, float(value), now, last, model_id=run.model_id, run_id=run.run_id)
         for key, value in submission.metrics.items()
@@ -186,7 +185,7 @@ def _log_dataset(client: MlflowClient, run_id: str, plant: str, dataset: Trainin
     facts = {"rows": dataset.rows, "episodes": dataset.episodes, "quarantined": dataset.quarantined}
     entry = Dataset(
         name=plant,
-        # MLflow keeps 36 characters; the tag holds all 64.
+        # MLflow keeps 36 characters of a digest; the tag has all 64.
         digest=dataset.digest[:36],
         source_type="local",
         source=json.dumps({"uri": str(dataset.store)}),
@@ -197,7 +196,7 @@ def _log_dataset(client: MlflowClient, run_id: str, plant: str, dataset: Trainin
 
 
 def _write_model(target: Path, submission: Submission, plant: Plant | Process) -> None:
-    """Write the model as MLflow stores it: code, arrays, signature, input example; nothing is inferred or pickled."""
+    """Write the model for MLflow: code, arrays, signature, input example, without inference or pickle."""
     from importlib.metadata import version
 
     import pandas as pd
@@ -206,7 +205,7 @@ def _write_model(target: Path, submission: Submission, plant: Plant | Process) -
 
     pyfunc = import_pyfunc()
     with tempfile.TemporaryDirectory() as folder:
-        # MLflow stores a folder under its own name, so it has to have the name under which it is fetched.
+        # MLflow keeps the name of a folder, so it must have the expected name.
         bundle = Path(shutil.copytree(submission.bundle, Path(folder) / "bundle"))
         observation, action = plant.spec.observation, plant.spec.action
         pyfunc.save_model(
@@ -219,7 +218,7 @@ def _write_model(target: Path, submission: Submission, plant: Plant | Process) -
                 inputs=Schema([ColSpec("double", name) for name in observation.names]),
                 outputs=Schema([ColSpec("double", name) for name in action.names]),
             ),
-            # MLflow compares column names in a way that pandas deprecates for its own strings.
+            # MLflow compares column names in a way that pandas deprecates.
             input_example=pd.DataFrame(
                 example_row(submission.bundle), columns=pd.Index(observation.names, dtype=object)
             ),
@@ -229,7 +228,7 @@ def _write_model(target: Path, submission: Submission, plant: Plant | Process) -
 
 
 def import_pyfunc() -> ModuleType:
-    """MLflow's pyfunc, without the warnings about its own type hints that importing it gives."""
+    """Import MLflow's pyfunc without its warnings about type hints."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*type hint", category=UserWarning)
         import mlflow.pyfunc
@@ -237,7 +236,7 @@ def import_pyfunc() -> ModuleType:
 
 
 def loadable_code(folder: Path) -> list[Path]:
-    """Copy the code that a model needs into a folder, so that it loads where the project is not installed."""
+    """Copy the code of a model into a folder, so that it loads without an installation."""
     shutil.copytree(ROOT / "neorl_core", folder / "neorl_core", ignore=shutil.ignore_patterns("__pycache__"))
     for module in modules_of("tasks.models.mlflow_entry"):
         source = source_file(module)
@@ -248,23 +247,23 @@ def loadable_code(folder: Path) -> list[Path]:
 
 
 def example_row(bundle: Path) -> np.ndarray:
-    """The first recorded observation (1, O), in physical units."""
+    """Return the first recorded observation (1, O), in physical units."""
     return np.asarray(read_npz(bundle / "examples.npz")["observations"][:1], float)
 
 
 def units(spec: PlantSpec) -> dict[str, str]:
-    """The unit of every signal."""
+    """Return the unit of every signal."""
     spaces = (spec.observation, spec.action)
     return {name: unit for space in spaces for name, unit in zip(space.names, space.units, strict=True)}
 
 
 def curve_points(curves: Mapping[str, Curve]) -> list[tuple[str, float, int]]:
-    """Learning curves as (metric, value, step), thinned for MLflow's charts."""
+    """Return learning curves as (metric, value, step), thinned for MLflow's charts."""
     return [(key, value, step) for key, curve in curves.items() for step, value in _thinned(curve)]
 
 
 def _thinned(curve: Curve) -> Iterator[tuple[int, float]]:
-    """At most CURVE_POINTS points, the last among them: more make MLflow's charts slow; the run's folder has all."""
+    """Yield at most CURVE_POINTS points including the last, because more make MLflow's charts slow."""
     count = len(curve.steps)
     keep = np.unique(np.linspace(0, count - 1, min(count, CURVE_POINTS)).round().astype(int))
     for i in keep:

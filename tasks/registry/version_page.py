@@ -1,4 +1,4 @@
-"""A version's page in MLflow: above, what the ledger says of it now; below, what was found when it was made."""
+"""Page of a version in MLflow: the ledger's current status above, the findings at registration below."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 STATUS, END = "### Status: ", "\n\n---\n\n"
-"""How the part from the ledger begins and ends: it comes first, for MLflow cuts long descriptions at their end."""
+"""Start and end of the ledger's part, which comes first because MLflow cuts long descriptions at the end."""
 TOLD_ONCE = tuple(f"neorl.{name}" for name in ("decided_by", "decided_at", "meaning", "note", "signed"))
-"""Tags that versions once had: taken away wherever they are found, for the description says it and is held to it."""
+"""Tags of earlier versions, which are removed: the description has the information and is verified."""
 LIMIT = 5000
-"""Characters of a description that every database MLflow runs on accepts."""
+"""Characters of a description that all of MLflow's databases accept."""
 
 
 class Page(NamedTuple):
-    """What MLflow says of a version."""
+    """A version's tags and description in MLflow."""
 
     tags: Mapping[str, str]
     description: str
 
 
 def split(description: str) -> tuple[str, str]:
-    """The part from the ledger, nothing where there is none, and the rest."""
+    """Split a description into the ledger's part, possibly empty, and the rest."""
     if not description.startswith(STATUS):
         return "", description
     told, _, rest = description.partition(END)
@@ -29,5 +29,5 @@ def split(description: str) -> tuple[str, str]:
 
 
 def joined(told: str, rest: str) -> str:
-    """A description of both parts, cut where MLflow would."""
+    """Join both parts, cut at MLflow's limit."""
     return (told + rest)[:LIMIT]

@@ -159,7 +159,7 @@ def import_code(code: UserCode) -> ModuleType:
                 raise
             except Exception as error:
                 raise BadInput(
-                    f"import of {tree.file(code.module)} failed, got {type(error).__name__} '{_line(error)}': correct it"
+                    f"{tree.file(code.module)} cannot be imported, got {type(error).__name__} '{_line(error)}': fix it"
                 ) from error
         return _imported[code]
 

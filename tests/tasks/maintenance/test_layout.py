@@ -132,8 +132,8 @@ def test_mlflows_own_database_is_brought_along_after_a_backup(
 def test_what_is_no_database_of_mlflow_is_one_sentence(old: Home) -> None:
     database = old.folder("mlflow") / "mlflow.db"
     database.write_bytes(b"no database, but long enough to be read as one" * 100)
-    with pytest.raises(Refused, match=r"expected MLflow's database at .*mlflow\.db, got .*: bring the home back"):
+    with pytest.raises(Refused, match=r"mlflow\.db is no database of MLflow, got .*: restore the home"):
         migrate(old, None, lambda *_: None)
     assert old.layout == 1
-    with pytest.raises(Refused, match=r"expected MLflow to upgrade .*mlflow\.db, got .*: bring the home back"):
+    with pytest.raises(Refused, match=r"MLflow cannot upgrade .*mlflow\.db, got .*: restore the home"):
         upgrade_schema(database)

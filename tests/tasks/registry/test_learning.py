@@ -110,7 +110,7 @@ def test_training_goes_on_without_a_server(learning: Learning, capsys: pytest.Ca
         log.log(so_far(4), 400)
         log.end(np.asarray([True, True]))
     said = capsys.readouterr().err
-    assert "learning curves do not reach MLflow: expected the MLflow server at http://127.0.0.1:9 to answer" in said
+    assert "learning curves do not reach MLflow: the MLflow server at http://127.0.0.1:9 does not answer" in said
     assert "Traceback" not in said
 
 

@@ -94,11 +94,11 @@ def test_code_that_the_ledger_does_not_name_is_not_executed(
     before = place.read_bytes() if place.exists() else None
     place.write_text(f"open({str(ran)!r}, 'w').write('owned')\n" + (before or b"").decode())
     try:
-        with pytest.raises(Refused, match=f"as the ledger names it, got {file}: (expected SHA-256|a file that no)"):
+        with pytest.raises(Refused, match=f"differs from the ledger, got {file}: (expected SHA-256|a file that no)"):
             load_model(ledger.home, registry, NAME)
         # Nor is it listed for the ledger as if it were ours.
         if file == "policy_model.py":
-            with pytest.raises(Refused, match=r"expected policy_model.py of version 1 .* as it was uploaded"):
+            with pytest.raises(Refused, match=r"policy_model.py of version 1 .* differs from the uploaded file"):
                 listed_model(ledger.home, registry, NAME, "1")
         (found,) = check_given_out(registry, ledger.entries())
         assert file in found.detail
@@ -127,7 +127,7 @@ def test_files_in_the_home_stand_for_none_that_are_given_out(served: tuple[Ledge
             assert told in found.detail
         folder.rename(folder.with_name("elsewhere"))
         (found,) = check_given_out(registry, ledger.entries())
-        assert "expected to fetch it, got" in found.detail
+        assert "it cannot be downloaded, got" in found.detail
         folder.with_name("elsewhere").rename(folder)
     finally:
         code.write_bytes(before)
@@ -136,9 +136,9 @@ def test_files_in_the_home_stand_for_none_that_are_given_out(served: tuple[Ledge
 
 def test_a_version_that_the_ledger_does_not_name_is_not_loaded(served: tuple[Ledger, Registry, Path]) -> None:
     ledger, registry, _ = served
-    with pytest.raises(Refused, match="expected a version of chemical_reactor that the ledger names, got '7'"):
+    with pytest.raises(Refused, match="the ledger has no version '7' of chemical_reactor"):
         load_model(ledger.home, registry, NAME, "7")
-    with pytest.raises(Refused, match="expected a champion of double_mass, got none"):
+    with pytest.raises(Refused, match="double_mass has no champion"):
         load_model(ledger.home, registry, "double_mass")
 
 
