@@ -79,7 +79,7 @@ def test_panels_are_derived_from_names_and_units() -> None:
     [
         (Panel("wall", ("wal",)), r"panel 'wall' must show signals or limits of kettle, got \['wal'\]"),
         (Panel("wall", limit="heat"), r"got \['heat'\]"),
-        (Panel("wall"), "got none"),
+        (Panel("wall"), "got an empty panel"),
         (Panel("wall", ("wall",), limit="stress"), "a panel must have one unit, got MPa and degC"),
     ],
 )
