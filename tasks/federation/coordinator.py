@@ -36,6 +36,7 @@ from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.ledger.ledger import Ledger, artefact
 from tasks.federation.gathering import Round, gathered
 from tasks.federation.learning import Learning, learning_of
+from tasks.federation.secret import gathered_in_secret
 from tasks.federation.transport.network import Lost, Reach
 from tasks.federation.trees import arrays_of, read_tree
 from tasks.federation.words import Question, Told, arrays_of_moments, check_sizes, moments_of, named, told_of
@@ -204,7 +205,7 @@ def _round(
     question = Question(kind="round", federation=terms_digest(asked), terms=asked.terms, number=number)
     offered = _offered(opening, server)
     of = Round(asked, opening.learning, opening.rows, server, number, question, offered, reach)
-    came = gathered(of)
+    came = gathered_in_secret(of) if of.asked.secure_sums else gathered(of)
     before, count = _digest(server), len(came.participants)
     if came.found is not None:
         found = came.found

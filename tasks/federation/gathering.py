@@ -60,21 +60,13 @@ class Change(NamedTuple):
     norm: float
 
 
-def gathered(of: Round) -> Gathered:
-    """Ask all sites, and aggregate what they tell."""
-    if not of.asked.secure_sums:
-        return _in_the_open(of)
-    from tasks.federation.secret import gathered_in_secret
-
-    return gathered_in_secret(of)
-
-
 def digest_of(change: Parameters, control: Parameters) -> str:
     """SHA-256 of a change."""
     return sha256_hex(npz_bytes(named("change", change) | named("control", control)))
 
 
-def _in_the_open(of: Round) -> Gathered:
+def gathered(of: Round) -> Gathered:
+    """Ask all sites for their changes, and aggregate the answers without masks."""
     message = of.question.message(of.offered)
     answers = of.reach.exchange(dict.fromkeys(of.rows, message), of.asked.round_seconds)
     taken, left_out = dict[str, Change](), dict[str, LeftOutBody]()
