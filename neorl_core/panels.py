@@ -157,8 +157,8 @@ def _check(panel: Panel, spec: PlantSpec) -> None:
     unknown += [panel.limit] if panel.limit and panel.limit not in limits else []
     if unknown or not (panel.signals or panel.limit):
         raise ValueError(
-            f"panel '{panel.name}' must show signals or limits of {spec.name}, got {unknown or 'an empty panel'}: choose from "
-            f"{', '.join((*known, *limits))}"
+            f"panel '{panel.name}' must show signals or limits of {spec.name}, got {unknown or 'an empty panel'}: "
+            f"choose from {', '.join((*known, *limits))}"
         )
     unit = unit_of(panel, spec)
     for given in (*(spec.observation.units[known.index(name)] for name in wanted), _limit(panel, spec).unit or unit):

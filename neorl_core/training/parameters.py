@@ -76,8 +76,8 @@ def start_from(fresh: TrainState, parameters: Parameters) -> TrainState:
     if wanted != shapes:
         name = min(name for name in {*wanted, *shapes} if wanted.get(name) != shapes.get(name))
         raise ValueError(
-            f"the weights must fit algorithm and layers: '{name}' must have shape {wanted.get(name, 'no weights')}, got "
-            f"{shapes.get(name, 'no weights')}"
+            f"the weights must fit algorithm and layers: '{name}' must have shape {wanted.get(name, 'no weights')}, "
+            f"got {shapes.get(name, 'no weights')}"
         )
     placed = {name: jnp.broadcast_to(jnp.asarray(parameters[name], x.dtype), x.shape) for name, x in own.items()}
     return fresh._replace(learner=with_parameters(fresh.learner, placed))
