@@ -154,16 +154,14 @@ class Flat:
         self._opened.__exit__(kind, error, at)
 
 
-def _flat(dataset: StoredDataset, out: Path, keys: tuple[str, ...], progress: Progress) -> tuple[Path, list[str]]:
+def _flat(
+    dataset: StoredDataset, out: Path, progress: Progress, keys: tuple[str, ...] = ALWAYS
+) -> tuple[Path, list[str]]:
     with Flat(out, keys, dataset.rows) as file:
         for rows in dataset.blocks(keys, BLOCK_ROWS):
             file.append(rows)
             progress(file.at, dataset.rows, "rows")
     return out, _left_out(dataset, keys)
-
-
-def _d4rl(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path, list[str]]:
-    return _flat(dataset, out, ALWAYS, progress)
 
 
 def _dsrl(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path, list[str]]:
@@ -172,7 +170,7 @@ def _dsrl(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path, 
             f"DSRL needs costs, and dataset {dataset.digest[:12]} has none: export it to d4rl, or ingest the source "
             "with --plant, so that the plant's limits give costs."
         )
-    return _flat(dataset, out, (*ALWAYS, "costs"), progress)
+    return _flat(dataset, out, progress, (*ALWAYS, "costs"))
 
 
 class _Array(NamedTuple):
@@ -225,14 +223,6 @@ def _npz(dataset: StoredDataset, out: Path, progress: Progress, v1: bool) -> tup
         members["index"] = _Array(ends.shape, "<i8", lambda: iter([ends]))
     _npz_file(out, members)
     return out, _left_out(dataset, ALWAYS)
-
-
-def _neorl(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path, list[str]]:
-    return _npz(dataset, out, progress, v1=True)
-
-
-def _neorl2(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path, list[str]]:
-    return _npz(dataset, out, progress, v1=False)
 
 
 def episodes_of(dataset: StoredDataset) -> Iterator[Rows]:
@@ -291,9 +281,9 @@ def _minari_id(out: Path) -> str:
 
 
 FORMATS: dict[str, Callable[[StoredDataset, Path, Progress], tuple[Path, list[str]]]] = {
-    "d4rl": _d4rl,
+    "d4rl": _flat,
     "dsrl": _dsrl,
     "minari": _minari,
-    "neorl": _neorl,
-    "neorl2": _neorl2,
+    "neorl": partial(_npz, v1=True),
+    "neorl2": partial(_npz, v1=False),
 }

@@ -47,10 +47,12 @@ NUMBER_WITH_COMMA = r"^\s*[+-]?[\d.]*,?[\d.]*([eE][+-]?\d+)?\s*$"
 
 def is_parquet(file: Path) -> bool:
     """Whether a table is Parquet, by name or first bytes."""
-    if file.suffix == ".parquet":
-        return True
+    return file.suffix == ".parquet" or _begins(file, PARQUET)
+
+
+def _begins(file: Path, mark: bytes) -> bool:
     with file.open("rb") as stream:
-        return stream.read(4) == PARQUET
+        return stream.read(len(mark)) == mark
 
 
 def as_read(mapping: HistorianMapping) -> HistorianMapping:
@@ -156,7 +158,7 @@ class PlainTables:
         _check_kind(file, dialect, parquet, workbook)
         if parquet and transposed:
             raise BadInput(f"layout transposed needs text or a workbook, {file.name} is Parquet: transpose it.")
-        plain = _unpacked(file, self._target(file, "csv")) if _is_gzip(file) else file
+        plain = _unpacked(file, self._target(file, "csv")) if _begins(file, GZIP) else file
         if workbook:
             plain = self._target(file, "csv")
             sheet_to_csv(file, dialect.sheet, plain)
@@ -240,11 +242,6 @@ class PlainTables:
                 "name it in the mapping's columns.timestamp, or give clock.start if there are no times."
             )
         return pl.Series(cells, dtype=pl.String)
-
-
-def _is_gzip(file: Path) -> bool:
-    with file.open("rb") as stream:
-        return stream.read(2) == GZIP
 
 
 def _unpacked(file: Path, target: Path) -> Path:

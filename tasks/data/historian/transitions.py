@@ -121,7 +121,7 @@ class HistorianStream:
         """Yield scored rows; `account` covers the rows yielded so far."""
         waiting: Points | None = None
         for points in self._all_points():
-            waiting = points if waiting is None else Points(*map(_both, waiting, points))
+            waiting = points if waiting is None else Points(*map(np.concatenate, zip(waiting, points, strict=True)))
             if len(waiting.times) > GRID_POINTS:
                 yield from self._rows(waiting, last=False)
                 waiting = waiting.slice(slice(len(waiting.times) - 2, None))
@@ -289,10 +289,6 @@ class HistorianStream:
         for start in range(0, max(len(where), 1), BLOCK_ROWS):
             chosen = where[start : start + BLOCK_ROWS]
             yield self.scorer.score({key: values[chosen] for key, values in rows.items()})
-
-
-def _both(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return np.concatenate([one, other])
 
 
 def _check_formulas(spec: PlantSpec, reward: Expression | None, known: set[str]) -> None:

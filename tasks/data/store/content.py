@@ -138,27 +138,12 @@ def content_root(
         episodes: `episode_bounds`, (E + 1,).
         digests: `episode_digests`, (E, 32).
     """
-    first, last = _first_leaf(shard, episodes), _last_leaf(episodes, digests)
-    return root_of_hashes([leaf_hash(first), *hashes, leaf_hash(last)]).hex()
-
-
-def _first_leaf(shard: Mapping[str, Stored], episodes: npt.NDArray[Any]) -> bytes:
-    return canonical_json(
-        {
-            "block_rows": BLOCK_ROWS,
-            "episodes": len(episodes) - 1,
-            "keys": [
-                [key, stored_dtype(key, shard[key].dtype).str, list(shard[key].shape[1:])]
-                for key in ROW_KEYS
-                if key in shard
-            ],
-            "rows": int(episodes[-1]),
-        }
-    )
-
-
-def _last_leaf(episodes: npt.NDArray[Any], digests: npt.NDArray[Any]) -> bytes:
-    return np.asarray(episodes[:-1], "<i8").tobytes() + np.asarray(digests).tobytes()
+    keys = [
+        [key, stored_dtype(key, shard[key].dtype).str, list(shard[key].shape[1:])] for key in ROW_KEYS if key in shard
+    ]
+    header = {"block_rows": BLOCK_ROWS, "episodes": len(episodes) - 1, "keys": keys, "rows": int(episodes[-1])}
+    last = np.asarray(episodes[:-1], "<i8").tobytes() + np.asarray(digests).tobytes()
+    return root_of_hashes([leaf_hash(canonical_json(header)), *hashes, leaf_hash(last)]).hex()
 
 
 def content_digest(shard: Mapping[str, Stored]) -> str:
