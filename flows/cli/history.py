@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tasks.audit_report.tables import InForce as Turn
     from tasks.evidence.ledger.entry import Entry
-    from tasks.lifecycle.past import InForce
+    from tasks.lifecycle.in_force import InForce
 
 
 def history(
@@ -37,7 +37,7 @@ def history(
     from tasks.audit_report.tables import ALWAYS
     from tasks.evidence.decisions.champions import before_policy
     from tasks.evidence.ledger.ledger import Ledger
-    from tasks.lifecycle.past import in_force_at
+    from tasks.lifecycle.in_force import in_force_at
     from tasks.record import history_rows
 
     entries = Ledger.open(Home.locate(), write=False).entries()

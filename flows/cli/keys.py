@@ -54,14 +54,14 @@ def keys_show(as_json: AsJson = False) -> None:
     """
     from tasks.evidence.ledger.ledger import Ledger
     from tasks.evidence.ledger.signing import TrustRoot, home_pin, key_id, trust_yaml
-    from tasks.lifecycle.keys import told
+    from tasks.lifecycle.keys import key_rows
 
     home = Home.locate()
     public, root = _signing_key(home), TrustRoot.locate(home)
     pins = list(root.pins)
     if key_id(public) not in root.keys:
         pins.append(home_pin(public, f"not pinned in {root.source}"))
-    people = told(Ledger.open(home, write=False).entries()) if Ledger.exists(home) else []
+    people = key_rows(Ledger.open(home, write=False).entries()) if Ledger.exists(home) else []
     names = ("id", "person", "roles", "since", "until", "revoked")
     result = {
         "id": key_id(public),

@@ -21,7 +21,7 @@ from tasks.versions.versions import VERSIONS, newest, version_of
 
 
 def wanted_aliases(entries: Sequence[Entry], plant: str) -> dict[str, str]:
-    """MLflow's aliases of a plant as they follow from the ledger now: alias -> version."""
+    """Return the aliases that MLflow must have according to the ledger: alias -> version."""
     queue, watched = waiting(entries, plant), shadows.shadow(entries, plant)
     found = {CHAMPION: champions.champion(entries, plant), CHALLENGER: queue[-1] if queue else None}
     if watched is not None and watched.runs(datetime.now(UTC)):
@@ -30,16 +30,16 @@ def wanted_aliases(entries: Sequence[Entry], plant: str) -> dict[str, str]:
 
 
 def reconcile(home: Home, plant: str, registry: Registry) -> Aliases:
-    """Make MLflow's aliases and pages say what the ledger says: mends a kill between the two.
+    """Make MLflow's aliases and pages agree with the ledger, also after a kill between the two.
 
     Needs neither the home's key nor its signer.
 
     Args:
-        home: of the ledger, which is only read.
-        plant: the plant's name.
+        home: home of the ledger, which is only read.
+        plant: name of the plant.
         registry: MLflow.
     """
-    # One after another, each from the ledger as it is then: an older view never comes last.
+    # Serialised, so that an older view of the ledger is never written last.
     with exclusive(home.folder("locks") / f"pages-{plant}.lock"):
         entries = Ledger.open(home, write=False).entries() if Ledger.exists(home) else []
         wanted = wanted_aliases(entries, plant)
@@ -68,16 +68,16 @@ def check_pages(entries: Sequence[Entry], plant: str, found: Mapping[str, Page])
         Check(
             "pages",
             False,
-            f"MLflow's page of version {version} of {plant} does not say what the ledger does, "
-            f"{page.tags[STATUS_TAG]!r} and who decided: the next `neorl candidates`, `approve` or `retrain` puts "
-            "it right; ask who changed it",
+            f"MLflow's page of version {version} of {plant} differs from the ledger "
+            f"(status {page.tags[STATUS_TAG]!r}): the next `neorl candidates`, `approve` or `retrain` corrects it; ask "
+            "who changed it",
         )
         for version, (_, page) in stale.items()
         if version not in old
     ]
     if old:
         named = ", ".join(f"{name} (text version {old[name]})" for name in sorted(old))
-        detail = f"MLflow's pages of {plant} in the words of an earlier NeoRL: versions {named}; unaltered"
+        detail = f"MLflow's pages of {plant} in the wording of an earlier NeoRL: versions {named}; unaltered"
         checks.append(Check("pages", None, f"{detail}, the next command renders them anew"))
     return checks
 
@@ -88,18 +88,18 @@ def stale_pages(
     """Find the pages in MLflow that differ from the ledger's: version -> (found, wanted).
 
     Args:
-        entries: verified, from `Ledger.entries()`.
-        plant: the plant's name.
+        entries: verified entries, from `Ledger.entries()`.
+        plant: name of the plant.
         found: MLflow's pages, by version.
         rules: version whose wording is wanted, the newest by default.
     """
     wanted = wanted_pages(entries, plant, datetime.now(UTC), version_of(rules or newest()).texts)
     stale = {}
-    for version, said in found.items():
+    for version, current_page in found.items():
         page = wanted.get(version)
-        if page is None or not of_this_ledger(entries, plant, version, said.tags.get(COMPOSITE, "")):
+        if page is None or not of_this_ledger(entries, plant, version, current_page.tags.get(COMPOSITE, "")):
             continue
-        told = split(said.description)[0] == page.description and page.tags.items() <= said.tags.items()
-        if not told or said.tags.keys() & set(TOLD_ONCE):
-            stale[version] = (said, page)
+        same = split(current_page.description)[0] == page.description and page.tags.items() <= current_page.tags.items()
+        if not same or current_page.tags.keys() & set(TOLD_ONCE):
+            stale[version] = (current_page, page)
     return stale

@@ -1,4 +1,4 @@
-"""Keys as people handle them: enrolled, replaced, revoked; each is an entry, and the trust root follows."""
+"""Enrolment, rotation and revocation of keys: each writes a ledger entry and updates the trust root."""
 
 from __future__ import annotations
 
@@ -36,58 +36,55 @@ from tasks.files.times import format_time, normalise_time
 def enrol(
     ledger: Ledger, file: Path, roles: Sequence[str], by: str, why: str, signatory: Signatory | None = None
 ) -> Entry:
-    """Enrol a person's key, and pin it; one that is enrolled already is only pinned again.
+    """Enrol a person's key and pin it; a key in force is only pinned again.
 
     Args:
-        ledger: opened to write.
-        file: what the key says of itself, from `private_keys.create`.
-        roles: as what this person may decide.
+        ledger: the ledger, opened for writing.
+        file: public file of the key, from `private_keys.create`.
+        roles: roles in which this person may decide.
         by: who enrols it, after asking that person for the key's id.
-        why: for the record.
-        signatory: a person who vouches, once there is one.
+        why: reason for the record.
+        signatory: a vouching person; required once another person has a key.
 
     Raises:
-        BadInput: when the file is another.
-        Refused: when the name or the key is taken, or nobody vouches.
+        BadInput: if the file is not a person's public key.
+        Refused: if the name or the key is taken, or nobody vouches.
     """
     own, possession = private_keys.read_public(file)
     known = keyring(ledger.entries()).get(key_id(public_key(own.public)))
     if known is not None and known.in_force:
         _pin(ledger)
         return next(e for e in ledger.entries() if e.kind in KINDS and e.body.get("public") == own.public)
-    said = KeyBody(**own.model_dump(), roles=tuple(roles), possession=possession, by=by, why=why)
+    made = KeyBody(**own.model_dump(), roles=tuple(roles), possession=possession, by=by, why=why)
     if signatory is not None:
-        said = said.model_copy(update={"signature": signatory.sign(key_content(said))})
-    entry = ledger.append("key", said)
+        made = made.model_copy(update={"signature": signatory.sign(key_content(made))})
+    entry = ledger.append("key", made)
     _pin(ledger)
     return entry
 
 
 def pin_home(home: Home, public: Ed25519PublicKey, note: str, project: Path) -> list[Path]:
-    """Pin the home's key in the project, with what lies beside the home's trust root: that is looked for there, then.
+    """Pin the home's key in the project, and copy policies and witnesses that are looked up beside the trust root.
 
     Args:
-        home: whose key.
-        public: its public half.
-        note: whose it is, in words.
+        home: the home.
+        public: its public key.
+        note: description of the owner.
         project: the project's trust root.
 
     Returns:
-        The files that were copied; what the project has already stays.
+        The copied files; existing ones stay.
 
     Raises:
-        Refused: when the project pins other keys.
+        Refused: if the project pins other keys.
     """
     if project.exists() and key_id(public) not in TrustRoot.read(project).keys:
-        raise Refused(
-            f"expected no other pinned keys, got some in {project}: add this one there by hand after asking their "
-            "owner."
-        )
+        raise Refused(f"{project} pins other keys: add {key_id(public)} there by hand after asking their owner")
     beside = home.trust.parent
     files = [*sorted(beside.glob("policies/*.yaml")), *_witnesses(beside)]
     wanted = [(file, project.parent / file.relative_to(beside)) for file in files]
     copied = [write_atomic(there, file.read_bytes()) for file, there in wanted if not there.exists()]
-    # The trust root last: until it lies there the home's own holds, and the same command again goes on.
+    # Trust root last: until it exists the home's own applies, and a repeated command continues.
     if not project.exists():
         own = [pin for pin in TrustRoot.locate(home, project=project).pins if pin.id != key_id(public)]
         write_atomic(project, trust_yaml(home_pin(public, note), *own))
@@ -95,7 +92,7 @@ def pin_home(home: Home, public: Ed25519PublicKey, note: str, project: Path) -> 
 
 
 def _witnesses(folder: Path) -> list[Path]:
-    """The file that pins witnesses, with the certificate that it names beside itself."""
+    """Return witnesses.yaml and the certificate file that it names."""
     path = folder / WITNESSES
     if not path.is_file():
         return []
@@ -105,38 +102,33 @@ def _witnesses(folder: Path) -> list[Path]:
 
 
 def rotate_home(home: Home, by: str, why: str) -> str:
-    """Let another key take the place of the home's; the old one signs which, and is gone.
-
-    Returns:
-        The new key's id.
+    """Rotate the home's key; the old key signs the rotation. Return the new key's id.
 
     Raises:
-        Refused: when the signer refuses.
+        Refused: if the signer refuses.
     """
     while ask(home, Rotate(by=by, why=why)).stale:
-        pass  # another home's entry came first
+        pass  # another writer was first
     ledger = Ledger.open(home)
     _pin(ledger)
     return key_id(public_key(ledger.entries("rotation")[-1].body["public"]))
 
 
 def rotate_person(ledger: Ledger, person: str, why: str, path: Path | None = None) -> str:
-    """Let another key take the place of a person's; the old one signs which.
-
-    A kill at any point leaves a whole key: the same command again goes on with it.
+    """Rotate a person's key; the old key signs the rotation. After a kill, the same command continues.
 
     Args:
-        ledger: opened to write.
-        person: whose key.
-        why: for the record.
-        path: the private key's file; the one in the user's configuration otherwise.
+        ledger: the ledger, opened for writing.
+        person: owner of the key.
+        why: reason for the record.
+        path: file of the private key; defaults to the user's configuration.
 
     Returns:
         The new key's id.
 
     Raises:
-        BadInput: when there is no key, or its file does not end with .pem.
-        Refused: when it is not the person's key in force.
+        BadInput: if there is no key, or its file does not end with .pem.
+        Refused: if it is not the person's key in force.
     """
     private = path or private_keys.key_file(person)
     own_file, following = private_keys.public_file(private), private.with_suffix(".next.pem")
@@ -147,57 +139,58 @@ def rotate_person(ledger: Ledger, person: str, why: str, path: Path | None = Non
         old, key = key_of(ledger.entries(), person), SigningKey(made)
         if old is None:
             _forget(following)
-            raise BadInput(f"expected an enrolled key of {person}, got none: have it enrolled with 'neorl keys pin'.")
-        said = replacement(key, old.id, person, why, old.person)
-        ledger.append("rotation", said.model_copy(update={"signature": signatory.sign(rotation_content(said))}))
+            raise BadInput(f"{person} has no enrolled key: have one enrolled with 'neorl keys pin'")
+        made_body = replacement(key, old.id, person, why, old.person)
+        envelope = signatory.sign(rotation_content(made_body))
+        ledger.append("rotation", made_body.model_copy(update={"signature": envelope}))
     own, _ = private_keys.read_public(private_keys.public_file(following))
     name = key_id(public_key(own.public))
     if name in keyring(ledger.entries()):
-        # The public half last: while it lies there, this goes on.
+        # Public file last: while it exists, a repeated command continues here.
         if following.exists():
             os.replace(following, private)
         os.replace(private_keys.public_file(following), own_file)
         _pin(ledger)
         return name
-    # It was killed before its entry: nobody knows that key.
+    # Killed before its entry: the prepared key is unknown to the ledger.
     _forget(following)
     return rotate_person(ledger, person, why, path)
 
 
 def revoke(ledger: Ledger, key: str, since: str, by: str, why: str, signatory: Signatory | None = None) -> Entry:
-    """Let a key not count from a moment on, which may lie in the past.
+    """Revoke a key from a time on, which may be in the past.
 
     Args:
-        ledger: opened to write.
-        key: its id, or the person whose key in force it is.
-        since: a moment as the ledger writes times.
+        ledger: the ledger, opened for writing.
+        key: id of the key, or name of a person with a key in force.
+        since: time as the ledger writes it.
         by: who revokes it.
-        why: for the record.
-        signatory: a person with their key, where another one than the home has a say.
+        why: reason for the record.
+        signatory: a person with their key; required while another person has one.
 
     Raises:
-        Refused: when it is not known, or in force and the home's own.
+        Refused: if the key is unknown, or the home's key in force.
     """
     found = key_of(ledger.entries(), key)
-    said = RevocationBody(key=found.id if found else key, since=since, by=by, why=why)
+    made = RevocationBody(key=found.id if found else key, since=since, by=by, why=why)
     if signatory is not None:
-        said = said.model_copy(update={"signature": signatory.sign(revocation_content(said))})
-    entry = ledger.append("revocation", said)
+        made = made.model_copy(update={"signature": signatory.sign(revocation_content(made))})
+    entry = ledger.append("revocation", made)
     _pin(ledger)
     return entry
 
 
 def first_moment(text: str) -> str:
-    """A date (its first moment) or an ISO time, as the ledger writes times; now without one.
+    """Return a date (its start) or an ISO time as the ledger writes times; an empty text means now.
 
     Raises:
-        BadInput: when it is neither.
+        BadInput: if it is neither.
     """
     return normalise_time(text, last=False) if text else format_time(datetime.now(UTC) - timedelta(microseconds=1))
 
 
-def told(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
-    """Every key that the ledger knows of: id, whose, as what, from when, until when, and from when revoked."""
+def key_rows(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
+    """Return every key of a person: id, person, roles, since, until, revoked."""
     return [(k.id, k.person, ", ".join(k.roles), k.since, k.until, k.revoked) for k in keyring(entries).values()]
 
 

@@ -1,4 +1,4 @@
-"""What MLflow's pages are to say, as it follows from the ledger: who decided what of a version, when, why and how."""
+"""Text of MLflow's pages, rendered from the ledger: status and decisions of each version."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tasks.versions.versions import current
 
 DECISIONS = ("approval", "rejection", "promotion", "rollback", "withdrawal", "shadow", "extension")
 MOST = 12
-"""Decisions that a page shows, the last ones: `neorl history` has all."""
+"""Maximum number of decisions on a page; `neorl history` shows all."""
 NOTE = 300
-"""Characters of a note that a page shows."""
+"""Maximum number of characters of a note on a page."""
 
 
 def wanted_pages(entries: Sequence[Entry], plant: str, now: datetime, texts: Texts | None = None) -> dict[str, Page]:
     """Render each version's MLflow page from the ledger: the status tag and the first part of the description.
 
     Args:
-        entries: verified, from `Ledger.entries()`.
-        plant: the plant's name.
+        entries: verified entries, from `Ledger.entries()`.
+        plant: name of the plant.
         now: decides whether a shadow's period has ended.
         texts: wording, the newest by default.
     """
@@ -55,7 +55,7 @@ def _is_about(decision: Entry, candidate: Entry, entries: Sequence[Entry]) -> bo
 
 
 def _status(entries: Sequence[Entry], candidate: Entry, record: CandidateRecord, waits: bool, now: datetime) -> str:
-    """What a version is, in a few words: of all that was once so the last."""
+    """Return the status of a version; the latest fact decides."""
     plant, promoted = candidate.plant, [e for e in entries if e.body.get("candidate") == candidate.digest]
     champion, against = champions.champion(entries, plant), verdict_against(entries, plant, record.composite)
     last = shadows.last_shadow(entries, plant)
@@ -66,9 +66,9 @@ def _status(entries: Sequence[Entry], candidate: Entry, record: CandidateRecord,
     if last is not None and last.body["candidate"] == candidate.digest:
         watched = shadows.shadow(entries, plant)
         return "in shadow" if watched is not None and watched.runs(now) else "shadow expired"
-    for kind, told in (("promotion", "was champion"), ("shadow", "was in shadow")):
+    for kind, status in (("promotion", "was champion"), ("shadow", "was in shadow")):
         if any(entry.kind == kind for entry in promoted):
-            return told
+            return status
     if not record.passed:
         return "refused"
     if waits:
@@ -109,20 +109,20 @@ def _row(entry: Entry, texts: Texts) -> tuple[str, ...]:
 def _meaning(decision: Entry, texts: Texts) -> str | None:
     """Return the meaning of a person's decision on a candidate; None for other decisions."""
     body = decision.body
-    told = {"approval": "approved", "rejection": "rejected", "withdrawal": "withdrawn"}
-    told["rollback"] = texts.rolled_back.format(version=body.get("version"))
-    return body.get("meaning") or told.get(decision.kind)
+    meanings = {"approval": "approved", "rejection": "rejected", "withdrawal": "withdrawn"}
+    meanings["rollback"] = texts.rolled_back.format(version=body.get("version"))
+    return body.get("meaning") or meanings.get(decision.kind)
 
 
 def of_this_ledger(entries: Sequence[Entry], plant: str, version: str, composite: str) -> bool:
-    """Whether a version in MLflow is the one that the ledger means: homes may share a server."""
+    """Return whether MLflow's version belongs to this ledger; homes may share a server."""
     found = candidate_with([e for e in entries if (e.kind, e.plant) == ("candidate", plant)], version=version)
     return found is not None and found.body["composite"] == composite
 
 
 def _cell(text: str) -> str:
-    """What somebody wrote, as plain words in a table of Markdown: it is told, not rendered."""
-    told = " ".join(text.split())[:NOTE]
+    """Escape user text for a cell of a Markdown table."""
+    cell = " ".join(text.split())[:NOTE]
     for mark in "\\`*_[]<>|#!":
-        told = told.replace(mark, f"\\{mark}")
-    return told.replace("\\<", "&lt;").replace("\\>", "&gt;")
+        cell = cell.replace(mark, f"\\{mark}")
+    return cell.replace("\\<", "&lt;").replace("\\>", "&gt;")

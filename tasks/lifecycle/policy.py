@@ -1,4 +1,4 @@
-"""A plant's safety policy: drafted from a claim, signed into the ledger, pinned, and held against every run."""
+"""Safety policies of plants: drafts, signing, pinning, and the check of every run."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from tasks.models.plants.known import plant_of
 from tasks.references import CandidateRecord, Evidence
 
 FLOOR_P0, FLOOR_CONFIDENCE = 0.1, 0.9
-"""What is signed without a person asks for this at least: a weaker claim takes somebody who signs for it."""
+"""Weakest claim of a policy that is signed without a person."""
 HEAD = "# A run's YAML may be stricter, never laxer. After a change: neorl policy sign {plant} FILE --why '...'\n"
 
 
 def draft_of_run(plant: Plant, run: OpenedRun) -> SafetyPolicy:
-    """The policy that a run's own claim meets, but for one that is weaker than what may be signed without a person."""
+    """Draft a policy that a run's own claim meets, unless the claim is too weak to be signed without a person."""
     constants = sorted(run.identify.constants) if run.identify else []
     found = _draft(claim_of(plant, run), run.gates.beat_plant, 0 if run.approval == "auto" else 1, constants)
     return found.model_copy(
@@ -57,11 +57,11 @@ def draft_of_run(plant: Plant, run: OpenedRun) -> SafetyPolicy:
 
 
 def draft_of_champion(entries: Sequence[Entry], plant: str) -> SafetyPolicy | None:
-    """The policy that the claim of a plant's champion meets; None without a champion.
+    """Draft a policy that the claim of a plant's champion meets; None without a champion.
 
     Args:
-        entries: the ledger's.
-        plant: the plant's name.
+        entries: entries of the ledger.
+        plant: name of the plant.
     """
     now = champion(entries, plant)
     claims = certified_claims(entries, plant, now.body["composite"]) if now is not None else []
@@ -91,7 +91,7 @@ def _draft(claim: Claim, beat_plant: bool, persons: int, identified: list[str]) 
 
 
 def certificate_until(entries: Sequence[Entry], plant: str) -> str:
-    """When the newest certificate of a plant's champion ends to count, by the policy in force: a date, or nothing."""
+    """Return the date on which the newest certificate of a plant's champion expires, or an empty string."""
     now, policy = champion(entries, plant), policy_of(entries, plant)
     results = certified_claims(entries, plant, now.body["composite"]) if now else []
     return f"{expires(results[-1][0], policy.certificate_days):%Y-%m-%d}" if policy and results else ""
@@ -102,24 +102,24 @@ def _constant(name: str, entry: int | None) -> str:
 
 
 def sign(ledger: Ledger, policy: SafetyPolicy, by: str, why: str, signatories: Sequence[Signatory] = ()) -> Entry:
-    """Log a policy, and pin it beside the trust root; the one in force is only pinned again.
+    """Log a policy and pin it beside the trust root; a policy in force is only pinned again.
 
     Args:
-        ledger: opened to write.
-        policy: that is to hold.
+        ledger: the ledger, opened for writing.
+        policy: the new policy.
         by: who signs it.
-        why: for the record.
-        signatories: the persons with their keys; in the home's name without any.
+        why: reason for the record.
+        signatories: persons with their keys; without any, the policy is signed in the home's name.
 
     Raises:
-        Refused: when it names no gate, or nobody signs it.
+        Refused: if it names an unknown gate, or signatures are missing.
     """
     plant = policy.plant
 
     def body(history: Sequence[Entry]) -> PolicyBody:
         last = policy_entry(history, plant)
-        said = PolicyBody(policy=policy, by=by, why=why, replaces=last.digest if last else None)
-        return said.model_copy(update={"signatures": tuple(each.sign(policy_content(said)) for each in signatories)})
+        made = PolicyBody(policy=policy, by=by, why=why, replaces=last.digest if last else None)
+        return made.model_copy(update={"signatures": tuple(each.sign(policy_content(made)) for each in signatories)})
 
     last = policy_entry(ledger.entries(), plant)
     if last is None or policy_of(ledger.entries(), plant) != policy:
@@ -131,17 +131,17 @@ def sign(ledger: Ledger, policy: SafetyPolicy, by: str, why: str, signatories: S
 def _pin(ledger: Ledger, policy: SafetyPolicy) -> Path:
     path = pinned_file(ledger.trust, policy.plant)
     if path.parent.parent == ledger.home.root:
-        ledger.home.folder(path.parent.name)  # nobody but its owner looks into it
+        ledger.home.folder(path.parent.name)  # created with mode 0700
     return write_atomic(path, policy_yaml(policy))
 
 
 def signed_policy(ledger: Ledger, policy: SafetyPolicy, why: str, signatory: Signatory) -> str:
-    """A person's statement on a policy that is to replace the one in force, to be logged with others' by `sign`.
+    """Return a person's statement on a new policy, to be logged with others' by `sign`.
 
     Args:
-        ledger: which is only read.
-        policy: that is to hold.
-        why: for the record; the same words for all who sign.
+        ledger: the ledger; only read.
+        policy: the new policy.
+        why: reason for the record; all signers must give the same.
         signatory: the person with their key.
     """
     last = policy_entry(ledger.entries(), policy.plant)
@@ -150,7 +150,7 @@ def signed_policy(ledger: Ledger, policy: SafetyPolicy, why: str, signatory: Sig
 
 
 def policy_yaml(policy: SafetyPolicy) -> bytes:
-    """A policy as the file that is pinned, and that a person changes."""
+    """Return a policy as an editable YAML file."""
     stream = io.StringIO()
     yaml = YAML()
     yaml.width = 4096
@@ -159,28 +159,28 @@ def policy_yaml(policy: SafetyPolicy) -> bytes:
 
 
 def read_policy(path: Path, plant: str) -> SafetyPolicy:
-    """A policy from its file.
+    """Read a policy from its file.
 
     Raises:
-        BadInput: when there is none, a key is wrong, or it is another plant's.
+        BadInput: if there is none, a key is wrong, or it is another plant's.
     """
     if not path.is_file():
-        raise BadInput(f"expected a safety policy at {path}, got none: write one with 'neorl policy draft {plant}'.")
+        raise BadInput(f"there is no safety policy at {path}: write one with 'neorl policy draft {plant}'")
     found = load_yaml(path, SafetyPolicy)
     if found.plant != plant:
-        raise BadInput(f"expected a policy of {plant} in {path}, got one of {found.plant}: name that plant.")
+        raise BadInput(f"the policy in {path} is of {found.plant}, not of {plant}: name that plant")
     return found
 
 
 def policy_for(history: Sequence[Entry], run: OpenedRun) -> tuple[SafetyPolicy, str]:
-    """The policy that a run is held to: the one in force, else one drafted from the champion's claim or its own.
+    """Return the policy that applies to a run: the one in force, else a draft from the champion's or the run's claim.
 
     Args:
-        history: verified entries; none where there is no ledger yet.
-        run: opened, of a plant with a simulator.
+        history: verified entries; empty if there is no ledger yet.
+        run: opened run of a plant with a simulator.
 
     Returns:
-        The policy, and where it was drafted from, nothing when it is in force.
+        The policy, and the origin of the draft; empty if it is in force.
     """
     if found := policy_of(history, run.plant):
         return found, ""
@@ -190,41 +190,41 @@ def policy_for(history: Sequence[Entry], run: OpenedRun) -> tuple[SafetyPolicy, 
 
 
 def hold_run(ledger: Ledger, run: OpenedRun) -> SafetyPolicy | None:
-    """Refuse a run that asks for less than the policy of its plant; where there is none yet, one is drafted and signed.
+    """Check a run against its plant's policy; draft and sign one if there is none.
 
-    A process without a simulator has none: nothing is claimed of it.
+    Log-only plants have no policy, because nothing is claimed about them.
 
     Args:
-        ledger: opened to write.
-        run: opened.
+        ledger: the ledger, opened for writing.
+        run: opened run.
 
     Raises:
-        BadInput: naming what the run would have to say.
-        Refused: when another policy is pinned than the ledger has, or than the one that is drafted.
+        BadInput: naming the required setting.
+        Refused: if the pinned policy differs from the ledger's or from the draft.
     """
     if plant_of(run).plant is None:
         return None
-    policy, whence = policy_for(ledger.entries(), run)
-    if not whence:
+    policy, origin = policy_for(ledger.entries(), run)
+    if not origin:
         check_pinned(ledger.entries(), ledger.trust, run.plant)
     check_run(policy, run)
-    if whence:
-        _sign_first(ledger, policy, f"drafted from {whence}, for there was none")
+    if origin:
+        _sign_first(ledger, policy, f"drafted from {origin}, because there was none")
     return policy
 
 
 def _sign_first(ledger: Ledger, policy: SafetyPolicy, why: str) -> None:
     """Pin a drafted policy, then log it.
 
-    In this order, for a file that is missing beside an entry was taken away, and is never replaced. A run that is ended
-    between the two leaves a file that the same run agrees with.
+    In this order, because a file that is missing beside an entry was removed and must not be replaced. A run killed in
+    between leaves a file that the same run accepts.
     """
     pinned = pinned_policy(ledger.trust, policy.plant)
     if pinned not in (None, policy):
         path = pinned_file(ledger.trust, policy.plant)
         raise Refused(
-            f"expected the policy that this first run drafts in {path}, got another: remove the file where it is of a "
-            f"run that was ended, or sign it with 'neorl policy sign {policy.plant} {path}'."
+            f"{path} differs from the policy that this first run drafts: remove the file if a killed run left it, or "
+            f"sign it with 'neorl policy sign {policy.plant} {path}'"
         )
     path = _pin(ledger, policy)
     try:
@@ -236,20 +236,20 @@ def _sign_first(ledger: Ledger, policy: SafetyPolicy, why: str) -> None:
 
 
 def check_run(policy: SafetyPolicy, run: OpenedRun) -> None:
-    """Refuse a run that is laxer than a policy.
+    """Check that a run is not laxer than a policy.
 
     Raises:
-        BadInput: naming what the run would have to say.
+        BadInput: naming the required setting.
     """
-    cure = f"write that, or have the policy changed: 'neorl policy draft {run.plant}', 'neorl policy sign'"
+    cure = f"write that, or change the policy with 'neorl policy draft {run.plant}' and 'neorl policy sign'"
     if fault := lacking(policy, claim_of(plant_of(run).simulator(), run)):
-        raise BadInput(f"{fault} in this run: {cure}.")
+        raise BadInput(f"{fault} in this run: {cure}")
     constants = sorted(run.identify.constants) if run.identify else []
     if extra := sorted(set(constants) - set(policy.identified)):
-        raise BadInput(f"expected no '{extra[0]}' under 'identify' by the policy of {run.plant}, got one: {cure}.")
+        raise BadInput(f"the policy of {run.plant} does not allow '{extra[0]}' under 'identify': {cure}")
     if policy.beat_plant and not run.gates.beat_plant:
-        raise BadInput(f"expected gates.beat_plant: true by the policy of {run.plant}, got false: {cure}.")
+        raise BadInput(f"gates.beat_plant must be true (policy of {run.plant}), got false: {cure}")
     if (policy.approvers.count or policy.approvers.roles) and run.approval == "auto":
-        raise BadInput(f"expected approval: required by the policy of {run.plant}, got auto: {cure}.")
+        raise BadInput(f"approval must be required (policy of {run.plant}), got auto: {cure}")
     if run.approvers is not None and run.approvers != policy.approvers:
-        raise BadInput(f"expected the approvers of the policy of {run.plant}, got others in this run: {cure}.")
+        raise BadInput(f"approvers must be {policy.approvers} (policy of {run.plant}), got {run.approvers}: {cure}")

@@ -1,4 +1,4 @@
-"""Bring an earlier champion back into service, once everything that it rests on has been looked at again."""
+"""Rollback to an earlier champion, after verifying its certificate, served model and bundle."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tasks.models.user_code.loading import find_code, is_code, project_of
 from tasks.registry.registry import Registry
 from tasks.registry.serving import named_files
 
-RESTORE = "bring it back from a backup, or go back to another version"
+RESTORE = "restore it from a backup, or roll back to another version"
 
 
 def roll_back(
@@ -48,25 +48,25 @@ def roll_back(
     *,
     role: str = "",
 ) -> Entry:
-    """Make an earlier champion champion again; giving the same command again changes nothing.
+    """Make an earlier champion the champion again; repeating the command changes nothing.
 
     Args:
-        home: of the ledger.
+        home: home of the ledger.
         registry: MLflow, which serves the version.
-        plant: the plant's name.
-        version: that was champion before.
+        plant: name of the plant.
+        version: an earlier champion.
         by: who decides.
-        why: for the record.
-        signatory: the person with their key; in the home's name without one.
-        role: as what they decide.
+        why: reason for the record.
+        signatory: the person with their key; without one, the rollback is in the home's name.
+        role: role in which the person decides.
 
     Returns:
         The rollback's entry.
 
     Raises:
-        Refused: when the version never was champion, is it now, was ruled out, its certificate does not hold or has
-            expired, the plant's policy asks for more, or a file of it is missing or another.
-        ServiceMissing: when MLflow does not answer; nothing is recorded then.
+        Refused: if the version never was champion, is in force, was ruled out, has no valid certificate, does not meet
+            the policy, or a file of it is missing or altered.
+        ServiceMissing: if MLflow does not answer; nothing is recorded then.
     """
     ledger = Ledger.open(home)
     head = home.root / "ledger.head"
@@ -76,13 +76,10 @@ def roll_back(
     if now is not None and now.body["version"] == version:
         if now.kind == "rollback":
             return now
-        raise Refused(
-            f"expected an earlier champion of {plant} to go back to, got version {version}, which is in force: see "
-            f"'neorl history {plant}'."
-        )
+        raise Refused(f"version {version} of {plant} is in force already: choose another from 'neorl history {plant}'")
     promotion = promotion_of(history, plant, version)
     check_allowed(history, plant, version, promotion.body["composite"] if promotion else "")
-    assert promotion is not None  # or it would have been refused
+    assert promotion is not None  # ensured by check_allowed
     candidate = ledger.entry(promotion.body["candidate"])
     _check_certificate(ledger, candidate)
     _check_served(registry, candidate)
@@ -92,10 +89,10 @@ def roll_back(
     def body(history: Sequence[Entry]) -> RollbackBody:
         if leaving(history, plant) != seen:
             raise Refused(
-                f"expected the champion of {plant} to stay the same while version {version} was looked at, got another "
-                f"one meanwhile: see 'neorl history {plant}', and decide again."
+                f"the champion of {plant} changed while version {version} was verified: see 'neorl history {plant}', "
+                "and decide again"
             )
-        said = RollbackBody(
+        made = RollbackBody(
             composite=promotion.body["composite"],
             candidate=candidate.digest,
             version=version,
@@ -107,15 +104,15 @@ def roll_back(
             why=why,
         )
         if signatory is None:
-            return said
-        envelope = signatory.sign(rollback_content(history, plant, said))
-        return said.model_copy(update={"signature": envelope, "signed": read_payload(envelope)["signed"]})
+            return made
+        envelope = signatory.sign(rollback_content(history, plant, made))
+        return made.model_copy(update={"signature": envelope, "signed": read_payload(envelope)["signed"]})
 
     return ledger.append("rollback", body, plant=plant, artefacts=candidate.artefacts)
 
 
 def _check_certificate(ledger: Ledger, candidate: Entry) -> None:
-    """Refuse a version none of whose certificates holds as it lies in the home; the rule looks at their age."""
+    """Check that one of the version's certificates is valid as stored; its age is checked by the rule."""
     record = record_of(candidate)
     faults = []
     for result, _ in certified_claims(ledger.entries(), candidate.plant, record.composite):
@@ -128,54 +125,51 @@ def _check_certificate(ledger: Ledger, candidate: Entry) -> None:
         except BadInput as error:
             faults.append(str(error).rstrip("."))
             continue
-        # What witnesses and policy are now is asked of the ledger, by the rule.
+        # Witnesses and policy are checked by the rule against the ledger.
         wrong = [c for c in checks if c.passed is False and c.name not in ("witnesses", "policy")]
         if not wrong:
             return
         faults.append(f"{file.path}: {wrong[0].name}: {wrong[0].detail}")
-    got = faults[-1] if faults else "none"
-    raise Refused(
-        f"expected a certificate of version {record.version} of {candidate.plant} that holds, got {got}: {RESTORE}."
-    )
+    reason = faults[-1] if faults else "there is none"
+    raise Refused(f"version {record.version} of {candidate.plant} has no valid certificate ({reason}): {RESTORE}")
 
 
 def _check_served(registry: Registry, candidate: Entry) -> None:
-    """Refuse a version that MLflow would serve with other files than the ledger names."""
+    """Check that MLflow serves exactly the files that the ledger names."""
     record, plant = record_of(candidate), candidate.plant
     tagged = registry.version(plant, record.version).digest
     if tagged != record.composite:
         raise Refused(
-            f"expected composite {record.composite[:12]} as version {record.version} of {plant} in MLflow, got "
-            f"{tagged[:12] or 'no tag'}: {RESTORE}."
+            f"version {record.version} of {plant} in MLflow must be composite {record.composite[:12]}, got "
+            f"{tagged[:12] or 'no tag'}: {RESTORE}"
         )
     with tempfile.TemporaryDirectory() as folder:
         faults = folder_differences(registry.fetch_model(plant, record.version, Path(folder)), named_files(record))
     if faults:
-        expected = f"expected version {record.version} of {plant} in MLflow as the ledger names it"
-        raise Refused(f"{expected}, got {faults[0]}: {RESTORE}.")
+        raise Refused(f"version {record.version} of {plant} in MLflow differs from the ledger ({faults[0]}): {RESTORE}")
 
 
 def _check_bundle(home: Home, candidate: Entry) -> None:
-    """Refuse a version whose files in the home are not those of its candidate, or whose bundle does not answer."""
+    """Check that the version's files are those of its candidate, and that its bundle answers as recorded."""
     record, plant = record_of(candidate), candidate.plant
-    expected = f"expected version {record.version} of {plant} as it was certified, got"
+    name = f"version {record.version} of {plant}"
     for file in candidate.artefacts:
         path = home.root / file.path
         if file.name.startswith("bundle/") and (not path.is_file() or file_sha256(path) != file.sha256):
-            got = "another" if path.is_file() else "no"
-            raise Refused(f"{expected} {got} {file.path}: {RESTORE}.")
+            fault = "was altered" if path.is_file() else "is missing"
+            raise Refused(f"{file.path} of {name} {fault}: {RESTORE}")
     manifest = next((file for file in candidate.artefacts if file.path.endswith(f"/{MANIFEST}")), None)
     if manifest is None:
-        raise Refused(f"{expected} an entry that names no bundle: {RESTORE}.")
+        raise Refused(f"the candidate of {name} names no bundle: {RESTORE}")
     folder = (home.root / manifest.path).parent
-    # How long an action takes depends on what else this machine does now: what it answers does not.
+    # Without a time budget: latency depends on the machine's load.
     found = serve_check(folder, record.composite, _code_of(folder), budget_us=math.inf, calls=10)
     if not found.passed:
-        raise Refused(f"{expected} a bundle in {folder} with '{found.reasons[0]}': {RESTORE}.")
+        raise Refused(f"the bundle {folder} of {name} failed its check ('{found.reasons[0]}'): {RESTORE}")
 
 
 def _code_of(folder: Path) -> Origin | None:
-    """The code of a plant of the user's own, where this project has it as the bundle names it; nothing is executed."""
+    """Return the user's plant code that the bundle names, if this project has it; nothing is executed."""
     manifest = read_manifest(folder)
     if manifest.spec.name in NAMES or not manifest.own_code:
         return None
@@ -184,7 +178,7 @@ def _code_of(folder: Path) -> Origin | None:
             plants = {run.plant for run in load_runs(path)}
             found = [find_code(plant, project_of(path)) for plant in sorted(plants) if is_code(plant)]
         except NeoRLError:
-            continue  # another file of the project's, which is no run
+            continue  # a configuration file that is not a run
         for code in found:
             if code.digest == manifest.own_code:
                 return code

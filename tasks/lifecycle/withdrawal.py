@@ -1,4 +1,4 @@
-"""Take a champion out of service: an entry of the ledger, and the plant's own controller takes over."""
+"""Withdrawal of a champion; the plant's own controller takes over."""
 
 from __future__ import annotations
 
@@ -16,55 +16,53 @@ from tasks.promote import promote_candidate
 
 
 class Withdrawn(NamedTuple):
-    """What a withdrawal came to."""
+    """Result of a withdrawal."""
 
     entry: Entry
     before: bool
-    """Whether the champion had been withdrawn already, and nothing was added."""
+    """Whether the champion had already been withdrawn."""
     takes_over: str
-    """Who is in force now, in words."""
+    """Description of the controller that takes over."""
 
 
 def withdraw_champion(
     home: Home, plant: str, version: str, by: str, why: str, signatory: Signatory | None = None
 ) -> Withdrawn:
-    """Take the champion out of service at once; giving the same command again changes nothing.
+    """Take the champion out of service at once; repeating the command changes nothing.
 
-    The plant's own controller takes over: as champion where a version of it is certified and the plant's policy asks
-    for no more than this person's approval, else where it always is, at the plant.
+    The plant's own controller takes over: as champion if a version of it is certified and needs no further approval,
+    otherwise as it runs at the plant.
 
     Args:
-        home: of the ledger.
-        plant: the plant's name.
-        version: of the champion, so that nobody withdraws another than they mean.
+        home: home of the ledger.
+        plant: name of the plant.
+        version: version of the champion, to prevent mistakes.
         by: who decides.
-        why: for the record.
-        signatory: the person with their key; in the home's name without one.
+        why: reason for the record.
+        signatory: the person with their key; without one, the withdrawal is in the home's name.
 
     Raises:
-        Refused: when another version is champion, or no reason is given.
+        Refused: if another version is champion, or no reason is given.
     """
     ledger = Ledger.open(home)
 
     def body(history: Sequence[Entry]) -> WithdrawalBody:
         now = champion(history, plant)
         if now is None or now.body["version"] != version:
-            got = f"version {now.body['version']}" if now else "none"
-            raise Refused(
-                f"expected version {version} of {plant} to be champion, got {got}: see 'neorl history {plant}'."
-            )
-        said = WithdrawalBody(composite=now.body["composite"], promotion=now.digest, version=version, by=by, why=why)
+            found = f"version {now.body['version']} is" if now else "there is none"
+            raise Refused(f"version {version} of {plant} is not champion, {found}: see 'neorl history {plant}'")
+        made = WithdrawalBody(composite=now.body["composite"], promotion=now.digest, version=version, by=by, why=why)
         if signatory is None:
-            return said
-        envelope = signatory.sign(withdrawal_content(said, plant))
-        return said.model_copy(update={"signature": envelope, "signed": read_payload(envelope)["signed"]})
+            return made
+        envelope = signatory.sign(withdrawal_content(made, plant))
+        return made.model_copy(update={"signature": envelope, "signed": read_payload(envelope)["signed"]})
 
     made, before = _withdrawn(ledger, plant, version), True
     if made is None:
         try:
             made, before = ledger.append("withdrawal", body, plant=plant), False
         except Refused:
-            # Another person may have been the first, while this one signed.
+            # Another person may have withdrawn it while this one signed.
             if (made := _withdrawn(ledger, plant, version)) is None:
                 raise
     note = f"takes over from version {version}: {why}"
@@ -72,14 +70,14 @@ def withdraw_champion(
 
 
 def _withdrawn(ledger: Ledger, plant: str, version: str) -> Entry | None:
-    """The withdrawal of a version that has not been in force since."""
+    """Return the withdrawal of a version that has not been in force since."""
     turns = (e for e in reversed(ledger.entries()) if e.plant == plant and e.kind in (*IN_FORCE, "withdrawal"))
     last = next((e for e in turns if e.body["version"] == version), None)
     return last if last is not None and last.kind == "withdrawal" else None
 
 
 def _take_over(home: Home, ledger: Ledger, plant: str, by: str, note: str, signatory: Signatory | None) -> str:
-    """Promote the certified version of the plant's own controller, if there is one and nobody is in force by now."""
+    """Promote the certified version of the plant's own controller if there is one; describe what is in force."""
     entries = ledger.entries()
     if (now := champion(entries, plant)) is not None:
         record = record_of(ledger.entry(now.body["candidate"]))
@@ -94,8 +92,8 @@ def _take_over(home: Home, ledger: Ledger, plant: str, by: str, note: str, signa
         try:
             made = promote_candidate(home, entry, by, note, signatory=signatory)
         except NeoRLError as error:
-            return f"the plant's own controller, at the plant alone (its version {record.version}: {error})"
+            return f"the plant's own controller, only at the plant (its version {record.version}: {error})"
         if made.kind == "promotion":
             return f"the plant's own controller, version {record.version}"
-        return f"the plant's own controller, at the plant alone, for its version {record.version} takes more approvals"
-    return "the plant's own controller, at the plant alone, for no version of it is registered"
+        return f"the plant's own controller, only at the plant: its version {record.version} needs more approvals"
+    return "the plant's own controller, only at the plant: no version of it is registered"

@@ -20,7 +20,7 @@ from tasks.evidence.rules import NoteBody
 from tasks.evidence.witness.pinned import FILE, PinnedWitness, Witnesses, pin
 from tasks.evidence.witness.server import open_witness
 from tasks.files.provenance import COMPILED
-from tasks.lifecycle.past import in_force_at
+from tasks.lifecycle.in_force import in_force_at
 from tasks.record import history_rows
 from tests.evidence import PLANT, open_ledger, put, verdict
 

@@ -289,19 +289,19 @@ def test_a_run_may_be_stricter_and_never_laxer(home: Path) -> None:
         assert (policy.p0, policy.confidence, policy.approvers.count, policy.beat_plant) == (1e-3, 0.95, 1, True)
         assert policy.limits == "316 <= reactor temperature <= 332 K"
         (entry,) = ledger.entries("policy")
-        assert entry.body["why"] == "drafted from the first run's claim, for there was none"
+        assert entry.body["why"] == "drafted from the first run's claim, because there was none"
         assert read_policy(pinned_file(ledger.trust, PLANT), PLANT) == policy
         assert hold_run(ledger, reactor_run(certify={"p0": 1e-5, "confidence": 0.99})) == policy
         for laxer, said in (
             (reactor_run(certify={"p0": 2e-3}), "p0 must be at most 0.001 (policy), got 0.002"),
             (reactor_run(certify={"confidence": 0.9}), "the confidence must be at least 0.95 (policy), got 0.9"),
             (reactor_run(certify={"domain": {"reaction_spread": 0.0}}), "reaction_spread of the domain must be "),
-            (reactor_run(gates={"beat_plant": False}), "expected gates.beat_plant: true"),
+            (reactor_run(gates={"beat_plant": False}), "gates.beat_plant must be true"),
             (
                 reactor_run(approvers={"count": 2}),
-                "expected the approvers of the policy",
+                "approvers must be",
             ),
-            (reactor_run(approval="auto"), "expected approval: required by the policy of chemical_reactor, got auto"),
+            (reactor_run(approval="auto"), "approval must be required (policy of chemical_reactor), got auto"),
             (
                 reactor_run(identify={"constants": {"reaction_rate": {"deviation": 0.03}}}),
                 "expected no 'reaction_rate' under 'identify'",
@@ -337,7 +337,7 @@ def test_a_first_run_that_is_ended_between_file_and_entry_is_resumed(home: Path)
     assert ledger.entries() == []
     pinned = pinned_file(ledger.trust, PLANT).read_bytes()
     # What is pinned is not replaced by what another run would draft.
-    with pytest.raises(Refused, match=r"expected the policy that this first run drafts in .* got another"):
+    with pytest.raises(Refused, match=r"differs from the policy that this first run drafts"):
         hold_run(ledger, reactor_run(certify={"p0": 0.01}))
     assert hold_run(ledger, reactor_run()) == policy_of(ledger.entries(), PLANT)
     assert pinned_file(ledger.trust, PLANT).read_bytes() == pinned
@@ -349,7 +349,7 @@ def test_a_policy_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
     path.write_bytes(policy_yaml(changed(p0=1e-9, domain={"a": 1e-300, "b": 0.1})))
     assert read_policy(path, PLANT) == changed(p0=1e-9, domain={"a": 1e-300, "b": 0.1})
-    with pytest.raises(BadInput, match="expected a policy of double_mass in"):
+    with pytest.raises(BadInput, match="not of double_mass"):
         read_policy(path, "double_mass")
     with pytest.raises(BadInput, match="neorl policy draft chemical_reactor"):
         read_policy(tmp_path / "none.yaml", PLANT)

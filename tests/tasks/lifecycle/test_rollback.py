@@ -22,8 +22,8 @@ from tasks.evidence.decisions.approvals import approvers
 from tasks.evidence.decisions.champions import RollbackBody, champion, leaving, promotion_of
 from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.ledger.ledger import Ledger
+from tasks.lifecycle.in_force import in_force_at
 from tasks.lifecycle.pages import wanted_pages
-from tasks.lifecycle.past import in_force_at
 from tasks.lifecycle.policy import sign
 from tasks.lifecycle.withdrawal import withdraw_champion
 from tests.evidence import PLANT, POLICY, candidate_record, certify, forge, open_ledger, propose
@@ -218,10 +218,10 @@ def test_who_was_in_force_at_an_instant_with_what_it_rested_on(home: Path) -> No
     assert (before.version, before.who) == (None, "nobody: there had been no promotion")
     # Midnight in a zone five hours west is five in the morning in UTC.
     found = in_force_at(entries, PLANT, "2030-03-02T06:59:59-05:00")
-    assert (found.version, found.at, found.zone) == ("1", "2030-03-02T11:59:59.000000Z", "as it names its zone")
+    assert (found.version, found.at, found.zone) == ("1", "2030-03-02T11:59:59.000000Z", "with its own zone")
     found = in_force_at(entries, PLANT, "2030-03-02T07:00:00-05:00")
     assert (found.version, found.composite, found.who) == ("2", B, "version 2 was champion")
-    assert in_force_at(entries, PLANT, "2030-03-02T12:00:00").zone == "UTC, for it names no zone"
+    assert in_force_at(entries, PLANT, "2030-03-02T12:00:00").zone == "UTC, because it has no zone"
     assert [(each.by, each.note, each.meaning) for each in found.approvals] == [
         ("Ada", "compared", "approved for closed loop")
     ]
@@ -260,7 +260,7 @@ def test_the_history_tells_who_was_in_force(ledger: Ledger, capsys: pytest.Captu
     assert "in force" not in first
     assert run(["history", PLANT, "--at", "2999-01-01T00:00:00"]) == 0
     shown = capsys.readouterr().out
-    for told in ("(UTC, for it names no zone): version 2 was champion", "certificates/", "50 rows in 5 episodes"):
+    for told in ("(UTC, because it has no zone): version 2 was champion", "certificates/", "50 rows in 5 episodes"):
         assert told in shown
     assert run(["history", PLANT, "--at", "2999-01-01", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -302,17 +302,17 @@ def test_what_was_altered_or_is_gone_does_not_come_back(served: Served) -> None:
 
     (candidate,) = (e for e in served.ledger.entries("candidate") if e.body["version"] == v1)
     bundle = next(served.home.root / f.path for f in candidate.artefacts if f.path.endswith("composite.npz"))
-    refused(bundle, r"as it was certified, got another .*composite\.npz: bring it back", bundle.read_bytes() + b"x")
-    refused(bundle, r"as it was certified, got no .*composite\.npz: bring it back")
+    refused(bundle, r"composite\.npz of version .* was altered: restore it", bundle.read_bytes() + b"x")
+    refused(bundle, r"composite\.npz of version .* is missing: restore it")
     result = next(e for e in served.ledger.entries("result") if e.body["composite"] == candidate.body["composite"])
     certificate = served.home.root / result.artefacts[0].path
-    refused(certificate, "expected a certificate of version .* that holds, got cannot read the certificate")
+    refused(certificate, "no valid certificate \\(cannot read the certificate")
     forged = certificate.read_bytes().replace(b'"sig":"', b'"sig":"AAAA')
-    refused(certificate, "expected a certificate of version .* that holds, got .*: signature: ", forged)
+    refused(certificate, "no valid certificate \\(.*: signature: ", forged)
     model = served.registry.version(PLANT, v1).model_id
     root = Path(served.services.home.root) / "mlflow" / "artifacts"
     code = next(root.glob(f"*/models/{model}/artifacts/policy_model.py"))
-    refused(code, r"in MLflow as the ledger names it, got .*policy_model\.py", b"print('another')\n")
+    refused(code, r"in MLflow differs from the ledger \(.*policy_model\.py", b"print('another')\n")
     served.registry.annotate(PLANT, v1, {"neorl.composite": "0" * 64})
     with pytest.raises(Refused, match=r"as version .* of chemical_reactor in MLflow, got 000000000000: bring it back"):
         rollback(served.home, PLANT, v1, "Ben", WHY)

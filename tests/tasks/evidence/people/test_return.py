@@ -35,7 +35,7 @@ from tasks.evidence.people.rules import revocation_content
 from tasks.evidence.people.statement import read_payload
 from tasks.evidence.signer import Signer
 from tasks.lifecycle import keys
-from tasks.lifecycle.past import in_force_at
+from tasks.lifecycle.in_force import in_force_at
 from tasks.lifecycle.policy import sign
 from tasks.promote import before_run
 from tasks.references import CandidateRecord

@@ -51,7 +51,7 @@ def test_a_forged_entry_that_cannot_be_read_is_named_and_stops_no_reading(
     ledger = Ledger.open(keyed.home, write=False)
     assert champion(ledger.entries(), PLANT) == first
     told = [check.detail for check in audit(keyed.home).failures]
-    assert keys.told(ledger.entries())
+    assert keys.key_rows(ledger.entries())
     assert any(f"ledger entry {entry.sequence}: " in detail for detail in told), told
 
 
@@ -61,7 +61,7 @@ def test_the_last_person_s_key_is_revoked_by_the_home(keyed: Ledger, ada: Person
         keyed, "Ada Lovelace", keys.first_moment("2026-01-01T01:00:00+01:00"), "an administrator", "lost"
     )
     assert entry.body["since"] == "2026-01-01T00:00:00.000000Z"
-    assert [row[5] for row in keys.told(keyed.entries())] == ["2026-01-01T00:00:00.000000Z"] * 2
+    assert [row[5] for row in keys.key_rows(keyed.entries())] == ["2026-01-01T00:00:00.000000Z"] * 2
     # And a first person may be enrolled again.
     keyed.append("key", Person("Carl").body())
 

@@ -1,4 +1,4 @@
-"""Who was in force at an instant, and what that rested on then."""
+"""The champion or shadow at a past time, with certificate, dataset, approvals and policy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tasks.references import Reference
 
 
 class PastApproval(Reference):
-    """A person's decision that a version rested on."""
+    """Decision of a person."""
 
     by: str
     role: str
@@ -24,65 +24,65 @@ class PastApproval(Reference):
     meaning: str
     note: str
     signed: str
-    """By whose key, in words."""
+    """Description of the signing key."""
     entry: str
 
 
 class PastCertificate(Reference):
-    """The certificate that a version rested on."""
+    """Certificate of a version."""
 
     file: str
-    """Under the home."""
+    """Path relative to the home."""
     sha256: str
     claim: str | None
     since: str
     until: str | None
-    """By the policy of then; none where there was no policy."""
+    """Expiry by the policy at that time; None without a policy."""
     entry: str
 
 
 class PastDataset(Reference):
-    """The dataset that a version was made of."""
+    """Training data of a version."""
 
     digest: str
     rows: int
     episodes: int
     sources: tuple[str, ...]
-    """SHA-256 digests of the logs."""
+    """SHA-256 of the logs."""
 
 
 class InForce(Reference):
-    """Who was in force at an instant."""
+    """Version in force at a time."""
 
     plant: str
     at: str
-    """The instant, in UTC."""
+    """The time, in UTC."""
     zone: str
-    """How the zone came about, in words."""
+    """Explanation of the time zone."""
     who: str
-    """Who was in force, in words."""
+    """Description of the version in force."""
     version: str | None = None
     composite: str | None = None
     since: str | None = None
     entry: str | None = None
-    """Digest of the ledger's entry that put it into force."""
+    """Digest of the entry that put it into force."""
     certificate: PastCertificate | None = None
     dataset: PastDataset | None = None
     approvals: tuple[PastApproval, ...] = ()
     policy: str | None = None
-    """Digest of the policy's entry of then."""
+    """Digest of the policy's entry at that time."""
 
 
 def in_force_at(entries: Sequence[Entry], plant: str, at: str) -> InForce:
-    """Who was champion of a plant at an instant, or ran in shadow, with certificate, dataset and approvals.
+    """Return a plant's champion or shadow at a time, with certificate, dataset and approvals.
 
     Args:
-        entries: verified, from `Ledger.entries()`.
-        plant: the plant's name.
-        at: a date, whose last microsecond in UTC is meant, or an ISO time, in UTC where it names no zone.
+        entries: verified entries, from `Ledger.entries()`.
+        plant: name of the plant.
+        at: date (its end in UTC) or ISO time (UTC if it has no zone).
 
     Raises:
-        BadInput: when it is neither.
+        BadInput: if it is neither.
     """
     limit = normalise_time(at, last=True)
     known = [entry for entry in entries if entry.timestamp <= limit]
@@ -94,26 +94,26 @@ def in_force_at(entries: Sequence[Entry], plant: str, at: str) -> InForce:
         watched = shadows.shadow(known, plant)
         if watched is None or not watched.runs(datetime.fromisoformat(limit)):
             return blank
-        told = f"version {watched.entry.body['version']} in shadow, until {watched.until.isoformat(timespec='seconds')}"
-        return _with(blank, known, watched.entry, told)
+        until = watched.until.isoformat(timespec="seconds")
+        return _with(blank, known, watched.entry, f"version {watched.entry.body['version']} in shadow, until {until}")
     how = f", brought back by {now.body['by']} ({now.body['why']})" if now.kind == "rollback" else ""
     return _with(blank, known, now, f"version {now.body['version']} was champion{how}")
 
 
 def zone_of(at: str) -> str:
-    """How a time's zone is meant, for whoever asked."""
+    """Explain the zone of a time."""
     if len(at) <= len("2026-11-20"):
         return "the end of that day in UTC"
-    return "UTC, for it names no zone" if datetime.fromisoformat(at).tzinfo is None else "as it names its zone"
+    return "UTC, because it has no zone" if datetime.fromisoformat(at).tzinfo is None else "with its own zone"
 
 
-def _with(blank: InForce, known: Sequence[Entry], now: Entry, told: str) -> InForce:
+def _with(blank: InForce, known: Sequence[Entry], now: Entry, description: str) -> InForce:
     promotion = champions.restored(known, now)
     record = record_of({entry.digest: entry for entry in known}[now.body["candidate"]])
     given = [*champions.approvals_of(known, promotion), *([now] if now.kind == "rollback" else [])]
     return blank.model_copy(
         update={
-            "who": told,
+            "who": description,
             "version": str(now.body["version"]),
             "composite": now.body["composite"],
             "since": now.timestamp,
@@ -131,7 +131,7 @@ def _with(blank: InForce, known: Sequence[Entry], now: Entry, told: str) -> InFo
 
 
 def _certificate(known: Sequence[Entry], now: Entry) -> PastCertificate | None:
-    """The last certificate of the composite that there was when it came into force."""
+    """Return the last certificate of the composite from before it came into force."""
     before = known[: now.sequence - 1]
     policy = policy_entry(known, now.plant)
     for result, _ in reversed(certified_claims(before, now.plant, now.body["composite"])):
