@@ -290,7 +290,7 @@ def test_missing_sources_plants_and_mappings_are_named(tmp_path: Path, home: Pat
     with pytest.raises(BadInput, match="no source files"):
         ingest(Home(home), run(), [])
     source = save(tmp_path / "a.npz", archive())
-    with pytest.raises(BadInput, match="got 'kettle'"):
+    with pytest.raises(BadInput, match="unknown plant 'kettle'"):
         ingest(Home(home), OpenedRun(plant="kettle"), [source])
     with pytest.raises(BadInput, match="not of double_mass"):
         ingest(Home(home), OpenedRun(plant="double_mass", data=Data(mapping=REACTOR)), [source])
