@@ -74,7 +74,7 @@ def backfill(config: str, data: list[str], windows: list[str]) -> State[Backfill
         headline = f"{len(outcomes)} windows of {plant}, {refused} of them refused"
         show_artifact(plant, headline, "\n".join(f"- {each}" for each in outcomes), "backfill")
         if refused == len(outcomes):
-            raise Refused(f"all {refused} windows of {plant} were refused: read the reasons in the flow's log.")
+            raise Refused(f"every window of {plant} was refused ({refused}): read the reasons in the flow's log.")
         return completed(headline, BackfillOutcome(plant=plant, windows=tuple(outcomes)))
 
 
