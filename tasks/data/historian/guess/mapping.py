@@ -162,7 +162,7 @@ def _found(seen: Look, log: Path) -> _Found:
     if (long := _long(frame, name)) is not None:
         return _long_table(frame, long, name, guess, seen)
     signals = tuple(look_at(each, frame[each], decimal) for each in frame.columns if each != name)
-    columns = (("timestamp", name, f"it has times: {guess.reason}"),)
+    columns = (("timestamp", name, f"contains times: {guess.reason}"),)
     layout = ("wide", "one column per tag beside the times")
     apart = tuple(_apart(_filled(frame, each), name, guess) for each in signals)
     return _Found(layout, columns, _clock(guess), _period(_steps(times)), signals, apart)
@@ -224,10 +224,10 @@ def _long_table(
     signals = tuple(look_at(name, group[value], decimal) for name, group in groups.items())
     columns: list[tuple[str, str | None, str]] = [
         ("tag", tag, f"{len(groups)} names recur"),
-        ("timestamp", time, "it has times"),
-        ("value", value, "its name"),
+        ("timestamp", time, "contains times"),
+        ("value", value, "recognised by name"),
     ]
-    kept, why = status, "its name"
+    kept, why = status, "recognised by name"
     if status is not None and (odd := _strange_status(frame[status])):
         kept, why = (
             None,
@@ -287,7 +287,7 @@ def _period(steps: Times) -> tuple[float | None, str]:
 def _horizon(period: float | None, rows: int) -> tuple[int, str]:
     day = DAY / period if period else LONGEST_EPISODE
     steps = int(min(max(min(day, rows / EPISODES), SHORTEST_EPISODE), LONGEST_EPISODE))
-    return steps, "longest episode in periods, and so how far a policy looks ahead; less gives more episodes"
+    return steps, "longest episode in periods, and so how far a policy looks ahead; a smaller value gives more episodes"
 
 
 def process_name(log: Path, name: str | None = None) -> str:
