@@ -214,12 +214,7 @@ def find_result(history: Sequence[Entry], inputs: Inputs) -> Entry | None:
 
 
 def check_attempt(history: Sequence[Entry], entry: Entry) -> None:
-    """Check number, share of the error budget and lineage of a new attempt.
-
-    Args:
-        history: all entries before this one.
-        entry: the attempt.
-    """
+    """Check number, share of the error budget and lineage of a new attempt."""
     body = entry.read(AttemptBody)
     number = next_number(history, body.lineage)
     alpha = attempt_alpha(body.scope.confidence, number)
@@ -239,10 +234,6 @@ def check_result(history: Sequence[Entry], entry: Entry) -> None:
     """Check a result: first of its attempt, after seed and nonces, with the attempt's inputs and the committed secret.
 
     A passed result must name its certificate.
-
-    Args:
-        history: all entries before this one.
-        entry: the result.
     """
     body = entry.read(ResultBody)
     attempt, seed = _opened(history, body.attempt), entry_of_attempt(history, "seed", body.attempt)

@@ -1,4 +1,4 @@
-"""The certificate: an in-toto statement, signed, that can be checked offline and repeated."""
+"""Safety certificates: signing, offline verification, and repetition of the certified test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a certificate states: an in-toto statement with its claim, counts and materials."""
+"""Content of a certificate: an in-toto statement with claim, counts and materials."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tasks.versions.texts import Texts
 
 LOCAL = "neorl.local/"
-"""How the name of a witness begins that runs on the machine of those whom it watches."""
+"""Name prefix of witnesses that run on the same machine as the ledger that they watch."""
 STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Literal["https://neorl.dev/attestation/safety-certificate/v4"] = (
     "https://neorl.dev/attestation/safety-certificate/v4"
@@ -35,13 +35,13 @@ NON_CLAIMS = (
 
 
 class Stated(BaseModel):
-    """Part of a statement: frozen, of exactly these fields, and nothing is converted."""
+    """Base: frozen, strict, unknown fields are rejected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class DrawnConstant(Stated):
-    """A constant of the simulator that the domain draws; estimate and factor are the domain's `identified_` fields."""
+    """Simulator constant drawn by the domain; estimate and factor are the domain's `identified_` fields."""
 
     name: str
     entry: int | None
@@ -49,45 +49,45 @@ class DrawnConstant(Stated):
 
 
 class IdentifiedFrom(Stated):
-    """Where a domain that draws from a posterior comes from."""
+    """Source of a domain that draws from a posterior."""
 
     dataset: str
     """Digest of the logs."""
     constants: tuple[DrawnConstant, ...]
-    """In the order in which they are drawn."""
+    """In drawing order."""
 
 
 class Claim(Stated):
-    """What is to be shown: P(an episode violates phi under the domain) <= p0 with the lineage's confidence."""
+    """Claim: P(an episode violates phi under the domain) <= p0 with the lineage's confidence."""
 
     plant: str
     phi: str
-    """The limits, such as "316<=T<=332 K"."""
+    """Limits, such as "316<=T<=332 K"."""
     horizon: int
-    """Steps of an episode."""
+    """Episode length in steps."""
     family: str
-    """Name of the family of operating domains: with plant and limits, the lineage that shares one error probability."""
+    """Family of operating domains; plant, limits and family determine the lineage."""
     domain_name: str
     domain: dict[str, float]
-    """The domain's parameters, as the rerun needs them."""
+    """Parameters of the domain, as a rerun needs them."""
     identified: IdentifiedFrom | None = Field(default=None, exclude_if=lambda found: found is None)
-    """What of it is a posterior; nothing, and no key, where all constants were taken as known."""
+    """Part of the domain that is a posterior; absent if all constants are assumed known."""
     p0: float
     confidence: float
     max_episodes: int
     batch: int
-    """Episodes that are run together."""
+    """Episodes that run together."""
     batch_seconds: float
-    """What a batch may take; one that takes longer, or ends in an error, is violated as a whole."""
+    """Time limit of a batch; a slower or failed batch counts as violated completely."""
 
     def lines(self, composite: str, simulator: str, passed: bool, witnesses: Sequence[str], texts: Texts) -> str:
         """Render the claim, and on a second line the witnesses of the seed.
 
         Args:
-            composite: digest.
-            simulator: digest.
+            composite: digest of the composite.
+            simulator: digest of the simulator.
             passed: whether the claim was certified.
-            witnesses: names of the witnesses whose nonces made the seed.
+            witnesses: names of the seed's witnesses.
             texts: wording of the version that writes or wrote it.
         """
         claim = texts.claim.format(
@@ -103,12 +103,12 @@ class Claim(Stated):
 
 
 class Counts(Stated):
-    """What the sequential test counted, over episodes 0 .. episodes - 1 in the order of their seeds."""
+    """Counts of the sequential test over episodes 0 to episodes - 1, in the order of their seeds."""
 
     episodes: int
     violations: int
     violating: tuple[int, ...]
-    """Indices of the violated episodes: with `episodes` all that the test needs to be repeated."""
+    """Indices of violated episodes; with `episodes` sufficient to repeat the test."""
     log_e: float
     log_threshold: float
     """log(1/alpha); certified when `log_e` reaches it."""
@@ -117,15 +117,15 @@ class Counts(Stated):
     certified: bool
     stop: str
     min_margins: tuple[float | None, ...]
-    """Least finite margin of each constraint, in its unit."""
+    """Smallest finite margin of each constraint, in the constraint's unit."""
     handovers: int
     mean_return: float | None
     crashed: int
-    """How many of the violations are of batches that ended in an error or took too long."""
+    """Number of violations from batches that failed or took too long."""
 
 
 class Materials(Stated):
-    """Digests of what the counts rest on, and the processor class on which a rerun counts the same."""
+    """Digests of everything that the counts depend on, and the processor class with bit-identical counts."""
 
     dataset: str
     config: str
@@ -141,41 +141,41 @@ class Digest(Stated):
 
 
 class Subject(Stated):
-    """The composite that the statement is about."""
+    """Composite of the statement."""
 
     name: str
     digest: Digest
 
 
 class NumberedAttempt(Stated):
-    """The attempt as the ledger logged it."""
+    """Attempt, as logged in the ledger."""
 
     lineage: str
     number: int
     alpha: float
     entry: str
     opened: str
-    """When it was logged."""
+    """Time of the attempt's entry."""
 
 
 class Seed(Stated):
-    """The seed, in hexadecimal, and what it was made of, in this order."""
+    """Seed and its components, hexadecimal unless stated otherwise."""
 
     commitment: str
     """SHA-256 of the secret."""
     record: str
-    """The ledger's entry that logged the commitment, whole: it names the witnesses."""
+    """Complete ledger entry of the commitment, which names the witnesses."""
     head: str
-    """Checkpoint that contains this entry, countersigned by them; empty where there are none."""
+    """Countersigned checkpoint that contains this entry; empty without witnesses."""
     nonces: tuple[str, ...]
-    """Base64, what they gave for the entry."""
+    """Base64 of the witnesses' nonces for the entry."""
     secret: str
     value: str
     """SHA-256("neorl attempt seed v1" LF || secret || nonces)."""
 
 
 class Predicate(Stated):
-    """A safety certificate; its field names are those of the signed JSON."""
+    """Safety certificate; field names are those of the signed JSON."""
 
     claim: str
     nonClaims: tuple[str, ...]
@@ -188,11 +188,11 @@ class Predicate(Stated):
     counts: Counts
     ledgerHead: str
     rules: int = Field(default=1, exclude_if=lambda version: version == 1)
-    """Version whose wording the claim has (`tasks.versions`); no key in certificates of version 1."""
+    """Version of the claim's wording (`tasks.versions`); absent in certificates of version 1."""
 
 
 class Statement(Stated):
-    """An in-toto statement, v1, with a safety certificate as its predicate."""
+    """In-toto statement v1 with a safety certificate as predicate."""
 
     type_: Literal["https://in-toto.io/Statement/v1"]
     subject: tuple[Subject]
@@ -203,7 +203,7 @@ class Statement(Stated):
 
     @property
     def composite(self) -> str:
-        """Digest of the composite that the statement is about."""
+        """Digest of the certified composite."""
         return self.subject[0].digest.sha256
 
 
@@ -215,6 +215,6 @@ def _witnessed(witnesses: Sequence[str], texts: Texts) -> str:
 
 
 def _short(value: float) -> str:
-    """1e-3 rather than 0.001."""
+    """Format 0.001 as 1e-3."""
     mantissa, exponent = f"{value:e}".split("e")
     return f"{float(mantissa):g}e{int(exponent)}"

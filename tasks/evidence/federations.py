@@ -115,15 +115,7 @@ def spent(privacy: PrivacyBody | None, rounds: int) -> float | None:
 
 
 def check_federation(history: Sequence[Entry], entry: Entry) -> None:
-    """Check a new federation: sites, minimum number, compatible options, and new terms.
-
-    Args:
-        history: all entries before it.
-        entry: the federation.
-
-    Raises:
-        Refused: if a check fails.
-    """
+    """Check a new federation: sites, minimum number, compatible options, and new terms."""
     body = entry.read(FederationBody)
     names = [site.site for site in body.sites]
     if len(set(names)) < len(names) or not 2 <= body.minimum_sites <= len(names):
@@ -142,15 +134,7 @@ def check_federation(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def check_round(history: Sequence[Entry], entry: Entry) -> None:
-    """Check a round: it follows the previous one, and sites, weights and spent privacy are consistent.
-
-    Args:
-        history: all entries before the round.
-        entry: the round.
-
-    Raises:
-        Refused: if a check fails.
-    """
+    """Check a round: it follows the previous one, and sites, weights and spent privacy are consistent."""
     body = entry.read(RoundBody)
     opened = next(
         (e for e in history if (e.kind, e.digest, e.plant) == ("federation", body.federation, entry.plant)), None

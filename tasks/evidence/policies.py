@@ -51,15 +51,7 @@ def policy_of(history: Sequence[Entry], plant: str) -> SafetyPolicy | None:
 
 
 def check_policy(history: Sequence[Entry], entry: Entry) -> None:
-    """Check a policy: it replaces the one in force, matches its plant and gates, and is signed as required.
-
-    Args:
-        history: all entries before the policy.
-        entry: the policy.
-
-    Raises:
-        Refused: if a check fails.
-    """
+    """Check a policy: it replaces the one in force, matches its plant and gates, and is signed as required."""
     body = entry.read(PolicyBody)
     last = policy_entry(history, entry.plant)
     if body.replaces != (last.digest if last else None):

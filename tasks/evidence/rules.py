@@ -21,7 +21,10 @@ from tasks.references import CandidateRecord, Certificate, DecisionRecord, Drift
 from tasks.versions.versions import Version, version_of
 
 Rule = Callable[[Sequence[Entry], Entry], None]
-"""(all earlier entries, the entry) -> None, or raises Refused. Reads nothing else, so that an audit can repeat it."""
+"""`check(history, entry)`: the entries before an entry, and the entry. Raises Refused if the entry breaks the rule.
+
+A rule reads nothing else, so that an audit can repeat it.
+"""
 
 MADE_BY = {"promoted": IN_FORCE, "shadow": ("shadow",)}
 """Verdicts of retrainings -> kinds of entries that carry them out."""
@@ -52,15 +55,7 @@ def check_note(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def check_candidate(history: Sequence[Entry], entry: Entry) -> None:
-    """Check a candidate: complete gates that follow from the evidence, and logged certificates.
-
-    Args:
-        history: all entries before the candidate.
-        entry: the candidate.
-
-    Raises:
-        Refused: naming the gate or certificate.
-    """
+    """Check a candidate: complete gates that follow from the evidence, and logged certificates."""
     record, version = entry.read(CandidateRecord), version_of(entry.rules)
     check_record(record, entry.plant, version)
     evidence = record.evidence
@@ -117,12 +112,7 @@ def check_record(record: CandidateRecord, plant: str, version: Version) -> None:
 
 
 def check_decision(history: Sequence[Entry], entry: Entry) -> None:
-    """Check that a decision agrees with its outcome and with the entries that carry it out.
-
-    Args:
-        history: all entries before the decision.
-        entry: the decision.
-    """
+    """Check that a decision agrees with its outcome and with the entries that carry it out."""
     record = entry.read(DecisionRecord)
     outcome = record.outcome
     if (record.verdict, record.run_key, entry.plant) != (outcome.verdict, outcome.run_key, outcome.plant):
@@ -140,15 +130,7 @@ def check_decision(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def check_drift(history: Sequence[Entry], entry: Entry) -> None:
-    """Check a drift: against a champion or shadow, with a threshold and alarm that follow from its settings.
-
-    Args:
-        history: all entries before the drift.
-        entry: the drift.
-
-    Raises:
-        Refused: if a check fails.
-    """
+    """Check a drift: against a champion or shadow, with a threshold and alarm that follow from its settings."""
     # Imported late: it loads NumPy, which most signers do not need.
     from neorl_core.safety.drift_test import YEAR, alarm_threshold
 

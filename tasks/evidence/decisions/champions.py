@@ -109,15 +109,7 @@ def promotion_of(history: Sequence[Entry], plant: str, version: str) -> Entry | 
 
 
 def check_withdrawal(history: Sequence[Entry], entry: Entry) -> None:
-    """Check a withdrawal: of the champion in force, with person and reason.
-
-    Args:
-        history: all entries before the withdrawal.
-        entry: the withdrawal.
-
-    Raises:
-        Refused: if a check fails.
-    """
+    """Check a withdrawal: of the champion in force, with person and reason."""
     body, now = entry.read(WithdrawalBody), champion(history, entry.plant)
     if now is None or (now.digest, now.body["composite"]) != (body.promotion, body.composite):
         name = now.body["composite"][:12] if now else "none"
@@ -140,13 +132,6 @@ def check_rollback(history: Sequence[Entry], entry: Entry) -> None:
 
     Approvals of its promotion still count at any age, except those by keys revoked since. The person who rolls back
     counts as an approver too. The rollback is refused if the current policy requires more.
-
-    Args:
-        history: all entries before the rollback.
-        entry: the rollback.
-
-    Raises:
-        Refused: if a check fails.
     """
     plant, body = entry.plant, entry.read(RollbackBody)
     check_allowed(history, plant, body.version, body.composite)
@@ -279,13 +264,6 @@ def check_promotion(history: Sequence[Entry], entry: Entry) -> None:
     """Check a promotion: it replaces the champion in force, and is certified and approved.
 
     Log-only plants have no certificates and therefore no champions.
-
-    Args:
-        history: all entries before the promotion.
-        entry: the promotion.
-
-    Raises:
-        Refused: if a check fails.
     """
     plant, body = entry.plant, entry.read(PromotionBody)
     current = champion(history, plant)

@@ -110,15 +110,7 @@ def course(history: Sequence[Entry], begun: Entry) -> ShadowInForce:
 
 
 def check_shadow(history: Sequence[Entry], entry: Entry) -> None:
-    """Check a shadow: an approved candidate of a log-only plant that replaces the last shadow.
-
-    Args:
-        history: all entries before the shadow.
-        entry: the shadow.
-
-    Raises:
-        Refused: if a check fails.
-    """
+    """Check a shadow: an approved candidate of a log-only plant that replaces the last shadow."""
     plant, body = entry.plant, entry.read(ShadowBody)
     _check_days(body.days)
     last = last_shadow(history, plant)
@@ -139,12 +131,7 @@ def check_shadow(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def check_extension(history: Sequence[Entry], entry: Entry) -> None:
-    """Check an extension: of the last shadow, by a person who signs if they have a key.
-
-    Args:
-        history: all entries before the extension.
-        entry: the extension.
-    """
+    """Check an extension: of the last shadow, by a person who signs if they have a key."""
     body = entry.read(ExtensionBody)
     _check_days(body.days)
     found = shadow(history, entry.plant)
@@ -174,13 +161,6 @@ def check_comparison(history: Sequence[Entry], entry: Entry) -> None:
     """Check a comparison: a logged shadow, shares in [0, 1], and a threshold and alarm that follow from its settings.
 
     A comparison states no return of the shadow's actions, because nobody applied them.
-
-    Args:
-        history: all entries before the comparison.
-        entry: the comparison.
-
-    Raises:
-        Refused: if a check fails.
     """
     # Imported late: it loads NumPy, which most signers do not need.
     from neorl_core.safety.drift_test import YEAR, alarm_threshold

@@ -60,12 +60,7 @@ def verdict_content(
 
 
 def check_approval(history: Sequence[Entry], entry: Entry) -> None:
-    """Check an approval: a logged candidate that passed every gate, by an eligible person.
-
-    Args:
-        history: all entries before the approval.
-        entry: the approval.
-    """
+    """Check an approval: a logged candidate that passed every gate, by an eligible person."""
     body = entry.read(VerdictBody)
     candidate = _candidate_of(history, entry, body)
     if candidate.body["passed"] is not True or not all(gate["passed"] is True for gate in candidate.body["gates"]):
@@ -96,12 +91,7 @@ def check_approval(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def check_rejection(history: Sequence[Entry], entry: Entry) -> None:
-    """Check a rejection: a logged candidate that is not the champion, by a named person.
-
-    Args:
-        history: all entries before the rejection.
-        entry: the rejection.
-    """
+    """Check a rejection: a logged candidate that is not the champion, by a named person."""
     body, now = entry.read(VerdictBody), champion(history, entry.plant)
     _candidate_of(history, entry, body)
     if now is not None and now.body["composite"] == body.composite:

@@ -145,12 +145,12 @@ class TrustRoot:
         try:
             document = json.loads(envelope)
             if not isinstance(document, dict) or set(document) != ENVELOPE_KEYS:
-                raise ValueError("it does not have the three fields of a DSSE envelope")
+                raise ValueError(f"it must be a DSSE envelope with {sorted(ENVELOPE_KEYS)}, got {str(document)[:60]}")
             if document["payloadType"] != payload_type:
                 raise ValueError(f"its payload type must be {payload_type!r}, got {document['payloadType']!r}")
             signatures = document["signatures"]
             if not isinstance(signatures, list) or len(signatures) != 1 or set(signatures[0]) != {"keyid", "sig"}:
-                raise ValueError("it must have exactly one signature")
+                raise ValueError(f"it must have exactly one signature, got {str(signatures)[:60]}")
             body, signature = from_base64(document["payload"]), from_base64(signatures[0]["sig"])
             payload = json.loads(body)
             # One byte string per meaning: rejects other white space, key order, duplicate keys and number forms.

@@ -56,7 +56,7 @@ def check_signed(
         if required or key_of(history, by) is not None:
             why = "the policy requires signatures" if required else "this person has a key"
             raise Refused(
-                f"the {content.act} needs the signature of {by or 'a person'}, got none: {why}; run the command with "
+                f"the {content.act} needs the signature of {by or 'a person'}: {why}; run the command with "
                 "that person's key ('neorl keys create', 'neorl keys pin')"
             )
         return None
@@ -105,13 +105,6 @@ def check_key(history: Sequence[Entry], entry: Entry) -> None:
 
     The first person is enrolled by the home alone. Later ones need another person's signature, so that access to the
     home is not enough to create an approver.
-
-    Args:
-        history: all entries before the key.
-        entry: the key.
-
-    Raises:
-        Refused: if a check fails.
     """
     body = entry.read(KeyBody)
     if (odd := unwritable(body.person)) is not None:
@@ -139,15 +132,7 @@ def check_key(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def check_rotation(history: Sequence[Entry], entry: Entry) -> None:
-    """Check a rotation: signed by the old key, with the new key in the owner's possession.
-
-    Args:
-        history: all entries before the rotation.
-        entry: the rotation.
-
-    Raises:
-        Refused: if a check fails.
-    """
+    """Check a rotation: signed by the old key, with the new key in the owner's possession."""
     body = entry.read(RotationBody)
     public = public_key(body.public)
     trust = TrustRoot({key_id(public): public}, Path("the request"))
@@ -171,13 +156,6 @@ def check_revocation(history: Sequence[Entry], entry: Entry) -> None:
     """Check a revocation: known key, past time, and a signature if there is another person.
 
     The owner or another person signs. The home alone may revoke the last person's key, because it may be lost.
-
-    Args:
-        history: all entries before the revocation.
-        entry: the revocation.
-
-    Raises:
-        Refused: if a check fails.
     """
     body = entry.read(RevocationBody)
     people, homes = keyring(history), home_keys_out(history)

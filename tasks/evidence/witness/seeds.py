@@ -133,12 +133,7 @@ def countersigned_at(entries: Sequence[Entry], head: str, keys: Sequence[str]) -
 
 
 def check_seed(history: Sequence[Entry], entry: Entry) -> None:
-    """Check that a commitment is the first of a logged attempt and names valid witnesses.
-
-    Args:
-        history: all entries before this one.
-        entry: the commitment.
-    """
+    """Check that a commitment is the first of a logged attempt and names valid witnesses."""
     body = entry.read(SeedBody)
     opened = any(e.kind == "attempt" and e.digest == body.attempt for e in reversed(history))
     if not opened or entry_of_attempt(history, "seed", body.attempt):
@@ -155,12 +150,7 @@ def check_seed(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def check_nonce(history: Sequence[Entry], entry: Entry) -> None:
-    """Check the nonces of a commitment and that their head belongs to this ledger.
-
-    Args:
-        history: all entries before this one.
-        entry: the nonces.
-    """
+    """Check the nonces of a commitment and that their head belongs to this ledger."""
     body = entry.read(NonceBody)
     record = entry_of_attempt(history, "seed", body.attempt)
     if record is None or entry_of_attempt(history, "nonce", body.attempt) or not record.read(SeedBody).witnesses:

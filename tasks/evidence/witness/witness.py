@@ -285,7 +285,7 @@ def _time(text: str) -> datetime:
     try:
         found = datetime.fromisoformat(text)
         if found.tzinfo is None:
-            raise ValueError("no time zone")
+            raise ValueError(f"{text[:40]} has no time zone")
     except ValueError as error:
         raise Denied(400, f"a time must have a time zone, got {text[:40]!r}.") from error
     return found
