@@ -249,5 +249,5 @@ def test_ingesting_the_log_of_a_log_only_plant(tmp_path: Path, home: Path) -> No
     (held.root / part.file).write_bytes(b"")
     assert ingest(Home(home), run, [tmp_path / "long.parquet"]) == reference
     held.verify()
-    with pytest.raises(BadInput, match="described by the mapping's 'process'"):
+    with pytest.raises(BadInput, match="describe it by the mapping's 'process'"):
         ingest(Home(home), OpenedRun(plant="tonk"), [tmp_path / "long.parquet"])
