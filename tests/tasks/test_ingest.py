@@ -112,7 +112,9 @@ def test_whatever_file_of_a_dataset_has_gone_is_made_again(tmp_path: Path, home:
 def test_a_source_is_read_again_for_code_that_has_a_say_in_its_rows_and_no_other() -> None:
     uses = modules_of("tasks.sources")
     store, historian = "tasks.data.store", "tasks.data.historian"
-    assert {f"{store}.writer", f"{store}.row_checks", f"{historian}.transitions", f"{historian}.tag_history"} <= set(uses)
+    assert {f"{store}.writer", f"{store}.row_checks", f"{historian}.transitions", f"{historian}.tag_history"} <= set(
+        uses
+    )
     others = {
         f"{store}.cards.card",
         f"{store}.cards.page",

@@ -1,4 +1,4 @@
-"""The report over a period: true to a ledger whose dates were worked out by hand, complete, offline, and printable."""
+"""The audit report: correct for a ledger with known dates, complete, offline, and printable."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def told(ledger: Ledger, period: Period = JANUARY, plant: str | None = None) -> 
         return collect(ledger.home, period, plant, LATER)
 
 
-def test_it_tells_what_the_ledger_has_of_these_days(ledger: Ledger) -> None:
+def test_the_report_shows_the_ledger_of_the_period(ledger: Ledger) -> None:
     found = told(ledger)
     champions = [(row.composite, row.time[:16], row.until and row.until[:16], row.ended) for row in found.in_force]
     assert champions == [
@@ -112,7 +112,7 @@ def test_it_tells_what_the_ledger_has_of_these_days(ledger: Ledger) -> None:
     assert numbers == [e.sequence for e in ledger.entries() if e.timestamp.startswith("2025-12")]
 
 
-def test_a_period_is_told_as_it_was_then(ledger: Ledger) -> None:
+def test_a_period_is_reported_as_of_then(ledger: Ledger) -> None:
     november = told(ledger, Period(first=date(2025, 11, 1), last=date(2025, 11, 30)))
     (row,) = november.in_force
     assert (row.composite, row.until, row.ended) == (A, None, "")
@@ -123,7 +123,7 @@ def test_a_period_is_told_as_it_was_then(ledger: Ledger) -> None:
     assert (later.in_force, later.decisions, len(later.refusals)) == ((), (), 1)
 
 
-def test_what_is_counted_agrees_with_its_verb(ledger: Ledger) -> None:
+def test_counts_agree_with_their_verbs(ledger: Ledger) -> None:
     assert any(line.startswith("3 decisions are in the home's name") for line in told(ledger).attention)
     day = date(2025, 12, 10)
     assert any(line.startswith("One decision is in") for line in told(ledger, Period(first=day, last=day)).attention)
@@ -173,7 +173,7 @@ def written(ledger: Ledger, plant: str | None = None) -> Path:
         return report_period(ledger.home, JANUARY.first, JANUARY.last, plant, clock=lambda: LATER).path
 
 
-def test_the_page_is_whole_loads_nothing_and_carries_a_head_that_sees_a_cut(ledger: Ledger) -> None:
+def test_the_page_is_self_contained_and_its_head_reveals_truncation(ledger: Ledger) -> None:
     path = written(ledger)
     assert path == ledger.home.root / "reports" / "by-period" / "2025-12-01_2025-12-31.html"
     html = path.read_text()
@@ -198,7 +198,7 @@ def test_the_page_is_whole_loads_nothing_and_carries_a_head_that_sees_a_cut(ledg
     assert path.read_bytes() == before
 
 
-def test_what_the_audit_finds_is_told_and_is_the_exit_code(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_audit_failures_are_reported_and_set_the_exit_code(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     certificate = certificate_of(ledger, B)
     assert certificate is not None
     certificate.path.unlink()

@@ -1,4 +1,4 @@
-"""Certificates and the attempts behind them: numbers, seeds, error probability, and what a false one looks like."""
+"""Certificates and attempts: numbers, seeds, error probability, and false certificates."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def certificate(ledger: Ledger) -> Path:
     return certify(ledger, A)
 
 
-def test_attempts_spend_what_the_truth_says(ledger: Ledger) -> None:
+def test_attempts_spend_the_exact_alpha(ledger: Ledger) -> None:
     # truth.md 2: alpha_j = alpha/(j(j+1)); without a violation the e-process needs 4097, 5317, 6087 episodes.
     for number, episodes in ((1, 4097), (2, 5317), (3, 6087)):
         attempt = attempt_for(ledger, f"{number:064x}")
@@ -66,7 +66,7 @@ def test_a_lineage_is_plant_limits_and_domain_family() -> None:
     assert len({lineage_digest(*names) for names in others}) == 4
 
 
-def test_the_attempt_is_logged_before_its_seed_and_the_seed_before_its_result(ledger: Ledger) -> None:
+def test_attempt_seed_and_result_are_logged_in_order(ledger: Ledger) -> None:
     certify(ledger, A)
     attempt, seed, result = ledger.entries()
     assert [entry.kind for entry in (attempt, seed, result)] == ["attempt", "seed", "result"]
@@ -90,7 +90,7 @@ def test_a_resumed_attempt_keeps_number_and_seed(ledger: Ledger) -> None:
     assert seed.hex() not in "".join(b64decode(json.loads(e.envelope)["payload"]).decode() for e in ledger.entries())
 
 
-def test_a_seed_drawn_and_not_yet_committed_survives_a_kill(ledger: Ledger) -> None:
+def test_a_drawn_but_uncommitted_seed_survives_a_kill(ledger: Ledger) -> None:
     attempt = attempt_for(ledger, A)
     path = ledger.home.root / "keys" / "seeds" / f"{attempt.entry}.seed"
     path.parent.mkdir(parents=True)
@@ -132,7 +132,7 @@ def test_a_result_needs_its_seed_and_comes_once(ledger: Ledger) -> None:
         close_attempt(ledger, attempt, Outcome(passed=False))
 
 
-def test_another_seed_than_the_committed_one_is_refused(ledger: Ledger) -> None:
+def test_only_the_committed_seed_is_accepted(ledger: Ledger) -> None:
     attempt = attempt_for(ledger, A)
     draw_seed(ledger, attempt)
     path = ledger.home.root / "keys" / "seeds" / f"{attempt.entry}.seed"
@@ -150,7 +150,7 @@ def test_another_seed_than_the_committed_one_is_refused(ledger: Ledger) -> None:
         check_result([first, seed], result)
 
 
-def test_replay_finds_attempts_that_cheat(ledger: Ledger) -> None:
+def test_replay_finds_false_attempts(ledger: Ledger) -> None:
     attempt_for(ledger, A)
     entry = ledger.entries()[0]
     lax = {**entry.body["scope"], "confidence": 0.9}
@@ -173,7 +173,7 @@ def test_replay_finds_attempts_that_cheat(ledger: Ledger) -> None:
         check_result([attempt, seed], replace(result, body={**result.body, "composite": B}))
 
 
-def test_the_statement_is_in_toto_and_says_what_it_does_not_claim(ledger: Ledger, certificate: Path) -> None:
+def test_the_statement_is_in_toto_with_non_claims(ledger: Ledger, certificate: Path) -> None:
     """Read with nothing but json and base64, as another tool would."""
     envelope = json.loads(certificate.read_bytes())
     assert envelope["payloadType"] == "application/vnd.in-toto+json"
@@ -202,7 +202,7 @@ def test_a_good_certificate_passes_every_check(ledger: Ledger, certificate: Path
     assert [check.name for check in checks if check.passed is not True] == ["witnesses", "policy", "rerun"]
 
 
-def test_what_is_not_looked_at_is_listed(ledger: Ledger, certificate: Path) -> None:
+def test_skipped_checks_are_listed(ledger: Ledger, certificate: Path) -> None:
     checks = verify_certificate(certificate, ledger.trust)
     skipped = {check.name: check.detail for check in checks if check.passed is None}
     assert skipped.keys() == {"composite", *MATERIALS.model_dump(), "witnesses", "ledger", "rerun"}
@@ -211,7 +211,7 @@ def test_what_is_not_looked_at_is_listed(ledger: Ledger, certificate: Path) -> N
     assert all(check.passed for check in checks if check.name not in skipped)
 
 
-def test_a_rerun_of_something_else_does_not_pass(ledger: Ledger, certificate: Path) -> None:
+def test_a_rerun_of_other_materials_fails(ledger: Ledger, certificate: Path) -> None:
     """The counts agree, but of another simulator, or of one that nobody looked at."""
 
     def failed(found: dict[str, str]) -> list[str]:
@@ -247,7 +247,7 @@ def test_the_same_attempt_gives_the_same_bytes(ledger: Ledger) -> None:
         Materials.model_validate(MATERIALS.model_dump(exclude={"shield"}))
 
 
-def test_the_claim_is_logged_before_the_seed_and_cannot_be_chosen_after_looking(ledger: Ledger) -> None:
+def test_the_claim_is_fixed_before_the_seed(ledger: Ledger) -> None:
     """Counts that do not show 1e-3 would show 1e-2: the attempt says which of them it was made for."""
     attempt = attempt_for(ledger, A)
     assert attempt.body.scope == CLAIM
@@ -338,7 +338,7 @@ def test_a_false_certificate_is_caught(ledger: Ledger, certificate: Path, failin
 
 
 @pytest.mark.parametrize("passed", [True, False])
-def test_going_on_after_the_stop_is_another_test(ledger: Ledger, certificate: Path, passed: bool) -> None:
+def test_episodes_after_the_stop_are_refused(ledger: Ledger, certificate: Path, passed: bool) -> None:
     """It certifies after 4097 episodes: whoever counts on to a violation and beyond chose the stop after looking."""
 
     def change(statement: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Federations in the ledger: rounds follow one another, all sites are told of, what is spent is the accountant's."""
+"""Federations in the ledger: consecutive rounds, complete sites, and spent privacy."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def weights(home: Home) -> Path:
     return path
 
 
-def test_rounds_follow_one_another_and_the_last_vouches_for_the_weights(ledger: Ledger, opened: Entry) -> None:
+def test_rounds_are_consecutive_and_the_last_names_the_weights(ledger: Ledger, opened: Entry) -> None:
     ledger.append("round", body(opened), plant=PLANT)
     path = weights(ledger.home)
     last = body(opened, number=2, before=B, after=sha256_hex(b"weights"))
@@ -146,7 +146,7 @@ def test_weights_do_not_move_where_too_few_sites_answered(ledger: Ledger, opened
         ({}, "is already logged: continue it"),
     ],
 )
-def test_a_federation_that_makes_no_sense_is_refused(
+def test_an_inconsistent_federation_is_refused(
     ledger: Ledger, opened: Entry, changes: dict[str, Any], sentence: str
 ) -> None:
     terms = {"terms": C} if changes else {}
@@ -154,7 +154,7 @@ def test_a_federation_that_makes_no_sense_is_refused(
         ledger.append("federation", agreed(**{**terms, **changes}), plant=PLANT)
 
 
-def test_what_is_spent_is_the_accountants_and_is_no_less_for_a_round_that_came_to_nothing(ledger: Ledger) -> None:
+def test_spent_privacy_follows_the_accountant_for_incomplete_rounds_too(ledger: Ledger) -> None:
     # Rényi's divergence of order a of T Gaussian mechanisms is a T / (2 z^2) (Mironov 2017, proposition 7), here a; to
     # epsilon by Canonne, Kamath & Steinke 2020 (arXiv 2004.00010), proposition 12.
     private, order = PrivacyBody(clip=1.0, noise=5.0, delta=1e-5), np.linspace(1.5, 10, 100_000)
@@ -168,7 +168,7 @@ def test_what_is_spent_is_the_accountants_and_is_no_less_for_a_round_that_came_t
     ledger.append("round", body(opened, epsilon=spent(private, 1)), plant=PLANT)
 
 
-def test_the_audit_finds_a_round_that_was_signed_past_the_rules(ledger: Ledger, opened: Entry) -> None:
+def test_the_audit_finds_a_round_that_breaks_the_rules(ledger: Ledger, opened: Entry) -> None:
     forge(ledger.home, "round", body(opened, before=C), plant=PLANT)
     failed = [check for check in audit(ledger.home).checks if check.passed is False]
     assert [check.name for check in failed] == ["federations"]

@@ -1,4 +1,4 @@
-"""A verifier written from docs/reference/evidence-formats.md alone agrees with ours."""
+"""A verifier written from docs/reference/evidence-formats.md alone agrees with NeoRL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The safety policy: no floor is gone below, no run is laxer, and what a promotion lacks is named."""
+"""Safety policies: minimum strength, checks of runs, and checks of promotions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def changed(**changes: Any) -> SafetyPolicy:
         ({"confidence": 0.99, "max_episodes": 10}, None),
     ],
 )
-def test_a_claim_may_be_stronger_under_the_same_domain_and_nothing_else(change: dict[str, Any], said: str) -> None:
+def test_a_claim_may_only_be_stronger_under_the_same_domain(change: dict[str, Any], said: str) -> None:
     assert lacking(POLICY, CLAIM.model_copy(update=change)) == said
 
 
@@ -74,7 +74,7 @@ def test_a_posterior_is_a_claim_of_its_own(ledger: Ledger) -> None:
     assert lacking(changed(identified=["gain"]), wider) == "calm of the domain must be None (policy), got 1.0"
 
 
-def test_no_floor_is_gone_below(ledger: Ledger) -> None:
+def test_a_draft_is_never_weaker_than_the_floor(ledger: Ledger) -> None:
     """The attack: p0 = .99 at 1 % certifies anything in one episode, and replaces a champion of 1e-3."""
     first = crown(ledger, A)
     weak = CLAIM.model_copy(update={"p0": 0.99, "confidence": 0.01, "max_episodes": 2})
@@ -96,7 +96,7 @@ def test_a_gate_that_the_policy_requires_must_have_passed(ledger: Ledger) -> Non
         put(ledger, approve(ledger, PLANT, said), None)
 
 
-def test_a_gate_beyond_the_usual_ones_must_have_passed_too(ledger: Ledger) -> None:
+def test_an_additional_gate_of_the_policy_must_pass(ledger: Ledger) -> None:
     sign(ledger, changed(gates=[*REQUIRED, "bounds"]), "a reviewer", "first")
     approval = approve(ledger, PLANT, verdict_of(ledger, A))
     with pytest.raises(Refused, match="the policy requires the gate bounds, which the candidate did not pass"):
@@ -126,7 +126,7 @@ def test_two_persons_approve_where_the_policy_says_two(ledger: Ledger) -> None:
     assert approvers(ledger.entries(), promotion) == "Ben, Ada"
 
 
-def test_a_role_that_the_policy_names_must_be_among_them(ledger: Ledger) -> None:
+def test_a_role_required_by_the_policy_must_approve(ledger: Ledger) -> None:
     sign(ledger, changed(approvers=Approvers(count=1, roles=["safety engineer"])), "a reviewer", "first")
     said = verdict_of(ledger, A, "Ada")
     with pytest.raises(Refused, match="an approval as safety engineer is needed, got none"):
@@ -152,7 +152,7 @@ def test_approvals_and_certificates_expire(home: Path) -> None:
     assert put(ledger, approval, None).kind == "promotion"
 
 
-def test_a_change_of_the_policy_is_an_entry_and_voids_what_was_approved_before(ledger: Ledger) -> None:
+def test_a_changed_policy_is_logged_and_voids_earlier_approvals(ledger: Ledger) -> None:
     propose(ledger, A)
     approval = approve(ledger, PLANT, verdict_of(ledger, A))
     entry = sign(ledger, changed(approval_days=7), "a reviewer", "approvals get old")
@@ -205,7 +205,7 @@ def test_nothing_is_promoted_without_a_policy(ledger: Ledger) -> None:
     assert policy_of(ledger.entries(), PLANT) == POLICY
 
 
-def test_a_champion_from_before_a_stricter_policy_serves_on_and_is_said_to(ledger: Ledger) -> None:
+def test_a_champion_from_before_a_stricter_policy_is_reported(ledger: Ledger) -> None:
     first = crown(ledger, A)
     assert before_policy(ledger.entries(), PLANT) is None
     assert draft_of_champion(ledger.entries(), PLANT) == changed(approval_days=90, certificate_days=366).model_copy(
@@ -223,7 +223,7 @@ def test_a_champion_from_before_a_stricter_policy_serves_on_and_is_said_to(ledge
         crown(ledger, B)
 
 
-def test_a_champion_of_before_is_said_to_meet_a_policy_by_its_claim_alone(
+def test_a_champion_from_before_a_policy_is_judged_by_its_claim(
     ledger: Ledger, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It was approved by one person, and the policy asks for two from now on."""
@@ -235,7 +235,7 @@ def test_a_champion_of_before_is_said_to_meet_a_policy_by_its_claim_alone(
     assert " meets the policy, certificate valid until" in capsys.readouterr().out
 
 
-def test_a_statement_that_is_none_is_one_sentence(ledger: Ledger, tmp_path: Path) -> None:
+def test_an_invalid_statement_is_one_sentence(ledger: Ledger, tmp_path: Path) -> None:
     file = tmp_path / "policy.yaml"
     file.write_bytes(policy_yaml(POLICY))
     other = tmp_path / "other.json"
@@ -245,7 +245,7 @@ def test_a_statement_that_is_none_is_one_sentence(ledger: Ledger, tmp_path: Path
             policy_sign(PLANT, file, "why", statement=[path])
 
 
-def test_a_certificate_says_how_it_stands_to_the_policy_in_force(ledger: Ledger) -> None:
+def test_a_certificate_is_compared_with_the_policy_in_force(ledger: Ledger) -> None:
     path = certify(ledger, A)
 
     def said() -> tuple[bool | None, str]:
@@ -259,7 +259,7 @@ def test_a_certificate_says_how_it_stands_to_the_policy_in_force(ledger: Ledger)
     assert said() == (None, "p0 must be at most 0.0001 (policy), got 0.001")
 
 
-def test_an_approval_is_of_a_comparison_with_the_champion_in_force(ledger: Ledger) -> None:
+def test_an_approval_needs_a_comparison_with_the_champion(ledger: Ledger) -> None:
     """A race below the plant's lock left an approval of what was compared with another champion."""
     stale = approve(ledger, PLANT, verdict_of(ledger, B))
     first = crown(ledger, A)
@@ -315,7 +315,7 @@ def test_a_run_may_be_stricter_and_never_laxer(home: Path) -> None:
             hold_run(ledger, reactor_run())
 
 
-def test_a_first_run_that_is_ended_between_file_and_entry_is_resumed(home: Path) -> None:
+def test_a_first_run_killed_before_its_policy_entry_resumes(home: Path) -> None:
     signer = Signer.open(Home(home))
 
     def dies(request: Request) -> Answer:

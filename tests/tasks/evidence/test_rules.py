@@ -1,4 +1,4 @@
-"""Entries that say what is not so: gates without their numbers or certificates, decisions of what never was, times."""
+"""False entries: gates without numbers or certificates, decisions without entries, malformed times."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_verdict_that_its_numbers_contradict_is_refused(ledger: Ledger) -> Non
     refused(ledger, failed.model_copy(update=changes), "gate rollouts must be failed by its evidence, got passed")
 
 
-def test_a_record_that_says_passed_beside_a_failed_gate_is_refused(ledger: Ledger) -> None:
+def test_a_record_that_passed_despite_a_failed_gate_is_refused(ledger: Ledger) -> None:
     own = certificate_of(ledger, A)
     failed = candidate_record(ledger, A, judged.evidence(fallback=own, certificate=own, data=("too few",)))
     refused(ledger, failed.model_copy(update={"passed": True}), "'passed' must be False by the gates, got True")
@@ -82,7 +82,7 @@ def test_a_certificate_of_another_composite_is_refused(ledger: Ledger) -> None:
     refused(ledger, candidate_record(ledger, A, numbers), "the evidence has a certificate of composite")
 
 
-def test_numbers_that_no_attempt_came_to_are_refused(ledger: Ledger) -> None:
+def test_numbers_without_an_attempt_are_refused(ledger: Ledger) -> None:
     own = certificate_of(ledger, A)
     assert own is not None
     better = own.model_copy(update={"episodes": own.episodes + 1000})
@@ -91,7 +91,7 @@ def test_numbers_that_no_attempt_came_to_are_refused(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize(("verdict", "wanted"), [("promoted", "a promotion"), ("shadow", "a shadow")])
-def test_a_decision_of_what_never_was_is_refused(ledger: Ledger, verdict: Verdict, wanted: str) -> None:
+def test_a_decision_without_its_entry_is_refused(ledger: Ledger, verdict: Verdict, wanted: str) -> None:
     """The attack: a retraining that reports say has promoted what nothing promoted, or of another plant."""
     crown(ledger, B)
     for composite, plant, told in (

@@ -1,4 +1,4 @@
-"""The signer process: what it refuses to sign, who can reach it, and that it comes back when it was killed."""
+"""The signer process: refused requests, access to its socket, and restarts after a kill."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_a_promotion_needs_more_than_somebody_elses_approval(home: Path) -> None
         put(ledger, other, None, composite=A)
 
 
-def test_a_certificate_is_signed_for_an_open_attempt_and_counts_that_add_up(home: Path) -> None:
+def test_a_certificate_needs_an_open_attempt_and_consistent_counts(home: Path) -> None:
     ledger = open_ledger(Home(home))
     attempt = attempt_for(ledger, A)
     good = counts(attempt.alpha)
@@ -247,7 +247,7 @@ def test_a_killed_signer_is_started_again(place: Home) -> None:
 
 
 @pytest.mark.parametrize("written", [True, False])
-def test_an_answer_that_was_lost_appends_once(home: Path, written: bool) -> None:
+def test_a_lost_answer_appends_once(home: Path, written: bool) -> None:
     """The signer is lost after it wrote the entry, or before: in both cases there is one entry."""
     signer, left = Signer.open(Home(home)), 1
 
@@ -339,16 +339,14 @@ def test_a_signer_of_other_sources_is_replaced_once(place: Home) -> None:
 
 
 @pytest.mark.slow
-def test_the_signer_and_its_clients_mean_one_ledger(
-    place: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_signer_and_clients_use_one_ledger(place: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Ledger.open(place)
     monkeypatch.setenv("NEORL_LEDGER_URL", f"sqlite:///{tmp_path}/other.db")
     with pytest.raises(Refused, match="another NEORL_LEDGER_URL"):
         Ledger.open(place)
 
 
-def test_an_older_ledger_put_back_is_noticed(home: Path) -> None:
+def test_a_restored_older_ledger_is_noticed(home: Path) -> None:
     place = Home(home)
     ledger = open_ledger(place)
     ledger.append("note", NoteBody(text="1"))
@@ -359,7 +357,7 @@ def test_an_older_ledger_put_back_is_noticed(home: Path) -> None:
         ledger.signed_head()
 
 
-def test_it_ends_with_its_home_and_when_idle(home: Path, tmp_path: Path) -> None:
+def test_the_signer_exits_with_its_home_or_when_idle(home: Path, tmp_path: Path) -> None:
     for name, idle, ends in (("gone", 0.0, "home"), ("idle", 1e-9, "idle")):
         place = Home(tmp_path / name)
         server = Server(Signer.open(place), idle)
@@ -380,7 +378,7 @@ def test_it_ends_with_its_home_and_when_idle(home: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_what_stands_in_the_way_of_a_start_is_one_sentence(place: Home) -> None:
+def test_a_failed_start_of_the_signer_is_one_sentence(place: Home) -> None:
     place.folder()
     place.ledger.write_bytes(b"not a database" * 100)
     with pytest.raises(Refused, match=r"^cannot use the database .* restore it from its backup$"):

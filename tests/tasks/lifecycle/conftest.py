@@ -1,4 +1,4 @@
-"""A ledger under a policy, and a home that MLflow serves."""
+"""A ledger with a policy, and a home that MLflow serves."""
 
 from __future__ import annotations
 

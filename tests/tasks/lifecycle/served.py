@@ -1,4 +1,4 @@
-"""A home of its own on the session's servers, with real versions in MLflow, for what people decide."""
+"""A home on the session's servers with real versions in MLflow, for tests of decisions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each gate before certification is judged by, and that nothing is spent where one of them failed."""
+"""Gates before certification: inputs of each gate, and no spent error probability after a failure."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def names(judgement: Judgement) -> list[str]:
     return [gate.name for gate in judgement.gates if gate.passed is False]
 
 
-def test_what_passes_everywhere_passes_every_gate_before_certification(trained: Trained) -> None:
+def test_good_evidence_passes_every_gate_before_certification(trained: Trained) -> None:
     judgement = judged(trained.found)
     assert [gate.name for gate in judgement.gates if gate.passed] == list(BEFORE_CERTIFICATION)
     assert names(judgement) == []
@@ -133,7 +133,7 @@ def test_the_estimates_are_taken_from_their_own_fields(trained: Trained) -> None
 
 
 @pytest.mark.parametrize("name", BEFORE_CERTIFICATION)
-def test_no_error_probability_is_spent_where_an_earlier_gate_failed(trained: Trained, name: str) -> None:
+def test_no_error_probability_is_spent_after_a_failed_gate(trained: Trained, name: str) -> None:
     home, found, population = trained
     screening = judged(failing(found)[name])
     dataset = sample_record(home.folder("record"))[0].dataset
@@ -143,7 +143,7 @@ def test_no_error_probability_is_spent_where_an_earlier_gate_failed(trained: Tra
     assert Ledger.open(home, write=False).entries() == []
 
 
-def test_a_bundle_is_served_only_where_every_gate_so_far_passed(trained: Trained) -> None:
+def test_a_bundle_is_served_only_if_all_gates_passed(trained: Trained) -> None:
     _, found, population = trained
     # Whoever loads this one says so.
     gone = population.members[0].bundle.model_copy(update={"folder": Path("nowhere")})

@@ -1,4 +1,4 @@
-"""What MLflow's pages say follows from the ledger: no former champion reads like one, nothing waits that does not."""
+"""MLflow's pages agree with the ledger."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def said(ledger: Ledger) -> dict[str, str]:
     return {version: page.tags["neorl.status"] for version, page in pages.items()}
 
 
-def test_each_version_says_what_it_is_now(ledger: Ledger) -> None:
+def test_each_version_shows_its_status(ledger: Ledger) -> None:
     ada = Person("Ada")
     enrol(ledger, ada)
     first, second = proposed(ledger, A, version="1"), proposed(ledger, B, version="2", run_key="2")
@@ -85,7 +85,7 @@ def test_each_version_says_what_it_is_now(ledger: Ledger) -> None:
     assert not of_this_ledger(ledger.entries(), PLANT, "7", A)
 
 
-def test_a_tag_that_says_otherwise_who_decided_is_found(ledger: Ledger) -> None:
+def test_an_altered_tag_is_found(ledger: Ledger) -> None:
     proposed(ledger, A, version="1")
     entries = ledger.entries()
     page = wanted_pages(entries, PLANT, datetime.now(UTC))["1"]
@@ -95,7 +95,7 @@ def test_a_tag_that_says_otherwise_who_decided_is_found(ledger: Ledger) -> None:
     assert stale_pages(entries, PLANT, {"1": forged}) == {"1": (forged, page)}
 
 
-def test_a_description_has_two_parts_and_the_lower_one_is_cut() -> None:
+def test_a_description_has_two_parts() -> None:
     told = "### Status: champion\n\nwho\n\n---\n\n"
     assert split(told + "### The candidate\n\n---\n\nmore") == (told, "### The candidate\n\n---\n\nmore")
     assert split("### The candidate\n\n---\n\n") == ("", "### The candidate\n\n---\n\n")

@@ -1,4 +1,4 @@
-"""The trust root that a project pins, and what an auditor is handed."""
+"""The trust root that a project pins, and the lines for an auditor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.evidence import PLANT, POLICY, signer_at
 from tests.tasks.evidence.people.persons import Person, enrol
 
 
-def test_what_is_pinned_beside_the_home_goes_into_the_project_with_its_key(
+def test_pinned_files_are_copied_into_the_project_with_the_key(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     project = tmp_path / "project" / "trust.yaml"
@@ -48,7 +48,7 @@ def test_what_is_pinned_beside_the_home_goes_into_the_project_with_its_key(
         assert f"also copied: {pinned_file(trust, PLANT)}" in capsys.readouterr().out
 
 
-def test_witnesses_are_copied_along_and_other_keys_are_not_added_to(home: Path, tmp_path: Path) -> None:
+def test_witnesses_are_copied_and_other_keys_are_kept_out(home: Path, tmp_path: Path) -> None:
     with signer_at(Home(home)):
         public = Person("Ada").key.public
         trust = Ledger.open(Home(home)).trust
@@ -65,7 +65,7 @@ def test_witnesses_are_copied_along_and_other_keys_are_not_added_to(home: Path, 
         assert [path.name for path in copied] == ["tsa.pem", "witnesses.yaml"]
 
 
-def test_the_lines_that_are_shown_are_the_whole_trust_root(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_lines_are_the_whole_trust_root(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with signer_at(Home(home)):
         ledger = Ledger.open(Home(home))
         enrol(ledger, Person("Ada"), ["operator"])

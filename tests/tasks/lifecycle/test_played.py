@@ -1,4 +1,4 @@
-"""People's decisions played through by commands, and MLflow's pages looked at after each."""
+"""People's decisions through commands, with MLflow's pages after each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decisions that race, and one that is killed: exactly one champion, and pages that the next command puts right."""
+"""Concurrent and killed decisions: exactly one champion, and pages repaired by the next command."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Held(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.mark.slow
-def test_kill_9_between_the_entry_and_the_alias_is_mended_by_the_next_command(served: Served) -> None:
+def test_a_kill_before_the_alias_is_repaired_by_the_next_command(served: Served) -> None:
     first, second = served.candidate().body["version"], served.candidate().body["version"]
     list_candidates(served.home)
     assert served.said(first, second) == ["waits for approval", "waits for approval"]

@@ -1,4 +1,4 @@
-"""An earlier champion that comes back into service: verified again, by the policy of now, never what was ruled out."""
+"""Rollbacks: verified again, under the current policy, never to a version that was ruled out."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def back(ledger: Ledger, version: str, by: str = "shift engineer") -> Entry:
     return ledger.append("rollback", said(ledger, version, by), plant=PLANT)
 
 
-def test_an_earlier_champion_comes_back_and_what_it_replaces_does_not_by_itself(ledger: Ledger) -> None:
+def test_an_earlier_champion_returns_and_the_replaced_one_does_not(ledger: Ledger) -> None:
     first, second = crowned(ledger, A, "1"), crowned(ledger, B, "2")
     entry = back(ledger, "1")
     entries = ledger.entries()
@@ -90,7 +90,7 @@ def test_an_earlier_champion_comes_back_and_what_it_replaces_does_not_by_itself(
     assert audit(ledger.home).passed
 
 
-def test_after_a_withdrawal_another_earlier_champion_may_come_back_but_not_the_withdrawn_one(ledger: Ledger) -> None:
+def test_an_earlier_champion_may_return_after_a_withdrawal(ledger: Ledger) -> None:
     first = crowned(ledger, A, "1")
     crowned(ledger, B, "2")
     withdraw_champion(ledger.home, PLANT, "2", "shift engineer", "it hunts")
@@ -105,7 +105,7 @@ def test_after_a_withdrawal_another_earlier_champion_may_come_back_but_not_the_w
     assert report.passed, report.failures
 
 
-def test_the_plants_own_controller_takes_over_again_after_a_rollback_took_its_place(ledger: Ledger) -> None:
+def test_the_own_controller_takes_over_after_a_rollback(ledger: Ledger) -> None:
     certify(ledger, C)
     record = candidate_record(ledger, C, version="0", run_key="own", role="fallback")
     alone = tuple(gate for gate in record.gates if gate.name == "fallback")
@@ -117,7 +117,7 @@ def test_the_plants_own_controller_takes_over_again_after_a_rollback_took_its_pl
     assert withdraw_champion(ledger.home, PLANT, "1", "x", "y").takes_over.endswith("version 0")
 
 
-def test_what_never_was_champion_was_rejected_or_is_in_force_is_refused(ledger: Ledger) -> None:
+def test_a_version_that_cannot_be_restored_is_refused(ledger: Ledger) -> None:
     crowned(ledger, A, "1")
     crowned(ledger, B, "2")
     propose(ledger, C, version="3", run_key="3")
@@ -134,7 +134,7 @@ def test_what_never_was_champion_was_rejected_or_is_in_force_is_refused(ledger: 
     assert audit(ledger.home).passed
 
 
-def test_a_rollback_is_compare_and_set_and_somebodys_for_a_reason(ledger: Ledger) -> None:
+def test_a_rollback_is_compare_and_set_with_person_and_reason(ledger: Ledger) -> None:
     crowned(ledger, A, "1")
     crowned(ledger, B, "2")
     stale = said(ledger, "1")
@@ -156,7 +156,7 @@ def policy(**changes: object) -> SafetyPolicy:
     return POLICY.model_copy(update=changes)
 
 
-def test_the_policy_of_now_decides_and_who_rolls_back_counts_as_one_who_approves(ledger: Ledger) -> None:
+def test_the_current_policy_applies_to_a_rollback(ledger: Ledger) -> None:
     crowned(ledger, A, "1", "rule: auto")
     crowned(ledger, B, "2", "Ada")
     sign(ledger, policy(approvers=Approvers(count=1)), "a reviewer", "a person from now on")
@@ -176,7 +176,7 @@ def test_the_policy_of_now_decides_and_who_rolls_back_counts_as_one_who_approves
         back(ledger, "1")
 
 
-def test_who_ran_the_retraining_does_not_approve_its_return(ledger: Ledger) -> None:
+def test_the_author_does_not_approve_a_rollback(ledger: Ledger) -> None:
     crowned(ledger, A, "1", author="Ada")
     crowned(ledger, B, "2")
     sign(ledger, policy(approvers=Approvers(count=2, not_author=True)), "a reviewer", "not who made it")
@@ -185,7 +185,7 @@ def test_who_ran_the_retraining_does_not_approve_its_return(ledger: Ledger) -> N
     assert back(ledger, "1", "Ben").kind == "rollback"
 
 
-def test_an_expired_certificate_is_refused_and_an_old_approval_is_not(home: Path) -> None:
+def test_an_expired_certificate_is_refused_but_not_an_old_approval(home: Path) -> None:
     start = datetime(2030, 3, 1, tzinfo=UTC)
 
     def at(days: int) -> Ledger:
@@ -201,7 +201,7 @@ def test_an_expired_certificate_is_refused_and_an_old_approval_is_not(home: Path
     assert back(at(29), "1").kind == "rollback"
 
 
-def test_who_was_in_force_at_an_instant_with_what_it_rested_on(home: Path) -> None:
+def test_the_champion_at_a_time_is_shown_with_its_evidence(home: Path) -> None:
     start = datetime(2030, 3, 1, 12, tzinfo=UTC)
 
     def at(hours: float) -> Ledger:
@@ -236,7 +236,7 @@ def test_who_was_in_force_at_an_instant_with_what_it_rested_on(home: Path) -> No
     assert [each.by for each in now.approvals] == ["Ada", "Ben"]
 
 
-def test_what_waits_is_listed_with_the_whole_claim(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_waiting_candidates_are_listed_with_their_claim(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     waiting = ledger.entry(propose(ledger, A, version="1", run_key="1"))
     assert run(["candidates", PLANT]) == 0
     head, *claim, page, following = capsys.readouterr().out.splitlines()
@@ -246,7 +246,7 @@ def test_what_waits_is_listed_with_the_whole_claim(ledger: Ledger, capsys: pytes
     assert following == f"  next: neorl approve {PLANT} 1, or neorl reject"
 
 
-def test_the_history_tells_who_was_in_force(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_history_shows_versions_in_force(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     crowned(ledger, A, "1")
     withdraw_champion(ledger.home, PLANT, "1", "Ben", "it hunts")
     assert run(["history", PLANT, "--at", "2999-01-01"]) == 0
@@ -286,7 +286,7 @@ def test_a_rollback_is_verified_and_mlflow_follows(served: Served, capsys: pytes
 
 
 @pytest.mark.slow
-def test_what_was_altered_or_is_gone_does_not_come_back(served: Served) -> None:
+def test_altered_or_missing_files_are_not_restored(served: Served) -> None:
     v1, v2 = _two_champions(served)
     size = served.ledger.head().size
 

@@ -1,4 +1,4 @@
-"""A champion that is taken out of service: at once, for good, and with the plant's own controller in its place."""
+"""Withdrawals: immediate, final, and followed by the plant's own controller."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def own_controller(ledger: Ledger, version: str = "0") -> Entry:
     return ledger.append("candidate", record.model_copy(update={"gates": alone}), plant=PLANT)
 
 
-def test_a_withdrawn_champion_is_none_and_does_not_come_back(ledger: Ledger) -> None:
+def test_a_withdrawn_champion_does_not_come_back(ledger: Ledger) -> None:
     first = crowned(ledger, A, "1")
     done = withdraw_champion(ledger.home, PLANT, "1", "shift engineer", WHY)
     assert (done.entry.body["promotion"], done.entry.body["why"]) == (first.digest, WHY)
@@ -72,7 +72,7 @@ def test_a_withdrawn_champion_is_none_and_does_not_come_back(ledger: Ledger) -> 
 
 
 @pytest.mark.parametrize("registered", [False, True])
-def test_of_two_who_withdraw_at_a_time_the_second_is_told_whose_it_is(ledger: Ledger, registered: bool) -> None:
+def test_the_second_of_two_withdrawals_names_the_first(ledger: Ledger, registered: bool) -> None:
     """Also where the plant's own controller took over by then: it stays in force, and nothing is added."""
     if registered:
         own_controller(ledger)
@@ -113,7 +113,7 @@ def test_the_plants_own_controller_takes_over(ledger: Ledger) -> None:
     assert "no version of it is registered" in withdraw_champion(ledger.home, PLANT, "0", "a", "b").takes_over
 
 
-def test_where_two_must_approve_the_champion_goes_at_once_all_the_same(ledger: Ledger) -> None:
+def test_a_withdrawal_takes_effect_without_further_approvals(ledger: Ledger) -> None:
     own_controller(ledger)
     crowned(ledger, A, "1")
     two = POLICY.model_copy(update={"approvers": Approvers(count=2)})
@@ -131,7 +131,7 @@ def test_where_two_must_approve_the_champion_goes_at_once_all_the_same(ledger: L
         ("1", " ", "y", "a withdrawal needs a person and a reason"),
     ],
 )
-def test_only_the_champion_is_withdrawn_by_somebody_for_a_reason(
+def test_only_the_champion_is_withdrawn_with_person_and_reason(
     ledger: Ledger, version: str, by: str, why: str, said: str
 ) -> None:
     first = crowned(ledger, A, "1")
@@ -149,7 +149,7 @@ def test_a_withdrawal_of_another_than_the_champion_is_found(ledger: Ledger) -> N
     assert {check.name for check in audit(ledger.home).failures} == {"promotions", "champions"}
 
 
-def test_without_a_server_it_is_withdrawn_all_the_same(ledger: Ledger) -> None:
+def test_a_withdrawal_needs_no_server(ledger: Ledger) -> None:
     crowned(ledger, A, "1")
     done = withdraw(ledger.home, PLANT, "1", "shift engineer", WHY)
     assert (done.champion, done.record) == (None, None)
@@ -184,9 +184,7 @@ def test_the_history_shows_all_kinds(ledger: Ledger, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.slow
-def test_whoever_decides_what_stands_already_is_told_whose_decision_that_is(
-    served: Served, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_repeated_decision_names_the_person_who_decided(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = (served.candidate().body["version"] for _ in range(2))
     for verb, version, kind in (("reject", second, "rejection"), ("approve", first, "promotion")):
         assert run([verb, PLANT, version, "--by", "Ada"]) == 0

@@ -1,4 +1,4 @@
-"""A home to back up, for more than one test file."""
+"""A home to back up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A home's backup, and the home that is made of it: whole, verified, or not there at all."""
+"""Backup and restore: complete and verified, or nothing."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_home_is_restored_elsewhere_file_by_file(furnished: Path, archive: Pat
 UNNEEDED = ("cache", "logs", "locks")
 
 
-def test_progress_is_told_in_megabytes_each_once() -> None:
+def test_progress_reports_each_megabyte_once() -> None:
     told: list[tuple[int, int, str]] = []
     count = Megabytes(2_500_000, lambda *said: told.append(said))
     for _ in range(4):
@@ -101,9 +101,7 @@ def test_names_with_odd_characters_come_back(furnished: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("name", "shown"), [(b"a\xff", r"a\\udcff"), (b"a\nb", r"a\\nb"), (b"a\\b", r"a\\\\b")])
-def test_a_name_that_cannot_be_written_down_is_refused(
-    furnished: Path, tmp_path: Path, name: bytes, shown: str
-) -> None:
+def test_a_name_that_cannot_be_stored_is_refused(furnished: Path, tmp_path: Path, name: bytes, shown: str) -> None:
     home = Path(shutil.copytree(furnished, tmp_path / "home"))
     Path(os.fsdecode(os.fsencode(home / "bundles") + b"/" + name)).write_text("x")
     with pytest.raises(BadInput, match=rf"file names must .*, got 'bundles/{shown}'.*: rename it"):
@@ -121,7 +119,7 @@ class Renamed(type(Path())):  # type: ignore[misc]
         return content  # type: ignore[return-value]
 
 
-def test_a_file_that_is_replaced_while_it_is_copied_is_copied_whole(tmp_path: Path) -> None:
+def test_a_file_replaced_during_the_copy_is_copied_completely(tmp_path: Path) -> None:
     (tmp_path / "status.json").write_bytes(b"the whole of what was there")
     (tmp_path / "shorter").write_bytes(b"less")
     header = Header(format=1, layout=2, neorl="", made="", root="", files=1, size=1, entries=0, left_out=())
@@ -176,7 +174,7 @@ def one(name: str, to: str, data: bytes | None) -> Callable[[tarfile.TarInfo, by
         (one(HEADER, HEADER, b"{}"), "is truncated or altered"),
     ],
 )
-def test_a_damaged_backup_is_refused_and_nothing_is_put_in_place(
+def test_a_damaged_backup_is_refused_and_restores_nothing(
     archive: Path, tmp_path: Path, change: Callable[[tarfile.TarInfo, bytes], tuple[str, bytes] | None], said: str
 ) -> None:
     with pytest.raises(Refused, match=said):
@@ -184,7 +182,7 @@ def test_a_damaged_backup_is_refused_and_nothing_is_put_in_place(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["changed.tar", "home.tar"]
 
 
-def test_a_flipped_bit_a_short_file_and_another_file_are_refused(archive: Path, tmp_path: Path) -> None:
+def test_flipped_bits_and_short_or_foreign_files_are_refused(archive: Path, tmp_path: Path) -> None:
     data = bytearray(archive.read_bytes())
     data[len(data) // 2] ^= 1
     for content in (bytes(data), archive.read_bytes()[: len(data) // 2], b"no tar at all", b""):
@@ -195,7 +193,7 @@ def test_a_flipped_bit_a_short_file_and_another_file_are_refused(archive: Path, 
         restore(tmp_path / "none.tar", tmp_path / "new", silent)
 
 
-def test_only_an_empty_folder_becomes_a_home_and_only_a_new_file_a_backup(
+def test_backups_need_a_new_file_and_restores_an_empty_folder(
     furnished: Path, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "held").mkdir()
@@ -242,9 +240,7 @@ def killed(module: str, function: str, call: str) -> None:
 
 
 @pytest.mark.parametrize("function", ["_read_sums", "_put_in_place"])
-def test_kill_9_leaves_nothing_half_restored_and_the_same_command_completes(
-    archive: Path, tmp_path: Path, function: str
-) -> None:
+def test_a_killed_restore_leaves_nothing_and_can_be_repeated(archive: Path, tmp_path: Path, function: str) -> None:
     call = f"restore(Path({str(archive)!r}), Path({str(tmp_path / 'new')!r}), lambda *_: None)"
     killed("restore", function, call)
     assert not (tmp_path / "new").exists()
@@ -265,7 +261,7 @@ def test_kill_9_leaves_no_half_backup(furnished: Path, tmp_path: Path) -> None:
     assert list(furnished.glob(".backup.*")) == []
 
 
-def test_a_backup_while_others_append_is_of_one_moment(tmp_path: Path) -> None:
+def test_a_backup_during_appends_is_consistent(tmp_path: Path) -> None:
     """Heads, which the signer writes after each entry, never know more entries than the ledger beside them."""
     home = Home(tmp_path / "home")
     furnished_home(home.root)
@@ -299,7 +295,7 @@ def test_a_backup_while_others_append_is_of_one_moment(tmp_path: Path) -> None:
     assert sizes[-1] > 15
 
 
-def test_what_the_ledger_names_and_the_home_lacks_is_told_at_once(
+def test_damaged_and_missing_files_are_reported_by_the_backup(
     furnished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = Path(shutil.copytree(furnished, tmp_path / "home"))

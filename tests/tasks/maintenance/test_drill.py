@@ -1,4 +1,4 @@
-"""The restore drill: a home with its servers is backed up while they run, wiped, and restored elsewhere."""
+"""The restore drill: back up a running home, wipe it, and restore it at another path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Homes of other versions: opened, migrated after a backup, or refused with the command that does it."""
+"""Homes of other versions: opened, migrated after a backup, or refused with the command to run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     return Home(root)
 
 
-def test_a_new_home_says_its_layout_and_an_old_one_is_not_relabelled(tmp_path: Path, old: Home) -> None:
+def test_a_new_home_states_its_layout_and_an_old_one_keeps_it(tmp_path: Path, old: Home) -> None:
     fresh = Home(tmp_path / "fresh")
     assert fresh.layout == LAYOUT
     fresh.folder("datasets")
@@ -42,7 +42,7 @@ def test_a_new_home_says_its_layout_and_an_old_one_is_not_relabelled(tmp_path: P
     assert (old.layout, (old.root / "layout").exists()) == (1, False)
 
 
-def test_an_old_home_opens_and_is_migrated_after_a_backup(
+def test_an_old_home_opens_and_migrates_after_a_backup(
     old: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["audit", "verify"]) == 0
@@ -62,9 +62,7 @@ def test_an_old_home_opens_and_is_migrated_after_a_backup(
     assert len(list(tmp_path.glob("*.tar"))) == 1
 
 
-def test_a_home_of_a_newer_version_is_refused_by_every_command_but_the_doctor(
-    old: Home, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_home_of_a_newer_version_is_refused_except_by_doctor(old: Home, capsys: pytest.CaptureFixture[str]) -> None:
     old.write_layout(LAYOUT + 1)
     for words in (["audit", "verify"], ["status"], ["candidates"], ["migrate"], ["backup", "x.tar"]):
         assert run(words) == 1
@@ -76,7 +74,7 @@ def test_a_home_of_a_newer_version_is_refused_by_every_command_but_the_doctor(
         Home.locate()
 
 
-def test_a_home_that_is_too_old_is_refused_with_the_command(old: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_too_old_home_is_refused_with_the_command(old: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(homes, "OLDEST", 2)
     with pytest.raises(Refused, match=r"has layout 1, this version needs at least 2: run 'neorl migrate', which"):
         Home.locate()
@@ -129,7 +127,7 @@ def test_mlflows_own_database_is_brought_along_after_a_backup(
 
 
 @pytest.mark.slow
-def test_what_is_no_database_of_mlflow_is_one_sentence(old: Home) -> None:
+def test_an_invalid_mlflow_database_is_one_sentence(old: Home) -> None:
     database = old.folder("mlflow") / "mlflow.db"
     database.write_bytes(b"no database, but long enough to be read as one" * 100)
     with pytest.raises(Refused, match=r"mlflow\.db is no database of MLflow, got .*: restore the home"):

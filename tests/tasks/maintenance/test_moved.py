@@ -1,4 +1,4 @@
-"""A home in another place: what the ledger names by whole paths is looked up where the home is now."""
+"""A moved home: absolute paths in the ledger are resolved at the new place."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def dataset(store: Path, digest: str) -> Dataset:
     )
 
 
-def test_drift_is_measured_against_the_dataset_where_it_lies_now(home: Path) -> None:
+def test_drift_uses_the_dataset_at_its_present_path(home: Path) -> None:
     before, now = Path("/before/home/datasets") / PLANT, home / "datasets" / PLANT
     ledger = open_ledger(Home(home))
     candidate = ledger.entry(propose(ledger, "a" * 64, dataset=dataset(before, "d" * 64)))

@@ -1,4 +1,4 @@
-"""What a home may lose, and what it never loses: whatever an entry of the ledger names."""
+"""Removal of unneeded files; files named by the ledger always stay."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     return Home(tmp_path / "home")
 
 
-def test_nothing_goes_of_a_home_that_is_in_order_whatever_its_age(home: Home) -> None:
+def test_nothing_needed_is_removed_at_any_age(home: Home) -> None:
     aged(home.root)
     assert paths(home, 1.0, remove=True) == []
     assert audit(home).passed
 
 
-def test_leftovers_checkpoints_and_logs_go_and_the_rest_stays(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_leftovers_checkpoints_and_logs_are_removed(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     aged(write_atomic(home.root / "bundles" / ".composite.npz.a1b2c3d4", b"12345"))
     write_atomic(home.root / "bundles" / ".composite.npz.e5f6g7h8", b"being written now")
     write_atomic(home.root / ".backup.x1y2z3" / "ledger.db", b"123")
@@ -109,7 +109,7 @@ def test_leftovers_checkpoints_and_logs_go_and_the_rest_stays(home: Home, capsys
     assert audit(home).passed
 
 
-def test_windows_of_backfills_and_logs_of_sites_go_and_what_came_to_the_watched_folder_stays(home: Home) -> None:
+def test_windows_and_site_logs_are_removed_but_watched_files_stay(home: Home) -> None:
     old, incoming = home.root / "backfill" / PLANT, home.root / "incoming" / PLANT
     for path in (old / "a.parquet", old / "b.csv", incoming / ".historian.csv.filepart", incoming / "historian.csv"):
         aged(write_atomic(path, b"rows"), 31)
@@ -124,7 +124,7 @@ def test_windows_of_backfills_and_logs_of_sites_go_and_what_came_to_the_watched_
     assert paths(home) == []
 
 
-def test_what_a_killed_process_was_writing_is_known_as_a_leftover(home: Home) -> None:
+def test_files_of_a_killed_process_are_leftovers(home: Home) -> None:
     made = home.folder("made")
     # Two that write one file at a time do not meet, and the last one's stays.
     with writing(made / "log.csv") as first, writing(made / "log.csv") as second, Flat(made / "log.hdf5", ()):
@@ -140,7 +140,7 @@ def test_what_a_killed_process_was_writing_is_known_as_a_leftover(home: Home) ->
     assert paths(home, remove=True) == [f"made/{name}" for name in left]
 
 
-def test_checkpoints_of_what_a_fleet_shares_go_once_its_weights_are_kept(home: Home) -> None:
+def test_shared_checkpoints_are_removed_once_the_weights_are_kept(home: Home) -> None:
     for key, kept in (("aaaa", True), ("bbbb", False)):
         write_atomic(home.root / "checkpoints" / PLANT / f"{key}-2000" / "steps" / "1" / "state", b"x")
         aged(write_json(home.root / "starts" / "reactors" / f"{key}.json", {"start": f"of {key}", "datasets": []}), 30)
@@ -151,7 +151,7 @@ def test_checkpoints_of_what_a_fleet_shares_go_once_its_weights_are_kept(home: H
     assert (home.root / "starts" / "of aaaa.npz").exists()
 
 
-def test_a_plant_that_a_run_holds_and_a_backup_that_goes_on_are_left_alone(home: Home) -> None:
+def test_locked_plants_and_running_backups_are_left_alone(home: Home) -> None:
     write_atomic(home.root / "checkpoints" / PLANT / "aaaa-2000" / "state", b"x")
     aged(write_atomic(home.root / "runs" / PLANT / "populations" / "aaaa" / "curves.npz", b"curves"))
     write_atomic(home.root / ".backup.x1y2z3" / "ledger.db", b"123")
@@ -161,7 +161,7 @@ def test_a_plant_that_a_run_holds_and_a_backup_that_goes_on_are_left_alone(home:
     assert paths(home) == [".backup.x1y2z3", f"checkpoints/{PLANT}/aaaa-2000"]
 
 
-def test_datasets_that_no_entry_speaks_of_go_but_no_shard_of_one_that_stays(home: Home) -> None:
+def test_unnamed_datasets_are_removed_but_shared_shards_stay(home: Home) -> None:
     store = home.root / "datasets" / PLANT
     kept = dataset(home, 1.0)
     longer = dataset(home, 100.0, StoredDataset.open(store, kept))
@@ -189,9 +189,7 @@ def test_datasets_that_no_entry_speaks_of_go_but_no_shard_of_one_that_stays(home
     assert paths(home, 365.0) == []
 
 
-def test_a_dataset_that_an_entry_names_while_other_things_are_looked_at_stays(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dataset_named_meanwhile_is_kept(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     store = home.root / "datasets" / PLANT
     digest = dataset(home, 1.0)
     ledger = open_ledger(home)
@@ -209,7 +207,7 @@ def test_a_dataset_that_an_entry_names_while_other_things_are_looked_at_stays(
     assert audit(home).passed
 
 
-def test_without_a_ledger_that_can_be_read_nothing_goes(home: Home) -> None:
+def test_nothing_is_removed_without_a_readable_ledger(home: Home) -> None:
     aged(write_atomic(home.root / "logs" / "mlflow.log", b"old"))
     home.ledger.write_bytes(b"no database, but long enough to be read as one" * 100)
     with pytest.raises(Refused, match="the ledger cannot be read"):

@@ -1,4 +1,4 @@
-"""What a backup is made of: copies of databases, and what belongs to a home and lies elsewhere."""
+"""Content of a backup: copies of databases, and descriptions of external state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def sqlite_file(path: Path) -> Path:
     return path
 
 
-def test_what_servers_keep_by_settings_elsewhere_is_told_without_passwords(
+def test_external_state_is_listed_without_passwords(
     furnished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = Path(shutil.copytree(furnished, tmp_path / "home"))
@@ -65,7 +65,7 @@ def members(home: Path, archive: Path) -> tuple[list[str], tuple[str, ...]]:
         return tar.getnames(), done.left_out
 
 
-def test_links_are_followed_by_none_and_each_is_told(furnished: Path, tmp_path: Path) -> None:
+def test_links_are_not_followed_and_are_listed(furnished: Path, tmp_path: Path) -> None:
     home, disk = Path(shutil.copytree(furnished, tmp_path / "home")), tmp_path / "disk"
     disk.mkdir()
     for name in ("bundles", "mlflow"):
@@ -86,7 +86,7 @@ def test_links_are_followed_by_none_and_each_is_told(furnished: Path, tmp_path: 
     assert "bundles/a/composite.json is missing" in done.damaged
 
 
-def test_a_database_is_copied_with_what_is_in_its_write_ahead_log(tmp_path: Path) -> None:
+def test_a_database_is_copied_with_its_write_ahead_log(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "live.db", isolation_level=None)) as writer:
         writer.execute("PRAGMA journal_mode=WAL")
         writer.execute("CREATE TABLE t (x)")
@@ -101,7 +101,7 @@ def test_a_database_is_copied_with_what_is_in_its_write_ahead_log(tmp_path: Path
     assert [path.name for path in (tmp_path / "copy").iterdir()] == ["it.db"]
 
 
-def test_a_ledger_in_another_database_comes_along_as_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_in_another_database_is_copied_as_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows are read through SQLAlchemy; here the other database is another SQLite file."""
     monkeypatch.setenv("NEORL_LEDGER_URL", f"sqlite:///{tmp_path / 'team.db'}")
     ledger = furnished_home(tmp_path / "home")

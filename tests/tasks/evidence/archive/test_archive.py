@@ -1,4 +1,4 @@
-"""An archive is checked by us and by a script without us: both find what is changed, and hostile ones are refused."""
+"""Archives are verified by NeoRL and by a script without NeoRL: both find changes and refuse hostile archives."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def packed(path: Path, files: Files, *, listed: bool = True) -> Path:
     return path
 
 
-def test_both_verifiers_hold_an_archive_on_a_machine_without_the_home(
+def test_both_verifiers_accept_an_archive_without_the_home(
     made: tuple[Ledger, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ledger, archive = made
@@ -106,7 +106,7 @@ def test_both_verifiers_hold_an_archive_on_a_machine_without_the_home(
     assert "which prove no identity" in told["trust"].detail
 
 
-def test_the_same_ledger_gives_the_same_bytes_and_nothing_private(made: tuple[Ledger, Path], tmp_path: Path) -> None:
+def test_archives_are_reproducible_and_contain_nothing_private(made: tuple[Ledger, Path], tmp_path: Path) -> None:
     ledger, archive = made
     again = export(ledger.home, tmp_path / "again.tar")
     assert (tmp_path / "again.tar").read_bytes() == archive.read_bytes()
@@ -222,9 +222,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_with_a_list_that_fits_it_is_found_by_both(
-    made: tuple[Ledger, Path], tmp_path: Path, change: str
-) -> None:
+def test_a_change_with_a_matching_list_is_found_by_both(made: tuple[Ledger, Path], tmp_path: Path, change: str) -> None:
     ledger, archive = made
     changed = packed(tmp_path / "changed.tar", CHANGES[change](unpacked(archive)))  # type: ignore[operator]
     assert packed(tmp_path / "same.tar", unpacked(archive)).read_bytes() == archive.read_bytes()
@@ -233,7 +231,7 @@ def test_a_change_with_a_list_that_fits_it_is_found_by_both(
     assert outside(changed, ledger.home.trust).startswith("failed: ")
 
 
-def test_an_archive_of_another_key_is_not_ours(made: tuple[Ledger, Path], tmp_path: Path) -> None:
+def test_an_archive_of_another_key_is_refused(made: tuple[Ledger, Path], tmp_path: Path) -> None:
     other = furnished_home(tmp_path / "other")
     export(other.home, tmp_path / "other.tar")
     ledger, _ = made
@@ -290,7 +288,7 @@ def test_hostile_members_are_refused_and_write_nothing(tmp_path: Path, info: tar
     assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["hostile.tar"]
 
 
-def test_bombs_and_what_is_no_archive_are_refused(made: tuple[Ledger, Path], tmp_path: Path) -> None:
+def test_bombs_and_invalid_archives_are_refused(made: tuple[Ledger, Path], tmp_path: Path) -> None:
     _, archive = made
     # A header that tells of eight gigabytes, and none behind it: nothing is set aside for them.
     info = member("large")
@@ -314,7 +312,7 @@ def test_bombs_and_what_is_no_archive_are_refused(made: tuple[Ledger, Path], tmp
         verify_archive(OUTSIDE)
 
 
-def test_what_cannot_be_exported_is_one_sentence(
+def test_a_failed_export_is_one_sentence(
     made: tuple[Ledger, Path], tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ledger, _ = made
@@ -329,7 +327,7 @@ def test_what_cannot_be_exported_is_one_sentence(
     assert sorted(os.listdir(tmp_path)) == ["copy"]
 
 
-def test_the_script_is_one_that_is_read_in_a_quarter_of_an_hour() -> None:
+def test_the_script_is_short_enough_to_read() -> None:
     text = OUTSIDE.read_text()
     assert len(text.splitlines()) <= 160
     assert importlib.util.find_spec("cryptography")

@@ -1,4 +1,4 @@
-"""The audit on a small real home: what passes, and that every alteration is found and named."""
+"""The audit on a small real home: an untouched home passes, and every alteration is found and named."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_files_that_are_gone_moved_or_overwritten_are_named(copied: Home) -> Non
     assert "composite.npz (bundle/composite.npz, named by ledger entry 2): outside the home" in found
 
 
-def test_a_later_file_in_a_folder_that_an_entry_names_whole_is_found(copied: Home) -> None:
+def test_a_file_added_to_a_named_folder_is_found(copied: Home) -> None:
     (copied.root / "bundles" / "a" / "sub").mkdir()
     (copied.root / "bundles" / "a" / "sub" / "later.py").write_text("print('executed')")
     found = named(audit(copied))
@@ -148,7 +148,7 @@ def test_every_file_that_mlflow_serves_is_followed(copied: Home, attack: Callabl
 
 
 @pytest.mark.parametrize("beside", ["0", "2", "z"])
-def test_an_untouched_copy_of_a_model_hides_no_altered_one(copied: Home, beside: str) -> None:
+def test_an_untouched_copy_does_not_hide_an_altered_model(copied: Home, beside: str) -> None:
     """The attack: MLflow serves the folder of experiment 1, and the audit finds another of the same name first."""
     folder = served_folder(copied)
     experiments = folder.parents[3]
@@ -157,7 +157,7 @@ def test_an_untouched_copy_of_a_model_hides_no_altered_one(copied: Home, beside:
     assert "policy_model.py: expected SHA-256" in named(audit(copied))
 
 
-def test_a_policy_logged_as_the_plants_own_controller_is_found(copied: Home) -> None:
+def test_a_policy_logged_as_the_own_controller_is_found(copied: Home) -> None:
     """It would need one gate in place of eight. The plant's own controller itself is none of it."""
     ledger = open_ledger(copied)
     reactor = PLANTS[PLANT]
@@ -210,7 +210,7 @@ def test_a_ledger_whose_own_head_was_taken_away_fails(copied: Home, keep: int) -
 
 
 @pytest.mark.parametrize("text", ["", "hello", "{}"])
-def test_heads_that_are_none_are_refused(furnished: Home, text: str) -> None:
+def test_invalid_heads_are_refused(furnished: Home, text: str) -> None:
     assert "head 1: invalid signed envelope" in named(audit(furnished, [text]))
 
 
@@ -319,7 +319,7 @@ def test_a_certificate_of_another_attempt_is_found(copied: Home) -> None:
 
 
 @pytest.mark.parametrize(("changed", "to"), OTHERWISE.items())
-def test_a_result_that_says_more_than_its_certificate_is_found(copied: Home, changed: str, to: object) -> None:
+def test_a_result_that_exceeds_its_certificate_is_found(copied: Home, changed: str, to: object) -> None:
     """A failed test logged as passed before all; the certificate is this attempt's own, and true."""
     attempt = opened(copied)
     failed = counts(attempt.alpha, (1,), episodes=4000)
@@ -334,7 +334,7 @@ def test_a_passed_result_without_a_certificate_is_found(copied: Home) -> None:
     assert "attempts: ledger entry 18: the passed result of attempt" in named(report)
 
 
-def test_a_certificate_that_was_never_true_is_found(copied: Home) -> None:
+def test_a_false_certificate_is_found(copied: Home) -> None:
     """The ledger names its very bytes, but the verdict does not follow from the counts."""
     attempt, ledger = opened(copied), open_ledger(copied)
     secret, record = read_secret(seed_file(copied, attempt.entry)), ledger.entries("seed")[-1]
@@ -352,7 +352,7 @@ def test_a_certificate_that_was_never_true_is_found(copied: Home) -> None:
 
 
 @pytest.mark.parametrize(("part", "field"), [("materials", "dataset"), ("materials", "config"), ("attempt", "opened")])
-def test_a_certificate_that_names_other_inputs_than_its_attempt_is_found(copied: Home, part: str, field: str) -> None:
+def test_a_certificate_with_other_inputs_than_its_attempt_is_found(copied: Home, part: str, field: str) -> None:
     """Its counts are true, and the holder of the key signed it: only the attempt's entry says otherwise."""
     attempt, ledger = opened(copied), open_ledger(copied)
     true = counts(attempt.alpha)

@@ -1,4 +1,4 @@
-"""`make redteam` on a small home: every attack is refused or found, for the reason that it is named for."""
+"""`make redteam` on a small home: every attack is refused or found for the expected reason."""
 
 from __future__ import annotations
 

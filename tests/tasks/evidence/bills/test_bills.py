@@ -1,4 +1,4 @@
-"""Bills of materials: valid by CycloneDX's own schema, and true to the ledger, the files and the lock."""
+"""Bills of materials: valid against the CycloneDX schema, and consistent with ledger, files and lock."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_versions_bill_names_all_that_it_rests_on(ledger: Ledger) -> None:
     assert "-" not in {m["value"] for m in card["quantitativeAnalysis"]["performanceMetrics"]}
 
 
-def test_the_certificate_in_a_bill_is_the_one_that_was_signed(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_bill_contains_the_signed_certificate(ledger: Ledger, tmp_path: Path) -> None:
     bill = held(model_bill(ledger.home, ledger, PLANT, "7", "1.2").text())
     (claim,), (evidence,) = bill["declarations"]["claims"], bill["declarations"]["evidence"]
     assert (claim["target"], claim["evidence"]) == (bill["metadata"]["component"]["bom-ref"], [evidence["bom-ref"]])
@@ -93,7 +93,7 @@ def test_the_certificate_in_a_bill_is_the_one_that_was_signed(ledger: Ledger, tm
     assert reference["hashes"][0]["content"] == hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def test_a_process_without_a_simulator_claims_nothing(ledger: Ledger) -> None:
+def test_a_log_only_plant_claims_nothing(ledger: Ledger) -> None:
     home = ledger.home
     bundle = home.root / "bundles" / "mill"
     record = judged_record("mill", write_bundle(bundle), process_evidence(), shadow_days=30)
@@ -111,7 +111,7 @@ def test_a_process_without_a_simulator_claims_nothing(ledger: Ledger) -> None:
     assert (gain["value"], gain["confidenceInterval"]) == ("0.15", {"lowerBound": "0.1", "upperBound": "0.2"})
 
 
-def test_a_file_that_is_not_as_the_ledger_says_has_no_bill(ledger: Ledger) -> None:
+def test_a_file_that_differs_from_the_ledger_has_no_bill(ledger: Ledger) -> None:
     shard = ledger.home.root / "datasets" / PLANT / "shards" / "s.h5"
     shard.write_bytes(b"Rows")
     with pytest.raises(Refused, match=r"datasets/chemical_reactor/shards/s\.h5 must have SHA-256"):
@@ -123,7 +123,7 @@ def test_a_file_that_is_not_as_the_ledger_says_has_no_bill(ledger: Ledger) -> No
         model_bill(ledger.home, ledger, PLANT, "8", "1.2")
 
 
-def test_the_bill_of_the_lock_has_every_package_with_its_hashes() -> None:
+def test_the_lock_bill_has_every_package_with_hashes() -> None:
     bill = held(lock_bill(LOCK, "1.2").text())
     lines = LOCK.read_text().splitlines()
     pins = [line.split(" ;")[0].rstrip(" \\") for line in lines if "==" in line and not line.startswith(" ")]
@@ -143,12 +143,12 @@ def test_package_urls_follow_the_rules_for_pypi(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"numpy>=2\n", b"    --hash=sha256:00\n", b"\xff", b"-r other.txt\n"])
-def test_what_is_no_lock_file_is_one_sentence(tmp_path: Path, text: bytes) -> None:
+def test_an_invalid_lock_file_is_one_sentence(tmp_path: Path, text: bytes) -> None:
     with pytest.raises(BadInput, match=r"'make lock' writes|name one with --lock"):
         read_lock(write_atomic(tmp_path / "lock", text))
 
 
-def test_the_command_writes_one_and_says_where(
+def test_the_command_writes_a_bill_and_names_its_file(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

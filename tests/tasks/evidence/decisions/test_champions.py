@@ -1,4 +1,4 @@
-"""Promotion: certified, approved, by compare-and-set, and never otherwise."""
+"""Promotions: certified, approved, and compare-and-set."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_last_promotion_is_champion(ledger: Ledger) -> None:
     assert champion(history, PLANT, at="2999-12-31") == second
 
 
-def test_who_was_champion_at_a_date(ledger: Ledger) -> None:
+def test_the_champion_at_a_date(ledger: Ledger) -> None:
     def at(instant: datetime) -> Ledger:
         return open_ledger(ledger.home, clock=lambda: instant)
 
@@ -113,7 +113,7 @@ def test_a_rejection_takes_an_approval_back(ledger: Ledger) -> None:
     assert open_approvals(ledger.entries(), PLANT, A) == []
 
 
-def test_what_a_person_rejected_is_not_promoted_on_a_later_approval(ledger: Ledger) -> None:
+def test_a_rejected_candidate_is_not_promoted_by_a_later_approval(ledger: Ledger) -> None:
     """The attack: whoever holds the home approves again, as somebody else, what Ada has rejected."""
     reject(ledger, PLANT, verdict(ledger, A, "Ada", "too aggressive"))
     with pytest.raises(Refused, match=r"composite aaaaaaaaaaaa of .* was ruled out: Ada rejected \(too aggress"):
@@ -151,7 +151,7 @@ def test_a_decision_names_the_version_of_its_candidate(ledger: Ledger, version: 
     assert {check.name for check in audit(ledger.home).failures} == {"promotions"}
 
 
-def test_a_rejection_is_of_a_logged_candidate_and_not_of_the_champion(ledger: Ledger) -> None:
+def test_a_rejection_needs_a_logged_candidate_that_is_not_champion(ledger: Ledger) -> None:
     twin = propose(ledger, B)
     crown(ledger, B)
     for composite, candidate in ((A, ""), (A, twin), ("c" * 64, "f" * 64)):

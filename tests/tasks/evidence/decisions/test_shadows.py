@@ -1,4 +1,4 @@
-"""Shadows in the ledger: who may run beside a process, for how long, and that no process ever has a champion."""
+"""Shadows of log-only plants: approval, duration, and no champions."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_an_approved_candidate_runs_in_shadow_for_its_days(ledger: Ledger, clock
         promote_candidate(ledger.home, candidate, "again", "", clock)
 
 
-def test_who_has_a_key_extends_it_with_that_key(ledger: Ledger, clock: Clock) -> None:
+def test_a_person_with_a_key_signs_an_extension(ledger: Ledger, clock: Clock) -> None:
     """The attack: whoever holds the home lets a shadow run on in the name of somebody else, who has a key."""
     entry, ada = begun(ledger), Person("Ada")
     enrol(ledger, ada)
@@ -115,7 +115,7 @@ def test_who_has_a_key_extends_it_with_that_key(ledger: Ledger, clock: Clock) ->
         ledger.append("extension", signed, plant=PROCESS)
 
 
-def test_a_person_extends_it_from_its_end_or_from_now_where_it_has_ended(ledger: Ledger, clock: Clock) -> None:
+def test_an_extension_counts_from_the_end_or_from_now(ledger: Ledger, clock: Clock) -> None:
     entry = begun(ledger)
     extension = shadows.ExtensionBody(shadow=entry.digest, days=10, by="shift engineer")
     ledger.append("extension", extension, plant=PROCESS)
@@ -147,7 +147,7 @@ def test_a_rejection_ends_it(ledger: Ledger) -> None:
         promote_candidate(ledger.home, ledger.entry(entry.body["candidate"]), "somebody else", "")
 
 
-def test_a_newer_candidate_replaces_it_and_one_judged_against_another_does_not(ledger: Ledger) -> None:
+def test_a_newer_candidate_replaces_a_shadow_if_compared_with_it(ledger: Ledger) -> None:
     stale = logged(ledger, B)
     first = begun(ledger)
     with pytest.raises(Refused, match="is in force: retrain"):
@@ -156,7 +156,7 @@ def test_a_newer_candidate_replaces_it_and_one_judged_against_another_does_not(l
     assert promote_candidate(ledger.home, fresh, "shift engineer", "").body["replaces"] == first.digest
 
 
-def test_a_process_never_has_a_champion(ledger: Ledger) -> None:
+def test_a_log_only_plant_never_has_a_champion(ledger: Ledger) -> None:
     """Not even where somebody approves it, and forges the promotion with the key."""
     candidate = logged(ledger, A)
     verdict = approvals.VerdictBody(composite=A, by="somebody", candidate=candidate.digest)
@@ -171,7 +171,7 @@ def test_a_process_never_has_a_champion(ledger: Ledger) -> None:
     assert [check.name for check in failures] == ["promotions"]
 
 
-def test_a_simulated_plant_cannot_pass_for_a_process(ledger: Ledger) -> None:
+def test_a_simulated_plant_cannot_pass_as_log_only(ledger: Ledger) -> None:
     with pytest.raises(Refused, match="chemical_reactor has a simulator, got evidence of a log-only plant"):
         ledger.append("candidate", record(A), plant=PLANT)
 
@@ -183,7 +183,7 @@ def test_a_missing_gate_is_refused(ledger: Ledger, name: str) -> None:
         logged(ledger, A, gates=gates)
 
 
-def test_a_shadow_needs_gates_passed_and_an_approval_of_its_own(ledger: Ledger) -> None:
+def test_a_shadow_needs_passed_gates_and_its_own_approval(ledger: Ledger) -> None:
     failed = logged(ledger, A, evidence=judged.process_evidence(supported=False))
     with pytest.raises(Refused, match="failed ope"):
         promote_candidate(ledger.home, failed, "shift engineer", "")
@@ -200,7 +200,7 @@ def test_a_shadow_needs_gates_passed_and_an_approval_of_its_own(ledger: Ledger) 
         ledger.append("shadow", body.model_copy(update={"replaces": first.digest}), plant=PROCESS)
 
 
-def test_a_review_begins_no_shadow(ledger: Ledger) -> None:
+def test_a_review_starts_no_shadow(ledger: Ledger) -> None:
     """Who signs that they reviewed a candidate approves nothing: neither the task nor the signer takes it for one."""
     candidate = logged(ledger, A)
     review = promote_candidate(ledger.home, candidate, "a colleague", "read", reviewed=True)
@@ -213,7 +213,7 @@ def test_a_review_begins_no_shadow(ledger: Ledger) -> None:
     assert [check.name for check in audit(ledger.home).failures] == ["shadows"]
 
 
-def test_a_shadow_is_the_very_composite_of_a_process_that_was_approved(ledger: Ledger) -> None:
+def test_a_shadow_is_exactly_the_approved_composite(ledger: Ledger) -> None:
     candidate = logged(ledger, A)
     verdict = approvals.VerdictBody(composite=A, by="somebody", candidate=candidate.digest)
     approval = verdicts.approve(ledger, PROCESS, verdict)
@@ -226,7 +226,7 @@ def test_a_shadow_is_the_very_composite_of_a_process_that_was_approved(ledger: L
     assert ledger.append("shadow", body.model_copy(update={"composite": A}), plant=PROCESS).kind == "shadow"
 
 
-def test_what_a_person_rejected_runs_in_no_shadow_on_a_later_approval(ledger: Ledger) -> None:
+def test_a_rejected_composite_runs_in_no_later_shadow(ledger: Ledger) -> None:
     candidate = logged(ledger, A)
     said = approvals.VerdictBody(composite=A, by="somebody", candidate=candidate.digest)
     verdicts.reject(ledger, PROCESS, said.model_copy(update={"by": "Ada"}))
@@ -253,7 +253,7 @@ def comparison(shadow: str, **changes: Any) -> ShadowComparison:
     return judged.shadow_comparison(shadow, DATASET, **changes)
 
 
-def test_a_comparison_is_of_a_logged_shadow_and_follows_from_its_numbers(ledger: Ledger) -> None:
+def test_a_comparison_follows_from_a_logged_shadow_and_its_numbers(ledger: Ledger) -> None:
     entry = begun(ledger)
     found = comparison(entry.digest)
     ledger.append("comparison", found, plant=PROCESS)
@@ -279,7 +279,7 @@ def test_a_comparison_is_of_a_logged_shadow_and_follows_from_its_numbers(ledger:
     assert audit(ledger.home).passed
 
 
-def test_a_drift_is_from_what_was_in_force_and_follows_from_its_numbers(ledger: Ledger) -> None:
+def test_a_drift_follows_from_the_version_in_force_and_its_numbers(ledger: Ledger) -> None:
     entry = begun(ledger)
     found = judged.drift_record(entry.digest, DATASET, B)
     ledger.append("drift", found, plant=PROCESS)
@@ -300,7 +300,7 @@ def test_a_drift_is_from_what_was_in_force_and_follows_from_its_numbers(ledger: 
     assert [check.name for check in audit(ledger.home).failures] == ["monitoring"]
 
 
-def test_a_comparison_is_known_by_its_shadow_its_logs_and_its_rate_of_alarms(ledger: Ledger) -> None:
+def test_a_comparison_is_identified_by_shadow_logs_and_alarm_rate(ledger: Ledger) -> None:
     shadow = begun(ledger)
     entry = ledger.append("comparison", comparison(shadow.digest), plant=PROCESS)
     dataset = record(A).dataset
@@ -315,7 +315,7 @@ def test_a_comparison_is_known_by_its_shadow_its_logs_and_its_rate_of_alarms(led
     assert found(0.1, B) is None
 
 
-def test_a_comparison_tells_no_return_of_actions_that_nobody_took(ledger: Ledger) -> None:
+def test_a_comparison_states_no_return_of_proposed_actions(ledger: Ledger) -> None:
     """Whoever adds one finds no place for it: neither the signer nor the audit takes the entry."""
     body = {**comparison(begun(ledger).digest).model_dump(mode="json"), "return": 12.0}
     forge(ledger.home, "comparison", body, plant=PROCESS)

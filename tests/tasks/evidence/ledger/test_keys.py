@@ -1,4 +1,4 @@
-"""The private key at rest: encrypted, pinned once, never replaced, and of no use without its passphrase."""
+"""The private key on disk: encrypted, pinned once, never replaced, and useless without its passphrase."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_keys_are_made_and_pinned_on_first_use_only(home: Path) -> None:
         open_keys(place, first_use=True)
 
 
-def test_the_key_file_is_of_no_use_without_its_passphrase(home: Path) -> None:
+def test_the_key_file_is_useless_without_its_passphrase(home: Path) -> None:
     place = Home(home)
     key, _ = open_keys(place, first_use=True)
     pem = place.signing_key.read_bytes()
@@ -76,7 +76,7 @@ def test_the_key_file_is_of_no_use_without_its_passphrase(home: Path) -> None:
         open_keys(place, first_use=False)
 
 
-def test_a_passphrase_of_ones_own(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chosen_passphrase_is_used(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place, file = Home(home), tmp_path / "passphrase"
     key, _ = open_keys(place, first_use=True, passphrase=b"correct horse")
     assert not kept_passphrase(place.signing_key.read_bytes()).exists()
@@ -95,7 +95,7 @@ def test_a_passphrase_of_ones_own(home: Path, tmp_path: Path, monkeypatch: pytes
     assert open_keys(place, first_use=False)[0].public == key.public
 
 
-def test_a_key_that_an_earlier_version_left_unencrypted_is_encrypted_where_it_lies(home: Path) -> None:
+def test_an_unencrypted_key_of_an_earlier_version_is_encrypted(home: Path) -> None:
     place, private = Home(home), Ed25519PrivateKey.generate()
     write_secret(place.signing_key, unencrypted(private))
     place.trust.write_bytes(trust_yaml(home_pin(private.public_key(), "pinned on first use")))

@@ -1,4 +1,4 @@
-"""The ledger: chained, signed, append-only, for several processes at once, through kills and full disks."""
+"""The ledger: chained, signed and append-only, with several processes, kills and full disks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def attack(ledger: Ledger, *statements: str) -> None:
         database.commit()
 
 
-def test_a_ledger_elsewhere_exists_too(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_team_ledger_exists(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Ledger.exists(Home(home))
     monkeypatch.setenv("NEORL_LEDGER_URL", f"sqlite:///{home}/team.db")
     assert Ledger.exists(Home(home))
@@ -66,7 +66,7 @@ def test_heads_of_other_ledgers_are_left_out(ledger: Ledger, tmp_path: Path) -> 
     assert signed_by(heads, ledger.trust.keys) == [ledger.signed_head()]
 
 
-def test_rows_are_what_they_say(ledger: Ledger) -> None:
+def test_rows_match_their_envelopes(ledger: Ledger) -> None:
     """A second implementation reads the table with nothing but sqlite3, json, base64 and hashlib."""
     for i in range(3):
         ledger.append("note", NoteBody(text=f"{i}"), plant="p")
@@ -189,7 +189,7 @@ def test_a_signed_payload_of_another_shape_is_refused(ledger: Ledger) -> None:
             Ledger.open(ledger.home, write=False).entries()
 
 
-def test_a_ledger_of_an_earlier_version_is_told_in_a_sentence(ledger: Ledger) -> None:
+def test_a_ledger_of_an_earlier_version_is_explained(ledger: Ledger) -> None:
     key, _ = open_keys(ledger.home, first_use=False)
     payload = {"artefacts": [], "body": {}, "kind": "note", "plant": "", "predecessor": GENESIS, "sequence": 1}
     payload["timestamp"] = "2026-11-20T10:00:00.000000Z"
@@ -311,7 +311,7 @@ def test_a_killed_writer_loses_nothing_it_reported(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_one_sentence_and_nothing_half_written(ledger: Ledger) -> None:
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(ledger: Ledger) -> None:
     """A quota on the size of files, which the signer inherits from who starts it, stands for a full disk."""
     ledger.append("note", NoteBody())
     size = ledger.home.ledger.stat().st_size

@@ -1,4 +1,4 @@
-"""The ledger in a team's PostgreSQL: the same entries, the same refusals, several writers at once."""
+"""The ledger in PostgreSQL: same entries, same refusals, concurrent writers."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_table_takes_the_next_entry_alone(
     assert ledger.verify().size == 2
 
 
-def test_what_an_administrator_alters_is_found(team: Home, server: Postgres, request: pytest.FixtureRequest) -> None:
+def test_changes_by_an_administrator_are_found(team: Home, server: Postgres, request: pytest.FixtureRequest) -> None:
     ledger = open_ledger(team)
     for i in range(3):
         ledger.append("note", NoteBody(text=f"{i}"))
@@ -99,7 +99,7 @@ def test_what_an_administrator_alters_is_found(team: Home, server: Postgres, req
         Ledger.open(team, write=False).verify()
 
 
-def test_triggers_that_a_killed_first_user_left_out_are_made(
+def test_triggers_missing_after_a_kill_are_created(
     team: Home, server: Postgres, request: pytest.FixtureRequest
 ) -> None:
     open_ledger(team).append("note", NoteBody(text="first"))
@@ -137,7 +137,7 @@ def test_a_killed_server_comes_back_with_every_entry(team: Home, server: Postgre
     assert [entry.body["text"] for entry in Ledger.open(team).entries("note")] == ["before", "after"]
 
 
-def test_no_password_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passwords_are_not_shown(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEORL_LEDGER_URL", "postgresql://neorl:hidden-word@127.0.0.1:1/ledger")
     with pytest.raises(Refused, match=r"cannot use the database .*NEORL_LEDGER_URL and its server") as refused:
         Ledger.open(Home(home))
@@ -145,7 +145,7 @@ def test_no_password_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("url", ["hidden-word", "mysql://u:hidden-word@host/db", "postgresql://u:hidden-word@h:x/d"])
-def test_what_is_no_ledger_is_named(url: str) -> None:
+def test_an_invalid_ledger_is_named(url: str) -> None:
     with pytest.raises(BadInput, match="NEORL_LEDGER_URL") as refused:
         table.connect(url)
     assert "hidden-word" not in str(refused.value)

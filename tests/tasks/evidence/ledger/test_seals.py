@@ -1,4 +1,4 @@
-"""Seals on stages' results: what counts, and what does not."""
+"""Seals on results of tasks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_sealed_result_is_known_again(home: Path, tmp_path: Path) -> None:
     assert not verify_result(place, "evaluate", "key", A)
 
 
-def test_a_result_is_sealed_by_the_signer_that_is_asked(home: Path) -> None:
+def test_a_result_is_sealed_by_the_given_signer(home: Path) -> None:
     with signer_at(Home(home)):
         seal_result(Home(home), "train", "k", A)
     assert verify_result(Home(home), "train", "k", A)
@@ -56,6 +56,6 @@ def test_other_signed_envelopes_are_no_seals(home: Path) -> None:
 @pytest.mark.parametrize(
     ("stage", "key", "sha256"), [("../keys", "k", A), ("s", "a/b", A), ("s", "", A), ("s", "k", "a")]
 )
-def test_names_that_are_paths_are_not_sealed(stage: str, key: str, sha256: str) -> None:
+def test_paths_are_not_accepted_as_names(stage: str, key: str, sha256: str) -> None:
     with pytest.raises(ValidationError):
         Seal(stage=stage, key=key, sha256=sha256)

@@ -1,4 +1,4 @@
-"""Signatures: published vectors, bytes that must be canonical, keys that must be pinned."""
+"""Signatures: published vectors, canonical bytes, and pinned keys."""
 
 from __future__ import annotations
 
@@ -177,9 +177,7 @@ def _altered(ledger: Ledger, *statements: str) -> None:
         database.commit()
 
 
-def test_a_signature_is_checked_once_in_a_process_and_all_else_at_each_opening(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_signatures_are_cached_and_all_else_is_checked_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = open_ledger(Home(home))
     for text in "abc":
         ledger.append("note", NoteBody(text=text))
@@ -200,7 +198,7 @@ def test_a_signature_is_checked_once_in_a_process_and_all_else_at_each_opening(
     assert unsealed == [ENTRY_TYPE]
 
 
-def test_a_signature_counts_under_the_keys_that_are_pinned_now(home: Path, tmp_path: Path) -> None:
+def test_a_signature_counts_under_the_keys_pinned_now(home: Path, tmp_path: Path) -> None:
     ledger = open_ledger(Home(home))
     ledger.append("note", NoteBody(text="a"))
     assert len(Ledger.open(ledger.home, write=False).entries()) == 1
@@ -210,7 +208,7 @@ def test_a_signature_counts_under_the_keys_that_are_pinned_now(home: Path, tmp_p
         Ledger.open(ledger.home, trust=other, write=False).entries()
 
 
-def test_rows_in_another_order_are_refused_though_each_is_known(home: Path) -> None:
+def test_reordered_rows_are_refused_even_if_cached(home: Path) -> None:
     ledger = open_ledger(Home(home))
     for text in "ab":
         ledger.append("note", NoteBody(text=text))
@@ -223,7 +221,7 @@ def test_rows_in_another_order_are_refused_though_each_is_known(home: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["note", "rotation", "revocation"])
-def test_an_entry_whose_body_is_no_object_is_refused_where_it_is_read(home: Path, kind: str) -> None:
+def test_an_entry_with_a_non_object_body_is_refused(home: Path, kind: str) -> None:
     ledger = open_ledger(Home(home))
     ledger.append("note", NoteBody(text="a"))
     (first,) = ledger.entries()

@@ -1,4 +1,4 @@
-"""What counts before each entry, held to what `counting` makes of every prefix anew."""
+"""Counting before each entry agrees with `counting` of every prefix."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _entry(number: int, signer: str, day: int, said: tuple[str, object, object])
 
 
 @given(st.lists(st.tuples(st.sampled_from(KEYS), SAID), max_size=12), st.lists(DAYS, min_size=12, max_size=12))
-def test_what_counts_before_each_entry_is_what_counts_of_its_prefix(
+def test_counting_before_each_entry_equals_counting_its_prefix(
     told: list[tuple[str, tuple[str, object, object]]], days: list[int]
 ) -> None:
     # Their order is the ledger's, whose times never run backwards.
@@ -47,7 +47,7 @@ def test_what_counts_before_each_entry_is_what_counts_of_its_prefix(
         assert before == counting(entries[:number])
 
 
-def test_a_replaced_key_permits_nothing_and_a_rollback_to_what_it_signed_leaves_service_alone() -> None:
+def test_a_replaced_key_permits_nothing_and_its_rollback_is_ignored() -> None:
     """Worked by hand: k0 is replaced at 2, signs a promotion at 3, and 4 rolls back to that."""
     told = (
         ("k0", ("promotion", None, None)),

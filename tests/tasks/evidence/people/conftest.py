@@ -1,4 +1,4 @@
-"""A home whose policy asks for persons' keys, and two persons."""
+"""A home whose policy requires persons' keys, and two persons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Persons with keys of their own, for the tests of decisions."""
+"""Persons with keys, for tests of decisions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose key counts: enrolled by somebody with a name, vouched for, pinned, and out of the home's own hands."""
+"""Enrolment of keys: named person, vouching, pinning, and limits of the home."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.tasks.evidence.people.persons import Person, approval, demanding, enr
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 
 
-def test_the_home_alone_makes_no_second_approver_and_no_laxer_policy(keyed: Ledger, ada: Person) -> None:
+def test_the_home_alone_cannot_add_approvers_or_relax_policies(keyed: Ledger, ada: Person) -> None:
     """The attack: enrol a key that nobody else knows, or change `keys: true`, by asking the home's signer."""
     eve = Person("Eve")
     with pytest.raises(Refused, match=r"the key needs the signature of .*: the policy requires signatures"):
@@ -46,7 +46,7 @@ def test_the_home_alone_makes_no_second_approver_and_no_laxer_policy(keyed: Ledg
     assert "keys" in {check.name for check in audit(keyed.home).failures}
 
 
-def test_a_change_of_the_policy_takes_as_many_persons_as_an_approval(keyed: Ledger, ada: Person, ben: Person) -> None:
+def test_a_policy_change_needs_as_many_persons_as_an_approval(keyed: Ledger, ada: Person, ben: Person) -> None:
     two = demanding(count=2)
     sign(keyed, two, ada.name, "two from now on", [ada.signs])
     lax = demanding()
@@ -64,7 +64,7 @@ def test_a_change_of_the_policy_takes_as_many_persons_as_an_approval(keyed: Ledg
 
 
 @pytest.mark.parametrize("attack", ["another role", "not pinned", "out in the trust root"])
-def test_the_trust_root_says_whose_keys_they_are(keyed: Ledger, ada: Person, attack: str) -> None:
+def test_the_trust_root_must_match_the_ledger(keyed: Ledger, ada: Person, attack: str) -> None:
     """Whoever holds the home writes both; who kept a trust root of before finds it, and the signer looks, too."""
     candidate = proposed(keyed, A)
     trust = TrustRoot.read(keyed.trust.source)
@@ -102,7 +102,7 @@ def test_persons_keys_sign_no_entries(keyed: Ledger, ada: Person) -> None:
         ("not in hand", "is invalid"),
     ],
 )
-def test_a_key_is_enrolled_once_and_as_its_persons(ledger: Ledger, ada: Person, case: str, told: str) -> None:
+def test_a_key_is_enrolled_once_by_its_person(ledger: Ledger, ada: Person, case: str, told: str) -> None:
     enrol(ledger, ada)
     ann = Person("Ann")
     body = {
@@ -126,7 +126,7 @@ def _resigned(envelope: str, thief: Person) -> str:
     return canonical_json(document).decode()
 
 
-def test_a_person_who_is_pinned_while_the_home_s_key_is_rotated_stays_pinned(ledger: Ledger, ada: Person) -> None:
+def test_a_person_pinned_during_a_rotation_stays_pinned(ledger: Ledger, ada: Person) -> None:
     """The rotation comes second, for the enrolment is an entry, and forgets the key that it has prepared."""
     home, source, last = ledger.home, ledger.trust.source, ledger.head().last
 

@@ -1,4 +1,4 @@
-"""Decisions by persons' own keys: what a signature binds, whose it must be, and what the home alone cannot do."""
+"""Decisions signed by persons' keys: bound content, names, and limits of the home."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ from tests.tasks.evidence.people.persons import Person, approval, crowned, deman
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 
 
-def test_a_signature_binds_all_that_a_decision_rests_on_and_holds_by_another_implementation(
-    keyed: Ledger, ada: Person, tmp_path: Path
-) -> None:
+def test_a_signature_binds_the_decision_and_verifies_independently(keyed: Ledger, ada: Person, tmp_path: Path) -> None:
     candidate = proposed(keyed, A)
     entry = approval(keyed, candidate, ada, "compared trajectories", "safety engineer")
     envelope = json.loads(entry.body["signature"])
@@ -78,7 +76,7 @@ def test_a_signature_binds_all_that_a_decision_rests_on_and_holds_by_another_imp
     assert done.returncode == 0, done
 
 
-def test_somebody_elses_name_is_not_enough(keyed: Ledger, ada: Person, ben: Person) -> None:
+def test_another_persons_name_is_not_enough(keyed: Ledger, ada: Person, ben: Person) -> None:
     """The attack: `neorl approve --by "Somebody Else"`, which the home's key signed."""
     candidate = proposed(keyed, A)
     for name in ("Somebody Else", ada.name, " ada  LOVELACE "):
@@ -102,9 +100,7 @@ def test_somebody_elses_name_is_not_enough(keyed: Ledger, ada: Person, ben: Pers
     assert "1 decisions signed by persons' keys, each as the trust root pins it" in [c.detail for c in report.checks]
 
 
-def test_a_name_with_a_key_is_signed_for_where_the_policy_asks_for_none(
-    ledger: Ledger, ada: Person, ben: Person
-) -> None:
+def test_a_person_with_a_key_signs_even_if_not_required(ledger: Ledger, ada: Person, ben: Person) -> None:
     enrol(ledger, ada)
     candidate = proposed(ledger, A)
     with pytest.raises(Refused, match="this person has a key"):
@@ -117,7 +113,7 @@ def test_a_name_with_a_key_is_signed_for_where_the_policy_asks_for_none(
 
 
 @pytest.mark.parametrize("name", ["", " \t"])
-def test_nobody_decides_nothing(ledger: Ledger, name: str) -> None:
+def test_a_decision_needs_a_name(ledger: Ledger, name: str) -> None:
     """As where a machine does not know its user, and no command says who acts."""
     candidate = proposed(ledger, A)
     with pytest.raises(Refused, match="the approval of a candidate needs a person's name"):
@@ -141,7 +137,7 @@ def test_nobody_decides_nothing(ledger: Ledger, name: str) -> None:
         "\u2066Ren\u00e9e",
     ],
 )
-def test_a_name_with_a_key_is_the_same_in_every_form_of_its_letters(ledger: Ledger, name: str) -> None:
+def test_a_persons_name_is_compared_in_normal_form(ledger: Ledger, name: str) -> None:
     enrol(ledger, Person("Ren\u00e9e"))
     candidate = proposed(ledger, A)
     with pytest.raises(Refused, match="this person has a key"):
@@ -161,7 +157,7 @@ def test_persons_of_all_scripts_are_pinned_and_approve(ledger: Ledger, name: str
     assert audit(ledger.home).passed
 
 
-def test_a_name_with_control_characters_is_nobodys(ledger: Ledger) -> None:
+def test_names_with_control_characters_are_refused(ledger: Ledger) -> None:
     for name in ("Ada\x07", "Ada\u202e", "Ada\u2028x", "\u200badA"):
         with pytest.raises(Refused, match=r"must not contain control characters, got U\+"):
             enrol(ledger, Person(name))
@@ -189,7 +185,7 @@ def test_a_name_with_control_characters_is_nobodys(ledger: Ledger) -> None:
         ({"about": {"candidate": B}}, f"is '{B[:24]}', the ledger requires"),
     ],
 )
-def test_a_statement_of_something_else_is_refused(
+def test_a_statement_with_other_content_is_refused(
     keyed: Ledger, ada: Person, change: dict[str, Any], told: str
 ) -> None:
     candidate = proposed(keyed, A)
@@ -203,7 +199,7 @@ def test_a_statement_of_something_else_is_refused(
     assert keyed.entries("approval") == []
 
 
-def test_what_is_signed_is_read_byte_by_byte(keyed: Ledger, ada: Person) -> None:
+def test_signed_bytes_must_be_canonical(keyed: Ledger, ada: Person) -> None:
     candidate = proposed(keyed, A)
     body = signed(keyed.entries(), "approval", PLANT, verdict_on(candidate, ada.name, ""), ada.signs)
     envelope = json.loads(body.signature)
@@ -237,7 +233,7 @@ def test_a_statement_counts_once(keyed: Ledger, ada: Person, ben: Person) -> Non
         approve(keyed, PLANT, body)
 
 
-def test_a_statement_of_before_a_change_does_not_hold_after_it(keyed: Ledger, ada: Person) -> None:
+def test_a_statement_from_before_a_change_is_refused(keyed: Ledger, ada: Person) -> None:
     """Kept back and logged under another policy, or beside another champion, it says what is no longer so."""
     candidate = proposed(keyed, A)
     kept = signed(keyed.entries(), "approval", PLANT, verdict_on(candidate, ada.name, ""), ada.signs)
@@ -246,7 +242,7 @@ def test_a_statement_of_before_a_change_does_not_hold_after_it(keyed: Ledger, ad
         approve(keyed, PLANT, kept)
 
 
-def test_two_persons_with_their_roles_one_of_them_a_reviewer(keyed: Ledger, ada: Person, ben: Person) -> None:
+def test_two_persons_approve_with_roles_and_a_review(keyed: Ledger, ada: Person, ben: Person) -> None:
     both = demanding(roles=["safety engineer"], reviewers=1)
     sign(keyed, both, ada.name, "a second pair of eyes", [ada.signs])
     candidate = proposed(keyed, A)
@@ -264,7 +260,7 @@ def test_two_persons_with_their_roles_one_of_them_a_reviewer(keyed: Ledger, ada:
     assert audit(keyed.home).passed
 
 
-def test_who_reviewed_is_not_told_as_who_approved(keyed: Ledger, ada: Person, ben: Person) -> None:
+def test_reviewers_are_not_listed_as_approvers(keyed: Ledger, ada: Person, ben: Person) -> None:
     sign(keyed, demanding(reviewers=1), ada.name, "a second pair of eyes", [ada.signs])
     candidate = proposed(keyed, A)
     approval(keyed, candidate, ben, reviewed=True)
@@ -272,7 +268,7 @@ def test_who_reviewed_is_not_told_as_who_approved(keyed: Ledger, ada: Person, be
     assert approvers(keyed.entries(), promotion) == "Ada Lovelace"
 
 
-def test_a_review_meets_no_role_and_an_approval_is_no_review(keyed: Ledger, ada: Person, ben: Person) -> None:
+def test_reviews_have_no_role_and_are_no_approvals(keyed: Ledger, ada: Person, ben: Person) -> None:
     sign(keyed, demanding(roles=["safety engineer"]), ada.name, "an engineer decides", [ada.signs])
     candidate = proposed(keyed, A)
     approval(keyed, candidate, ada, role="safety engineer", reviewed=True)
@@ -286,7 +282,7 @@ def test_a_review_meets_no_role_and_an_approval_is_no_review(keyed: Ledger, ada:
     assert audit(keyed.home).passed
 
 
-def test_who_ran_the_retraining_does_not_approve_it(keyed: Ledger, ada: Person, ben: Person) -> None:
+def test_the_author_does_not_approve(keyed: Ledger, ada: Person, ben: Person) -> None:
     sign(keyed, demanding(not_author=True), ada.name, "four eyes", [ada.signs])
     own = proposed(keyed, A, author="ada")
     with pytest.raises(Refused, match=r"requires another approver than the person who ran the retraining \(ada\)"):
@@ -318,7 +314,7 @@ def test_approvals_expire_from_when_they_were_signed(home: Path, ada: Person) ->
                 ledger.append("approval", body, plant=PLANT)
 
 
-def test_the_commands_path_signs_too(home: Path, ada: Person) -> None:
+def test_commands_sign_too(home: Path, ada: Person) -> None:
     with signer_at(Home(home)):
         ledger = Ledger.open(Home(home))
         enrol(ledger, ada)
@@ -338,7 +334,7 @@ def test_the_commands_path_signs_too(home: Path, ada: Person) -> None:
             reject(ledger, PLANT, verdict_on(candidate, ada.name, "", against=True), ada.signs)
 
 
-def test_a_revocation_is_signed_by_a_person_and_ends_what_came_after(keyed: Ledger, ada: Person, ben: Person) -> None:
+def test_a_signed_revocation_ends_later_signatures(keyed: Ledger, ada: Person, ben: Person) -> None:
     candidate = proposed(keyed, A)
     given = approval(keyed, candidate, ben)
     content = RevocationBody(key=ben.id, since=given.timestamp, by="Eve", why="because")

@@ -1,4 +1,4 @@
-"""A rollback where the policy asks for persons' keys: signed by one in force, on what the ledger has now."""
+"""Rollbacks under a policy that requires persons' keys."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_person_signs_the_return_of_a_champion(two_champions: Ledger, ben: Per
         ledger.append("rollback", entry.read(RollbackBody), plant=PLANT)
 
 
-def test_what_rests_on_a_key_that_was_revoked_is_named(two_champions: Ledger, ada: Person, ben: Person) -> None:
+def test_champions_that_rest_on_a_revoked_key_are_named(two_champions: Ledger, ada: Person, ben: Person) -> None:
     ledger = two_champions
     entry = ledger.append("rollback", signed_rollback(ledger, ben), plant=PLANT)
     gone = RevocationBody(key=ben.id, since=entry.timestamp, by=ada.name, why="the laptop was stolen")
@@ -111,9 +111,7 @@ def test_what_rests_on_a_key_that_was_revoked_is_named(two_champions: Ledger, ad
     assert named.startswith(f"version 1 of {PLANT} serves on Ben's approval (entry {entry.sequence}) by key {ben.id}")
 
 
-def test_an_approval_by_a_key_that_was_revoked_since_brings_nothing_back(
-    two_champions: Ledger, ada: Person, ben: Person
-) -> None:
+def test_an_approval_by_a_revoked_key_restores_nothing(two_champions: Ledger, ada: Person, ben: Person) -> None:
     """Ada's key was stolen before she is said to have approved version 1; the policy asks for two by now."""
     ledger = two_champions
     sign(ledger, demanding(count=2), ada.name, "a second pair of eyes", [ada.signs])
@@ -186,7 +184,7 @@ class Revoked:
         return self.ledger.entries()
 
 
-def test_what_was_left_stays_out_of_service_when_the_rollbacks_key_is_revoked(home: Path) -> None:
+def test_a_voided_rollback_leaves_its_champion_out_of_service(home: Path) -> None:
     stolen = Revoked(Home(home))
     first = stolen.crown(1, A)
     stolen.crown(2, B)
@@ -203,7 +201,7 @@ def test_what_was_left_stays_out_of_service_when_the_rollbacks_key_is_revoked(ho
     assert report.passed, report.failures
 
 
-def test_a_rollback_does_not_bring_back_what_a_stolen_key_promoted(home: Path) -> None:
+def test_a_rollback_cannot_restore_what_a_stolen_key_promoted(home: Path) -> None:
     stolen = Revoked(Home(home))
     first = stolen.crown(1, A)
     second = stolen.crown(6, B)
@@ -221,7 +219,7 @@ def test_a_rollback_does_not_bring_back_what_a_stolen_key_promoted(home: Path) -
     assert report.passed, report.failures
 
 
-def test_a_champion_whose_candidate_does_not_count_is_read_as_before_and_named(home: Path) -> None:
+def test_a_champion_with_a_voided_candidate_is_named(home: Path) -> None:
     stolen = Revoked(Home(home))
     first = stolen.crown(1, A)
     key, proposed = keyid_of(first.envelope), stolen.propose(6, B)
@@ -241,7 +239,7 @@ def test_a_champion_whose_candidate_does_not_count_is_read_as_before_and_named(h
     ]
 
 
-def test_no_entry_says_of_itself_that_it_does_not_count(two_champions: Ledger) -> None:
+def test_no_entry_declares_itself_void(two_champions: Ledger) -> None:
     envelope = two_champions.entries()[-1].envelope
     payload = read_payload(envelope.decode())
     assert read_entry(payload, envelope) == two_champions.entries()[-1]

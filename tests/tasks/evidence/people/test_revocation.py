@@ -1,4 +1,4 @@
-"""A champion that rests on a key which was revoked from before: it serves on, and is named until it is decided anew."""
+"""A champion that rests on a revoked key stays in service and is reported until a new decision."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ from tests.tasks.evidence.people.persons import Person, approval, crowned, propo
 A, B = "a" * 64, "b" * 64
 
 
-def test_a_champion_on_a_revoked_approval_is_named_until_another_one_is(
-    keyed: Ledger, ada: Person, ben: Person
-) -> None:
+def test_a_champion_with_a_revoked_approval_is_reported(keyed: Ledger, ada: Person, ben: Person) -> None:
     given = approval(keyed, proposed(keyed, A), ben)
     first = crowned(keyed, given)
     keys.revoke(keyed, "Ben", given.timestamp, ada.name, "the laptop was stolen", ada.signs)
@@ -35,7 +33,7 @@ def test_a_champion_on_a_revoked_approval_is_named_until_another_one_is(
     assert audit(keyed.home).passed
 
 
-def test_one_by_a_key_that_was_revoked_for_later_counts(keyed: Ledger, ada: Person, ben: Person) -> None:
+def test_an_approval_from_before_the_revocation_counts(keyed: Ledger, ada: Person, ben: Person) -> None:
     crowned(keyed, approval(keyed, proposed(keyed, A), ben))
     keys.revoke(keyed, ben.id, keys.first_moment(""), ada.name, "left the company", ada.signs)
     assert audit(keyed.home).passed
@@ -43,7 +41,7 @@ def test_one_by_a_key_that_was_revoked_for_later_counts(keyed: Ledger, ada: Pers
 
 @pytest.mark.parametrize("kind", ["revocation", "rotation", "key"])
 @pytest.mark.parametrize("body", [{}, {"key": [], "since": 1, "old": {}, "person": ""}, {"key": "x", "since": ""}])
-def test_a_forged_entry_that_cannot_be_read_is_named_and_stops_no_reading(
+def test_an_unreadable_forged_entry_is_named_and_skipped(
     keyed: Ledger, ada: Person, kind: str, body: dict[str, object]
 ) -> None:
     first = crowned(keyed, approval(keyed, proposed(keyed, A), ada))
@@ -55,7 +53,7 @@ def test_a_forged_entry_that_cannot_be_read_is_named_and_stops_no_reading(
     assert any(f"ledger entry {entry.sequence}: " in detail for detail in told), told
 
 
-def test_the_last_person_s_key_is_revoked_by_the_home(keyed: Ledger, ada: Person, ben: Person) -> None:
+def test_the_home_revokes_the_last_persons_key(keyed: Ledger, ada: Person, ben: Person) -> None:
     keys.revoke(keyed, "Ben", keys.first_moment("2026-01-01"), ben.name, "lost", ben.signs)
     entry = keys.revoke(
         keyed, "Ada Lovelace", keys.first_moment("2026-01-01T01:00:00+01:00"), "an administrator", "lost"
@@ -66,7 +64,7 @@ def test_the_last_person_s_key_is_revoked_by_the_home(keyed: Ledger, ada: Person
     keyed.append("key", Person("Carl").body())
 
 
-def test_what_was_signed_before_a_revocation_is_signed_anew_and_not_given_again(keyed: Ledger, ada: Person) -> None:
+def test_statements_from_before_a_revocation_cannot_be_reused(keyed: Ledger, ada: Person) -> None:
     """The attack: a signature on an entry that a revocation has made void, given again by whoever holds the home."""
     home = keyed.home
     old = key_id(open_keys(home, first_use=False)[0].public)

@@ -1,4 +1,4 @@
-"""Keys that are replaced or revoked: what they signed before counts, what came after does not; a kill loses nothing."""
+"""Replaced and revoked keys: earlier signatures count, later ones do not, and kills lose nothing."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def forged(home: Home, key: SigningKey, kind: str, body: dict[str, object], plan
     return ledger.entries()[-1]
 
 
-def test_the_old_key_names_the_new_one_and_signs_nothing_after_it(served: Ledger) -> None:
+def test_the_old_key_names_the_new_one_and_signs_no_more(served: Ledger) -> None:
     crown(served, A)
     home = served.home
     old, _ = open_keys(home, first_use=False)
@@ -104,7 +104,7 @@ def test_the_old_key_names_the_new_one_and_signs_nothing_after_it(served: Ledger
     assert not verify_result(home, "evaluate", "k", "0" * 64)
 
 
-def test_what_a_key_signs_after_it_was_replaced_does_not_count(served: Ledger) -> None:
+def test_signatures_by_a_replaced_key_do_not_count(served: Ledger) -> None:
     """The attack: a copy of the old key withdraws the champion, or writes a note, after the rotation."""
     home = served.home
     old, _ = open_keys(home, first_use=False)
@@ -130,7 +130,7 @@ def test_what_a_key_signs_after_it_was_replaced_does_not_count(served: Ledger) -
     crown(ledger, B)
 
 
-def test_a_home_key_that_was_revoked_from_before_permits_nothing_and_gives_nothing_back(home: Path) -> None:
+def test_a_revoked_home_key_permits_nothing_and_refunds_nothing(home: Path) -> None:
     """What it permitted since then is void; attempts, rejections and withdrawals go on to count."""
     moment = datetime(2024, 1, 1, tzinfo=UTC)
     ledger = open_ledger(Home(home), clock=lambda: moment)
@@ -166,7 +166,7 @@ def test_a_home_key_that_was_revoked_from_before_permits_nothing_and_gives_nothi
     assert audit(Home(home)).passed
 
 
-def test_a_trust_root_that_is_kept_elsewhere_ends_a_key_by_itself(home: Path, tmp_path: Path) -> None:
+def test_an_external_trust_root_can_end_a_key(home: Path, tmp_path: Path) -> None:
     """The ledger knows of no revocation, or lost it: the auditor's own trust root has the date."""
     ledger = open_ledger(Home(home))
     crown(ledger, A)
@@ -187,7 +187,7 @@ def test_a_trust_root_that_is_kept_elsewhere_ends_a_key_by_itself(home: Path, tm
 
 
 @pytest.mark.parametrize("when", ["before the entry", "after the entry"])
-def test_a_rotation_that_is_killed_leaves_one_key_whole(home: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+def test_a_killed_rotation_leaves_one_complete_key(home: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     place = Home(home)
     signer = Signer.open(place)
     old, _ = open_keys(place, first_use=False)
@@ -355,7 +355,7 @@ def test_a_persons_key_is_refused_without_its_passphrase(
         private_keys.signatory_of("Ada")
 
 
-def test_a_persons_key_lies_where_it_is_said_to_and_leaves_their_folder_as_it_is(
+def test_a_persons_key_is_written_to_the_given_path(
     home: Path, passphrase: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "shared"
@@ -376,7 +376,7 @@ def test_a_persons_key_lies_where_it_is_said_to_and_leaves_their_folder_as_it_is
         assert made_folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_rotation_of_a_persons_key_takes_the_old_one(home: Path) -> None:
+def test_a_rotation_of_a_persons_key_needs_the_old_key(home: Path) -> None:
     ledger = open_ledger(Home(home))
     ada, new, eve = Person("Ada"), Person("Ada"), Person("Eve")
     enrol(ledger, ada)

@@ -1,4 +1,4 @@
-"""`make calibration` in small: false certificates are as rare as they may be, and resuming goes on where it stopped."""
+"""`make calibration` at a small scale: the rate of false certificates, and resuming."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def draws() -> World:
 
 
 @pytest.mark.parametrize("way", NAIVE)
-def test_naive_certifiers_fail_as_often_as_is_known(way: str) -> None:
+def test_naive_certifiers_fail_at_the_known_rate(way: str) -> None:
     chance, trials = np.random.default_rng(7), 2000
     found = sum(NAIVE[way](chance) for _ in range(trials)) / trials
     expected = PUBLISHED[way]
     assert abs(found - expected) < 4 * np.sqrt(expected * (1 - expected) / trials)
 
 
-def test_a_single_attempt_fails_as_often_as_the_exact_probability_says(draws: World) -> None:
+def test_a_single_attempt_fails_with_the_exact_probability(draws: World) -> None:
     alpha, trials = attempt_alpha(0.95, 1), 400
     exact = certification_probability(0.05, [betting_episodes(0.05, k, alpha) for k in range(11)])
     assert exact < alpha
@@ -48,7 +48,7 @@ def test_a_single_attempt_fails_as_often_as_the_exact_probability_says(draws: Wo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WATCHED)
-def test_ways_through_the_ledger_gain_nothing(draws: World, way: str, tmp_path: Path) -> None:
+def test_attacks_through_the_ledger_gain_nothing(draws: World, way: str, tmp_path: Path) -> None:
     """A few of the ten thousand: more than four of twelve happen once in 100,000 times at five in a hundred."""
     chance = np.random.default_rng(3)
     with benches(tmp_path) as found:
@@ -57,7 +57,7 @@ def test_ways_through_the_ledger_gain_nothing(draws: World, way: str, tmp_path: 
 
 
 @pytest.mark.parametrize("way", WATCHED)
-def test_a_way_that_succeeds_is_counted(way: str, tmp_path: Path) -> None:
+def test_a_successful_attack_is_counted(way: str, tmp_path: Path) -> None:
     """The claim is true here: nearly all must be certified, or the trials would show nothing."""
     safe = coin(1e-6, 640)._replace(p=0.05)
     chance = np.random.default_rng(3)
@@ -65,7 +65,7 @@ def test_a_way_that_succeeds_is_counted(way: str, tmp_path: Path) -> None:
         assert all(WATCHED[way](safe, next(found), chance) for _ in range(3))
 
 
-def test_without_a_witness_a_ground_seed_is_a_certificate(draws: World, tmp_path: Path) -> None:
+def test_without_a_witness_seeds_can_be_chosen(draws: World, tmp_path: Path) -> None:
     """What the ways through the ledger are held against: the same attack, with the nonce left out."""
     alpha = attempt_alpha(0.95, 1)
     worth = sum(draws.test(derive_seed(ground(draws, alpha), ()), alpha).certified for _ in range(40))
@@ -78,7 +78,7 @@ def test_without_a_witness_a_ground_seed_is_a_certificate(draws: World, tmp_path
         assert [ledger_of(next(found)) for _ in range(2)] == [0, 0]
 
 
-def test_trials_go_on_where_they_were_stopped(tmp_path: Path) -> None:
+def test_trials_resume(tmp_path: Path) -> None:
     rows, worlds = planned()
     wanted = [row for row in rows if row.naive and row.way in NAIVE]
     keep = tmp_path / "calibration.json"

@@ -1,4 +1,4 @@
-"""A ledger under witnesses: seeds nobody chooses, ledgers nobody sets back, clocks nobody turns."""
+"""A ledger with witnesses: unpredictable seeds, no truncation, no false clocks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def ledger(place: Home, witness: Witness) -> Ledger:
     return watched(place, direct(witness))
 
 
-def test_a_seed_is_a_secret_and_a_nonce_that_came_after_it(place: Home, ledger: Ledger, witness: Witness) -> None:
+def test_a_seed_combines_a_secret_and_a_later_nonce(place: Home, ledger: Ledger, witness: Witness) -> None:
     attempt = attempt_for(ledger, A)
     seed = draw_seed(ledger, attempt)
     opened, record, given = ledger.entries()
@@ -75,9 +75,7 @@ def test_a_seed_is_a_secret_and_a_nonce_that_came_after_it(place: Home, ledger: 
     assert len(ledger.entries()) == 3
 
 
-def test_a_seed_that_was_chosen_after_looking_is_not_the_one_that_runs(
-    place: Home, ledger: Ledger, witness: Witness
-) -> None:
+def test_a_seed_chosen_after_looking_is_not_used(place: Home, ledger: Ledger, witness: Witness) -> None:
     """Attack 1: secrets are tried offline, and one that suits is put where the seed is drawn."""
     attempt = attempt_for(ledger, A)
     tried = [hashlib.sha256(bytes([i])).digest() for i in range(50)]
@@ -93,7 +91,7 @@ def test_a_seed_that_was_chosen_after_looking_is_not_the_one_that_runs(
         draw_seed(ledger, attempt)
 
 
-def test_no_nonce_is_given_for_what_is_not_in_the_log(ledger: Ledger, witness: Witness) -> None:
+def test_no_nonce_is_given_for_a_record_outside_the_log(ledger: Ledger, witness: Witness) -> None:
     """Nor for another record in its place: the witness looks at the proof."""
     attempt = attempt_for(ledger, A)
     draw_seed(ledger, attempt)
@@ -111,7 +109,7 @@ def _pinned(ledger: Ledger) -> PinnedWitness:
     return found.witnesses[0]
 
 
-def test_a_deleted_ledger_is_no_new_beginning(place: Home, ledger: Ledger, witness: Witness) -> None:
+def test_a_deleted_ledger_cannot_be_restarted(place: Home, ledger: Ledger, witness: Witness) -> None:
     """Attack 2, and its variants: with the head that the home keeps, without it, and with an empty table."""
     certify(ledger, A)
     place.ledger.unlink()
@@ -132,7 +130,7 @@ def _empty(home: Home) -> Path:
     return home.ledger
 
 
-def test_a_truncated_ledger_takes_nothing(place: Home, ledger: Ledger, witness: Witness) -> None:
+def test_a_truncated_ledger_rejects_entries(place: Home, ledger: Ledger, witness: Witness) -> None:
     certify(ledger, A)
     truncate(place, 1)
     with pytest.raises(Refused, match="the ledger has 1 entries, but a signed head covers 4"):
@@ -156,7 +154,7 @@ def test_another_history_of_the_same_length_is_refused(place: Home, ledger: Ledg
         watched(place, direct(witness)).append("note", NoteBody())
 
 
-def test_a_home_of_another_key_is_unknown_to_a_witness_of_others(tmp_path: Path) -> None:
+def test_an_external_witness_does_not_know_another_homes_key(tmp_path: Path) -> None:
     """Ten new homes: each has a key that the witness's owner never added."""
     witness = witness_in(tmp_path / "witness", "witness.example/w1", open_to_all=False)
     first, second = Home(tmp_path / "first"), Home(tmp_path / "second")
@@ -175,7 +173,7 @@ def test_a_home_of_another_key_is_unknown_to_a_witness_of_others(tmp_path: Path)
 
 @pytest.mark.parametrize("lost", [Countersign, Nonces, Append])
 @pytest.mark.parametrize("done", [True, False])
-def test_a_kill_between_any_two_steps_leaves_an_attempt_that_goes_on(
+def test_an_attempt_continues_after_a_kill_at_any_step(
     place: Home, witness: Witness, lost: type[Request], done: bool
 ) -> None:
     signer = Signer.open(place, transport=direct(witness))
@@ -198,7 +196,7 @@ def test_a_kill_between_any_two_steps_leaves_an_attempt_that_goes_on(
     assert draw_seed(ledger, attempt) == seed
 
 
-def test_a_witness_that_is_gone_is_one_sentence(place: Home, witness: Witness) -> None:
+def test_a_missing_witness_is_one_sentence(place: Home, witness: Witness) -> None:
     ledger = watched(place, direct(witness, silent=[witness.name]))
     # What is no evidence of an attempt goes on without it.
     ledger.append("note", NoteBody())
@@ -245,9 +243,7 @@ def test_a_witness_named_by_the_commitment_cannot_be_replaced(place: Home, tmp_p
         draw_seed(gone, attempt_for(gone, A))
 
 
-def test_a_commitment_names_the_pinned_witnesses_and_enough_of_them(
-    place: Home, ledger: Ledger, tmp_path: Path
-) -> None:
+def test_a_commitment_names_enough_pinned_witnesses(place: Home, ledger: Ledger, tmp_path: Path) -> None:
     attempt = attempt_for(ledger, A)
     stranger = str(witness_in(tmp_path / "other", "witness.example/w9").verifier)
     for keys, why in (
@@ -259,7 +255,7 @@ def test_a_commitment_names_the_pinned_witnesses_and_enough_of_them(
             ledger.append("seed", body)
 
 
-def test_nonces_of_ones_own_making_break_the_rules(place: Home, ledger: Ledger, witness: Witness) -> None:
+def test_forged_nonces_break_the_rules(place: Home, ledger: Ledger, witness: Witness) -> None:
     """With the signing key: the nonce is another signature, the head not the witness's, the order another."""
     attempt = attempt_for(ledger, A)
     body = SeedBody(attempt=attempt.entry, commitment=hashlib.sha256(bytes(32)).hexdigest(),
@@ -284,9 +280,7 @@ def test_nonces_of_ones_own_making_break_the_rules(place: Home, ledger: Ledger, 
     assert any("0 nonces given for 1 witnesses" in check.detail for check in audit(place).failures)
 
 
-def test_an_entry_of_the_future_is_refused_by_the_witness_and_by_the_signer(
-    place: Home, ledger: Ledger, witness: Witness
-) -> None:
+def test_a_future_entry_is_refused_by_witness_and_signer(place: Home, ledger: Ledger, witness: Witness) -> None:
     """Attack 10: a clock set to 2099 stamps an entry, and with it all that follow."""
     ahead = watched(place, direct(witness), clock=lambda: now() + timedelta(days=365 * 73))
     ahead.append("note", NoteBody(text="from the future"))
@@ -310,7 +304,7 @@ def test_promotions_are_countersigned_before_and_after(place: Home, ledger: Ledg
     assert champion(silent.entries(), "chemical_reactor") == before
 
 
-def test_a_certificate_says_who_saw_to_its_seed_and_can_be_checked_without_the_ledger(
+def test_a_certificate_names_its_witnesses_and_verifies_without_the_ledger(
     place: Home, ledger: Ledger, witness: Witness, tmp_path: Path
 ) -> None:
     path = certify(ledger, A)
@@ -332,7 +326,7 @@ def test_a_certificate_says_who_saw_to_its_seed_and_can_be_checked_without_the_l
 
 
 @pytest.mark.parametrize("field", ["secret", "nonces", "head", "value"])
-def test_a_seed_that_does_not_follow_is_found(place: Home, ledger: Ledger, field: str) -> None:
+def test_an_inconsistent_seed_is_found(place: Home, ledger: Ledger, field: str) -> None:
     path = certify(ledger, A)
     statement = read_certificate(path, ledger.trust).model_dump(mode="json", by_alias=True)
     other = {"secret": "00" * 32, "nonces": [base64.b64encode(bytes(64)).decode()], "head": "", "value": "00" * 32}
@@ -343,7 +337,7 @@ def test_a_seed_that_does_not_follow_is_found(place: Home, ledger: Ledger, field
     assert failed == ["seed"]
 
 
-def test_the_witnesses_file_is_not_simply_taken_away(place: Home, ledger: Ledger) -> None:
+def test_a_removed_witnesses_file_is_noticed(place: Home, ledger: Ledger) -> None:
     certify(ledger, A)
     (place.root / FILE).unlink()
     alone = open_ledger(place)
@@ -372,7 +366,7 @@ def test_a_malformed_witnesses_file_is_one_sentence(
         draw_seed(ledger, attempt_for(ledger, A))
 
 
-def test_a_folder_of_heads_is_followed(place: Home, ledger: Ledger, witness: Witness, tmp_path: Path) -> None:
+def test_the_ledger_must_match_a_folder_of_heads(place: Home, ledger: Ledger, witness: Witness, tmp_path: Path) -> None:
     """Where heads lie that the signing machine cannot write."""
     for i in range(3):
         ledger.append("note", NoteBody(text=f"{i}"))
@@ -393,7 +387,7 @@ def test_a_folder_of_heads_is_followed(place: Home, ledger: Ledger, witness: Wit
         draw_seed(alone := watched(place, direct(witness)), attempt_for(alone, A))
 
 
-def test_a_home_without_witnesses_says_so(home: Path) -> None:
+def test_missing_witnesses_are_reported(home: Path) -> None:
     ledger = open_ledger(Home(home))
     path = certify(ledger, C)
     assert read_certificate(path, ledger.trust).predicate.claim.splitlines()[1].startswith("No witness: ")

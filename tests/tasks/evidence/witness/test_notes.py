@@ -1,4 +1,4 @@
-"""Signed notes, checkpoints and countersignatures, as others' tools write and read them."""
+"""Signed notes, checkpoints and countersignatures in the formats of other tools."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_published_checkpoint_is_read() -> None:
     assert int.from_bytes(base64.b64decode(note.lines[1].split(" ")[2])[4:12]) == 1679315147
 
 
-def test_a_countersignature_is_what_the_specification_says(key: SigningKey) -> None:
+def test_a_countersignature_follows_the_specification(key: SigningKey) -> None:
     """By hand: key id, time and the message that is signed."""
     line = countersignature(HEAD.text, "witness.example/w1", key, 1679315147)
     dash, name, encoded = line.split(" ")
@@ -79,7 +79,7 @@ def test_a_countersignature_is_what_the_specification_says(key: SigningKey) -> N
     assert spoiled.countersigned_by(Verifier.of("witness.example/w1", COSIGNATURE, key)) is None
 
 
-def test_a_nonce_is_the_same_for_ever_and_anybody_can_check_it(key: SigningKey) -> None:
+def test_a_nonce_is_deterministic_and_verifiable(key: SigningKey) -> None:
     asked, verifier = Nonce("neorl/plant", 7, bytes(32)), Verifier.of("w", COSIGNATURE, key)
     nonce = asked.sign(key)
     assert asked.sign(key) == nonce
@@ -93,7 +93,7 @@ def test_a_nonce_is_the_same_for_ever_and_anybody_can_check_it(key: SigningKey) 
 @pytest.mark.parametrize(
     "text", ["", "a\n", "a\n\n", "a\n\n— b", "a\n\nb c d\n", "a\n\n— b+c AAAA\n", "a\x00\n\n— b AAAA\n"]
 )
-def test_what_is_no_note_is_refused(text: str) -> None:
+def test_invalid_notes_are_refused(text: str) -> None:
     with pytest.raises(Refused, match="is not a signed note"):
         Note.parse(text)
 
@@ -103,13 +103,13 @@ def test_what_is_no_note_is_refused(text: str) -> None:
     ["", "a\n", "a\n1\n", f"a\n01\n{'A' * 43}=\n", f"a\n-1\n{'A' * 43}=\n", "a\n1\nAAAA\n", f"a\n1\n{'A' * 43}=",
      f"a\n1\n{'A' * 43}=\nmore\n", f"\n1\n{'A' * 43}=\n", f"a\n{2**63}\n{'A' * 43}=\n"],
 )  # fmt: skip
-def test_what_is_no_checkpoint_is_refused(text: str) -> None:
+def test_invalid_checkpoints_are_refused(text: str) -> None:
     with pytest.raises(Refused, match="is not a checkpoint"):
         Checkpoint.parse(text)
 
 
 @pytest.mark.parametrize("text", ["", "a", "a+b+c", NEUMANN.replace("c74f", "c74e"), NEUMANN.replace("ARpc", "Axpc")])
-def test_what_is_no_key_is_refused(text: str) -> None:
+def test_invalid_keys_are_refused(text: str) -> None:
     with pytest.raises(BadInput, match="must have the form NAME"):
         Verifier.parse(text)
     assert str(Verifier.parse(NEUMANN)) == NEUMANN

@@ -1,4 +1,4 @@
-"""Whose ledger witnesses countersign: one of this name, by its key or one that the key before vouches for."""
+"""Witnesses countersign a ledger only by its known key or a successor that the known key vouches for."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.evidence import attempt_for, certify
 A, B = "a" * 64, "b" * 64
 
 
-def test_the_key_that_a_home_rotates_to_is_vouched_for_at_its_witness(home: Path, tmp_path: Path) -> None:
+def test_the_next_key_of_a_home_is_announced_to_its_witness(home: Path, tmp_path: Path) -> None:
     """A witness of others takes the next key on the word of one that it knows, and on nobody else's."""
     place, witness = Home(home), witness_in(tmp_path / "witness", "witness.example/w1", open_to_all=False)
     pin_witnesses(place, witness)
@@ -65,7 +65,7 @@ def test_the_key_that_a_home_rotates_to_is_vouched_for_at_its_witness(home: Path
     assert audit(place).passed
 
 
-def test_a_key_is_not_rotated_where_a_witness_does_not_answer(home: Path, tmp_path: Path) -> None:
+def test_a_key_is_not_rotated_while_a_witness_is_silent(home: Path, tmp_path: Path) -> None:
     """It would sign heads that the witness refuses for ever."""
     place, witness = Home(home), witness_in(tmp_path / "witness", "witness.example/w1")
     pin_witnesses(place, witness)
@@ -79,7 +79,7 @@ def test_a_key_is_not_rotated_where_a_witness_does_not_answer(home: Path, tmp_pa
     assert not ledger.entries("rotation")
 
 
-def test_a_certificate_of_another_ledger_at_the_same_witness_is_told_apart(home: Path, tmp_path: Path) -> None:
+def test_a_certificate_of_another_ledger_is_detected(home: Path, tmp_path: Path) -> None:
     """The attack: a second ledger under a new name, whose attempts begin at one again."""
     place, witness = Home(home), witness_in(tmp_path / "witness", "witness.example/w1")
     pin_witnesses(place, witness)
@@ -97,7 +97,7 @@ def test_a_certificate_of_another_ledger_at_the_same_witness_is_told_apart(home:
     assert said.endswith(f"the head belongs to ledger {ORIGIN}, not to neorl.example/plant-8")
 
 
-def test_a_certificate_by_a_key_that_is_out_is_not_shown_without_the_ledger(home: Path, tmp_path: Path) -> None:
+def test_a_certificate_by_an_ended_key_needs_the_ledger(home: Path, tmp_path: Path) -> None:
     """The attack: who stole a key signs certificates with it, and dates them as it pleases."""
     place, witness = Home(home), witness_in(tmp_path / "witness", "witness.example/w1")
     pin_witnesses(place, witness)
@@ -111,7 +111,7 @@ def test_a_certificate_by_a_key_that_is_out_is_not_shown_without_the_ledger(home
     assert not [check for check in verify_certificate(path, ledger.trust) if check.name == "key"]
 
 
-def test_a_proxy_that_speaks_for_a_witness_is_a_silent_witness(home: Path, tmp_path: Path) -> None:
+def test_a_proxy_error_counts_as_a_silent_witness(home: Path, tmp_path: Path) -> None:
     """A page of an error says nothing of a head: what waits for nobody goes on, and the sentence names the status."""
     place, witness = Home(home), witness_in(tmp_path / "witness", "witness.example/w1")
     pin_witnesses(place, witness)
@@ -122,7 +122,7 @@ def test_a_proxy_that_speaks_for_a_witness_is_a_silent_witness(home: Path, tmp_p
         draw_seed(ledger, attempt)
 
 
-def test_a_witness_that_lets_one_wait_is_not_asked_again_and_again(home: Path, tmp_path: Path) -> None:
+def test_a_witness_that_timed_out_is_not_asked_again_soon(home: Path, tmp_path: Path) -> None:
     place, asked = Home(home), list[str]()
     silent, other = (witness_in(tmp_path / name, f"witness.example/{name}") for name in ("w1", "w2"))
     pin_witnesses(place, silent, other)
@@ -150,7 +150,7 @@ def test_an_encrypted_witness_opens_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert open_witness(tmp_path / "older").verifier == older
 
 
-def test_what_no_witness_can_be_is_one_sentence(tmp_path: Path) -> None:
+def test_an_invalid_witness_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="name must not contain spaces"):
         open_witness(tmp_path / "named", "my witness")
     assert not (tmp_path / "named").exists()

@@ -1,4 +1,4 @@
-"""Witnesses as processes: the home's own beside its signer, and one that somebody else runs."""
+"""Witness processes: the home's own beside its signer, and an external one."""
 
 from __future__ import annotations
 
@@ -68,9 +68,7 @@ def asked(port: int, path: str, body: bytes | None, length: str | None = None) -
         return answer.status, answer.read().decode()
 
 
-def test_a_port_answers_in_the_words_of_the_specification(
-    listening: tuple[Witness, int], home: Path, tmp_path: Path
-) -> None:
+def test_a_port_answers_as_the_specification_says(listening: tuple[Witness, int], home: Path, tmp_path: Path) -> None:
     witness, port = listening
     known = witness_in(tmp_path / "other", "witness.example/w2")
     pin_witnesses(Home(home), known)
@@ -106,7 +104,7 @@ def test_a_port_answers_in_the_words_of_the_specification(
     assert asked(port, "/add-checkpoint", b"", length="many")[0] == 400
 
 
-def test_a_witness_keeps_what_it_knows(home: Path, tmp_path: Path) -> None:
+def test_a_witness_keeps_its_heads(home: Path, tmp_path: Path) -> None:
     """Killed and started again, it has its key, its name and the heads."""
     first = witness_in(tmp_path / "w1", "witness.example/w1")
     pin_witnesses(Home(home), first)
@@ -126,9 +124,7 @@ def test_a_witness_keeps_what_it_knows(home: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_home_has_a_witness_of_its_own_until_somebody_runs_one(
-    place: Home, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_home_uses_its_own_witness_by_default(place: Home, capsys: pytest.CaptureFixture[str]) -> None:
     ledger = Ledger.open(place)
     path = certify(ledger, A)
     line = read_certificate(path, ledger.trust).predicate.claim.splitlines()[1]
@@ -156,9 +152,7 @@ def test_a_home_has_a_witness_of_its_own_until_somebody_runs_one(
 
 
 @pytest.mark.slow
-def test_a_witness_that_is_pinned_late_mends_the_audit_with_the_next_attempt(
-    place: Home, listening: tuple[Witness, int]
-) -> None:
+def test_a_late_pinned_witness_is_satisfied_by_the_next_attempt(place: Home, listening: tuple[Witness, int]) -> None:
     """What came before it is told, for it says nothing of that; from its first attempt on none goes without it."""
     witness, port = listening
     ledger = Ledger.open(place)
@@ -176,9 +170,7 @@ def test_a_witness_that_is_pinned_late_mends_the_audit_with_the_next_attempt(
     assert told[1] == "1 attempts witnessed by witness.example/w1"
 
 
-def test_who_pins_a_witness_is_told_of_attempts_that_fail_the_audit_and_of_no_others(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pinning_a_witness_reports_attempts_that_fail_the_audit(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = (
         str(Verifier.of(f"witness.example/{name}", COSIGNATURE, SigningKey(Ed25519PrivateKey.generate())))
         for name in ("w1", "w2")
@@ -245,13 +237,13 @@ def test_an_external_witness_by_commands(place: Home, tmp_path: Path, capsys: py
     assert len(ledger.entries("attempt")) == 2
 
 
-def test_commands_say_what_they_lack(place: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_name_missing_input(place: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["witness", "show", str(tmp_path / "none")]) == 2
     assert run(["witness", "add", str(tmp_path / "none"), "x"]) == 2
     assert "is not a witness's folder" in capsys.readouterr().err
 
 
-def test_an_address_that_is_none_pins_nothing(place: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_address_pins_nothing(place: Home, capsys: pytest.CaptureFixture[str]) -> None:
     open_ledger(place)
     key = str(Verifier.of("witness.example/w1", COSIGNATURE, SigningKey(Ed25519PrivateKey.generate())))
     for url in ("witness.example:8710", "http://witness.example:87l0", "http://[::1", "http://a..b"):
@@ -260,7 +252,7 @@ def test_an_address_that_is_none_pins_nothing(place: Home, capsys: pytest.Captur
         assert not (place.root / FILE).exists()
 
 
-def test_a_key_that_cannot_be_pinned_leaves_the_file_as_it_was(place: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_pin_leaves_the_file_unchanged(place: Home, capsys: pytest.CaptureFixture[str]) -> None:
     open_ledger(place)
     one, other = (SigningKey(Ed25519PrivateKey.generate()) for _ in range(2))
     assert run(["witness", "pin", str(Verifier.of("witness.example/w1", COSIGNATURE, one)), "http://127.0.0.1:9"]) == 0

@@ -1,4 +1,4 @@
-"""RFC 3161 time stamps by a local authority, which OpenSSL is."""
+"""RFC 3161 time stamps by a local OpenSSL authority."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def authority(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         thread.join()
 
 
-def test_a_stamp_is_of_one_message_one_authority_and_now(authority: tuple[str, Path], tmp_path: Path) -> None:
+def test_a_stamp_fits_one_message_authority_and_time(authority: tuple[str, Path], tmp_path: Path) -> None:
     url, path = authority
     certificate = read_authority_certificate(path)
     token = request_stamp(url, b"a head")
