@@ -36,7 +36,7 @@ JANUARY = Period(first=date(2025, 12, 1), last=date(2025, 12, 31))
 
 
 class Clock:
-    """A clock that is set by hand."""
+    """A clock set by tests."""
 
     def __init__(self) -> None:
         self.now = datetime(2025, 11, 20, 8, tzinfo=UTC)
@@ -50,7 +50,7 @@ class Clock:
 
 @pytest.fixture
 def ledger(home: Path) -> Ledger:
-    """Version 'a' from 20 November, 'b' from 10 December until it was withdrawn on the 20th; 'c' was rejected."""
+    """Version 'a' from 20 November, 'b' from 10 December to its withdrawal on the 20th; 'c' was rejected."""
     clock = Clock()
     ledger = open_ledger(Home(home), clock)
     crown(ledger, A)
@@ -149,7 +149,7 @@ def test_a_rollback_ends_one_champion_and_brings_another_back(ledger: Ledger) ->
 
 
 class _Page(HTMLParser):
-    """Collects the text and every address, and sees to it that tags are closed."""
+    """Collects text and addresses, and checks that tags are closed."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

@@ -174,7 +174,7 @@ def test_replay_finds_false_attempts(ledger: Ledger) -> None:
 
 
 def test_the_statement_is_in_toto_with_non_claims(ledger: Ledger, certificate: Path) -> None:
-    """Read with nothing but json and base64, as another tool would."""
+    """Read with only json and base64, as other tools would."""
     envelope = json.loads(certificate.read_bytes())
     assert envelope["payloadType"] == "application/vnd.in-toto+json"
     statement = json.loads(b64decode(envelope["payload"]))
@@ -212,7 +212,7 @@ def test_skipped_checks_are_listed(ledger: Ledger, certificate: Path) -> None:
 
 
 def test_a_rerun_of_other_materials_fails(ledger: Ledger, certificate: Path) -> None:
-    """The counts agree, but of another simulator, or of one that nobody looked at."""
+    """The counts agree, but the simulator differs or was not compared."""
 
     def failed(found: dict[str, str]) -> list[str]:
         checks = verify_certificate(
@@ -248,7 +248,7 @@ def test_the_same_attempt_gives_the_same_bytes(ledger: Ledger) -> None:
 
 
 def test_the_claim_is_fixed_before_the_seed(ledger: Ledger) -> None:
-    """Counts that do not show 1e-3 would show 1e-2: the attempt says which of them it was made for."""
+    """Counts that miss 1e-3 would show 1e-2: the attempt fixes the claim."""
     attempt = attempt_for(ledger, A)
     assert attempt.body.scope == CLAIM
     draw_seed(ledger, attempt)
@@ -276,7 +276,7 @@ def test_a_failed_test_is_certified_as_not_shown(ledger: Ledger, tmp_path: Path)
 
 
 def resealed(ledger: Ledger, certificate: Path, change: Any) -> Path:
-    """A false certificate by somebody who holds the signing key."""
+    """Sign a false certificate as the key's holder."""
     statement = read_certificate(certificate, ledger.trust).model_dump(mode="json", by_alias=True)
     change(statement)
     return write_atomic(certificate.with_name("false.json"), sealed(ledger.home, statement))
@@ -339,7 +339,7 @@ def test_a_false_certificate_is_caught(ledger: Ledger, certificate: Path, failin
 
 @pytest.mark.parametrize("passed", [True, False])
 def test_episodes_after_the_stop_are_refused(ledger: Ledger, certificate: Path, passed: bool) -> None:
-    """It certifies after 4097 episodes: whoever counts on to a violation and beyond chose the stop after looking."""
+    """It certifies after 4097 episodes; counting on past a violation means choosing the stop afterwards."""
 
     def change(statement: dict[str, Any]) -> None:
         predicate = statement["predicate"]

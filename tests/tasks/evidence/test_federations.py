@@ -63,7 +63,7 @@ def opened(ledger: Ledger) -> Entry:
 
 
 def body(opened: Entry, **changes: Any) -> RoundBody:
-    """The first round, as it should be but for what is changed."""
+    """Return a valid first round with changes."""
     return RoundBody(
         federation=opened.digest,
         number=1,

@@ -75,7 +75,7 @@ def test_a_posterior_is_a_claim_of_its_own(ledger: Ledger) -> None:
 
 
 def test_a_draft_is_never_weaker_than_the_floor(ledger: Ledger) -> None:
-    """The attack: p0 = .99 at 1 % certifies anything in one episode, and replaces a champion of 1e-3."""
+    """Attack: p0 = 0.99 certifies anything in one episode and would replace a champion of 1e-3."""
     first = crown(ledger, A)
     weak = CLAIM.model_copy(update={"p0": 0.99, "confidence": 0.01, "max_episodes": 2})
     certify(ledger, B, claim=weak)
@@ -174,7 +174,7 @@ def test_a_changed_policy_is_logged_and_voids_earlier_approvals(ledger: Ledger) 
 
 @pytest.mark.parametrize("attack", ["laxer", "gone", "no policy"])
 def test_the_pinned_policy_is_that_of_the_ledger(ledger: Ledger, attack: str) -> None:
-    """Whoever changes the file alone is refused, and found by the audit; so is who takes it away."""
+    """Changing or removing only the file is refused, and found by the audit."""
     approval = approve(ledger, PLANT, verdict_of(ledger, A))
     path = pinned_file(ledger.trust, PLANT)
     assert load_yaml(path, SafetyPolicy) == POLICY
@@ -226,7 +226,7 @@ def test_a_champion_from_before_a_stricter_policy_is_reported(ledger: Ledger) ->
 def test_a_champion_from_before_a_policy_is_judged_by_its_claim(
     ledger: Ledger, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It was approved by one person, and the policy asks for two from now on."""
+    """One person approved it; the new policy requires two."""
     crown(ledger, A)
     sign(ledger, changed(approvers=Approvers(count=2, roles=["safety engineer"])), "a reviewer", "four eyes")
     held = [check.detail for check in audit(ledger.home).checks if check.name == "policies"]
@@ -260,7 +260,7 @@ def test_a_certificate_is_compared_with_the_policy_in_force(ledger: Ledger) -> N
 
 
 def test_an_approval_needs_a_comparison_with_the_champion(ledger: Ledger) -> None:
-    """A race below the plant's lock left an approval of what was compared with another champion."""
+    """A race left an approval of a candidate that was compared with another champion."""
     stale = approve(ledger, PLANT, verdict_of(ledger, B))
     first = crown(ledger, A)
     with pytest.raises(Refused, match="composite bbbbbbbbbbbb"):

@@ -31,7 +31,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 def refused(ledger: Ledger, record: CandidateRecord, sentence: str) -> None:
-    """The signer does not sign it; and where somebody with the key did, the audit names it."""
+    """The signer refuses it; the audit names it if the key's holder appended it."""
     with pytest.raises(Refused, match=sentence):
         ledger.append("candidate", record, plant=PLANT)
     forge(ledger.home, "candidate", record)
@@ -92,7 +92,7 @@ def test_numbers_without_an_attempt_are_refused(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize(("verdict", "wanted"), [("promoted", "a promotion"), ("shadow", "a shadow")])
 def test_a_decision_without_its_entry_is_refused(ledger: Ledger, verdict: Verdict, wanted: str) -> None:
-    """The attack: a retraining that reports say has promoted what nothing promoted, or of another plant."""
+    """Attack: a decision reports a promotion that never happened, or is of another plant."""
     crown(ledger, B)
     for composite, plant, told in (
         (A, PLANT, f"'{verdict}', but there is no {wanted.removeprefix('a ')} of composite {A[:12]}"),
@@ -123,7 +123,7 @@ def test_a_decision_without_its_entry_is_refused(ledger: Ledger, verdict: Verdic
     "time", ["zzzz", "9", "2999-12-01", "2999-12-01T10:00:00Z", "2999-12-01T10:00:00.000000+00:00", "29991201T100000Z"]
 )
 def test_a_time_in_another_form_is_named(ledger: Ledger, time: str) -> None:
-    """As who holds the key could sign one, which ended the audit in a traceback."""
+    """The key's holder can sign such an entry, which once ended the audit with a traceback."""
     number = ledger.head().size + 1
     with pytest.raises(Refused, match=f"ledger entry {number}: "):
         append_past_the_rules(ledger.home, "note", NoteBody(text="second"), timestamp=time)

@@ -49,13 +49,13 @@ A, B = "a" * 64, "b" * 64
 
 @pytest.fixture
 def place(home: Path) -> Iterator[Home]:
-    """A home whose signer is stopped at the end."""
+    """A home whose signer is stopped after the test."""
     yield Home(home)
     stop(Home(home))
 
 
 def raw(home: Home, data: bytes) -> Answer:
-    """What the signer answers to any bytes."""
+    """Return the signer's answer to arbitrary bytes."""
     with client._connect(home) as connection:  # type: ignore[union-attr]
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
@@ -84,7 +84,7 @@ def test_the_socket_is_its_owners_alone(place: Home) -> None:
 
 @pytest.mark.slow
 def test_the_process_keeps_its_secrets(place: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no passphrase in its environment or arguments, and other processes of the user cannot look into it."""
+    """The passphrase is not in environment or arguments, and other processes cannot inspect the signer."""
     monkeypatch.setenv(PASSPHRASE, "correct horse battery staple")
     start(place)
     # Nor do children that are started later inherit it.
@@ -128,7 +128,7 @@ def test_the_process_keeps_its_secrets(place: Home, monkeypatch: pytest.MonkeyPa
     ],
 )  # fmt: skip
 def test_only_requests_of_its_own_protocol_are_answered(served: Home, data: bytes, why: str) -> None:
-    """There is no request that carries bytes to sign, nor a sequence or a time of the client's choice."""
+    """No request carries bytes to sign, a sequence number or a time."""
     answer = raw(served, data)
     assert why in answer.refused
     assert not answer.envelope
@@ -137,7 +137,7 @@ def test_only_requests_of_its_own_protocol_are_answered(served: Home, data: byte
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    """A home with a signer that several tests ask."""
+    """A home with a signer that several tests share."""
     home = Home(tmp_path_factory.mktemp("signer") / "home")
     start(home)
     yield home
@@ -218,7 +218,7 @@ def test_a_certificate_needs_an_open_attempt_and_consistent_counts(home: Path) -
 def test_a_result_says_what_its_certificate_says(
     home: Path, violating: tuple[int, ...], changed: str, to: object
 ) -> None:
-    """Each number of it, and the verdict before all: nothing else stops a failed test from being logged as passed."""
+    """Every number and the verdict are compared, so that a failed test cannot be logged as passed."""
     ledger = open_ledger(Home(home))
     attempt = attempt_for(ledger, A)
     draw_seed(ledger, attempt)
@@ -248,7 +248,7 @@ def test_a_killed_signer_is_started_again(place: Home) -> None:
 
 @pytest.mark.parametrize("written", [True, False])
 def test_a_lost_answer_appends_once(home: Path, written: bool) -> None:
-    """The signer is lost after it wrote the entry, or before: in both cases there is one entry."""
+    """The signer is lost before or after writing the entry: there is exactly one entry."""
     signer, left = Signer.open(Home(home)), 1
 
     def losing(request: Request) -> Answer:
@@ -270,7 +270,7 @@ def test_a_lost_answer_appends_once(home: Path, written: bool) -> None:
 
 
 def test_a_signer_that_is_slow_appends_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It writes when its client has asked again, which then finds the entry; and one that does not end is named."""
+    """The client asks again and finds the entry; a signer that never answers is reported."""
     monkeypatch.setattr(client, "TIMEOUT", 0.5)
     with signer_at(Home(home)) as signer:
 
@@ -328,7 +328,7 @@ def test_clients_that_start_together_share_one_signer(place: Home) -> None:
 
 @pytest.mark.slow
 def test_a_signer_of_other_sources_is_replaced_once(place: Home) -> None:
-    """After an upgrade, the rules of the old version must not go on being applied."""
+    """After an upgrade, the old version's rules must not be applied any more."""
     first = pid_of(place)
     assert pid_of(place) == first
     # A client of other sources than those on the disk, by now, takes what the disk has.
@@ -390,7 +390,7 @@ def test_a_failed_start_of_the_signer_is_one_sentence(place: Home) -> None:
 
 
 def test_the_entry_is_the_signers_own(served: Home) -> None:
-    """Sequence, predecessor and time are not the client's to choose, and a client's stale view is said to be one."""
+    """Clients cannot choose sequence, predecessor or time, and a stale view is reported as stale."""
     request = Append(kind="note", plant="", body={}, artefacts=(), predecessor=sha256_hex(b"elsewhere"))
     answer = ask(served, request)
     assert answer.stale

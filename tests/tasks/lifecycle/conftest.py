@@ -29,7 +29,7 @@ def ledger(home: Path) -> Iterator[Ledger]:
 
 @pytest.fixture
 def served(services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    """A home of its own with the policy, on the session's servers."""
+    """A separate home with the policy, on the session's servers."""
     found = Served(services, tmp_path / "home", monkeypatch)
     sign(found.ledger, POLICY, "a reviewer", "before the first promotion")
     yield found

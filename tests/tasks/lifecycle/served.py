@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Served:
-    """The home, its ledger, and the registry that follows it."""
+    """A home, its ledger, and the registry that follows it."""
 
     def __init__(self, services: Services, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NEORL_HOME", str(root))
@@ -69,12 +69,12 @@ class Served:
         return listed_model(self.home, self.registry, PLANT, version)
 
     def page(self, version: str) -> Page:
-        """What MLflow says of a version, asked through its own client."""
+        """Return MLflow's record of a version through its own client."""
         found = self.registry.version(PLANT, version)
         return Page(found.tags, found.description)
 
     def said(self, *versions: str) -> list[str]:
-        """The status that each page begins with and has as a tag."""
+        """Return the status of each page, which is also its tag."""
         found = [self.page(version) for version in versions]
         for page in found:
             assert page.description.startswith(f"### Status: {page.tags['neorl.status']}\n"), page
@@ -82,7 +82,7 @@ class Served:
         return [page.tags["neorl.status"] for page in found]
 
     def close(self) -> None:
-        """Leave no alias behind for other tests' homes, and no signer."""
+        """Remove aliases and stop the signer."""
         from tasks.evidence.ledger import client
 
         self.registry.reconcile(PLANT, None, None)

@@ -35,7 +35,7 @@ WORSE, BETTER, EVEN = interval(-0.2, -0.1), interval(0.1, 0.2), interval(-0.1, 0
 
 
 class Found(NamedTuple):
-    """What the stages before certification hand on."""
+    """Return the results of the tasks before certification."""
 
     validation: Validation
     simulator: SimulatorErrors
@@ -71,12 +71,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
 
 
 def versus(rollouts: Rollouts, plant: Interval, champion: Interval) -> Rollouts:
-    """These rollouts with other differences."""
+    """Return these rollouts with other differences."""
     return rollouts.model_copy(update={"differences": {"plant controller": plant, "champion": champion}})
 
 
 def failing(found: Found) -> dict[str, Found]:
-    """What was found, with one input changed so that this gate fails."""
+    """Return results with one input changed so that this gate fails."""
     changed = found.evaluation.model_copy
     return {
         "data": found._replace(validation=Validation(passed=False, reasons=("too few",))),

@@ -147,7 +147,7 @@ def test_decisions_are_played_through_and_every_page_follows(
 
 
 def _persons_and_policy(neorl: Commands, tmp_path: Path) -> Path:
-    """Two persons with keys, and a policy that asks for both."""
+    """Two persons with keys, and a policy that requires both."""
     for name in (ADA, BEN):
         made = neorl("keys", "create", "--person", name)
         assert made["exit"] == 0, made

@@ -32,7 +32,7 @@ PROJECT = Path(__file__).parents[3]
 
 
 def neorl(*words: str, **extra: str) -> subprocess.Popen[str]:
-    """A command in a process of its own."""
+    """Start a command in a separate process."""
     command = [sys.executable, "-m", "flows", *words, "--json"]
     return subprocess.Popen(
         command,
@@ -83,7 +83,7 @@ def test_twenty_decisions_at_once_make_one_champion(served: Served) -> None:
 
 
 class Held(http.server.BaseHTTPRequestHandler):
-    """Hands requests on to MLflow until the ledger has a promotion, and answers none after that."""
+    """Passes requests to MLflow until the ledger has a promotion, then answers none."""
 
     target = ""
     home_root = ""
@@ -114,7 +114,7 @@ class Held(http.server.BaseHTTPRequestHandler):
     do_GET = do_POST = do_PATCH = do_DELETE = _hand_on
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Do not log."""
 
 
 @pytest.mark.slow

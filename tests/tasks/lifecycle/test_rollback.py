@@ -42,7 +42,7 @@ def crowned(ledger: Ledger, composite: str, version: str, by: str = "a reviewer"
 
 
 def said(ledger: Ledger, version: str, by: str = "shift engineer") -> RollbackBody:
-    """What a rollback to a version says, by the ledger of now."""
+    """Return the body of a rollback to a version from the current ledger."""
     history = ledger.entries()
     promotion = promotion_of(history, PLANT, version)
     assert promotion is not None
@@ -60,7 +60,7 @@ def said(ledger: Ledger, version: str, by: str = "shift engineer") -> RollbackBo
 
 
 def back(ledger: Ledger, version: str, by: str = "shift engineer") -> Entry:
-    """A rollback past all that is verified before it: the ledger's own rule alone stands in its way."""
+    """Append a rollback without earlier checks, so that only the ledger's rule applies."""
     return ledger.append("rollback", said(ledger, version, by), plant=PLANT)
 
 

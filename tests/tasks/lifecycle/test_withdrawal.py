@@ -33,7 +33,7 @@ def crowned(ledger: Ledger, composite: str, version: str) -> Entry:
 
 
 def own_controller(ledger: Ledger, version: str = "0") -> Entry:
-    """The plant's own controller, registered when there was no champion."""
+    """Register the plant's own controller while there is no champion."""
     certify(ledger, C)
     record = candidate_record(ledger, C, version=version, run_key="own", role="fallback")
     alone = tuple(gate for gate in record.gates if gate.name == "fallback")
@@ -73,7 +73,7 @@ def test_a_withdrawn_champion_does_not_come_back(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize("registered", [False, True])
 def test_the_second_of_two_withdrawals_names_the_first(ledger: Ledger, registered: bool) -> None:
-    """Also where the plant's own controller took over by then: it stays in force, and nothing is added."""
+    """Also after the own controller has taken over: it stays in force, and nothing is added."""
     if registered:
         own_controller(ledger)
     crowned(ledger, A, "1")

@@ -111,7 +111,7 @@ def test_a_name_that_cannot_be_stored_is_refused(furnished: Path, tmp_path: Path
 
 
 class Renamed(type(Path())):  # type: ignore[misc]
-    """A file whose name another one gets as soon as it is open."""
+    """A file that is replaced as soon as it is opened."""
 
     def open(self, mode: str = "r") -> IO[bytes]:  # type: ignore[override]
         content = super().open(mode)
@@ -132,7 +132,7 @@ def test_a_file_replaced_during_the_copy_is_copied_completely(tmp_path: Path) ->
 
 
 def changed(archive: Path, change: Callable[[tarfile.TarInfo, bytes], tuple[str, bytes] | None]) -> Path:
-    """The same archive with what is changed in its members; its list of digests stays as it is."""
+    """Return the archive with changed members and an unchanged list of digests."""
     path = archive.with_name("changed.tar")
     with tarfile.open(archive) as old, tarfile.open(path, "w") as new:
         for member in old:
@@ -145,7 +145,7 @@ def changed(archive: Path, change: Callable[[tarfile.TarInfo, bytes], tuple[str,
 
 
 def one(name: str, to: str, data: bytes | None) -> Callable[[tarfile.TarInfo, bytes], tuple[str, bytes] | None]:
-    """A member with another name or other bytes, or none of it."""
+    """Rename, change or remove a member."""
 
     def change(member: tarfile.TarInfo, content: bytes) -> tuple[str, bytes] | None:
         if member.name != name:
@@ -262,7 +262,7 @@ def test_kill_9_leaves_no_half_backup(furnished: Path, tmp_path: Path) -> None:
 
 
 def test_a_backup_during_appends_is_consistent(tmp_path: Path) -> None:
-    """Heads, which the signer writes after each entry, never know more entries than the ledger beside them."""
+    """Heads, written after each entry, never cover more entries than the ledger in the backup."""
     home = Home(tmp_path / "home")
     furnished_home(home.root)
     stop = threading.Event()

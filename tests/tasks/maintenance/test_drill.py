@@ -29,7 +29,7 @@ from tests.tasks.lifecycle.served import Served
 
 
 def answers(folder: Path, digest: str) -> npt.NDArray[np.float32]:
-    """What a bundle does on the same observations, one after the other."""
+    """Return a bundle's actions on the same observations."""
     plant, composite = load_bundle(folder, digest)
     controller = composite_controller(plant)
     act = jax.jit(controller.act)
@@ -95,7 +95,7 @@ def test_the_restore_drill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
 
 
 def _sources(registry: Registry) -> list[str]:
-    """What MLflow says that runs learned from."""
+    """Return the training datasets of runs according to MLflow."""
     experiment = registry.client.get_experiment_by_name(PLANT)
     assert experiment is not None
     runs = registry.client.search_runs([experiment.experiment_id])

@@ -25,7 +25,7 @@ from tests.evidence import furnished_home
 
 @pytest.fixture
 def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    """A home as versions before the file `layout` made it."""
+    """Make a home as versions without the file `layout` did."""
     root = tmp_path / "home"
     furnished_home(root)
     (root / "layout").unlink()
@@ -97,7 +97,7 @@ def revision(database: Path) -> list[tuple[str]]:
 def test_mlflows_own_database_is_brought_along_after_a_backup(
     old: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One that the installed MLflow made stays what it is, an earlier one is backed up first."""
+    """A database of the installed MLflow stays; an earlier one is backed up first."""
     from tasks.registry.registry import Registry
 
     database = old.folder("mlflow") / "mlflow.db"

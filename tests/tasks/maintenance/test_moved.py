@@ -12,7 +12,7 @@ from tests.small_data import reactor_run
 
 
 def dataset(store: Path, digest: str) -> Dataset:
-    """A dataset as an entry of the ledger has it, with files of every kind."""
+    """Return a dataset as in a ledger entry, with files of every kind."""
     return Dataset(
         digest=digest,
         plant=PLANT,

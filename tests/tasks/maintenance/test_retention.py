@@ -33,7 +33,7 @@ SPEC = PLANTS[PLANT].spec
 
 
 def aged(path: Path, days: float = 1000.0) -> Path:
-    """The same file or folder, as if it had been written so many days ago."""
+    """Set the age of a file or folder in days."""
     then = time.time() - days * 86_400
     for each in [path, *path.rglob("*")]:
         os.utime(each, (then, then))
@@ -41,7 +41,7 @@ def aged(path: Path, days: float = 1000.0) -> Path:
 
 
 def dataset(home: Home, start: float, parent: StoredDataset | None = None) -> str:
-    """A dataset of one small shard, or of that and its parent's; its source had rows in quarantine."""
+    """Make a dataset of one small shard, optionally with its parent's; its source had quarantined rows."""
     root = home.folder("datasets", PLANT)
     rows, width = 8, len(SPEC.observation.names)
     observations = np.arange(rows * width, dtype="f4").reshape(rows, width) + start
@@ -197,7 +197,7 @@ def test_a_dataset_named_meanwhile_is_kept(home: Home, monkeypatch: pytest.Monke
     plants = retention._plants
 
     def meanwhile(home: Home) -> list[str]:
-        """A run that ends after the ledger was read first, and before its plant's lock is taken."""
+        """A run that ends between the first reading of the ledger and the lock."""
         files = [artefact(home, store / "manifests" / f"{digest}.json", "dataset manifest")]
         ledger.append("note", NoteBody(text="ingested"), plant=PLANT, artefacts=files)
         return plants(home)

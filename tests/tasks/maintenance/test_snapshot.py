@@ -59,7 +59,7 @@ def test_external_state_is_listed_without_passwords(
 
 
 def members(home: Path, archive: Path) -> tuple[list[str], tuple[str, ...]]:
-    """The names in a new backup, and what it says of the rest."""
+    """Return the names in a new backup and its list of external state."""
     done = backup(Home(home), archive, silent)
     with tarfile.open(archive) as tar:
         return tar.getnames(), done.left_out
@@ -102,7 +102,7 @@ def test_a_database_is_copied_with_its_write_ahead_log(tmp_path: Path) -> None:
 
 
 def test_a_ledger_in_another_database_is_copied_as_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its rows are read through SQLAlchemy; here the other database is another SQLite file."""
+    """Rows are read through SQLAlchemy; the other database is an SQLite file here."""
     monkeypatch.setenv("NEORL_LEDGER_URL", f"sqlite:///{tmp_path / 'team.db'}")
     ledger = furnished_home(tmp_path / "home")
     done = backup(Home(tmp_path / "home"), tmp_path / "b.tar", silent)

@@ -41,7 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ledger, Path]:
 
 
 def outside(archive: Path, trust: Path, *heads: Path) -> str:
-    """What the script says, run by an interpreter that cannot import us."""
+    """Run the script with an interpreter that cannot import NeoRL."""
     command = [sys.executable, "-I", str(OUTSIDE), str(archive), str(trust), *map(str, heads)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=archive.parent)
     assert "Traceback" not in done.stderr, done.stderr
@@ -50,7 +50,7 @@ def outside(archive: Path, trust: Path, *heads: Path) -> str:
 
 
 def failures(archive: Path, trust: Path | None = None) -> set[str]:
-    """Checks that fail, or `refused`."""
+    """Return the failed checks, or `refused`."""
     try:
         return {check.name for check in verify_archive(archive, trust=trust) if check.passed is False}
     except NeoRLError:
@@ -66,7 +66,7 @@ def unpacked(archive: Path) -> Files:
 
 
 def packed(path: Path, files: Files, *, listed: bool = True) -> Path:
-    """An archive of other files by Python's own tarfile, with a list that fits them."""
+    """Make an archive of other files with Python's tarfile and a matching list."""
     if listed:
         contents = json.loads(files["archive.json"])
         rest = sorted(name for name in files if name != "archive.json")
@@ -176,7 +176,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(made: tuple[Ledger, Path], tmp_pa
 
 
 def swapped(files: Files) -> Files:
-    """The certificates of two results in each other's place."""
+    """Swap the certificates of two results."""
     one, two = [name for name in files if name.startswith("certificates/")][:2]
     return {**files, one: files[two], two: files[one]}
 
@@ -186,7 +186,7 @@ def without(*gone: str) -> object:
 
 
 def renumbered(files: Files) -> Files:
-    """Without its third entry, those behind it moved up."""
+    """Remove the third entry and move later ones up."""
     entries = [data for name, data in sorted(files.items()) if name.startswith("ledger/")]
     del entries[2]
     rest = {name: data for name, data in files.items() if not name.startswith("ledger/")}
@@ -194,12 +194,12 @@ def renumbered(files: Files) -> Files:
 
 
 def cut(files: Files) -> Files:
-    """Without its last entry."""
+    """Remove the last entry."""
     return {name: data for name, data in files.items() if name != max(n for n in files if n.startswith("ledger/"))}
 
 
 def altered(files: Files) -> Files:
-    """With another text in its first entry, and all else of its envelope as it was."""
+    """Change a text in the first entry only."""
     envelope = json.loads(files["ledger/00000001.json"])
     entry = json.loads(base64.b64decode(envelope["payload"]))
     entry["body"] = {"text": "another"}

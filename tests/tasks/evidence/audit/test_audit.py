@@ -141,7 +141,7 @@ def test_a_file_added_to_a_named_folder_is_found(copied: Home) -> None:
     ],
 )
 def test_every_file_that_mlflow_serves_is_followed(copied: Home, attack: Callable[[Path], object], said: str) -> None:
-    """What loading a model executes is its code and what MLmodel names, not its bundle."""
+    """Loading a model executes its code and the files that MLmodel names, not its bundle."""
     attack(served_folder(copied))
     found = named(audit(copied))
     assert f"served: version 1 of {PLANT} in MLflow (ledger entry 7): {said}" in found
@@ -149,7 +149,7 @@ def test_every_file_that_mlflow_serves_is_followed(copied: Home, attack: Callabl
 
 @pytest.mark.parametrize("beside", ["0", "2", "z"])
 def test_an_untouched_copy_does_not_hide_an_altered_model(copied: Home, beside: str) -> None:
-    """The attack: MLflow serves the folder of experiment 1, and the audit finds another of the same name first."""
+    """Attack: MLflow serves the folder of experiment 1, and the audit finds a copy of the same name first."""
     folder = served_folder(copied)
     experiments = folder.parents[3]
     shutil.copytree(experiments / "1", experiments / beside)
@@ -158,7 +158,7 @@ def test_an_untouched_copy_does_not_hide_an_altered_model(copied: Home, beside: 
 
 
 def test_a_policy_logged_as_the_own_controller_is_found(copied: Home) -> None:
-    """It would need one gate in place of eight. The plant's own controller itself is none of it."""
+    """It would need one gate instead of eight. The true own controller is not affected."""
     ledger = open_ledger(copied)
     reactor = PLANTS[PLANT]
     shape = reactor.spec.observation.size
@@ -203,7 +203,7 @@ def test_heads_that_survive_elsewhere(copied: Home, furnished: Home) -> None:
 
 @pytest.mark.parametrize("keep", [15, 9, 0])
 def test_a_ledger_whose_own_head_was_taken_away_fails(copied: Home, keep: int) -> None:
-    """Else whoever cannot sign cuts the ledger and takes its head away, which the signer refuses to go on with."""
+    """Otherwise, truncating the ledger and removing its head would stay unnoticed."""
     truncate(copied, keep)
     (copied.root / "ledger.head").unlink()
     assert "heads: ledger.head is missing, so truncation cannot be excluded" in named(audit(copied))
@@ -218,7 +218,7 @@ Make = Callable[[dict[str, Entry]], dict[str, Any]]
 
 
 def audit_forged(home: Home, kind: str, body: Make) -> AuditReport:
-    """The audit after an entry that breaks the rules was appended, as the holder of the key could."""
+    """Audit after the key's holder appended an entry that breaks the rules."""
     last = {entry.kind: entry for entry in Ledger.open(home, write=False).entries()}
     forge(home, kind, body(last))
     return audit(home)
@@ -290,7 +290,7 @@ def test_two_champions_are_counted(copied: Home) -> None:
 
 
 def opened(home: Home) -> Attempt:
-    """An attempt at composite "c" that has its seed and no result."""
+    """Open an attempt for composite "c" with a seed and without a result."""
     ledger = open_ledger(home)
     attempt = attempt_for(ledger, sha256_hex(b"c"))
     draw_seed(ledger, attempt)
@@ -298,7 +298,7 @@ def opened(home: Home) -> Attempt:
 
 
 def forge_result(home: Home, said: Outcome, envelope: bytes | None, attempt: Attempt | None = None) -> AuditReport:
-    """The audit after the holder of the key closed an attempt of composite "c" with this certificate."""
+    """Audit after the key's holder closed an attempt of composite "c" with this certificate."""
     attempt = attempt or opened(home)
     secret = read_secret(seed_file(home, attempt.entry)).hex()
     logged = attempt.body.model_dump(exclude={"scope"})
@@ -311,7 +311,7 @@ def forge_result(home: Home, said: Outcome, envelope: bytes | None, attempt: Att
 
 
 def test_a_certificate_of_another_attempt_is_found(copied: Home) -> None:
-    """A passed attempt's true certificate is put behind the result of another one."""
+    """The valid certificate of one attempt is named by the result of another one."""
     old = Ledger.open(copied, write=False).entries("result")[0]
     said = Outcome.model_validate({name: old.body[name] for name in Outcome.model_fields})
     report = forge_result(copied, said, (copied.root / old.artefacts[0].path).read_bytes())
@@ -320,7 +320,7 @@ def test_a_certificate_of_another_attempt_is_found(copied: Home) -> None:
 
 @pytest.mark.parametrize(("changed", "to"), OTHERWISE.items())
 def test_a_result_that_exceeds_its_certificate_is_found(copied: Home, changed: str, to: object) -> None:
-    """A failed test logged as passed before all; the certificate is this attempt's own, and true."""
+    """A failed test is logged as passed; the certificate is valid and of this attempt."""
     attempt = opened(copied)
     failed = counts(attempt.alpha, (1,), episodes=4000)
     envelope = make_certificate(open_ledger(copied), attempt.entry, failed, MATERIALS)
@@ -335,7 +335,7 @@ def test_a_passed_result_without_a_certificate_is_found(copied: Home) -> None:
 
 
 def test_a_false_certificate_is_found(copied: Home) -> None:
-    """The ledger names its very bytes, but the verdict does not follow from the counts."""
+    """The ledger names its exact bytes, but the verdict does not follow from the counts."""
     attempt, ledger = opened(copied), open_ledger(copied)
     secret, record = read_secret(seed_file(copied, attempt.entry)), ledger.entries("seed")[-1]
     drawn = DrawnSeed(record, secret, "", ())
@@ -353,7 +353,7 @@ def test_a_false_certificate_is_found(copied: Home) -> None:
 
 @pytest.mark.parametrize(("part", "field"), [("materials", "dataset"), ("materials", "config"), ("attempt", "opened")])
 def test_a_certificate_with_other_inputs_than_its_attempt_is_found(copied: Home, part: str, field: str) -> None:
-    """Its counts are true, and the holder of the key signed it: only the attempt's entry says otherwise."""
+    """Counts and signature are valid; only the attempt's entry differs."""
     attempt, ledger = opened(copied), open_ledger(copied)
     true = counts(attempt.alpha)
     statement = ledger.trust.unseal(PAYLOAD_TYPE, make_certificate(ledger, attempt.entry, true, MATERIALS))
@@ -364,7 +364,7 @@ def test_a_certificate_with_other_inputs_than_its_attempt_is_found(copied: Home,
 
 
 def test_damage_that_no_query_reads_is_found(furnished: Home, tmp_path: Path) -> None:
-    """A digest stands in the table, in its own index, and as the successor's predecessor in both: flip each."""
+    """A digest occurs in the table, in an index, and as predecessor in both: flip each."""
     home = copy_home(furnished, tmp_path / "copy")
     digest = Ledger.open(home, write=False).entries()[4].digest.encode()
     raw = home.ledger.read_bytes()

@@ -98,7 +98,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 @pytest.fixture(scope="module")
 def drafted(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """A home whose policy is that of its first run: a run's file is held to the limits and the domain of its plant."""
+    """A home with the policy of its first run, whose limits and domain bind later runs."""
     home = Home(tmp_path_factory.mktemp("drafted") / "home")
     run, ledger = OpenedRun(plant=PLANT), open_ledger(home)
     hold_run(ledger, run)

@@ -30,7 +30,7 @@ LOCK = Path(__file__).parents[4] / "requirements.lock"
 
 
 def held(text: str) -> dict[str, Any]:
-    """The bill, once the official schema has nothing against it."""
+    """Return the bill after validation against the official schema."""
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
     found: dict[str, Any] = json.loads(text)
     refs = re.findall(r'"bom-ref": "(.*?)"', text)
@@ -40,7 +40,7 @@ def held(text: str) -> dict[str, Any]:
 
 @pytest.fixture
 def ledger(home: Path) -> Ledger:
-    """A candidate with a real bundle, a dataset's files and a certificate, as a retraining logs it."""
+    """Log a candidate with a real bundle, dataset files and a certificate."""
     from tasks.lifecycle.policy import sign
 
     ledger = open_ledger(Home(home))

@@ -86,7 +86,7 @@ def test_an_approval_is_good_for_one_promotion(ledger: Ledger) -> None:
 
 
 def test_an_approval_is_of_the_candidate_that_is_promoted(ledger: Ledger) -> None:
-    """Two candidates have the same composite; the approval of one does not promote the other."""
+    """Two candidates share a composite; an approval of one does not promote the other."""
     approval, other = approve(ledger, PLANT, verdict(ledger, A)), propose(ledger, A)
     promotion = PromotionBody(composite=A, approval=approval.digest, replaces=None, candidate=other)
     with pytest.raises(Refused, match=r"composite aaaaaaaaaaaa .* has no unused approval"):
@@ -114,7 +114,7 @@ def test_a_rejection_takes_an_approval_back(ledger: Ledger) -> None:
 
 
 def test_a_rejected_candidate_is_not_promoted_by_a_later_approval(ledger: Ledger) -> None:
-    """The attack: whoever holds the home approves again, as somebody else, what Ada has rejected."""
+    """Attack: the home's owner approves Ada's rejected candidate under another name."""
     reject(ledger, PLANT, verdict(ledger, A, "Ada", "too aggressive"))
     with pytest.raises(Refused, match=r"composite aaaaaaaaaaaa of .* was ruled out: Ada rejected \(too aggress"):
         crown(ledger, A)
@@ -132,7 +132,7 @@ def test_a_rejected_candidate_is_not_promoted_by_a_later_approval(ledger: Ledger
 
 @pytest.mark.parametrize("version", ["99", " 1"])
 def test_a_decision_names_the_version_of_its_candidate(ledger: Ledger, version: str) -> None:
-    """The attack: MLflow's alias goes by a promotion's version, and what was approved is another one."""
+    """Attack: a promotion names another version than the approved one, which MLflow's alias would follow."""
     said = verdict(ledger, A)
     for decide in (approve, reject):
         with pytest.raises(Refused, match="the candidate of chemical_reactor has version 1, got"):
@@ -162,7 +162,7 @@ def test_a_rejection_needs_a_logged_candidate_that_is_not_champion(ledger: Ledge
 
 
 def test_nothing_is_promoted_without_a_passed_certification(ledger: Ledger) -> None:
-    """Not even where an approval was forged past its own rule."""
+    """Not even with a forged approval."""
     failed = "c" * 64
     certify(ledger, failed, (1, 2, 3), episodes=500)
     candidate = ledger.append("candidate", candidate_record(ledger, failed), plant=PLANT)

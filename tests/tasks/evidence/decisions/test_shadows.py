@@ -38,7 +38,7 @@ NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 
 class Clock:
-    """A clock that a test moves."""
+    """A clock set by tests."""
 
     def __init__(self) -> None:
         self.now = NOON
@@ -61,7 +61,7 @@ def ledger(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Led
 
 
 def record(composite: str, evidence: ProcessEvidence | None = None, **changes: Any) -> CandidateRecord:
-    """A candidate of a process that passes every gate, but for what is changed."""
+    """Log a candidate of a log-only plant that passes every gate, with changes."""
     return judged_record(PROCESS, composite, evidence or judged.process_evidence(), **{"shadow_days": 30} | changes)
 
 
@@ -74,7 +74,7 @@ def begun(ledger: Ledger, composite: str = A, **changes: Any) -> Entry:
 
 
 def reported(ledger: Ledger) -> list[tuple[str, str | None, str]]:
-    """What the report over the year tells of shadows: composite, end, and how it ended."""
+    """Return composite, end and reason of every shadow in the year's report."""
     year = Period(first=date(2026, 1, 1), last=date(2026, 12, 31))
     return [(row.composite, row.until, row.ended) for row in in_force_in(ledger.entries(), year)]
 
@@ -98,7 +98,7 @@ def test_an_approved_candidate_runs_in_shadow_for_its_days(ledger: Ledger, clock
 
 
 def test_a_person_with_a_key_signs_an_extension(ledger: Ledger, clock: Clock) -> None:
-    """The attack: whoever holds the home lets a shadow run on in the name of somebody else, who has a key."""
+    """Attack: the home's owner extends a shadow in the name of a person who has a key."""
     entry, ada = begun(ledger), Person("Ada")
     enrol(ledger, ada)
     said = shadows.ExtensionBody(shadow=entry.digest, days=10, by="ada", note="the winter is to come")
@@ -157,7 +157,7 @@ def test_a_newer_candidate_replaces_a_shadow_if_compared_with_it(ledger: Ledger)
 
 
 def test_a_log_only_plant_never_has_a_champion(ledger: Ledger) -> None:
-    """Not even where somebody approves it, and forges the promotion with the key."""
+    """Not even with an approval and a forged promotion."""
     candidate = logged(ledger, A)
     verdict = approvals.VerdictBody(composite=A, by="somebody", candidate=candidate.digest)
     approval = verdicts.approve(ledger, PROCESS, verdict)
@@ -201,7 +201,7 @@ def test_a_shadow_needs_passed_gates_and_its_own_approval(ledger: Ledger) -> Non
 
 
 def test_a_review_starts_no_shadow(ledger: Ledger) -> None:
-    """Who signs that they reviewed a candidate approves nothing: neither the task nor the signer takes it for one."""
+    """A review is not an approval, neither for the task nor for the signer."""
     candidate = logged(ledger, A)
     review = promote_candidate(ledger.home, candidate, "a colleague", "read", reviewed=True)
     assert (review.kind, review.body["meaning"]) == ("approval", "reviewed")
@@ -316,7 +316,7 @@ def test_a_comparison_is_identified_by_shadow_logs_and_alarm_rate(ledger: Ledger
 
 
 def test_a_comparison_states_no_return_of_proposed_actions(ledger: Ledger) -> None:
-    """Whoever adds one finds no place for it: neither the signer nor the audit takes the entry."""
+    """Signer and audit reject an entry with such a field."""
     body = {**comparison(begun(ledger).digest).model_dump(mode="json"), "return": 12.0}
     forge(ledger.home, "comparison", body, plant=PROCESS)
     failures = audit(ledger.home).failures

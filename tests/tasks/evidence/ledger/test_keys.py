@@ -25,7 +25,7 @@ from tasks.files.secrets import read_secret, write_secret
 
 
 def unencrypted(private: Ed25519PrivateKey | X25519PrivateKey) -> bytes:
-    """A key as earlier versions kept it."""
+    """Write a key as earlier versions stored it."""
     return private.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -33,7 +33,7 @@ def unencrypted(private: Ed25519PrivateKey | X25519PrivateKey) -> bytes:
 
 @pytest.fixture
 def trust(tmp_path: Path) -> TrustRoot:
-    """Pins a key of somebody else."""
+    """Pin a foreign key."""
     path = tmp_path / "trust.yaml"
     path.write_bytes(trust_yaml(home_pin(Ed25519PrivateKey.generate().public_key(), "another")))
     return TrustRoot.read(path)

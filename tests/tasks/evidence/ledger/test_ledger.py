@@ -43,7 +43,7 @@ def rows(ledger: Ledger) -> list[tuple[Any, ...]]:
 
 
 def attack(ledger: Ledger, *statements: str) -> None:
-    """Change rows as somebody would who holds the database file."""
+    """Change rows with access to the database file."""
     with closing(sqlite3.connect(ledger.home.ledger)) as database:
         for name in ("no_update", "no_delete", "next_only"):
             database.execute(f"DROP TRIGGER IF EXISTS ledger_{name}")
@@ -67,7 +67,7 @@ def test_heads_of_other_ledgers_are_left_out(ledger: Ledger, tmp_path: Path) -> 
 
 
 def test_rows_match_their_envelopes(ledger: Ledger) -> None:
-    """A second implementation reads the table with nothing but sqlite3, json, base64 and hashlib."""
+    """Read the table with only sqlite3, json, base64 and hashlib."""
     for i in range(3):
         ledger.append("note", NoteBody(text=f"{i}"), plant="p")
     last, leaves = "0" * 64, []
@@ -237,7 +237,7 @@ def test_heads_refuse_another_history(ledger: Ledger, tmp_path: Path) -> None:
 
 
 def test_appending_is_compare_and_set(ledger: Ledger) -> None:
-    """Another writer gets in between the look and the write: the look is repeated."""
+    """Another writer appends between reading and writing, so reading is repeated."""
     other = open_ledger(ledger.home)
     sizes = []
 
@@ -312,7 +312,7 @@ def test_a_killed_writer_loses_nothing_it_reported(home: Path) -> None:
 
 @pytest.mark.slow
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(ledger: Ledger) -> None:
-    """A quota on the size of files, which the signer inherits from who starts it, stands for a full disk."""
+    """A file size limit, which the signer inherits, simulates a full disk."""
     ledger.append("note", NoteBody())
     size = ledger.home.ledger.stat().st_size
     code = (

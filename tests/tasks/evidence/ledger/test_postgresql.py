@@ -45,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
 def team(
     home: Path, server: Postgres, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[Home]:
-    """A home whose ledger is a database of its own on the team's server."""
+    """A home whose ledger is a separate database on the team's server."""
     monkeypatch.setenv("NEORL_LEDGER_URL", server.create(request.node.name))
     yield Home(home)
     client.stop(Home(home))

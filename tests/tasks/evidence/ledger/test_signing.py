@@ -70,7 +70,7 @@ def test_every_flipped_bit_is_refused(signer: SigningKey, trust: TrustRoot) -> N
 
 
 def spoiled(envelope: bytes) -> dict[str, bytes]:
-    """The same content in other bytes, which a lenient reader would accept."""
+    """Return the same content in other bytes that a lenient reader would accept."""
     document = json.loads(envelope)
     payload = document["payload"]
     twice = envelope[:-1] + b',"payloadType":"' + KIND.encode() + b'"}'
@@ -168,7 +168,7 @@ def test_a_malformed_trust_root_is_bad_input(tmp_path: Path, text: str) -> None:
 
 
 def _altered(ledger: Ledger, *statements: str) -> None:
-    """Change rows as who holds the database's file can."""
+    """Change rows with access to the database file."""
     with closing(sqlite3.connect(ledger.home.ledger)) as database:
         for name in ("no_update", "next_only"):
             database.execute(f"DROP TRIGGER ledger_{name}")

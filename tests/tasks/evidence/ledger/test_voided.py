@@ -48,7 +48,7 @@ def test_counting_before_each_entry_equals_counting_its_prefix(
 
 
 def test_a_replaced_key_permits_nothing_and_its_rollback_is_ignored() -> None:
-    """Worked by hand: k0 is replaced at 2, signs a promotion at 3, and 4 rolls back to that."""
+    """By hand: k0 is replaced at 2 and signs a promotion at 3; entry 4 rolls back to it."""
     told = (
         ("k0", ("promotion", None, None)),
         ("k0", ("rotation", "k0", "")),

@@ -23,7 +23,7 @@ from tests.evidence import PLANT, POLICY, propose
 
 
 class Person:
-    """Somebody with a key in memory."""
+    """A person with a key in memory."""
 
     def __init__(self, name: str, login: str = "") -> None:
         self.name, self.login = name, login or name.lower()
@@ -44,7 +44,7 @@ class Person:
 
 
 def enrol(ledger: Ledger, person: Person, roles: Sequence[str] = (), by: Person | None = None) -> Entry:
-    """Enrol and pin a person's key, vouched for by another one where there is one."""
+    """Enrol and pin a person's key, vouched for by another person if given."""
     body = person.body(roles, by.name if by else "an administrator")
     if by is not None:
         body = body.model_copy(update={"signature": by.signs.sign(key_content(body))})
@@ -54,13 +54,13 @@ def enrol(ledger: Ledger, person: Person, roles: Sequence[str] = (), by: Person 
 
 
 def pin(ledger: Ledger) -> None:
-    """Write what the ledger knows of keys into its trust root."""
+    """Write the ledger's keys into its trust root."""
     trust = TrustRoot.read(ledger.trust.source)
     write_pins(trust.source, pins_of(trust, ledger.entries()))
 
 
 def approval(ledger: Ledger, candidate: Entry, person: Person, note: str = "", role: str = "", **said: bool) -> Entry:
-    """A person's approval of a candidate, signed on what the ledger has now."""
+    """Approve a candidate with a person's signature on the current ledger."""
     body = verdict_on(candidate, person.name, note, role, **said)
     return ledger.append(
         "approval", lambda h: signed(h, "approval", candidate.plant, body, person.signs), plant=candidate.plant
@@ -68,17 +68,17 @@ def approval(ledger: Ledger, candidate: Entry, person: Person, note: str = "", r
 
 
 def demanding(**approvers: Any) -> SafetyPolicy:
-    """The policy of these tests, but for what it asks of approvers: one, with a key."""
+    """Return the tests' policy with other approvers; by default one with a key."""
     return POLICY.model_copy(update={"approvers": Approvers(**{"count": 1, "keys": True, **approvers})})
 
 
 def proposed(ledger: Ledger, composite: str, **changes: object) -> Entry:
-    """A certified candidate that passed every gate."""
+    """Log a certified candidate that passed every gate."""
     return ledger.entry(propose(ledger, composite, **changes))
 
 
 def crowned(ledger: Ledger, given: Entry) -> Entry:
-    """Promote what was approved."""
+    """Promote an approved candidate."""
     now = champion(ledger.entries(), PLANT)
     body = given.body
     return promote(

@@ -26,7 +26,7 @@ A, B, C = "a" * 64, "b" * 64, "c" * 64
 
 
 def test_the_home_alone_cannot_add_approvers_or_relax_policies(keyed: Ledger, ada: Person) -> None:
-    """The attack: enrol a key that nobody else knows, or change `keys: true`, by asking the home's signer."""
+    """Attack: enrol an unknown key, or drop `keys: true`, by asking the home's signer."""
     eve = Person("Eve")
     with pytest.raises(Refused, match=r"the key needs the signature of .*: the policy requires signatures"):
         keyed.append("key", eve.body())
@@ -65,7 +65,7 @@ def test_a_policy_change_needs_as_many_persons_as_an_approval(keyed: Ledger, ada
 
 @pytest.mark.parametrize("attack", ["another role", "not pinned", "out in the trust root"])
 def test_the_trust_root_must_match_the_ledger(keyed: Ledger, ada: Person, attack: str) -> None:
-    """Whoever holds the home writes both; who kept a trust root of before finds it, and the signer looks, too."""
+    """The home's owner writes both; an earlier copy of the trust root reveals it, and the signer checks too."""
     candidate = proposed(keyed, A)
     trust = TrustRoot.read(keyed.trust.source)
     changed = {
@@ -85,7 +85,7 @@ def test_the_trust_root_must_match_the_ledger(keyed: Ledger, ada: Person, attack
 
 
 def test_persons_keys_sign_no_entries(keyed: Ledger, ada: Person) -> None:
-    """A person's pinned key is not one of a home's: an entry that it signs is refused."""
+    """A person's pinned key is not a home's key: an entry signed by it is refused."""
     assert ada.id not in TrustRoot.read(keyed.trust.source).keys
     with pytest.raises(Refused, match="is not pinned in"):
         TrustRoot.read(keyed.trust.source).unseal("x", ada.key.seal("x", {}))
@@ -118,7 +118,7 @@ def test_a_key_is_enrolled_once_by_its_person(ledger: Ledger, ada: Person, case:
 
 
 def _resigned(envelope: str, thief: Person) -> str:
-    """The same payload and key id, signed by another's key."""
+    """Return the same payload and key id, signed by another key."""
     document = json.loads(envelope)
     payload = json.loads(base64.b64decode(document["payload"]))
     other = json.loads(thief.key.seal(document["payloadType"], payload))
@@ -127,7 +127,7 @@ def _resigned(envelope: str, thief: Person) -> str:
 
 
 def test_a_person_pinned_during_a_rotation_stays_pinned(ledger: Ledger, ada: Person) -> None:
-    """The rotation comes second, for the enrolment is an entry, and forgets the key that it has prepared."""
+    """The enrolment is an entry, so the rotation comes second and drops its prepared key."""
     home, source, last = ledger.home, ledger.trust.source, ledger.head().last
 
     def announce(_: SigningKey) -> None:

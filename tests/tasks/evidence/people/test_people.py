@@ -77,7 +77,7 @@ def test_a_signature_binds_the_decision_and_verifies_independently(keyed: Ledger
 
 
 def test_another_persons_name_is_not_enough(keyed: Ledger, ada: Person, ben: Person) -> None:
-    """The attack: `neorl approve --by "Somebody Else"`, which the home's key signed."""
+    """Attack: `neorl approve --by "Somebody Else"`, signed by the home's key."""
     candidate = proposed(keyed, A)
     for name in ("Somebody Else", ada.name, " ada  LOVELACE "):
         with pytest.raises(Refused, match=r"the approval needs the signature of .*: the policy requires signatures"):
@@ -114,7 +114,7 @@ def test_a_person_with_a_key_signs_even_if_not_required(ledger: Ledger, ada: Per
 
 @pytest.mark.parametrize("name", ["", " \t"])
 def test_a_decision_needs_a_name(ledger: Ledger, name: str) -> None:
-    """As where a machine does not know its user, and no command says who acts."""
+    """As on a machine without a user name, with a command that names no person."""
     candidate = proposed(ledger, A)
     with pytest.raises(Refused, match="the approval of a candidate needs a person's name"):
         approve(ledger, PLANT, verdict_on(candidate, name, ""))
@@ -222,7 +222,7 @@ def test_signed_bytes_must_be_canonical(keyed: Ledger, ada: Person) -> None:
 
 
 def test_a_statement_counts_once(keyed: Ledger, ada: Person, ben: Person) -> None:
-    """The attack: a rejection takes an approval back, and the home gives the same signature again."""
+    """Attack: after a rejection, the home reuses the signature of the approval."""
     candidate = proposed(keyed, A)
     given = approval(keyed, candidate, ada)
     reject(keyed, PLANT, verdict_on(candidate, ben.name, "no", against=True), ben.signs)
@@ -234,7 +234,7 @@ def test_a_statement_counts_once(keyed: Ledger, ada: Person, ben: Person) -> Non
 
 
 def test_a_statement_from_before_a_change_is_refused(keyed: Ledger, ada: Person) -> None:
-    """Kept back and logged under another policy, or beside another champion, it says what is no longer so."""
+    """Logged later, under another policy or champion, the statement is out of date."""
     candidate = proposed(keyed, A)
     kept = signed(keyed.entries(), "approval", PLANT, verdict_on(candidate, ada.name, ""), ada.signs)
     sign(keyed, demanding(roles=["operator"]), ada.name, "x", [ada.signs])

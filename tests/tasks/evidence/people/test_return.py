@@ -49,7 +49,7 @@ LEFT = (
 
 
 def signed_rollback(ledger: Ledger, person: Person, **changes: Any) -> RollbackBody:
-    """A rollback to the first champion that a person signed, and what is changed after that."""
+    """Return a signed rollback to the first champion, with later changes."""
     history = ledger.entries()
     first = promotion_of(history, PLANT, "1")
     assert first is not None
@@ -112,7 +112,7 @@ def test_champions_that_rest_on_a_revoked_key_are_named(two_champions: Ledger, a
 
 
 def test_an_approval_by_a_revoked_key_restores_nothing(two_champions: Ledger, ada: Person, ben: Person) -> None:
-    """Ada's key was stolen before she is said to have approved version 1; the policy asks for two by now."""
+    """Ada's key was stolen before her approval of version 1; the policy now requires two persons."""
     ledger = two_champions
     sign(ledger, demanding(count=2), ada.name, "a second pair of eyes", [ada.signs])
     stolen = ledger.entries("approval")[0].timestamp
@@ -128,13 +128,13 @@ def _audited(ledger: Ledger) -> list[str]:
 
 
 def _reported(entries: Sequence[Entry]) -> list[tuple[str, str, str]]:
-    """Version, day of its end and how it ended, of every champion that the report over the month tells of."""
+    """Return version, end and reason of every champion in the month's report."""
     month = Period(first=date(2024, 1, 1), last=date(2024, 1, 31))
     return [(row.version, (row.until or "")[:10], row.ended) for row in in_force_in(entries, month)]
 
 
 class Revoked:
-    """A home whose key was stolen: two champions, and a rollback to the first, each on a day of its own."""
+    """A home with a stolen key: two champions and a rollback to the first, each on its own day."""
 
     def __init__(self, home: Home) -> None:
         self.home, self.day = home, datetime(2024, 1, 1, tzinfo=UTC)
@@ -149,11 +149,11 @@ class Revoked:
         return self.ledger
 
     def propose(self, day: int, composite: str) -> str:
-        """Its version is its letter."""
+        """Log a candidate whose version is its letter."""
         return propose(self.on(day), composite, version=composite[0], run_key=composite[0])
 
     def crown(self, day: int, composite: str, proposed: str = "") -> Entry:
-        """Promote what was proposed earlier, or now."""
+        """Promote an earlier or a new candidate."""
         candidate = proposed or self.propose(day, composite)
         ledger = self.on(day)
         now = champion(ledger.entries(), PLANT)

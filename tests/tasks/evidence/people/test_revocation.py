@@ -65,7 +65,7 @@ def test_the_home_revokes_the_last_persons_key(keyed: Ledger, ada: Person, ben: 
 
 
 def test_statements_from_before_a_revocation_cannot_be_reused(keyed: Ledger, ada: Person) -> None:
-    """The attack: a signature on an entry that a revocation has made void, given again by whoever holds the home."""
+    """Attack: the home's owner reuses the signature of an entry that a revocation voided."""
     home = keyed.home
     old = key_id(open_keys(home, first_use=False)[0].public)
     candidate = proposed(keyed, A)
@@ -82,6 +82,6 @@ def test_statements_from_before_a_revocation_cannot_be_reused(keyed: Ledger, ada
 
 @pytest.mark.parametrize("since", ["2026-01-01T00:00:00Z", "20260101T000000.000000Z", "2026-W01-4T00:00:00.000000Z"])
 def test_a_revocation_is_written_as_the_ledger_s_times(keyed: Ledger, ada: Person, ben: Person, since: str) -> None:
-    """The first would leave what was signed within its first second, the others everything of that year."""
+    """Other forms would sort differently and spare signatures of that second or year."""
     with pytest.raises(Refused, match="the time of a revocation must be written as 2026-01-01T00:00:00"):
         keys.revoke(keyed, ben.id, since, ada.name, "stolen", ada.signs)

@@ -56,7 +56,7 @@ def passphrase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def forged(home: Home, key: SigningKey, kind: str, body: dict[str, object], plant: str = PLANT) -> Entry:
-    """An entry by a key that is out, as a thief of it would append one."""
+    """Append an entry signed by an ended key, as its thief would."""
     history = Ledger.open(home, write=False).entries()
     payload = {
         "artefacts": [],
@@ -105,7 +105,7 @@ def test_the_old_key_names_the_new_one_and_signs_no_more(served: Ledger) -> None
 
 
 def test_signatures_by_a_replaced_key_do_not_count(served: Ledger) -> None:
-    """The attack: a copy of the old key withdraws the champion, or writes a note, after the rotation."""
+    """Attack: a copy of the old key withdraws the champion or writes a note after the rotation."""
     home = served.home
     old, _ = open_keys(home, first_use=False)
     first = crown(served, A)
@@ -131,7 +131,7 @@ def test_signatures_by_a_replaced_key_do_not_count(served: Ledger) -> None:
 
 
 def test_a_revoked_home_key_permits_nothing_and_refunds_nothing(home: Path) -> None:
-    """What it permitted since then is void; attempts, rejections and withdrawals go on to count."""
+    """Its permissions since then are void; attempts, rejections and withdrawals still count."""
     moment = datetime(2024, 1, 1, tzinfo=UTC)
     ledger = open_ledger(Home(home), clock=lambda: moment)
     signer = Signer.open(Home(home), clock=lambda: moment)
@@ -167,7 +167,7 @@ def test_a_revoked_home_key_permits_nothing_and_refunds_nothing(home: Path) -> N
 
 
 def test_an_external_trust_root_can_end_a_key(home: Path, tmp_path: Path) -> None:
-    """The ledger knows of no revocation, or lost it: the auditor's own trust root has the date."""
+    """The ledger has no revocation or lost it; the auditor's own trust root has the date."""
     ledger = open_ledger(Home(home))
     crown(ledger, A)
     kept = tmp_path / "trust.yaml"

@@ -49,7 +49,7 @@ def test_a_single_attempt_fails_with_the_exact_probability(draws: World) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WATCHED)
 def test_attacks_through_the_ledger_gain_nothing(draws: World, way: str, tmp_path: Path) -> None:
-    """A few of the ten thousand: more than four of twelve happen once in 100,000 times at five in a hundred."""
+    """A few of ten thousand trials: at 5 %, more than four of twelve occur once in 100,000 times."""
     chance = np.random.default_rng(3)
     with benches(tmp_path) as found:
         false = sum(WATCHED[way](draws, next(found), chance) for _ in range(12))
@@ -58,7 +58,7 @@ def test_attacks_through_the_ledger_gain_nothing(draws: World, way: str, tmp_pat
 
 @pytest.mark.parametrize("way", WATCHED)
 def test_a_successful_attack_is_counted(way: str, tmp_path: Path) -> None:
-    """The claim is true here: nearly all must be certified, or the trials would show nothing."""
+    """The claim is true here: nearly all trials must certify, or they show nothing."""
     safe = coin(1e-6, 640)._replace(p=0.05)
     chance = np.random.default_rng(3)
     with benches(tmp_path) as found:
@@ -66,7 +66,7 @@ def test_a_successful_attack_is_counted(way: str, tmp_path: Path) -> None:
 
 
 def test_without_a_witness_seeds_can_be_chosen(draws: World, tmp_path: Path) -> None:
-    """What the ways through the ledger are held against: the same attack, with the nonce left out."""
+    """Baseline of the attacks: the same attack without the nonce."""
     alpha = attempt_alpha(0.95, 1)
     worth = sum(draws.test(derive_seed(ground(draws, alpha), ()), alpha).certified for _ in range(40))
     assert worth > 3

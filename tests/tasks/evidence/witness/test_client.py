@@ -45,7 +45,7 @@ def place(home: Path) -> Home:
 
 @pytest.fixture
 def witness(place: Home, tmp_path: Path) -> Witness:
-    """The one that the home asks for."""
+    """Return the witness that the home has pinned."""
     found = witness_in(tmp_path / "witness", "witness.example/w1")
     pin_witnesses(place, found)
     return found
@@ -76,7 +76,7 @@ def test_a_seed_combines_a_secret_and_a_later_nonce(place: Home, ledger: Ledger,
 
 
 def test_a_seed_chosen_after_looking_is_not_used(place: Home, ledger: Ledger, witness: Witness) -> None:
-    """Attack 1: secrets are tried offline, and one that suits is put where the seed is drawn."""
+    """Attack 1: try secrets offline and store a suitable one as the drawn seed."""
     attempt = attempt_for(ledger, A)
     tried = [hashlib.sha256(bytes([i])).digest() for i in range(50)]
     foreseen = {derive_seed(secret, ()) for secret in tried}
@@ -92,7 +92,7 @@ def test_a_seed_chosen_after_looking_is_not_used(place: Home, ledger: Ledger, wi
 
 
 def test_no_nonce_is_given_for_a_record_outside_the_log(ledger: Ledger, witness: Witness) -> None:
-    """Nor for another record in its place: the witness looks at the proof."""
+    """Nor for another record at its position: the witness verifies the proof."""
     attempt = attempt_for(ledger, A)
     draw_seed(ledger, attempt)
     head = witness.newest(ORIGIN)
@@ -110,7 +110,7 @@ def _pinned(ledger: Ledger) -> PinnedWitness:
 
 
 def test_a_deleted_ledger_cannot_be_restarted(place: Home, ledger: Ledger, witness: Witness) -> None:
-    """Attack 2, and its variants: with the head that the home keeps, without it, and with an empty table."""
+    """Attack 2 and variants: with the home's head, without it, and with an empty table."""
     certify(ledger, A)
     place.ledger.unlink()
     with pytest.raises(Refused, match=r"this home has a signing key, but its ledger .* a new ledger needs a new home"):
@@ -144,7 +144,7 @@ def test_a_truncated_ledger_rejects_entries(place: Home, ledger: Ledger, witness
 
 
 def test_another_history_of_the_same_length_is_refused(place: Home, ledger: Ledger, witness: Witness) -> None:
-    """The holder of the key writes the ledger anew, so as to draw another seed."""
+    """The key's holder rewrites the ledger to draw another seed."""
     attempt_for(ledger, A)
     draw_seed(ledger, attempt_for(ledger, A))
     truncate(place, 1)
@@ -155,7 +155,7 @@ def test_another_history_of_the_same_length_is_refused(place: Home, ledger: Ledg
 
 
 def test_an_external_witness_does_not_know_another_homes_key(tmp_path: Path) -> None:
-    """Ten new homes: each has a key that the witness's owner never added."""
+    """Ten new homes with keys that the witness's owner never added."""
     witness = witness_in(tmp_path / "witness", "witness.example/w1", open_to_all=False)
     first, second = Home(tmp_path / "first"), Home(tmp_path / "second")
     for place in (first, second):
@@ -256,7 +256,7 @@ def test_a_commitment_names_enough_pinned_witnesses(place: Home, ledger: Ledger,
 
 
 def test_forged_nonces_break_the_rules(place: Home, ledger: Ledger, witness: Witness) -> None:
-    """With the signing key: the nonce is another signature, the head not the witness's, the order another."""
+    """With the signing key: a forged nonce, a head without the witness, another order."""
     attempt = attempt_for(ledger, A)
     body = SeedBody(attempt=attempt.entry, commitment=hashlib.sha256(bytes(32)).hexdigest(),
                     witnesses=(str(witness.verifier),))  # fmt: skip
@@ -281,7 +281,7 @@ def test_forged_nonces_break_the_rules(place: Home, ledger: Ledger, witness: Wit
 
 
 def test_a_future_entry_is_refused_by_witness_and_signer(place: Home, ledger: Ledger, witness: Witness) -> None:
-    """Attack 10: a clock set to 2099 stamps an entry, and with it all that follow."""
+    """Attack 10: a clock set to 2099 would date this and all later entries."""
     ahead = watched(place, direct(witness), clock=lambda: now() + timedelta(days=365 * 73))
     ahead.append("note", NoteBody(text="from the future"))
     attempt = attempt_for(ahead, A)
@@ -367,7 +367,7 @@ def test_a_malformed_witnesses_file_is_one_sentence(
 
 
 def test_the_ledger_must_match_a_folder_of_heads(place: Home, ledger: Ledger, witness: Witness, tmp_path: Path) -> None:
-    """Where heads lie that the signing machine cannot write."""
+    """A folder of heads that the signing machine cannot write."""
     for i in range(3):
         ledger.append("note", NoteBody(text=f"{i}"))
     (tmp_path / "kept").mkdir()

@@ -61,7 +61,7 @@ def test_a_published_checkpoint_is_read() -> None:
 
 
 def test_a_countersignature_follows_the_specification(key: SigningKey) -> None:
-    """By hand: key id, time and the message that is signed."""
+    """By hand: key id, time and signed message."""
     line = countersignature(HEAD.text, "witness.example/w1", key, 1679315147)
     dash, name, encoded = line.split(" ")
     raw, public = base64.b64decode(encoded), key.public.public_bytes_raw()

@@ -32,7 +32,7 @@ A, B = "a" * 64, "b" * 64
 
 
 def test_the_next_key_of_a_home_is_announced_to_its_witness(home: Path, tmp_path: Path) -> None:
-    """A witness of others takes the next key on the word of one that it knows, and on nobody else's."""
+    """An external witness accepts the next key only if a known key vouches for it."""
     place, witness = Home(home), witness_in(tmp_path / "witness", "witness.example/w1", open_to_all=False)
     pin_witnesses(place, witness)
     ledger = watched(place, direct(witness))
@@ -66,7 +66,7 @@ def test_the_next_key_of_a_home_is_announced_to_its_witness(home: Path, tmp_path
 
 
 def test_a_key_is_not_rotated_while_a_witness_is_silent(home: Path, tmp_path: Path) -> None:
-    """It would sign heads that the witness refuses for ever."""
+    """Otherwise it would sign heads that the witness always refuses."""
     place, witness = Home(home), witness_in(tmp_path / "witness", "witness.example/w1")
     pin_witnesses(place, witness)
     ledger = watched(place, direct(witness))
@@ -80,7 +80,7 @@ def test_a_key_is_not_rotated_while_a_witness_is_silent(home: Path, tmp_path: Pa
 
 
 def test_a_certificate_of_another_ledger_is_detected(home: Path, tmp_path: Path) -> None:
-    """The attack: a second ledger under a new name, whose attempts begin at one again."""
+    """Attack: a second ledger under a new name, with attempts counted from one again."""
     place, witness = Home(home), witness_in(tmp_path / "witness", "witness.example/w1")
     pin_witnesses(place, witness)
     path = certify(watched(place, direct(witness)), A)
@@ -98,7 +98,7 @@ def test_a_certificate_of_another_ledger_is_detected(home: Path, tmp_path: Path)
 
 
 def test_a_certificate_by_an_ended_key_needs_the_ledger(home: Path, tmp_path: Path) -> None:
-    """The attack: who stole a key signs certificates with it, and dates them as it pleases."""
+    """Attack: the thief of a key signs certificates with arbitrary dates."""
     place, witness = Home(home), witness_in(tmp_path / "witness", "witness.example/w1")
     pin_witnesses(place, witness)
     ledger = watched(place, direct(witness))
@@ -112,7 +112,7 @@ def test_a_certificate_by_an_ended_key_needs_the_ledger(home: Path, tmp_path: Pa
 
 
 def test_a_proxy_error_counts_as_a_silent_witness(home: Path, tmp_path: Path) -> None:
-    """A page of an error says nothing of a head: what waits for nobody goes on, and the sentence names the status."""
+    """An error page says nothing about a head: other work continues, and the message names the status."""
     place, witness = Home(home), witness_in(tmp_path / "witness", "witness.example/w1")
     pin_witnesses(place, witness)
     attempt = attempt_for(watched(place, direct(witness)), A)
@@ -139,7 +139,7 @@ def test_a_witness_that_timed_out_is_not_asked_again_soon(home: Path, tmp_path: 
 
 
 def test_an_encrypted_witness_opens_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its passphrase is in the file that the environment names; one that was generated is found whatever that says."""
+    """The passphrase is in the file that the environment names; a generated one is found without it."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     older = open_witness(tmp_path / "older", "witness.example/w0").verifier
     secret = tmp_path / "passphrase"

@@ -41,7 +41,7 @@ A, B = "a" * 64, "b" * 64
 
 @pytest.fixture
 def place(home: Path) -> Iterator[Home]:
-    """A home whose signer and witness are stopped at the end."""
+    """A home whose signer and witness are stopped after the test."""
     yield Home(home)
     stop(Home(home))
     stop_own(Home(home))
@@ -105,7 +105,7 @@ def test_a_port_answers_as_the_specification_says(listening: tuple[Witness, int]
 
 
 def test_a_witness_keeps_its_heads(home: Path, tmp_path: Path) -> None:
-    """Killed and started again, it has its key, its name and the heads."""
+    """After a kill it has the same key, name and heads."""
     first = witness_in(tmp_path / "w1", "witness.example/w1")
     pin_witnesses(Home(home), first)
     ledger = watched(Home(home), direct(first))
@@ -153,7 +153,7 @@ def test_a_home_uses_its_own_witness_by_default(place: Home, capsys: pytest.Capt
 
 @pytest.mark.slow
 def test_a_late_pinned_witness_is_satisfied_by_the_next_attempt(place: Home, listening: tuple[Witness, int]) -> None:
-    """What came before it is told, for it says nothing of that; from its first attempt on none goes without it."""
+    """Earlier attempts are reported only; from its first attempt on, every attempt needs it."""
     witness, port = listening
     ledger = Ledger.open(place)
     certify(ledger, A)
@@ -197,7 +197,7 @@ def test_pinning_a_witness_reports_attempts_that_fail_the_audit(home: Path, caps
 
 @pytest.mark.slow
 def test_an_external_witness_by_commands(place: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A second party runs one, the two tell each other their keys, and it is killed and comes back."""
+    """A second party runs a witness, keys are exchanged, and the witness is killed and restarted."""
     folder = tmp_path / "elsewhere"
     ledger = open_ledger(place)
     command = [sys.executable, "-m", "flows", "witness", "serve", str(folder), "--name", "witness.example/w1"]

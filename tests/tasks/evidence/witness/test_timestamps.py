@@ -49,7 +49,7 @@ def openssl(*arguments: str) -> None:
 
 
 class Authority(BaseHTTPRequestHandler):
-    """Hands requests to `openssl ts`."""
+    """Passes requests to `openssl ts`."""
 
     folder: ClassVar[Path]
 
@@ -64,7 +64,7 @@ class Authority(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Do not log."""
 
 
 def make_authority(folder: Path, key: list[str]) -> None:
