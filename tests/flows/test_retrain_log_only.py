@@ -116,7 +116,7 @@ def test_a_shadow_comparison_finds_drift(
 
     config, log = project
     own = command("shadow", NAME, "--data", str(log), "--config", str(config))
-    assert (own["exit"], "has not seen" in own["error"]) == (1, True)
+    assert (own["exit"], "name newer logs" in own["error"]) == (1, True)
     calm = small_process.export(log.parent / "calm.csv", 1200, seed=1, start="2026-02-05")
     worn = small_process.export(log.parent / "worn.csv", 1200, seed=2, gain=0.85, start="2026-03-05")
     alarms = []
