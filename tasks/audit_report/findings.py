@@ -208,7 +208,7 @@ def datasets_in(
         home: home with cards and validation summaries.
         entries: verified entries from the first on.
         period: the period.
-        in_force: champions and shadows of the period, whose datasets are included even if older.
+        in_force: champions and shadows of the period; their datasets are included even if older.
     """
     served = {(found.plant, found.composite) for found in in_force}
     shown: dict[tuple[str, str], list[tuple[Entry, CandidateRecord]]] = {}

@@ -148,7 +148,7 @@ def open_attempt(ledger: Ledger, inputs: Inputs, scope: Claim) -> Attempt:
 def draw_seed(ledger: Ledger, attempt: Attempt) -> bytes:
     """Return the 32-byte seed of an attempt's episodes, derived from a secret and witnesses' nonces.
 
-    The SHA-256 of a random secret is logged together with the witnesses whose nonces will count. They countersign a
+    The SHA-256 of a random secret is logged together with the names of the witnesses. They countersign a
     head that contains this entry, and give nonces, which are logged too. After a kill, call again to continue.
 
     Raises:

@@ -31,7 +31,7 @@ from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.ledger.protocol import Certify
 from tasks.evidence.ledger.signing import TrustRoot, keyid_of
-from tasks.evidence.policies import lacking, policy_of
+from tasks.evidence.policies import policy_of, unmet_requirement
 from tasks.evidence.witness.seeds import (
     DrawnSeed,
     SeedBody,
@@ -352,7 +352,7 @@ def _policy(ledger: Ledger, claim: Claim) -> Check:
         return Check("policy", None, f"not compared: {error}")
     if policy is None:
         return Check("policy", None, f"not compared: {claim.plant} has none")
-    fault = lacking(policy, claim)
+    fault = unmet_requirement(policy, claim)
     return Check("policy", None if fault else True, fault or f"the claim meets the policy of {claim.plant} in force")
 
 

@@ -51,7 +51,7 @@ class FederationBody(Body):
 
 
 class ParticipantBody(Body):
-    """Site whose change was used in a round."""
+    """Site with a used change in a round."""
 
     site: str
     update: str

@@ -99,7 +99,7 @@ def policy_content(body: PolicyBody) -> Content:
     return Content("policy", body.policy.plant, about, note=body.why)
 
 
-def lacking(policy: SafetyPolicy, claim: Claim) -> str | None:
+def unmet_requirement(policy: SafetyPolicy, claim: Claim) -> str | None:
     """Return the first requirement of a policy that a claim does not meet, or None.
 
     Domain, horizon and limits must be equal: other values make another claim, which needs a change of the policy.
@@ -171,7 +171,7 @@ def check_met(
     for result, claim in certified_claims(history, plant, record.composite):
         old = f"the certificate is older than {policy.certificate_days} days (policy)"
         expired = expires(result, policy.certificate_days) < parse_time(at)
-        faults.append(lacking(policy, claim) or (old if expired else None))
+        faults.append(unmet_requirement(policy, claim) or (old if expired else None))
     if None not in faults:
         got = faults[-1] if faults else "there is no passed certification"
         # A retraining on the same inputs would reuse the same, possibly expired, certificate.
@@ -184,11 +184,11 @@ def check_met(
             raise Refused(
                 f"the policy requires beat_plant, but the candidate did not have to beat the tuned controller: {cure}"
             )
-    if fault := lacking_approvals(policy, entry, approvals, at, used=used):
+    if fault := unmet_approval(policy, entry, approvals, at, used=used):
         raise Refused(f"{fault}: {cure}")
 
 
-def lacking_approvals(
+def unmet_approval(
     policy: SafetyPolicy,
     signed: Entry,
     approvals: Sequence[Entry],

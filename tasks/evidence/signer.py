@@ -1,4 +1,4 @@
-"""The signer: the only process with the decrypted key; it signs only what it has checked itself.
+"""The signer: the only process with the decrypted key; it checks everything before signing.
 
 It answers the requests of `protocol` on a socket that only its user can open. It reads the ledger and the attempt's
 seed itself, and determines sequence number, predecessor, time and statement. Started by `client.start`.

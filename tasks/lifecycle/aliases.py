@@ -57,7 +57,7 @@ def reconcile(home: Home, plant: str, registry: Registry) -> Aliases:
 def check_pages(entries: Sequence[Entry], plant: str, found: Mapping[str, Page]) -> list[Check]:
     """Compare MLflow's pages of a plant with the ledger.
 
-    A page in the wording of an earlier version is unaltered; the next command renders it anew.
+    A page in the wording of an earlier version is unaltered; the next command renders it again.
     """
     stale = stale_pages(entries, plant, found)
     old: dict[str, int] = {}
@@ -78,7 +78,7 @@ def check_pages(entries: Sequence[Entry], plant: str, found: Mapping[str, Page])
     if old:
         named = ", ".join(f"{name} (text version {old[name]})" for name in sorted(old))
         detail = f"MLflow's pages of {plant} in the wording of an earlier NeoRL: versions {named}; unaltered"
-        checks.append(Check("pages", None, f"{detail}, the next command renders them anew"))
+        checks.append(Check("pages", None, f"{detail}, the next command renders them again"))
     return checks
 
 
@@ -91,7 +91,7 @@ def stale_pages(
         entries: verified entries, from `Ledger.entries()`.
         plant: name of the plant.
         found: MLflow's pages, by version.
-        rules: version whose wording is wanted, the newest by default.
+        rules: version of the wording; defaults to the newest.
     """
     wanted = wanted_pages(entries, plant, datetime.now(UTC), version_of(rules or newest()).texts)
     stale = {}

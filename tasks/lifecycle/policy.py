@@ -26,12 +26,12 @@ from tasks.evidence.policies import (
     certified_claims,
     check_pinned,
     expires,
-    lacking,
     pinned_file,
     pinned_policy,
     policy_content,
     policy_entry,
     policy_of,
+    unmet_requirement,
 )
 from tasks.files.canonical import write_atomic
 from tasks.gates import REQUIRED
@@ -242,7 +242,7 @@ def check_run(policy: SafetyPolicy, run: OpenedRun) -> None:
         BadInput: naming the required setting.
     """
     cure = f"write that, or change the policy with 'neorl policy draft {run.plant}' and 'neorl policy sign'"
-    if fault := lacking(policy, claim_of(plant_of(run).simulator(), run)):
+    if fault := unmet_requirement(policy, claim_of(plant_of(run).simulator(), run)):
         raise BadInput(f"{fault} in this run: {cure}")
     constants = sorted(run.identify.constants) if run.identify else []
     if extra := sorted(set(constants) - set(policy.identified)):

@@ -112,7 +112,7 @@ def roll_back(
 
 
 def _check_certificate(ledger: Ledger, candidate: Entry) -> None:
-    """Check that one of the version's certificates is valid as stored; its age is checked by the rule."""
+    """Check that a stored certificate of the version is valid; the rule checks the age."""
     record = record_of(candidate)
     faults = []
     for result, _ in certified_claims(ledger.entries(), candidate.plant, record.composite):

@@ -77,7 +77,7 @@ def _withdrawn(ledger: Ledger, plant: str, version: str) -> Entry | None:
 
 
 def _take_over(home: Home, ledger: Ledger, plant: str, by: str, note: str, signatory: Signatory | None) -> str:
-    """Promote the certified version of the plant's own controller if there is one; describe what is in force."""
+    """Promote a certified version of the plant's own controller, if any; describe the controller in force."""
     entries = ledger.entries()
     if (now := champion(entries, plant)) is not None:
         record = record_of(ledger.entry(now.body["candidate"]))

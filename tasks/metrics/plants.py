@@ -13,7 +13,7 @@ from tasks.evidence.decisions.champions import champion
 from tasks.evidence.decisions.queue import record_of, waiting
 from tasks.evidence.decisions.shadows import shadow
 from tasks.evidence.ledger.entry import Entry
-from tasks.evidence.policies import certified_claims, expires, lacking, policy_of
+from tasks.evidence.policies import certified_claims, expires, policy_of, unmet_requirement
 from tasks.metrics.catalogue import Sample
 from tasks.metrics.quality import Quality, Share, quality_of, read_sources
 from tasks.references import DecisionRecord, DriftRecord, ShadowComparison, Verdict
@@ -70,7 +70,8 @@ def versions(scene: Scene) -> Iterator[Sample]:
         yield scene.sample("neorl_champion_start_timestamp_seconds", _seconds(now))
         if policy := policy_of(scene.entries, plant):
             claims = certified_claims(scene.entries, plant, record.composite)
-            ends = [expires(result, policy.certificate_days) for result, c in claims if lacking(policy, c) is None]
+            met = [result for result, claim in claims if unmet_requirement(policy, claim) is None]
+            ends = [expires(result, policy.certificate_days) for result in met]
             if ends:
                 yield scene.sample("neorl_champion_certificate_expiry_timestamp_seconds", max(ends).timestamp())
     if (found := shadow(scene.entries, plant)) is not None:

@@ -60,7 +60,7 @@ def audit(
         home: the home.
         heads: signed heads from elsewhere (MLflow tags, reports, exports), in addition to `ledger.head`.
         trust: file of pinned public keys; defaults to the project's or the home's.
-        left_out: paths of deliberately missing files, whose digests alone are known.
+        left_out: paths of deliberately missing files.
 
     Returns:
         A report; failures name the ledger entry, file or head.
@@ -122,7 +122,7 @@ def _heads(ledger: Ledger, heads: Iterable[str]) -> list[Check]:
         # Invalid bytes become a character that no envelope contains, so the head is refused.
         named.append((own.name, own.read_text(errors="replace")))
     elif ledger.home.ledger.exists():
-        # It exists from before the first entry on; somebody who truncates the ledger cannot sign a new one.
+        # It exists from before the first entry on. Truncating the ledger needs a new one, and that needs the key.
         lost = f"{own.name} is missing, so truncation cannot be excluded: restore it from its backup"
         failures.append(Check("heads", False, lost))
     for name, text in named:

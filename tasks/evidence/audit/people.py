@@ -35,7 +35,7 @@ def check_people(entries: Sequence[Entry], trust: TrustRoot) -> list[Check]:
 def _void(entries: Sequence[Entry], trust: TrustRoot) -> Iterator[Check]:
     """Report entries that do not count. It is a failure if a replaced key signed, or if only the trust root revokes.
 
-    Otherwise, whoever may write that file could bring back an earlier champion with one line.
+    Otherwise, write access to that file would be enough to restore an earlier champion.
     """
     late, logged = forged(entries), void(entries)
     for number, reason in void(entries, trust.pins).items():
@@ -55,7 +55,7 @@ def _summary(entries: Sequence[Entry], failed: bool) -> Iterator[Check]:
 
 
 def _resting(entries: Sequence[Entry]) -> Iterator[str]:
-    """Yield champions whose candidate or one of whose approvals does not count after a revocation."""
+    """Yield champions with a candidate or approval that does not count after a revocation."""
     keys, by_digest = keyring(entries), {entry.digest: entry for entry in entries}
     for plant in sorted({entry.plant for entry in entries if entry.kind in IN_FORCE}):
         now = champion(entries, plant)

@@ -213,7 +213,7 @@ def _code(program: str, materials: Materials | None, ref: str) -> Component:
         ref=ref,
         name="neorl",
         version=program if materials is None else None,
-        description="What trained and certified it" if materials else "What wrote this bill",
+        description="Program that trained and certified it" if materials else "Program that wrote this bill",
         properties=tuple(Named(name=f"neorl:{name}", value=getattr(materials, name)) for name in digests) or None,
     )
 

@@ -28,9 +28,9 @@ from tasks.evidence.policies import (
     PolicyBody,
     certified_claims,
     check_met,
-    lacking,
     policy_entry,
     policy_of,
+    unmet_requirement,
 )
 from tasks.files.times import normalise_time
 
@@ -205,7 +205,7 @@ def leaving(history: Sequence[Entry], plant: str) -> tuple[str | None, str]:
 
 
 def restored(history: Sequence[Entry], now: Entry) -> Entry:
-    """Return the promotion behind an entry in force; for a rollback the one that it restores."""
+    """Return the promotion behind an entry in force; for a rollback, the restored promotion."""
     return {e.digest: e for e in history}[now.body["restores"]] if now.kind == "rollback" else now
 
 
@@ -311,7 +311,7 @@ def before_policy(history: Sequence[Entry], plant: str) -> str | None:
     if now.sequence > signed.sequence:
         return None
     policy = signed.read(PolicyBody).policy
-    faults = [lacking(policy, claim) for _, claim in certified_claims(history, plant, now.body["composite"])]
+    faults = [unmet_requirement(policy, claim) for _, claim in certified_claims(history, plant, now.body["composite"])]
     return None if None in faults else f"{version}: {faults[-1] if faults else 'it has no certificate'}"
 
 

@@ -78,6 +78,6 @@ def find_candidate(entries: Sequence[Entry], plant: str, version: str) -> Entry:
 
 
 def candidate_with(entries: Sequence[Entry], **wanted: str) -> Entry | None:
-    """Return the last of these candidates whose body has these values."""
+    """Return the last of these candidates with these values in the body."""
     matching = (e for e in reversed(entries) if all(str(e.body[k]) == v for k, v in wanted.items()))
     return next(matching, None)

@@ -27,9 +27,9 @@ from tasks.evidence.policies import (
     PolicyBody,
     certified_claims,
     expires,
-    lacking_approvals,
     policy_entry,
     policy_of,
+    unmet_approval,
 )
 from tasks.versions.texts import Texts
 
@@ -169,12 +169,12 @@ def signed(
 
 
 def missing_approvals(history: Sequence[Entry], plant: str, approval: Entry, texts: Texts | None = None) -> str | None:
-    """Return the first approval that the policy requires besides this one, or None."""
+    """Return the first further approval that the policy requires, or None."""
     signed, body = policy_entry(history, plant), approval.body
     if signed is None:
         return None
     given = [e for e in open_approvals(history, plant, body["composite"]) if e.body["candidate"] == body["candidate"]]
-    return lacking_approvals(signed.read(PolicyBody).policy, signed, given, approval.timestamp, texts)
+    return unmet_approval(signed.read(PolicyBody).policy, signed, given, approval.timestamp, texts)
 
 
 def _expired(approval: Entry, ledger: Ledger, plant: str) -> bool:

@@ -106,7 +106,7 @@ def start(home: Home) -> None:
 
         if not given and sys.stdin is not None and sys.stdin.isatty() and must_be_asked_for(home):
             given = getpass.getpass(f"Passphrase of {home.signing_key}: ").encode()
-        # A signer whose passphrase only a person knows does not exit when idle: nobody may be there to type it.
+        # With a typed passphrase the signer does not exit when idle, because it could not restart unattended.
         idle = "0" if given else os.environ.get(IDLE, DEFAULT_IDLE)
         done = run_module("tasks.evidence.signer", str(home.root.resolve()), idle, stdin=given)
         if done.returncode == 0:

@@ -54,9 +54,9 @@ def open_keys(
 ) -> tuple[SigningKey, TrustRoot]:
     """Decrypt the home's signing key and read the trust root.
 
-    On first use, a key is made, and its public key is pinned in the home unless the project pins keys. Later, a missing
-    key or trust root is never replaced: whoever replaces both could sign a new history. A key that an earlier version
-    left unencrypted is encrypted in place; copies in backups stay readable.
+    On first use, a key is made, and its public key is pinned in the home unless the project pins keys. Later, a
+    missing key or trust root is never replaced, because replacing both would allow a new signed history. A key that
+    an earlier version left unencrypted is encrypted in place; copies in backups stay readable.
 
     Args:
         home: the home.

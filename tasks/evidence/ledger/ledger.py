@@ -28,7 +28,7 @@ from tasks.files.times import format_time, parse_time
 
 ENTRY_TYPE = "application/vnd.neorl.ledger-entry.v3+json"
 EARLIER = re.compile(rb'"payloadType":"application/vnd\.neorl\.ledger-entry(\.v2)?\+json"')
-"""Envelopes of older ledger formats, whose seeds had no witnesses."""
+"""Envelopes of older ledger formats, without witnesses."""
 LOST_ANSWERS = 5
 """Maximum number of lost or late answers of the signer during one append."""
 

@@ -25,7 +25,7 @@ def counting(entries: Sequence[Entry], pins: Collection[Pin] = ()) -> list[Entry
 
     Args:
         entries: all verified entries from the first on.
-        pins: rows of the trust root in force, whose dates apply in addition to the ledger's.
+        pins: rows of the trust root in force; their dates apply in addition to the ledger's.
     """
     reasons = void(entries, pins)
     if not reasons:

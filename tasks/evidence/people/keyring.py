@@ -52,7 +52,7 @@ class RotationBody(Body):
     public: str
     """The new key."""
     person: str = ""
-    """Owner; empty for the home's key, whose entry the old key signs."""
+    """Owner; empty for the home's key. The old key signs the entry."""
     possession: str
     """Proof of possession: envelope with both ids, signed by the new key."""
     by: str

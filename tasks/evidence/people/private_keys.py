@@ -52,7 +52,7 @@ def key_file(person: str) -> Path:
 
 
 def public_file(private: Path) -> Path:
-    """Return the path of the key's public self-description, which is given to whoever enrols the key.
+    """Return the path of the key's public self-description, for the person who enrols the key.
 
     Raises:
         BadInput: if the private key's file does not end with .pem, because the two files could be the same.

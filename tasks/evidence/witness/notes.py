@@ -197,7 +197,7 @@ class Nonce(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Text whose signature is the nonce.
+        """Text to sign; the signature is the nonce.
 
         Ed25519 signatures are deterministic: nobody can predict the nonce without the witness's key, the witness always
         gives the same nonce, and anybody can verify it.

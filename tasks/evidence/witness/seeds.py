@@ -22,7 +22,7 @@ LABEL = b"neorl attempt seed v1\n"
 
 
 class SeedBody(Body):
-    """Entry: commitment to a secret, and the witnesses whose nonces complete the seed."""
+    """Entry: commitment to a secret, and the witnesses that will give nonces."""
 
     attempt: str
     commitment: str
@@ -235,7 +235,7 @@ def seed_fault(predicate: Predicate) -> str | None:
 
 
 def stated_witnesses(predicate: Predicate) -> tuple[str, ...]:
-    """Return the keys of the witnesses whose nonces are part of the seed.
+    """Return the keys of the seed's witnesses.
 
     Raises:
         ValueError: if the stated entry cannot be read.
@@ -256,10 +256,10 @@ def compare_witnesses(predicate: Predicate, trust: TrustRoot) -> tuple[bool | No
         fault = (witness_fault(asked, keys) or ledger_fault(asked, predicate.seed.head)) if asked else None
     except (BadInput, ValueError) as error:
         return False, str(error)
-    said = " and ".join(witness_names(keys)) or "none"
+    names = " and ".join(witness_names(keys)) or "none"
     if asked is None:
-        return None, f"{said}; not compared: none are pinned in {path}"
-    return fault is None, fault or f"{said}, as pinned in {path}"
+        return None, f"{names}; not compared: none are pinned in {path}"
+    return fault is None, fault or f"{names}, as pinned in {path}"
 
 
 def _recorded(predicate: Predicate) -> Entry:

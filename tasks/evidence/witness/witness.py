@@ -168,7 +168,7 @@ class Witness:
             if checkpoint.time and _time(checkpoint.time) > now + TOLERANCE:
                 raise Denied(422, f"the last record is of {checkpoint.time}, but now is {now:%Y-%m-%dT%H:%M:%SZ}.")
             line = countersignature(note.text, self.name, self._key, int(now.timestamp()))
-            # Store before answering: whoever has a countersignature can rely on it.
+            # Store before answering, because clients rely on a countersignature.
             self._keep(_drop_replaced_keys(known, note).model_copy(update={"head": str(note.with_lines([line]))}))
         return line + "\n"
 
@@ -238,7 +238,7 @@ class Witness:
 
 
 def _drop_replaced_keys(known: KnownLog, note: Note) -> KnownLog:
-    """Drop keys whose successor has signed this head, so that copies of a replaced key are useless."""
+    """Drop keys after their successor has signed this head, so that copies of a replaced key are useless."""
     signing = {key for key in known.keys if note.is_signed_by(Verifier.parse(key))}
     gone = {old for old, new in known.next_keys.items() if new in signing and new != old}
     left = {old: new for old, new in known.next_keys.items() if old not in gone}

@@ -103,7 +103,7 @@ def test_the_report_shows_the_ledger_of_the_period(ledger: Ledger) -> None:
     assert (lineage.attempts, lineage.in_period, lineage.without_result) == (4, 3, 1)
     assert lineage.spent == pytest.approx(0.04)
     assert lineage.allowed == 0.05
-    # The champion of the end of the period is none, so that only what ended in the period is told.
+    # No champion at the end of the period, so that only ended ones are reported.
     assert [(row.composite, row.passed, row.attempt) for row in found.certificates] == [(B, True, 2), (C, True, 3)]
     assert found.over
     assert any("neither a champion nor a shadow at the end" in line for line in found.attention)
@@ -136,7 +136,7 @@ def test_a_rollback_ends_one_champion_and_brings_another_back(ledger: Ledger) ->
     entry = forge(ledger.home, "rollback", {**body, "signature": ""})
     period = Period(first=date(2025, 12, 1), last=date.fromisoformat(entry.timestamp[:10]))
     history = ledger.entries()
-    # Before the withdrawal, so that the rollback is what ends the second one.
+    # Before the withdrawal, so that the rollback ends the second champion.
     history = [e for e in history if e.kind != "withdrawal"]
     assert [(row.composite, row.ended, row.approver) for row in in_force_in(history, period)] == [
         (A, "replaced by version ", "a reviewer"),

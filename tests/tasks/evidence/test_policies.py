@@ -24,7 +24,7 @@ from tasks.evidence.decisions.champions import before_policy, champion
 from tasks.evidence.decisions.verdicts import approve, reject
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.ledger.protocol import Answer, Append, Request
-from tasks.evidence.policies import PolicyBody, lacking, pinned_file, policy_of
+from tasks.evidence.policies import PolicyBody, pinned_file, policy_of, unmet_requirement
 from tasks.evidence.signer import Signer
 from tasks.gates import REQUIRED
 from tasks.lifecycle.policy import draft_of_champion, hold_run, policy_yaml, read_policy, sign
@@ -62,16 +62,16 @@ def changed(**changes: Any) -> SafetyPolicy:
     ],
 )
 def test_a_claim_may_only_be_stronger_under_the_same_domain(change: dict[str, Any], said: str) -> None:
-    assert lacking(POLICY, CLAIM.model_copy(update=change)) == said
+    assert unmet_requirement(POLICY, CLAIM.model_copy(update=change)) == said
 
 
 def test_a_posterior_is_a_claim_of_its_own(ledger: Ledger) -> None:
     claim = CLAIM.model_copy(update={"identified": DRAWN, "domain": {"spread": 0.05, "identified_gain": 2.0}})
-    assert lacking(changed(identified=["gain"]), claim) is None
-    assert lacking(changed(identified=["gain", "delay"]), CLAIM) is None
+    assert unmet_requirement(changed(identified=["gain"]), claim) is None
+    assert unmet_requirement(changed(identified=["gain", "delay"]), CLAIM) is None
     # A posterior adds its own parameters, and no others.
     wider = claim.model_copy(update={"domain": {**claim.domain, "calm": 1.0}})
-    assert lacking(changed(identified=["gain"]), wider) == "calm of the domain must be None (policy), got 1.0"
+    assert unmet_requirement(changed(identified=["gain"]), wider) == "calm of the domain must be None (policy), got 1.0"
 
 
 def test_a_draft_is_never_weaker_than_the_floor(ledger: Ledger) -> None:
@@ -199,7 +199,7 @@ def test_nothing_is_promoted_without_a_policy(ledger: Ledger) -> None:
     approval = approve(ledger, PLANT, said)
     with pytest.raises(Refused, match="chemical_reactor has no safety policy yet"):
         put(ledger, approval, None)
-    # A policy that is signed later holds for what was found before it, but not for what was approved.
+    # A policy signed later applies to earlier results, but not to earlier approvals.
     sign(ledger, POLICY, "a reviewer", "first")
     put(ledger, approve(ledger, PLANT, said), None)
     assert policy_of(ledger.entries(), PLANT) == POLICY
@@ -266,7 +266,7 @@ def test_an_approval_needs_a_comparison_with_the_champion(ledger: Ledger) -> Non
     with pytest.raises(Refused, match="composite bbbbbbbbbbbb"):
         put(ledger, stale, first.digest)
     assert open_approvals(ledger.entries(), PLANT, B) == []
-    # Nor is another one given of the same comparison.
+    # A second approval of the same comparison is refused too.
     with pytest.raises(Refused, match=r"composite bbbbbbbbbbbb .* was not compared with the champion in force"):
         approve(ledger, PLANT, VerdictBody(composite=B, by="another", candidate=stale.body["candidate"]))
     again = approve(ledger, PLANT, verdict_of(ledger, B))
@@ -283,7 +283,7 @@ def test_a_run_may_be_stricter_and_never_laxer(home: Path) -> None:
         with pytest.raises(BadInput, match=r"^p0 must be at most 0.1 \(policy\), got 0.99 in this run: write that, or"):
             hold_run(ledger, lax)
         assert ledger.entries() == []
-        # The first run's own claim is what is asked from then on.
+        # From then on, the first run's own claim is required.
         policy = hold_run(ledger, reactor_run())
         assert policy is not None
         assert (policy.p0, policy.confidence, policy.approvers.count, policy.beat_plant) == (1e-3, 0.95, 1, True)
@@ -336,7 +336,7 @@ def test_a_first_run_killed_before_its_policy_entry_resumes(home: Path) -> None:
         hold_run(Ledger.open(Home(home), ask=dies), reactor_run())
     assert ledger.entries() == []
     pinned = pinned_file(ledger.trust, PLANT).read_bytes()
-    # What is pinned is not replaced by what another run would draft.
+    # A pinned policy is not replaced by the draft of another run.
     with pytest.raises(Refused, match=r"differs from the policy that this first run drafts"):
         hold_run(ledger, reactor_run(certify={"p0": 0.01}))
     assert hold_run(ledger, reactor_run()) == policy_of(ledger.entries(), PLANT)

@@ -92,7 +92,7 @@ def test_the_process_keeps_its_secrets(place: Home, monkeypatch: pytest.MonkeyPa
     process = Path(f"/proc/{pid_of(place)}")
     if not process.exists():
         pytest.skip("no /proc on this system")
-    # The kernel takes from its user what nobody but root may look into.
+    # The kernel restricts these files to root.
     assert os.getuid() == 0 or process.stat().st_uid != os.getuid()
     for name in ("environ", "cmdline"):
         try:
@@ -331,7 +331,7 @@ def test_a_signer_of_other_sources_is_replaced_once(place: Home) -> None:
     """After an upgrade, the old version's rules must not be applied any more."""
     first = pid_of(place)
     assert pid_of(place) == first
-    # A client of other sources than those on the disk, by now, takes what the disk has.
+    # A client whose sources differ from those on the disk accepts the signer of the disk.
     second = ask(place, hello(place).model_copy(update={"sources": B}))
     assert second.stale
     assert second.pid != first

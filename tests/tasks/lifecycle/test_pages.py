@@ -57,7 +57,7 @@ def test_each_version_shows_its_status(ledger: Ledger) -> None:
     assert said(ledger) | {"4": "the champion, as version 1", "5": "waits for approval"} == said(ledger)
     reject(ledger, PLANT, verdict_on(third, "a reviewer", "too lively", against=True))
     pages = wanted_pages(ledger.entries(), PLANT, datetime.now(UTC))
-    # Who decided and why stands in the description, once: MLflow's table of versions would show it again.
+    # Person and reason are only in the description: MLflow's table of versions would repeat a tag.
     assert pages["5"].tags == {"neorl.status": "rejected"}
     assert "| rejected | a reviewer | too lively | in the home's name |" in pages["5"].description
     better = proposed(ledger, B, version="6", run_key="6")

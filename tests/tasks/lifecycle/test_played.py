@@ -182,7 +182,7 @@ def _keys_go_out(served: Served, neorl: Commands, was_champion: str) -> None:
     _both_approve(neorl, version)
     assert served.said(was_champion, version) == ["was champion", "champion"]
     assert audit_fails(neorl) == []
-    # Ben's key was stolen before he approved: the champion serves on, and the audit says on what.
+    # Ben's key was stolen before his approval: the champion stays in force, and the audit reports it.
     moment = (datetime.now(UTC) - timedelta(minutes=30)).isoformat()
     words = ("keys", "revoke", BEN, "--from", moment, "--why", "the laptop was stolen", "--by", ADA)
     revoked = neorl(*words)

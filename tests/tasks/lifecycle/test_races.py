@@ -150,7 +150,7 @@ def test_a_kill_before_the_alias_is_repaired_by_the_next_command(served: Served)
     assert json.loads(out.splitlines()[-1]) == {"candidates": []}
     assert served.said(first, second) == ["champion", "superseded"]
     assert served.registry.aliases(PLANT) == {"champion": first}
-    # The same command again finds what it did, and changes nothing.
+    # Repeating the command finds its result and changes nothing.
     again = neorl("approve", PLANT, first, "--by", "a reviewer")
     out, err = again.communicate()
     assert json.loads(out.splitlines()[-1])["champion"] == first, err

@@ -83,7 +83,7 @@ def test_an_earlier_champion_returns_and_the_replaced_one_does_not(ledger: Ledge
     assert queue.waiting(ledger.entries(), PLANT) == []
     with pytest.raises(Refused, match="shift engineer rolled back from version"):
         promote.promote_candidate(ledger.home, again, "rule: auto", "")
-    # Another one is compared with who is champion now; a rollback brings back what was left.
+    # A new candidate is compared with the champion in force; only a rollback restores a replaced version.
     assert crowned(ledger, C, "4").body["replaces"] == entry.digest
     assert back(ledger, "2").body["leaves"] == C
     assert queue.verdict_against(ledger.entries(), PLANT, B) is None

@@ -114,7 +114,7 @@ def test_archives_are_reproducible_and_contain_nothing_private(made: tuple[Ledge
     names = set(unpacked(archive))
     assert not {name for name in names if name.startswith(("keys", "secrets", "witness/"))}
     assert b"PRIVATE KEY" not in archive.read_bytes()
-    # The writer is strict; Python's own reader takes what it writes.
+    # The writer is strict; Python's tarfile can read its output.
     assert {"archive.json", "ledger.head", "trust.yaml", "policies/chemical_reactor.yaml"} <= names
 
 

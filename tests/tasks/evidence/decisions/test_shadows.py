@@ -55,7 +55,7 @@ def clock() -> Clock:
 @pytest.fixture
 def ledger(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     found = open_ledger(Home(tmp_path / "home"), clock)
-    # Decisions open the ledger of their home by themselves: they get this one, whose signer has the test's clock.
+    # Decisions open the ledger themselves: give them this one, whose signer uses the test clock.
     monkeypatch.setattr(Ledger, "open", staticmethod(lambda home, **_: found))
     return found
 
@@ -89,7 +89,7 @@ def test_an_approved_candidate_runs_in_shadow_for_its_days(ledger: Ledger, clock
     assert not watched.runs(NOON + timedelta(days=30))
     assert champions.champion(ledger.entries(), PROCESS) is None
     assert not waiting(ledger.entries(), PROCESS)
-    # Once is enough, and what has ended is extended rather than approved again.
+    # One approval is enough; an ended shadow is extended, not approved again.
     candidate = ledger.entry(entry.body["candidate"])
     assert promote_candidate(ledger.home, candidate, "again", "", clock).digest == entry.digest
     clock.now = NOON + timedelta(days=31)

@@ -38,7 +38,7 @@ def _entry(number: int, signer: str, day: int, said: tuple[str, object, object])
 def test_counting_before_each_entry_equals_counting_its_prefix(
     told: list[tuple[str, tuple[str, object, object]]], days: list[int]
 ) -> None:
-    # Their order is the ledger's, whose times never run backwards.
+    # Ordered as in the ledger, with times that never decrease.
     pairs = zip(told, sorted(days), strict=False)
     entries = [_entry(number, key, day, said) for number, ((key, said), day) in enumerate(pairs, start=1)]
     found = list(before_each(entries))

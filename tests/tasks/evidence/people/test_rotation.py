@@ -93,7 +93,7 @@ def test_the_old_key_names_the_new_one_and_signs_no_more(served: Ledger) -> None
     }
     pins = {pin.id: pin for pin in TrustRoot.read(home.trust).pins}
     assert (pins[key_id(old.public)].until, pins[name].until) == (entry.timestamp, "")
-    # A backup of the home of before can be opened still, though what its key signs does not count.
+    # A backup with the old key can be opened, but its signatures do not count.
     assert kept_passphrase(pem) != kept_passphrase(home.signing_key.read_bytes())
     assert all(kept_passphrase(each).exists() for each in (pem, home.signing_key.read_bytes()))
     # What was signed before counts; the signer goes on with the new key.

@@ -62,7 +62,7 @@ def test_a_seed_combines_a_secret_and_a_later_nonce(place: Home, ledger: Ledger,
     opened, record, given = ledger.entries()
     assert [entry.kind for entry in (opened, record, given)] == ["attempt", "seed", "nonce"]
     assert record.body["witnesses"] == [str(witness.verifier)]
-    # By hand, from the files alone: what the witness signed, and what the seed is the SHA-256 of.
+    # By hand from the files: the witness's signature, and the input of the seed.
     secret, nonce = seed_file(place, attempt.entry).read_bytes(), base64.b64decode(given.body["nonces"][0])
     leaf = base64.b64encode(hashlib.sha256(b"\x00" + record.envelope).digest()).decode()
     text = f"neorl-nonce/v1\n{ORIGIN}\n1\n{leaf}\n"
@@ -115,7 +115,7 @@ def test_a_deleted_ledger_cannot_be_restarted(place: Home, ledger: Ledger, witne
     place.ledger.unlink()
     with pytest.raises(Refused, match=r"this home has a signing key, but its ledger .* a new ledger needs a new home"):
         watched(place, direct(witness))
-    # Whoever makes an empty table in its place, and takes the home's head away, is left with what the witness knows.
+    # With an empty table and without the home's head, the witness's head remains.
     (place.root / "ledger.head").unlink()
     stranger = Home(place.root.with_name("stranger"))
     shutil.copy(_empty(stranger), place.ledger)
@@ -287,7 +287,7 @@ def test_a_future_entry_is_refused_by_witness_and_signer(place: Home, ledger: Le
     attempt = attempt_for(ahead, A)
     with pytest.raises(Refused, match="refused to countersign: the last record is of 2099"):
         draw_seed(ahead, attempt)
-    # Nor is anything stamped with that time by a signer whose clock is right.
+    # A signer with a correct clock writes nothing after that time either.
     with pytest.raises(Refused, match="is behind the ledger's last entry"):
         watched(place, direct(witness)).append("note", NoteBody())
 
@@ -381,7 +381,7 @@ def test_the_ledger_must_match_a_folder_of_heads(place: Home, ledger: Ledger, wi
         file.write(f'heads: ["{tmp_path}/kept"]\n')
     with pytest.raises(Refused, match=r"monday\.head: the ledger has .* a signed head covers 3"):
         watched(place, direct(witness)).append("note", NoteBody())
-    # One that is not there shows nothing: what takes witnesses waits for it.
+    # A missing folder shows nothing: entries that need witnesses are refused.
     shutil.rmtree(tmp_path / "kept")
     with pytest.raises(Refused, match=r"kept of witnesses\.yaml does not exist"):
         draw_seed(alone := watched(place, direct(witness)), attempt_for(alone, A))

@@ -144,7 +144,7 @@ def test_a_home_uses_its_own_witness_by_default(place: Home, capsys: pytest.Capt
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told["witnesses"][0].startswith("neorl.local/")
     assert all(check["passed"] for check in told["checks"])
-    # What it took part in counts no longer where another one is pinned, and whoever pins it is told.
+    # Earlier attempts do not count for a newly pinned witness, and the command says so.
     key = str(Verifier.of("witness.example/w1", COSIGNATURE, SigningKey(Ed25519PrivateKey.generate())))
     assert run(["witness", "pin", key, "http://127.0.0.1:9"]) == 0
     assert "2 earlier attempts have no such witness: 'neorl audit verify'" in capsys.readouterr().out
