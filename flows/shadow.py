@@ -15,7 +15,7 @@ from flows.preflight import checked_run, logs_at
 from flows.services.locks import plant_lock
 from flows.services.servers import connect
 from flows.services.watched_folder import arrivals, incoming
-from neorl_core.safety.drift_test import LEAST_REFERENCE
+from neorl_core.safety.drift_detection import LEAST_REFERENCE
 from tasks.conclusion import show_artifact
 from tasks.evidence.decisions import shadows
 from tasks.evidence.ledger.ledger import Ledger

@@ -51,7 +51,7 @@ MODULES = {
             "federated.accountant",
         ],
     ),
-    "safety": ("Safety", ["safety.bounds", "safety.certify", "safety.composite", "safety.drift_test"]),
+    "safety": ("Safety", ["safety.bounds", "safety.certify", "safety.composite", "safety.drift_detection"]),
 }
 """Title and modules of each page."""
 

@@ -13,7 +13,7 @@ from scipy import stats
 
 from benchmarks.season.plant import CALM, CLEANED, PLANT
 from configs.run import Shadow
-from neorl_core.safety.drift_test import YEAR
+from neorl_core.safety.drift_detection import YEAR
 from tasks.log_only.drift import step_seconds
 
 SPARE = 2

@@ -132,7 +132,7 @@ def check_decision(history: Sequence[Entry], entry: Entry) -> None:
 def check_drift(history: Sequence[Entry], entry: Entry) -> None:
     """Check a drift: against a champion or shadow, with a threshold and alarm that follow from its settings."""
     # Imported late: it loads NumPy, which most signers do not need.
-    from neorl_core.safety.drift_test import YEAR, alarm_threshold
+    from neorl_core.safety.drift_detection import YEAR, alarm_threshold
 
     found = entry.read(DriftRecord)
     against = next((e for e in history if e.digest == found.against), None)

@@ -19,7 +19,7 @@ from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.run import OpenedRun
 from configs.units import conversion
-from neorl_core.safety.drift_test import LEAST_REFERENCE, YEAR, alarm_threshold, detect
+from neorl_core.safety.drift_detection import LEAST_REFERENCE, YEAR, alarm_threshold, detect
 from neorl_core.types import PlantSpec, varies
 from neorl_core.world_model.prediction import fit_autoregression
 from tasks.data.store.episodes import Logs, action_vectors, new_episodes, read_logs, vector_space

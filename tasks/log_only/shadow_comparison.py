@@ -20,7 +20,7 @@ from configs.home import Home
 from configs.run import OpenedRun
 from neorl_core.networks import policy_act
 from neorl_core.safety.composite import Composite, composite_controller
-from neorl_core.safety.drift_test import YEAR, alarm_threshold, autocorrelation_time, block_means, detect
+from neorl_core.safety.drift_detection import YEAR, alarm_threshold, autocorrelation_time, block_means, detect
 from neorl_core.safety.support import SupportShield, inside_support
 from neorl_core.types import Params, PlantSpec, Process
 from tasks.data.store import reader

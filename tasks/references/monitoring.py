@@ -19,14 +19,14 @@ def blocks_to_alarm(reference_blocks: int, log_evidence: float) -> int | None:
         log_evidence: log evidence that raises an alarm.
     """
     # Imports NumPy, which readers of references do not need.
-    from neorl_core.safety.drift_test import LEAST_REFERENCE, fewest_to_alarm
+    from neorl_core.safety.drift_detection import LEAST_REFERENCE, fewest_to_alarm
 
     return fewest_to_alarm(reference_blocks, log_evidence) if reference_blocks >= LEAST_REFERENCE else None
 
 
 def least_reference() -> int:
     """Return the least number of reference blocks for drift detection."""
-    from neorl_core.safety.drift_test import LEAST_REFERENCE
+    from neorl_core.safety.drift_detection import LEAST_REFERENCE
 
     return LEAST_REFERENCE
 

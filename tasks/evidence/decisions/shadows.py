@@ -163,7 +163,7 @@ def check_comparison(history: Sequence[Entry], entry: Entry) -> None:
     A comparison states no return of the shadow's actions, because nobody applied them.
     """
     # Imported late: it loads NumPy, which most signers do not need.
-    from neorl_core.safety.drift_test import YEAR, alarm_threshold
+    from neorl_core.safety.drift_detection import YEAR, alarm_threshold
 
     found = entry.read(ShadowComparison)
     shadow = next((e for e in history if (e.kind, e.digest) == ("shadow", found.shadow)), None)

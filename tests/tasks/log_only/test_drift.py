@@ -10,7 +10,7 @@ import pytest
 
 from flows.monitor import drift_metrics
 from neorl_core.plants import PLANTS
-from neorl_core.safety.drift_test import LEAST_REFERENCE, POWERS
+from neorl_core.safety.drift_detection import LEAST_REFERENCE, POWERS
 from neorl_core.types import Transition
 from tasks.audit_report.findings import _evidence
 from tasks.data.store.episodes import Logs

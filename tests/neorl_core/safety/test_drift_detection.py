@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from neorl_core.safety.drift_test import (
+from neorl_core.safety.drift_detection import (
     LEAST_REFERENCE,
     POWERS,
     alarm_threshold,
