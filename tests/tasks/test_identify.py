@@ -245,7 +245,7 @@ def test_a_spread_that_the_posterior_takes_the_place_of_is_not_overridden() -> N
     for name in ("reaction_spread", "cooling_spread"):
         run = reactor_run(certify={"domain": {name: 0.2}})
         assert claim_of(REACTOR, run).domain[name] == 0.2
-        with pytest.raises(BadInput, match=rf"reaction_rate, cooling_rate does not draw, got '{name}', which would"):
+        with pytest.raises(BadInput, match=rf"sets '{name}', but the posterior of reaction_rate, cooling_rate"):
             claim_of(REACTOR, run, FOUND)
 
 
