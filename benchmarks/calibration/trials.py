@@ -41,8 +41,7 @@ from tasks.evidence.witness.client import WitnessClient
 from tasks.evidence.witness.notes import SIGNATURE, Verifier
 from tasks.evidence.witness.seeds import derive_seed
 from tasks.evidence.witness.witness import Witness
-from tasks.files.canonical import sha256_hex
-from tasks.files.secrets import write_secret
+from tasks.files.canonical import sha256_hex, write_secret
 
 CONFIDENCE = 0.95
 TRIES = 10

@@ -35,8 +35,7 @@ from tasks.evidence.certificate import make_certificate, read_certificate, verif
 from tasks.evidence.claims import Claim, Materials
 from tasks.evidence.decisions.champions import WithdrawalBody
 from tasks.evidence.policies import pinned_file
-from tasks.files.canonical import sha256_hex
-from tasks.files.secrets import read_secret
+from tasks.files.canonical import read_secret, sha256_hex
 from tasks.gates import judge
 from tasks.lifecycle.aliases import wanted_aliases
 from tasks.lifecycle.policy import hold_run, policy_yaml, sign

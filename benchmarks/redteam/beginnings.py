@@ -23,8 +23,8 @@ from tasks.evidence.witness.notes import Nonce
 from tasks.evidence.witness.pinned import FILE
 from tasks.evidence.witness.seeds import NonceBody, SeedBody, derive_seed, entry_of_attempt
 from tasks.evidence.witness.server import KEY
+from tasks.files.canonical import write_secret
 from tasks.files.merkle import leaf_hash
-from tasks.files.secrets import write_secret
 
 SECRETS = [hashlib.sha256(bytes([number])).digest() for number in range(50)]
 """Offline seeds of the attacker."""

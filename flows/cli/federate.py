@@ -168,7 +168,7 @@ def read_site(file: Path) -> Site:
 def _run(federation: Federation, reach: Reach, home: Home) -> Result:
     from tasks.evidence.ledger.ledger import Ledger
     from tasks.federation.coordinator import run_federation
-    from tasks.files.locks import exclusive
+    from tasks.files.canonical import exclusive
 
     with exclusive(home.folder("federations") / f"{federation.plant}.lock"):
         return run_federation(federation, reach, home, Ledger.open(home), say)

@@ -87,7 +87,7 @@ COLUMNS = ("since", "until", "version", "composite", "approved by", "ended")
 
 def _promotion(turn: Turn, entry: Entry, entries: Sequence[Entry]) -> Promotion:
     from tasks.evidence.decisions.approvals import approvers
-    from tasks.files.times import format_time
+    from tasks.files.canonical import format_time
 
     over = turn.until is not None and turn.until <= format_time(datetime.now(UTC))
     return Promotion(

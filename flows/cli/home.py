@@ -141,7 +141,7 @@ def _passphrase(home: Home, advice: str) -> list[str]:
     if not home.signing_key.exists():
         return []
     from tasks.evidence.ledger.keys import kept_passphrase
-    from tasks.files.secrets import read_secret
+    from tasks.files.canonical import read_secret
 
     path = kept_passphrase(read_secret(home.signing_key))
     if not path.exists():

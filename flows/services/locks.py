@@ -15,8 +15,7 @@ from typing import Literal
 from configs.errors import Refused
 from configs.home import Home
 from flows.services.processes import ProcessId
-from tasks.files.canonical import canonical_json, write_json
-from tasks.files.locks import exclusive
+from tasks.files.canonical import canonical_json, exclusive, write_json
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,7 @@ from flows.services.state import (
     write_services,
 )
 from flows.services.stuck_runs import release_stuck_runs
-from tasks.files.locks import exclusive
-from tasks.files.secrets import write_secret
+from tasks.files.canonical import exclusive, write_secret
 
 __all__ = ["Services", "connect", "down", "environment", "mlflow_address", "reap_dead_runs", "status", "up"]
 

@@ -17,9 +17,8 @@ from configs.errors import BadInput, ServiceMissing
 from configs.home import Home
 from flows.services import rest
 from flows.services.processes import ProcessId, belongs
-from tasks.files.canonical import write_json
+from tasks.files.canonical import read_secret, write_json, write_secret
 from tasks.files.provenance import compiling
-from tasks.files.secrets import read_secret, write_secret
 
 USER = "neorl"
 MLFLOW_LOGIN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")

@@ -26,7 +26,7 @@ from tasks.evidence.certificate import Check
 from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.ledger.ledger import HeadNow, Ledger
 from tasks.evidence.ledger.signing import HEAD_TYPE, report_heads
-from tasks.files.times import format_time, parse_time
+from tasks.files.canonical import format_time, parse_time
 from tasks.pictures.in_force import Bar, Lane, Mark, draw_in_force
 from tasks.record import history_rows
 from tasks.references import LedgerHead

@@ -15,7 +15,7 @@ from tasks.evidence.ledger.signing import keyid_of
 from tasks.evidence.ledger.voided import VOID, leaves_service
 from tasks.evidence.people.keyring import KeyBody, RevocationBody, RotationBody
 from tasks.evidence.policies import PolicyBody
-from tasks.files.times import format_time
+from tasks.files.canonical import format_time
 from tasks.references import DriftRecord, ShadowComparison
 
 HOME_NAME = "in the home's name"

@@ -14,9 +14,7 @@ from tasks.evidence.ledger.entry import Body, Entry
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.ledger.protocol import Artefact, Countersign, Nonces
 from tasks.evidence.witness.seeds import NonceBody, SeedBody, derive_seed, entry_of_attempt, nonces_of, witness_names
-from tasks.files.canonical import digest_json, sha256_hex
-from tasks.files.locks import exclusive
-from tasks.files.secrets import read_secret, write_secret
+from tasks.files.canonical import digest_json, exclusive, read_secret, sha256_hex, write_secret
 
 CERTIFICATES = "certificates/"
 """Folder of certificates in a home."""

@@ -17,8 +17,7 @@ from tasks.evidence.ledger.signing import TrustRoot
 from tasks.evidence.people.keyring import folded
 from tasks.evidence.people.rules import check_signed, signed_by_person
 from tasks.evidence.people.statement import Content
-from tasks.files.canonical import digest_json
-from tasks.files.times import parse_time
+from tasks.files.canonical import digest_json, parse_time
 from tasks.references import CandidateRecord
 from tasks.versions.texts import Texts
 from tasks.versions.versions import current, version_of

@@ -57,10 +57,8 @@ from tasks.evidence.witness.client import WITNESSED, WitnessClient
 from tasks.evidence.witness.seeds import SeedBody, entry_of_attempt, nonces_of
 from tasks.evidence.witness.transport import Transport, http_transport
 from tasks.evidence.witness.witness import TOLERANCE
-from tasks.files.canonical import sha256_hex, write_atomic
-from tasks.files.secrets import read_secret
+from tasks.files.canonical import format_time, read_secret, sha256_hex, write_atomic
 from tasks.files.sockets import OwnedSocketServer, serve_in_child
-from tasks.files.times import format_time
 from tasks.versions.versions import newest
 
 Clock = Callable[[], datetime]

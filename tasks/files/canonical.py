@@ -1,18 +1,20 @@
-"""Canonical JSON, SHA-256 digests, and atomic writes of files."""
+"""Canonical JSON and times, SHA-256 digests, atomic writes, secret files, and file locks."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime, time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configs.errors import BadInput
+from configs.errors import BadInput, Refused
 from configs.home import FULL
 
 MAX_JSON_BYTES = 2**26
@@ -64,44 +66,32 @@ def file_sha256(path: Path) -> str:
 
 @contextmanager
 def unwritable_is_bad_input(path: Path) -> Iterator[None]:
-    """Turn errors for a full disk or missing write permission into `BadInput`.
-
-    Args:
-        path: the file to be written, for the message.
-
-    Raises:
-        BadInput: in place of such an `OSError`; others pass through.
-    """
+    """Turn errors for a full disk or missing write permission at `path` into `BadInput`; others pass through."""
     try:
         yield
     except OSError as error:
         if error.errno in FULL:
-            raise BadInput(
-                f"cannot write {path.name} in {path.parent} ({error.strerror}): free some space there or name another "
-                "disk (NEORL_HOME for the home), then run the same command again."
-            ) from error
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise BadInput(
-                f"cannot write {path.name} in {path.parent} ({error.strerror}): make that folder writable or name "
-                "another one (NEORL_HOME for the home), then run the same command again."
-            ) from error
-        raise
+            cure = "free some space there or name another disk"
+        elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            cure = "make that folder writable or name another one"
+        else:
+            raise
+        raise BadInput(
+            f"cannot write {path.name} in {path.parent} ({error.strerror}): {cure} (NEORL_HOME for the home), then "
+            "run the same command again."
+        ) from error
 
 
 def make_folder(path: Path) -> Path:
-    """Make a folder and its parents if they are missing.
-
-    Raises:
-        BadInput: as `unwritable_is_bad_input`.
-    """
+    """Make a folder and its parents if they are missing; raise BadInput if they cannot be made."""
     with unwritable_is_bad_input(path):
         path.mkdir(parents=True, exist_ok=True)
     return path
 
 
-def fsync_folder(folder: Path) -> None:
-    """Make renames in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def fsync_path(path: Path) -> None:
+    """Make a file's content, or renames in a folder, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -110,13 +100,9 @@ def fsync_folder(folder: Path) -> None:
 
 def publish(temporary: Path, path: Path) -> None:
     """Rename a finished temporary file durably: readers see either the old file or the whole new one."""
-    descriptor = os.open(temporary, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    fsync_path(temporary)
     os.replace(temporary, path)
-    fsync_folder(path.parent)
+    fsync_path(path.parent)
 
 
 SHARED = 0o666
@@ -148,11 +134,7 @@ def writing(path: Path, mode: int = 0o600) -> Iterator[Path]:
 
 
 def write_atomic(path: Path, *parts: bytes | memoryview) -> Path:
-    """Write parts one after the other as one file with mode 0600, atomically.
-
-    Raises:
-        BadInput: as `unwritable_is_bad_input`; no temporary file remains.
-    """
+    """Write parts one after the other as one file with mode 0600, atomically; raise BadInput as `writing`."""
     with writing(path) as temporary, temporary.open("wb") as file:
         file.writelines(parts)
     return path
@@ -206,12 +188,7 @@ def digests_in(folder: Path) -> dict[str, str]:
 
 
 def folder_differences(folder: Path, recorded: Mapping[str, str]) -> list[str]:
-    """List how a folder's files differ from recorded digests; no file is loaded.
-
-    Args:
-        folder: the folder to check.
-        recorded: SHA-256 of each file, by relative path.
-    """
+    """List how a folder's files differ from recorded SHA-256 digests by relative path; no file is loaded."""
     faults, found = [], dict(files_in(folder))
     for name in sorted(recorded.keys() | found.keys()):
         if name not in found:
@@ -223,3 +200,88 @@ def folder_differences(folder: Path, recorded: Mapping[str, str]) -> list[str]:
         elif (sha256 := file_sha256(found[name])) != recorded[name]:
             faults.append(f"{name}: expected SHA-256 {recorded[name][:12]}, got {sha256[:12]}")
     return faults
+
+
+def write_secret(path: Path, data: bytes, *, folder_is_ours: bool = True) -> Path:
+    """Write a file with mode 0600, atomically; a new folder, and an existing one that is ours, gets mode 0700."""
+    ours = folder_is_ours or not path.parent.exists()
+    make_folder(path.parent)
+    if ours:
+        with unwritable_is_bad_input(path):
+            path.parent.chmod(0o700)
+    write_atomic(path, data)
+    path.chmod(0o600)
+    return path
+
+
+def read_secret(path: Path) -> bytes:
+    """Read a secret file; raise Refused if the mode lets others read or write it."""
+    if path.stat().st_mode & 0o077:
+        raise Refused(
+            f"{path} must have mode 0600, got {path.stat().st_mode & 0o777:04o}: run `chmod 600 {path}`, and replace "
+            "the secret if others may have read it."
+        )
+    return path.read_bytes()
+
+
+@contextmanager
+def exclusive(path: Path, on_held: Callable[[], None] | None = None) -> Iterator[None]:
+    """Hold a file's lock for the duration of the block; wait while another process holds it.
+
+    The kernel frees the lock when the process ends, for whatever reason.
+
+    Args:
+        path: the lock file, made with mode 0600 if absent.
+        on_held: called once before waiting for another process; an exception from it is raised instead of waiting.
+
+    Raises:
+        BadInput: as `unwritable_is_bad_input`.
+
+    Example:
+        >>> with exclusive(Path("folder/lock")):  # doctest: +SKIP
+        ...     pass
+    """
+    make_folder(path.parent)
+    with unwritable_is_bad_input(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if on_held:
+                on_held()
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def format_time(instant: datetime) -> str:
+    """Format a time with a zone for the ledger: UTC with microseconds, so that texts sort by time.
+
+    Example:
+        >>> format_time(datetime(2026, 11, 20, 14, tzinfo=UTC))
+        '2026-11-20T14:00:00.000000Z'
+    """
+    return instant.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def parse_time(text: str) -> datetime:
+    """Parse a time of the ledger; raise ValueError if it is not an ISO time."""
+    return datetime.fromisoformat(text).astimezone(UTC)
+
+
+def normalise_time(text: str, *, last: bool) -> str:
+    """Convert a user's date or ISO time (UTC without a zone) to the ledger's format.
+
+    Args:
+        text: a date or a time; anything else raises BadInput.
+        last: use the last microsecond of a date, not the first.
+    """
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise BadInput(f"{text!r} is not a date: write 2026-11-20, or 2026-11-20T14:00:00Z with a time.") from error
+    if last and len(text) <= len("2026-11-20"):
+        instant = datetime.combine(instant.date(), time.max)
+    return format_time(instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant)

@@ -22,8 +22,7 @@ from configs.home import Home
 from configs.run import OpenedRun
 from neorl_core.training.loop import TrainingRows, resident
 from neorl_core.training.preparation import merge_moments
-from tasks.files.canonical import digest_json, file_sha256, read_json, write_json
-from tasks.files.locks import exclusive
+from tasks.files.canonical import digest_json, exclusive, file_sha256, read_json, write_json
 from tasks.progress import Report
 from tasks.references import Dataset
 from tasks.training.population import TrainingRun, train_members, training_run

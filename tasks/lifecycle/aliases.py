@@ -11,7 +11,7 @@ from tasks.evidence.decisions import champions, shadows
 from tasks.evidence.decisions.queue import waiting
 from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.ledger.ledger import Ledger
-from tasks.files.locks import exclusive
+from tasks.files.canonical import exclusive
 from tasks.lifecycle.pages import of_this_ledger, wanted_pages
 from tasks.references import Aliases
 from tasks.registry.registry import CHALLENGER, CHAMPION, SHADOW, Registry

@@ -11,7 +11,7 @@ from tasks.evidence.decisions.approvals import signed_how
 from tasks.evidence.decisions.queue import record_of
 from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.policies import PolicyBody, certified_claims, expires, policy_entry
-from tasks.files.times import normalise_time
+from tasks.files.canonical import normalise_time
 from tasks.references import Reference
 
 

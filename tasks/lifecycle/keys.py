@@ -29,8 +29,7 @@ from tasks.evidence.people.rules import key_content, revocation_content, rotatio
 from tasks.evidence.people.statement import Signatory
 from tasks.evidence.witness.pinned import FILE as WITNESSES
 from tasks.evidence.witness.pinned import load_witnesses
-from tasks.files.canonical import write_atomic
-from tasks.files.times import format_time, normalise_time
+from tasks.files.canonical import format_time, normalise_time, write_atomic
 
 
 def enrol(

@@ -17,8 +17,7 @@ from configs.errors import BadInput, NeoRLError, Refused
 from configs.home import LAYOUT, Home
 from tasks.evidence.audit.audit import AuditReport, audit
 from tasks.evidence.ledger.ledger import Ledger
-from tasks.files.canonical import fsync_folder, make_folder, unwritable_is_bad_input
-from tasks.files.locks import exclusive
+from tasks.files.canonical import exclusive, fsync_path, make_folder, unwritable_is_bad_input
 from tasks.maintenance.backup_file import BLOCK, FORMAT, HEADER, SUMS, Hashing, Header, Megabytes, read_header
 from tasks.progress import Report
 
@@ -188,7 +187,7 @@ def _put_in_place(staging: Path, root: Path) -> None:
         os.rename(staging, root)  # replaces an empty folder only
     except OSError as error:
         raise Refused(f"{root} is not an empty folder ('{error.strerror}'): restore elsewhere, and compare") from error
-    fsync_folder(root.parent)
+    fsync_path(root.parent)
 
 
 def _audited(home: Home) -> AuditReport:

@@ -22,8 +22,7 @@ from configs.errors import NeoRLError, Refused
 from configs.home import Home
 from tasks.data.store.records import Manifest
 from tasks.evidence.ledger.ledger import Ledger
-from tasks.files.canonical import read_json
-from tasks.files.locks import exclusive
+from tasks.files.canonical import exclusive, read_json
 from tasks.files.stored import objects_of, remove_object
 from tasks.maintenance.snapshot import STAGING
 

@@ -20,7 +20,7 @@ from configs.environment import ARTIFACTS, DATASETS, MLFLOW_DATABASE, PREFECT_DA
 from configs.home import Home
 from tasks.evidence.ledger import table
 from tasks.evidence.ledger.ledger import Ledger
-from tasks.files.locks import exclusive
+from tasks.files.canonical import exclusive
 
 STAGING = ".backup."
 """Prefix of folders in the home with such copies; those of killed backups are useless."""

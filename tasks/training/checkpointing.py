@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from configs.errors import Refused
 from neorl_core.training.loop import RunState
-from tasks.files.locks import exclusive
+from tasks.files.canonical import exclusive
 from tasks.models.bundles.checkpoints import Checkpoints
 
 if TYPE_CHECKING:

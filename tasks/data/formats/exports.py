@@ -31,7 +31,7 @@ from tasks.data.store.shards import LIBVER
 from tasks.files.canonical import (
     SHARED,
     file_sha256,
-    fsync_folder,
+    fsync_path,
     make_folder,
     publish,
     unwritable_is_bad_input,
@@ -263,7 +263,7 @@ def _minari(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path
         publish(main, main)
         temporary.chmod(0o755)
         os.rename(temporary, out)
-        fsync_folder(out.parent)
+        fsync_path(out.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     left = _left_out(dataset, keys)

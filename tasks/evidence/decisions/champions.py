@@ -32,7 +32,7 @@ from tasks.evidence.policies import (
     policy_of,
     unmet_requirement,
 )
-from tasks.files.times import normalise_time
+from tasks.files.canonical import normalise_time
 
 IN_FORCE = ("promotion", "rollback")
 """Kinds of entries that put a version into service."""

@@ -22,7 +22,7 @@ from tasks.evidence.ledger.protocol import Artefact
 from tasks.evidence.people.rules import check_signed
 from tasks.evidence.people.statement import Content
 from tasks.evidence.policies import policy_of
-from tasks.files.times import parse_time
+from tasks.files.canonical import parse_time
 from tasks.references import ShadowComparison
 
 LONGEST = 366

@@ -19,8 +19,7 @@ from pydantic import ValidationError
 from configs.errors import BadInput, Refused
 from configs.home import PASSPHRASE, Home
 from tasks.evidence.ledger.protocol import MAX_BYTES, Answer, Append, Hello, Request, Stop
-from tasks.files.canonical import sha256_hex
-from tasks.files.locks import exclusive
+from tasks.files.canonical import exclusive, sha256_hex
 from tasks.files.provenance import sources_digest
 from tasks.files.sockets import run_module
 

@@ -13,9 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from configs.errors import BadInput, Refused
 from configs.home import PASSPHRASE, Home
 from tasks.evidence.ledger.signing import PROJECT_TRUST, SigningKey, TrustRoot, home_pin, key_id, trust_yaml
-from tasks.files.canonical import sha256_hex, write_atomic
-from tasks.files.locks import exclusive
-from tasks.files.secrets import read_secret, write_secret
+from tasks.files.canonical import exclusive, read_secret, sha256_hex, write_atomic, write_secret
 
 PASSPHRASE_FILE = "NEORL_KEY_PASSPHRASE_FILE"
 

@@ -22,9 +22,9 @@ from tasks.evidence.ledger.protocol import Answer, Append, Artefact, Ask, Head, 
 from tasks.evidence.ledger.signing import HEAD_TYPE, Pin, TrustRoot
 from tasks.evidence.ledger.table import GENESIS, TABLE
 from tasks.evidence.ledger.voided import counting
+from tasks.files.canonical import format_time, parse_time
 from tasks.files.merkle import MerkleTree
 from tasks.files.stored import stored_sha256
-from tasks.files.times import format_time, parse_time
 
 ENTRY_TYPE = "application/vnd.neorl.ledger-entry.v3+json"
 EARLIER = re.compile(rb'"payloadType":"application/vnd\.neorl\.ledger-entry(\.v2)?\+json"')

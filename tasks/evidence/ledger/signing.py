@@ -20,8 +20,7 @@ import configs
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.yaml_files import MAX_BYTES, parse_yaml
-from tasks.files.canonical import canonical_json
-from tasks.files.times import normalise_time
+from tasks.files.canonical import canonical_json, normalise_time
 
 ENVELOPE_KEYS = {"payload", "payloadType", "signatures"}
 HEAD_TYPE = "application/vnd.neorl.ledger-head+json"

@@ -19,8 +19,7 @@ from tasks.evidence.ledger.keys import configuration, encrypted, load_private
 from tasks.evidence.ledger.signing import SigningKey, TrustRoot, key_id, public_key, public_text
 from tasks.evidence.people.keyring import KEY_TYPE, PersonKey, folded, unwritable
 from tasks.evidence.people.statement import Signatory, with_key
-from tasks.files.canonical import write_atomic
-from tasks.files.secrets import read_secret, write_secret
+from tasks.files.canonical import read_secret, write_atomic, write_secret
 
 PERSON = "NEORL_PERSON"
 """Name of the acting person; defaults to the login."""

@@ -26,8 +26,7 @@ from tasks.evidence.ledger.signing import (
 )
 from tasks.evidence.ledger.voided import texts
 from tasks.evidence.people.keyring import REPLACEMENT_TYPE, RotationBody, home_keys_out, keyring
-from tasks.files.canonical import write_atomic
-from tasks.files.locks import exclusive
+from tasks.files.canonical import exclusive, write_atomic
 
 NEXT = "next-"
 

@@ -27,7 +27,7 @@ from tasks.evidence.people.keyring import (
     unwritable,
 )
 from tasks.evidence.people.statement import Content, Statement, content_fault, read_statement
-from tasks.files.times import format_time
+from tasks.files.canonical import format_time
 
 TOLERANCE = timedelta(minutes=5)
 """Tolerated lead of a person's clock over the ledger's."""

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from configs.errors import Refused
 from tasks.evidence.ledger.signing import SigningKey, TrustRoot, key_id, public_key
-from tasks.files.times import format_time
+from tasks.files.canonical import format_time
 
 STATEMENT_TYPE = "application/vnd.neorl.statement+json"
 Act = Literal["approval", "rejection", "withdrawal", "rollback", "extension", "policy", "key", "rotation", "revocation"]

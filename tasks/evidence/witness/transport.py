@@ -17,7 +17,7 @@ from tasks.evidence.claims import LOCAL
 from tasks.evidence.ledger.client import DEFAULT_IDLE, IDLE, short_address
 from tasks.evidence.witness.notes import Verifier
 from tasks.evidence.witness.pinned import PinnedWitness
-from tasks.files.locks import exclusive
+from tasks.files.canonical import exclusive
 from tasks.files.sockets import run_module
 
 TIMEOUT = 10.0

@@ -26,8 +26,7 @@ from tasks.evidence.witness.notes import (
     Verifier,
     countersignature,
 )
-from tasks.files.canonical import read_json, sha256_hex, write_json
-from tasks.files.locks import exclusive
+from tasks.files.canonical import exclusive, read_json, sha256_hex, write_json
 from tasks.files.merkle import verify_consistency, verify_leaf_hash
 
 TOLERANCE = timedelta(minutes=5)

@@ -9,9 +9,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from configs.errors import BadInput
-from tasks.files.canonical import sha256_hex
+from tasks.files.canonical import read_secret, sha256_hex, write_secret
 from tasks.files.certificates import fresh_key, issue_certificate
-from tasks.files.secrets import read_secret, write_secret
 
 LOOPBACK = "127.0.0.1"
 """Where the coordinator itself speaks to its SuperLink, by the same certificate."""

@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 
 from configs.errors import BadInput, ServiceMissing
 from tasks.federation.transport.frames import Frame, Pipe
+from tasks.files.canonical import write_secret
 from tasks.files.provenance import ROOT
-from tasks.files.secrets import write_secret
 
 PYTHON = "NEORL_FLOWER_PYTHON"
 """Variable with the Python of Flower's environment, where it is not the checkout's `.venv-federation`."""

@@ -18,7 +18,7 @@ import pytest
 from configs.errors import Refused
 from configs.home import Home
 from flows.services.locks import RunRecord, dead_runs, holders, plant_lock, recorded_run
-from tasks.files.locks import exclusive
+from tasks.files.canonical import exclusive
 
 PROJECT = Path(__file__).parents[3]
 HOLD = """

@@ -67,7 +67,7 @@ def test_concurrent_starts_share_one_set_of_servers(services: Services) -> None:
 
 def test_a_run_does_not_wait_for_another_commands_worker(services: Services) -> None:
     from flows.services.servers import up
-    from tasks.files.locks import exclusive
+    from tasks.files.canonical import exclusive
 
     with exclusive(services.home.folder("locks") / "services.lock"):
         found = up(services.home, worker=False)

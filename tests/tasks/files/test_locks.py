@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.files.locks import exclusive
+from tasks.files.canonical import exclusive
 
 
 def test_second_holder_waits_for_the_first(tmp_path: Path) -> None:

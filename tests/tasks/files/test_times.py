@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from configs.errors import BadInput
-from tasks.files.times import format_time, normalise_time, parse_time
+from tasks.files.canonical import format_time, normalise_time, parse_time
 
 
 def test_round_trip_in_utc() -> None:

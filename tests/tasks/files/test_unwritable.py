@@ -14,9 +14,7 @@ from configs.home import Home
 from flows.cli.doctor import examine
 from neorl_core.plants import PLANTS
 from tasks.data.store.writer import DatasetWriter
-from tasks.files.canonical import make_folder, write_atomic
-from tasks.files.locks import exclusive
-from tasks.files.secrets import write_secret
+from tasks.files.canonical import exclusive, make_folder, write_atomic, write_secret
 from tests.sample_record import write_bundle
 
 

@@ -14,7 +14,7 @@ from configs.errors import Refused
 from configs.home import Home
 from configs.run import OpenedRun, Shared
 from tasks.files.arrays import read_npz
-from tasks.files.locks import exclusive
+from tasks.files.canonical import exclusive
 from tasks.fleet.shared import _pooled, current_start, pooled_start, shared_run, with_shared
 from tasks.models.bundles.bundle import load_bundle
 from tasks.references import Dataset, Member

@@ -22,8 +22,7 @@ from tasks.data.store.writer import DatasetWriter
 from tasks.evidence.audit.audit import audit
 from tasks.evidence.ledger.ledger import artefact
 from tasks.evidence.rules import NoteBody
-from tasks.files.canonical import write_atomic, write_json, writing
-from tasks.files.locks import exclusive
+from tasks.files.canonical import exclusive, write_atomic, write_json, writing
 from tasks.files.spec import spec_record
 from tasks.maintenance import retention
 from tasks.maintenance.retention import Ages, prune

@@ -26,8 +26,7 @@ from tasks.evidence.ledger.ledger import Ledger, artefact, folder_artefacts
 from tasks.evidence.ledger.protocol import Certify
 from tasks.evidence.ledger.signing import HEAD_TYPE
 from tasks.evidence.witness.seeds import DrawnSeed
-from tasks.files.canonical import sha256_hex, write_atomic
-from tasks.files.secrets import read_secret
+from tasks.files.canonical import read_secret, sha256_hex, write_atomic
 from tasks.models.bundles.bundle import save_bundle
 from tests.evidence import (
     CLAIM,

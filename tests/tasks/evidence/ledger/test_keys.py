@@ -21,7 +21,7 @@ from tasks.evidence.ledger.keys import (
     open_keys,
 )
 from tasks.evidence.ledger.signing import TrustRoot, home_pin, key_id, trust_yaml
-from tasks.files.secrets import read_secret, write_secret
+from tasks.files.canonical import read_secret, write_secret
 
 
 def unencrypted(private: Ed25519PrivateKey | X25519PrivateKey) -> bytes:
