@@ -37,7 +37,7 @@ from tasks.conclusion import show_artifact
 from tasks.evaluation.cluster import check_workers, cluster, scheduler
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.fleet.compare import outliers, ranked
-from tasks.fleet.records import FleetOutcome, SiteEnded, Standing
+from tasks.fleet.records import FleetOutcome, SiteResult, Standing
 from tasks.fleet.report import write_page
 from tasks.fleet.shared import pooled_start
 from tasks.fleet.standing import standings
@@ -104,7 +104,7 @@ def retrain_fleet(config: str, sites: list[str] | None = None) -> State[FleetOut
 
 
 @task(task_run_name="{site}", cache_policy=NO_CACHE, persist_result=False)
-def retrain_site(site: str, plant: str, config: str, data: list[str], log: str, mapped: bool) -> SiteEnded:
+def retrain_site(site: str, plant: str, config: str, data: list[str], log: str, mapped: bool) -> SiteResult:
     """Retrain one site in a flow of its own; a refusal or crash is returned as outcome.
 
     Args:
@@ -120,14 +120,14 @@ def retrain_site(site: str, plant: str, config: str, data: list[str], log: str, 
         try:
             given = [str(logs_of(Home.locate(), Path(name), mapped)) for name in data]
             ended = retrain(config, given or None, return_state=True)
-            return SiteEnded(site=site, plant=plant, outcome=result_of(ended))  # type: ignore[arg-type]
+            return SiteResult(site=site, plant=plant, outcome=result_of(ended))  # type: ignore[arg-type]
         except ServiceMissing as error:
-            return SiteEnded(site=site, plant=plant, crashed=str(error))
+            return SiteResult(site=site, plant=plant, crashed=str(error))
         except NeoRLError as error:
-            return SiteEnded(site=site, plant=plant, refused=str(error))
+            return SiteResult(site=site, plant=plant, refused=str(error))
         except Exception as error:
             # The other sites continue; Prefect shows the traceback.
-            return SiteEnded(site=site, plant=plant, crashed=f"{type(error).__name__}: {error}")
+            return SiteResult(site=site, plant=plant, crashed=f"{type(error).__name__}: {error}")
         finally:
             # One process retrains many sites, so memory must not grow with each.
             forget_programs()
@@ -162,19 +162,19 @@ def share(config: str) -> str:
     return start
 
 
-def _each(home: Home, fleet: Fleet, path: Path, sites: Sequence[str]) -> dict[str, SiteEnded]:
+def _each(home: Home, fleet: Fleet, path: Path, sites: Sequence[str]) -> dict[str, SiteResult]:
     """Return the outcome of every site, in order; a site that killed the process is retried once, alone."""
     ended = dict(_submitted(home, fleet, path, sites, fleet.at_once))
     for site in sites:
         if site not in ended:
             alone = dict(_submitted(home, fleet, path, [site], 1))
-            ended |= alone or {site: SiteEnded(site=site, plant=fleet.plant_name(site), crashed=LOST)}
+            ended |= alone or {site: SiteResult(site=site, plant=fleet.plant_name(site), crashed=LOST)}
     return {site: ended[site] for site in sites}
 
 
 def _submitted(
     home: Home, fleet: Fleet, path: Path, named: Sequence[str], at_once: int | None
-) -> Iterator[tuple[str, SiteEnded]]:
+) -> Iterator[tuple[str, SiteResult]]:
     """Yield outcomes as sites finish; a site is missing if the process was killed."""
     from prefect.futures import as_completed
 
@@ -190,7 +190,7 @@ def _submitted(
                 "log": str(home.folder("logs", "sites") / f"{plant}.log"),
                 "mapped": site_run(path, site).data.mapping is not None,
             }
-            future: PrefectFuture[SiteEnded] = runner.submit(retrain_site, given)
+            future: PrefectFuture[SiteResult] = runner.submit(retrain_site, given)
             sites[future] = site
         for future in as_completed(list(sites)):
             try:
@@ -239,7 +239,7 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
 
 
-def _updated(standing: Standing, ended: dict[str, SiteEnded]) -> Standing:
+def _updated(standing: Standing, ended: dict[str, SiteResult]) -> Standing:
     """Return a site's state from the ledger, updated with the outcome of this run."""
     end = ended.get(standing.site)
     if end is None:

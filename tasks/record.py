@@ -1,4 +1,4 @@
-"""The record of a retraining: everything that is known of it, and the words for its verdict."""
+"""Record of a retraining, and the sentences for its verdict."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
     from tasks.evidence.decisions import shadows
     from tasks.evidence.ledger.entry import Entry
 
-Known = Verdict | Literal["passed", "failed"]
-VERDICTS: dict[Known, str] = {
+RecordVerdict = Verdict | Literal["passed", "failed"]
+VERDICTS: dict[RecordVerdict, str] = {
     "promoted": "The candidate passed every gate and is champion",
     "waiting": "The candidate passed every gate and waits for approval",
     "fallback": "The candidate did not pass every gate; the plant's certified controller is champion",
     "fallback_waiting": "The candidate did not pass every gate; the plant's certified controller waits for approval",
-    "shadow": "The candidate passed every gate that a process without a simulator has, and runs in shadow",
-    "shadow_waiting": "The candidate passed every gate that a process without a simulator has, and waits for approval",
+    "shadow": "The candidate passed every gate of a log-only plant, and runs in shadow",
+    "shadow_waiting": "The candidate passed every gate of a log-only plant, and waits for approval",
     "refused": "The candidate is refused; the champion stays",
     "unchanged": "Nothing new to promote",
     "passed": "The candidate passed every gate",
     "failed": "The candidate did not pass every gate",
 }
-"""`passed` and `failed` are what is known at registration, before anything is decided, and what stays so."""
+"""Sentence for each verdict; `passed` and `failed` apply at registration, before the decision."""
 GATE_TITLES: dict[str, str] = {
     "data": "the logs meet every expectation",
     "simulator": "it predicts held-out logs",
@@ -62,117 +62,117 @@ GATE_TITLES: dict[str, str] = {
     "fallback": "what takes over is sound",
     "servability": "loads elsewhere and answers in time",
 }
-"""What each gate asks; docs/how-to/review.md explains them under the same names."""
+"""Title of each gate; docs/how-to/review.md has the same titles."""
 
 
 class Record(Reference):
-    """Everything that is known of one retraining, for the registry and the report; what is not known yet is empty."""
+    """All results of one retraining, for the registry and the report; unknown fields are empty."""
 
     run: OpenedRun
     run_key: str
-    verdict: Known
+    verdict: RecordVerdict
     headline: str
-    """The verdict's reason in one sentence."""
+    """Reason for the verdict in one sentence."""
     dataset: Dataset
     validation: Validation
     identification: Identification = KNOWN
-    """Constants of the simulator that were estimated from the logs."""
+    """Simulator constants estimated from the logs."""
     population: Population
     evaluation: Evaluation
     rollouts: Rollouts | None = None
     fallback: Certificate | None = None
-    """The certificate of the plant's own controller."""
+    """Certificate of the tuned controller."""
     certificate: Certificate | None = None
-    """The certificate of the candidate."""
+    """Certificate of the candidate."""
     model: LearnedModel | None = None
-    """Of a process without a simulator, as the next two."""
+    """Learned model of a log-only plant; the next two fields also apply only there."""
     protection: Protection | None = None
     estimate: ModelEstimate | None = None
     gates: tuple[Gate, ...]
     digests: Digests
-    """Digests of the version that this record is about: the candidate, or the fallback where that is registered."""
+    """Digests of the registered version: candidate or fallback."""
     candidate: Version | None = None
     champion: ChampionInForce | None = None
     shadow: ShadowInForce | None = None
     links: dict[str, str]
-    """Pages about this run, by name."""
+    """Addresses of pages about this run, by name."""
     ledger: LedgerHead | None = None
     history: tuple[HistoryRow, ...] = ()
-    """Ledger entries of the plant."""
+    """History of the plant from the ledger."""
     seconds: dict[str, float]
-    """Time spent, by stage."""
+    """Time per task."""
 
     @property
     def selected(self) -> Member:
-        """The member that off-policy evaluation selected."""
+        """Return the member selected by off-policy evaluation."""
         return self.population.members[self.evaluation.selected]
 
     @property
     def of_fallback(self) -> bool:
-        """Whether the version is the plant's own controller: its composite is no member's."""
+        """Return whether the version is the tuned controller, which is no member of the population."""
         return self.digests.composite not in {member.bundle.digest for member in self.population.members}
 
     @property
     def of_process(self) -> bool:
-        """Whether the plant has no simulator, so that nothing is certified."""
+        """Return whether the plant is log-only, so that nothing is certified."""
         return self.protection is not None
 
     def certificates(self) -> Iterator[tuple[str, Certificate]]:
-        """The certificates that there are, by whom they are of."""
-        for name, found in (("candidate", self.certificate), ("fallback", self.fallback)):
-            if found is not None:
-                yield name, found
+        """Yield the certificates of candidate and fallback, if present."""
+        for name, certificate in (("candidate", self.certificate), ("fallback", self.fallback)):
+            if certificate is not None:
+                yield name, certificate
 
 
-def verdict_text(verdict: Known, gates: Sequence[Gate], champion: ChampionInForce | None) -> str:
-    """A verdict in words; where neither the candidate nor the plant's own controller stands, they say so.
+def verdict_text(verdict: RecordVerdict, gates: Sequence[Gate], champion: ChampionInForce | None) -> str:
+    """Return the sentence for a verdict; a refusal without a champion says that there is none.
 
     Args:
-        verdict: what the run came to.
-        gates: its gates, the fallback's among them.
-        champion: who is champion now.
+        verdict: verdict of the run.
+        gates: gates of the run, including the fallback's.
+        champion: current champion.
     """
     if verdict != "refused" or champion is not None:
         return VERDICTS[verdict]
     if any(gate.name == "learned_model" for gate in gates):
-        return "The candidate is refused, and nothing changes on the process"
+        return "The candidate is refused, and nothing changes on the plant"
     if any(gate.name == "fallback" and gate.passed for gate in gates):
         return "The candidate is refused, and there is no champion"
     return "Neither the candidate nor the plant's own controller is certified: there is no champion"
 
 
 def mark(gate: Gate) -> Literal["pass", "FAIL", "not run"]:
-    """A gate's verdict in a word."""
+    """Return a gate's verdict as one word."""
     return "not run" if gate.passed is None else "pass" if gate.passed else "FAIL"
 
 
 def process_claims(record: Record) -> tuple[str, ...]:
-    """What is claimed of a composite without a simulator, and of what kind each claim is; () where there is one."""
+    """Return the claims about a log-only plant's composite, with the kind of each; () for a plant with a simulator."""
     if record.protection is None or record.model is None or record.estimate is None:
         return ()
-    guard, found = record.protection, record.evaluation
-    gain = str(found.difference) if found.supported else found.unsupported
+    protection, evaluation = record.protection, record.evaluation
+    gain = str(evaluation.difference) if evaluation.supported else evaluation.unsupported
     return (
         f"{NO_CLAIM.capitalize()}: without a simulator no probability of violating a limit is certified.",
-        f"Actions stay within bounds and rate limits for all inputs; {guard.bounds.inputs:,} of every kind were tried.",
-        f"Outside the data's support (calibrated to leave out {1 - guard.support.quantile:.3g} of rows; of rows of "
-        f"episodes held out from calibration {guard.support.outside:.3g} were found outside) the fallback acts: "
-        f"{guard.fallback.about}.",
+        f"Actions stay within bounds and rate limits for all inputs; {protection.bounds.inputs:,} were tested.",
+        f"Outside the data's support, the fallback acts: {protection.fallback.about}. The support was calibrated to "
+        f"exclude a share of {1 - protection.support.quantile:.3g} of rows; of other held-out rows "
+        f"{protection.support.outside:.3g} were outside.",
         f"Gain over the logged controller, estimated from held-out logs (OPE): {gain}.",
-        f"The learned model on held-out episodes: {record.model.prediction.found}.",
+        f"Learned model on held-out episodes: {record.model.prediction.found}.",
         f"Estimate on the learned model, which is no certificate: {record.estimate.found.partition(': ')[2]}.",
     )
 
 
 def headline(gates: Sequence[Gate], rollouts: Rollouts | None) -> str:
-    """The reason of a verdict in one sentence."""
+    """Return the reason for a verdict in one sentence."""
     failed = [gate for gate in gates if gate.passed is False]
     parts = [
         f"The candidate failed {failed[0].name}: {failed[0].detail}" if failed else "The candidate passed every gate"
     ]
     if any(gate.name == "learned_model" for gate in gates):
         if others := [gate.name for gate in failed[1:]]:
-            parts.append(f"it failed besides: {', '.join(others)}")
+            parts.append(f"it also failed {', '.join(others)}")
     elif any(gate.name == "fallback" for gate in failed[1:]):
         parts.append("the plant's own controller is not certified either")
     if rollouts is not None and "plant controller" in rollouts.differences:
@@ -182,11 +182,11 @@ def headline(gates: Sequence[Gate], rollouts: Rollouts | None) -> str:
 
 
 def champion_in_force(promotion: Entry, entries: Sequence[Entry]) -> ChampionInForce:
-    """The champion of a promotion, with its approval.
+    """Return the champion of a promotion.
 
     Args:
-        promotion: the entry in force.
-        entries: the ledger's, which hold the candidate and the approval that it names.
+        promotion: the promotion in force.
+        entries: ledger entries, including the promotion's candidate and approval.
     """
     from tasks.evidence.decisions.approvals import approvers
 
@@ -202,11 +202,11 @@ def champion_in_force(promotion: Entry, entries: Sequence[Entry]) -> ChampionInF
 
 
 def shadow_in_force(shadow: shadows.ShadowInForce, entries: Sequence[Entry]) -> ShadowInForce:
-    """The shadow of a process, with its approval and its end.
+    """Return the shadow of a log-only plant.
 
     Args:
-        shadow: from `tasks.evidence.decisions.shadows`.
-        entries: the ledger's, which hold the candidate and the approval that it names.
+        shadow: shadow from `tasks.evidence.decisions.shadows`.
+        entries: ledger entries, including the shadow's candidate and approval.
     """
     by_digest, body = {entry.digest: entry for entry in entries}, shadow.entry.body
     return ShadowInForce(
@@ -219,7 +219,7 @@ def shadow_in_force(shadow: shadows.ShadowInForce, entries: Sequence[Entry]) -> 
     )
 
 
-TOLD = (
+SHOWN_FIELDS = (
     "number",
     "version",
     "verdict",
@@ -236,23 +236,22 @@ TOLD = (
     "reason",
     "text",
 )
-"""What of an entry is told in a few words."""
+"""Fields of an entry's body that a history shows."""
 
 
-def _in_words(value: object) -> str:
-    return str(value) if not isinstance(value, bool) else "yes" if value else "no"
+YES_NO = {True: "yes", False: "no"}
 
 
 def history_rows(entries: Sequence[Entry], plant: str) -> tuple[HistoryRow, ...]:
-    """The plant's ledger entries in a few words each."""
+    """Return a plant's ledger entries, each as one line."""
     from tasks.evidence.decisions.approvals import signed_how
 
     rows = []
     for entry in entries:
         if entry.plant != plant:
             continue
-        told = {key: entry.body[key] for key in TOLD if entry.body.get(key) not in (None, "")}
-        parts = [f"{key} {_in_words(value)}" for key, value in told.items()]
+        shown = {key: entry.body[key] for key in SHOWN_FIELDS if entry.body.get(key) not in (None, "")}
+        parts = [f"{key} {YES_NO[value] if isinstance(value, bool) else value}" for key, value in shown.items()]
         if entry.kind in ("approval", "rejection", "withdrawal", "rollback", "extension"):
             parts.append(signed_how(entry))
         if "composite" in entry.body:

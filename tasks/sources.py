@@ -1,4 +1,4 @@
-"""Sources become checked rows of a dataset; what the same code read before is not read again."""
+"""Read sources into checked rows of a dataset; sources that the same code has already read are reused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SourceStream(NamedTuple):
 
     blocks: Iterator[Rows]
     account: Callable[[], StepAccount | None]
-    """What became of its control steps, where it is a historian's; complete when the blocks are."""
+    """Count of control steps for a historian source, complete after the last block."""
 
 
 class OpenSource(NamedTuple):
@@ -37,65 +37,62 @@ class OpenSource(NamedTuple):
 
     sha256: str
     files: Mapping[Path, FileState]
-    """What it is read from, as each file was just before it was hashed."""
+    """State of each file just before hashing."""
     stream: Callable[[RawQuarantine], SourceStream]
-    """Begins to read; raw rows that do not count go to the quarantine."""
+    """Starts reading; unusable raw rows go to the quarantine."""
 
     def check_unchanged(self) -> None:
-        """Refuse what was read where a file is not the one that was hashed: its name would not be that of its rows.
+        """Check that no file changed since hashing, because the digest would not match the rows.
 
         Raises:
-            BadInput: naming the first file that changed.
+            BadInput: if a file changed.
         """
         for file, state in self.files.items():
             if not file.exists() or file_state(file) != state:
-                raise BadInput(
-                    f"expected {file} to stay as it is while it is read, got changes: ingest it when nothing writes to "
-                    "it, or a copy."
-                )
+                raise BadInput(f"{file} changed while it was read: ingest a copy, or wait until nothing writes to it")
 
 
 def recipe_of(
     plant: KnownPlant, kind: str, mapping: HistorianMapping | None = None, horizon: int | None = None
 ) -> Provenance:
-    """Everything besides a source's content that its rows depend on.
+    """Return the inputs other than a source's content that determine its rows.
 
     Args:
-        plant: whose rows they are.
+        plant: plant of the rows.
         kind: format family of the sources.
-        mapping: meaning of a historian's tags.
-        horizon: steps after which episodes were cut, where the file does not tell.
+        mapping: mapping of a historian source.
+        horizon: steps after which episodes were truncated, if the file does not say.
     """
     return Provenance(
         plant=spec_record(plant.spec),
         format=kind,
         mapping=mapping.model_dump(mode="json") if mapping else None,
         horizon=horizon,
-        # All code that has a say in the rows; other code may change without consequence.
+        # Digest of all code that affects the rows.
         code=plant.sources(__name__),
     )
 
 
 def recorded(source: Source, blocks: Callable[[], Iterator[Rows]]) -> OpenSource:
-    """A source whose rows are transitions already."""
+    """Open a source whose rows are already transitions."""
     files = {file: file_state(file) for file in files_of(source)}
     return OpenSource(digest_of(source), files, lambda _: SourceStream(blocks(), lambda: None))
 
 
 def open_source(source: Path, plant: KnownPlant, mapping: HistorianMapping | None) -> OpenSource:
-    """Find out what a source is and how it is read.
+    """Recognise and open a source.
 
     Args:
-        source: a file or folder.
-        plant: whose rows they are.
-        mapping: meaning of the tags, where the source is a historian's export.
+        source: file or folder.
+        plant: plant of the rows.
+        mapping: mapping of a historian source.
 
     Raises:
-        BadInput: when it is none of the known formats, damaged, or does not fit the plant.
+        BadInput: if the format is unknown, the source is damaged, or it does not fit the plant.
     """
     if mapping is None:
-        found = recognise(source)
-        return recorded(found, for_plant(found, plant.spec, plant.logged))
+        recognised = recognise(source)
+        return recorded(recognised, for_plant(recognised, plant.spec, plant.logged))
 
     from tasks.data.historian.folders import digest_of_tables, source_files, table_digests
 
@@ -105,32 +102,32 @@ def open_source(source: Path, plant: KnownPlant, mapping: HistorianMapping | Non
     def stream(quarantine: RawQuarantine) -> SourceStream:
         from tasks.data.historian.transitions import HistorianStream
 
-        found = HistorianStream(source, mapping, plant.spec, plant.logged, quarantine, digests)
-        return SourceStream(found.blocks(), lambda: found.account)
+        historian = HistorianStream(source, mapping, plant.spec, plant.logged, quarantine, digests)
+        return SourceStream(historian.blocks(), lambda: historian.account)
 
     return OpenSource(digest_of_tables(source, digests), files, stream)
 
 
 def add_source(writer: DatasetWriter, source: OpenSource, spec: PlantSpec, recipe: Provenance) -> IngestedSource:
-    """Add a source's rows to a dataset, or the shards that it became before.
+    """Add a source's rows to a dataset, reusing shards from an earlier ingest.
 
     Args:
-        writer: the dataset.
-        source: as `open_source` found it.
-        spec: the plant.
-        recipe: what its rows depend on besides its content.
+        writer: writer of the dataset.
+        source: source from `open_source`.
+        spec: spec of the plant.
+        recipe: from `recipe_of`.
 
     Returns:
-        What became of it.
+        Counts and files of the ingested source.
     """
     key = digest_json({**recipe.model_dump(mode="json"), "source": source.sha256})
     memo = writer.root / "sources" / f"{key}.json"
-    if (known := _recall(memo, writer.root)) is not None:
-        writer.adopt_keys(known.keys)
-        writer.adopt_shards(known.shards)
-        return known
+    if (earlier := _recall(memo, writer.root)) is not None:
+        writer.adopt_keys(earlier.keys)
+        writer.adopt_shards(earlier.shards)
+        return earlier
     quarantine = Quarantine(writer.root / "quarantine" / key, spec)
-    # Kept under its digest: a file's name says nothing of what is in it, and may change.
+    # Identified by digest, because file names change.
     checker = RowChecker(spec, quarantine, source.sha256[:16])
     raw = RawQuarantine(writer.root / "quarantine" / key / "raw")
     first = len(writer.shards)
@@ -143,7 +140,7 @@ def add_source(writer: DatasetWriter, source: OpenSource, spec: PlantSpec, recip
     writer.end_source()
     quarantine.close()
     raw.close()
-    found = IngestedSource(
+    ingested = IngestedSource(
         sha256=source.sha256,
         seen=checker.seen,
         quarantined=quarantine.count,
@@ -154,9 +151,9 @@ def add_source(writer: DatasetWriter, source: OpenSource, spec: PlantSpec, recip
         keys=tuple(writer.keys),
         shards=tuple(writer.shards[first:]),
     )
-    record = found.model_dump(mode="json")
+    record = ingested.model_dump(mode="json")
     write_json(memo, {"record": record, "digest": digest_json(record)})
-    return found
+    return ingested
 
 
 def _parts(folder: str, digests: list[str]) -> tuple[FileRecord, ...]:
@@ -164,15 +161,15 @@ def _parts(folder: str, digests: list[str]) -> tuple[FileRecord, ...]:
 
 
 def _recall(memo: Path, root: Path) -> IngestedSource | None:
-    """What a source became before, if that is still there unchanged."""
+    """Return the stored result for a source if all its files are unchanged."""
     if not memo.exists():
         return None
     try:
-        held = read_json(memo)
-        found = IngestedSource.model_validate(held["record"])
-        whole = held["digest"] == digest_json(held["record"])
+        stored = read_json(memo)
+        earlier = IngestedSource.model_validate(stored["record"])
+        intact = stored["digest"] == digest_json(stored["record"])
     except (BadInput, ValidationError, KeyError, TypeError):
-        return None  # a damaged note costs no more than reading the source again
-    files = [(root / "shards" / shard.file, shard.sha256) for shard in found.shards]
-    files += [(root / part.file, part.sha256) for part in (*found.quarantine, *found.raw_quarantine)]
-    return found if whole and all(is_stored(p) and sha256_while_unchanged(p) == d for p, d in files) else None
+        return None  # damaged: read the source again
+    files = [(root / "shards" / shard.file, shard.sha256) for shard in earlier.shards]
+    files += [(root / part.file, part.sha256) for part in (*earlier.quarantine, *earlier.raw_quarantine)]
+    return earlier if intact and all(is_stored(p) and sha256_while_unchanged(p) == d for p, d in files) else None

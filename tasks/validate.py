@@ -1,4 +1,4 @@
-"""Validate: hold a stored dataset against what training and evaluation need of it, and write Data Docs."""
+"""Validate a stored dataset for training and evaluation, and write Data Docs."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 NONE_EARLIER = DriftReference()
 MIN_EPISODES = 2
-"""Least episodes for training, and least held out: one says nothing of how results vary."""
+"""Smallest number of training and of held-out episodes; a single episode shows no variation."""
 MIN_DEVIATION = 1e-3
-"""Least deviation of an action, as a share of its range."""
+"""Smallest standard deviation of an action, as a share of the range."""
 MIN_COVERED = 0.1
-"""Share of an action's range between its 5 % and 95 % quantiles, below which a warning is due."""
+"""Share of an action's range between the 5 % and 95 % quantiles below which a warning is given."""
 MAX_VIOLATING = 0.05
 MAX_LOST = 0.01
-"""Share of what was read that may be lost without a warning."""
+"""Largest share of rows lost without a warning."""
 MAX_DOUBLED = 0.001
-"""Share of the time that may be in several episodes without a warning, for clocks jitter."""
+"""Largest share of time in several episodes without a warning; clocks jitter."""
 MAX_SHIFT = 0.5
 MAX_STABILITY_INDEX = 0.25
 
@@ -53,20 +53,20 @@ def validate(
     earlier: DriftReference = NONE_EARLIER,
     progress: Report | None = None,
 ) -> Validation:
-    """Hold a dataset against what training and evaluation need; the caller refuses it when it does not pass.
+    """Validate a dataset; the caller refuses a dataset that does not pass.
 
     Args:
-        home: takes the summary and the Data Docs, under runs/<plant>/<digest's first 12>.
-        run: names the plant and the share of episodes held out.
-        dataset: from `ingest`.
-        earlier: the dataset that drift is measured against, mostly what the champion was trained on.
-        progress: called with (done, total, unit); the unit is rows.
+        home: home; summary and Data Docs are written to runs/<plant>/<first 12 digits of the digest>.
+        run: plant and held-out share.
+        dataset: dataset from `ingest`.
+        earlier: dataset that drift is measured against, usually the champion's.
+        progress: called with (done, total, "rows").
 
     Returns:
-        Whether it passed, with one sentence for each reason against it and for each warning, which refuses nothing.
+        Verdict, reasons for refusal, and warnings.
 
     Raises:
-        Refused: when a file of the dataset is not what its digest says.
+        Refused: if a file of the dataset does not match its digest.
     """
     spec = plant_of(opened(run)).spec
     store = StoredDataset.open(dataset.store, dataset.digest)
@@ -82,20 +82,7 @@ def validate_dataset(
     earlier: DriftReference = NONE_EARLIER,
     progress: Report | None = None,
 ) -> Validation:
-    """Hold a stored dataset against what training and evaluation need.
-
-    Args:
-        home: takes the summary and the Data Docs.
-        store: the dataset.
-        spec: of its plant.
-        data: the share of episodes held out.
-        plant: how the plant is called.
-        earlier: the dataset that drift is measured against.
-        progress: called with (done, total, unit); the unit is rows.
-
-    Returns:
-        As `validate`.
-    """
+    """Validate an opened dataset; see `validate`."""
     before = earlier.dataset
     summary = summarise(store, spec, progress)
     older = None
@@ -108,12 +95,10 @@ def validate_dataset(
     compared = before.digest if before is not None else None
     depends_on = [compared, data.model_dump(mode="json", exclude={"mapping"})]
     folder = home.folder("runs", plant, f"{store.digest[:12]}-{digest_json(depends_on)[:8]}")
-    reasons = [
-        f"expected sound rows, got {n} where {why}: ingest its sources again." for why, n in summary.faults.items()
-    ]
+    reasons = [f"{n} rows are faulty, because {why}: ingest the sources again" for why, n in summary.faults.items()]
     reasons += check_episode_table(summary.episodes)
     pictures: dict[str, str] = {}
-    # What rows with faults hold may be no numbers, which a card cannot describe; the faults are told instead.
+    # Faulty rows may contain NaN, which a card cannot describe.
     if not summary.faults:
         write_card(store, spec)
         pictures = {picture.title: picture.svg for picture in pictures_of(read_card(store.root, store.digest))}
@@ -151,7 +136,7 @@ def validate_dataset(
 
 
 class Expectations:
-    """The table of one line that stands for a dataset, and what is expected of it and of the table of episodes."""
+    """Summary numbers of a dataset, and the checks on them and on the table of episodes."""
 
     def __init__(self) -> None:
         self.table: dict[str, float] = {}
@@ -166,15 +151,15 @@ class Expectations:
         high: float | None = None,
         refuses: bool = True,
     ) -> None:
-        """Put a number into the table and say where it should lie.
+        """Add a number and the range that it must be in.
 
         Args:
-            column: its name.
+            column: name of the number.
             value: the number.
-            reason: what to say when it lies elsewhere: expected, got, cure.
-            low: least value expected.
-            high: greatest value expected.
-            refuses: whether the dataset is refused then; otherwise it is a warning.
+            reason: message if the number is out of range, with value and cure.
+            low: lower limit.
+            high: upper limit.
+            refuses: whether a failure refuses the dataset; otherwise it is a warning.
         """
         self.table[column] = value
         self.checks.append(Check("dataset", column, low, high, refuses, reason))
@@ -188,173 +173,172 @@ def dataset_checks(
     held_out: int,
     sources: Sequence[SourceRecord] = (),
 ) -> tuple[dict[str, float], list[Check]]:
-    """The table of one line that stands for the dataset, and what is expected of it and of the table of episodes.
+    """Return the summary numbers of a dataset by name, and the checks on them and on the table of episodes.
 
     Args:
-        summary: of the dataset.
-        older: of the champion's dataset, for drift.
-        spec: the plant.
-        train: episodes for training.
-        held_out: episodes kept from it.
-        sources: what became of the rows that the dataset was made of.
-
-    Returns:
-        Values by column, and the checks.
+        summary: statistics of the dataset.
+        older: statistics of the champion's dataset, for drift.
+        spec: spec of the plant.
+        train: number of training episodes.
+        held_out: number of held-out episodes.
+        sources: row counts of the dataset's sources.
     """
-    found = Expectations()
-    _expect_enough(found, summary, train, held_out)
+    expectations = Expectations()
+    _expect_enough(expectations, summary, train, held_out)
     for loss in losses(sources):
         if loss.read:
-            got = f"got {loss.share:.1%}{by_reason(loss.reasons)}"
-            reason = f"expected at most {MAX_LOST:.0%} of the {loss.kind} to be lost, {got}: mend the source."
-            found.expect(f"share of {loss.kind} lost", loss.share, reason, high=MAX_LOST, refuses=False)
+            why = by_reason(loss.reasons)
+            reason = (
+                f"{loss.share:.1%} of the {loss.kind} are lost, at most {MAX_LOST:.0%} is usual{why}; repair the source"
+            )
+            expectations.expect(f"share of {loss.kind} lost", loss.share, reason, high=MAX_LOST, refuses=False)
     low, high = signal_bounds(spec)
     for (name, signal), least, most in zip(summary.signals.items(), low.tolist(), high.tolist(), strict=True):
-        found.table[f"{name}: mean"] = signal.mean
+        expectations.table[f"{name}: mean"] = signal.mean
         if name.startswith("action ") and spec.choices is None:
-            _expect_varied(found, name, signal, most - least)
+            _expect_varied(expectations, name, signal, most - least)
         elif not name.startswith("action "):
-            found.expect(
+            expectations.expect(
                 f"{name}: deviation",
                 signal.deviation if varies(signal.mean, signal.deviation) else 0.0,
-                f"expected {name} to move, got one value throughout: check its tag and its transmitter.",
+                f"{name} is constant at {signal.mean:g}: check the tag and the transmitter",
                 low=sys.float_info.min,
                 refuses=False,
             )
-        found.table[f"{name}: distinct values"] = signal.distinct
-        found.checks += _range_checks(name, signal, least, most)
+        expectations.table[f"{name}: distinct values"] = signal.distinct
+        expectations.checks += _range_checks(name, signal, least, most)
         if older is not None:
-            _expect_no_drift(found, name, summary, older)
+            _expect_no_drift(expectations, name, summary, older)
     if spec.clock is not None:
-        _expect_clock(found, spec.clock, summary)
+        _expect_clock(expectations, spec.clock, summary)
     if spec.choices is not None:
-        _expect_choices(found, {choice: summary.signals[f"action {choice}"].mean for choice in spec.choices})
-    found.checks.append(_length_check(summary))
-    return found.table, found.checks
+        _expect_choices(expectations, {choice: summary.signals[f"action {choice}"].mean for choice in spec.choices})
+    expectations.checks.append(_length_check(summary))
+    return expectations.table, expectations.checks
 
 
-def _expect_enough(found: Expectations, summary: Statistics, train: int, held_out: int) -> None:
+def _expect_enough(expectations: Expectations, summary: Statistics, train: int, held_out: int) -> None:
     for column, count in (("training episodes", train), ("held-out episodes", held_out)):
-        found.expect(
+        expectations.expect(
             column,
             count,
-            f"expected at least {MIN_EPISODES} {column}, got {count}: ingest more episodes or change data.held_out.",
+            f"at least {MIN_EPISODES} {column} are needed, got {count}: ingest more episodes or change data.held_out",
             low=MIN_EPISODES,
         )
-    found.table |= {"rows": summary.rows, "episodes": train + held_out}
+    expectations.table |= {"rows": summary.rows, "episodes": train + held_out}
     violating = float(summary.episodes["rows violating a limit"].sum()) / summary.rows
-    found.expect(
+    expectations.expect(
         "share of rows violating a limit",
         violating,
-        f"expected at most {MAX_VIOLATING:.0%} of rows to violate a limit, got {violating:.1%}: "
-        "find out whether the plant's limits or its logs are wrong.",
+        f"{violating:.1%} of rows violate a limit, at most {MAX_VIOLATING:.0%} is usual: check the plant's limits and "
+        "the units of the logs",
         high=MAX_VIOLATING,
         refuses=False,
     )
-    found.expect(
+    expectations.expect(
         "share of time in several episodes",
         summary.doubled,
-        f"expected every moment in one episode, got {summary.doubled:.1%} of the time in several: where logs overlap, "
-        "the same rows may be trained on and held out, so name a folder that holds them all as one source.",
+        f"{summary.doubled:.1%} of the time is in several episodes, so training and held-out split may share rows: "
+        "put the files in one folder and name the folder as one source",
         high=MAX_DOUBLED,
         refuses=False,
     )
 
 
-def _expect_clock(found: Expectations, clock: Clock, summary: Statistics) -> None:
-    """Expect the clock to read its end after the last steps of episodes, and after no others."""
+def _expect_clock(expectations: Expectations, clock: Clock, summary: Statistics) -> None:
+    """Check that the clock reaches its end after the last step of an episode and nowhere else."""
     ends, others = summary.over
-    found.expect(
+    expectations.expect(
         "episodes that end by the clock",
         ends,
-        f"expected episodes after which {clock.name} reads {clock.end:g}, got none: the end of the task is not "
-        "learned, so correct the clock ('ends' in a mapping or a spec's file), or log whole episodes.",
+        f"{clock.name} reaches its end {clock.end:g} in no episode, so the end of the task cannot be learned: correct "
+        "'ends' in the mapping or spec, or log whole episodes",
         low=1,
         refuses=False,
     )
-    found.expect(
+    expectations.expect(
         "steps within an episode after which the clock reads its end",
         others,
-        f"expected {clock.name} to read {clock.end:g} after an episode's last step alone, got {others:,} others: "
-        "learners take nothing to follow them, so correct the clock ('ends' in a mapping or a spec's file).",
+        f"{clock.name} reaches its end {clock.end:g} within an episode {others:,} times, and learners treat "
+        "these steps as final: correct 'ends' in the mapping or spec",
         high=0,
         refuses=False,
     )
 
 
-def _expect_varied(found: Expectations, name: str, signal: Signal, span: float) -> None:
-    """Expect an action to vary; its range is `span` wide, which may be infinite."""
+def _expect_varied(expectations: Expectations, name: str, signal: Signal, span: float) -> None:
+    """Check that an action varies; `span` is the width of the range, possibly infinite."""
     size = span if math.isfinite(span) else max(abs(signal.least), abs(signal.greatest))
     deviation = signal.deviation / size if size else 0.0
-    found.expect(
+    expectations.expect(
         f"{name}: deviation / range",
         deviation,
-        f"expected {name} to deviate by at least {MIN_DEVIATION:.1%} of its range, got {deviation:.2%}: constant "
-        "actions teach nothing of their effect, so log step tests or a small dither first.",
+        f"the deviation of {name} is {deviation:.2%} of the range, at least {MIN_DEVIATION:.1%} is needed: log step "
+        "tests or a small dither, because constant actions do not show their effect",
         low=MIN_DEVIATION,
     )
     if math.isfinite(span):
-        found.expect(
+        expectations.expect(
             f"{name}: share of range covered",
             signal.covered,
-            f"expected {name} to cover at least {MIN_COVERED:.0%} of its range, got {signal.covered:.1%}: "
-            "a policy will be kept close to what was logged.",
+            f"{name} covers {signal.covered:.1%} of the range, less than {MIN_COVERED:.0%}: the policy will stay near "
+            "these actions; log step tests for a wider range",
             low=MIN_COVERED,
             refuses=False,
         )
-    found.table[f"{name}: share at bounds"] = signal.at_bounds
+    expectations.table[f"{name}: share at bounds"] = signal.at_bounds
 
 
-def _expect_choices(found: Expectations, shares: Mapping[str, float]) -> None:
-    """Expect a discrete action to vary, from the share of rows that take each choice."""
+def _expect_choices(expectations: Expectations, shares: Mapping[str, float]) -> None:
+    """Check that a discrete action varies; `shares` is the share of rows per choice."""
     commonest = max(shares, key=lambda choice: shares[choice])
-    found.expect(
+    expectations.expect(
         "share of the commonest choice",
         shares[commonest],
-        f"expected other choices than '{commonest}' in at least {MIN_DEVIATION:.1%} of the rows, got "
-        f"{1 - shares[commonest]:.2%}: a constant action teaches nothing of its effect, so log other choices first.",
+        f"{1 - shares[commonest]:.2%} of the rows have a choice other than '{commonest}', at least {MIN_DEVIATION:.1%} "
+        "is needed: log other choices, because a constant action does not show its effect",
         high=1.0 - MIN_DEVIATION,
     )
     for choice, share in shares.items():
-        found.expect(
+        expectations.expect(
             f"choice {choice}: share",
             share,
-            f"expected choice '{choice}' in some rows, got none: nothing can be learned of it.",
+            f"choice '{choice}' is in none of the rows: log it, or remove it from the spec",
             low=1e-12,
             refuses=False,
         )
 
 
 def _range_checks(name: str, signal: Signal, low: float, high: float) -> list[Check]:
-    """What is expected of a signal in every episode, whose bounds may be infinite."""
+    """Return the checks of a signal's range in every episode; infinite bounds are not checked."""
     least, greatest = widened(low, high)
-    cure = "correct its unit or its bounds in the mapping."
+    cure = "correct the unit or the bounds in the mapping"
     checks = []
     if math.isfinite(low):
-        reason = f"expected {name} within {low:g}..{high:g}, got {signal.least:g}: {cure}"
+        reason = f"{name} must be within {low:g}..{high:g}, got {signal.least:g}: {cure}"
         checks.append(Check("episodes", f"{name} min", least, None, True, reason))
     if math.isfinite(high):
-        reason = f"expected {name} within {low:g}..{high:g}, got {signal.greatest:g}: {cure}"
+        reason = f"{name} must be within {low:g}..{high:g}, got {signal.greatest:g}: {cure}"
         checks.append(Check("episodes", f"{name} max", None, greatest, True, reason))
     return checks
 
 
-def _expect_no_drift(found: Expectations, name: str, summary: Statistics, older: Statistics) -> None:
+def _expect_no_drift(expectations: Expectations, name: str, summary: Statistics, older: Statistics) -> None:
     shift = mean_shift(summary, older, name)
-    found.expect(
+    expectations.expect(
         f"{name}: shift from champion's data",
         shift,
-        f"expected the mean of {name} within {MAX_SHIFT:g} deviations of the champion's data, got {shift:.2f}: "
-        "find out what changed in the plant.",
+        f"the mean of {name} is {shift:.2f} standard deviations from the champion's data, at most {MAX_SHIFT:g} is "
+        "usual: find out what changed in the plant",
         high=MAX_SHIFT,
         refuses=False,
     )
     index = stability_index(summary.sample[name], older.sample[name])
-    found.expect(
+    expectations.expect(
         f"{name}: stability index",
         index,
-        f"expected {name} distributed as in the champion's data (stability index at most "
-        f"{MAX_STABILITY_INDEX:g}), got {index:.2f}: find out what changed in the plant.",
+        f"the distribution of {name} differs from the champion's data, stability index {index:.2f}, at most "
+        f"{MAX_STABILITY_INDEX:g} is usual: find out what changed in the plant",
         high=MAX_STABILITY_INDEX,
         refuses=False,
     )
@@ -362,5 +346,5 @@ def _expect_no_drift(found: Expectations, name: str, summary: Statistics, older:
 
 def _length_check(summary: Statistics) -> Check:
     short = float(np.median(summary.episodes["length"]))
-    reason = f"expected episodes of two or more steps, got a median of {short:g}: check sampling period and gaps."
+    reason = f"the median episode has {short:g} steps, at least 2 are needed: check the sampling period and gaps"
     return Check("episodes", "length", 2.0, None, True, reason, of="median")

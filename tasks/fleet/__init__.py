@@ -1,1 +1,1 @@
-"""A fleet: how each site stands, how sites compare, and the page that shows it."""
+"""Fleets: state of each site, comparison of sites, fleet report, and shared policy."""

@@ -1,8 +1,8 @@
-"""Sites beside each other: their ranks, and those that stand out, by median and median absolute deviation.
+"""Comparison of a fleet's sites: ranks, and outliers by median and median absolute deviation (MAD).
 
-Iglewicz and Hoaglin, How to Detect and Handle Outliers (1993): the modified z-value of x_i is
-0.6745 (x_i - median) / MAD, and above 3.5 in size it is an outlier; where more than half of the values are the same, so
-that the MAD is zero, the mean absolute deviation takes its place, (x_i - median) / (1.253314 MeanAD).
+Iglewicz and Hoaglin, How to Detect and Handle Outliers (1993): the modified z-score of x_i is
+0.6745 (x_i - median) / MAD; above 3.5 in magnitude, x_i is an outlier. If the MAD is zero because most values are
+equal, the mean absolute deviation replaces it: (x_i - median) / (1.253314 MeanAD).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy.typing as npt
 from tasks.fleet.records import Compared, Ranked, Standing
 
 CUT = 3.5
-"""Size of a robust z-value above which a site stands out."""
+"""Magnitude of the robust z-score above which a site is an outlier."""
 LEAST = 5
-"""Sites that are compared at least: the median of fewer says little of what is usual."""
+"""Smallest number of sites with z-scores, because the median of fewer sites is unreliable."""
 
 
 class Measure(NamedTuple):
-    """Something by which sites are compared."""
+    """A quantity by which sites are compared."""
 
     name: str
     title: str
@@ -35,17 +35,16 @@ MEASURES = (
     Measure(
         "gain",
         "gain",
-        "return per episode of the last trained candidate over the site's own controller, on its simulator; of a "
-        "process over the logged controller",
+        "return per episode of the last trained candidate minus that of the site's tuned controller, on the simulator; "
+        "for a log-only plant, minus that of the logged controller",
     ),
     Measure(
         "simulator",
         "simulator error",
-        "prediction error of the site's simulator on its held-out logs, of its worst signal, as a share of what is "
-        "allowed",
+        "prediction error of the site's simulator on held-out logs, for the worst signal, as a share of the limit",
         percent=True,
     ),
-    Measure("fallback", "by fallback", "share of steps on the simulator that the fallback decided", percent=True),
+    Measure("fallback", "by fallback", "share of steps on the simulator that the fallback controlled", percent=True),
     Measure("handovers", "hand-overs", "hand-overs from policy to fallback per episode of the certificate's test"),
     Measure("lost", "rows lost", "share of the site's rows that are in quarantine", percent=True),
 )
@@ -53,32 +52,28 @@ RANKED_BY = "gain"
 
 
 def robust_z(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Modified z-values of a sample.
+    """Return the modified z-scores of a sample.
 
     Args:
-        values: (N,), finite.
+        values: finite values, (N,).
 
     Returns:
-        (N,); all zero where all values are equal.
+        z-scores, (N,); all zero if all values are equal.
 
     Example:
         >>> robust_z(np.array([1.0, 2.0, 3.0, 4.0, 100.0])).round(4).tolist()
         [-1.349, -0.6745, 0.0, 0.6745, 65.4265]
     """
-    away = values - np.median(values)
-    spread = np.median(np.abs(away)) / 0.6745
+    deviation = values - np.median(values)
+    spread = np.median(np.abs(deviation)) / 0.6745
     if spread == 0:
-        spread = 1.253314 * np.mean(np.abs(away))
-    return away / spread if spread > 0 else np.zeros_like(away)
+        spread = 1.253314 * np.mean(np.abs(deviation))
+    return deviation / spread if spread > 0 else np.zeros_like(deviation)
 
 
 def ranked(standings: Sequence[Standing]) -> tuple[Ranked, ...]:
-    """Sites with their ranks and z-values, the best first; those of different plants are not compared.
-
-    Args:
-        standings: of a fleet's sites.
-    """
-    found: list[Ranked] = []
+    """Rank the sites of a fleet, best first within each plant; sites of different plants are not compared."""
+    result: list[Ranked] = []
     for kind in dict.fromkeys(standing.kind for standing in standings):
         sites = [standing for standing in standings if standing.kind == kind]
         compared = {measure.name: _compared(sites, measure.name) for measure in MEASURES}
@@ -89,14 +84,14 @@ def ranked(standings: Sequence[Standing]) -> tuple[Ranked, ...]:
         rank = {site.site: place for place, site in enumerate(best, 1)}
         for site in [*best, *(site for site in sites if site.site not in rank)]:
             own = {name: values[site.site] for name, values in compared.items() if site.site in values}
-            found.append(Ranked(standing=site, rank=rank.get(site.site), compared=own))
-    return tuple(found)
+            result.append(Ranked(standing=site, rank=rank.get(site.site), compared=own))
+    return tuple(result)
 
 
 def outliers(sites: Iterable[Ranked]) -> tuple[str, ...]:
-    """What stands out, in a sentence each, the farthest first."""
+    """Describe the outliers, one line each, largest z-score first."""
     titles: Mapping[str, Measure] = {measure.name: measure for measure in MEASURES}
-    out = [
+    rows = [
         (abs(each.z or 0.0), site.standing.site, titles[name], each)
         for site in sites
         for name, each in site.compared.items()
@@ -104,22 +99,22 @@ def outliers(sites: Iterable[Ranked]) -> tuple[str, ...]:
     ]
     return tuple(
         f"{site}: {measure.title} {shown(measure, each.value)}, robust z {each.z:+.1f}".replace("z -", "z −")
-        for _, site, measure, each in sorted(out, key=lambda row: (-row[0], row[1]))
+        for _, site, measure, each in sorted(rows, key=lambda row: (-row[0], row[1]))
     )
 
 
 def shown(measure: Measure, value: float) -> str:
-    """A value for people."""
+    """Format a value of a measure."""
     return (f"{100 * value:.3g} %" if measure.percent else f"{value:.4g}").replace("-", "−")
 
 
 def _compared(sites: Sequence[Standing], name: str) -> dict[str, Compared]:
-    """By site, those that have a finite value."""
+    """Compare the sites that have a finite value; key by site."""
     values = {site.site: site.measures[name] for site in sites if math.isfinite(site.measures.get(name, math.nan))}
     if len(values) < LEAST:
         return {site: Compared(value=value, z=None, outlier=False) for site, value in values.items()}
     z = robust_z(np.array(list(values.values())))
     return {
-        site: Compared(value=value, z=float(far), outlier=bool(abs(far) > CUT))
-        for (site, value), far in zip(values.items(), z, strict=True)
+        site: Compared(value=value, z=float(score), outlier=bool(abs(score) > CUT))
+        for (site, value), score in zip(values.items(), z, strict=True)
     }

@@ -1,4 +1,4 @@
-"""What is known of a fleet: how each site stands, what a retraining of it came to, and how the sites compare."""
+"""Typed records of a fleet: state, retraining result and comparison of sites."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pydantic import Field
 from tasks.references import ChampionInForce, Outcome, Reference, ShadowInForce, Verdict
 
 State = Literal["decided", "refused", "crashed", "new"]
-"""What a site's last retraining came to: a decision, a refusal before any, neither; or it had none yet."""
+"""Result of a site's last retraining; `new` if it has never been retrained."""
 
 
-class SiteEnded(Reference):
-    """What a site's retraining came to, in a run of the fleet."""
+class SiteResult(Reference):
+    """Result of one site's retraining in a fleet run: an outcome, a refusal or a crash."""
 
     site: str
     plant: str
-    """The site's name as a plant."""
+    """Name of the site in ledger and registry."""
     outcome: Outcome | None = None
     refused: str = ""
-    """Why there is no outcome: what the run was refused for."""
+    """Reason for a refusal; empty otherwise."""
     crashed: str = ""
-    """Why there is neither: what went wrong, which no rule foresees."""
+    """Unexpected error; empty otherwise."""
 
     @property
     def found(self) -> str:
@@ -34,65 +34,65 @@ class SiteEnded(Reference):
 
 
 class Standing(Reference):
-    """How a site stands, by the ledger."""
+    """State of a site according to the ledger."""
 
     site: str
     plant: str
-    """The site's name as a plant: of its lineage, its registered model and its folders of the home."""
+    """Name of the site in ledger, registry and home."""
     kind: str
-    """The plant that it is one of."""
+    """Plant that the site is an instance of."""
     state: State
     since: str = ""
-    """When the last retraining was decided on or refused."""
+    """Time of the last decision or refusal."""
     verdict: Verdict | None = None
     headline: str = ""
-    """What the last decision, or refusal, said."""
+    """Headline of the last decision or refusal."""
     failed: tuple[str, ...] = ()
-    """Gates that the last candidate did not pass."""
+    """Gates that the last candidate failed."""
     champion: ChampionInForce | None = None
     shadow: ShadowInForce | None = None
     own: bool = False
-    """Whether the champion is the plant's own controller."""
+    """Whether the champion is the tuned controller."""
     waiting: tuple[str, ...] = ()
-    """Versions that wait for approval."""
+    """Versions that await approval."""
     approvers: str = ""
-    """Who decides there."""
+    """Approvers that the safety policy requires."""
     certificate: str = ""
-    """What the champion's certificate claims."""
+    """Claim of the champion's certificate."""
     report: Path | None = None
     links: dict[str, str] = Field(default_factory=dict)
     measures: dict[str, float] = Field(default_factory=dict)
-    """What sites are compared by, as far as the last decision has it; see `compare.MEASURES`."""
+    """Values of `compare.MEASURES` from the last decision."""
 
 
 class Compared(Reference):
-    """A measure of one site beside those of the other sites of its plant."""
+    """One measure of a site compared with the other sites of the plant."""
 
     value: float
     z: float | None
-    """Robust z-value; None where too few sites have one."""
+    """Robust z-score; None if too few sites have a value."""
     outlier: bool
 
 
 class Ranked(Reference):
-    """A site with its rank and what stands out."""
+    """A site with rank and compared measures."""
 
     standing: Standing
     rank: int | None
-    """Among the sites of its plant, 1 the best; None where nothing ranks it."""
+    """Rank among the sites of the plant, 1 is best; None if the gain is unknown."""
     compared: dict[str, Compared]
-    """By measure."""
+    """Key: name of the measure."""
 
 
 class FleetOutcome(Reference):
-    """What a retraining of a fleet came to."""
+    """Result of a fleet retraining."""
 
     fleet: str
     run: str
-    """The flow run's id in Prefect."""
+    """Id of the Prefect flow run."""
     headline: str
-    sites: tuple[SiteEnded, ...]
+    sites: tuple[SiteResult, ...]
     outliers: tuple[str, ...]
-    """What stands out, a sentence each."""
+    """One line for each outlier."""
     page: Path
-    """The report that compares the sites."""
+    """Fleet report."""

@@ -1,4 +1,4 @@
-"""The report that compares a fleet's sites, as one HTML file that opens offline and links to each site's own."""
+"""Fleet report: one HTML file that works offline, compares the sites and links to the report of each."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tasks.fleet.records import Ranked, Standing
 from tasks.report import TONES, environment
 
 FOLDER = ("reports", "fleets")
-"""Where a home keeps these reports."""
+"""Folder of fleet reports in the home."""
 Tone = Literal["good", "bad", "wait", "none"]
 
 
 class Page(NamedTuple):
-    """A report that was written, and what it says first."""
+    """A written fleet report with headline and outliers."""
 
     path: Path
     headline: str
@@ -33,17 +33,17 @@ class Page(NamedTuple):
 def write_page(
     home: Home, fleet: str, standings: Sequence[Standing], now: datetime, links: Mapping[str, str] | None = None
 ) -> Page:
-    """Write the report; the same fleet again is written over.
+    """Write the report of a fleet, replacing an earlier one.
 
     Args:
-        home: keeps it in `reports/fleets/`.
-        fleet: the fleet's name.
-        standings: of all its sites.
-        now: when it is written, in UTC.
-        links: further pages, by title.
+        home: home; the report is written to `reports/fleets/`.
+        fleet: name of the fleet.
+        standings: states of all sites.
+        now: current time, UTC.
+        links: addresses of further pages, by title.
     """
     sites = ranked(standings)
-    head, odd, counts = headline(standings), outliers(sites), _counts(standings)
+    head, outlier_lines, counts = headline(standings), outliers(sites), _counts(standings)
     folder = home.folder(*FOLDER)
     loader = environment()
     loader.filters |= {
@@ -52,7 +52,7 @@ def write_page(
         "in_force": in_force,
         "measured": lambda value, measure: shown(measure, value),
         "zed": lambda z: f"{z:+.1f}".replace("-", "−"),
-        "beside": partial(_beside, folder),
+        "relative": partial(_relative, folder),
     }
     ledger = Ledger.open(home, write=False) if Ledger.exists(home) else None
     at = ledger.head() if ledger else None
@@ -64,7 +64,7 @@ def write_page(
         sites=sites,
         groups=_groups(sites),
         counts=counts,
-        attention=(*_refusals(standings), *(f"{line}, stands out" for line in odd)),
+        attention=(*_refusals(standings), *(f"{line}, outlier" for line in outlier_lines)),
         measures=MEASURES,
         ranked_by=next(measure.title for measure in MEASURES if measure.name == RANKED_BY),
         least=LEAST,
@@ -73,48 +73,44 @@ def write_page(
         entries=at.size if at else 0,
         root=at.root if at else "–",
     )
-    return Page(write_atomic(folder / f"{fleet}.html", text.encode()), head, odd)
+    return Page(write_atomic(folder / f"{fleet}.html", text.encode()), head, outlier_lines)
 
 
 def headline(standings: Sequence[Standing]) -> str:
-    """How a fleet stands, in a sentence.
-
-    Args:
-        standings: of all its sites.
-    """
-    states, said = _counts(standings), []
-    for name, words in (("trained", "a trained champion"), ("own", "their own controller, certified")):
-        said += [f"{states[name]} with {words}"] if states[name] else []
-    said += [f"{states['shadow']} with a policy in shadow"] if states["shadow"] else []
-    waits = f"; {states['waiting']} wait for a person" if states["waiting"] else ""
+    """Summarise the state of a fleet in one sentence."""
+    states, parts = _counts(standings), []
+    for name, words in (("trained", "a trained champion"), ("own", "a certified tuned controller")):
+        parts += [f"{states[name]} with {words}"] if states[name] else []
+    parts += [f"{states['shadow']} with a policy in shadow"] if states["shadow"] else []
+    waits = f"; {states['waiting']} await approval" if states["waiting"] else ""
     refused = f"; {states['refused']} refused" if states["refused"] else ""
     new = f"; {states['new']} not retrained yet" if states["new"] else ""
     decided = f"{states['decided']} of {len(standings)} sites decided"
-    return f"{decided}: {', '.join(said) or 'none in force'}{waits}{refused}{new}."
+    return f"{decided}: {', '.join(parts) or 'none in force'}{waits}{refused}{new}."
 
 
 def tone(standing: Standing) -> Tone:
-    """The colour of a site's last retraining."""
+    """Return the colour for a site's last retraining."""
     if standing.state != "decided" or standing.verdict is None:
         return {"refused": "bad", "crashed": "bad"}.get(standing.state, "none")  # type: ignore[return-value]
     return TONES.get(standing.verdict, "wait")
 
 
 def verdict(standing: Standing) -> str:
-    """What a site's last retraining came to, in few words."""
+    """Describe the result of a site's last retraining in a few words."""
     if standing.state != "decided" or standing.verdict is None:
         return {"new": "none yet"}.get(standing.state, standing.state)
     return {"refused": "candidate refused"}.get(standing.verdict, standing.verdict.replace("_", ", "))
 
 
 def in_force(standing: Standing) -> str:
-    """Who runs a site now."""
+    """Describe the version in force at a site."""
     if standing.champion is not None:
-        own = ", its own controller" if standing.own else ""
-        found = f"version {standing.champion.version}{own}"
+        own = ", tuned controller" if standing.own else ""
+        text = f"version {standing.champion.version}{own}"
     else:
-        found = f"version {standing.shadow.version} in shadow" if standing.shadow else "no champion"
-    return found + (f"; {', '.join(standing.waiting)} waits" if standing.waiting else "")
+        text = f"version {standing.shadow.version} in shadow" if standing.shadow else "no champion"
+    return text + (f"; {', '.join(standing.waiting)} awaits approval" if standing.waiting else "")
 
 
 def _counts(standings: Sequence[Standing]) -> dict[str, int]:
@@ -143,6 +139,6 @@ def _refusals(standings: Sequence[Standing]) -> list[str]:
     ]
 
 
-def _beside(folder: Path, page: Path) -> str:
-    """A file of the home as this page links to it, so that the home may move."""
+def _relative(folder: Path, page: Path) -> str:
+    """Return a relative link, so that the home can be moved."""
     return Path(os.path.relpath(page, folder)).as_posix()

@@ -1,8 +1,8 @@
-"""A policy that a fleet's sites share: trained on the episodes of all, each scaled by its own site's normaliser.
+"""Shared policy of a fleet, trained on the training episodes of all sites.
 
-So what is shared is a policy of standardised signals, and a site's normaliser is what conditions it on the site. A site
-begins a learner of its own with these weights and goes on with its own rows; evaluation on the site's held-out episodes
-chooses between that member and the site's others, and the site's gates and certificate decide on it as on any.
+Each site's rows are scaled by the site's normaliser, so the shared policy maps standardised signals to standardised
+actions. Each site fine-tunes a further learner that starts from the shared weights. That member competes with the
+site's other members and passes the same gates.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tasks.training.population import TrainingRun, train_members, training_run
 from tasks.training.start import FOLDER, save_start, start_file
 
 CURRENT = "current.json"
-"""Of a fleet's folder of weights: the digest of those that its sites begin with now."""
+"""File in a fleet's folder of weights that names the current shared weights by digest."""
 
 
 def pooled_start(
@@ -39,72 +39,73 @@ def pooled_start(
     datasets: Mapping[str, Dataset],
     progress: Report | None = None,
 ) -> str:
-    """Train the shared learner on the training episodes of all sites, and keep its weights for theirs to begin with.
+    """Train the shared learner on the training episodes of all sites and store the weights.
 
-    A training on the same datasets with the same settings is found again; one that was killed goes on. One at a time of
-    a fleet: two would write into one folder of checkpoints, and the second finds what the first one made.
+    A finished training with the same datasets and settings is reused, and an interrupted one is resumed. A lock per
+    fleet prevents two processes from writing to the same checkpoints.
 
     Args:
-        home: keeps checkpoints and weights.
-        fleet: its name.
-        runs: of the sites, by their names, opened; their `shared` says what is trained.
-        datasets: of the same sites.
-        progress: told of gradient steps made.
+        home: home with checkpoints and weights.
+        fleet: name of the fleet.
+        runs: opened run of each site; `shared` configures the learner.
+        datasets: dataset of each site.
+        progress: callback with the number of gradient steps.
 
     Returns:
-        The digest of the weights.
+        Digest of the weights.
 
     Raises:
-        Refused: when its training diverged, or the sites' signals differ.
+        Refused: if the training diverges or the sites' signals differ.
     """
     trainings = [training_run(home, shared_run(runs[site]), datasets[site]) for site in sorted(datasets)]
     pooled = _pooled(trainings)
-    told = home.folder(FOLDER, fleet) / f"{pooled.key}.json"
+    record = home.folder(FOLDER, fleet) / f"{pooled.key}.json"
 
-    def held() -> None:
-        print(f"  share: waits for another training of what fleet {fleet} shares", file=sys.stderr, flush=True)
+    def report_wait() -> None:
+        print(
+            f"  share: waiting for another training of the shared policy of fleet {fleet}", file=sys.stderr, flush=True
+        )
 
-    with exclusive(home.folder("locks") / f"fleet-{fleet}.lock", held):
-        known = str(read_json(told)["start"]) if told.is_file() else ""
-        if not (known and start_file(home, known).is_file() and file_sha256(start_file(home, known)) == known):
+    with exclusive(home.folder("locks") / f"fleet-{fleet}.lock", report_wait):
+        digest = str(read_json(record)["start"]) if record.is_file() else ""
+        if not (digest and start_file(home, digest).is_file() and file_sha256(start_file(home, digest)) == digest):
             with pooled.data.open(None) as rows:
-                known = save_start(home, train_members(pooled, rows, progress=progress)[0].population)
-            write_json(told, {"start": known, "datasets": [datasets[site].digest for site in sorted(datasets)]})
-        write_json(home.folder(FOLDER, fleet) / CURRENT, {"start": known})
-    return known
+                digest = save_start(home, train_members(pooled, rows, progress=progress)[0].population)
+            write_json(record, {"start": digest, "datasets": [datasets[site].digest for site in sorted(datasets)]})
+        write_json(home.folder(FOLDER, fleet) / CURRENT, {"start": digest})
+    return digest
 
 
 def current_start(home: Home, fleet: str) -> str:
-    """The digest of the weights that sites of a fleet begin with now.
+    """Return the digest of the current shared weights of a fleet.
 
     Raises:
-        Refused: when the fleet was never retrained as a whole.
+        Refused: if the fleet was never retrained as a whole.
     """
     path = home.root / FOLDER / fleet / CURRENT
     if not path.is_file():
         raise Refused(
-            f"expected a shared policy of fleet {fleet}, got none: retrain the fleet with 'neorl fleet retrain' first."
+            f"fleet {fleet} has no shared policy, no {path}: retrain the fleet with 'neorl fleet retrain' first"
         )
     return str(read_json(path)["start"])
 
 
 def shared_run(run: OpenedRun) -> OpenedRun:
-    """A site's run with the shared learner alone.
-
-    Raises:
-        ValueError: when nothing is shared.
-    """
+    """Return a site's run with the shared learner only."""
     if run.shared is None:
-        raise ValueError("expected a run of a fleet that shares a policy, got none")
+        raise ValueError(f"the run of plant {run.plant} has no shared policy: add 'shared' to the fleet's file")
     alone = {**dict(run.shared.pooled()), "beside": [], "ships": "last", "source": None}
     return run.model_copy(update={"train": run.train.model_copy(update=alone)})
 
 
 def _pooled(trainings: list[TrainingRun]) -> TrainingRun:
-    """One training over the rows of several, each scaled as its own."""
+    """Combine the trainings of several sites; each site's rows keep their scaling."""
     first, datas = trainings[0], [training.data for training in trainings]
-    if any(training.data.streamed for training in trainings):
-        raise Refused("expected sites whose rows fit into memory, got one that is streamed: raise train.memory_mb.")
+    if streamed := sum(data.streamed for data in datas):
+        raise Refused(
+            f"a shared policy needs all rows in memory, but the rows of {streamed} of {len(datas)} sites do not fit: "
+            "raise train.memory_mb"
+        )
     spec = first.run.plant
 
     @contextmanager
@@ -113,7 +114,10 @@ def _pooled(trainings: list[TrainingRun]) -> TrainingRun:
             parts = [stack.enter_context(data.open(None)).at(0) for data in datas]
             shapes = {tuple(jnp.shape(leaf)[1:] for leaf in jax.tree.leaves(part)) for part in parts}
             if len(shapes) > 1:
-                raise Refused(f"expected sites of one plant to share a policy, got other signals than those of {spec}.")
+                raise Refused(
+                    f"sites that share a policy must have the signals of {spec}, got rows of {len(shapes)} different "
+                    "shapes: remove 'shared' from the fleet's file, or give all sites the same signals"
+                )
             yield resident(jax.tree.map(lambda *x: jnp.asarray(np.concatenate(x)), *parts))
 
     scaling = first.data.scaling._replace(limit=max(data.scaling.limit for data in datas))
@@ -127,14 +131,10 @@ def _pooled(trainings: list[TrainingRun]) -> TrainingRun:
 
 
 def with_shared(home: Home, run: OpenedRun) -> OpenedRun:
-    """A site's run with a learner beside its own that begins with the shared weights; itself where nothing is shared.
-
-    Args:
-        home: keeps the weights.
-        run: opened.
+    """Add a learner that starts from the shared weights to a site's run; return the run unchanged if nothing is shared.
 
     Raises:
-        Refused: when there are no such weights yet.
+        Refused: if there are no shared weights yet.
     """
     if run.shared is None:
         return run

@@ -1,4 +1,4 @@
-"""How each site of a fleet stands, read from the verified ledger."""
+"""State of each site of a fleet, from the verified ledger."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tasks.versions.verdicts import simulator_excess
 
 
 def standings(path: Path, entries: Sequence[Entry]) -> tuple[Standing, ...]:
-    """How every site stands, in the order of the fleet's file.
+    """Return the state of every site, in the order of the fleet's file.
 
     Args:
-        path: the fleet's file.
-        entries: the ledger's, verified; none where there is no ledger yet.
+        path: fleet file.
+        entries: verified ledger entries; empty if there is no ledger yet.
 
     Raises:
-        BadInput: when the file cannot be used.
+        BadInput: if the file is invalid.
     """
     fleet = load_fleet(path)
     return tuple(_standing(path, fleet, site, entries) for site in fleet.sites)
@@ -45,7 +45,7 @@ def _standing(path: Path, fleet: Fleet, site: str, entries: Sequence[Entry]) -> 
     last = max((entry for entry in (decision, refusal) if entry), key=lambda entry: entry.sequence, default=None)
     outcome = decision.read(DecisionRecord).outcome if decision else None
     record = _candidate(own, outcome)
-    now, watched, policy = champion(entries, plant), shadows.shadow(entries, plant), policy_of(entries, plant)
+    now, current_shadow, policy = champion(entries, plant), shadows.shadow(entries, plant), policy_of(entries, plant)
     in_force = None if now is None else champion_in_force(now, entries)
     refused = last is refusal
     return Standing(
@@ -58,10 +58,12 @@ def _standing(path: Path, fleet: Fleet, site: str, entries: Sequence[Entry]) -> 
         headline=refusal.read(RefusalBody).reason if refused and refusal else outcome.headline if outcome else "",
         failed=tuple(gate.name for gate in outcome.gates if gate.passed is False) if outcome else (),
         champion=in_force,
-        shadow=shadow_in_force(watched, entries) if watched and watched.runs(datetime.now(UTC)) else None,
+        shadow=shadow_in_force(current_shadow, entries)
+        if current_shadow and current_shadow.runs(datetime.now(UTC))
+        else None,
         own=now is not None and _role(own, now) == "fallback",
         waiting=tuple(record_of(entry).version for entry in waiting(entries, plant)),
-        approvers="" if policy is None else _who(policy.approvers.count, policy.approvers.roles),
+        approvers="" if policy is None else _approvers(policy.approvers.count, policy.approvers.roles),
         certificate=(in_force.claim or "") if in_force else "",
         report=Path(outcome.links["report"]) if outcome and "report" in outcome.links else None,
         links={name: url for name, url in outcome.links.items() if name != "report"} if outcome else {},
@@ -70,7 +72,7 @@ def _standing(path: Path, fleet: Fleet, site: str, entries: Sequence[Entry]) -> 
 
 
 def _kind(path: Path, site: str) -> str:
-    """The plant that a site is one of; what its file names where that cannot be opened."""
+    """Return the plant of a site; if it cannot be opened, the name in the file."""
     from configs.load import load_run
     from tasks.models.plants.opening import kind_of, open_run
 
@@ -81,14 +83,14 @@ def _kind(path: Path, site: str) -> str:
         return load_run(reference).plant
 
 
-def _who(count: int, roles: Sequence[str]) -> str:
+def _approvers(count: int, roles: Sequence[str]) -> str:
     if not count:
         return "the rule"
     return f"{count} person{'s' if count > 1 else ''}" + (f", as {', '.join(roles)}" if roles else "")
 
 
 def _candidate(own: Sequence[Entry], outcome: Outcome | None) -> CandidateRecord | None:
-    """The trained candidate that an outcome judged."""
+    """Return the trained candidate that an outcome judged."""
     if outcome is None:
         return None
     records = (record_of(entry) for entry in reversed(own) if entry.kind == "candidate")
@@ -96,12 +98,12 @@ def _candidate(own: Sequence[Entry], outcome: Outcome | None) -> CandidateRecord
 
 
 def _role(own: Sequence[Entry], promotion: Entry) -> str:
-    found = next((entry for entry in own if entry.digest == promotion.body.get("candidate")), None)
-    return record_of(found).role if found else ""
+    candidate = next((entry for entry in own if entry.digest == promotion.body.get("candidate")), None)
+    return record_of(candidate).role if candidate else ""
 
 
 def _measures(outcome: Outcome | None, record: CandidateRecord | None) -> Iterator[tuple[str, float]]:
-    """What a decision has of `compare.MEASURES`."""
+    """Yield the values of `compare.MEASURES` that a decision contains."""
     if outcome is None:
         return
     gain = outcome.difference or outcome.ope_difference

@@ -58,7 +58,7 @@ def made(folder: Path, table: pl.DataFrame, allowed: float = 0.05, text: str = M
     return ingest(Home(folder / "home"), run, [folder / "log.parquet"]), run
 
 
-def test_steps_beyond_a_limit_are_kept_marked_and_counted_alike_everywhere(tmp_path: Path) -> None:
+def test_steps_beyond_a_limit_are_kept_and_counted(tmp_path: Path) -> None:
     dataset, run = made(tmp_path, frame())
     held = StoredDataset.open(dataset.store, dataset.digest)
     assert (dataset.rows, dataset.quarantined, dataset.quarantine) == (STEPS, 0, None)
@@ -73,15 +73,15 @@ def test_steps_beyond_a_limit_are_kept_marked_and_counted_alike_everywhere(tmp_p
     assert (account.beyond_limits, account.trips, account.outside_limits) == (beyond, 0, 0)
     assert account.alarms == {"temperature": (frame()["T"].to_numpy()[1:] > 60).sum()}
     assert read_card(dataset.store, dataset.digest).limits["temperature"].violated_rows == beyond
-    said = "730 steps end beyond a limit (73.0%)"
-    assert said in dataset.accounted
-    assert said in dataset.card.read_text()
+    line = "730 steps end beyond a limit (73.0%)"
+    assert line in dataset.accounted
+    assert line in dataset.card.read_text()
     result = validate(Home(tmp_path / "home"), run, dataset)
-    assert any("at most 5% of rows to violate a limit, got 73.0%" in warning for warning in result.warnings)
-    assert said in result.data_docs.read_text()
+    assert any("73.0% of rows violate a limit" in warning for warning in result.warnings)
+    assert line in result.data_docs.read_text()
 
 
-def test_only_where_the_mapping_says_so_does_a_trip_end_an_episode_and_leave_out_what_follows(tmp_path: Path) -> None:
+def test_trip_ends_episode_only_if_mapping_says_so(tmp_path: Path) -> None:
     text = MAPPING.replace("max_gap_seconds: 120", "max_gap_seconds: 120, end_at_trip: true")
     dataset, _ = made(tmp_path, frame(), text=text)
     (account,) = dataset.accounts
@@ -91,9 +91,9 @@ def test_only_where_the_mapping_says_so_does_a_trip_end_an_episode_and_leave_out
     assert any("outside the limits after a trip (730)" in line for line in dataset.accounted)
 
 
-def test_raw_rows_and_steps_that_are_lost_add_up_and_are_held_to_the_threshold(tmp_path: Path) -> None:
+def test_lost_rows_and_steps_add_up_and_obey_the_threshold(tmp_path: Path) -> None:
     k = np.arange(STEPS + 1)
-    # A transmitter that fails in 5 % of all rows, of which a step knows nothing for a while.
+    # A transmitter fails in 5 % of all rows.
     broken = frame().with_columns(P=pl.Series(np.where(k % 200 < 10, np.nan, frame()["P"].to_numpy())))
     with pytest.raises(
         Refused,
@@ -113,24 +113,24 @@ def test_raw_rows_and_steps_that_are_lost_add_up_and_are_held_to_the_threshold(t
     lost = account.gap + account.not_running + account.outside_limits + dataset.quarantined
     assert dataset.rows + lost == account.steps
     assert f"{account.steps:,} control steps: {dataset.rows:,} used, {lost:,} lost" in dataset.accounted[1]
-    # What is named exists: raw rows alone make a quarantine too.
+    # The named quarantine exists even for raw rows alone.
     assert dataset.quarantine is not None
     assert dataset.quarantine.is_dir()
     result = validate(Home(tmp_path / "home"), run, dataset)
-    assert any("at most 1% of the raw rows to be lost" in warning for warning in result.warnings)
+    assert any("of the raw rows are lost, at most 1% is usual" in warning for warning in result.warnings)
     assert dataset.accounted[0] in result.data_docs.read_text()
 
 
-def test_rows_that_come_twice_are_counted_and_are_no_loss(tmp_path: Path) -> None:
-    # As many as are sorted: fewer rows behind all others would have come too late.
+def test_repeated_rows_are_counted_but_not_lost(tmp_path: Path) -> None:
+    # Enough late rows to be sorted; fewer would count as late.
     table = pl.concat([frame(), frame()[-STEPS // 5 :]])
     dataset, run = made(tmp_path, table, allowed=0.0)
     assert dataset.accounts[0].raw.reasons == {"repeats an earlier row": 600}
     found = validate(Home(tmp_path / "home"), run, dataset)
-    assert not any("to be lost" in said for said in found.warnings)
+    assert not any("are lost" in warning for warning in found.warnings)
 
 
-def test_logs_that_overlap_are_told_of_where_each_is_a_source(tmp_path: Path) -> None:
+def test_overlapping_sources_warn(tmp_path: Path) -> None:
     home, table = Home(tmp_path / "home"), frame()
     (tmp_path / "mapping.yaml").write_text(MAPPING)
     run = OpenedRun(plant="kettle", data=Data(mapping=tmp_path / "mapping.yaml"))
@@ -139,14 +139,14 @@ def test_logs_that_overlap_are_told_of_where_each_is_a_source(tmp_path: Path) ->
     for name, part in logs.items():
         part.write_parquet(paths[name])
     apart = validate(home, run, ingest(home, run, [paths["one"], paths["next"]]))
-    assert not any("every moment" in said for said in apart.warnings)
+    assert not any("of the time" in warning for warning in apart.warnings)
     both = validate(home, run, ingest(home, run, [paths["one"], paths["other"]]))
-    (said,) = [said for said in both.warnings if "every moment" in said]
+    (overlap,) = [warning for warning in both.warnings if "of the time" in warning]
     # 100 of 700 and 400 steps.
-    assert "got 9.1% of the time in several" in said
+    assert "9.1% of the time is in several" in overlap
 
 
-def test_the_last_lines_of_the_terminal_account_for_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_terminal_lines_account_for_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEORL_HOME", str(tmp_path / "home"))
     (tmp_path / "mapping.yaml").write_text(MAPPING)
     frame().write_csv(tmp_path / "log.csv")
@@ -156,7 +156,7 @@ def test_the_last_lines_of_the_terminal_account_for_all_rows(tmp_path: Path, mon
 
 
 def with_statuses(codes: list[int]) -> pl.DataFrame:
-    """A long table whose pressure is -999 wherever the quality is not 192."""
+    """Return a long table with pressure -999 where the quality is not 192."""
     wide = frame()
     quality = np.resize(codes, len(wide))
     long = wide.unpivot(["T", "P", "V"], index="time", variable_name="tag").with_columns(
@@ -172,9 +172,7 @@ def with_statuses(codes: list[int]) -> pl.DataFrame:
 
 @pytest.mark.parametrize("codes", [[192], [192, 0, 192, 24, 192, 8]])
 @pytest.mark.parametrize("kind", [pl.Int64, pl.String])
-def test_qualities_of_opc_da_are_refused_until_the_mapping_declares_them(
-    tmp_path: Path, codes: list[int], kind: type[pl.DataType]
-) -> None:
+def test_opc_da_qualities_are_refused_until_declared(tmp_path: Path, codes: list[int], kind: type[pl.DataType]) -> None:
     text = MAPPING.replace("layout: wide\ncolumns: {timestamp: time}\n", "")
     table = with_statuses(codes).with_columns(pl.col("status").cast(kind))
     with pytest.raises(BadInput, match=r"the status \d+ in log\.parquet is ambiguous: set"):
@@ -190,15 +188,15 @@ def test_qualities_of_opc_da_are_refused_until_the_mapping_declares_them(
     assert f"| P | {1 - share:.2%} | 0.00% | {share:.2%} |" in dataset.card.read_text()
 
 
-def test_a_dataset_is_validated_from_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataset_is_validated_from_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEORL_HOME", str(tmp_path / "home"))
     dataset, _ = made(tmp_path, frame())
     ran = CliRunner().invoke(app, ["validate", dataset.digest[:12]])
     assert ran.exit_code == 0, ran.output
     assert f"dataset {dataset.digest}: fit for training\n" in ran.output
-    assert "  warning: expected at most 5% of rows to violate a limit, got 73.0%" in ran.output
+    assert "  warning: 73.0% of rows violate a limit, at most 5% is usual" in ran.output
     assert "730 steps end beyond a limit (73.0%)" in ran.output
     still, _ = made(tmp_path, frame().with_columns(V=0.5))
     ran = CliRunner().invoke(app, ["validate", still.digest])
     assert ran.exit_code == 1
-    assert "  reason: expected action valve to deviate by at least 0.1% of its range" in ran.output
+    assert "  reason: the deviation of action valve is 0.00% of the range" in ran.output

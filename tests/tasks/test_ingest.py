@@ -1,4 +1,4 @@
-"""Ingest end to end: idempotent by content, honest about rows that fail, whole or not at all."""
+"""Ingest end to end: idempotent by content, atomic, and complete counts of failed rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def files(home: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in (home / "datasets").rglob("*") if path.is_file()}
 
 
-def test_a_sound_archive_becomes_a_dataset(tmp_path: Path, home: Path) -> None:
+def test_sound_archive_becomes_a_dataset(tmp_path: Path, home: Path) -> None:
     arrays = archive()
     told: list[tuple[int, int, str]] = []
     source = save(tmp_path / "a.npz", arrays)
@@ -65,7 +65,7 @@ def test_ingest_is_idempotent_by_content_and_ignores_names(tmp_path: Path, home:
     assert ingest(Home(home), run(), [save(tmp_path / "a.npz", arrays)]).digest != first.digest
 
 
-def test_another_source_appends_and_reads_only_what_is_new(tmp_path: Path, home: Path) -> None:
+def test_second_source_appends_without_rereading_the_first(tmp_path: Path, home: Path) -> None:
     old, new = save(tmp_path / "a.npz", archive()), save(tmp_path / "b.npz", archive(seed=1))
     first = ingest(Home(home), run(), [old])
     shards = {path: path.stat().st_mtime_ns for path in home.rglob("shards/*")}
@@ -77,7 +77,7 @@ def test_another_source_appends_and_reads_only_what_is_new(tmp_path: Path, home:
         ingest(Home(home), run(), [old, old])
 
 
-def test_damage_to_what_was_ingested_is_mended_by_ingesting_again(tmp_path: Path, home: Path) -> None:
+def test_ingesting_again_repairs_damage(tmp_path: Path, home: Path) -> None:
     arrays = archive()
     arrays["reward"][5] = np.inf
     source = save(tmp_path / "a.npz", arrays)
@@ -90,14 +90,14 @@ def test_damage_to_what_was_ingested_is_mended_by_ingesting_again(tmp_path: Path
     assert files(home) == whole
 
 
-def test_whatever_file_of_a_dataset_has_gone_is_made_again(tmp_path: Path, home: Path) -> None:
+def test_missing_files_are_written_again(tmp_path: Path, home: Path) -> None:
     arrays = archive()
     arrays["reward"][5] = np.inf
     source = save(tmp_path / "a.npz", arrays)
     first = ingest(Home(home), run(), [source])
     kinds = {path.parent.name for path in first.files()}
     assert {"manifests", "shards", "views", "cards", "quarantine"} <= kinds
-    # What lies in the folder besides these is the notes by which sources are not read again.
+    # The other files in the folder record the sources already read.
     assert {path for path in files(home) if path.parent.name != "sources"} == {p for p in first.files() if p.is_file()}
     assert first.complete
     for path in (path for path in first.files() if path.is_file()):
@@ -109,7 +109,7 @@ def test_whatever_file_of_a_dataset_has_gone_is_made_again(tmp_path: Path, home:
         assert path.read_bytes() == data
 
 
-def test_a_source_is_read_again_for_code_that_has_a_say_in_its_rows_and_no_other() -> None:
+def test_only_relevant_code_changes_reread_a_source() -> None:
     uses = modules_of("tasks.sources")
     store, historian = "tasks.data.store", "tasks.data.historian"
     assert {f"{store}.writer", f"{store}.row_checks", f"{historian}.transitions", f"{historian}.tag_history"} <= set(
@@ -139,7 +139,7 @@ SPOILS: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("reason", SPOILS)
-def test_a_row_that_fails_is_quarantined_and_its_episode_split(tmp_path: Path, home: Path, reason: str) -> None:
+def test_failed_row_is_quarantined_and_splits_its_episode(tmp_path: Path, home: Path, reason: str) -> None:
     arrays = archive()
     key, (columns, column, value) = SPOILS[reason]
     # Row 47 is the eighth of the third episode.
@@ -159,7 +159,7 @@ def test_a_row_that_fails_is_quarantined_and_its_episode_split(tmp_path: Path, h
 
 
 def test_rolled_next_observations_are_found(tmp_path: Path, home: Path) -> None:
-    # The bug of a predecessor: next_observations made by rolling a batch whose rows had been shuffled.
+    # A predecessor's bug: next_observations rolled from a shuffled batch.
     arrays = archive()
     order = np.random.default_rng(0).permutation(200)
     arrays = {key: values[order] for key, values in arrays.items()}
@@ -168,13 +168,13 @@ def test_rolled_next_observations_are_found(tmp_path: Path, home: Path) -> None:
         ingest(Home(home), run(), [save(tmp_path / "a.npz", arrays)])
 
 
-def test_readings_a_little_out_of_range_pass(tmp_path: Path, home: Path) -> None:
+def test_readings_slightly_out_of_range_pass(tmp_path: Path, home: Path) -> None:
     arrays = archive()
     arrays["action"][3] = (1.019, -1.019)  # within 1 % of the range of 2
     assert ingest(Home(home), run(), [save(tmp_path / "a.npz", arrays)]).quarantined == 0
 
 
-def test_over_the_threshold_the_dataset_is_refused_and_the_quarantine_stays(tmp_path: Path, home: Path) -> None:
+def test_losses_above_threshold_are_refused_with_quarantine(tmp_path: Path, home: Path) -> None:
     arrays = archive()
     arrays["reward"][::10] = np.nan
     arrays["obs"][7, 0] = 99
@@ -186,14 +186,14 @@ def test_over_the_threshold_the_dataset_is_refused_and_the_quarantine_stays(tmp_
     assert ingest(Home(home), run(max_quarantined=0.2), [tmp_path / "a.npz"]).rows == 179
 
 
-def test_every_row_failing_is_refused(tmp_path: Path, home: Path) -> None:
+def test_dataset_without_sound_rows_is_refused(tmp_path: Path, home: Path) -> None:
     arrays = archive()
     arrays["reward"][:] = np.nan
     with pytest.raises(Refused, match=r"100\.00% of the rows are lost"):
         ingest(Home(home), run(max_quarantined=0.99), [save(tmp_path / "a.npz", arrays)])
 
 
-def test_row_checks_do_not_depend_on_how_rows_come_in_blocks(tmp_path: Path) -> None:
+def test_row_checks_do_not_depend_on_block_size(tmp_path: Path) -> None:
     arrays = archive()
     rng = np.random.default_rng(0)
     rows: Rows = {
@@ -223,14 +223,14 @@ def test_row_checks_do_not_depend_on_how_rows_come_in_blocks(tmp_path: Path) -> 
             np.testing.assert_array_equal(other[key], values)
 
 
-def test_data_that_end_inside_an_episode_end_with_a_timeout(tmp_path: Path, home: Path) -> None:
+def test_unfinished_last_episode_ends_with_a_timeout(tmp_path: Path, home: Path) -> None:
     arrays = {key: values[:-5] for key, values in archive().items()}
     rows = opened(ingest(Home(home), run(), [save(tmp_path / "a.npz", arrays)])).arrays()
     assert rows["timeouts"][-1]
     assert not rows["terminals"].any()
 
 
-def test_a_termination_is_not_also_a_timeout(tmp_path: Path, home: Path) -> None:
+def test_termination_is_not_also_a_timeout(tmp_path: Path, home: Path) -> None:
     arrays = archive()
     arrays["done"][19] = 1
     rows = opened(ingest(Home(home), run(), [save(tmp_path / "a.npz", arrays)])).arrays()
@@ -238,7 +238,7 @@ def test_a_termination_is_not_also_a_timeout(tmp_path: Path, home: Path) -> None
     assert np.flatnonzero(rows["timeouts"]).tolist() == list(range(39, 200, STEPS))
 
 
-def test_a_quarantine_of_many_rows_is_written_in_parts(tmp_path: Path) -> None:
+def test_large_quarantine_is_written_in_parts(tmp_path: Path) -> None:
     arrays = archive()
     names = {"observations": "obs", "actions": "action", "next_observations": "next_obs", "rewards": "reward"}
     names |= {"terminals": "done", "timeouts": "truncated"}
@@ -258,7 +258,7 @@ from pathlib import Path
 from configs.errors import BadInput
 from tasks.ingest import check_there
 
-# Nothing is closed to the superuser.
+# The superuser may read everything.
 if os.getuid() == 0:
     os.setuid(65534)
 for name in sys.argv[1:]:
@@ -269,7 +269,7 @@ for name in sys.argv[1:]:
 """
 
 
-def test_what_this_account_may_not_read_is_named_and_never_passed_over() -> None:
+def test_unreadable_sources_are_named_and_never_skipped() -> None:
     with tempfile.TemporaryDirectory() as folder:
         log, export, month = Path(folder, "log.npz"), Path(folder, "export"), Path(folder, "export", "2026-02")
         month.mkdir(parents=True)
@@ -299,7 +299,7 @@ def test_missing_sources_plants_and_mappings_are_named(tmp_path: Path, home: Pat
     assert not list(home.rglob("*.json"))
 
 
-def test_a_historian_s_log_becomes_a_dataset(tmp_path: Path, home: Path) -> None:
+def test_historian_log_becomes_a_dataset(tmp_path: Path, home: Path) -> None:
     made = generate("chemical_reactor", tmp_path, seed=0, weeks=0.15)
     reactor = OpenedRun(plant="chemical_reactor", data=Data(mapping=REACTOR))
     reference = ingest(Home(home), reactor, [made.path])
@@ -321,7 +321,7 @@ def test_a_historian_s_log_becomes_a_dataset(tmp_path: Path, home: Path) -> None
     np.testing.assert_allclose(rows["rewards"], -(error**2), atol=1e-6)
 
 
-def test_a_log_of_a_plant_that_never_ran_is_an_empty_dataset(tmp_path: Path, home: Path) -> None:
+def test_log_of_a_stopped_plant_gives_an_empty_dataset(tmp_path: Path, home: Path) -> None:
     made = generate("chemical_reactor", tmp_path, seed=0, weeks=0.02)
     stopped = pl.when(pl.col("tag") == "AIC-101.MODE").then(0.0)
     path = tmp_path / "stopped.parquet"
@@ -331,8 +331,8 @@ def test_a_log_of_a_plant_that_never_ran_is_an_empty_dataset(tmp_path: Path, hom
 
 
 @pytest.mark.slow
-def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
-    # A child process with a quota on its files' size, for a disk cannot be filled in a test.
+def test_full_disk_leaves_no_partial_dataset(tmp_path: Path) -> None:
+    # A child process with a limit on file size stands for a full disk.
     script = textwrap.dedent(
         """
         import resource, signal, sys
@@ -363,7 +363,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
     assert rows == "200"
 
 
-def test_official_data_come_in_whole(dmsd_train: Path, home: Path) -> None:
+def test_official_data_are_ingested_completely(dmsd_train: Path, home: Path) -> None:
     reference = ingest(Home(home), run(), [dmsd_train])
     # Source: data/README.md: 100,000 rows; episodes of 100 steps, truth 1.4.
     assert (reference.rows, reference.episodes, reference.quarantined) == (100_000, 1000, 0)

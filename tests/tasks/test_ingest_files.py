@@ -1,4 +1,4 @@
-"""Ingest of a file by itself: its format is recognised, and without a known plant a spec is made of its rows.
+"""Ingest of single files: the format is recognised, and without a known plant the rows give a spec.
 
 A source is read as it was when it was hashed, or not at all.
 """
@@ -36,7 +36,7 @@ from tests.small_archives import SPEC, STEPS, archive, opened, save
 Added = Callable[[OpenSource, KnownPlant, HistorianMapping | None], IngestedSource]
 
 
-def test_any_format_becomes_the_same_dataset_of_a_known_plant(tmp_path: Path, home: Path) -> None:
+def test_all_formats_give_the_same_dataset(tmp_path: Path, home: Path) -> None:
     source = save(tmp_path / "a.npz", archive())
     first = ingest_file(Home(home), source, SourceOptions("double_mass"))
     assert list(first.notes) == [
@@ -57,11 +57,13 @@ def test_any_format_becomes_the_same_dataset_of_a_known_plant(tmp_path: Path, ho
     assert [shard.content for shard in opened(view).manifest.shards] == [s.content for s in shards]
 
 
-def test_a_file_of_no_known_plant_gets_a_spec_made_of_its_rows(tmp_path: Path, home: Path) -> None:
+def test_file_of_unknown_plant_gets_a_spec_from_its_rows(tmp_path: Path, home: Path) -> None:
     arrays = walk(100)
     path = write_d4rl(tmp_path / "Hopper-medium v2.hdf5", arrays, next_observations=None)
     reference = ingest_file(Home(home), path)
-    cut = int((arrays["timeouts"] & ~arrays["terminals"]).sum()) + 1  # and the last row, which the file's end cuts
+    cut = (
+        int((arrays["timeouts"] & ~arrays["terminals"]).sum()) + 1
+    )  # plus the last row, truncated by the end of the file
     assert (reference.plant, reference.reasons) == ("hopper_medium_v2", {NO_SUCCESSOR: cut})
     assert f"  left out: {cut} row(s), no next observation" in reference.notes
     held = opened(reference)
@@ -71,12 +73,12 @@ def test_a_file_of_no_known_plant_gets_a_spec_made_of_its_rows(tmp_path: Path, h
     used = held.arrays()["observations"]
     assert (used >= spec.observation.low).all()
     assert (used <= spec.observation.high).all()
-    # Episodes are told by where next observations do not go on, where the file has no time limits.
+    # Without time limits, episodes end where next observations do not continue.
     partial = write_d4rl(tmp_path / "b.hdf5", arrays, timeouts=None)
     found = opened(ingest_file(Home(home), partial))
     ends = np.flatnonzero(arrays["terminals"] | arrays["timeouts"]) + 1
     np.testing.assert_array_equal(found.episodes, [0, *ends, 100])
-    # A name of a plant alone does not make a file that plant's.
+    # The name of a plant alone is not enough.
     same = write_d4rl(tmp_path / "double_mass.hdf5", arrays)
     assert ingest_file(Home(home), same).plant == "double_mass_log"
 
@@ -94,7 +96,7 @@ def test_rows_of_a_plant_without_limits_pass(tmp_path: Path) -> None:
     assert [len(part["rewards"]) for part in passed if part is not None] == [28, 2]
 
 
-def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, home: Path) -> None:
+def test_file_that_does_not_fit_is_refused(tmp_path: Path, home: Path) -> None:
     path = write_d4rl(tmp_path / "a.hdf5", walk(100))
     with pytest.raises(BadInput, match=r"double_mass has 6 observations, a\.hdf5 has 3"):
         ingest_file(Home(home), path, SourceOptions("double_mass"))
@@ -127,8 +129,8 @@ def test_official_files_are_read_or_refused_with_a_reason(dmsd_train: Path, home
     assert {name: found.get(name) for name in expected} == expected
 
 
-def test_an_export_that_has_grown_is_taken_beside_the_earlier_one(tmp_path: Path, home: Path) -> None:
-    """The first 32 MB of rows are the same shard of both: each row is there once for each source that has it."""
+def test_grown_export_is_added_beside_the_earlier_one(tmp_path: Path, home: Path) -> None:
+    """Both share the first 32 MB shard; each row counts once per source."""
     whole = archive(26_000)
     head = {key: values[: 24_000 * STEPS] for key, values in whole.items()}
     earlier, later = save(tmp_path / "week1.npz", head), save(tmp_path / "weeks12.npz", whole)
@@ -143,7 +145,7 @@ def test_an_export_that_has_grown_is_taken_beside_the_earlier_one(tmp_path: Path
     np.testing.assert_array_equal(held.arrays(["rewards"])["rewards"], every)
     with h5py.File(held.view_path) as view:
         np.testing.assert_array_equal(view["rewards"][:], every)
-    # An episode of both is on one side of the split.
+    # An episode in both sources is on one side of the split.
     sides = np.zeros(50_000, bool)
     sides[held.split()[1]] = True
     np.testing.assert_array_equal(sides[:24_000], sides[24_000:48_000])
@@ -151,7 +153,7 @@ def test_an_export_that_has_grown_is_taken_beside_the_earlier_one(tmp_path: Path
     assert ingest(Home(home), run, [earlier, later]) == both
     with pytest.raises(BadInput, match=r"week1\.npz and .*copy\.npz have the same content"):
         ingest(Home(home), run, [earlier, later, save(tmp_path / "copy.npz", head)])
-    # What is the same rows in another form is no new source either.
+    # The same rows in a different format are not a new source.
     np.savez_compressed(tmp_path / "packed.npz", **head)
     with pytest.raises(BadInput, match=r"a second time: all its rows are in shard .* already; give each source once"):
         ingest(Home(home), run, [earlier, tmp_path / "packed.npz"])
@@ -159,7 +161,7 @@ def test_an_export_that_has_grown_is_taken_beside_the_earlier_one(tmp_path: Path
 
 @pytest.fixture
 def added(tmp_path: Path) -> Added:
-    """Adds a source to a dataset of its plant's."""
+    """Function that adds a source to a dataset."""
 
     def add(source: OpenSource, plant: KnownPlant, mapping: HistorianMapping | None) -> IngestedSource:
         with DatasetWriter(Home(tmp_path / "home").folder("datasets", plant.spec.name), plant.spec) as writer:
@@ -172,7 +174,7 @@ def memos(tmp_path: Path) -> list[Path]:
     return list((tmp_path / "home").rglob("sources/*.json"))
 
 
-def test_a_table_that_grows_while_it_is_read_is_refused_and_not_remembered(tmp_path: Path, added: Added) -> None:
+def test_table_that_grows_while_read_is_refused(tmp_path: Path, added: Added) -> None:
     run = checked_run(small_process.project(tmp_path))
     plant, mapping = plant_of(run), mapping_of(run)
     log = small_process.export(tmp_path / "log.csv", 240)
@@ -181,14 +183,14 @@ def test_a_table_that_grows_while_it_is_read_is_refused_and_not_remembered(tmp_p
     found = open_source(log, plant, mapping)
     with log.open("a") as file:
         file.writelines(whole[200:])
-    with pytest.raises(BadInput, match=r"expected .*log\.csv to stay as it is while it is read, got changes"):
+    with pytest.raises(BadInput, match=r"log\.csv changed while it was read: ingest a copy"):
         added(found, plant, mapping)
     assert not memos(tmp_path)
-    # When nothing writes to it any more, it is what it holds.
+    # Once nothing writes to the file, it is accepted.
     assert added(open_source(log, plant, mapping), plant, mapping).seen == 239
 
 
-def test_a_table_that_comes_into_a_folder_meanwhile_waits(tmp_path: Path, added: Added) -> None:
+def test_table_added_while_reading_is_left_for_later(tmp_path: Path, added: Added) -> None:
     run = checked_run(small_process.project(tmp_path))
     plant, mapping = plant_of(run), mapping_of(run)
     logs = tmp_path / "logs"
@@ -200,11 +202,11 @@ def test_a_table_that_comes_into_a_folder_meanwhile_waits(tmp_path: Path, added:
     assert open_source(logs, plant, mapping).sha256 != found.sha256
 
 
-def test_an_archive_that_is_replaced_while_it_is_read_is_refused(tmp_path: Path, added: Added) -> None:
+def test_archive_replaced_while_read_is_refused(tmp_path: Path, added: Added) -> None:
     plant = plant_at("double_mass")
     path = save(tmp_path / "a.npz", archive())
     found = open_source(path, plant, None)
     save(tmp_path / "b.npz", archive()).replace(path)
-    with pytest.raises(BadInput, match=r"expected .*a\.npz to stay as it is while it is read, got changes"):
+    with pytest.raises(BadInput, match=r"a\.npz changed while it was read: ingest a copy"):
         added(found, plant, None)
     assert not memos(tmp_path)

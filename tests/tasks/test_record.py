@@ -1,4 +1,4 @@
-"""The words for a verdict: true in every case, the sad ones too."""
+"""Sentences for verdicts, headlines and history."""
 
 from __future__ import annotations
 
@@ -26,22 +26,20 @@ ROLLOUTS = Rollouts(
 
 
 def fallback(passed: bool) -> Gate:
-    """The gate of the fallback."""
     return Gate(name="fallback", passed=passed, detail="9 violations in 300 episodes")
 
 
 def entry(sequence: int, kind: str, plant: str, **body: object) -> Entry:
-    """A ledger entry that says this."""
     return Entry(sequence, "", f"2026-11-2{sequence}", kind, plant, dict(body), [], f"digest {sequence}", b"")
 
 
-def test_there_are_words_for_every_verdict_and_gate() -> None:
+def test_every_verdict_and_gate_has_a_text() -> None:
     assert set(VERDICTS) == {*get_args(Verdict), "passed", "failed"}
     assert set(GATE_TITLES) == {*REQUIRED, *REQUIRED_LOG_ONLY}
 
 
 @pytest.mark.parametrize("verdict", get_args(Verdict))
-def test_no_verdict_claims_a_champion_that_there_is_not(verdict: Verdict) -> None:
+def test_no_verdict_claims_a_missing_champion(verdict: Verdict) -> None:
     assert verdict_text(verdict, (FAILED, fallback(True)), CHAMPION) == VERDICTS[verdict]
     if verdict in ("refused", "waiting", "fallback_waiting"):
         for passed in (True, False):
@@ -50,22 +48,22 @@ def test_no_verdict_claims_a_champion_that_there_is_not(verdict: Verdict) -> Non
     assert nothing == "Neither the candidate nor the plant's own controller is certified: there is no champion"
 
 
-def test_the_headline_names_the_first_gate_that_failed() -> None:
+def test_headline_names_the_first_failed_gate() -> None:
     versus = "return against the plant's controller on the simulator +0.1 [-0.1, +0.3]"
     assert headline((fallback(True),), ROLLOUTS) == f"The candidate passed every gate; {versus}."
     assert headline((FAILED, fallback(True)), None) == "The candidate failed ope: lower bound -0.1."
     assert headline((FAILED, fallback(False)), None) == (
         "The candidate failed ope: lower bound -0.1; the plant's own controller is not certified either."
     )
-    # The gates of a process, where nothing is certified.
+    # Gates of a log-only plant.
     model = Gate(name="learned_model", passed=False, detail="1.1 of a line's error")
     assert headline((model, FAILED, fallback(False)), None) == (
-        "The candidate failed learned_model: 1.1 of a line's error; it failed besides: ope, fallback."
+        "The candidate failed learned_model: 1.1 of a line's error; it also failed ope, fallback."
     )
     assert headline((fallback(False),), None) == "The candidate failed fallback: 9 violations in 300 episodes."
 
 
-def test_the_champion_and_the_history_come_from_the_ledger() -> None:
+def test_champion_and_history_come_from_the_ledger() -> None:
     entries = [
         entry(
             1, "candidate", "tank", url="http://host/1", claim="P(...)", composite="c" * 64, version="1", passed=True
@@ -82,7 +80,7 @@ def test_the_champion_and_the_history_come_from_the_ledger() -> None:
     assert rows[0].detail == "version 1, passed yes, composite cccccccccccc"
 
 
-def test_the_page_for_reviewers_explains_every_gate_by_its_name_and_title() -> None:
+def test_review_page_explains_every_gate() -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "review.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| [^|]{40,} \| [^|]{10,} \|$", page, re.MULTILINE)
     assert set(rows) == set(GATE_TITLES.items())

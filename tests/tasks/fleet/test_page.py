@@ -1,4 +1,4 @@
-"""The fleet's page: it opens offline, links to each site's report and shows names as text."""
+"""The fleet report works offline, links to each site's report and escapes names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def standing(site: str, root: Path, gain: float) -> Standing:
     )
 
 
-def test_it_ranks_links_and_names_what_stands_out(tmp_path: Path) -> None:
+def test_report_ranks_sites_and_names_outliers(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     sites = [standing(f"s{i}", home.root, gain) for i, gain in enumerate((1.0, 1.1, 0.9, 1.05, 9.0))]
     refused = Standing(site="s5", plant="reactors_s5", kind="chemical_reactor", state="refused", headline="<b>no</b>")
@@ -45,15 +45,15 @@ def test_it_ranks_links_and_names_what_stands_out(tmp_path: Path) -> None:
     assert re.findall(r'class="s">(s\d)', text)[:6] == ["s4", "s1", "s3", "s0", "s2", "s5"]
     # Median 1.05, MAD 0.05: 0.6745 * 7.95 / 0.05.
     assert page.outliers == ("s4: gain 9, robust z +107.2",)
-    assert "s4: gain 9, robust z +107.2, stands out" in text
+    assert "s4: gain 9, robust z +107.2, outlier" in text
     assert 'href="../reactors_s1/00.html"' in text
     assert "s5 was refused: &lt;b&gt;no&lt;/b&gt;" in text
-    # Nothing is fetched: no address, script or picture from elsewhere.
+    # The page fetches nothing.
     assert not re.search(r"https?://|<script|<img|@import", text)
     assert write_page(home, "reactors", [*sites, refused], NOW).path.read_bytes() == text.encode()
 
 
-def test_a_fleet_of_which_nothing_is_known_has_a_page(tmp_path: Path) -> None:
+def test_new_fleet_has_a_report(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     new = [Standing(site="a", plant="tanks_a", kind="tank", state="new")]
     assert headline(new) == "0 of 1 sites decided: none in force; 1 not retrained yet."

@@ -1,4 +1,4 @@
-"""A policy that sites share: of one site it is its own training, and a site's further learner begins with it."""
+"""Shared policy of a fleet: pooled training, and fine-tuning at each site."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
 
 
 def actor(home: Home, digest: str) -> dict[str, Any]:
-    held = read_npz(start_file(home, digest))
-    return {name.removeprefix("actor/"): x for name, x in held.items() if name.startswith("actor/")}
+    arrays = read_npz(start_file(home, digest))
+    return {name.removeprefix("actor/"): x for name, x in arrays.items() if name.startswith("actor/")}
 
 
 def policy(member: Member) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return all(np.array_equal(one[name], other[name]) for name in one)
 
 
-def test_shared_by_one_site_it_is_that_sites_own_training(sites: Sites) -> None:
+def test_shared_policy_of_one_site_equals_single_training(sites: Sites) -> None:
     home, run, datasets = sites
     start = pooled_start(home, "reactors", {"east": run}, {"east": datasets["east"]})
     alone = train(home, shared_run(run), datasets["east"])
@@ -59,7 +59,7 @@ def test_shared_by_one_site_it_is_that_sites_own_training(sites: Sites) -> None:
     assert current_start(home, "reactors") == start
 
 
-def test_shared_rows_have_diverged_beyond_the_largest_limit_of_a_site(sites: Sites) -> None:
+def test_pooled_scaling_limit_is_the_largest_of_all_sites(sites: Sites) -> None:
     home, run, datasets = sites
     east, west = (training_run(home, shared_run(run), dataset) for dataset in datasets.values())
     wide = west.data.scaling._replace(limit=2.0 * east.data.scaling.limit)
@@ -67,48 +67,51 @@ def test_shared_rows_have_diverged_beyond_the_largest_limit_of_a_site(sites: Sit
     assert {_pooled(pair).data.scaling.limit for pair in ([east, west], [west, east])} == {wide.limit}
 
 
-def test_two_sites_share_another_policy_which_is_found_again(sites: Sites) -> None:
+def test_pooled_training_of_two_sites_is_reused(sites: Sites) -> None:
     home, run, datasets = sites
     runs = dict.fromkeys(datasets, run)
     alone = pooled_start(home, "reactors", {"west": run}, {"west": datasets["west"]})
     both = pooled_start(home, "reactors", runs, datasets)
     assert not same(actor(home, alone), actor(home, both))
     made = start_file(home, both).stat().st_mtime_ns
-    # In whatever order the sites are listed.
+    # The order of the sites does not matter.
     assert pooled_start(home, "reactors", runs, dict(reversed(datasets.items()))) == both
     assert start_file(home, both).stat().st_mtime_ns == made
 
 
-def test_two_retrainings_of_a_fleet_share_one_after_the_other(sites: Sites, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both would write into one folder of checkpoints, from which each removes what the other is just writing."""
+def test_concurrent_retrainings_of_a_fleet_take_turns(sites: Sites, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the lock, each would remove checkpoints that the other is writing."""
     home, run, datasets = sites
-    told = ""
+    output = ""
     with ThreadPoolExecutor(1) as pool:
         with exclusive(home.folder("locks") / "fleet-reactors.lock"):
             second = pool.submit(pooled_start, home, "reactors", {"east": run}, {"east": datasets["east"]})
-            while "waits for another training of what fleet reactors shares" not in told and not second.done():
+            while (
+                "waiting for another training of the shared policy of fleet reactors" not in output
+                and not second.done()
+            ):
                 time.sleep(0.05)
-                told += capsys.readouterr().err
+                output += capsys.readouterr().err
             assert not second.done()
         assert second.result() == current_start(home, "reactors")
 
 
-def test_a_sites_further_learner_begins_with_it_and_goes_on(sites: Sites) -> None:
+def test_site_learner_starts_from_shared_weights(sites: Sites) -> None:
     home, run, datasets = sites
     start = pooled_start(home, "reactors", dict.fromkeys(datasets, run), datasets)
     still = run.model_copy(update={"shared": Shared(**{**SHARED, "hyperparameters": {"hidden": [8], "actor_lr": 0.0}})})
-    # Of a learner that makes no steps nothing but its beginning is left; the site's own members stay beside it.
+    # With a learning rate of 0 the learner keeps the shared weights; the site's other members stay.
     population = train(home, with_shared(home, still), datasets["east"])
     assert [member.algorithm for member in population.members] == ["bc", "bc"]
     assert same(actor(home, start), policy(population.members[1]))
     moving = train(home, with_shared(home, run), datasets["east"])
     assert not same(actor(home, start), policy(moving.members[1]))
-    # The normaliser is the site's own, whichever weights a member began with.
+    # All members use the site's normaliser.
     normalisers = [load_bundle(m.bundle.folder, m.bundle.digest)[1].policy.normaliser for m in moving.members]
     assert all(np.array_equal(a, b) for a, b in zip(*normalisers, strict=True))
 
 
-def test_a_site_with_few_rows_passes_over_them_thirty_times(sites: Sites) -> None:
+def test_fine_tuning_is_limited_to_thirty_epochs(sites: Sites) -> None:
     home, run, datasets = sites
     pooled_start(home, "reactors", dict.fromkeys(datasets, run), datasets)
     long = run.model_copy(update={"shared": Shared(**{**SHARED, "fine_tune": 2_000_000})})
@@ -122,8 +125,8 @@ def test_a_site_with_few_rows_passes_over_them_thirty_times(sites: Sites) -> Non
     assert data["from its seed"].plan.updates == 2_000_000
 
 
-def test_a_learner_with_a_warm_up_takes_all_steps(sites: Sites) -> None:
-    """Its warm-up is four fifths of all steps: of thirty passes alone none would be left for the policy."""
+def test_learner_with_warm_up_takes_all_steps(sites: Sites) -> None:
+    """The warm-up takes four fifths of all steps; thirty epochs would leave none for the policy."""
     home, run, datasets = sites
     change = {"algorithm": "bptt", "updates": 8_010, "start": "0" * 64, "hyperparameters": {}, "beside": []}
     alone = run.model_copy(update={"train": run.train.model_copy(update=change)})
@@ -132,7 +135,7 @@ def test_a_learner_with_a_warm_up_takes_all_steps(sites: Sites) -> None:
     assert plan.updates >= 8_010
 
 
-def test_weights_that_are_none_or_others_are_told(sites: Sites, tmp_path: Path) -> None:
+def test_missing_or_altered_shared_weights_are_refused(sites: Sites, tmp_path: Path) -> None:
     home, run, datasets = sites
     with pytest.raises(Refused, match="retrain the fleet with 'neorl fleet retrain' first"):
         with_shared(Home(tmp_path / "home"), run)

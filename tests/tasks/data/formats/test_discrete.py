@@ -121,16 +121,19 @@ def test_validation_of_discrete_actions(tmp_path: Path, home: Path) -> None:
     held = opened(ingest_file(Home(home), cart_pole(tmp_path, choices=3)))
     found = check(home, held)
     assert found.passed, found.reasons
-    assert "expected choice '2' in some rows, got none: nothing can be learned of it." in found.warnings
+    assert "choice '2' is in none of the rows: log it, or remove it from the spec" in found.warnings
     # For a plant with only choice 0, every second action is invalid.
     fewer = held.spec._replace(choices=("0",), action=held.spec.action._replace(high=(0.0,)))
     reasons = validate_dataset(Home(home), held, fewer, Data(), "fewer").reasons
-    assert any(f"got {EPISODES * 4} where actions.action_0 is not a choice of 0..0" in reason for reason in reasons)
+    assert any(
+        f"{EPISODES * 4} rows are faulty, because actions.action_0 is not a choice of 0..0" in reason
+        for reason in reasons
+    )
     arrays = with_choices(walk(200), 2)
     constant = {**arrays, "actions": np.zeros_like(arrays["actions"])}
     lazy = opened(ingest_file(Home(home), write_d3rlpy(tmp_path / "lazy.h5", constant)))
     (reason,) = [reason for reason in check(home, lazy).reasons if "choice" in reason]
-    assert reason.startswith("expected other choices than '0' in at least 0.1% of the rows, got 0.00%")
+    assert reason.startswith("0.00% of the rows have a choice other than '0', at least 0.1% is needed")
 
 
 def test_actions_outside_the_choices_are_quarantined(tmp_path: Path, home: Path) -> None:
