@@ -23,7 +23,7 @@ from tests.evidence import PLANT, POLICY, signer_at
 from tests.tasks.evidence.people.persons import Person, enrol
 
 
-def test_pinned_files_are_copied_into_the_project_with_the_key(
+def test_pinned_files_follow_the_key_into_the_project(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     project = tmp_path / "project" / "trust.yaml"

@@ -97,7 +97,7 @@ def test_leftovers_checkpoints_and_logs_are_removed(home: Home, capsys: pytest.C
     assert paths(home) == expected
     assert run(["prune"]) == 0
     shown = capsys.readouterr().out
-    assert "checkpoints: 1 may go, 0.0 MB\n  checkpoints/chemical_reactor/aaaa-2000\n" in shown
+    assert "checkpoints: 1 removable, 0.0 MB\n  checkpoints/chemical_reactor/aaaa-2000\n" in shown
     assert all((home.root / path).exists() for path in expected)
     assert run(["prune", "--remove", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])

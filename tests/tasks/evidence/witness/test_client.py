@@ -344,7 +344,7 @@ def test_a_removed_witnesses_file_is_noticed(place: Home, ledger: Ledger) -> Non
     with pytest.raises(Refused, match=r"the ledger's attempts name witnesses, but .*witnesses.yaml does not exist"):
         draw_seed(alone, attempt_for(alone, B))
     told = [check.detail for check in audit(place).failures]
-    assert told == [f"none are pinned in {place.root / FILE}: though attempts name witness.example/w1"]
+    assert told == [f"none are pinned in {place.root / FILE}: but attempts name witness.example/w1"]
 
 
 @pytest.mark.parametrize(
