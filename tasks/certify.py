@@ -82,11 +82,6 @@ def simulator_digest(known: KnownPlant, simulator: Plant) -> str:
 def materials_here(folder: Path, source: UserCode | None, claim: Claim) -> dict[str, str]:
     """Return the digests of a test's materials on this machine, by the names in a certificate.
 
-    Args:
-        folder: bundle of the certified composite.
-        source: the plant's code, if it is user code.
-        claim: the certificate's claim.
-
     Raises:
         Refused: if this machine does not have the plant that the bundle needs.
     """
@@ -125,18 +120,7 @@ def certify_candidate(
     progress: Report | None = None,
     identification: Identification = KNOWN,
 ) -> Certification:
-    """Certify the selected member; makes no attempt unless every earlier gate passed.
-
-    Args:
-        home: home with the ledger.
-        run: settings `certify`.
-        dataset: training data.
-        population: the members.
-        evaluation: names the selected member.
-        screening: verdicts of the earlier gates.
-        progress: called with the number of episodes.
-        identification: estimated constants of the simulator.
-    """
+    """Certify the selected member; makes no attempt unless every earlier gate passed."""
     if not may_certify(screening.gates):
         return Certification()
     bundle = population.members[evaluation.selected].bundle
@@ -154,12 +138,7 @@ def certify(
     """Certify a bundle, or return the result of an earlier attempt with the same inputs.
 
     Args:
-        home: home with the ledger.
-        run: settings `certify`.
-        bundle: the composite.
         dataset: digest of the training data, or of the logs used for identification.
-        progress: called with the number of episodes; the total assumes no further violation.
-        identification: estimated constants of the simulator.
 
     Raises:
         Refused: if the bundle does not have its digest.
@@ -267,10 +246,6 @@ def _count(
 
 def repeat_with(bundle: Path, source: UserCode | None = None) -> Repeat:
     """Return a function that repeats a certificate's test on this machine, for `neorl certificate verify`.
-
-    Args:
-        bundle: folder of the certified composite.
-        source: the plant's code, if it is user code.
 
     Returns:
         (predicate, seed) -> counts, for `verify_certificate`.

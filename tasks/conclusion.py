@@ -46,13 +46,7 @@ from tasks.stages import config_digest, current, effect
 
 @effect(name="reconcile")
 def reconcile_aliases(home: Home, run: OpenedRun, decision: Decision | None = None) -> Aliases:
-    """Make MLflow's aliases and pages follow the ledger, at the start of a run and after a decision.
-
-    Args:
-        home: home with the ledger.
-        run: names the plant.
-        decision: the preceding decision, if any.
-    """
+    """Make MLflow's aliases and pages follow the ledger, at the start of a run and after a decision."""
     return reconcile(home, run.plant, Registry(current().mlflow))
 
 
@@ -150,13 +144,7 @@ def report_outcome(home: Home, findings: Learned, decision: Decision) -> Outcome
 
 
 def earlier_outcome(home: Home, run: OpenedRun, key: str) -> Outcome | None:
-    """Return the outcome of an earlier run with the same key; None if this run must decide.
-
-    Args:
-        home: home with the ledger.
-        run: names the plant and the kind of approval: with automatic approval, waiting candidates are decided now.
-        key: key of the run.
-    """
+    """Return the outcome of an earlier run with the same key; None if this run must decide."""
     entries = Ledger.open(home).entries("decision", run.plant)
     found = next((entry for entry in reversed(entries) if entry.body["run_key"] == key), None)
     if found is None or (run.approval == "auto" and found.body["verdict"].endswith("waiting")):

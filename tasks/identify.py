@@ -94,11 +94,6 @@ def simulator_of(known: KnownPlant, identification: Identification) -> Plant:
 def identify(home: Home, run: OpenedRun, dataset: Dataset) -> Identification:
     """Estimate the plant's unknown constants from training episodes; held-out episodes validate the simulator.
 
-    Args:
-        home: unused; every task takes it.
-        run: plant, constants to estimate, and held-out share.
-        dataset: the logs.
-
     Raises:
         BadInput: if a name is unknown, or the logs allow no estimate.
         Refused: if the estimate does not converge.
@@ -134,10 +129,6 @@ def identify(home: Home, run: OpenedRun, dataset: Dataset) -> Identification:
 def settled_fields(unknowns: tuple[Unknown, ...], posterior: Posterior) -> dict[str, float]:
     """Return the fields that a posterior adds to the plant's domain, `posterior_fields`.
 
-    Args:
-        unknowns: the estimated constants.
-        posterior: their posterior.
-
     Raises:
         Refused: if the estimate diverged.
         ValueError: if there are fewer than four episodes.
@@ -170,10 +161,6 @@ def _chosen(episodes: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> 
     """Return evenly spaced episodes and the largest number of steps of each.
 
     The number of episodes is MOST_ROWS divided by their mean length, at least LEAST_EPISODES; longer ones are cut.
-
-    Args:
-        episodes: (E,) indices to choose from.
-        lengths: steps of each episode of the dataset.
     """
     fitting = int(MOST_ROWS * len(episodes) / lengths[episodes].sum())
     count = min(len(episodes), max(LEAST_EPISODES, fitting))

@@ -50,10 +50,7 @@ def ingest(home: Home, run: OpenedRun, sources: Sequence[Path], progress: Report
     Missing or altered shards, views, cards and quarantine files are written again.
 
     Args:
-        home: home with the datasets.
-        run: names the plant, the mapping and the accepted losses.
         sources: files, in the order of their rows in the dataset.
-        progress: called with (done, total, unit).
 
     Raises:
         BadInput: if a source or the mapping cannot be read, or there are no rows.
@@ -94,13 +91,6 @@ def ingest_file(
     progress: Report | None = None,
 ) -> Dataset:
     """Recognise a file and ingest it; without a known plant the spec is inferred from the data.
-
-    Args:
-        home: home with the datasets.
-        path: a file, or a Minari folder.
-        options: facts that the file lacks.
-        allowed: accepted losses.
-        progress: called with (done, total, unit).
 
     Returns:
         The dataset, with notes on points to check.
@@ -185,11 +175,8 @@ def find_dataset(
     """Find the dataset of a digest or of a plant with a single dataset, or ingest a source.
 
     Args:
-        home: home with the datasets.
         named: a source for `ingest_file`, six or more digits of a digest, or a plant's name.
-        options: facts that a source lacks.
         folder: folder of a dataset that was generated outside the home.
-        progress: called with (done, total, unit).
 
     Raises:
         BadInput: if the argument names no dataset or several; or as `ingest_file`.
@@ -223,7 +210,6 @@ def logs_of(home: Home, named: Path, mapped: bool) -> Path:
     """Return the log file of a run: the path itself, or the view of a dataset in the home.
 
     Args:
-        home: home with the datasets.
         named: a path, or a dataset as for `find_dataset`.
         mapped: whether the run reads logs by a mapping.
 

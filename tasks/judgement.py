@@ -31,17 +31,7 @@ def screen(
     champion: Champion,
     protection: Certificate,
 ) -> Judgement:
-    """Judge the gates before certification, so that no attempt is spent on a candidate that fails one.
-
-    Args:
-        run: settings `gates`.
-        validation: validation of the dataset.
-        simulator: prediction errors on held-out logs.
-        evaluation: off-policy evaluation.
-        rollouts: rollouts on the simulator.
-        champion: champion to compare with.
-        protection: certificate of the fallback.
-    """
+    """Judge the gates before certification, so that no attempt is spent on a candidate that fails one."""
     evidence = Evidence(
         beat_plant=run.gates.beat_plant,
         data=validation.reasons,
@@ -65,15 +55,7 @@ def screen(
 def check_service(
     run: OpenedRun, population: Population, evaluation: Evaluation, screening: Judgement, certification: Certification
 ) -> Service:
-    """Load the selected bundle in a fresh process, if every earlier gate passed.
-
-    Args:
-        run: names the plant's code.
-        population: the members.
-        evaluation: names the selected member.
-        screening: gates before certification.
-        certification: the candidate's certificate.
-    """
+    """Load the selected bundle in a fresh process, if every earlier gate passed."""
     certificate = certification.certificate
     if certificate is None or not certificate.passed or not may_certify(screening.gates):
         return Service()

@@ -43,7 +43,6 @@ class StageProgress:
 
     Args:
         stage: name of the task, shown before the bar and on the artifact.
-        clock: monotonic clock in seconds.
 
     Example:
         >>> with StageProgress("train") as report:  # doctest: +SKIP

@@ -97,17 +97,7 @@ def record_candidate(
     role: Role,
     plots: dict[str, Path],
 ) -> Candidate:
-    """Log a candidate with its files, or find the entry with the same run key and composite.
-
-    Args:
-        home: home with the ledger.
-        findings: results of the tasks.
-        version: version in MLflow.
-        bundle: folder of the bundle in the home.
-        served: files of the model in MLflow.
-        role: trained candidate or tuned controller.
-        plots: pictures of the retraining, by name.
-    """
+    """Log a candidate with its files, or find the entry with the same run key and composite."""
     ledger = Ledger.open(home)
     plant, dataset = findings.run.plant, findings.dataset
     known = candidate_with(ledger.entries("candidate", plant), run_key=findings.run_key, composite=version.digest)
@@ -157,10 +147,8 @@ def propose(
     controller if that is certified and there is no champion.
 
     Args:
-        candidate: record of the selected policy.
         fallback: digest of the tuned controller's composite.
         fallback_stands: whether the tuned controller is certified, and nobody rejected it.
-        current: record of the champion.
         rejected: whether a person rejected the candidate's composite.
 
     Returns:
@@ -185,8 +173,6 @@ def verdict_of(
     """Return the verdict of a proposal.
 
     Args:
-        role: the proposed role.
-        candidate: record of the selected policy.
         fallback: digest of the tuned controller's composite.
         current: digest of the champion's composite.
         auto: whether the rule decides instead of a person.
@@ -201,13 +187,7 @@ def verdict_of(
 
 
 def before_run(entries: Sequence[Entry], plant: str, key: str) -> CandidateRecord | None:
-    """Return the record of the champion in force before a run.
-
-    Args:
-        entries: entries of the ledger.
-        plant: name of the plant.
-        key: key of the run.
-    """
+    """Return the record of the champion in force before a run."""
     by_digest = {entry.digest: entry for entry in entries}
     found = champions.champion(entries, plant)
     while found is not None:
@@ -254,12 +234,6 @@ def promote_candidate(
     """Approve a candidate that passed every gate, and promote it; for a log-only plant, start its shadow.
 
     Args:
-        home: home with the ledger.
-        candidate: entry of the candidate.
-        by: name of the approver.
-        note: reason, for the record.
-        clock: returns the time in UTC.
-        role: role of the approver.
         reviewed: log a review only, which is no approval.
         signatory: the person with their key; None to sign by the home's key.
 
@@ -339,16 +313,7 @@ def _approved(ledger: Ledger, candidate: Entry, verdict: approvals.VerdictBody, 
 def verdict_on(
     candidate: Entry, by: str, note: str, role: str = "", *, reviewed: bool = False, against: bool = False
 ) -> approvals.VerdictBody:
-    """Return the body of a decision on a candidate, before signing.
-
-    Args:
-        candidate: entry of the candidate.
-        by: name of the person.
-        note: reason, for the record.
-        role: role of the person.
-        reviewed: whether it is a review only.
-        against: whether it is a rejection.
-    """
+    """Return the body of a decision on a candidate, before signing."""
     record = record_of(candidate)
     approved: Meaning = "approved for closed loop" if record.shadow_days is None else "approved for shadow"
     return approvals.VerdictBody(
@@ -366,10 +331,6 @@ def reject_candidate(home: Home, candidate: Entry, by: str, note: str, signatory
     """Log the rejection of a candidate, once.
 
     Args:
-        home: home with the ledger.
-        candidate: entry of the candidate.
-        by: name of the person.
-        note: reason, for the record.
         signatory: the person with their key; None to sign by the home's key.
 
     Raises:

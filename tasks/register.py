@@ -17,12 +17,6 @@ from tasks.report import ReportFiles, describe, read_curves, view
 def register(record: Record, registry: Registry, bundle: Bundle, plots: Mapping[str, Path]) -> Version:
     """Register a candidate, or find the version with the same run key and composite.
 
-    Args:
-        record: everything known so far; the digests become tags.
-        registry: MLflow.
-        bundle: the certified composite.
-        plots: pictures from `tasks.report.draw_plots`.
-
     Raises:
         ServiceMissing: if MLflow stops answering; a rerun completes the registration.
         Refused: if the bundle does not have its digest.
@@ -63,12 +57,6 @@ def register(record: Record, registry: Registry, bundle: Bundle, plots: Mapping[
 def conclude(record: Record, registry: Registry, version: Version, files: ReportFiles) -> None:
     """Add description, ledger head and report to a version once the verdict is known.
 
-    Args:
-        record: record with the final verdict.
-        registry: MLflow.
-        version: version from `register`.
-        files: files from `tasks.report.report`.
-
     Raises:
         ServiceMissing: if MLflow stops answering; a rerun completes the version.
     """
@@ -86,11 +74,6 @@ def description(record: Record, run_url: str, run_id: str) -> str:
     """Return the findings about a version as Markdown, with the picture from the run's plots.
 
     Decisions are not part of it: they change, and `tasks.lifecycle.pages` puts them above it.
-
-    Args:
-        record: everything known of the retraining.
-        run_url: URL of the run in MLflow.
-        run_id: id of the run.
     """
     passed = record.of_fallback or all(gate.passed for gate in record.gates)
     record = record.model_copy(update={"verdict": "passed" if passed else "failed"})

@@ -154,10 +154,6 @@ def draw_plots(folder: Path, record: Record) -> dict[str, Path]:
 
     The pictures do not depend on the verdict, so they are drawn once, before registration.
 
-    Args:
-        folder: folder for the pictures.
-        record: record before registration.
-
     Returns:
         Pictures by name; without rollouts only curves and prediction.
     """
@@ -246,10 +242,7 @@ def describe(record: Record, run_url: str = "", picture: str = "", page: Path | 
     MLflow's page of a version shows a picture; Prefect's artifact cannot and names the report's file.
 
     Args:
-        record: everything known of the retraining.
-        run_url: URL of the run in the UI.
         picture: URL of the picture of trajectories, relative to the UI.
-        page: the HTML report.
     """
     template = environment().get_template("version.md.j2")
     about = {"record": record, "view": view(record), "run_url": run_url, "picture": picture, "page": page}
@@ -260,8 +253,6 @@ def report(home: Home, record: Record, plots: Mapping[str, Path]) -> ReportFiles
     """Write the report of a retraining.
 
     Args:
-        home: home for `reports/<plant>/<run key>.html`, one file without external requests.
-        record: everything known of the retraining.
         plots: PNG files by name, from `draw_plots`; missing files are left out.
 
     Returns:

@@ -97,13 +97,7 @@ def simulate(
     """Roll out every member, the champion and the tuned controller on the same simulated episodes.
 
     Args:
-        home: home for the trajectories.
-        run: plant, seed, settings of evaluation, operating domain and shield.
-        population: the members.
-        evaluation: names the candidate.
         champion: rolled out if it runs on this simulator and is not the candidate.
-        progress: called with the number of finished controllers.
-        identification: estimated constants of the simulator.
 
     Returns:
         Statistics of each controller, paired differences of the candidate, and scores of members without shield.
@@ -187,12 +181,6 @@ def validate_simulator(
     the domain too. Larger errors on logs show a plant that the domain does not cover. Set points are left out, because
     operators move them.
 
-    Args:
-        home: unused; every task takes it.
-        run: plant, seed, operating domain and held-out share.
-        dataset: dataset with the held-out episodes.
-        identification: estimated constants of the simulator.
-
     Returns:
         RMS errors of every moving signal, for one and several steps ahead.
     """
@@ -203,14 +191,7 @@ def validate_simulator(
 
 
 def prediction_errors(plant: Plant, logs: LoggedEpisodes, domain: Params, seed: int) -> SimulatorErrors:
-    """Return a simulator's prediction errors on logs, and the largest errors on plants of a domain in their place.
-
-    Args:
-        plant: the simulator.
-        logs: episodes to predict.
-        domain: the operating domain.
-        seed: seed of the drawn plants.
-    """
+    """Return a simulator's prediction errors on logs, and the largest errors on plants of a domain in their place."""
     longest = int(np.asarray(logs.present).sum(axis=1).max())
     horizons = [steps for steps in STEPS_AHEAD if steps <= longest]
     keys = jax.random.split(jax.random.key(seed), SIMULATED_PLANTS)
@@ -221,14 +202,7 @@ def prediction_errors(plant: Plant, logs: LoggedEpisodes, domain: Params, seed: 
 def signal_errors(
     names: Sequence[str], found: ReplayErrors, logs: LoggedEpisodes, horizons: Sequence[int]
 ) -> SimulatorErrors:
-    """Return errors by signal and horizon, for the gate; set points are left out.
-
-    Args:
-        names: names of the signals.
-        found: errors of one simulator.
-        logs: the predicted episodes.
-        horizons: steps ahead.
-    """
+    """Return errors by signal and horizon, for the gate; set points are left out."""
     spread = np.asarray(logs.next_observations)[np.asarray(logs.present)].std(axis=0, dtype=np.float64)
     signals = dict[str, SignalError]()
     for k, steps in enumerate(horizons):

@@ -133,9 +133,6 @@ def config_digest(run: OpenedRun) -> str:
 def content(value: object) -> Any:
     """Return the content of a value for a cache key: digests, never paths.
 
-    Args:
-        value: an argument of a stage.
-
     Returns:
         JSON: a reference's digest, or its fields without files; a file's SHA-256; the fields of other models.
     """

@@ -23,9 +23,6 @@ def claim_of(plant: Plant, run: OpenedRun, identification: Identification = KNOW
     """Return the claim that a run asks to certify.
 
     Args:
-        plant: the plant with the constants of its file.
-        run: settings `certify`.
-        identification: estimated constants, which the domain draws from their posterior.
         attempt: number of the attempt, which determines the number of episodes.
 
     Raises:
@@ -70,10 +67,6 @@ def claim_of(plant: Plant, run: OpenedRun, identification: Identification = KNOW
 
 def claimed_simulator(plant: Plant, claim: Claim) -> tuple[Plant, Params]:
     """Rebuild a claim's simulator and operating domain from the claim alone.
-
-    Args:
-        plant: the plant with the constants of its file.
-        claim: the claim; its domain may draw from a posterior.
 
     Raises:
         Refused: if the claim's domain does not match the plant and the identified constants.

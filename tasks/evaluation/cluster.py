@@ -81,7 +81,6 @@ def in_order(
     """Yield a function's results in the order of its arguments, which may be infinite.
 
     Args:
-        client: client of the cluster.
         function: function of one argument and the data; sent to the workers.
         arguments: consumed as needed; surplus tasks are cancelled at the end.
         data: NumPy data that all tasks need, sent to each worker once.
@@ -121,9 +120,6 @@ def in_order(
 
 def check_workers(client: Client) -> None:
     """Check that no current worker could give different results, for tasks that other code submits.
-
-    Args:
-        client: client of the cluster.
 
     Raises:
         Refused, ServiceMissing: as `in_order`.

@@ -52,11 +52,7 @@ def episodes_of(
 
     Args:
         claim: gives simulator, operating domain and batch size.
-        plant: the plant with the constants of its file.
-        composite: the composite under test.
-        seed: seed of the attempt.
         folder: bundle of the composite; workers receive a copy.
-        source: the plant's code, if it is user code.
 
     Yields:
         Results; None for a batch that crashed or timed out.

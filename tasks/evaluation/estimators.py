@@ -106,7 +106,6 @@ def episodes_of(run: OpenedRun, plain: Logs, past: Past, normaliser: Normaliser)
     """Prepare the data for the estimators.
 
     Args:
-        run: plant, seed and settings of evaluation.
         plain: held-out episodes, without history.
         past: the policies' history.
         normaliser: scale of observations with history, and of actions.
@@ -126,12 +125,7 @@ def decisions(episodes: Episodes, policy: Policy) -> fqe.Decisions:
 
 
 def fit_estimators(episodes: Episodes, progress: Report | None = None) -> Estimators:
-    """Fit all estimators.
-
-    Args:
-        episodes: the data.
-        progress: called with the number of gradient steps.
-    """
+    """Fit all estimators."""
     settings = (episodes.normaliser, episodes.history, episodes.horizon, progress)
     return Estimators(episodes, fit_learned_model(episodes.run, episodes.steps, *settings))
 
@@ -140,12 +134,6 @@ def estimates_by_workers(
     client: Client, episodes: Episodes, policies: Sequence[Policy], progress: Report | None = None
 ) -> tuple[Estimate, list[Estimate]]:
     """Fit the estimators on one worker of a Dask cluster, and estimate policies on any worker.
-
-    Args:
-        client: client of the cluster; workers need no access to the home.
-        episodes: the data.
-        policies: policies to estimate.
-        progress: called with the number of finished tasks.
 
     Returns:
         Estimates of the logged controller and of the policies, with the same bits as in one process.

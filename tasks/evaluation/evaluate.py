@@ -48,12 +48,7 @@ def evaluate(
     to those alone. Members see the run's history, the champion its own.
 
     Args:
-        home: unused; every task takes it.
-        run: plant, seed, settings of evaluation, history, and held-out share.
-        dataset: dataset with the held-out episodes.
-        population: the members to compare.
         champion: champion to compare with; the tuned controller has no policy to estimate.
-        progress: called with the number of gradient steps, or of estimates on a Dask cluster.
 
     Returns:
         Estimates of each member, and differences of the selected member.
@@ -107,12 +102,7 @@ def evaluate(
 
 @contextmanager
 def _asking(later: Episodes, progress: Report | None) -> Iterator[Ask]:
-    """Provide the function that estimates: on a Dask cluster if one is configured, else in this process.
-
-    Args:
-        later: episodes of the final estimates; their estimators are fitted in parallel with the first ones.
-        progress: progress callback.
-    """
+    """Provide the function that estimates: on a Dask cluster if one is configured, else in this process."""
     with cluster() as client:
         if client is not None:
             yield lambda episodes, policies: estimates_by_workers(client, episodes, policies, progress)
@@ -164,9 +154,7 @@ def rank(supported: bool, gain: float, value: float, outside: float) -> tuple[bo
     """Return the sort key of `chosen`; the highest wins.
 
     Args:
-        supported: whether the logs support the estimate.
         gain: lower bound of the gain over the logged controller; NaN counts as the lowest.
-        value: estimated value.
         outside: share of steps outside the logs; NaN (estimate not finite) ranks last.
     """
     if supported:

@@ -19,9 +19,6 @@ def guarded(seconds: float = SECONDS) -> Run:
     """Return rollouts that give None for a batch that crashes or exceeds its budget.
 
     The thread of a late batch cannot be stopped; it ends with the process.
-
-    Args:
-        seconds: budget of a batch.
     """
 
     def run(

@@ -68,12 +68,10 @@ def fit_learned_model(
     """Fit models of the plant to logged steps.
 
     Args:
-        run: plant, seed and settings of evaluation.
         steps: logged steps of held-out windows, with history.
         normaliser: scale of `steps`.
         history: earlier values that are part of the observations.
         horizon: steps of the estimated return; `window_counts` gives the weights of windows.
-        progress: called with the number of gradient steps.
     """
     of_weights, of_resample, of_batches, of_ridge = jax.random.split(jax.random.key(run.seed + 2), 4)
     data = Transition(

@@ -27,11 +27,7 @@ def check_bundle(
     """Load a bundle in this process, answer the recorded inputs, and time the jitted action.
 
     Args:
-        folder: the bundle.
-        expected_digest: required digest of the composite, if known.
-        calls: number of timed actions.
         budget_us: largest allowed 99th percentile of one action, in microseconds.
-        source: the plant's code, if it is user code.
 
     Raises:
         BadInput: if there is no bundle.
@@ -84,11 +80,7 @@ def serve_check(
     """Run `check_bundle` in a fresh process.
 
     Args:
-        folder: the bundle.
-        expected_digest: required digest of the composite.
-        source: the plant's code, if it is user code.
         budget_us: largest allowed 99th percentile of one action, in microseconds.
-        calls: number of timed actions.
         timeout: seconds after which a silent process has failed.
 
     Returns:

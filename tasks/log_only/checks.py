@@ -54,11 +54,7 @@ def examine(home: Home, run: OpenedRun, dataset: Dataset, population: Population
     """Check fallback, bounds and support of the selected composite, on held-out rows and on odd inputs.
 
     Args:
-        home: unused; every task takes it.
-        run: plant, seed, fallback, support, and held-out share.
         dataset: dataset with the held-out rows; rows that calibrated the support do not judge it.
-        population: the members.
-        evaluation: names the selected member.
     """
     spec, bundle = plant_of(run).spec, population.members[evaluation.selected].bundle
     composite = load_bundle(bundle.folder, bundle.digest, run.source)[1]
@@ -74,16 +70,7 @@ def examine(home: Home, run: OpenedRun, dataset: Dataset, population: Population
 def estimate(
     home: Home, run: OpenedRun, dataset: Dataset, population: Population, evaluation: Evaluation, model: LearnedModel
 ) -> ModelEstimate:
-    """Run composite and fallback in the learned model from held-out starts: an estimate, never a certificate.
-
-    Args:
-        home: unused; every task takes it.
-        run: plant, seed, settings of evaluation, and held-out share.
-        dataset: dataset with the held-out starts.
-        population: the members.
-        evaluation: names the selected member.
-        model: the learned model.
-    """
+    """Run composite and fallback in the learned model from held-out starts: an estimate, never a certificate."""
     spec, logs, found = plant_of(run).spec, held_out_logs(run, dataset), load_model(model, plant_of(run).spec)
     bundle = population.members[evaluation.selected].bundle
     composite = load_bundle(bundle.folder, bundle.digest, run.source)[1]
@@ -143,13 +130,7 @@ def applied_before(logs: Logs) -> npt.NDArray[np.floating]:
 def trusted_rows(
     spec: PlantSpec, composite: Composite, logs: Logs
 ) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.bool_]]:
-    """Return the policy's action at each row alone, and whether the shield would allow it.
-
-    Args:
-        spec: spec of the plant.
-        composite: policy, shield and fallback.
-        logs: the rows, without history.
-    """
+    """Return the policy's action at each row alone, and whether the shield would allow it."""
     shield = composite.shield
     policy = composite.policy
     assert isinstance(shield, SupportShield)

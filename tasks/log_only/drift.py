@@ -99,8 +99,6 @@ def watch(home: Home, run: OpenedRun, dataset: Dataset, alarms_per_year: float) 
     """Compare newer logs with the champion's data, and log the result once.
 
     Args:
-        home: home with the ledger.
-        run: names the plant.
         dataset: the newer logs; episodes of the champion's dataset are left out.
         alarms_per_year: accepted false alarms per year.
 
@@ -140,7 +138,6 @@ def evidence_of(streams: list[Stream], new: Logs) -> tuple[Floats, list[SignalDr
     """Test all streams over the newer logs.
 
     Args:
-        streams: the signals.
         new: the newer logs, N steps.
 
     Returns:

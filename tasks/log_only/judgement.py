@@ -25,10 +25,7 @@ def screen_process(
     """Judge the gates before the servability check.
 
     Args:
-        run: settings `gates`.
-        validation: validation of the dataset.
         model: learned model with its prediction errors.
-        evaluation: off-policy evaluation.
         protection: checks of bounds, support and fallback.
     """
     evidence = ProcessEvidence(
@@ -48,13 +45,7 @@ def screen_process(
 
 @effect(name="check_service")
 def check_process_service(population: Population, evaluation: Evaluation, screening: Judgement) -> Service:
-    """Load the selected bundle in a fresh process, if every earlier gate passed.
-
-    Args:
-        population: the members.
-        evaluation: names the selected member.
-        screening: the earlier gates.
-    """
+    """Load the selected bundle in a fresh process, if every earlier gate passed."""
     if not may_serve(screening.gates):
         return Service()
     bundle = population.members[evaluation.selected].bundle

@@ -74,14 +74,7 @@ class FittedModel(NamedTuple):
 
 @cached()
 def fit_model(home: Home, run: OpenedRun, dataset: Dataset, progress: Report | None = None) -> LearnedModel:
-    """Fit an ensemble to bootstrapped training episodes, and compare its held-out predictions with baselines.
-
-    Args:
-        home: home for the weights.
-        run: plant, seed, settings of evaluation, history, and held-out share.
-        dataset: training and held-out episodes.
-        progress: called with the number of gradient steps.
-    """
+    """Fit an ensemble to bootstrapped training episodes, and compare its held-out predictions with baselines."""
     store = reader.StoredDataset.open(dataset.store, dataset.digest)
     training, held_out = (read_logs(store, episodes) for episodes in store.split(run.data.held_out))
     found = _fitted(run, training, progress)
@@ -105,11 +98,7 @@ def keep_model(
     """Write a model and its one-step errors into a folder named by their digest.
 
     Args:
-        home: home for the files.
-        plant: name of the plant.
-        found: the model.
         held_out: episodes for the one-step errors, the reference of drift detection.
-        prediction: prediction errors on them.
     """
     scores = {"scores": one_step_scores(found, held_out), "episode": held_out.episode}
     files = {"model.npz": npz_bytes(_as_arrays(found)), "residuals.npz": npz_bytes(scores)}
@@ -147,7 +136,6 @@ def one_step_scores(found: FittedModel, logs: Logs) -> npt.NDArray[np.float64]:
     """Return the squared error of each one-step prediction, averaged over signals; mean 1 over held-out rows.
 
     Args:
-        found: the model.
         logs: logged steps in physical units, without history.
     """
     scale = found.normaliser

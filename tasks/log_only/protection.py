@@ -50,8 +50,6 @@ def protect(home: Home, run: OpenedRun, dataset: Dataset) -> Bundle:
     """Store the fallback behind a shield calibrated on logs, as a composite without a policy.
 
     Args:
-        home: home for the bundle.
-        run: plant, seed, fallback, support, and held-out share.
         dataset: training episodes give references, rates and the cloned law; half of the held-out episodes the radius.
 
     Raises:
@@ -69,8 +67,6 @@ def calibrated_shield(run: OpenedRun, spec: PlantSpec, training: Logs, calibrati
     """Return a shield with the spec's bounds, rates and references of training episodes, and a calibrated radius.
 
     Args:
-        run: seed and support.
-        spec: spec of the plant.
         training: logged steps for rates and references.
         calibration: held-out steps for the radius.
     """
@@ -110,9 +106,6 @@ def make_fallback(run: OpenedRun, spec: PlantSpec, training: Logs, shield: Suppo
     """Return the fallback that a run describes.
 
     Args:
-        run: seed and fallback.
-        spec: spec of the plant.
-        training: logged steps to clone.
         shield: gives the default rates of a hold.
 
     Raises:

@@ -69,11 +69,6 @@ class Compared(NamedTuple):
 def compare(home: Home, run: OpenedRun, dataset: Dataset) -> Compared:
     """Compare a shadow's proposals with the plant's actions in newer logs, and log the result once.
 
-    Args:
-        home: home with the ledger.
-        run: plant and settings of the shadow.
-        dataset: the newer logs.
-
     Raises:
         Refused: if there is no shadow, or it was trained on these logs.
     """
@@ -104,10 +99,6 @@ def unseen_episodes(own: Dataset, newer: Dataset) -> tuple[reader.StoredDataset,
 
     The same rows may arrive in a different file, or in a folder together with newer ones.
 
-    Args:
-        own: dataset of the shadow.
-        newer: the newer logs.
-
     Raises:
         Refused: if a source belongs to the shadow's dataset, or no new episodes are left.
     """
@@ -122,14 +113,7 @@ def unseen_episodes(own: Dataset, newer: Dataset) -> tuple[reader.StoredDataset,
 
 
 def known_comparison(entries: Sequence[Entry], run: OpenedRun, shadow: Entry, dataset: Dataset) -> Entry | None:
-    """Find the logged comparison of a shadow with these logs at this rate of false alarms.
-
-    Args:
-        entries: comparisons of the plant.
-        run: gives the rate of false alarms.
-        shadow: entry of the shadow.
-        dataset: the newer logs.
-    """
+    """Find the logged comparison of a shadow with these logs at this rate of false alarms."""
     wanted = (shadow.digest, dataset.digest, run.shadow.alarms_per_year)
     found = ((e, e.read(ShadowComparison)) for e in entries)
     return next((e for e, c in found if (c.shadow, c.dataset, c.drift.alarms_per_year) == wanted), None)
@@ -148,13 +132,7 @@ def shadow_of(ledger: Ledger, plant: str) -> tuple[shadows.ShadowInForce, Candid
 
 
 def proposals(spec: PlantSpec, composite: Composite, logs: Logs) -> Proposals:
-    """Return the shadow's actions along logged episodes; its memory is reset at each episode.
-
-    Args:
-        spec: spec of the plant.
-        composite: policy, shield and fallback.
-        logs: the plant's steps.
-    """
+    """Return the shadow's actions along logged episodes; its memory is reset at each episode."""
     controller, policy = composite_controller(Process(spec)), composite.policy
     assert policy is not None
     first = np.zeros(len(logs.episode), bool)

@@ -39,8 +39,6 @@ class Readings:
     """Repeated readings of a home.
 
     Args:
-        home: the home, which is only read.
-        clock: seconds since 1970.
         say: called once for each part that cannot be read.
     """
 

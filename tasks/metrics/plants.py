@@ -26,13 +26,7 @@ MOST_REASONS = 10
 
 
 class Scene:
-    """A plant of a home at one time.
-
-    Args:
-        home: home with the datasets.
-        entries: verified entries of all plants.
-        plant: name of the plant.
-    """
+    """A plant of a home at one time."""
 
     def __init__(self, home: Home, entries: Sequence[Entry], plant: str) -> None:
         self.home, self.entries, self.plant = home, entries, plant

@@ -59,10 +59,6 @@ class Rise(Reference):
 def read_sources(store: Path, digest: str) -> tuple[SourceRecord, ...]:
     """Return the account of each source from a dataset's manifest.
 
-    Args:
-        store: the plant's folder of datasets.
-        digest: digest of the dataset.
-
     Raises:
         Refused: if the manifest was altered.
         OSError: if there is no manifest.
@@ -78,8 +74,6 @@ def quality_of(digest: str, sources: Sequence[SourceRecord], known: Collection[s
     """Sum the accounts of a dataset's sources.
 
     Args:
-        digest: digest of the dataset.
-        sources: accounts from `read_sources`.
         known: SHA-256 of sources to leave out, such as those of the champion's data.
 
     Returns:

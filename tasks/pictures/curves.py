@@ -25,12 +25,10 @@ def plot_curves(
     """Plot learning curves: a panel per metric, a line per member.
 
     Args:
-        path: PNG or SVG to write.
         steps: (L,) updates at which metrics were logged.
         curves: (P, L) values by metric.
         selected: the selected member, alone in colour. Default: a colour per member.
         labels: names of the members, without `selected`.
-        title: title of the picture.
     """
     from matplotlib.ticker import EngFormatter
 

@@ -30,8 +30,6 @@ def plot_disagreements(path: Path, spec: PlantSpec, stretches: Sequence[Stretch]
     """Plot logged and proposed actions: a row per stretch, a column per action.
 
     Args:
-        path: PNG or SVG to write.
-        spec: names and units of the actions.
         stretches: largest disagreements first; if empty, the picture says so.
     """
     rows, columns = max(len(stretches), 1), spec.action.size

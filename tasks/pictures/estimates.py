@@ -43,7 +43,6 @@ def draw_estimates(axes: Axes, rows: Mapping[str, Estimate], zero: bool = False)
     """Draw a dot with interval per estimate, the first at the top; estimates that are not finite are left out.
 
     Args:
-        axes: axes to draw on.
         rows: estimates by name; a controller has its own colour.
         zero: whether values are differences, drawn in one colour with a line at zero.
     """
@@ -72,7 +71,6 @@ def plot_intervals(path: Path, groups: Mapping[str, Mapping[str, Estimate]], con
     Without any estimate every quantity has an empty panel.
 
     Args:
-        path: PNG or SVG to write.
         groups: estimates by axis label and name; labels with "difference" get a line at zero.
         confidence: confidence of the intervals, for the title.
     """
@@ -99,9 +97,6 @@ def plot_ope(
     """Plot off-policy estimates against rollouts; with equal units, exact estimates lie on the diagonal.
 
     Args:
-        path: PNG or SVG to write.
-        estimates: off-policy estimate of each member.
-        rollouts: rollout result of each member.
         selected: index of the selected member; -1 if it is not among them.
         estimate_unit: quantity of the estimates.
         rollout_unit: quantity of the rollouts; if it differs, only the order is comparable.

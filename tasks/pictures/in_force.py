@@ -60,7 +60,6 @@ def draw_in_force(lanes: Sequence[Lane], begin: datetime, end: datetime) -> str:
     """Draw the timeline.
 
     Args:
-        lanes: one lane per plant.
         begin: left end of the time axis.
         end: right end, later than `begin`.
 

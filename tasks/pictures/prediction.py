@@ -9,12 +9,7 @@ from tasks.references import PredictionErrors
 
 
 def plot_prediction(path: Path, found: PredictionErrors) -> Path:
-    """Plot errors of free-running predictions against the horizon, a line per predictor.
-
-    Args:
-        path: PNG or SVG to write.
-        found: errors on held-out episodes.
-    """
+    """Plot errors of free-running predictions against the horizon, a line per predictor."""
     with drawn(6.4, 3.2, path) as figure:
         axes = figure.subplots()
         for i, (name, errors) in enumerate(found.errors.items()):

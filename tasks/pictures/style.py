@@ -30,7 +30,6 @@ def place_of(name: str, position: int) -> int:
     """Return a controller's index in PALETTE and DASHES, the same in every picture.
 
     Args:
-        name: name of the controller.
         position: position among the drawn controllers, used for names that are not in CONTROLLERS.
     """
     if name in CONTROLLERS:
@@ -45,7 +44,6 @@ def drawn(width: float, height: float, path: Path) -> Iterator[Figure]:
     Args:
         width: in inches.
         height: in inches.
-        path: PNG or SVG to write.
     """
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -54,10 +54,7 @@ def plot_trajectories(
     """Plot one episode under each controller, with common disturbances, limits and set points.
 
     Args:
-        path: PNG or SVG to write.
-        spec: names, units, limits and control period of the plant.
         controllers: episode by name, the candidate first.
-        shown: panels of the plant.
     """
     panels = _panels(spec, controllers, shown)
     count = len(panels) + spec.action.size
@@ -82,15 +79,10 @@ def plot_glance(
     """Plot the summary of a retraining: trajectory with limits, comparison, claim.
 
     Args:
-        path: PNG or SVG to write.
-        spec: names, units, limits and control period of the plant.
         controllers: episode by name, the candidate first.
-        comparison: estimate by controller.
-        shown: panels of the plant.
         verdict: verdict in a few words.
         reason: reason of the verdict in one sentence.
         claim: claim of the certificate in one sentence.
-        quantity: compared quantity.
     """
     panels = _panels(spec, controllers, shown)[:2]
     count = len(panels) + spec.action.size
@@ -126,12 +118,6 @@ def controllers_of(plant: Plant) -> dict[str, tuple[Controller, Params]]:
 
 def draw_plant(plant: Plant, path: Path, seed: int, episodes: int) -> dict[str, ControllerResult]:
     """Roll out every controller of a plant on the same episodes, and draw the first episode.
-
-    Args:
-        plant: the plant.
-        path: PNG or SVG to write.
-        seed: seed of the episodes.
-        episodes: number of episodes.
 
     Returns:
         Result of each controller.

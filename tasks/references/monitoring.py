@@ -15,7 +15,6 @@ def blocks_to_alarm(reference_blocks: int, log_evidence: float) -> int | None:
     """Return the least number of newer blocks that can raise an alarm; None if the reference is too short.
 
     Args:
-        reference_blocks: number of blocks of the reference.
         log_evidence: log evidence that raises an alarm.
     """
     # Imports NumPy, which readers of references do not need.

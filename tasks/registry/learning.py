@@ -33,10 +33,6 @@ class LearningRuns:
 
     Leaving the context without `end` marks the runs as failed.
 
-    Args:
-        registry: MLflow.
-        learning: the members.
-
     Example:
         >>> with LearningRuns(registry, learning) as runs:  # doctest: +SKIP
         ...     runs.log(curves, 20_000)
@@ -149,11 +145,6 @@ class LearningRuns:
 def rate_members(registry: Registry, plant: str, rated: Sequence[RatedMember]) -> None:
     """Log off-policy evaluations of members to their runs, for comparison in MLflow.
 
-    Args:
-        registry: MLflow.
-        plant: plant of the experiment.
-        rated: the members.
-
     Raises:
         ServiceMissing: if MLflow stops answering; a rerun completes the log.
     """
@@ -177,8 +168,6 @@ def log_numbers(registry: Registry, run_id: str, numbers: Mapping[str, float], s
     """Log occasional numbers, such as those of drift detection, to a version's run.
 
     Args:
-        registry: MLflow.
-        run_id: the run.
         numbers: values by metric; values that are not finite are left out.
         step: position on the metric's axis.
 

@@ -151,13 +151,7 @@ class Registry:
                 return str(found.experiment_id)
 
     def find(self, plant: str, run_key: str, digest: str) -> RegisteredVersion | None:
-        """Find the version of a run key and a composite, or None.
-
-        Args:
-            plant: the registered model.
-            run_key: key of the retraining.
-            digest: digest of the composite.
-        """
+        """Find the version of a run key and a composite, or None."""
         query = f"name = '{plant}' and tags.`{RUN_KEY}` = '{run_key}' and tags.`{COMPOSITE}` = '{digest}'"
         with self.answering():
             found = self.client.search_model_versions(query)
@@ -239,9 +233,6 @@ class Registry:
         """Set a version's tags, and either part of its description.
 
         Args:
-            plant: the registered model.
-            version: number of the version.
-            tags: tags to set; others stay.
             description: Markdown with the findings; None keeps the current text.
             told: Markdown with the ledger's status, see `version_page`; None keeps the current text.
         """
@@ -290,12 +281,6 @@ class Registry:
     ) -> list[str]:
         """Set the aliases by the ledger.
 
-        Args:
-            plant: the registered model.
-            champion: version of the champion, or None.
-            challenger: version that waits for approval, or None.
-            shadow: version of the shadow, or None.
-
         Returns:
             Descriptions of changes.
         """
@@ -314,11 +299,6 @@ class Registry:
 
     def fetch_model(self, plant: str, version: str, target: Path) -> Path:
         """Download a version's model without loading it.
-
-        Args:
-            plant: the registered model.
-            version: number of the version.
-            target: folder for the download.
 
         Returns:
             The downloaded folder.

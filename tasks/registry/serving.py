@@ -30,12 +30,6 @@ RESTORE = "restore it from a backup, or retrain, which registers the composite a
 def listed_model(home: Home, registry: Registry, plant: str, version: str) -> ServedModel:
     """Return every file of a version's model with its digest, for the ledger.
 
-    Args:
-        home: home that may have the files, so that no download is needed.
-        registry: MLflow.
-        plant: the registered model.
-        version: number of the version.
-
     Raises:
         Refused: if the model's code differs from this installation: listed code will be executed later.
     """
@@ -59,9 +53,6 @@ def load_model(
     copy.
 
     Args:
-        home: home with the ledger, which is only read.
-        registry: MLflow.
-        plant: the registered model.
         version: number of the version. Default: the ledger's champion, regardless of MLflow's alias.
         trust: file of pinned public keys, instead of the project's or the home's.
 
@@ -107,7 +98,6 @@ def check_aliases(plant: str, found: Mapping[str, str], wanted: Mapping[str, str
     """Compare MLflow's aliases of a plant with the ledger.
 
     Args:
-        plant: the registered model.
         found: version by alias in MLflow.
         wanted: version by alias by the ledger.
     """

@@ -94,11 +94,7 @@ class Submission:
         return {**self.tags, RUN_KEY: self.run_key, COMPOSITE: self.digest}
 
     def version_tags(self, model_id: str) -> dict[str, str]:
-        """Return the version's tags, which MLflow's table of versions shows in this order. The run has further digests.
-
-        Args:
-            model_id: id of the served model.
-        """
+        """Return the version's tags, which MLflow's table of versions shows in this order."""
         head = {HEAD: self.tags[HEAD]} if HEAD in self.tags else {}
         return {STATUS_TAG: "registered", COMPOSITE: self.digest, RUN_KEY: self.run_key, MODEL_ID: model_id} | head
 
@@ -111,14 +107,7 @@ class UploadedRun(NamedTuple):
 
 
 def upload(client: MlflowClient, experiment: str, submission: Submission, plant: Plant | Process) -> UploadedRun:
-    """Upload everything of a candidate except the version, once.
-
-    Args:
-        client: client of the server.
-        experiment: id of the plant's experiment.
-        submission: the candidate.
-        plant: plant of the bundle.
-    """
+    """Upload everything of a candidate except the version, once."""
     query = f"tags.`{RUN_KEY}` = '{submission.run_key}' and tags.`{COMPOSITE}` = '{submission.digest}'"
     for run in client.search_runs([experiment], filter_string=query):
         if run.info.status == "FINISHED":

@@ -47,12 +47,9 @@ class Checkpointing:
     """`resume` and `report` callbacks for `neorl_core.training.loop.train`: restore and save one training.
 
     Args:
-        checkpoints: checkpoints of the training.
-        progress: called with the number of gradient steps.
         seconds: least time between two checkpoints; the end is always saved.
         updates: least number of gradient steps between two checkpoints.
         score: off-policy estimate for comparing checkpoints; the best checkpoint is kept besides the newest.
-        log: record of the learning curves.
 
     Example:
         >>> with Checkpoints(folder, identity) as checkpoints:  # doctest: +SKIP
@@ -87,12 +84,7 @@ class Checkpointing:
         return RunState(**state)
 
     def report(self, state: RunState, updates: int) -> None:
-        """Save the state if a checkpoint is due, and report progress.
-
-        Args:
-            state: state of the training.
-            updates: gradient steps of the whole training.
-        """
+        """Save the state if a checkpoint is due, and report progress."""
         done = state.done
         if self.last is None and done:
             print(f"  train: resumes at {done:,} of {updates:,} updates", file=sys.stderr, flush=True)

@@ -47,10 +47,7 @@ def training_data(
     from the learner's own rows only, because the shield hands over outside it.
 
     Args:
-        run: seed, settings of training, and held-out share.
-        store: the dataset.
         spec: names, units and bounds of the plant, with the history stacked into the observation.
-        algorithm: algorithm to train.
         warm_up: gradient steps of the algorithm's warm-up.
 
     Raises:

@@ -65,8 +65,6 @@ def train_population(training: TrainingRun, progress: Report | None = None, log:
     """Train all members in the faster placement.
 
     Args:
-        training: the population.
-        progress: called with the gradient steps per member.
         log: record of the learning curves, if members share one program.
 
     Raises:
@@ -116,7 +114,6 @@ def train_share(training: TrainingRun, process: int, processes: int, progress: R
         training: the population; its run places members in processes.
         process: number of this machine, from 0.
         processes: number of machines: each takes every `processes`-th member.
-        progress: called with the gradient steps per member.
 
     Returns:
         Indices of the trained members.
@@ -173,7 +170,6 @@ def faster(members: int, cores: int, updates: int, together: float, rate: float,
     """Choose processes if `start + ceil(members / cores) updates / rate` seconds are less than one program takes.
 
     Args:
-        members: number of members.
         cores: number of simultaneous processes.
         updates: gradient steps of each member.
         together: remaining seconds of one program.

@@ -104,11 +104,6 @@ def learning_sources(run: OpenedRun) -> str:
 def training_run(home: Home, run: OpenedRun, dataset: Dataset) -> TrainingRun:
     """Check the settings of a run, and open the data.
 
-    Args:
-        home: home for the checkpoints.
-        run: plant, seed, settings of training, and held-out share.
-        dataset: training data.
-
     Raises:
         ValueError: if a hyper-parameter is unknown, or devices are missing.
     """
@@ -147,12 +142,8 @@ def train_members(
     """Train all members in one program, or a single member; one process at a time, others wait.
 
     Args:
-        training: the population.
-        rows: prepared transitions.
         only: index of a single member to train. Default: all members.
-        progress: called with the gradient steps per member.
         observe: called with the rate, once known, and the remaining steps; an exception ends the training.
-        log: record of the learning curves.
 
     Returns:
         The final state on the host (for a single diverged member, the last good state), and the gradient steps per

@@ -31,11 +31,8 @@ def open_recording(
     that their rows are checked.
 
     Args:
-        home: home with the datasets.
         named: argument for `tasks.ingest.find_dataset`.
-        options: facts that a source lacks.
         folder: folder of a dataset that was generated outside the home.
-        progress: called with (done, total, unit).
 
     Raises:
         BadInput: as `recordings.read` and `find_dataset`.

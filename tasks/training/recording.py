@@ -127,16 +127,10 @@ def fit_recording(
     """Train one policy per seed and write the results; a killed run resumes.
 
     Args:
-        log: training data.
         out: folder for policy.npz (policy-<seed>.npz when there are several), curves.npz, curves.png, run.json and
             the checkpoints.
-        known: the algorithm.
-        updates: gradient steps.
         seeds: number of seeds, from 0.
-        overrides: overrides of the algorithm's defaults.
         batch_size: transitions per gradient step.
-        progress: called with the number of gradient steps.
-        learning: opens the record of the learning curves.
         save_seconds: least time between two checkpoints.
 
     Returns:

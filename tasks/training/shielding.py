@@ -19,8 +19,6 @@ def shield_of(
     """Return the shield as arrays: the run's values by name, defaults elsewhere.
 
     Args:
-        spec: names, units and limits of the plant.
-        settings: the run's `shield`.
         envelope: lowest and highest trusted observation, (O,) each. Default: the bounds of the spec.
 
     Raises:

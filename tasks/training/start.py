@@ -21,7 +21,6 @@ def save_start(home: Home, state: TrainState) -> str:
     """Store the weights of a population's first member in `starts/`.
 
     Args:
-        home: the home.
         state: final state of a training, with a leading axis on every array.
 
     Returns:
@@ -41,11 +40,6 @@ def start_file(home: Home, digest: str) -> Path:
 
 def with_start(home: Home, fresh: TrainState, digest: str) -> TrainState:
     """Return a fresh population that starts from stored weights.
-
-    Args:
-        home: the home.
-        fresh: population with weights drawn by seed.
-        digest: digest of the weights.
 
     Raises:
         Refused: if the weights are missing, altered, or of different networks.

@@ -63,13 +63,7 @@ def train(
     """Train the members of every learner, one per seed and grid point, and store each as a composite.
 
     Args:
-        home: home for checkpoints, curves and bundles.
-        run: plant, seed, settings of training, and held-out share; settings of evaluation if the best checkpoint ships.
-        dataset: training data.
-        progress: called with the gradient steps per member.
-        identification: estimated constants, for the shield's predictions.
         protection: fallback and shield of a log-only plant.
-        learning: opens the record of the learning curves.
 
     Returns:
         The members whose training stayed finite, and the learning curves of all.
@@ -125,12 +119,7 @@ def train_shares(
     """Train one machine's share of every learner's members; `train` on one machine then collects them.
 
     Args:
-        home: home that the machines share.
-        run: as for `train`.
-        dataset: training data.
         process: number of this machine, from 0.
-        processes: number of machines.
-        progress: called with the gradient steps per member.
 
     Returns:
         Titles of the trained members.
@@ -249,13 +238,7 @@ def _shielded(
 
 
 def keep_bundle(home: Home, composite: Composite, plant: KnownPlant | str) -> Bundle:
-    """Write a composite under its digest, once.
-
-    Args:
-        home: home for the bundle.
-        composite: the composite.
-        plant: the plant, or the name of a built-in plant.
-    """
+    """Write a composite under its digest, once."""
     plant = plant_named(plant) if isinstance(plant, str) else plant
     digest = composite_digest(composite, plant)
     bundle = Bundle(digest=digest, plant=plant.name, folder=home.folder("bundles", plant.name) / digest[:24])
@@ -266,13 +249,7 @@ def keep_bundle(home: Home, composite: Composite, plant: KnownPlant | str) -> Bu
 
 @cached(name="fallback")
 def fallback_composite(home: Home, run: OpenedRun, identification: Identification = KNOWN) -> Bundle:
-    """Store the tuned controller as a composite: the fallback of the shield, and a possible champion.
-
-    Args:
-        home: home for the bundle.
-        run: plant and shield; rate limits apply to this controller too.
-        identification: estimated constants of the plant.
-    """
+    """Store the tuned controller as a composite: the fallback of the shield, and a possible champion."""
     plant = plant_of(run)
     simulator = simulator_of(plant, identification)
     return keep_bundle(home, make_composite(simulator, shield=shield_of(simulator.spec, run.shield)), plant)

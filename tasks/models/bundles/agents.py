@@ -36,11 +36,8 @@ class Agent(agent.Agent):
         its kind of action.
 
         Args:
-            path: the file or folder.
             expected_digest: digest of a bundle, from registry, ledger or certificate.
             source: the code of a bundle's plant, if it is user code (`find_code`).
-            algorithm: algorithm for `train`.
-            hyperparameters: hyper-parameters for `train`.
 
         Raises:
             BadInput: if there is no such file, or an algorithm or hyper-parameter is unknown.

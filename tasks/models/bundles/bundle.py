@@ -77,8 +77,6 @@ def answers(plant: Plant | Process, composite: Composite, observations: Floats, 
     """Return the composite's actions along a recorded sequence, with memory from step to step.
 
     Args:
-        plant: gives fallback and model of the shield.
-        composite: policy, shield, fallback and model constants.
         observations: (N, O), physical units.
         applied: (N, A), the action applied before each observation.
 
@@ -149,9 +147,6 @@ def save_bundle(
     """Write a composite as a bundle; the same composite gives the same bytes.
 
     Args:
-        folder: folder to create.
-        composite: the composite.
-        plant: the plant, or the name of a built-in or installed plant.
         meta: further digests and names, not part of the composite's digest.
 
     Returns:
@@ -276,9 +271,7 @@ def load_bundle(
     Files are not trusted: sizes are checked before reading, shapes before allocation, structure before computation.
 
     Args:
-        folder: the bundle.
         expected_digest: digest of the composite, from registry, ledger or certificate.
-        source: the plant's code, if it is user code (`user_code.loading.find_code`).
 
     Returns:
         (plant, composite), arrays on JAX's default device.

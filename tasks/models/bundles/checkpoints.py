@@ -50,7 +50,6 @@ class Checkpoints:
     """Checkpoints of one training.
 
     Args:
-        folder: folder to create or open.
         identity: JSON object that identifies the training (configuration, dataset digest, code digest, ...). A folder
             with a different identity is refused.
         keep: number of newest checkpoints to keep, besides the one with the highest score.
@@ -124,7 +123,6 @@ class Checkpoints:
         """Start writing a state; it survives a kill once complete, at the latest after `wait`.
 
         Args:
-            step: number of gradient steps.
             state: a pytree of plain arrays (keys as uint32 data, as in `TrainState`).
             score: off-policy estimate of the value; ignored if not finite.
 

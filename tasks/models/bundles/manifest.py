@@ -109,11 +109,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _manifest(value: dict[str, Any]) -> Manifest:
-    """Parse `composite.json`, without its own digest.
-
-    Raises:
-        ValueError: if a key is missing, unknown or has the wrong type.
-    """
+    """Parse `composite.json`, without its own digest."""
     keys = {"schema", "plant", "digest", "structure", "files", "meta"}
     if set(value) - {"code", "site"} != keys:
         raise ValueError(f"unknown or missing keys for {SCHEMA}: {', '.join(sorted(value))}")

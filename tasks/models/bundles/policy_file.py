@@ -66,12 +66,6 @@ class PolicyFile(NamedTuple):
 def save_policy(path: Path, policy: Policy, spec: PlantSpec, made_by: MadeBy) -> str:
     """Write a policy; the same policy gives the same bytes.
 
-    Args:
-        path: the .npz file.
-        policy: weights and normaliser.
-        spec: names and bounds of observations and actions.
-        made_by: training of the policy.
-
     Returns:
         The digest of arrays and spec, without `made_by`.
     """

@@ -46,7 +46,6 @@ def flatten(node: Params, arrays: Arrays, path: str = "") -> Any:
     Args:
         node: NamedTuples, mappings, tuples, lists, numbers and arrays.
         arrays: receives the arrays, little-endian, by path.
-        path: path of this node.
 
     Returns:
         The structure as JSON with names of arrays.
@@ -82,7 +81,6 @@ def build_composite(structure: Any, arrays: Mapping[str, npt.NDArray[Any]], plan
     Args:
         structure: JSON of any origin.
         arrays: arrays by name; each is used once.
-        plant: plant of the composite.
 
     Returns:
         The composite, with arrays on JAX's default device.

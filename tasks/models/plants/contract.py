@@ -32,11 +32,6 @@ SAMPLES = 4
 def read_plant(module: ModuleType, attribute: str, file: str) -> Plant:
     """Return the plant that a module builds, after checking the contract of `docs/how-to/own-simulator.md`.
 
-    Args:
-        module: the imported module.
-        attribute: name of the plant in the module.
-        file: path of the module, for messages.
-
     Raises:
         BadInput: names the first violation.
     """

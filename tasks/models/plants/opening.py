@@ -32,10 +32,6 @@ def open_run(config: Path | str) -> OpenedRun:
 def opened_learners(run: OpenedRun, project: Path) -> OpenedRun:
     """Look up a run's algorithms; a plant with a discrete action has different defaults.
 
-    Args:
-        run: run with its plant looked up.
-        project: folder with the algorithms' code.
-
     Raises:
         BadInput: if an algorithm is unknown, or its code cannot be used.
     """
@@ -50,7 +46,6 @@ def opened(run: OpenedRun, project: Path | None = None) -> OpenedRun:
     """Look up a run's plant; a run that is already opened is returned unchanged.
 
     Args:
-        run: the run.
         project: folder with the plant's code. Default: the working directory.
 
     Raises:
@@ -101,15 +96,7 @@ def kind_of(run: OpenedRun) -> str:
 
 
 def _of_site(run: OpenedRun, site: Site) -> OpenedRun:
-    """Turn a run of the common plant into the site's run, with the site's name and lineage.
-
-    Args:
-        run: opened run of the common plant.
-        site: the site's differences.
-
-    Raises:
-        BadInput: if a constant or limit is unknown, or the plant is log-only.
-    """
+    """Turn a run of the common plant into the site's run, with the site's name and lineage."""
     if not isinstance(run.source, Described):
         source = SiteOf(site=site, plant=run.plant, code=run.source if isinstance(run.source, UserCode) else None)
         found = run.model_copy(update={"plant": site.name, "site": site, "source": source})

@@ -65,7 +65,6 @@ def algorithm_at(reference: str, project: Path) -> KnownAlgorithm:
     Args:
         reference: name of a built-in algorithm or of an installed one (entry-point group `neorl.algorithms`), a file of
             the project, or `package.module:NAME`.
-        project: folder with the code.
 
     Raises:
         BadInput: if there is none.
@@ -117,10 +116,6 @@ def algorithm_of_code(code: UserCode) -> KnownAlgorithm:
 
 def check_algorithm(algorithm: Algorithm, place: str) -> None:
     """Check an algorithm's contract on a plant with three signals and two actions.
-
-    Args:
-        algorithm: the algorithm.
-        place: location of the algorithm, for messages.
 
     Raises:
         BadInput: names the first violation.

@@ -68,7 +68,6 @@ def find_code(reference: str, project: Path, kind: Kind = PLANT) -> UserCode:
     Args:
         reference: `plants/tank.py`, `plants/tank.py:OTHER` or `package.module:PLANT`.
         project: folder with the code; references may not leave it.
-        kind: kind of object.
 
     Raises:
         BadInput: if there is no such file in the project, or it is not Python.
