@@ -22,12 +22,7 @@ HOME_NAME = "in the home's name"
 
 
 def decisions_in(entries: Sequence[Entry], period: Period) -> Iterator[DecisionRow]:
-    """Yield approvals, reviews, rejections, withdrawals, rollbacks, policies and extensions of a period.
-
-    Args:
-        entries: verified entries up to the end of the period.
-        period: the period.
-    """
+    """Yield approvals, reviews, rejections, withdrawals, rollbacks, policies and extensions of a period."""
     for entry in entries:
         if not period.contains(entry.timestamp):
             continue

@@ -57,12 +57,7 @@ def draft_of_run(plant: Plant, run: OpenedRun) -> SafetyPolicy:
 
 
 def draft_of_champion(entries: Sequence[Entry], plant: str) -> SafetyPolicy | None:
-    """Draft a policy that the claim of a plant's champion meets; None without a champion.
-
-    Args:
-        entries: entries of the ledger.
-        plant: name of the plant.
-    """
+    """Draft a policy that the claim of a plant's champion meets; None without a champion."""
     now = champion(entries, plant)
     claims = certified_claims(entries, plant, now.body["composite"]) if now is not None else []
     if now is None or not claims:

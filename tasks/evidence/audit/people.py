@@ -19,12 +19,7 @@ NAME = "people"
 
 
 def check_people(entries: Sequence[Entry], trust: TrustRoot) -> list[Check]:
-    """Check keys and the persons who decided.
-
-    Args:
-        entries: verified entries.
-        trust: trust root in force.
-    """
+    """Check keys and the persons who decided."""
     with suppress(ValidationError, ValueError, KeyError):
         failures = [Check(NAME, False, fault) for fault in check_pins(counting(entries, trust.pins), trust)]
         failures += [Check(NAME, False, fault) for fault in _resting(counting(entries, trust.pins))]

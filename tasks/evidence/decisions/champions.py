@@ -216,13 +216,7 @@ def approvals_of(history: Sequence[Entry], promotion: Entry) -> list[Entry]:
 
 
 def rollback_content(history: Sequence[Entry], plant: str, body: RollbackBody) -> Content:
-    """Return the content of the statement for a rollback, from the current ledger.
-
-    Args:
-        history: all entries before the rollback.
-        plant: name of the plant.
-        body: the rollback without its signature.
-    """
+    """Return the content of the statement for a rollback, from the current ledger."""
     results = certified_claims(history, plant, body.composite)
     certificate = certificate_file(results[-1][0]) if results else None
     policy = policy_entry(history, plant)
@@ -297,10 +291,6 @@ def before_policy(history: Sequence[Entry], plant: str) -> str | None:
     """Return a message if the champion predates the policy in force and its claim does not meet it, else None.
 
     It stays in service: a policy decides about later promotions, so its approval rules do not apply to this champion.
-
-    Args:
-        history: verified entries.
-        plant: name of the plant.
     """
     now, signed = champion(history, plant), policy_entry(history, plant)
     if now is None:

@@ -147,12 +147,7 @@ def check_extension(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def extension_content(shadow: Entry, body: ExtensionBody) -> Content:
-    """Return the content of the statement that extends a shadow.
-
-    Args:
-        shadow: entry of the shadow.
-        body: the extension without its signature.
-    """
+    """Return the content of the statement that extends a shadow."""
     about = {"composite": shadow.body["composite"], "days": str(body.days), "shadow": body.shadow}
     return Content("extension", shadow.plant, about, note=body.note)
 

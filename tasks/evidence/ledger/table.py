@@ -81,9 +81,6 @@ CALL = 10
 def connect(url: str) -> sql.Engine:
     """Return the engine for a ledger's URL; it caches compiled statements but no connection.
 
-    Args:
-        url: SQLAlchemy URL: `sqlite:///PATH`, or `postgresql://USER:PASSWORD@HOST/DATABASE`.
-
     Raises:
         BadInput: if the URL is malformed or its database has no driver.
     """

@@ -41,9 +41,6 @@ def before_each(entries: Sequence[Entry]) -> Iterator[tuple[list[Entry], Entry]]
     Equals `counting` of the earlier entries, but avoids recomputing it for every entry: before the first rotation or
     revocation all entries count, and later the set changes only with further ones.
 
-    Args:
-        entries: all verified entries from the first on.
-
     Yields:
         A new list of the earlier entries, and the entry.
     """

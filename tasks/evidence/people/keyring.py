@@ -161,12 +161,7 @@ def home_keys_out(history: Iterable[Entry]) -> dict[str, Entry]:
 
 
 def check_pins(history: Sequence[Entry], trust: TrustRoot) -> list[str]:
-    """Compare the trust root with the ledger's keys of persons; return one message for each difference.
-
-    Args:
-        history: verified entries.
-        trust: trust root in force.
-    """
+    """Compare the trust root with the ledger's keys of persons; return one message for each difference."""
     pinned, faults = {pin.id: pin for pin in trust.pins if pin.person}, []
     for key in keyring(history).values():
         pin = pinned.get(key.id)

@@ -174,9 +174,6 @@ class WitnessClient:
     def nonces(self, record: Entry) -> NonceBody:
         """Have a head with the commitment countersigned, and get the nonces of the commitment's witnesses.
 
-        Args:
-            record: entry of the commitment.
-
         Raises:
             Refused: if one of the witnesses does not answer or is no longer pinned.
         """

@@ -46,7 +46,7 @@ def test_an_old_home_opens_and_migrates_after_a_backup(
     old: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["audit", "verify"]) == 0
-    assert {finding.name: finding.cure for finding in examine(old)}["layout"].startswith("'neorl down'")
+    assert {finding.name: finding.cure for finding in examine(old)}["layout"].startswith("run 'neorl down'")
     capsys.readouterr()
     assert run(["migrate", "--json"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
