@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from configs.federation import Federation, Site
     from tasks.federation.coordinator import Result
     from tasks.federation.site import Participant
-    from tasks.federation.transport.network import Reach
+    from tasks.federation.transport.network import Transport
 
 federate = group("Train over several sites without moving their data (federated learning).")
 
@@ -30,13 +30,13 @@ def federate_run(file: FederationFile, as_json: AsJson = False) -> None:
 
     Example: neorl federate run federation.yaml
     """
-    from tasks.federation.transport.network import over_flower
+    from tasks.federation.transport.network import flower_transport
 
     federation, home = _federation(file), Home.locate()
     keep_compiled(create_home=True)
-    with over_flower(federation, home.folder("federations", "superlink"), file.resolve().parent) as reach:
+    with flower_transport(federation, home.folder("federations", "superlink"), file.resolve().parent) as transport:
         say(f"listens on {federation.network.address}, waits for {', '.join(sorted(federation.sites))}")
-        _emit_result(_run(federation, reach, home), as_json)
+        _emit_result(_run(federation, transport, home), as_json)
 
 
 @federate.command("join")
@@ -71,7 +71,7 @@ def federate_simulate(
 
     Example: neorl federate simulate federation.yaml north.yaml south.yaml
     """
-    from tasks.federation.transport.network import Within
+    from tasks.federation.transport.network import InProcess
 
     federation, home = _federation(file), Home.locate()
     keep_compiled(create_home=True)
@@ -80,7 +80,7 @@ def federate_simulate(
     if names != wanted:
         raise BadInput(f"the files are of sites {', '.join(names)}: name one file for each of {', '.join(wanted)}.")
     participants = {site.site: participant_of(site, home).answer for site in found}
-    _emit_result(_run(federation, Within(participants), home), as_json)
+    _emit_result(_run(federation, InProcess(participants), home), as_json)
 
 
 @federate.command("show")
@@ -165,13 +165,13 @@ def read_site(file: Path) -> Site:
     return load_yaml(file, Site)
 
 
-def _run(federation: Federation, reach: Reach, home: Home) -> Result:
+def _run(federation: Federation, transport: Transport, home: Home) -> Result:
     from tasks.evidence.ledger.ledger import Ledger
     from tasks.federation.coordinator import run_federation
     from tasks.files.canonical import exclusive
 
     with exclusive(home.folder("federations") / f"{federation.plant}.lock"):
-        return run_federation(federation, reach, home, Ledger.open(home), say)
+        return run_federation(federation, transport, home, Ledger.open(home), say)
 
 
 def _emit_result(result: Result, as_json: bool) -> None:

@@ -1,1 +1,1 @@
-"""Training over several sites whose rows stay where they are: what a site does, and what its coordinator does."""
+"""Federated learning: a coordinator trains over several sites, whose rows stay at the sites."""

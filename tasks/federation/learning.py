@@ -1,4 +1,4 @@
-"""What a federation trains, as coordinator and sites make it alike from the same terms."""
+"""Learner and rules of a federation, built identically by coordinator and sites from the same terms."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ from neorl_core.types import PlantSpec
 
 
 class Learning(NamedTuple):
-    """The learner that all begin with, and how a round goes."""
+    """Initial learner and rule of the rounds."""
 
     algorithm: Algorithm
     config: Any
     train: TrainState
-    """Weights, key and step that all begin with."""
+    """Initial weights, key and step, equal everywhere."""
     rule: Rule
     warm_up: int
-    """Rounds in which `Algorithm.warm_up` is the update."""
+    """Number of rounds that use `Algorithm.warm_up`."""
 
-    def rule_of(self, number: int) -> Rule:
-        """The rule of a round, counted from 1."""
+    def rule_for(self, number: int) -> Rule:
+        """Return the rule of a round, counted from 1."""
         return self.rule._replace(algorithm=phase(self.algorithm, number <= self.warm_up))
 
 
-def learning_of(terms: Terms, spec: PlantSpec, aggregate: Aggregation | None = None) -> Learning:
-    """What these terms train on this plant.
+def make_learning(terms: Terms, spec: PlantSpec, aggregate: Aggregation | None = None) -> Learning:
+    """Build the learner and the rule for a plant.
 
     Args:
-        terms: of the federation.
-        spec: of the plant.
-        aggregate: at the coordinator; a site does without.
+        terms: terms of the federation.
+        spec: spec of the plant.
+        aggregate: aggregation at the coordinator; unused at a site.
 
     Raises:
-        BadInput: on an algorithm, a hyper-parameter or parts that do not go together.
+        BadInput: if an algorithm, hyper-parameter or combination is invalid.
     """
     try:
         algorithm = get_algorithm(terms.algorithm)
@@ -64,8 +64,8 @@ def learning_of(terms: Terms, spec: PlantSpec, aggregate: Aggregation | None = N
         private = Privacy(terms.privacy.clip, terms.privacy.noise) if terms.privacy else None
         rule = Rule(
             algorithm,
-            method_of(terms),
-            aggregate_of(aggregate or Aggregation()),
+            make_method(terms),
+            make_aggregate(aggregate or Aggregation()),
             terms.updates,
             terms.batch_size,
             privacy=private,
@@ -77,13 +77,12 @@ def learning_of(terms: Terms, spec: PlantSpec, aggregate: Aggregation | None = N
     warm_up = -(-warm_up_updates(algorithm, config) // terms.updates)
     if warm_up >= terms.rounds:
         raise BadInput(
-            f"expected more rounds than the {warm_up} of the warm-up of {algorithm.name}, got {terms.rounds}."
+            f"rounds must exceed the {warm_up} warm-up rounds of {algorithm.name}, got {terms.rounds}: raise rounds"
         )
     return Learning(algorithm, config, train, rule, warm_up)
 
 
-def method_of(terms: Terms) -> Method:
-    """The method that is named, with its constant."""
+def make_method(terms: Terms) -> Method:
     if terms.method == "fedprox":
         return fedprox(terms.pull)
     if terms.method == "fedora":
@@ -91,8 +90,7 @@ def method_of(terms: Terms) -> Method:
     return SCAFFOLD if terms.method == "scaffold" else FEDAVG
 
 
-def aggregate_of(asked: Aggregation) -> Aggregate:
-    """The aggregate that is named, with its constant."""
+def make_aggregate(asked: Aggregation) -> Aggregate:
     if asked.kind == "trimmed_mean":
         return trimmed_mean(asked.trimmed)
     if asked.kind == "krum":
@@ -101,7 +99,7 @@ def aggregate_of(asked: Aggregation) -> Aggregate:
 
 
 def site_key(train: TrainState, site: str) -> Any:
-    """A site's own key, made of the federation's and its name."""
+    """Derive a site's random key from the federation's key and the site's name."""
     number = int.from_bytes(hashlib.sha256(site.encode()).digest()[:4])
     key = jax.random.wrap_key_data(train.key, impl="threefry2x32")
     return jax.random.key_data(jax.random.fold_in(key, number))

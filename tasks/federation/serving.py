@@ -1,4 +1,4 @@
-"""A site's process: it keeps a SuperNode connected to the coordinator, and answers what comes through it."""
+"""Process of a site: keeps a SuperNode connected to the coordinator and answers messages."""
 
 from __future__ import annotations
 
@@ -9,62 +9,62 @@ from pathlib import Path
 
 from configs.errors import BadInput, NeoRLError
 from configs.federation import Coordinator, Site
-from tasks.federation.transport import environment
+from tasks.federation.transport import flower_process
 from tasks.federation.transport.frames import Frame, Pipe
 from tasks.federation.transport.network import Answer, Message
 
-SOON, LATEST = 1.0, 30.0
-"""Seconds until a SuperNode that ended is started anew: twice as many each time, until it is asked something."""
+FIRST_WAIT, LONGEST_WAIT = 1.0, 30.0
+"""Seconds before a SuperNode is restarted; the wait doubles until a question arrives."""
 
 
 def serve(terms: Site, beside: Path, folder: Path, answer: Answer, say: Callable[[str], None] = print) -> None:
     """Answer the coordinator until interrupted.
 
-    A SuperNode ends where the coordinator does not know its key yet, or forgot it when it was started anew; another
-    takes its place.
+    A SuperNode exits if the coordinator does not know the site's key, for instance after a restart; `serve` then
+    starts a new SuperNode.
 
     Args:
         terms: the site's file.
-        beside: the folder that paths in it are relative to.
-        folder: for Flower's log and files.
-        answer: what the site does with a message.
-        say: where a line goes when the connection is lost.
+        beside: folder that paths in the file are relative to.
+        folder: folder for Flower's log and files.
+        answer: answers a message.
+        say: callback for progress messages.
 
     Raises:
-        ServiceMissing: when Flower is not installed.
-        BadInput: when a file that the site's file names is missing.
+        ServiceMissing: if Flower is not installed.
+        BadInput: if a file named in the site's file is missing.
     """
-    arguments, wait = _arguments(terms.coordinator, beside), SOON
+    arguments, wait = _arguments(terms.coordinator, beside), FIRST_WAIT
     while True:
-        node = environment.start("supernode", folder, arguments, app="--clientappio-api-address")
+        node = flower_process.start("supernode", folder, arguments, app="--clientappio-api-address")
         try:
-            while (frame := _heard(node.pipe)) is not None:
+            while (frame := _receive(node.pipe)) is not None:
                 if frame.kind == "ask":
-                    wait, answered = SOON, _answered(answer, frame)
-                    with suppress(OSError):  # gone meanwhile, which the next frame tells
-                        node.pipe.send(answered)
+                    wait, reply = FIRST_WAIT, _reply(answer, frame)
+                    with suppress(OSError):  # the connection closed; the next `receive` reports it
+                        node.pipe.send(reply)
         finally:
             node.stop()
         say(f"not connected to {terms.coordinator.address} (see {node.log}): trying again in {wait:g} s")
         time.sleep(wait)
-        wait = min(2 * wait, LATEST)
+        wait = min(2 * wait, LONGEST_WAIT)
 
 
-def _heard(pipe: Pipe) -> Frame | None:
+def _receive(pipe: Pipe) -> Frame | None:
     try:
         return pipe.receive()
     except (EOFError, OSError):
         return None
 
 
-def _answered(answer: Answer, frame: Frame) -> Frame:
+def _reply(answer: Answer, frame: Frame) -> Frame:
     try:
         return Frame("answer", *answer(Message(frame.text, frame.arrays)))
     except NeoRLError as error:
         return Frame("failed", str(error))
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:
-        # Whatever a coordinator sends, the site stays; what it holds is its own.
-        return Frame("failed", f"expected a message that this site can answer, got {type(error).__name__}: {error}")
+        # No message of a coordinator may end the site's process.
+        return Frame("failed", f"the site cannot answer this message ({type(error).__name__}: {error})")
 
 
 def _arguments(coordinator: Coordinator, beside: Path) -> list[str]:
@@ -74,5 +74,5 @@ def _arguments(coordinator: Coordinator, beside: Path) -> list[str]:
     authority, key = beside / coordinator.authority, beside / coordinator.key
     for path, cure in ((authority, "ask the coordinator for it"), (key, f"make it with 'neorl federate key {key}'")):
         if not path.is_file():
-            raise BadInput(f"expected a file at {path}, got none: {cure}.")
+            raise BadInput(f"{path} is missing: {cure}")
     return [*arguments, f"--root-certificates={authority}", f"--auth-supernode-private-key={key}"]

@@ -14,33 +14,33 @@ from pathlib import Path
 
 from configs.home import Home
 from flows.cli.federate import participant_of, read_site
+from tasks.federation.messages import read_question
 from tasks.federation.serving import serve
 from tasks.federation.transport.network import HELLO, Message
-from tasks.federation.words import question_of
 
 
 def main() -> None:
     """Serve like a site, with the requested misbehaviour."""
-    what, _, when = sys.argv[1].partition("=")
+    kind, _, when = sys.argv[1].partition("=")
     when, _, seconds = when.partition(":")
     file, home = Path(sys.argv[2]), Home.locate()
     terms = read_site(file)
     participant = participant_of(terms, home)
 
     def answer(message: Message) -> Message:
-        found = participant.answer(message)
-        if message.text == HELLO or question_of(message).kind != "round":
-            return found
-        if str(question_of(message).number) != when:
-            return found
-        if what == "dies":
+        reply = participant.answer(message)
+        if message.text == HELLO or read_question(message).kind != "round":
+            return reply
+        if str(read_question(message).number) != when:
+            return reply
+        if kind == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
-        if what == "late":
+        if kind == "late":
             time.sleep(float(seconds))
-        if what == "lies":
-            lie = {name: -1000 * array for name, array in found.arrays.items() if name.startswith("change/")}
-            return found._replace(arrays={**found.arrays, **lie})
-        return found
+        if kind == "lies":
+            lie = {name: -1000 * array for name, array in reply.arrays.items() if name.startswith("change/")}
+            return reply._replace(arrays={**reply.arrays, **lie})
+        return reply
 
     with suppress(KeyboardInterrupt):
         serve(terms, file.parent, home.folder("federations", "supernode"), answer)

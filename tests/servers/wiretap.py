@@ -6,7 +6,7 @@ import socket
 import threading
 from contextlib import suppress
 
-from tasks.federation.transport.environment import HOST
+from tasks.federation.transport.flower_process import HOST
 
 
 class Wiretap:

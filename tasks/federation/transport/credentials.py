@@ -1,4 +1,4 @@
-"""Who is who on the network: a certificate for the coordinator's SuperLink, and a key for each site's SuperNode."""
+"""Credentials: a certificate for the coordinator's SuperLink, and a key for each site's SuperNode."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from tasks.files.canonical import read_secret, sha256_hex, write_secret
 from tasks.files.certificates import fresh_key, issue_certificate
 
 LOOPBACK = "127.0.0.1"
-"""Where the coordinator itself speaks to its SuperLink, by the same certificate."""
+"""Address at which the coordinator connects to its SuperLink; also in the certificate."""
 AUTHORITY, CERTIFICATE, KEY = "authority.pem", "superlink.pem", "superlink-key.pem"
 
 
 def make_certificate(folder: Path, hosts: list[str]) -> None:
-    """Make a certificate for the SuperLink, and an authority for it alone whose key is forgotten.
+    """Make a certificate for the SuperLink and its own authority; the authority's key is discarded.
 
     Args:
-        folder: where `authority.pem` (for the sites), `superlink.pem` and `superlink-key.pem` are written.
-        hosts: names and addresses under which sites reach the coordinator.
+        folder: folder for `authority.pem` (for the sites), `superlink.pem` and `superlink-key.pem`.
+        hosts: names and addresses of the coordinator.
 
     Raises:
-        BadInput: when there is a certificate already.
+        BadInput: if there is already a certificate.
     """
     if (folder / CERTIFICATE).exists():
-        raise BadInput(f"expected no certificate in {folder}, got one: remove it if sites are to pin another.")
+        raise BadInput(f"{folder / CERTIFICATE} exists: remove it first if the sites are to pin a new one")
     made = issue_certificate("neorl superlink", [*hosts, LOOPBACK])
-    # The certificate last: where it is there, all is.
+    # The certificate last, so that it exists only if all files do.
     for name, data in ((AUTHORITY, made.authority), (KEY, made.key), (CERTIFICATE, made.certificate)):
         write_secret(folder / name, data, folder_is_ours=False)
 
 
 def make_key(path: Path) -> str:
-    """Make a site's key where there is none.
+    """Make a site's key if it does not exist yet.
 
     Args:
-        path: of the private key (OpenSSH, mode 0600).
+        path: file of the private key (OpenSSH, mode 0600).
 
     Returns:
-        The public key (OpenSSH), which the coordinator's file lists.
+        Public key (OpenSSH) for the coordinator's file.
 
     Raises:
-        BadInput: when the file holds no key.
-        Refused: when others than its owner may read or write it.
+        BadInput: if the file is not a key.
+        Refused: if other users may read or write the file.
     """
     if not path.exists():
         made = fresh_key().private_bytes(
@@ -56,16 +56,16 @@ def make_key(path: Path) -> str:
     try:
         private = serialization.load_ssh_private_key(read_secret(path), None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise BadInput(f"expected a site's key in {path}, got '{error}': remove it and make another.") from error
+        raise BadInput(f"{path} is not a private key of a site ({error}): remove it and run again") from error
     encoded = private.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     return encoded.decode()
 
 
 def public_pem(text: str) -> str:
-    """A site's public key (OpenSSH) as PEM, as Flower takes it.
+    """Convert a site's public key from OpenSSH format to PEM.
 
     Raises:
-        BadInput: when it is none, or of another kind than an elliptic curve's.
+        BadInput: if the text is not a public key on an elliptic curve.
     """
     try:
         key = serialization.load_ssh_public_key(text.encode())
@@ -73,11 +73,11 @@ def public_pem(text: str) -> str:
         key = None
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise BadInput(
-            f"expected a site's key as 'neorl federate key' prints it, got '{text[:40]}': ask the site for that line."
+            f"'{text[:40]}' is not a site's public key: ask the site for the line that 'neorl federate key' prints"
         )
     return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo).decode()
 
 
 def fingerprint(text: str) -> str:
-    """SHA-256 of a site's public key, by which the ledger names it."""
+    """Return the SHA-256 of a site's public key, as recorded in the ledger."""
     return sha256_hex(public_pem(text).encode())

@@ -1,7 +1,7 @@
-"""What NeoRL and a Flower process beside it tell each other over a pair of sockets: a line of JSON, then arrays.
+"""Frames between NeoRL and a Flower process over a socket pair: a JSON header, then arrays.
 
-Flower's pins clash with NeoRL's, so its processes run in an environment of their own (`make federation`). This module
-is imported on both sides, and by it alone they meet: nothing but numbers and text passes, and nothing is unpickled.
+Flower's dependencies conflict with NeoRL's, so Flower runs in a separate environment (`make federation`). Both sides
+import this module and exchange only numbers and text; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOTHING: Arrays = MappingProxyType({})
 LENGTH = struct.Struct(">I")
 MAX_HEADER = 2**24
 MAX_BYTES = 2**31
-"""Bytes of all arrays of a frame: what gRPC lets through."""
+"""Largest size of all arrays of a frame, the limit of gRPC."""
 TYPES = ("<f4", "<f8", "<i4", "<i8", "<u4", "<u8", "|b1", "|u1", "|i1", "<i2", "<u2", "<f2")
 
 
@@ -37,18 +37,18 @@ class Frame(NamedTuple):
 
     kind: Kind
     text: str = ""
-    """JSON of what is said, which Flower hands on unread; of `failed` the reason."""
+    """JSON that Flower forwards unread; for `failed` the reason."""
     arrays: Arrays = NOTHING
     number: int = 0
-    """Of an `ask`, and of the `answer` or `failed` that it comes to."""
+    """Number of an `ask`, repeated in the `answer` or `failed`."""
     node: int = 0
-    """Flower's number of the node that is asked or answers."""
+    """Flower's number of the site's node."""
     seconds: float = 0.0
-    """How long an answer to an `ask` is waited for."""
+    """Time-out of an `ask`."""
 
 
 class Pipe:
-    """A connected socket that carries frames; several threads may send."""
+    """A connected socket for frames; several threads may send."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket, self._sending = connection, Lock()
@@ -57,11 +57,11 @@ class Pipe:
         """Send a frame.
 
         Raises:
-            OSError: when the other side is gone.
+            OSError: if the other side closed.
         """
         layout, parts = [], []
         for name, array in frame.arrays.items():
-            # `ascontiguousarray` would make a vector of a scalar.
+            # `ascontiguousarray` would turn a scalar into a vector.
             plain = np.asarray(array).astype(np.asarray(array).dtype.newbyteorder("<"), order="C", copy=False)
             layout.append([name, plain.dtype.str, list(plain.shape)])
             parts.append(plain.tobytes())
@@ -72,14 +72,14 @@ class Pipe:
                 self._socket.sendall(part)
 
     def receive(self, seconds: float | None = None) -> Frame | None:
-        """The next frame, or None where none came in time.
+        """Return the next frame, or None after a time-out.
 
         Args:
-            seconds: how long its beginning is waited for; without end where not given.
+            seconds: time-out for the start of the frame; None waits forever.
 
         Raises:
-            EOFError: when the other side closed.
-            BadInput: when what came is no frame.
+            EOFError: if the other side closed.
+            BadInput: if the data are not a frame.
         """
         self._socket.settimeout(seconds)
         try:
@@ -91,16 +91,16 @@ class Pipe:
             raise EOFError("the other process closed")
         size = LENGTH.unpack(first + self._exactly(LENGTH.size - len(first)))[0]
         if size > MAX_HEADER:
-            raise BadInput(f"expected a header of at most {MAX_HEADER} bytes, got {size}: start the process again.")
+            raise BadInput(f"a header may have at most {MAX_HEADER} bytes, got {size}: restart the process")
         try:
             header = json.loads(self._exactly(size))
-            layout = [(str(name), _known(kind), tuple(map(int, shape))) for name, kind, shape in header.pop("arrays")]
+            layout = [(str(name), _dtype(kind), tuple(map(int, shape))) for name, kind, shape in header.pop("arrays")]
             frame = Frame(**header)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise BadInput(f"expected a frame, got what cannot be read ({error}): start the process again.") from error
+            raise BadInput(f"the frame cannot be read ({error}): restart the process") from error
         sizes = [math.prod(shape) * kind.itemsize for _, kind, shape in layout]
         if any(any(n < 0 for n in shape) for _, _, shape in layout) or sum(sizes) > MAX_BYTES:
-            raise BadInput(f"expected arrays of at most {MAX_BYTES} bytes, got more: federate a smaller network.")
+            raise BadInput(f"arrays may have at most {MAX_BYTES} bytes, got {sum(sizes)}: federate a smaller network")
         arrays = {
             name: np.frombuffer(self._exactly(size), kind).reshape(shape)
             for (name, kind, shape), size in zip(layout, sizes, strict=True)
@@ -109,7 +109,7 @@ class Pipe:
 
     @property
     def ended(self) -> bool:
-        """Whether the other side closed, and nothing more of it is to be read."""
+        """Whether the other side closed and all frames were read."""
         self._socket.settimeout(0)
         try:
             return not self._socket.recv(1, socket.MSG_PEEK)
@@ -119,8 +119,8 @@ class Pipe:
             self._socket.settimeout(None)
 
     def close(self) -> None:
-        """Close it; the other side reads its end."""
-        # Without it a thread that waits in `receive` would wait on.
+        """Close the socket, so that the other side sees the end."""
+        # Wakes a thread that waits in `receive`.
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -135,7 +135,7 @@ class Pipe:
         return bytes(data)
 
 
-def _known(name: str) -> np.dtype[Any]:
+def _dtype(name: str) -> np.dtype[Any]:
     if name not in TYPES:
-        raise ValueError(f"an array of type {name[:20]!r}")
+        raise ValueError(f"array type {name[:20]!r} is not allowed")
     return np.dtype(name)

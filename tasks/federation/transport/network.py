@@ -1,4 +1,4 @@
-"""How a coordinator reaches its sites: over Flower, or within this process, which is the same to all above."""
+"""Transports between coordinator and sites: Flower, or this process."""
 
 from __future__ import annotations
 
@@ -12,155 +12,157 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from configs.errors import NeoRLError, Refused
 from configs.federation import Federation, Network
-from tasks.federation.transport import environment
+from tasks.federation.transport import flower_process
 from tasks.federation.transport.frames import NOTHING, Arrays, Frame, Pipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HELLO = "hello"
-"""What a site answers with its name, where no key says who it is."""
+"""Message that a site without a key answers with its name."""
 LEEWAY = 10.0
-"""Seconds that Flower keeps a message beyond the time that an answer is waited for: who is late is said here."""
-LOOK = 0.5
-"""Seconds between two looks for sites that have joined."""
+"""Seconds that Flower keeps a message after the time-out here, so that this module reports late sites."""
+POLL = 0.5
+"""Seconds between checks for new sites."""
 
 
 class Message(NamedTuple):
-    """What is asked or answered: JSON, and arrays by name."""
+    """A question or answer: JSON, and arrays by name."""
 
     text: str
     arrays: Arrays = NOTHING
 
 
-class Lost(NamedTuple):
-    """Why a site's answer is missing."""
+class MissingAnswer(NamedTuple):
+    """Reason for a missing answer."""
 
     why: Literal["absent", "late", "failed"]
-    """It was not connected; it did not answer in time; it answered that it would or could not."""
+    """Not connected, no answer in time, or an error at the site."""
     detail: str = ""
 
 
-class Reach(Protocol):
-    """A way to the sites."""
+class Transport(Protocol):
+    """A connection to the sites."""
 
-    def exchange(self, asked: Mapping[str, Message], seconds: float) -> dict[str, Message | Lost]:
-        """Ask sites and wait for their answers.
+    def exchange(self, questions: Mapping[str, Message], seconds: float) -> dict[str, Message | MissingAnswer]:
+        """Send questions and wait for the answers.
 
         Args:
-            asked: what each is asked, by its name.
-            seconds: how long answers are waited for.
+            questions: question by site.
+            seconds: time-out.
 
         Returns:
-            An answer of each, or why there is none.
+            Answer by site, or the reason why it is missing.
         """
 
-    def joined(self, seconds: float) -> None:
-        """Wait until all sites are connected, or so long."""
+    def wait_for_sites(self, seconds: float) -> None:
+        """Wait until all sites are connected or the time is over."""
 
 
 Answer = Callable[[Message], Message]
-"""What a site does with a message; an error is told to the coordinator as one sentence."""
+"""Function with which a site answers a message; the coordinator receives an error as one sentence."""
 
 
-class Within:
-    """Sites within this process, asked one after the other: a federation as a study."""
+class InProcess:
+    """Sites in this process, asked in turn, for studies."""
 
     def __init__(self, sites: Mapping[str, Answer]) -> None:
         self._sites = sites
 
-    def exchange(self, asked: Mapping[str, Message], seconds: float) -> dict[str, Message | Lost]:
-        """As `Reach.exchange`; nobody is late."""
-        found: dict[str, Message | Lost] = {}
-        for name, message in asked.items():
+    def exchange(self, questions: Mapping[str, Message], seconds: float) -> dict[str, Message | MissingAnswer]:
+        found: dict[str, Message | MissingAnswer] = {}
+        for name, message in questions.items():
             try:
                 found[name] = self._sites[name](message)
             except NeoRLError as error:
-                found[name] = Lost("failed", str(error))
+                found[name] = MissingAnswer("failed", str(error))
         return found
 
-    def joined(self, seconds: float) -> None:
-        """They are."""
+    def wait_for_sites(self, seconds: float) -> None:
+        """Return at once."""
 
 
-class OverFlower:
-    """Sites behind a SuperLink; a key says who a node is, or where there is none, its own word."""
+class FlowerTransport:
+    """Sites behind a SuperLink, identified by their keys, or by their own statement if there are no keys."""
 
     def __init__(self, pipe: Pipe, nodes: Mapping[str, int], names: frozenset[str]) -> None:
         self._pipe, self._names = pipe, names
         self._known, self._nodes = bool(nodes), dict(nodes)
         self._numbers = count(1)
 
-    def exchange(self, asked: Mapping[str, Message], seconds: float) -> dict[str, Message | Lost]:
-        """As `Reach.exchange`."""
+    def exchange(self, questions: Mapping[str, Message], seconds: float) -> dict[str, Message | MissingAnswer]:
         ends, here = time.monotonic() + seconds, self._connected()
-        sent = {name: Frame("ask", *message, node=here[name]) for name, message in asked.items() if name in here}
+        sent = {name: Frame("ask", *message, node=here[name]) for name, message in questions.items() if name in here}
         answers = self._ask(sent, ends)
-        late, absent = Lost("late", f"no answer within {seconds:g} s"), Lost("absent", "it is not connected")
-        return {name: answers.get(name, late if name in here else absent) for name in asked}
+        late, absent = (
+            MissingAnswer("late", f"no answer within {seconds:g} s"),
+            MissingAnswer("absent", "it is not connected"),
+        )
+        return {name: answers.get(name, late if name in here else absent) for name in questions}
 
-    def joined(self, seconds: float) -> None:
-        """As `Reach.joined`."""
+    def wait_for_sites(self, seconds: float) -> None:
         ends = time.monotonic() + seconds
         while len(self._connected()) < len(self._names) and time.monotonic() < ends:
-            time.sleep(LOOK)
+            time.sleep(POLL)
 
     def _connected(self) -> dict[str, int]:
-        """Nodes of the sites that are connected, by name."""
+        """Return the nodes of connected sites by name."""
         self._pipe.send(Frame("nodes"))
-        frame = self._next("nodes", time.monotonic() + environment.STARTS)
+        frame = self._next("nodes", time.monotonic() + flower_process.STARTS)
         online = set(json.loads(frame.text)) if frame else set()
         if not self._known:
             self._nodes = {name: node for name, node in self._nodes.items() if node in online}
-            strange = sorted(online - set(self._nodes.values()))
-            told = self._ask({str(node): Frame("ask", HELLO, node=node) for node in strange}, time.monotonic() + 10)
-            for number, answer in told.items():
+            unknown = sorted(online - set(self._nodes.values()))
+            names = self._ask({str(node): Frame("ask", HELLO, node=node) for node in unknown}, time.monotonic() + 10)
+            for number, answer in names.items():
                 if isinstance(answer, Message) and answer.text in self._names:
                     self._nodes[answer.text] = int(number)
         return {name: node for name, node in self._nodes.items() if node in online}
 
-    def _ask(self, sent: Mapping[str, Frame], ends: float) -> dict[str, Message | Lost]:
-        waiting, found = dict[int, str](), dict[str, Message | Lost]()
+    def _ask(self, sent: Mapping[str, Frame], ends: float) -> dict[str, Message | MissingAnswer]:
+        waiting, found = dict[int, str](), dict[str, Message | MissingAnswer]()
         for name, frame in sent.items():
             number = next(self._numbers)
             waiting[number] = name
             left = max(ends - time.monotonic(), 0.0)
             self._pipe.send(frame._replace(number=number, seconds=left + LEEWAY))
         while waiting and (came := self._next("answer", ends)):
-            # What is not waited for any more comes from a round that went on without it.
+            # Late answers to earlier rounds are dropped.
             if came.number in waiting:
-                answer = Message(came.text, came.arrays) if came.kind == "answer" else Lost("failed", came.text)
+                answer = (
+                    Message(came.text, came.arrays) if came.kind == "answer" else MissingAnswer("failed", came.text)
+                )
                 found[waiting.pop(came.number)] = answer
         return found
 
     def _next(self, kind: Literal["nodes", "answer"], ends: float) -> Frame | None:
-        """The next frame of a kind, or a failure where an answer was expected; what belongs to nobody is dropped."""
+        """Return the next frame of a kind (an answer may be a failure) and drop other frames."""
         kinds = ("nodes",) if kind == "nodes" else ("answer", "failed")
         while (left := ends - time.monotonic()) > 0:
             try:
                 frame = self._pipe.receive(left)
             except EOFError as error:
-                raise Refused("expected the SuperLink to run, got its end: see its log, and run again.") from error
+                raise Refused(f"the SuperLink ended while waiting for '{kind}': see its log, and run again") from error
             if frame and frame.kind in kinds:
                 return frame
         return None
 
 
 @contextmanager
-def over_flower(asked: Federation, folder: Path, beside: Path) -> Iterator[OverFlower]:
-    """Run a SuperLink for as long as the context lasts.
+def flower_transport(federation: Federation, folder: Path, beside: Path) -> Iterator[FlowerTransport]:
+    """Run a SuperLink while the context lasts.
 
     Args:
-        asked: its network and sites.
-        folder: for Flower's log and files.
-        beside: the folder that paths in the file are relative to.
+        federation: the coordinator's file.
+        folder: folder for Flower's log and files.
+        beside: folder that paths in the file are relative to.
 
     Raises:
-        ServiceMissing: when Flower is not installed.
-        BadInput: when it does not start.
+        ServiceMissing: if Flower is not installed.
+        BadInput: if the SuperLink does not start.
     """
-    network = asked.network
-    control = f"{environment.HOST}:{environment.free_port()}"
+    network = federation.network
+    control = f"{flower_process.HOST}:{flower_process.free_port()}"
     arguments = [f"--fleet-api-address={network.address}", f"--control-api-address={control}"]
     arguments += ["--disable-runtime-dependency-installation"]
     authority, keys = "", dict[str, str]()
@@ -171,8 +173,8 @@ def over_flower(asked: Federation, folder: Path, beside: Path) -> Iterator[OverF
 
         arguments += _certificates(network, beside)
         authority = (beside / network.tls / AUTHORITY).read_text()
-        keys = {name: public_pem(site.key) for name, site in asked.sites.items() if site.key}
-    link = environment.start(
+        keys = {name: public_pem(site.key) for name, site in federation.sites.items() if site.key}
+    link = flower_process.start(
         "superlink",
         folder,
         arguments,
@@ -182,7 +184,7 @@ def over_flower(asked: Federation, folder: Path, beside: Path) -> Iterator[OverF
         keys=keys,
     )
     try:
-        yield OverFlower(link.pipe, _ready(link), frozenset(asked.sites))
+        yield FlowerTransport(link.pipe, _ready(link), frozenset(federation.sites))
     finally:
         link.stop()
 
@@ -195,13 +197,13 @@ def _certificates(network: Network, beside: Path) -> list[str]:
     paths = {option: beside / network.tls / name for option, name in named.items()}
     for path in paths.values():
         if not path.is_file():
-            raise Refused(f"expected {path.name} in {path.parent}, got none: run 'neorl federate certificate'.")
+            raise Refused(f"{path} is missing: run 'neorl federate certificate {path.parent}'")
     return [*(f"{option}={path}" for option, path in paths.items()), "--enable-supernode-auth"]
 
 
-def _ready(link: environment.Flower) -> dict[str, int]:
+def _ready(link: flower_process.Flower) -> dict[str, int]:
     try:
-        frame = link.pipe.receive(environment.STARTS)
+        frame = link.pipe.receive(flower_process.STARTS)
     except EOFError as error:
         raise link.failure() from error
     if frame is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli.main import run
-from tasks.federation.transport.environment import PYTHON
+from tasks.federation.transport.flower_process import PYTHON
 from tasks.files.canonical import write_json
 from tests.evidence import signer_at
 from tests.tasks.federation.sites import PLANT, federation, store_of

@@ -1,4 +1,4 @@
-"""Small sites with datasets that take no time to make, in this process and in processes of their own."""
+"""Small sites with random datasets, in this process or in separate processes."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from tasks.data.store.reader import StoredDataset
 from tasks.data.store.records import Provenance
 from tasks.data.store.writer import DatasetWriter
 from tasks.federation.site import Participant
-from tasks.federation.transport.environment import flower_python
+from tasks.federation.transport.flower_process import flower_python
 
 PLANT = "double_mass"
 ROOT = Path(__file__).resolve().parents[3]
 
 
 def federation(names: Sequence[str], **changes: object) -> Federation:
-    """A federation of clones of a few weights, so that its programs compile in a second or two."""
-    given: dict[str, object] = {
+    """Return a federation with tiny networks that compile fast."""
+    settings: dict[str, object] = {
         "plant": PLANT,
         "algorithm": "bc",
         "hyperparameters": {"hidden": [8]},
@@ -39,11 +39,11 @@ def federation(names: Sequence[str], **changes: object) -> Federation:
         "minimum_sites": 2,
         "sites": {name: {} for name in names},
     }
-    return Federation.model_validate({**given, **changes})
+    return Federation.model_validate({**settings, **changes})
 
 
 def store_of(home: Path, seed: int, episodes: int = 6, steps: int = 50) -> StoredDataset:
-    """A dataset in a home, of random rows that no other seed has."""
+    """Write a dataset of random rows to a home."""
     spec, draw = PLANTS[PLANT].spec, np.random.default_rng(seed)
     count = episodes * steps
     seen = draw.normal(size=(count + 1, spec.observation.size)).astype(np.float32)
@@ -64,7 +64,7 @@ def store_of(home: Path, seed: int, episodes: int = 6, steps: int = 50) -> Store
 
 
 def participants(folder: Path, names: Sequence[str]) -> dict[str, Participant]:
-    """Sites in this process, each with rows of its own."""
+    """Return sites in this process, each with different rows."""
     return {
         name: Participant(
             Site(site=name, plant=PLANT), store_of(folder / name, seed), folder / name / "kept", lambda line: None
@@ -74,7 +74,7 @@ def participants(folder: Path, names: Sequence[str]) -> dict[str, Participant]:
 
 
 def needs_flower() -> None:
-    """Skip a test where Flower's environment was not made."""
+    """Skip a test if Flower is not installed."""
     try:
         flower_python()
     except ServiceMissing as error:
@@ -85,12 +85,12 @@ def needs_flower() -> None:
 def site_processes(
     folder: Path, files: Mapping[str, str], behaviour: Mapping[str, str] | None = None
 ) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """A process for each site, in a home of its own with rows of its own.
+    """Run a process for each site, with separate homes and rows.
 
     Args:
-        folder: of the homes.
-        files: the YAML of each site.
-        behaviour: the argument of `tests.servers.strange_site` for those that are not as they should be.
+        folder: folder of the homes.
+        files: YAML of each site.
+        behaviour: argument of `tests.servers.strange_site` for misbehaving sites.
     """
     running = {}
     try:
@@ -123,10 +123,10 @@ def site_processes(
 
 
 def until(path: Path, text: str, seconds: float = 300.0) -> str:
-    """Wait until a log has a text, and return the log."""
+    """Wait until a log has a text and return the log."""
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         if text in (found := path.read_text(errors="replace") if path.exists() else ""):
             return found
         time.sleep(0.1)
-    raise AssertionError(f"expected {text!r} in {path}, got {found[-2000:]!r}")
+    raise AssertionError(f"{path} has no {text!r} after {seconds:g} s: {found[-2000:]!r}")

@@ -1,4 +1,4 @@
-"""A federation within this process: what it comes to, what the ledger tells of it, and that it goes on where it was."""
+"""Federations in this process: results, ledger entries and resumption."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ from tasks.evidence.federations import RoundBody, rounds_of
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.federation import coordinator
 from tasks.federation.coordinator import Result, run_federation
+from tasks.federation.messages import read_question
 from tasks.federation.site import Participant
-from tasks.federation.transport.network import Lost, Message, Within
-from tasks.federation.words import question_of
+from tasks.federation.transport.network import InProcess, Message, MissingAnswer
 from tasks.files.arrays import read_npz
 from tasks.models.bundles.policy_file import load_policy
 from tests.evidence import open_ledger
 from tests.tasks.federation.sites import federation, participants
 
 NAMES = ("north", "south", "east")
-Change = Callable[[str, int, Message], Message | Lost]
+Change = Callable[[str, int, Message], Message | MissingAnswer]
 
 
-class Changed(Within):
-    """Sites of which some answer otherwise: (site, round, answer) -> what arrives."""
+class Changed(InProcess):
+    """Sites whose answers are changed by (site, round, answer) -> answer."""
 
     def __init__(self, sites: Mapping[str, Participant], change: Change) -> None:
         super().__init__({name: site.answer for name, site in sites.items()})
         self._change = change
 
-    def exchange(self, asked: Mapping[str, Message], seconds: float) -> dict[str, Message | Lost]:
-        found = super().exchange(asked, seconds)
-        for name, message in asked.items():
-            question, answer = question_of(message), found[name]
+    def exchange(self, questions: Mapping[str, Message], seconds: float) -> dict[str, Message | MissingAnswer]:
+        found = super().exchange(questions, seconds)
+        for name, message in questions.items():
+            question, answer = read_question(message), found[name]
             if question.kind == "round" and isinstance(answer, Message):
                 found[name] = self._change(name, question.number, answer)
         return found
 
 
 class Place:
-    """A coordinator's home, and sites beside it."""
+    """A coordinator with sites."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.home = folder, Home(folder / "home")
@@ -61,8 +61,8 @@ class Place:
         self.sites = participants(folder, NAMES)
         self.lines = list[str]()
 
-    def run(self, asked: Federation, change: Change = lambda name, number, answer: answer) -> Result:
-        return run_federation(asked, Changed(self.sites, change), self.home, self.ledger, self.lines.append)
+    def run(self, config: Federation, change: Change = lambda name, number, answer: answer) -> Result:
+        return run_federation(config, Changed(self.sites, change), self.home, self.ledger, self.lines.append)
 
     @property
     def rounds(self) -> list[RoundBody]:
@@ -75,14 +75,14 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def test_a_round_is_the_weighted_mean_of_what_sites_learned_and_everyone_gets_the_policy(place: Place) -> None:
+def test_round_is_the_weighted_mean_and_all_get_the_policy(place: Place) -> None:
     result = place.run(federation(NAMES, rounds=2))
     assert [(one.number, len(one.participants), one.left_out) for one in place.rounds] == [(1, 3, ()), (2, 3, ())]
     ours = load_policy(result.policy)
     for name in NAMES:
         (theirs,) = (place.folder / name / "kept").glob("*/policy.npz")
         np.testing.assert_array_equal(theirs.read_bytes(), result.policy.read_bytes())
-    # The rows of all were scaled as if they lay in one place.
+    # The scaling equals that of all rows in one place.
     rows = [site.transitions for site in place.sites.values()]
     spec = place.sites["north"].spec
     expected = federated_scaling(rows, spec).normaliser
@@ -95,11 +95,9 @@ def test_a_round_is_the_weighted_mean_of_what_sites_learned_and_everyone_gets_th
     assert next(check for check in audit(place.home).checks if check.name == "federations").passed
 
 
-def test_two_runs_of_the_same_terms_are_one_and_an_interrupted_one_goes_on_to_the_same_weights(
-    place: Place, tmp_path: Path
-) -> None:
-    asked = federation(NAMES, method="scaffold")
-    whole = Place(tmp_path / "whole").run(asked)
+def test_interrupted_run_resumes_to_the_same_weights(place: Place, tmp_path: Path) -> None:
+    config = federation(NAMES, method="scaffold")
+    whole = Place(tmp_path / "whole").run(config)
 
     def interrupt(name: str, number: int, answer: Message) -> Message:
         if number == 3:
@@ -107,42 +105,42 @@ def test_two_runs_of_the_same_terms_are_one_and_an_interrupted_one_goes_on_to_th
         return answer
 
     with pytest.raises(KeyboardInterrupt):
-        place.run(asked, interrupt)
+        place.run(config, interrupt)
     assert len(place.rounds) == 2
-    # Sites are further than the coordinator, and asked for the round once more; one has been restarted.
+    # The sites are ahead of the coordinator and repeat the round; one site was restarted.
     place.sites["east"] = participants(tmp_path / "again", NAMES)["east"]
     place.sites["east"].folder = place.folder / "east" / "kept"
-    assert place.run(asked).digest == whole.digest
+    assert place.run(config).digest == whole.digest
     size = len(place.ledger.entries())
-    assert place.run(asked).digest == whole.digest
+    assert place.run(config).digest == whole.digest
     assert len(place.ledger.entries()) == size
 
 
-def test_who_lies_or_is_lost_is_left_out_and_told_of(place: Place) -> None:
-    def lie(name: str, number: int, answer: Message) -> Message | Lost:
+def test_invalid_and_missing_answers_are_left_out_and_recorded(place: Place) -> None:
+    def lie(name: str, number: int, answer: Message) -> Message | MissingAnswer:
         if name == "south" and number == 1:
             return answer._replace(arrays={n: np.full_like(a, np.nan) for n, a in answer.arrays.items()})
         if name == "south" and number == 2:
             return answer._replace(arrays={n: a[..., :1] for n, a in answer.arrays.items()})
         if name == "east" and number == 3:
             return answer._replace(text=answer.text.replace('"log_weight":', '"log_weight":1'))
-        return Lost("absent", "it is not connected") if name == "north" and number == 4 else answer
+        return MissingAnswer("absent", "it is not connected") if name == "north" and number == 4 else answer
 
     place.run(federation(NAMES, rounds=4), lie)
-    told = [[(one.site, one.why, one.detail) for one in body.left_out] for body in place.rounds]
-    assert [[one[:2] for one in each] for each in told] == [
+    left_out = [[(one.site, one.why, one.detail) for one in body.left_out] for body in place.rounds]
+    assert [[one[:2] for one in each] for each in left_out] == [
         [("south", "refused")],
         [("south", "refused")],
         [("east", "refused")],
         [("north", "absent")],
     ]
-    assert "finite" in told[0][0][2]
-    assert "of shape" in told[1][0][2]
-    assert "weight of 200 rows" in told[2][0][2]
+    assert "finite" in left_out[0][0][2]
+    assert "of shape" in left_out[1][0][2]
+    assert "for the 200 rows" in left_out[2][0][2]
 
 
-def test_numbers_without_bound_are_left_out_whatever_is_aggregated(place: Place) -> None:
-    """A change whose norm float32 cannot tell, and FEDORA's weight of a site beyond all others."""
+def test_unbounded_changes_and_weights_are_left_out(place: Place) -> None:
+    """One change overflows the float32 norm, one FEDORA weight is huge."""
 
     def lie(name: str, number: int, answer: Message) -> Message:
         if name == "east" and number == 1:
@@ -153,13 +151,13 @@ def test_numbers_without_bound_are_left_out_whatever_is_aggregated(place: Place)
         return answer
 
     place.run(federation(NAMES, rounds=2, method="fedora"), lie)
-    told = [[(one.site, one.why, one.detail) for one in body.left_out] for body in place.rounds]
-    assert [[one[:2] for one in each] for each in told] == [[("east", "refused")], [("south", "refused")]]
-    assert "norm is finite" in told[0][0][2]
-    assert "expected a finite weight" in told[1][0][2]
+    left_out = [[(one.site, one.why, one.detail) for one in body.left_out] for body in place.rounds]
+    assert [[one[:2] for one in each] for each in left_out] == [[("east", "refused")], [("south", "refused")]]
+    assert "must be finite in float32" in left_out[0][0][2]
+    assert "the log-weight must be finite, got 1e+300" in left_out[1][0][2]
 
 
-def test_a_median_is_moved_little_by_one_that_lies_and_its_distance_shows_it(place: Place) -> None:
+def test_median_resists_a_false_change_and_records_its_distance(place: Place) -> None:
     def lie(name: str, number: int, answer: Message) -> Message:
         grown = {n: 1e4 * a if n.startswith("change/") else a for n, a in answer.arrays.items()}
         return answer._replace(arrays=grown) if name == "east" else answer
@@ -170,20 +168,20 @@ def test_a_median_is_moved_little_by_one_that_lies_and_its_distance_shows_it(pla
     assert distances["east"] > 100 * max(distances["north"], distances["south"])
 
 
-def test_with_too_few_answers_a_round_is_tried_again_and_then_refused(place: Place) -> None:
-    asked = federation(NAMES, rounds=2, minimum_sites=3, tries=2)
+def test_round_with_too_few_answers_is_repeated_then_refused(place: Place) -> None:
+    config = federation(NAMES, rounds=2, minimum_sites=3, tries=2)
 
-    def deaf(name: str, number: int, answer: Message) -> Message | Lost:
-        return Lost("late", "no answer within 1 s") if name == "east" and number == 2 else answer
+    def deaf(name: str, number: int, answer: Message) -> Message | MissingAnswer:
+        return MissingAnswer("late", "no answer within 1 s") if name == "east" and number == 2 else answer
 
-    with pytest.raises(Refused, match="expected answers of 3 sites in round 2, got fewer in 2 tries"):
-        place.run(asked, deaf)
+    with pytest.raises(Refused, match="round 2 needs answers of 3 sites, got 2 in the last of 2 tries"):
+        place.run(config, deaf)
     assert [(one.number, one.completed) for one in place.rounds] == [(1, True), (2, False), (2, False)]
     assert place.rounds[-1].after == place.rounds[0].after
-    assert place.run(asked).rounds == 2
+    assert place.run(config).rounds == 2
 
 
-def test_secure_sums_give_the_same_weights_and_hide_each_change(place: Place, tmp_path: Path) -> None:
+def test_secure_sums_give_the_same_weights_and_hide_changes(place: Place, tmp_path: Path) -> None:
     open_sums = Place(tmp_path / "open").run(federation(NAMES, rounds=2))
     place.run(federation(NAMES, rounds=2, secure_sums=True))
     one, other = (load_policy(path).policy.params for path in (open_sums.policy, next(_policies(place.home))))
@@ -191,19 +189,19 @@ def test_secure_sums_give_the_same_weights_and_hide_each_change(place: Place, tm
     assert all(part.norm is None and part.distance is None for body in place.rounds for part in body.participants)
 
 
-def test_a_secure_sum_goes_on_without_a_site_that_drops_out(place: Place, tmp_path: Path) -> None:
-    def drop(name: str, number: int, answer: Message) -> Message | Lost:
-        return Lost("late", "no answer within 1 s") if (name, number) == ("south", 1) else answer
+def test_secure_sum_continues_without_a_dropped_site(place: Place, tmp_path: Path) -> None:
+    def drop(name: str, number: int, answer: Message) -> Message | MissingAnswer:
+        return MissingAnswer("late", "no answer within 1 s") if (name, number) == ("south", 1) else answer
 
-    asked = federation(NAMES, rounds=2)
-    expected = Place(tmp_path / "open").run(asked, drop)
-    place.run(asked.model_copy(update={"secure_sums": True}), drop)
+    config = federation(NAMES, rounds=2)
+    expected = Place(tmp_path / "open").run(config, drop)
+    place.run(config.model_copy(update={"secure_sums": True}), drop)
     one, other = (load_policy(path).policy.params for path in (expected.policy, next(_policies(place.home))))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-7), one, other)
     assert [[left.site for left in body.left_out] for body in place.rounds] == [["south"], []]
 
 
-def test_private_sites_are_clipped_get_noise_and_the_ledger_says_what_is_spent(place: Place) -> None:
+def test_private_changes_are_clipped_and_epsilon_is_recorded(place: Place) -> None:
     private = {"clip": 0.01, "noise": 50.0, "insist": True}
     with pytest.raises(Refused, match="times the clip norm"):
         place.run(federation(NAMES, rounds=2, privacy={**private, "insist": False}))
@@ -213,8 +211,7 @@ def test_private_sites_are_clipped_get_noise_and_the_ledger_says_what_is_spent(p
     assert 0 < first < second < 1
 
 
-def test_noise_is_in_the_weights_and_another_each_time(tmp_path: Path) -> None:
-    """The rounds' weights differ from those without noise, and from those of the same federation at another time."""
+def test_noise_changes_the_weights_and_differs_per_run(tmp_path: Path) -> None:
     digests = set()
     for i, noise in enumerate((0.0, 50.0, 50.0)):
         place = Place(tmp_path / str(i))
@@ -223,19 +220,17 @@ def test_noise_is_in_the_weights_and_another_each_time(tmp_path: Path) -> None:
     assert len(digests) == 3
 
 
-def test_a_key_for_noise_has_more_than_the_bits_of_a_seed() -> None:
+def test_noise_key_uses_all_bits() -> None:
     drawn = np.stack([jax.random.key_data(coordinator.secret_key()) for _ in range(8)])
     assert len(set(drawn[:, 0].tolist())) == len(set(drawn[:, 1].tolist())) == 8
 
 
-def test_a_site_that_has_nothing_of_the_warm_up_looks_at_its_rows_before_it_learns_in_the_model(place: Place) -> None:
-    """Nobody sends it the range of its rows."""
-
-    def lose(name: str, number: int, answer: Message) -> Message | Lost:
+def test_site_that_missed_the_warm_up_observes_its_rows(place: Place) -> None:
+    def lose(name: str, number: int, answer: Message) -> Message | MissingAnswer:
         if name == "south" and number < 3:
             for path in (place.folder / name / "kept").glob("*/site-*.npz"):
                 path.unlink()
-            return Lost("absent", "it is not connected")
+            return MissingAnswer("absent", "it is not connected")
         return answer
 
     small = {"hidden": [8], "model_hidden": [8], "horizon": 3, "warm_up_updates": 8}
@@ -247,27 +242,27 @@ def test_a_site_that_has_nothing_of_the_warm_up_looks_at_its_rows_before_it_lear
         assert np.all(kept["train/learner/model/low"] < kept["train/learner/model/high"])
 
 
-def test_a_site_keeps_to_its_own_terms(place: Place) -> None:
+def test_site_enforces_its_terms(place: Place) -> None:
     def refused(**terms: Any) -> None:
         north = place.sites["north"]
         north.terms = north.terms.model_copy(update=terms)
         place.run(federation(NAMES))
 
     for terms, sentence in (
-        ({"least_rows": 201}, "at least 201 rows to tell sums of, got 200"),
-        ({"least_rows": 1, "secure_sums": True}, "expected sums that are secure"),
-        ({"secure_sums": False, "private": True}, "expected changes that get noise"),
-        ({"private": False, "plant": "water_treatment"}, "expected a federation of water_treatment"),
+        ({"least_rows": 201}, "the site has 200 rows, fewer than least_rows 201"),
+        ({"least_rows": 1, "secure_sums": True}, "requires secure sums"),
+        ({"secure_sums": False, "private": True}, "requires noise"),
+        ({"private": False, "plant": "water_treatment"}, "the federation is of plant double_mass"),
     ):
-        with pytest.raises(Refused, match=f"expected all 3 sites at the beginning.*{sentence}"):
+        with pytest.raises(Refused, match=f"1 of 3 sites did not send moments.*{sentence}"):
             refused(**terms)
     assert not place.ledger.entries("federation")
 
 
-def test_what_cannot_be_read_is_one_sentence_at_the_site(place: Place) -> None:
+def test_unreadable_question_gives_one_sentence(place: Place) -> None:
     site = place.sites["north"]
     for text in ("", "{}", '{"kind": "rows"}'):
-        with pytest.raises(BadInput, match="expected question as this version knows it"):
+        with pytest.raises(BadInput, match=r"the message is not a Question.*run the same version"):
             site.answer(Message(text))
 
 

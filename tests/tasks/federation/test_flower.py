@@ -1,4 +1,4 @@
-"""Real Flower: a SuperLink, and site processes behind SuperNodes, on this machine's loopback interface."""
+"""Federations over Flower: a SuperLink, and site processes with SuperNodes, on the loopback interface."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tasks.evidence.federations import RoundBody, rounds_of
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.federation.coordinator import run_federation
 from tasks.federation.transport.credentials import make_certificate, make_key
-from tasks.federation.transport.network import Within, over_flower
+from tasks.federation.transport.network import InProcess, flower_transport
 from tasks.files.canonical import write_json
 from tests.evidence import open_ledger
 from tests.servers import free_port
@@ -37,7 +37,7 @@ def file_of(name: str, address: str, more: str = "") -> str:
 
 
 def known_sites(folder: Path, address: str) -> tuple[dict[str, str], dict[str, object]]:
-    """Each site's file, and the sites as the coordinator's file has them, where TLS is on."""
+    """Return each site's file and the sites of the coordinator's file, with TLS."""
     make_certificate(folder / "tls", ["127.0.0.1"])
     keys = {name: make_key(folder / "tls" / name) for name in NAMES}
     tls = folder / "tls"
@@ -45,11 +45,11 @@ def known_sites(folder: Path, address: str) -> tuple[dict[str, str], dict[str, o
     return files, {name: {"key": key} for name, key in keys.items()}
 
 
-def simulated(folder: Path, asked: Federation) -> str:
-    """Digest of the policy that the same federation makes within this process."""
+def simulated(folder: Path, config: Federation) -> str:
+    """Return the digest of the policy from the same federation in this process."""
     home = Home(folder / "simulated")
     sites = {name: each.answer for name, each in participants(folder / "here", NAMES).items()}
-    return run_federation(asked, Within(sites), home, open_ledger(home), lambda line: None).digest
+    return run_federation(config, InProcess(sites), home, open_ledger(home), lambda line: None).digest
 
 
 def rounds(home: Home) -> list[RoundBody]:
@@ -58,9 +58,9 @@ def rounds(home: Home) -> list[RoundBody]:
 
 
 def words_of(folder: Path) -> Words:
-    """What neighbouring numbers of rows look like as eight bytes: two of float32 or one of float64.
+    """Return eight-byte patterns of the rows: pairs of float32 or single float64 values.
 
-    Of observations in physical units and as they are scaled for training, and of rewards.
+    Covers raw and scaled observations, and rewards.
     """
     found = []
     for site in participants(folder, NAMES).values():
@@ -77,39 +77,39 @@ def words_of(folder: Path) -> Words:
 
 
 def heard_rows(heard: bytes, words: Words) -> int:
-    """How often eight bytes, at whatever place, are those of rows."""
+    """Count patterns of rows at any byte offset."""
     views = [np.frombuffer(heard[at : at + (len(heard) - at) // 8 * 8], np.uint64) for at in range(8)]
     return int(sum(np.isin(view, words).sum() for view in views))
 
 
-def test_no_row_is_on_the_wire_and_the_policy_is_that_of_the_simulation(tmp_path: Path) -> None:
+def test_no_row_is_on_the_wire_and_policy_equals_simulation(tmp_path: Path) -> None:
     needs_flower()
     address = f"127.0.0.1:{free_port()}"
-    asked = federation(NAMES, rounds=2, round_seconds=240, network={"address": address, "join_seconds": 240})
-    expected, home, lines = simulated(tmp_path, asked), Home(tmp_path / "home"), list[str]()
+    config = federation(NAMES, rounds=2, round_seconds=240, network={"address": address, "join_seconds": 240})
+    expected, home, lines = simulated(tmp_path, config), Home(tmp_path / "home"), list[str]()
     with Wiretap(address) as tap:
-        # Without TLS, or there would be nothing to read.
+        # Without TLS, so that the traffic can be read.
         files = {name: file_of(name, tap.address) for name in NAMES}
-        with over_flower(asked, home.folder("superlink"), tmp_path) as reach, site_processes(tmp_path, files):
-            result = run_federation(asked, reach, home, open_ledger(home), lines.append)
+        with flower_transport(config, home.folder("superlink"), tmp_path) as transport, site_processes(tmp_path, files):
+            result = run_federation(config, transport, home, open_ledger(home), lines.append)
     assert result.digest == expected
     assert lines[1:] == ["round 1 of 2: 4 sites", "round 2 of 2: 4 sites"]
     words, heard = words_of(tmp_path / "here"), tap.heard
     assert heard.count(b"offer/") >= 2 * len(NAMES)
     assert heard_rows(heard, words) == 0
-    # The same search finds one row that is hidden in it, at an odd place and in either precision.
+    # The same search finds an inserted row at an odd offset in either precision.
     row = participants(tmp_path / "here", NAMES)["east"].transitions.observation[17]
     for precision in (np.float32, np.float64):
         hidden = np.asarray(row, precision).tobytes()
         assert heard_rows(heard[:50_001] + hidden + heard[50_001:], words) >= 3
 
 
-def test_a_site_that_is_killed_one_that_lies_and_one_that_is_late_and_the_ledger_tells(tmp_path: Path) -> None:
+def test_killed_lying_and_late_sites_are_recorded(tmp_path: Path) -> None:
     needs_flower()
-    # Long enough for honest sites on a busy machine.
+    # Long enough for well-behaved sites on a busy machine.
     address, seconds = f"127.0.0.1:{free_port()}", 30
     files, sites = known_sites(tmp_path, address)
-    asked = federation(
+    config = federation(
         NAMES,
         rounds=3,
         round_seconds=seconds,
@@ -117,47 +117,47 @@ def test_a_site_that_is_killed_one_that_lies_and_one_that_is_late_and_the_ledger
         sites=sites,
         network={"address": address, "tls": str(tmp_path / "tls"), "join_seconds": 240},
     )
-    # Programs are compiled beforehand, so that nobody else is late.
-    simulated(tmp_path, asked)
+    # Compile the programs first, so that no other site is late.
+    simulated(tmp_path, config)
     strange = {"east": f"late=1:{seconds + 1}", "south": "lies=2", "west": "dies=3"}
     home, lines = Home(tmp_path / "home"), list[str]()
     with (
-        over_flower(asked, home.folder("superlink"), tmp_path) as reach,
+        flower_transport(config, home.folder("superlink"), tmp_path) as transport,
         site_processes(tmp_path, files, strange) as run,
     ):
-        result = run_federation(asked, reach, home, open_ledger(home), lines.append)
+        result = run_federation(config, transport, home, open_ledger(home), lines.append)
         assert run["west"].wait(10) == -signal.SIGKILL
-    told = rounds(home)
-    assert [(one.number, one.completed) for one in told] == [(1, True), (2, True), (3, True)]
-    missing = {(one.number, left.site): left for one in told for left in one.left_out}
-    # Who was late in one round may still be at it when the next one begins.
+    bodies = rounds(home)
+    assert [(one.number, one.completed) for one in bodies] == [(1, True), (2, True), (3, True)]
+    missing = {(one.number, left.site): left for one in bodies for left in one.left_out}
+    # A late site may still be busy at the start of the next round.
     missing.pop((2, "east"), None)
     assert {key: left.why for key, left in missing.items()} == {
         (1, "east"): "late",
         (2, "south"): "refused",
         (3, "west"): "late",
     }
-    assert "a change of norm" in missing[2, "south"].detail
-    assert sorted(one.site for one in told[2].participants) == ["east", "north", "south"]
-    # Who took part stands beside what it sent, and the weights follow from one round to the next.
-    assert all(one.norm and one.distance for body in told for one in body.participants)
-    assert [one.before for one in told[1:]] == [one.after for one in told[:-1]]
+    assert "of the change exceeds" in missing[2, "south"].detail
+    assert sorted(one.site for one in bodies[2].participants) == ["east", "north", "south"]
+    # Norms and distances are recorded, and each round starts from the weights of the previous one.
+    assert all(one.norm and one.distance for body in bodies for one in body.participants)
+    assert [one.before for one in bodies[1:]] == [one.after for one in bodies[:-1]]
     assert result.policy.is_file()
-    assert any("west does not have the policy" in line for line in lines)
+    assert any("west did not receive the policy" in line for line in lines)
     checks = [check for check in audit(home).checks if check.passed is False]
     assert not checks
 
 
-def test_a_coordinator_that_is_killed_goes_on_and_a_stranger_is_not_let_in(tmp_path: Path) -> None:
+def test_killed_coordinator_resumes_and_unknown_site_is_rejected(tmp_path: Path) -> None:
     needs_flower()
     address = f"127.0.0.1:{free_port()}"
     files, sites = known_sites(tmp_path, address)
     make_key(tmp_path / "tls" / "stranger")
     more = f", authority: {tmp_path}/tls/authority.pem, key: {tmp_path}/tls/stranger"
     network = {"address": address, "tls": "tls", "join_seconds": 240}
-    asked = federation(NAMES, rounds=2, round_seconds=240, sites=sites, network=network)
-    expected, home = simulated(tmp_path, asked), Home(tmp_path / "home")
-    write_json(tmp_path / "federation.yaml", asked.model_dump(mode="json"))
+    config = federation(NAMES, rounds=2, round_seconds=240, sites=sites, network=network)
+    expected, home = simulated(tmp_path, config), Home(tmp_path / "home")
+    write_json(tmp_path / "federation.yaml", config.model_dump(mode="json"))
     command = [sys.executable, "-m", "flows", "federate", "run", str(tmp_path / "federation.yaml"), "--json"]
     environment = {**os.environ, "NEORL_HOME": str(home.root)}
     with site_processes(tmp_path, {**files, "stranger": file_of("north", address, more)}):
@@ -170,9 +170,9 @@ def test_a_coordinator_that_is_killed_goes_on_and_a_stranger_is_not_let_in(tmp_p
             first.wait()
         second = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400)
     assert second.returncode == 0, second.stderr
-    assert "goes on" in second.stderr
+    assert "resumes" in second.stderr
     assert "round 1 of 2" not in second.stderr
     assert f'"digest":"{expected}"' in second.stdout
     assert [one.number for one in rounds(home)] == [1, 2]
     assert "not connected" in (tmp_path / "stranger.log").read_text()
-    assert "told" not in (tmp_path / "stranger.log").read_text()
+    assert "sent the moments" not in (tmp_path / "stranger.log").read_text()

@@ -1,4 +1,4 @@
-"""The coordinator's SuperLink: Flower's own program, and threads that hand messages to nodes and answers back."""
+"""SuperLink of the coordinator: Flower's program, and threads that forward questions and answers."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_grp
 from flwr.supercore.interceptors.superexec_auth_interceptor import SERVERAPPIO_SUPEREXEC_METHODS
 from flwr.superlink.grid import GrpcGrid
 
-from tasks.federation.transport.flower.handing import (
-    OFTEN,
+from tasks.federation.transport.flower.common import (
+    POLL,
     Settings,
-    by_secret,
-    claimed,
-    ending_with,
-    packed,
-    ready,
-    stub_of,
-    unpacked,
+    claim_task,
+    exit_after,
+    from_record,
+    open_channel,
+    open_stub,
+    secret_interceptor,
+    to_record,
 )
 from tasks.federation.transport.frames import NOTHING, Frame, Pipe
 
-# Flower starts a run for an application. Nobody unpacks this one: sites answer by the NeoRL that they installed.
+# Flower needs an application to start a run. This one is never unpacked; sites answer with their installed NeoRL.
 APPLICATION = b"""
 [project]
 name = "neorl"
@@ -56,23 +56,23 @@ FILES = {"pyproject.toml": APPLICATION, "neorl.py": b"none = None\n"}
 
 
 def begin(pipe: Pipe, settings: Settings) -> tuple[GrpcGrid, dict[str, int]]:
-    """Make the sites' keys known, start a run and claim it.
+    """Register the sites' keys, start a run and claim it.
 
     Returns:
-        What messages are sent by, and the numbers of the sites' nodes by name.
+        Grid that sends messages, and the numbers of the sites' nodes by name.
     """
     authority = settings.authority.encode() or None
-    control = ControlStub(ready(settings.control_address, authority is None, authority))
+    control = ControlStub(open_channel(settings.control_address, authority is None, authority))
     nodes = {
         name: int(control.RegisterNode(RegisterNodeRequest(public_key=key.encode())).node_id)
         for name, key in settings.keys.items()
     }
     content = build_fab_from_files(FILES)[0]
     control.StartRun(StartRunRequest(fab=fab_to_proto(Fab("", content, {}))))
-    _, offered = stub_of(
-        ServerAppIoStub, settings.app_address, [by_secret(settings.secret, SERVERAPPIO_SUPEREXEC_METHODS)]
+    _, offered = open_stub(
+        ServerAppIoStub, settings.app_address, [secret_interceptor(settings.secret, SERVERAPPIO_SUPEREXEC_METHODS)]
     )
-    grid = GrpcGrid(settings.app_address, insecure=True, token=claimed(offered, pipe))
+    grid = GrpcGrid(settings.app_address, insecure=True, token=claim_task(offered, pipe))
     stub = grid._stub
     HeartbeatSender(make_task_heartbeat_fn_grpc(stub)).start()
     grid.set_run(run_from_proto(stub.PullTaskInput(PullTaskInputRequest()).run))
@@ -80,25 +80,25 @@ def begin(pipe: Pipe, settings: Settings) -> tuple[GrpcGrid, dict[str, int]]:
 
 
 def ask(pipe: Pipe, grid: GrpcGrid, waiting: dict[str, Frame]) -> None:
-    """Send what NeoRL asks, until it is gone."""
+    """Forward questions of NeoRL until it ends."""
     while True:
         frame = pipe.receive()
         assert frame is not None
         if frame.kind == "nodes":
             pipe.send(Frame("nodes", json.dumps(sorted(grid.get_node_ids()))))
             continue
-        message = Message(packed(frame), frame.node, "query", ttl=frame.seconds)
+        message = Message(to_record(frame), frame.node, "query", ttl=frame.seconds)
         (sent,) = grid.push_messages([message])
         if sent:
             waiting[sent] = frame._replace(arrays=NOTHING)
         else:
-            pipe.send(Frame("failed", "no such node is connected", number=frame.number, node=frame.node))
+            pipe.send(Frame("failed", "the node is not connected", number=frame.number, node=frame.node))
 
 
 def collect(pipe: Pipe, grid: GrpcGrid, waiting: dict[str, Frame]) -> None:
-    """Hand every answer back as it comes."""
+    """Forward answers to NeoRL."""
     while True:
-        time.sleep(OFTEN)
+        time.sleep(POLL)
         for reply in grid.pull_messages(list(waiting)) if waiting else ():
             asked = waiting.pop(reply.metadata.reply_to_message_id)
             pipe.send(_frame(reply, asked))
@@ -109,23 +109,23 @@ def _frame(reply: Any, asked: Frame) -> Frame:
     if reply.has_error():
         return to._replace(text=str(reply.error.reason or f"Flower's error {reply.error.code}"))
     try:
-        text, arrays = unpacked(reply.content)
+        text, arrays = from_record(reply.content)
     except (KeyError, TypeError, ValueError) as error:
-        return to._replace(text=f"expected text and arrays, got {error!r}")
+        return to._replace(text=f"the answer has no text and arrays ({error!r})")
     return to._replace(kind="answer", text=text, arrays=arrays)
 
 
 def serve(pipe: Pipe, settings: Settings) -> None:
-    """Hand messages in both directions until NeoRL is gone."""
+    """Forward messages in both directions until NeoRL ends."""
     grid, nodes = begin(pipe, settings)
     pipe.send(Frame("ready", json.dumps(nodes)))
     waiting: dict[str, Frame] = {}
-    threading.Thread(target=or_end, args=(collect, pipe, grid, waiting), daemon=True).start()
+    threading.Thread(target=run_or_exit, args=(collect, pipe, grid, waiting), daemon=True).start()
     ask(pipe, grid, waiting)
 
 
-def or_end(function: Callable[..., None], *arguments: Any) -> None:
-    """Run one of the threads; the process ends with it."""
+def run_or_exit(function: Callable[..., None], *arguments: Any) -> None:
+    """Run a thread's function and end the process after it."""
     try:
         function(*arguments)
     except EOFError:
@@ -136,14 +136,14 @@ def or_end(function: Callable[..., None], *arguments: Any) -> None:
 
 
 def main() -> None:
-    """Run with the number of an open socket, over which the settings come first."""
+    """Run with the number of an open socket; the first frame has the settings."""
     pipe = Pipe(socket.socket(fileno=int(sys.argv[1])))
     first = pipe.receive()
     assert first is not None
     settings = Settings(**json.loads(first.text))
     sys.argv = ["flower-superlink", *settings.arguments]
-    threading.Thread(target=or_end, args=(serve, pipe, settings), daemon=True).start()
-    ending_with(run_superlink)
+    threading.Thread(target=run_or_exit, args=(serve, pipe, settings), daemon=True).start()
+    exit_after(run_superlink)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A site's SuperNode: Flower's own program, and a thread that hands each message to NeoRL and its answer back.
+"""SuperNode of a site: Flower's program, and a thread that forwards messages to NeoRL.
 
-Flower would unpack an application that the SuperLink sends and run it here. This process never does: a message goes to
-the NeoRL that the site installed itself, which answers by its own code or refuses.
+Flower would run an application sent by the SuperLink. This process never does; the site's installed NeoRL answers each
+message.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from flwr.supercore.interceptors.superexec_auth_interceptor import CLIENTAPPIO_S
 from flwr.supernode.cli.flower_supernode import flower_supernode
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from tasks.federation.transport.flower.handing import (
+from tasks.federation.transport.flower.common import (
     Settings,
-    by_secret,
-    by_token,
-    claimed,
-    ending_with,
-    packed,
-    stub_of,
-    unpacked,
+    claim_task,
+    exit_after,
+    from_record,
+    open_stub,
+    secret_interceptor,
+    to_record,
+    token_interceptor,
 )
 from tasks.federation.transport.frames import Frame, Pipe
 
 
 def serve(pipe: Pipe, settings: Settings) -> None:
-    """Answer whatever the SuperLink asks, one message at a time, until NeoRL is gone."""
+    """Answer the SuperLink's messages in turn until NeoRL ends."""
     try:
-        _, offered = stub_of(
-            ClientAppIoStub, settings.app_address, [by_secret(settings.secret, CLIENTAPPIO_SUPEREXEC_METHODS)]
+        _, offered = open_stub(
+            ClientAppIoStub, settings.app_address, [secret_interceptor(settings.secret, CLIENTAPPIO_SUPEREXEC_METHODS)]
         )
         pipe.send(Frame("ready"))
         while True:
-            answer(pipe, settings.app_address, claimed(offered, pipe))
+            answer(pipe, settings.app_address, claim_task(offered, pipe))
     except EOFError:
         os._exit(0)
     except BaseException:
@@ -51,21 +51,21 @@ def serve(pipe: Pipe, settings: Settings) -> None:
 
 
 def answer(pipe: Pipe, address: str, token: str) -> None:
-    """Hand one message to NeoRL, and its answer to the SuperLink."""
-    channel, stub = stub_of(ClientAppIoStub, address, [by_token(token)])
+    """Forward one message to NeoRL and the answer to the SuperLink."""
+    channel, stub = open_stub(ClientAppIoStub, address, [token_interceptor(token)])
     alive = HeartbeatSender(make_task_heartbeat_fn_grpc(stub))
     alive.start()
     try:
         message, context, _, _ = pull_task_input(stub)
         try:
-            text, arrays = unpacked(message.content)
+            text, arrays = from_record(message.content)
             pipe.send(Frame("ask", text, arrays))
             frame = pipe.receive()
             assert frame is not None
         except (KeyError, TypeError, ValueError) as error:
-            frame = Frame("failed", f"expected text and arrays, got {error!r}")
+            frame = Frame("failed", f"the message has no text and arrays ({error!r})")
         if frame.kind == "answer":
-            reply = Message(packed(frame), reply_to=message)
+            reply = Message(to_record(frame), reply_to=message)
         else:
             reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, frame.text), reply_to=message)
         push_message(stub, reply, context)
@@ -76,15 +76,15 @@ def answer(pipe: Pipe, address: str, token: str) -> None:
 
 
 def main() -> None:
-    """Run with the number of an open socket, over which the settings come first."""
+    """Run with the number of an open socket; the first frame has the settings."""
     pipe = Pipe(socket.socket(fileno=int(sys.argv[1])))
     first = pipe.receive()
     assert first is not None
     settings = Settings(**json.loads(first.text))
     sys.argv = ["flower-supernode", *settings.arguments]
     threading.Thread(target=serve, args=(pipe, settings), daemon=True).start()
-    # Flower's own threads outlive its program where a SuperLink forgot this node: NeoRL would wait for it in vain.
-    ending_with(flower_supernode)
+    # If a SuperLink no longer knows this node, Flower's threads outlive the program, and NeoRL would wait forever.
+    exit_after(flower_supernode)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Certificates and keys of a federation, held to OpenSSL's own verification of a handshake."""
+"""Certificates and keys of a federation, checked by OpenSSL handshakes."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> None
         other.close()
 
 
-def test_a_site_that_pins_the_authority_knows_the_coordinator_by_its_names(tmp_path: Path) -> None:
-    # The coordinator itself reaches its SuperLink by loopback, whatever the sites call it.
+def test_site_with_authority_verifies_the_coordinator(tmp_path: Path) -> None:
+    # The coordinator connects to its SuperLink by loopback.
     make_certificate(tmp_path / "tls", ["coordinator.example"])
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(tmp_path / "tls" / "superlink.pem", tmp_path / "tls" / "superlink-key.pem")
@@ -47,11 +47,11 @@ def test_a_site_that_pins_the_authority_knows_the_coordinator_by_its_names(tmp_p
     another = ssl.create_default_context(cafile=str(tmp_path / "other" / "authority.pem"))
     with pytest.raises(ssl.SSLCertVerificationError):
         handshake(server, another, "coordinator.example")
-    with pytest.raises(BadInput, match="expected no certificate"):
+    with pytest.raises(BadInput, match="exists: remove it first"):
         make_certificate(tmp_path / "tls", ["coordinator.example"])
 
 
-def test_a_key_is_made_once_and_is_its_owners_alone(tmp_path: Path) -> None:
+def test_key_is_made_once_and_private_to_its_owner(tmp_path: Path) -> None:
     path = tmp_path / "keys" / "north"
     public = make_key(path)
     assert public.startswith("ecdsa-sha2-nistp384 ")
@@ -64,21 +64,21 @@ def test_a_key_is_made_once_and_is_its_owners_alone(tmp_path: Path) -> None:
         make_key(path)
     path.chmod(0o600)
     path.write_text("no key")
-    with pytest.raises(BadInput, match="expected a site's key"):
+    with pytest.raises(BadInput, match="is not a private key of a site"):
         make_key(path)
 
 
-def test_an_older_file_in_a_keys_place_leaves_it_to_no_others(tmp_path: Path) -> None:
+def test_existing_key_file_becomes_private(tmp_path: Path) -> None:
     (tmp_path / "tls").mkdir(mode=0o755)
     key = tmp_path / "tls" / "superlink-key.pem"
     key.touch(mode=0o644)
     make_certificate(tmp_path / "tls", ["coordinator.example"])
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
-    # The folder was there before, and holds others' files.
+    # The folder existed before, so its mode stays.
     assert stat.S_IMODE((tmp_path / "tls").stat().st_mode) == 0o755
 
 
 @pytest.mark.parametrize("text", ["ecdsa-sha2-nistp384 AAAA", "", "north"])
-def test_what_is_no_key_is_refused_with_the_cure(text: str) -> None:
-    with pytest.raises(BadInput, match=r"expected a site's key as .* ask the site for that line"):
+def test_invalid_public_key_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="is not a site's public key: ask the site for the line"):
         public_pem(text)

@@ -1,4 +1,4 @@
-"""What both Flower processes do: claim what Flower has for them, and turn frames into its messages and back."""
+"""Shared code of both Flower processes: claim tasks, and convert between frames and Flower's messages."""
 
 from __future__ import annotations
 
@@ -23,85 +23,85 @@ from flwr.supercore.retry import make_simple_grpc_retry_invoker, wrap_stub
 
 from tasks.federation.transport.frames import TYPES, Arrays, Frame, Pipe
 
-OFTEN = 0.1
-"""Seconds between two looks for something new on this machine."""
+POLL = 0.1
+"""Seconds between checks for new tasks or answers."""
 
 
 class Settings(NamedTuple):
-    """What a Flower process is told when it starts."""
+    """Settings of a Flower process."""
 
     arguments: list[str]
-    """Of Flower's own command."""
+    """Arguments of Flower's command."""
     app_address: str
-    """Where Flower's process offers its tasks, on this machine."""
+    """Local address at which Flower offers tasks."""
     secret: str
-    """Hexadecimal, by which only who was told may claim them."""
+    """Hexadecimal secret that authorises claims of tasks."""
     control_address: str = ""
     authority: str = ""
-    """PEM certificates by which the SuperLink is known; nothing where it speaks without TLS."""
+    """PEM certificates of the SuperLink's authority; empty without TLS."""
     keys: Mapping[str, str] = MappingProxyType({})
-    """Public keys of the sites' nodes (PEM), by name; nothing where nodes are not authenticated."""
+    """Public keys (PEM) of the sites' nodes by name; empty without authentication."""
 
 
-def claimed(stub: Any, pipe: Pipe) -> str:
-    """Wait for a task and claim it; what is returned lets its bearer speak for it.
+def claim_task(stub: Any, pipe: Pipe) -> str:
+    """Wait for a task, claim it and return the token.
 
     Raises:
-        EOFError: when NeoRL is gone.
+        EOFError: if NeoRL has ended.
     """
     while not pipe.ended:
         for task in stub.PullPendingTasks(PullPendingTasksRequest()).tasks:
             if token := stub.ClaimTask(ClaimTaskRequest(task_id=task.task_id)).token:
                 return str(token)
-        time.sleep(OFTEN)
+        time.sleep(POLL)
     raise EOFError("NeoRL has ended")
 
 
-def stub_of(kind: Callable[[Any], Any], address: str, interceptors: Collection[Any]) -> tuple[Any, Any]:
-    """A channel to a service on this machine, and the stub that speaks over it."""
-    told = [RuntimeVersionClientInterceptor(component_name="neorl"), *interceptors]
-    channel = create_channel(server_address=address, insecure=True, interceptors=told)
+def open_stub(kind: Callable[[Any], Any], address: str, interceptors: Collection[Any]) -> tuple[Any, Any]:
+    """Return a channel to a local service, and a stub that uses it."""
+    interceptors = [RuntimeVersionClientInterceptor(component_name="neorl"), *interceptors]
+    channel = create_channel(server_address=address, insecure=True, interceptors=interceptors)
     stub = kind(channel)
     wrap_stub(stub, make_simple_grpc_retry_invoker())
     return channel, stub
 
 
-def by_secret(secret: str, methods: Collection[str]) -> SuperExecAuthClientInterceptor:
-    """What signs the calls that claim a task."""
+def secret_interceptor(secret: str, methods: Collection[str]) -> SuperExecAuthClientInterceptor:
+    """Return the interceptor that signs claims of tasks."""
     return SuperExecAuthClientInterceptor(master_secret=bytes.fromhex(secret), protected_methods=methods)
 
 
-def by_token(token: str) -> AppIoTokenClientInterceptor:
-    """What speaks for a claimed task."""
+def token_interceptor(token: str) -> AppIoTokenClientInterceptor:
+    """Return the interceptor that authorises calls for a claimed task."""
     return AppIoTokenClientInterceptor(token)
 
 
-def packed(frame: Frame) -> RecordDict:
-    """A frame as Flower carries it: each array by its name, and the text beside them."""
+def to_record(frame: Frame) -> RecordDict:
+    """Convert a frame to a Flower record."""
     arrays = ArrayRecord({name: Array(array) for name, array in frame.arrays.items()})
     return RecordDict({"arrays": arrays, "told": ConfigRecord({"text": frame.text})})
 
 
-def unpacked(content: RecordDict) -> tuple[str, Arrays]:
-    """Text and arrays of what Flower carried.
+def from_record(content: RecordDict) -> tuple[str, Arrays]:
+    """Return text and arrays of a Flower record.
 
     Raises:
-        KeyError, TypeError, ValueError: when it is of another shape.
+        KeyError, TypeError, ValueError: if the record has a different structure.
     """
     text = content["told"]["text"]
     try:
         arrays = {name: array.numpy() for name, array in content["arrays"].items()}
     except (EOFError, MemoryError, OSError, BadZipFile) as error:
-        raise ValueError(f"an array that cannot be read ({error})") from error
-    if odd := [a.dtype.str for a in arrays.values() if a.dtype.newbyteorder("<").str not in TYPES]:
-        raise ValueError(f"an array of type {odd[0]!r}")
+        raise ValueError(f"an array cannot be read ({error})") from error
+    if types := [a.dtype.str for a in arrays.values() if a.dtype.newbyteorder("<").str not in TYPES]:
+        raise ValueError(f"array type {types[0]!r} is not allowed")
     if not isinstance(text, str):
-        raise TypeError(f"a text of type {type(text).__name__}")
+        raise TypeError(f"the text must be a str, got {type(text).__name__}")
     return text, arrays
 
 
-def ending_with(program: Callable[[], None]) -> None:
-    """Run Flower's program; this process ends with it, whatever threads it leaves."""
+def exit_after(program: Callable[[], None]) -> None:
+    """Run Flower's program and then end this process, including remaining threads."""
     try:
         program()
     except BaseException:
@@ -110,8 +110,8 @@ def ending_with(program: Callable[[], None]) -> None:
         os._exit(1)
 
 
-def ready(address: str, insecure: bool, authority: bytes | None) -> Any:
-    """A channel to a service that has begun to listen."""
+def open_channel(address: str, insecure: bool, authority: bytes | None) -> Any:
+    """Wait until a service listens and return a channel to it."""
     channel = create_channel(
         server_address=address,
         insecure=insecure,

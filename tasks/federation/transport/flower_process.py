@@ -1,4 +1,4 @@
-"""Flower's environment, and its processes: started beside NeoRL's, and ending with it."""
+"""Flower processes in a separate Python environment; they end together with NeoRL."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from tasks.files.canonical import write_secret
 from tasks.files.provenance import ROOT
 
 PYTHON = "NEORL_FLOWER_PYTHON"
-"""Variable with the Python of Flower's environment, where it is not the checkout's `.venv-federation`."""
+"""Variable that names the Python of Flower's environment; default is `.venv-federation` in the checkout."""
 HOST = "127.0.0.1"
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "DO_NOT_TRACK": "true",
 }
-"""Flower tells nobody who runs it, and asks nobody for newer versions."""
+"""Switches off Flower's telemetry and update check."""
 INHERITED = ("PATH", "LANG", "LC_ALL", "TMPDIR", "SSL_CERT_FILE", "GRPC_VERBOSITY")
 STARTS = 60.0
-"""Seconds that a Flower process may take until it is ready."""
+"""Longest start of a Flower process in seconds."""
 
 
 class Flower(NamedTuple):
-    """A Flower process; it ends when the pipe is closed, and so also when NeoRL is killed."""
+    """A Flower process; it ends when the pipe closes, so also if NeoRL is killed."""
 
     process: subprocess.Popen[bytes]
     pipe: Pipe
     log: Path
 
     def stop(self) -> None:
-        """End it."""
+        """End the process."""
         self.pipe.close()
         try:
             self.process.wait(5)
@@ -48,23 +48,22 @@ class Flower(NamedTuple):
             self.process.wait()
 
     def failure(self) -> BadInput:
-        """The end of its log as one sentence."""
+        """Return an error with the last line of the log."""
         lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        said = " ".join(lines[-1:])[:300] or "nothing"
-        return BadInput(f"expected Flower's process to run, got '{said}': see {self.log}.")
+        last = " ".join(lines[-1:])[:300] or "an empty log"
+        return BadInput(f"Flower's process ended with '{last}': see {self.log}")
 
 
 def flower_python() -> Path:
-    """The Python of Flower's environment.
+    """Return the Python of Flower's environment.
 
     Raises:
-        ServiceMissing: when there is none.
+        ServiceMissing: if there is none.
     """
     path = Path(os.environ.get(PYTHON) or ROOT / ".venv-federation" / "bin" / "python")
     if not path.exists():
         raise ServiceMissing(
-            f"expected Flower in an environment of its own, got no {path}: run 'make federation', or name the Python "
-            f"of one by {PYTHON}."
+            f"Flower is not installed, no {path}: run 'make federation', or set {PYTHON} to a Python with Flower"
         )
     return path
 
@@ -79,19 +78,19 @@ def start(
     authority: str = "",
     keys: Mapping[str, str] | None = None,
 ) -> Flower:
-    """Start one of Flower's programs, with its settings sent over the pipe.
+    """Start one of Flower's programs and send the settings over the pipe.
 
     Args:
-        program: which.
-        folder: its own, for its log and what it keeps.
-        arguments: of Flower's command, without those that are the same for all.
-        app: the option that says where it offers its tasks, which is on this machine alone.
-        control_address: of a SuperLink, where it is controlled.
-        authority: PEM, where it speaks TLS.
-        keys: of a SuperLink, the sites' public keys (PEM) by name.
+        program: name of the program.
+        folder: folder for log and files.
+        arguments: further arguments of Flower's command.
+        app: option with the local address at which the program offers tasks.
+        control_address: control address of a SuperLink.
+        authority: PEM certificates for TLS; empty without TLS.
+        keys: public keys (PEM) of the sites by name, for a SuperLink.
 
     Raises:
-        ServiceMissing: when Flower is not installed.
+        ServiceMissing: if Flower is not installed.
     """
     python = flower_python()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -123,7 +122,7 @@ def start(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            # Ctrl-C is for NeoRL, which ends it.
+            # Ctrl-C reaches NeoRL only, which then ends this process.
             start_new_session=True,
             umask=0o077,
         )
@@ -133,7 +132,7 @@ def start(
 
 
 def free_port() -> int:
-    """A port of the loopback interface that the kernel says is free."""
+    """Return a free port of the loopback interface."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
