@@ -18,10 +18,18 @@ from configs.run import Data, OpenedRun
 from configs.yaml_files import load_yaml
 from neorl_core.plants import NAMES
 from neorl_core.types import PlantSpec
-from tasks.data.formats.hdf5.sources import Blocks
-from tasks.data.formats.hdf5.sources import Source as FoundSource
-from tasks.data.formats.options import NO_OPTIONS, SourceOptions
-from tasks.data.formats.sources import for_declared, for_plant, in_words, name_of, recognise, survey
+from tasks.data.formats.reading import Blocks
+from tasks.data.formats.reading import Source as FoundSource
+from tasks.data.formats.sources import (
+    NO_OPTIONS,
+    SourceOptions,
+    for_declared,
+    for_plant,
+    in_words,
+    name_of,
+    recognise,
+    survey,
+)
 from tasks.data.store.cards.card import write_card
 from tasks.data.store.losses import losses
 from tasks.data.store.reader import StoredDataset, dataset_of, newest_first

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from configs.errors import BadInput
 from configs.mapping import HistorianMapping
 from neorl_core.types import PlantSpec
-from tasks.data.formats.hdf5.sources import Source
+from tasks.data.formats.reading import Source
 from tasks.data.formats.sources import digest_of, files_of, for_plant, recognise
 from tasks.data.historian.raw_rows import RawQuarantine
 from tasks.data.store.records import FileRecord, IngestedSource, Provenance, StepAccount

@@ -15,7 +15,7 @@ import polars as pl
 from benchmarks.nasty.tables import Case
 from configs.errors import BadInput, Refused
 from configs.home import Home
-from tasks.data.formats.options import SourceOptions
+from tasks.data.formats.sources import SourceOptions
 from tasks.data.historian.tag_history import CONTRADICTED, REPEATED
 from tasks.data.store.reader import StoredDataset
 from tasks.ingest import ingest_file

@@ -123,7 +123,7 @@ def ingest(
         raise BadInput(f"--data needs a run's YAML, got {source.name}: ingest one source at a time.")
     else:
         from configs.run import Data
-        from tasks.data.formats.options import SourceOptions
+        from tasks.data.formats.sources import SourceOptions
         from tasks.ingest import ingest_file
 
         given = {"max_quarantined": max_quarantined, "max_gaps": max_gaps}
@@ -152,7 +152,7 @@ def validate(
     Example: neorl validate 33fc22638d80
     """
     from configs.run import Data
-    from tasks.data.formats.options import SourceOptions
+    from tasks.data.formats.sources import SourceOptions
     from tasks.ingest import find_dataset
     from tasks.progress import StageProgress
     from tasks.validate import validate_dataset

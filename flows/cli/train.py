@@ -50,7 +50,7 @@ def train(
     """
     keep_compiled(create_home=True)
     from neorl_core.algorithms import default_algorithm
-    from tasks.data.formats.options import SourceOptions
+    from tasks.data.formats.sources import SourceOptions
     from tasks.models.user_code.algorithms import algorithm_at
     from tasks.models.user_code.known import our_algorithm
     from tasks.progress import StageProgress

@@ -10,8 +10,8 @@ import numpy as np
 
 from configs.home import Home
 from tasks.data.formats.hdf5.isolated import has_signature, read_isolated
-from tasks.data.formats.options import NO_OPTIONS, SourceOptions
 from tasks.data.formats.recordings import Recording, RecordingAccount, per_episode, read
+from tasks.data.formats.sources import NO_OPTIONS, SourceOptions
 from tasks.data.store.episodes import KEYS, transitions_of
 
 DIRECT = ("D4RL", "DSRL")

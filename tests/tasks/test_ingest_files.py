@@ -19,7 +19,7 @@ from configs.mapping import HistorianMapping
 from configs.run import OpenedRun
 from flows.preflight import checked_run
 from tasks.data.formats.exports import FORMATS, export
-from tasks.data.formats.options import SourceOptions
+from tasks.data.formats.sources import SourceOptions
 from tasks.data.store.episodes import read_logs
 from tasks.data.store.records import IngestedSource
 from tasks.data.store.row_checks import Quarantine, RowChecker

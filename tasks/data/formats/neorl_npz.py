@@ -8,16 +8,17 @@ prepends a 0, its documentation calls them starts; both give the same boundaries
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from configs.errors import BadInput
-from tasks.data.store.schema import Rows
+from tasks.data.formats.reading import Blocks, Source
+from tasks.data.store.schema import ALWAYS, Rows
 from tasks.data.store.scoring import BLOCK_ROWS
 from tasks.files.arrays import Member, NpzReader, open_npz
 
@@ -26,34 +27,37 @@ MAX_ROW_BYTES = 2**20
 BLOCK_BYTES = 2**26
 
 
-class ArchiveLayout(NamedTuple):
-    """Layout of an archive, from the headers."""
-
-    family: str
-    """"NeoRL-2", or "NeoRL" if there is `index` and no `truncated`."""
-    rows: int
-    widths: dict[str, int]
-    """Numbers per row of each key."""
-
-
-def read_archive_layout(path: Path) -> ArchiveLayout:
-    """Read the family, rows and widths of an archive.
+def open_archive(path: Path) -> Source:
+    """Open an archive; "NeoRL" has `index` and no `truncated`.
 
     Raises:
         BadInput: if it is neither NeoRL nor NeoRL-2.
     """
     with open_npz(path) as archive:
-        family = "NeoRL-2" if "truncated" in archive.names or "index" not in archive.names else "NeoRL"
-        flags = ("done", "truncated") if family == "NeoRL-2" else ("done",)
+        names = set(archive.names)
+        if {"states", "actions"} <= names and "reward" not in names:
+            raise BadInput(
+                f"{path.name} has no rewards and next observations, only {', '.join(sorted(names))}: it is a recorded "
+                "simulation for checking a plant's equations, not a log to learn from."
+            )
+        first = "index" in names and "truncated" not in names
+        flags = ("done",) if first else ("done", "truncated")
         members = {name: _member(archive, path, name) for name in (*KEYS, *flags)}
-    return ArchiveLayout(
-        family,
+    widths = {name: member.width if name in KEYS[:3] else 1 for name, member in members.items()}
+    return Source(
+        path,
+        "NeoRL" if first else "NeoRL-2",
+        f"an npz archive with {', '.join(widths)}{', index' if first else ''}",
         members["obs"].shape[0] if members["obs"].shape else 0,
-        {name: member.width if name in KEYS[:3] else 1 for name, member in members.items()},
+        widths["obs"],
+        widths["action"],
+        ALWAYS,
+        (f"episodes cut by time: from '{'index' if first else 'truncated'}'", "costs: none in the file"),
+        lambda: read_archive(path, widths),
     )
 
 
-def read_archive(path: Path, widths: Mapping[str, int], block_rows: int = BLOCK_ROWS) -> Iterator[Rows]:
+def read_archive(path: Path, widths: Mapping[str, int], block_rows: int = BLOCK_ROWS) -> Blocks:
     """Yield the archive's rows in blocks, unchecked.
 
     Args:

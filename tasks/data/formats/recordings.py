@@ -15,7 +15,7 @@ from configs.errors import BadInput
 from neorl_core.types import PlantSpec, Space, Transition
 from tasks.data.formats.hdf5.flat_files import VECTORS, Layout
 from tasks.data.formats.hdf5.isolated import read_recording
-from tasks.data.formats.hdf5.sources import Blocks
+from tasks.data.formats.reading import Blocks
 from tasks.data.store.episodes import transitions_of
 from tasks.data.store.schema import NO_SUCCESSOR, Rows
 from tasks.files.canonical import file_sha256

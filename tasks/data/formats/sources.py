@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,23 +20,37 @@ from configs.expression import Expression
 from neorl_core.plants.base import LoggedSignals
 from neorl_core.types import Constraint, PlantSpec, Space
 from tasks.data.formats.hdf5.flat_files import VECTORS
-from tasks.data.formats.hdf5.isolated import has_signature, read_isolated
+from tasks.data.formats.hdf5.isolated import SIGNATURE, has_signature, read_isolated
 from tasks.data.formats.hdf5.minari import find_folder
-from tasks.data.formats.hdf5.sources import Blocks, Source, no_horizon
-from tasks.data.formats.neorl_npz import read_archive, read_archive_layout
+from tasks.data.formats.neorl_npz import open_archive
+from tasks.data.formats.reading import Blocks, Source, no_horizon
 from tasks.data.formats.recordings import spec_of
-from tasks.data.store.schema import ALWAYS, MOST_CHOICES, Rows
+from tasks.data.store.schema import MOST_CHOICES, Rows
 from tasks.data.store.scoring import with_costs
-from tasks.files.arrays import open_npz
 from tasks.files.canonical import digest_json, file_sha256, read_json
 
-HDF5 = b"\x89HDF\r\n\x1a\n"
 ZIP = b"PK"
 PARQUET = b"PAR1"
 TABLES = (".csv", ".parquet", ".tsv", ".txt", ".dat", ".gz", ".zst")
 FORMS = "D4RL, DSRL, d3rlpy, Minari, this store (HDF5), NeoRL or NeoRL-2 (npz)"
 MINARI = ("metadata.json", "main_data.hdf5")
 WORKBOOKS = (".xlsx", ".xlsm")
+
+
+class SourceOptions(NamedTuple):
+    """Options of every command that takes a source."""
+
+    plant: str | None = None
+    """Plant that gives names, units and limits: a name, or a plant file in the working directory."""
+    mapping: Path | None = None
+    """Mapping of a historian export; it names the plant."""
+    horizon: int | None = None
+    """Time limit of episodes in steps, for a file without time limits."""
+    spec: Path | None = None
+    """YAML with names, units, limits and costs of a file of transitions."""
+
+
+NO_OPTIONS = SourceOptions()
 
 
 def recognise(path: Path, horizon: int | None = None) -> Source:
@@ -58,42 +72,19 @@ def recognise(path: Path, horizon: int | None = None) -> Source:
     with path.open("rb") as file:
         start = file.read(8)
     ending = path.suffix.lower()
-    table = ending in TABLES and start[:2] != ZIP and start != HDF5
+    table = ending in TABLES and start[:2] != ZIP and start != SIGNATURE
     if start.startswith(PARQUET) or table or (ending in WORKBOOKS and start[:2] == ZIP):
         raise BadInput(
             f"{path.name} is a table and needs a mapping: for a historian table with a column of times, 'neorl init "
             f"--from {path.name}' writes one for --mapping; transitions are read from {FORMS}."
         )
     if start.startswith(ZIP):
-        return no_horizon(_npz(path), horizon)
+        return no_horizon(open_archive(path), horizon)
     if has_signature(path):
         return read_isolated(path, horizon)
     raise BadInput(
         f"{path.name} starts with {start!r} and is in no known format: export it as {FORMS}, or as a historian "
         "table with a mapping."
-    )
-
-
-def _npz(path: Path) -> Source:
-    with open_npz(path) as archive:
-        names = set(archive.names)
-    if {"states", "actions"} <= names and "reward" not in names:
-        raise BadInput(
-            f"{path.name} has no rewards and next observations, only {', '.join(sorted(names))}: it is a recorded "
-            "simulation for checking a plant's equations, not a log to learn from."
-        )
-    layout = read_archive_layout(path)
-    divided = "'truncated'" if "truncated" in layout.widths else "'index'"
-    return Source(
-        path,
-        layout.family,
-        f"an npz archive with {', '.join(layout.widths)}{', index' if layout.family == 'NeoRL' else ''}",
-        layout.rows,
-        layout.widths["obs"],
-        layout.widths["action"],
-        ALWAYS,
-        (f"episodes cut by time: from {divided}", "costs: none in the file"),
-        lambda: read_archive(path, layout.widths),
     )
 
 
@@ -138,25 +129,22 @@ def in_words(source: Source, spec: PlantSpec, by: str | None) -> list[str]:
         by: origin of names and limits: the plant, or a file that declares them; None if there is none.
     """
     notes = list(source.notes)
-    if by is not None and "constraint_costs" not in source.carries and spec.constraints:
-        own = "read from 'costs'; " if "costs" in source.carries else ""
+    if by is not None and "constraint_costs" not in source.keys and spec.constraints:
+        own = "read from 'costs'; " if "costs" in source.keys else ""
         notes = [note for note in notes if not note.startswith("costs:")]
         notes.append(f"costs: {own}excess over each limit, by the formulas of {by}")
     origin = "bounds derived from the data; no units, limits or scores known"
     if by is not None:
         origin = f"names, units and limits of {'the plant' if by == spec.name else by}"
+    acts = f"{source.actions} actions"
+    if spec.choices is not None:
+        acts = f"a discrete action of {len(spec.choices):,} choices"
     return [
-        f"{_base(source.path).name}: {source.family}, recognised as {source.how}",
-        f"  {source.rows:,} rows of {source.observations} observations, {_acts(source, spec)}",
+        f"{_base(source.path).name}: {source.family}, recognised as {source.content}",
+        f"  {source.rows:,} rows of {source.observations} observations, {acts}",
         *(f"  {note}" for note in notes),
         f"  read as {spec.name}: {origin}",
     ]
-
-
-def _acts(source: Source, spec: PlantSpec) -> str:
-    if spec.choices is None:
-        return f"{source.actions} actions"
-    return f"a discrete action of {len(spec.choices):,} choices"
 
 
 def for_plant(source: Source, spec: PlantSpec, logged: LoggedSignals | None) -> Callable[[], Blocks]:
@@ -171,7 +159,7 @@ def for_plant(source: Source, spec: PlantSpec, logged: LoggedSignals | None) -> 
             f"{spec.name} has {kinds[0]} actions, {source.path.name} has {kinds[1]} ones: check that the file belongs "
             "to this plant."
         )
-    if logged is None and "constraint_costs" not in source.carries:
+    if logged is None and "constraint_costs" not in source.keys:
         raise BadInput(
             f"{source.path.name} has no costs for the limits of {spec.name}: add logged_reward and logged_margins to "
             "the plant's file, which compute them."
@@ -220,7 +208,7 @@ def _scored(source: Source, spec: PlantSpec, score: Callable[[Rows], Rows] | Non
 
     def blocks() -> Blocks:
         for rows in source.blocks():
-            if "constraint_costs" in source.carries:
+            if "constraint_costs" in source.keys:
                 if rows["constraint_costs"].shape[1:] != (len(spec.constraints),):
                     raise BadInput(
                         f"{spec.name} has {len(spec.constraints)} limits, {source.path.name} has costs of shape "
@@ -230,7 +218,7 @@ def _scored(source: Source, spec: PlantSpec, score: Callable[[Rows], Rows] | Non
             elif score is None:
                 yield rows
             else:
-                own = {"costs": rows["costs"]} if "costs" in source.carries else {}
+                own = {"costs": rows["costs"]} if "costs" in source.keys else {}
                 yield score(rows) | own
 
     return blocks
@@ -261,7 +249,7 @@ def survey(source: Source, name: str) -> PlantSpec:
         ends = np.flatnonzero((rows["terminals"] != 0) | (rows["timeouts"] != 0))
         lengths = np.diff(np.concatenate([[-1 - age], ends, [len(sound) - 1]]))
         longest, age = max(longest, int(lengths.max())), int(lengths[-1])
-        limits = rows["constraint_costs"].shape[1] if "constraint_costs" in source.carries else 0
+        limits = rows["constraint_costs"].shape[1] if "constraint_costs" in source.keys else 0
     if not bounds:
         raise BadInput(f"{source.path.name} has no usable row, every one is rejected or not finite: export it again.")
     box = {key: np.stack(edges) for key, edges in bounds.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,11 @@ MOST_CHOICES = 1_000
 
 ALWAYS = ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts")
 """Keys that every dataset has; costs need a source or plant limits."""
+
+
+def joined(parts: Sequence[Rows]) -> Rows:
+    """Concatenate consecutive rows that have the keys of the first."""
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
 def stored_dtype(key: str, dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -11,8 +11,8 @@ import pytest
 from configs.errors import BadInput
 from configs.home import Home
 from flows.cli.main import run
-from tasks.data.formats.options import SourceOptions
 from tasks.data.formats.recordings import read
+from tasks.data.formats.sources import SourceOptions
 from tasks.data.store.reader import StoredDataset
 from tasks.files.arrays import npz_bytes
 from tasks.ingest import find_dataset, logs_of

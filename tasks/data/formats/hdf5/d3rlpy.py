@@ -7,7 +7,6 @@ the last row is rejected unless it terminated. Observations with several parts, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +15,8 @@ import numpy as np
 
 from configs.errors import BadInput
 from tasks.data.formats.hdf5.guard import find_array, open_guarded
-from tasks.data.store.schema import NO_SUCCESSOR, Rows
+from tasks.data.formats.reading import Blocks, Source, in_blocks
+from tasks.data.store.schema import ALWAYS, NO_SUCCESSOR, Rows
 
 FAMILY = "d3rlpy"
 BLOCK_ROWS = 65536
@@ -26,16 +26,6 @@ MAX_EPISODE = 2**28
 """Most bytes of an episode's array, which is read at once."""
 
 
-class D3rlpyLayout(NamedTuple):
-    """Layout of a file, from the headers."""
-
-    rows: int
-    episodes: int
-    observations: int
-    actions: int
-    discrete: bool
-
-
 class _Episode(NamedTuple):
     observations: h5py.Dataset
     actions: h5py.Dataset
@@ -43,8 +33,8 @@ class _Episode(NamedTuple):
     terminated: bool
 
 
-def read_d3rlpy_layout(path: Path) -> D3rlpyLayout:
-    """Read the layout of a file, from the headers of all episodes.
+def open_d3rlpy(path: Path) -> Source:
+    """Open a file, and check the headers of all episodes.
 
     Raises:
         BadInput: if an episode is missing, damaged, differs in shape from the first, or has no vectors.
@@ -69,8 +59,21 @@ def read_d3rlpy_layout(path: Path) -> D3rlpyLayout:
                         f"episode 0 {wanted.dtype} {wanted.shape[1:]}: dump the episodes of one plant."
                     )
             rows += one.actions.shape[0]
-        return D3rlpyLayout(
-            rows, episodes, first.observations.shape[1], first.actions.shape[1], first.actions.dtype.kind in "iu"
+        return Source(
+            path,
+            FAMILY,
+            f"a dumped ReplayBuffer of {episodes:,} episode(s)",
+            rows,
+            first.observations.shape[1],
+            first.actions.shape[1],
+            ALWAYS,
+            (
+                "next observations: derived within episodes; a cut episode loses its last row",
+                "episodes cut by time: those that did not terminate",
+                "costs: none in the file",
+            ),
+            lambda: read_d3rlpy(path, episodes),
+            0 if first.actions.dtype.kind in "iu" else None,
         )
 
 
@@ -107,23 +110,10 @@ def _episode(file: h5py.File, number: int, path: Path) -> _Episode:
     return _Episode(arrays["observations"], acted, arrays["rewards"], bool(np.asarray(arrays["terminated"][()]).all()))
 
 
-def read_d3rlpy(path: Path, layout: D3rlpyLayout, block_rows: int = BLOCK_ROWS) -> Iterator[Rows]:
-    """Yield blocks of whole episodes, in order; `rejected` marks the last row of episodes that did not terminate.
-
-    Args:
-        path: the file.
-        layout: from `read_d3rlpy_layout`.
-        block_rows: least rows per block.
-    """
-    parts: list[Rows] = []
-    count = 0
+def read_d3rlpy(path: Path, episodes: int, block_rows: int = BLOCK_ROWS) -> Blocks:
+    """Yield blocks of whole episodes, in order; `rejected` marks the last row of episodes that did not terminate."""
     with open_guarded(path, FAMILY) as file:
-        for number in range(layout.episodes):
-            parts.append(_rows(_episode(file, number, path)))
-            count += len(parts[-1]["rewards"])
-            if count >= block_rows or number == layout.episodes - 1:
-                yield {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-                parts, count = [], 0
+        yield from in_blocks((_rows(_episode(file, number, path)) for number in range(episodes)), block_rows)
 
 
 def _rows(one: _Episode) -> Rows:

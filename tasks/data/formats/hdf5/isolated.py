@@ -17,7 +17,8 @@ import numpy as np
 
 from configs.errors import BadInput
 from tasks.data.formats.hdf5.flat_files import Layout
-from tasks.data.formats.hdf5.sources import Blocks, Request, Source
+from tasks.data.formats.hdf5.sources import Request
+from tasks.data.formats.reading import Blocks, Source
 from tasks.data.store.schema import Rows
 from tasks.files.provenance import ROOT
 
@@ -47,8 +48,8 @@ def read_isolated(path: Path, horizon: int | None = None) -> Source:
     Raises:
         BadInput: as `open_hdf5`, and if reading crashes, or takes too much time or memory.
     """
-    head, _ = next(_ask(path, "source", horizon, rows=False))
-    fields = {**head, "path": Path(head["path"]), "carries": tuple(head["carries"]), "notes": tuple(head["notes"])}
+    (head,) = _ask(path, "source", horizon, rows=False)
+    fields = {**head, "path": Path(head["path"]), "keys": tuple(head["keys"]), "notes": tuple(head["notes"])}
     return Source(**fields | {"blocks": lambda: _rows(path, "source", horizon)})
 
 
@@ -58,44 +59,32 @@ def read_recording(path: Path, horizon: int | None = None) -> tuple[Layout, Bloc
     Raises:
         BadInput: as those, and if reading crashes, or takes too much time or memory.
     """
-    head, _ = next(_ask(path, "recording", horizon, rows=False))
+    (head,) = _ask(path, "recording", horizon, rows=False)
     return Layout(**head), _rows(path, "recording", horizon)
 
 
 def _rows(path: Path, kind: Kind, horizon: int | None) -> Blocks:
     answers = _ask(path, kind, horizon, rows=True)
     next(answers)
-    for _, rows in answers:
-        yield rows
+    yield from answers
 
 
-def _ask(path: Path, kind: Kind, horizon: int | None, rows: bool) -> Iterator[tuple[dict[str, Any], Rows]]:
-    """Yield the head without rows; if rows are requested, then the head with each block."""
+def _ask(path: Path, kind: Kind, horizon: int | None, rows: bool) -> Iterator[dict[str, Any]]:
+    """Yield the head, then each block if rows are requested."""
     worker = _living_worker()
     whole = False
     try:
         files = list(path.glob("*.hdf5")) if path.is_dir() else [path]
         size = sum(file.stat().st_size for file in files if file.is_file())
         worker.send(Request(str(path.absolute()), kind, horizon, rows, size))
-        head: dict[str, Any] = {}
-        while True:
-            frame = worker.receive(path)
+        while "end" not in (frame := worker.receive(path)):
             if "bad" in frame:
                 whole = True
                 if frame["bad"] == "memory":
                     raise _damaged(path, "needed more memory than allowed")
                 raise BadInput(frame["bad"])
-            if "end" in frame:
-                whole = True
-                break
-            if "head" in frame:
-                head = frame["head"]
-                if rows:
-                    yield head, {}
-            else:
-                yield head, worker.receive_rows(frame, path)
-        if not rows:
-            yield head, {}
+            yield frame["head"] if "head" in frame else worker.receive_rows(frame, path)
+        whole = True
     finally:
         # The rest of an unread answer would be taken for the answer to the next request.
         if whole:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import h5py
 import numpy as np
@@ -22,7 +22,8 @@ import numpy.typing as npt
 
 from configs.errors import BadInput
 from tasks.data.formats.hdf5.guard import find_array, find_member, open_guarded
-from tasks.data.store.schema import ROW_KEYS, Rows
+from tasks.data.formats.reading import Blocks, Source, in_blocks
+from tasks.data.store.schema import ALWAYS, ROW_KEYS, Rows
 from tasks.files.canonical import canonical_json, read_json
 
 if TYPE_CHECKING:
@@ -38,15 +39,11 @@ MAX_EPISODE = 2**28
 """Most bytes of an episode's array, which is read at once."""
 
 
-class MinariLayout(NamedTuple):
-    """Layout of a folder, from the metadata and the first episode."""
-
+class _Layout(NamedTuple):
     rows: int
     episodes: int
     widths: dict[str, int]
     infos: tuple[str, ...]
-    name: str
-    """The dataset's id with its namespace, such as D4RL/door/human-v2."""
     choices: int | None
     """Number of choices of a discrete action; None for continuous actions."""
     begins: int
@@ -58,8 +55,8 @@ def find_folder(path: Path) -> Path | None:
     return next((folder for folder in candidates if (folder / "metadata.json").is_file()), None)
 
 
-def read_minari_layout(folder: Path) -> MinariLayout:
-    """Read the layout of a `data` folder.
+def open_minari(folder: Path) -> Source:
+    """Open a `data` folder by the metadata and the first episode.
 
     Raises:
         BadInput: if it is not a Minari dataset, or observations or actions are not vectors of real numbers.
@@ -98,7 +95,20 @@ def read_minari_layout(folder: Path) -> MinariLayout:
         widths = {"observations": _width(observations), "actions": _width(actions)}
     name = metadata.get("dataset_id")
     shown = name if isinstance(name, str) and name else (folder.parent if folder.name == "data" else folder).name
-    return MinariLayout(steps, total, widths, known, shown, choices if actions.dtype.kind in "iu" else None, begins)
+    layout = _Layout(steps, total, widths, known, choices if actions.dtype.kind in "iu" else None, begins)
+    beside = ", ".join(f"infos/{key}" for key in known) or "none in the file"
+    return Source(
+        folder,
+        "Minari",
+        f"the Minari dataset {shown}, {total:,} episode(s)",
+        steps,
+        widths["observations"],
+        widths["actions"],
+        (*ALWAYS, *known),
+        ("next observations: the following observation", f"costs and times: {beside}"),
+        lambda: _read(folder, layout),
+        layout.choices,
+    )
 
 
 def _choices(space: object) -> tuple[int | None, int]:
@@ -114,41 +124,27 @@ def _choices(space: object) -> tuple[int | None, int]:
     return (count, begins) if valid else (None, 0)
 
 
-def read_minari(folder: Path, layout: MinariLayout, block_rows: int = BLOCK_ROWS) -> Iterator[Rows]:
-    """Yield blocks of whole episodes, in order; an episode without a flag at its end is cut by time.
-
-    Args:
-        folder: the `data` folder.
-        layout: from `read_minari_layout`.
-        block_rows: least rows per block.
-
-    Raises:
-        BadInput: if an episode is missing, damaged or of another shape.
-    """
+def _read(folder: Path, layout: _Layout) -> Blocks:
+    """Yield blocks of whole episodes, in order; an episode without a flag at its end is cut by time."""
     with open_guarded(folder / "main_data.hdf5", "Minari") as file:
-        parts: list[Rows] = []
-        seen = 0
-        for number in range(layout.episodes):
-            parts.append(_read_episode(file, number, layout, folder))
-            seen += len(parts[-1]["rewards"])
-            if seen > layout.rows:
-                break
-            if sum(len(part["rewards"]) for part in parts) >= block_rows:
-                yield _joined(parts)
-                parts = []
-        if seen != layout.rows:
-            raise BadInput(
-                f"{folder} does not have the {layout.rows} steps of its metadata, but {seen} or more: export it again."
-            )
-        if parts:
-            yield _joined(parts)
+        yield from in_blocks(_episodes(file, layout, folder), BLOCK_ROWS)
 
 
-def _joined(parts: list[Rows]) -> Rows:
-    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+def _episodes(file: h5py.File, layout: _Layout, folder: Path) -> Iterator[Rows]:
+    seen = 0
+    for number in range(layout.episodes):
+        rows = _read_episode(file, number, layout, folder)
+        seen += len(rows["rewards"])
+        if seen > layout.rows:
+            break
+        yield rows
+    if seen != layout.rows:
+        raise BadInput(
+            f"{folder} does not have the {layout.rows} steps of its metadata, but {seen} or more: export it again."
+        )
 
 
-def _read_episode(file: h5py.File, number: int, layout: MinariLayout, folder: Path) -> Rows:
+def _read_episode(file: h5py.File, number: int, layout: _Layout, folder: Path) -> Rows:
     group = _episode(file, number, folder)
     arrays = {key: _array(group, key, folder, number) for key in ("observations", "actions", "rewards", *NAMES)}
     steps = arrays["rewards"].shape[0] if len(arrays["rewards"].shape) == 1 else 0
@@ -172,9 +168,12 @@ def _read_episode(file: h5py.File, number: int, layout: MinariLayout, folder: Pa
             )
     with np.errstate(over="ignore"):
         observations = arrays["observations"][()].reshape(steps + 1, -1).astype(np.float32)
+        actions = arrays["actions"][()].reshape(steps, -1)
         rows: Rows = {
             "observations": observations[:-1],
-            "actions": _actions(arrays["actions"][()].reshape(steps, -1), layout),
+            "actions": actions.astype(np.float32)
+            if layout.choices is None
+            else actions.astype(np.int64) - layout.begins,
             "rewards": arrays["rewards"][()].astype(np.float32),
             "next_observations": observations[1:],
         }
@@ -194,13 +193,6 @@ def _read_episode(file: h5py.File, number: int, layout: MinariLayout, folder: Pa
                 )
             rows[key] = info[1:].astype(ROW_KEYS[key])
     return rows
-
-
-def _actions(values: npt.NDArray[Any], layout: MinariLayout) -> npt.NDArray[Any]:
-    """Return continuous actions as float32, or discrete ones counted from 0."""
-    if layout.choices is None:
-        return values.astype(np.float32)
-    return values.astype(np.int64) - layout.begins
 
 
 def _episode(file: h5py.File, number: int, folder: Path) -> h5py.Group:
@@ -266,7 +258,9 @@ def metadata_of(spec: PlantSpec, name: str, rows: int, episodes: int, size: int,
             "data_format": "hdf5",
             "jpeg_encoding": False,
             "observation_space": _box(spec.observation),
-            "action_space": _box(spec.action) if spec.choices is None else _discrete(len(spec.choices)),
+            "action_space": _box(spec.action)
+            if spec.choices is None
+            else json.dumps({"type": "Discrete", "dtype": "int64", "start": 0, "n": len(spec.choices)}),
             "dataset_id": name,
             "minari_version": VERSION,
             "dataset_size": round(size / 1e6, 1),
@@ -279,10 +273,6 @@ def _box(space: Space) -> str:
     # Python's JSON with Infinity, as Minari reads it.
     low, high = (np.asarray(bound, np.float32).tolist() for bound in (space.low, space.high))
     return json.dumps({"type": "Box", "dtype": "float32", "shape": [space.size], "low": low, "high": high})
-
-
-def _discrete(choices: int) -> str:
-    return json.dumps({"type": "Discrete", "dtype": "int64", "start": 0, "n": choices})
 
 
 def first_difference(rows: Rows) -> npt.NDArray[np.int64]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import h5py
 
 from configs.errors import BadInput
 from tasks.data.formats.hdf5.guard import find_array, open_guarded
-from tasks.data.store.schema import ALWAYS, ROW_KEYS, Rows, stored_dtype
+from tasks.data.formats.reading import Blocks, Source
+from tasks.data.store.schema import ALWAYS, ROW_KEYS, stored_dtype
 from tasks.files.canonical import file_sha256
 
 BLOCK_ROWS = 65536
@@ -19,19 +18,8 @@ VECTORS = ("observations", "actions", "next_observations", "constraint_costs")
 FAMILY = "store's"
 
 
-class StoreLayout(NamedTuple):
-    """Layout of a file, from the headers."""
-
-    kind: str
-    keys: tuple[str, ...]
-    rows: int
-    observations: int
-    actions: int
-    discrete: bool
-
-
-def read_store_layout(path: Path) -> StoreLayout:
-    """Read the layout of a shard or view; the shards of a view are checked against the digests in their names.
+def open_store(path: Path) -> Source:
+    """Open a shard or view; the shards of a view are checked against the digests in their names.
 
     Raises:
         BadInput: if a key is missing or has another type or shape, or a shard differs from its digest.
@@ -39,12 +27,12 @@ def read_store_layout(path: Path) -> StoreLayout:
     again = "ingest its source again."
     with open_guarded(path, FAMILY) as file:
         arrays = {key: find_array(file, key, path, shards=True) for key in ROW_KEYS}
-        held = {key: array for key, array in arrays.items() if array is not None}
-        if missing := [key for key in ALWAYS if key not in held]:
+        found = {key: array for key, array in arrays.items() if array is not None}
+        if missing := [key for key in ALWAYS if key not in found]:
             raise BadInput(f"{path.name} is a file of a dataset store without '{missing[0]}': {again}")
-        shape = held["rewards"].shape or (0,)
-        _check_shards(path, {s.file_name for a in held.values() if a.is_virtual for s in a.virtual_sources()})
-        for key, array in held.items():
+        shape = found["rewards"].shape or (0,)
+        _check_shards(path, {s.file_name for a in found.values() if a.is_virtual for s in a.virtual_sources()})
+        for key, array in found.items():
             ranks = 1 + (key in VECTORS)
             if (
                 array.dtype != stored_dtype(key, array.dtype)
@@ -56,16 +44,26 @@ def read_store_layout(path: Path) -> StoreLayout:
                     f"{array.dtype} {array.shape}: {again}"
                 )
             empty = 0 in array.shape and key != "constraint_costs"  # plants without limits have (n, 0)
-            if empty or not shape[0] or held["observations"].shape[1:] != held["next_observations"].shape[1:]:
+            if empty or not shape[0] or found["observations"].shape[1:] != found["next_observations"].shape[1:]:
                 raise BadInput(f"'{key}' in {path.name} has shape {array.shape} and so no usable rows: {again}")
             if array.is_virtual:
                 _check_view(path, key, array)
-        kind = "view" if any(array.is_virtual for array in held.values()) else "shard"
-        widths = held["observations"].shape[1], held["actions"].shape[1]
-        discrete = held["actions"].dtype.kind == "i"
+        kind = "view" if any(array.is_virtual for array in found.values()) else "shard"
+        widths = found["observations"].shape[1], found["actions"].shape[1]
+        discrete = found["actions"].dtype.kind == "i"
         if discrete and widths[1] != 1:
             raise BadInput(f"{path.name} has {widths[1]} discrete actions, one is possible: {again}")
-    return StoreLayout(kind, tuple(held), shape[0], *widths, discrete)
+    return Source(
+        path,
+        "a dataset store's",
+        f"a {kind} with {', '.join(found)}",
+        shape[0],
+        *widths,
+        tuple(found),
+        ("costs: in the file" if "costs" in found else "costs: none in the file",),
+        lambda: _read(path, shape[0], tuple(found)),
+        0 if discrete else None,
+    )
 
 
 def _check_shards(path: Path, names: set[str]) -> None:
@@ -95,8 +93,7 @@ def _check_view(path: Path, key: str, array: h5py.Dataset) -> None:
         )
 
 
-def read_store(path: Path, layout: StoreLayout) -> Iterator[Rows]:
-    """Yield the rows in blocks, unchecked."""
+def _read(path: Path, rows: int, keys: tuple[str, ...]) -> Blocks:
     with open_guarded(path, FAMILY) as file:
-        for start in range(0, layout.rows, BLOCK_ROWS):
-            yield {key: file[key][start : start + BLOCK_ROWS] for key in layout.keys}
+        for start in range(0, rows, BLOCK_ROWS):
+            yield {key: file[key][start : start + BLOCK_ROWS] for key in keys}

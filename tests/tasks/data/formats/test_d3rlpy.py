@@ -10,7 +10,7 @@ import pytest
 
 from configs.errors import BadInput
 from configs.home import Home
-from tasks.data.formats.hdf5.d3rlpy import read_d3rlpy, read_d3rlpy_layout
+from tasks.data.formats.hdf5.d3rlpy import open_d3rlpy, read_d3rlpy
 from tasks.data.formats.recordings import read as read_recording
 from tasks.data.formats.sources import recognise
 from tasks.data.store.schema import NO_SUCCESSOR, Rows
@@ -33,9 +33,10 @@ def by_hand() -> Arrays:
 @pytest.mark.parametrize("block_rows", [1, 4, 65536])
 def test_episodes_by_hand(tmp_path: Path, block_rows: int) -> None:
     path = write_d3rlpy(tmp_path / "buffer.h5", by_hand())
-    layout = read_d3rlpy_layout(path)
-    assert layout == (6, 3, 1, 1, False)
-    blocks = list(read_d3rlpy(path, layout, block_rows))
+    source = open_d3rlpy(path)
+    assert (source.rows, source.observations, source.actions, source.choices) == (6, 1, 1, None)
+    assert "3 episode(s)" in source.content
+    blocks = list(read_d3rlpy(path, 3, block_rows))
     assert len(blocks) == {1: 3, 4: 2, 65536: 1}[block_rows]
     rows: Rows = {key: np.concatenate([block[key] for block in blocks]) for key in blocks[0]}
     for key, values in by_hand().items():

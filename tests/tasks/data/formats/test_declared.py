@@ -13,7 +13,7 @@ from configs.home import Home
 from configs.process import FileSpec
 from configs.yaml_files import load_yaml
 from tasks.data.formats.exports import export
-from tasks.data.formats.options import SourceOptions
+from tasks.data.formats.sources import SourceOptions
 from tasks.data.store.cards.card import read_card
 from tasks.ingest import ingest_file
 from tests.benchmark_files import Arrays, walk, with_choices, write_d3rlpy, write_d3rlpy_1, write_d4rl, write_dsrl

@@ -20,8 +20,7 @@ from configs.run import Data, OpenedRun
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.fit import fit
 from tasks.data.formats.exports import export
-from tasks.data.formats.options import SourceOptions
-from tasks.data.formats.sources import recognise
+from tasks.data.formats.sources import SourceOptions, recognise
 from tasks.data.store.cards.card import build_card
 from tasks.data.store.cards.markdown import card_markdown
 from tasks.data.store.episodes import action_vectors, transitions_of, vector_space

@@ -11,7 +11,7 @@ import yaml
 
 from configs.errors import BadInput
 from configs.home import Home
-from tasks.data.formats.options import SourceOptions
+from tasks.data.formats.sources import SourceOptions
 from tasks.data.historian import dialects
 from tasks.data.historian.folders import skipped_files, source_files
 from tasks.ingest import ingest_file
