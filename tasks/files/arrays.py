@@ -69,11 +69,7 @@ class NpzReader:
             raise BadInput(f"{path.name} contains two arrays of one name: export it again.")
 
     def member(self, name: str) -> Member:
-        """Return the type and shape of an array, after checking that the member has that many bytes.
-
-        Raises:
-            BadInput: if the array is missing, is not numeric, or the file is too short for the declared shape.
-        """
+        """Return the type and shape of an array; raise BadInput if it is missing, not numeric, or cut short."""
         if f"{name}.npy" not in self._archive.NameToInfo:
             names = ", ".join(sorted(self.names))[:300] or "no arrays"
             raise BadInput(f"{self.path.name} has no array '{name}', only {names}: export it with that key.")
@@ -100,10 +96,9 @@ class NpzReader:
         return member
 
     def open(self, member: Member) -> IO[bytes]:
-        """Open a stream of an array's numbers, row after row. Reading to the end checks the checksum.
+        """Open a stream of an array's numbers, row after row; raise BadInput if it is in Fortran order.
 
-        Raises:
-            BadInput: if the array is in Fortran order.
+        Reading to the end checks the checksum.
         """
         if member.by_column:
             raise BadInput(
@@ -129,10 +124,7 @@ class NpzReader:
 
 @contextmanager
 def open_npz(path: Path) -> Iterator[NpzReader]:
-    """Open an npz archive; damage found now or while reading raises `BadInput`.
-
-    Raises:
-        BadInput: if the file is missing or is no readable npz archive.
+    """Open an npz archive; damage found now or while reading raises `BadInput`, as does a missing file.
 
     Example:
         >>> with open_npz(Path("curves.npz")) as archive:  # doctest: +SKIP
@@ -146,14 +138,9 @@ def open_npz(path: Path) -> Iterator[NpzReader]:
 
 
 def read_npz(path: Path, limit_bytes: int = MAX_BYTES) -> dict[str, npt.NDArray[Any]]:
-    """Return all arrays of an archive by name, read-only.
+    """Return all arrays of an archive by name, read-only; raise BadInput for a damaged or non-numeric array.
 
-    Args:
-        path: the .npz file.
-        limit_bytes: largest accepted size of all arrays together, checked before reading.
-
-    Raises:
-        BadInput: if an array is damaged or not numeric, or the arrays are larger than the limit.
+    The size of all arrays together is compared with `limit_bytes` before reading; a larger one raises BadInput, too.
     """
     with open_npz(path) as archive:
         members = [archive.member(name) for name in archive.names]

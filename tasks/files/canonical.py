@@ -49,11 +49,7 @@ class FileState(NamedTuple):
 
 
 def file_state(path: Path) -> FileState:
-    """Return the state of a file, following links.
-
-    Raises:
-        OSError: if the file is missing.
-    """
+    """Return the state of a file, following links; raise OSError if it is missing."""
     found = path.stat()
     return FileState(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
@@ -113,14 +109,9 @@ SHARED = 0o666
 def writing(path: Path, mode: int = 0o600) -> Iterator[Path]:
     """Write a file atomically: yield the path of an empty temporary file, and rename it when the block ends.
 
-    `tasks.maintenance.retention` recognises the temporary files of killed processes by their names.
-
-    Args:
-        path: the file; its folder is made.
-        mode: of the file, before the process's umask.
-
-    Raises:
-        BadInput: as `unwritable_is_bad_input`; no temporary file remains.
+    `tasks.maintenance.retention` recognises the temporary files of killed processes by their names. The folder is made,
+    and `mode` counts before the process's umask. Errors are those of `unwritable_is_bad_input`; no temporary file
+    remains.
     """
     make_folder(path.parent)
     with unwritable_is_bad_input(path):
@@ -146,11 +137,7 @@ def write_json(path: Path, value: Any) -> Path:
 
 
 def parse_json(data: bytes) -> Any:
-    """Parse JSON from an untrusted source.
-
-    Raises:
-        ValueError: if it is not JSON, too long, or nested too deeply.
-    """
+    """Parse JSON from an untrusted source; raise ValueError if it is not JSON, too long, or nested too deeply."""
     if len(data) > MAX_JSON_BYTES:
         raise ValueError(f"more than {MAX_JSON_BYTES} bytes")
     try:
@@ -160,11 +147,7 @@ def parse_json(data: bytes) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file.
-
-    Raises:
-        BadInput: if the file is missing, is not JSON, too long, or nested too deeply.
-    """
+    """Read a JSON file; raise BadInput if it is missing, not JSON, too long, or nested too deeply."""
     try:
         with path.open("rb") as file:
             return parse_json(file.read(MAX_JSON_BYTES + 1))

@@ -69,15 +69,7 @@ def root_of_hashes(nodes: Iterable[bytes]) -> bytes:
 def inclusion_proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
     """Return the sibling hashes from a leaf up to the root (RFC 6962, section 2.1.1, 'audit path').
 
-    Args:
-        leaves: all n records.
-        index: position of the record to prove, from 0.
-
-    Returns:
-        At most ceil(log2 n) hashes of 32 bytes, the leaf's sibling first.
-
-    Raises:
-        IndexError: if the index is out of range.
+    At most ceil(log2 n) hashes of 32 bytes, the leaf's sibling first; IndexError if the index is out of range.
     """
     if not 0 <= index < len(leaves):
         raise IndexError(f"index must be between 0 and {len(leaves) - 1}, got {index}")
@@ -120,15 +112,8 @@ def verify_leaf_hash(root: bytes, node: bytes, index: int, size: int, proof: Seq
 def consistency_proof(leaves: Sequence[bytes], old: int) -> list[bytes]:
     """Return the hashes that prove a tree of `old` leaves to be a prefix of this one (RFC 6962, section 2.1.2).
 
-    Args:
-        leaves: all n records.
-        old: number of records of the earlier tree, at most n.
-
-    Returns:
-        At most ceil(log2 n) + 1 hashes of 32 bytes; none if the trees are equal or the earlier one is empty.
-
-    Raises:
-        IndexError: if `old` is larger than the number of records.
+    At most ceil(log2 n) + 1 hashes of 32 bytes; none if the trees are equal or the earlier one is empty. An earlier
+    tree with more leaves raises IndexError.
     """
     if not 0 <= old <= len(leaves):
         raise IndexError(f"size of the earlier tree must be at most {len(leaves)}, got {old}")

@@ -48,14 +48,8 @@ def modules_of(*roots: str, tree: Tree | None = None) -> tuple[str, ...]:
 
     Imports inside functions count. A string that is a module's full name counts, too, because modules that run in
     their own process are named so. Imports for type checkers do not count. The tables of plants and algorithms load
-    members by name, so name the module of a plant or algorithm as a root.
-
-    Args:
-        roots: full names of modules or packages, such as "tasks.training.train".
-        tree: a user's modules to follow, besides NeoRL's.
-
-    Raises:
-        ValueError: if a root is in neither.
+    members by name, so name the module of a plant or algorithm as a root. A user's modules in `tree` are followed, too.
+    A root that is no module raises ValueError.
     """
     return _ours(*roots) if tree is None else _reached(roots, tree)
 

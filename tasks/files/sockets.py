@@ -64,10 +64,8 @@ class OwnedSocketServer(socketserver.ThreadingUnixStreamServer):
 def serve_in_child(server: OwnedSocketServer, announcement: str = "", log: int | None = None) -> None:
     """Fork a child that serves in a session of its own. Returns at once in the parent, and at the end in the child.
 
-    Args:
-        server: already listening, so that clients can connect as soon as this process ends.
-        announcement: written to the parent's standard output.
-        log: descriptor for the child's standard error; None for /dev/null.
+    The server already listens, so that clients can connect as soon as this process ends. The announcement goes to the
+    parent's standard output, and the child's standard error to the descriptor `log`, or to /dev/null.
     """
     if os.fork():
         sys.stdout.write(announcement)
@@ -81,12 +79,9 @@ def serve_in_child(server: OwnedSocketServer, announcement: str = "", log: int |
 
 
 def run_module(module: str, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Run a NeoRL module that leaves a serving child behind; return when the child listens or failed to start.
+    """Run a NeoRL module, of the same sources as this process, that leaves a serving child behind.
 
-    Args:
-        module: name of the module; it runs the same sources as this process.
-        arguments: of the command line.
-        stdin: standard input.
+    Returns when the child listens or failed to start.
     """
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.run(

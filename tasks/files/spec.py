@@ -40,14 +40,7 @@ def same_limits(one: PlantSpec, other: PlantSpec) -> bool:
 
 
 def spec_of_record(record: Any) -> PlantSpec:
-    """Return the spec of a record that `spec_record` wrote.
-
-    Args:
-        record: a JSON value, which may come from an untrusted source.
-
-    Raises:
-        ValueError: if a key is missing, unknown or of the wrong type; the message names the key.
-    """
+    """Return the spec of an untrusted record; raise ValueError naming a key that is missing, unknown or mistyped."""
     left_out = [name for name in OPTIONAL if not isinstance(record, dict) or name not in record]
     whole = _object(record, "spec", tuple(name for name in PlantSpec._fields if name not in left_out))
     limits = [

@@ -49,9 +49,8 @@ class ObjectState(NamedTuple):
 def is_stored(path: Path) -> bool:
     """Whether a file is in the home, or in the bucket.
 
-    Raises:
-        BadInput: if NEORL_DATASETS_URL is invalid.
-        ServiceMissing: if the storage does not answer.
+    An invalid NEORL_DATASETS_URL raises BadInput, and a storage that does not answer ServiceMissing; this holds for all
+    functions of this module. Those that read a file raise FileNotFoundError if it is in neither.
     """
     if path.exists():
         return True
@@ -60,12 +59,7 @@ def is_stored(path: Path) -> bool:
 
 
 def stored_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file in the home, or of its object in the bucket.
-
-    Raises:
-        FileNotFoundError: if there is neither.
-        ServiceMissing: as `is_stored`.
-    """
+    """Return the SHA-256 of a file in the home, or of its object in the bucket."""
     stored = None if path.exists() else _object(path)
     return file_sha256(path) if stored is None else stored.sha256()
 
@@ -93,35 +87,20 @@ def sha256_while_unchanged(path: Path) -> str:
 
 
 def stored_size(path: Path) -> int:
-    """Return the bytes of a file in the home, or of its object in the bucket.
-
-    Raises:
-        FileNotFoundError: if there is neither.
-        ServiceMissing: as `is_stored`.
-    """
+    """Return the bytes of a file in the home, or of its object in the bucket."""
     stored = None if path.exists() else _object(path)
     state = None if stored is None else stored.state()
     return path.stat().st_size if state is None else state.size
 
 
 def open_stored(path: Path) -> IO[bytes]:
-    """Open a file in the home, or its object in the bucket, which is read by ranges.
-
-    Raises:
-        FileNotFoundError: if there is neither.
-        ServiceMissing: as `is_stored`, also while reading.
-    """
+    """Open a file in the home, or its object in the bucket, which is read by ranges."""
     stored = None if path.exists() else _object(path)
     return path.open("rb") if stored is None else io.BufferedReader(_Ranges(stored), READ_AHEAD)
 
 
 def put_stored(path: Path, *parts: memoryview) -> None:
-    """Write an immutable file atomically, to the bucket if one is configured.
-
-    Raises:
-        BadInput: as `write_atomic`.
-        ServiceMissing: as `is_stored`.
-    """
+    """Write an immutable file atomically, to the bucket if one is configured; raise BadInput as `write_atomic`."""
     stored = _object(path)
     if stored is None:
         write_atomic(path, *parts)

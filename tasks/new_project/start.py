@@ -60,9 +60,7 @@ def start_project(name: str | None, folder: Path | None = None, log: Path | None
         name: of the plant; from the log's name by default.
         folder: of the project; named after the plant by default.
         log: of a log-only plant, from which the mapping is guessed; None for a simulated plant, whose file is written.
-
-    Raises:
-        BadInput: if the name is invalid, a file exists, or the log cannot be read as one.
+            An invalid name, an existing file, and a log that cannot be read raise BadInput.
     """
     if name is None and log is None:
         raise BadInput("a name or a log is needed: give NAME, or --from LOGFILE, or both.")

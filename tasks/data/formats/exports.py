@@ -63,17 +63,13 @@ class Export(Record):
 
 
 def export(dataset: StoredDataset, to: str, out: Path, progress: Progress | None = None) -> Export:
-    """Write a dataset in another format.
+    """Write a dataset in another format; the file or folder `out` must not exist.
 
     Args:
         dataset: opened, so that its files are verified.
-        to: one of `FORMATS`.
-        out: the file, or for Minari the folder, named by the dataset's id (NAME-v0); must not exist. Folders above it
-            that are Minari namespaces become part of the id.
+        to: one of `FORMATS`; a format that cannot contain the dataset raises BadInput.
+        out: for Minari a folder, named by the dataset's id (NAME-v0). Minari namespaces above it become part of the id.
         progress: called with (done, total, unit); the unit is rows.
-
-    Raises:
-        BadInput: if the path exists, the format cannot contain the dataset, or the disk is full.
     """
     if to not in FORMATS:
         raise BadInput(f"'{to}' is not an export format: choose from {', '.join(FORMATS)}.")
@@ -112,10 +108,7 @@ def _row_bytes(dataset: StoredDataset, keys: tuple[str, ...]) -> int:
 class Flat:
     """Writer of flat HDF5 arrays as in D4RL and DSRL; a context manager that names the file at the end.
 
-    Args:
-        path: the file.
-        keys: of the arrays.
-        rows: total number of rows if known; arrays are then contiguous, and the room is checked first.
+    If the total number of `rows` is known, the arrays are contiguous, and the room is checked first.
     """
 
     def __init__(self, path: Path, keys: tuple[str, ...], rows: int | None = None) -> None:

@@ -28,11 +28,7 @@ BLOCK_BYTES = 2**26
 
 
 def open_archive(path: Path) -> Source:
-    """Open an archive; "NeoRL" has `index` and no `truncated`.
-
-    Raises:
-        BadInput: if it is neither NeoRL nor NeoRL-2.
-    """
+    """Open an archive of NeoRL, which has `index` and no `truncated`, or of NeoRL-2; raise BadInput for others."""
     with open_npz(path) as archive:
         names = set(archive.names)
         if {"states", "actions"} <= names and "reward" not in names:
@@ -58,15 +54,12 @@ def open_archive(path: Path) -> Source:
 
 
 def read_archive(path: Path, widths: Mapping[str, int], block_rows: int = BLOCK_ROWS) -> Blocks:
-    """Yield the archive's rows in blocks, unchecked.
+    """Yield the archive's rows in blocks, unchecked; raise BadInput if the archive contradicts its headers.
 
     Args:
         path: the .npz file.
         widths: numbers per row of each key; without `truncated`, `index` divides the rows into trajectories.
         block_rows: rows per block.
-
-    Raises:
-        BadInput: if the archive is damaged or contradicts its headers.
     """
     with open_npz(path) as archive:
         members = {name: _member(archive, path, name) for name in widths}

@@ -115,15 +115,12 @@ class Recording(NamedTuple):
 def read(
     path: Path | str, horizon: int | None = None, progress: Callable[[int, int, str], None] | None = None
 ) -> Recording:
-    """Read a whole D4RL or DSRL file; its keys show which of the two it is.
+    """Read the transitions of all usable rows of a D4RL or DSRL file; its keys show which of the two it is.
 
     Args:
         path: the HDF5 file.
         horizon: time limit of episodes in steps, for a file with neither timeouts nor next_observations.
         progress: called with (done, total, unit); the unit is rows.
-
-    Returns:
-        The transitions of all usable rows.
 
     Raises:
         BadInput: as `read_blocks`, and if more than `MAX_DROPPED` of the rows are not finite.
@@ -195,16 +192,16 @@ def _read_usable(
 
 
 def spec_of(name: str, observations: Array, actions: Array, next_observations: Array, horizon: int) -> PlantSpec:
-    """Derive a spec from transitions of an unknown plant.
+    """Derive a spec from transitions of an unknown plant, of which the least and greatest values suffice.
 
     Observations are bounded by the values seen. Actions are in [-1, 1] if all values are, otherwise in the range seen.
     Units, limits and scores are unknown, so that a return is its own score.
 
     Args:
         name: of the plant.
-        observations: (N, O); rows with the least and greatest values suffice.
-        actions: (N, A), likewise.
-        next_observations: (N, O), likewise.
+        observations: (N, O).
+        actions: (N, A).
+        next_observations: (N, O).
         horizon: steps of the longest episode.
     """
     both = observations, next_observations

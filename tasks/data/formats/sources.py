@@ -54,14 +54,9 @@ NO_OPTIONS = SourceOptions()
 
 
 def recognise(path: Path, horizon: int | None = None) -> Source:
-    """Recognise a file or folder.
+    """Recognise a file or Minari folder; raise BadInput if it is of another format or damaged.
 
-    Args:
-        path: the file, or a Minari folder.
-        horizon: time limit of episodes in steps, for a D4RL file without time limits.
-
-    Raises:
-        BadInput: if it is of another format or damaged.
+    A D4RL file without time limits needs a `horizon`, the time limit of episodes in steps.
     """
     if path.is_dir():
         if (folder := find_folder(path)) is None:
@@ -123,10 +118,7 @@ def digest_of(source: Source) -> str:
 def in_words(source: Source, spec: PlantSpec, by: str | None) -> list[str]:
     """Describe how a source was read, one line per fact to check.
 
-    Args:
-        source: the source.
-        spec: the plant.
-        by: origin of names and limits: the plant, or a file that declares them; None if there is none.
+    `by` is the origin of names and limits: the plant, or a file that declares them; None if there is none.
     """
     notes = list(source.notes)
     if by is not None and "constraint_costs" not in source.keys and spec.constraints:
@@ -150,8 +142,7 @@ def in_words(source: Source, spec: PlantSpec, by: str | None) -> list[str]:
 def for_plant(source: Source, spec: PlantSpec, logged: LoggedSignals | None) -> Callable[[], Blocks]:
     """Return a source's blocks as rows of a known plant; costs follow from its limits if the source has none.
 
-    Raises:
-        BadInput: if widths or the kind of actions differ from the plant's, or the plant has no formulas for costs.
+    A width or kind of actions unlike the plant's raises BadInput, as does a plant without formulas for costs.
     """
     if (source.choices is None) != (spec.choices is None):
         kinds = ("continuous", "discrete") if spec.choices is None else ("discrete", "continuous")
@@ -178,13 +169,7 @@ def for_plant(source: Source, spec: PlantSpec, logged: LoggedSignals | None) -> 
 
 
 def for_declared(source: Source, spec: PlantSpec, costs: Mapping[str, Expression]) -> Callable[[], Blocks]:
-    """Return a source's blocks as rows of a plant that a file declares.
-
-    Args:
-        source: the source.
-        spec: from the file.
-        costs: formulas for limits that are not observations.
-    """
+    """Return a source's blocks as rows of a declared plant; `costs` are formulas for limits that are not observed."""
     return _scored(source, spec, partial(_with_declared, spec=spec, costs=costs) if spec.constraints else None)
 
 
@@ -225,11 +210,7 @@ def _scored(source: Source, spec: PlantSpec, score: Callable[[Rows], Rows] | Non
 
 
 def survey(source: Source, name: str) -> PlantSpec:
-    """Derive a spec from an unknown file in one pass.
-
-    Raises:
-        BadInput: if no row is usable.
-    """
+    """Derive a spec from an unknown file in one pass; raise BadInput if no row is usable."""
     bounds: dict[str, list[npt.NDArray[Any]]] = {}
     longest = age = 0
     limits = 0

@@ -27,12 +27,7 @@ MOST_NAMED = 100
 
 
 class Decoder:
-    """Decodes batches of a table into rows of the mapped tags and rejected rows.
-
-    Args:
-        mapping: of tags, texts and statuses.
-        implausible: times to reject.
-    """
+    """Decodes batches of a table into rows of the mapped tags and rejected rows, and rejects implausible times."""
 
     def __init__(self, mapping: HistorianMapping, implausible: Implausible) -> None:
         self.mapping, self.implausible = mapping, implausible
@@ -54,7 +49,9 @@ class Decoder:
         base: int,
         astray: npt.NDArray[np.int64],
     ) -> tuple[RawRows, list[Rejects], bool]:
-        """Return rows of the mapped tags, rejected rows, and whether there were tags unknown to the mapping.
+        """Return rows of the mapped tags with a time, rejected rows, and whether the mapping lacks a tag.
+
+        Rows with an unusable value have status Bad.
 
         Args:
             frame: code, nameless, timestamp, value, optionally status and row.
@@ -63,9 +60,6 @@ class Decoder:
             file: for messages.
             base: id of the first row.
             astray: numbers of rows with a wrong clock, relative to the frame.
-
-        Returns:
-            Rows with a time; rows with an unusable value have status Bad.
         """
         count = len(frame)
         times, unreadable = self._times(frame, stamps, clock, file)

@@ -82,11 +82,7 @@ def numbered(columns: list[str]) -> list[str]:
 
 
 class PlainTables:
-    """Tables that polars can read. Rewritten files are deleted with this object.
-
-    Args:
-        mapping: sets the dialect.
-    """
+    """Tables in a mapping's dialect, as polars can read them. Rewritten files are deleted with this object."""
 
     def __init__(self, mapping: HistorianMapping) -> None:
         self.mapping = mapping
@@ -99,11 +95,7 @@ class PlainTables:
         return plain if is_parquet(plain) and self.mapping.clock.start is None else None
 
     def scan(self, file: Path) -> pl.LazyFrame:
-        """Return a table with a column of timestamps and with decimal points.
-
-        Raises:
-            BadInput: if it does not fit the dialect.
-        """
+        """Return a table with timestamps and decimal points; raise BadInput if it does not fit the dialect."""
         plain, mapping = self._plain(file), self.mapping
         dialect, columns = mapping.dialect, mapping.columns
         if is_parquet(plain):

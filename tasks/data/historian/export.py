@@ -72,15 +72,10 @@ class Export:
 
     @classmethod
     def open(cls, path: Path, mapping: HistorianMapping, digests: Mapping[Path, str] | None = None) -> Export:
-        """Check the tables' columns and read their timestamps.
+        """Check the columns and read the timestamps of a table, or of a folder of tables.
 
-        Args:
-            path: a table, or a folder of tables.
-            mapping: of the tables.
-            digests: SHA-256 of each file, if known; other files of the folder are then not read.
-
-        Raises:
-            BadInput: if a file is missing, damaged, empty, lacks columns, or has no readable timestamp.
+        If `digests` gives the SHA-256 of each file, other files of the folder are not read. A file that is missing,
+        damaged, empty, or without the columns or any readable timestamp raises BadInput.
         """
         export = cls(path, mapping, list(digests or source_files(path)), digests or {})
         if mapping.clock.start is not None and len(export.files) > 1:
@@ -114,11 +109,7 @@ class Export:
         return min(one.earliest if self.ordered else one.first for one in seen), max(one.last for one in seen)
 
     def first_time(self, tag: str) -> int:
-        """Return the first time of a tag, in the order of the rows.
-
-        Raises:
-            BadInput: if it has no value with a time.
-        """
+        """Return the first time of a tag, in the order of the rows; raise BadInput if it has no value with a time."""
         columns, found = self.mapping.columns, []
         for i, file in enumerate(self.files):
             with _reading(file):
@@ -139,15 +130,10 @@ class Export:
         return int(min(found)) if not self.ordered else int(found[0])
 
     def chunks(self, quarantine: RawQuarantine, grouper: TagGrouper) -> Iterator[Chunk]:
-        """Yield the rows of the mapped tags, once each, in order of time except for late rows.
+        """Yield the grouped rows of the mapped tags, once each, in order of time except for late rows.
 
-        Args:
-            quarantine: for rejected rows. A row rejected for its value only is also yielded, with status Bad, because
-                the tag was Bad at that time.
-            grouper: groups the rows by tag.
-
-        Raises:
-            BadInput: if the table has a tag or status that the mapping lacks, or lacks a tag of the mapping.
+        Rejected rows go to the quarantine. A row rejected for its value only is also yielded, with status Bad, because
+        the tag was Bad at that time. A tag or status that the mapping lacks, and a missing tag, raise BadInput.
         """
         digests = self.digests or table_digests(self.files)
         quarantine.begin([digests[file][:16] for file in self.files], list(self.mapping.tags))

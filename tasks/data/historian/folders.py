@@ -15,11 +15,7 @@ OTHER_SUFFIXES = (".tsv", ".dat", ".xlsx")
 
 
 def source_files(path: Path) -> list[Path]:
-    """Return the tables of an export, by the endings of file names.
-
-    Raises:
-        BadInput: if there are none.
-    """
+    """Return the tables of an export, by the endings of file names; raise BadInput if there are none."""
     if path.is_dir():
         files, _ = _tables_and_others(path)
         if not files:

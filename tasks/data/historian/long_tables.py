@@ -22,15 +22,11 @@ def batches(table: pl.LazyFrame, rows: int) -> Iterator[pl.DataFrame]:
 
 
 class EpisodeNumbers:
-    """Numbers the episodes of a wide table: equal names get equal numbers.
+    """Numbers the episodes of a wide table by the names in a column: equal names get equal numbers.
 
     `TagHistory` later finds the beginnings in order of time, among valid rows. An empty cell continues the episode
-    before, and a row without any value belongs to none. Numbers are hashes, so that they need no memory and do not
-    depend on batches.
-
-    Args:
-        column: name of the episode column, with numbers or texts; None if there is none.
-        tags: columns with values.
+    before, and a row without any value of the `tags` belongs to none. Numbers are hashes, so that they need no memory
+    and do not depend on batches.
     """
 
     def __init__(self, column: str | None, tags: Iterable[str]) -> None:

@@ -59,16 +59,10 @@ def time_groups(path: Path, column: str) -> Groups | None:
 
 
 def coded_batches(path: Path, columns: Columns, tags: Sequence[str], rows: int) -> Iterator[pl.DataFrame]:
-    """Yield a long table's rows in order.
+    """Yield a long table's rows in order, at most `rows` at a time.
 
-    Args:
-        path: the file.
-        columns: names of the columns.
-        tags: numbered by the codes; other tags have no code.
-        rows: most rows per batch.
-
-    Returns:
-        Frames with code (null for an unknown tag), nameless, timestamp, value and, if the table has it, status.
+    The frames have code (the number in `tags`, null for an unknown tag), nameless, timestamp, value and, if the table
+    has it, status.
     """
     import polars as pl
     import pyarrow as pa

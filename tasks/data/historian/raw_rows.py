@@ -47,9 +47,7 @@ class Rejects(NamedTuple):
 class RawQuarantine:
     """Parquet files of rejected raw rows: file, row, tag, timestamp, value, status, text, reason.
 
-    Args:
-        folder: for the files, made with the first; without it, rows are only kept for `table`.
-        part_records: records per file.
+    Without a folder, rows are only kept for `table`.
     """
 
     def __init__(self, folder: Path | None = None, part_records: int = 65_536) -> None:
@@ -62,11 +60,7 @@ class RawQuarantine:
         self.tags: Sequence[str] = ()
 
     def begin(self, files: Sequence[str], tags: Sequence[str]) -> None:
-        """Set the names for the numbers in ids and codes.
-
-        Raises:
-            ValueError: if rows of other files and tags have not been written yet.
-        """
+        """Set the names for the numbers in ids and codes; raise ValueError if rows of others are unwritten."""
         if self._added and (list(files), list(tags)) != (list(self.files), list(self.tags)):
             raise ValueError(f"the quarantine has {self._waiting} unwritten rows of another export: close it first")
         self.files, self.tags = files, tags

@@ -148,11 +148,11 @@ class Within(NamedTuple):
 
 
 def known_at(samples: Samples, at: Times, rule: Rule, end: int, within: Within | None = None) -> Resampled:
-    """Return a tag's values, NaN where they are not known well enough.
+    """Return a tag's values at times (G,), NaN where they are not known well enough.
 
     Sloped and causal: interpolate between two samples if the later one came by t + skew, otherwise hold the earlier.
     A sloped tag is unknown if its samples are farther apart than its limit, or if it falls silent, unless the archive
-    ends before that could show.
+    ends before that could show. `reach` is the time compared with the limits.
 
     Args:
         samples: of the tag (M,), from its last value before `at` on.
@@ -160,9 +160,6 @@ def known_at(samples: Samples, at: Times, rule: Rule, end: int, within: Within |
         rule: of the tag.
         end: time [ns] up to which all archived samples are included.
         within: if given, samples of other episodes are neither used nor interpolated to.
-
-    Returns:
-        Arrays (G,); `reach` is the time compared with the limits.
     """
     usable = _split(samples)
     times = usable.times

@@ -57,13 +57,9 @@ class Points(NamedTuple):
 
 
 class Scorer:
-    """Rewards and margins by the formulas of the plant or the mapping.
+    """Rewards and margins by the formulas of the plant (`logged`), or of the mapping if there are none.
 
-    Args:
-        spec: the plant.
-        logged: the plant's formulas; None if the mapping describes the plant.
-        reward: of the mapping.
-        inputs: names of the signals for formulas only.
+    `inputs` are names of signals for formulas only.
     """
 
     def __init__(
@@ -123,11 +119,7 @@ class Scorer:
 
 
 class Cutter:
-    """Decides where episodes end; keeps the state between calls.
-
-    Args:
-        longest: most steps of an episode.
-    """
+    """Decides where episodes of at most `longest` steps end; keeps the state between calls."""
 
     def __init__(self, longest: int) -> None:
         self.longest = longest
@@ -161,10 +153,12 @@ def single(values: Floats) -> Floats:
 
 
 def outcomes(now: Points, later: Points, outside: Mask, end_at_trip: bool) -> npt.NDArray[np.int64]:
-    """Return each step's outcome (G - 1,); a step that leads out of the limits is kept although the plant then stops.
+    """Return the outcome (G - 1,) of each step from `now` to `later` (G - 1, ...).
+
+    A step that leads out of the limits is kept although the plant then stops.
 
     Args:
-        now: beginnings of the steps (G - 1, ...).
+        now: beginnings of the steps.
         later: ends of the steps.
         outside: whether a hard limit is violated (G,).
         end_at_trip: whether steps that begin outside are left out.

@@ -58,12 +58,9 @@ def portions(items: Iterable[tuple[RawRows, list[Rejects]]]) -> Iterator[tuple[R
 
 
 class TagGrouper:
-    """Groups arriving rows by tag, and rejects late rows.
+    """Groups arriving rows of a number of tags, and rejects late rows by the clock's rule.
 
-    Args:
-        tags: number of tags.
-        clock: sets how late a row may be.
-        silence: time [ns] without any row from which the archive counts as silent.
+    The archive counts as silent after `silence` [ns] without any row.
     """
 
     def __init__(self, tags: int, clock: Clock, silence: int) -> None:
@@ -135,13 +132,9 @@ def _by_tag(rows: RawRows, counts: npt.NDArray[np.int64]) -> RawRows:
 
 
 class TagHistory:
-    """Recent rows of each tag.
+    """Recent rows of each tag, in order of time; the clock's rule resolves rows of the same time.
 
-    Args:
-        tags: number of tags.
-        clock: sets how late a row may be, and which of several rows with the same time counts.
-        quarantine: for duplicate rows.
-        episode: tag whose changes begin episodes; only the first row of an episode is kept. None if there is none.
+    `episode` is the tag whose changes begin episodes, of which only the first row is kept; None if there is none.
     """
 
     def __init__(self, tags: int, clock: Clock, quarantine: RawQuarantine, episode: int | None = None) -> None:

@@ -61,12 +61,10 @@ FAR = "timestamp is implausibly far from nearly all others"
 class SecondPass:
     """Finds, by the order of rows, those of the repeated hour after a clock was set back.
 
-    The repetition begins with the row that falls back further than a row may be late. If rows are so rare that the
-    hour may have a single time, as with hourly rows, it also begins with the second row of a tag at that time. Later
-    rows from the end of the hour count as late rows of the first pass, until the second pass gets that far.
-
-    Args:
-        late_seconds: how late a row may be; a fall by half an hour always counts.
+    The repetition begins with the row that falls back further than a row may be late, or by half an hour. If rows are
+    so rare that the hour may have a single time, as with hourly rows, it also begins with the second row of a tag at
+    that time. Later rows from the end of the hour count as late rows of the first pass, until the second pass gets that
+    far.
     """
 
     def __init__(self, late_seconds: float) -> None:
@@ -126,11 +124,7 @@ class SecondPass:
 
 
 class TimestampReader:
-    """Reads the timestamps of one file in batches; keeps the state for repeated hours.
-
-    Args:
-        clock: zone and rules.
-    """
+    """Reads the timestamps of one file in batches by the clock's rules; keeps the state for repeated hours."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -144,12 +138,9 @@ class TimestampReader:
         """Return times (n,), and codes of `REASONS` for unreadable times (0 if readable), or None if all are readable.
 
         Args:
-            column: timestamps (n,), in the order of the file.
+            column: timestamps (n,), in the order of the file; BadInput if it has no times, or none is readable.
             file: for messages.
             tags: tag of each row (n,), null if unknown; None if each row is one of all tags.
-
-        Raises:
-            BadInput: if the column has no times, or none is readable.
         """
         given = column.null_count()
         if self.clock.format is not None and column.dtype.is_integer():

@@ -45,18 +45,15 @@ Floats = npt.NDArray[np.float64]
 
 
 class HistorianStream:
-    """Blocks of transitions from a historian export, in constant memory.
+    """Blocks of transitions from a table or a folder of tables, in constant memory.
 
     Args:
         path: Parquet or CSV, or a folder of such files.
-        mapping: of the tags.
+        mapping: BadInput if it does not fit the plant or the export.
         spec: the plant.
         logged: the plant's formulas; None if the mapping describes the plant.
         quarantine: for rejected raw rows.
         digests: SHA-256 of each table, if known.
-
-    Raises:
-        BadInput: if the mapping does not fit the plant or the export.
     """
 
     def __init__(

@@ -29,10 +29,9 @@ class Window(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse an ISO 8601 interval. Times without a zone are in UTC, dates begin at midnight.
+        """Parse an ISO 8601 interval; raise BadInput if it is none, or ends before it begins.
 
-        Raises:
-            BadInput: if it is not an interval, or ends before it begins.
+        Times without a zone are in UTC, dates begin at midnight.
 
         Example:
             >>> str(Window.parse("2026-01-05/2026-01-12"))
@@ -62,22 +61,14 @@ class Window(NamedTuple):
 def cut(
     sources: Sequence[Path], mapping: HistorianMapping, windows: Sequence[Window], folder: Path
 ) -> list[list[Path]]:
-    """Write the rows of each window into separate files, which the same mapping reads.
+    """Write the rows of each window into separate files, which the same mapping reads; windows may overlap.
 
-    A value archived by exception before a window begins is not included: signals begin with their first row inside.
-
-    Args:
-        sources: tables, or folders of tables.
-        mapping: the column and format of the times.
-        windows: may overlap.
-        folder: for the files; a file's name depends on the source's content, the window and the clock, and an existing
-            file is not written again.
+    A value archived by exception before a window begins is not included: signals begin with their first row inside. A
+    file's name depends on the source's content, the window and the clock, and an existing file is not written again.
+    Tables without times of their own, or in a dialect that cannot be written, raise BadInput.
 
     Returns:
         For each window its files with rows, in the order of the sources.
-
-    Raises:
-        BadInput: if the tables have no times of their own, or a dialect that cannot be written.
     """
     if mapping.dialect != Dialect() or mapping.layout == "transposed" or mapping.clock.start is not None:
         raise BadInput(

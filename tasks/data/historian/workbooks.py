@@ -42,15 +42,9 @@ DECLARATIONS = (b"<!DOCTYPE", b"<!ENTITY")
 
 
 def sheet_to_csv(path: Path, sheet: str | int | None, target: Path) -> None:
-    """Write one sheet as CSV: exact numbers, ISO 8601 times, stored values of formulas.
+    """Write one sheet, by name or number from 1, as CSV: exact numbers, ISO 8601 times, stored values of formulas.
 
-    Args:
-        path: the workbook.
-        sheet: its name, or its number from 1; None for the first.
-        target: the CSV file.
-
-    Raises:
-        BadInput: if it is not a workbook, has no such sheet, or is too large.
+    A file that is not a workbook, has no such sheet, or is too large raises BadInput.
     """
     _check(path)
     import openpyxl

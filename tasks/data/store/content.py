@@ -46,11 +46,7 @@ READ_ROWS = 16 * BLOCK_ROWS
 
 
 def episode_bounds(terminals: npt.NDArray[Any], timeouts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return the first row of each episode, and one past the last row: (E + 1,).
-
-    Raises:
-        Refused: if the last row does not end an episode.
-    """
+    """Return the first row of each episode, and one past the last row, (E + 1,); raise Refused if one is open."""
     ends = np.flatnonzero(terminals | timeouts) + 1
     if len(terminals) and (len(ends) == 0 or ends[-1] != len(terminals)):
         raise Refused(
@@ -60,10 +56,7 @@ def episode_bounds(terminals: npt.NDArray[Any], timeouts: npt.NDArray[Any]) -> n
 
 
 def block_bounds(episodes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the first row of each block, and one past the last row: (B + 1,), B >= E.
-
-    Args:
-        episodes: `episode_bounds`, (E + 1,).
+    """Return the first row of each block, and one past the last row, (B + 1,), from `episode_bounds` (E + 1,).
 
     Example:
         >>> block_bounds(np.array([0, 10, 5000]))
@@ -79,14 +72,9 @@ def _blocks_each(episodes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def block_hashes(columns: Columns, bounds: Iterable[int]) -> list[bytes]:
-    """Return the leaf hash of each block: SHA-256(0x00 || block), the block's keys in the order of `ROW_KEYS`.
+    """Return the leaf hash (32 bytes) of each of B blocks: SHA-256(0x00 || block), its keys in the order of `ROW_KEYS`.
 
-    Args:
-        columns: rows; a block may extend over several arrays of a key.
-        bounds: first row of each block, and one past the last row.
-
-    Returns:
-        (B,) hashes of 32 bytes. RFC 6962, section 2.1.
+    RFC 6962, section 2.1. A block may extend over several arrays of a key. `bounds` are as of `block_bounds`.
     """
     firsts = [0, *itertools.accumulate(map(len, columns["rewards"]))]
     pieces = [
@@ -115,12 +103,7 @@ def byte_view(values: npt.NDArray[Any]) -> memoryview:
 
 
 def episode_digests(hashes: Sequence[bytes], episodes: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """Return the Merkle root over each episode's blocks: (E, 32).
-
-    Args:
-        hashes: `block_hashes` of all blocks.
-        episodes: `episode_bounds`, (E + 1,).
-    """
+    """Return the Merkle root (E, 32) over each episode's blocks, from all `block_hashes` and `episode_bounds`."""
     blocks = _blocks_each(episodes).tolist()
     lasts = itertools.accumulate(blocks)
     roots = [root_of_hashes(hashes[last - count : last]) for last, count in zip(lasts, blocks, strict=True)]
@@ -147,14 +130,7 @@ def content_root(
 
 
 def content_digest(shard: Mapping[str, Stored]) -> str:
-    """Return the `content_root` of a stored shard, reading rows in parts.
-
-    Args:
-        shard: arrays or open HDF5 datasets by key.
-
-    Raises:
-        Refused: if the last row does not end an episode.
-    """
+    """Return the `content_root` of a stored shard, reading rows in parts; raise Refused if an episode is open."""
     hashes: list[bytes] = []
     for bounds, rows in _read(shard):
         hashes += block_hashes({key: [values] for key, values in rows.items()}, bounds)

@@ -32,12 +32,7 @@ class Logs(NamedTuple):
 
 
 def read_logs(dataset: StoredDataset, episodes: npt.NDArray[np.int64]) -> Logs:
-    """Read the rows of some episodes in the order of the dataset; other rows are not loaded.
-
-    Args:
-        dataset: the store.
-        episodes: (E,) episode numbers, as from `StoredDataset.split`.
-    """
+    """Read the rows of some episodes, by number (E,), in the order of the dataset; other rows are not loaded."""
     lengths = np.diff(dataset.episodes)[np.unique(episodes)]
     total, shapes = int(lengths.sum()), dataset.read(0, 1, KEYS)
     rows = {key: np.empty((total, *one.shape[1:]), one.dtype) for key, one in shapes.items()}
@@ -77,7 +72,7 @@ def new_episodes(newer: StoredDataset, own: StoredDataset) -> npt.NDArray[np.int
 
 
 def best_episodes(dataset: StoredDataset, episodes: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.int64]:
-    """Return the episodes with the highest returns that contain a given share of the rows.
+    """Return the smallest set of best episodes that contains a share of the rows, in ascending order.
 
     Returns of episodes that were cut are extrapolated to the longest length, `R = T_max / T sum r`. Episodes that
     terminated, or whose clock reads its end, are complete: `R = sum r`.
@@ -88,9 +83,6 @@ def best_episodes(dataset: StoredDataset, episodes: npt.NDArray[np.int64], share
         dataset: the store.
         episodes: (E,) episode numbers, as from `StoredDataset.split`.
         share: in (0, 1].
-
-    Returns:
-        The smallest set of best episodes with at least that share, in ascending order.
     """
     numbers = np.unique(episodes)
     lengths = np.diff(dataset.episodes)[numbers]
@@ -122,8 +114,7 @@ def select_episodes(logs: Logs, chosen: npt.NDArray[np.bool_]) -> Logs:
 def halves(held_out: Logs) -> tuple[Logs, Logs]:
     """Split held-out episodes into every second one and the others: one half tunes or selects, the other judges.
 
-    Raises:
-        BadInput: if there are fewer than two.
+    Fewer than two episodes raise BadInput.
     """
     count = len(held_out.starts)
     if count < 2:
@@ -151,13 +142,5 @@ def vector_space(spec: PlantSpec) -> Space:
 
 
 def action_vectors(actions: npt.NDArray[Any], spec: PlantSpec) -> npt.NDArray[Any]:
-    """Return stored actions as vectors; discrete actions become one-hot.
-
-    Args:
-        actions: (n, A); (n, 1) numbers of choices for a discrete action.
-        spec: of the plant, with C choices.
-
-    Returns:
-        (n, A), or (n, C) for a discrete action.
-    """
+    """Return stored actions (n, A) as vectors; (n, 1) numbers of C choices become one-hot (n, C)."""
     return actions if spec.choices is None else (actions == np.arange(len(spec.choices))).astype(np.float32)

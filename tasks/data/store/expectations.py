@@ -45,11 +45,7 @@ class Check:
 
 
 def check_episode_table(columns: Columns) -> list[str]:
-    """Check the schema of the table of episodes: unique numbers, whole lengths, finite and ordered statistics.
-
-    Returns:
-        One message per failed rule.
-    """
+    """Return a message per failed rule of the table of episodes: numbers, lengths, finite and ordered statistics."""
     import pandera.polars as pa
     import polars as pl
 
@@ -104,7 +100,7 @@ def check_tables(
     pictures: Mapping[str, str],
     folder: Path,
 ) -> tuple[list[Check], Path]:
-    """Run checks as Great Expectations suites, one per table, and write the Data Docs.
+    """Run checks as Great Expectations suites, one per table, and write the Data Docs; return failed checks and page.
 
     Args:
         plant: for titles.
@@ -115,9 +111,6 @@ def check_tables(
         accounted: accounts of all rows read, a line each.
         pictures: SVG by title.
         folder: of the Data Docs; replaced as a whole.
-
-    Returns:
-        The failed checks, and the page.
     """
     gx = _great_expectations()
     import pandas as pd

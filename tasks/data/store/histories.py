@@ -35,12 +35,7 @@ class Past(NamedTuple):
         return 0 if self.history is None else longest_lag(self.history)
 
     def rows(self, transitions: Transition, starts: npt.NDArray[np.int64]) -> Transition:
-        """Return rows (N, ...) with their history.
-
-        Args:
-            transitions: physical units, each episode's in order.
-            starts: (E,) first row of each episode, ascending from 0.
-        """
+        """Return rows (N, ...) in physical units with their history; `starts` (E,) are the episodes' first rows."""
         if self.history is None:
             return transitions
         first = self.applied(np.asarray(transitions.observation)[starts])
@@ -52,11 +47,7 @@ class Past(NamedTuple):
 
 
 def observed_spec(run: OpenedRun) -> PlantSpec:
-    """Return the spec of the run's plant as policies see it, with history.
-
-    Raises:
-        ValueError: if the run's history does not fit the plant.
-    """
+    """Return the spec of the run's plant as policies see it; raise ValueError if its history does not fit."""
     spec = plant_of(run).spec
     return stacked_spec(spec, parse_history(run.history, spec))
 
@@ -65,16 +56,9 @@ NO_PAST = Past(None, lambda observation: observation)
 
 
 def past_of(run: OpenedRun, store: StoredDataset) -> Past:
-    """Return the history of a run.
+    """Return the history of a run; raise ValueError as `neorl_core.history.parse_history`.
 
     A log-only plant assumes the median action of the training episodes before each episode.
-
-    Args:
-        run: plant, history and share of held-out episodes.
-        store: the dataset.
-
-    Raises:
-        ValueError: as `neorl_core.history.parse_history`.
     """
     plant, history = plant_of(run), observed_spec(run).history
     if history is None:

@@ -36,16 +36,7 @@ SCHEMA = 2
 
 
 def dataset_of(folders: Sequence[Path], digest: str) -> StoredDataset:
-    """Open the dataset whose digest begins with `digest`.
-
-    Args:
-        folders: plants' folders of datasets.
-        digest: first hexadecimal digits.
-
-    Raises:
-        BadInput: if none or several match.
-        Refused: as `StoredDataset.open`.
-    """
+    """Open the dataset in plants' folders whose digest begins with `digest`; raise BadInput if none or several do."""
     found = sorted({path for folder in folders for path in folder.glob(f"manifests/{digest}*.json")})
     if len({path.stem for path in found}) != 1:
         cure = "give more digits." if found else "ingest its sources first, or name its folder by --root."
@@ -68,16 +59,9 @@ class StoredDataset:
 
     @classmethod
     def open(cls, root: Path, digest: str, verify: bool = True) -> StoredDataset:
-        """Open a dataset.
+        """Open a dataset of a plant's folder by its digest; `verify` checks every shard's SHA-256 first.
 
-        Args:
-            root: the plant's folder of datasets.
-            digest: the dataset's name.
-            verify: check every shard's SHA-256 first.
-
-        Raises:
-            BadInput: if there is no such dataset.
-            Refused: if a manifest, shard or view does not match its digest.
+        An unknown dataset raises BadInput, and one with a manifest or shard unlike its digest Refused.
         """
         path = root / "manifests" / f"{digest}.json"
         if not path.exists():
@@ -103,11 +87,7 @@ class StoredDataset:
         return dataset
 
     def check_files(self) -> None:
-        """Check every shard's SHA-256, two at a time.
-
-        Raises:
-            Refused: naming the first shard that differs.
-        """
+        """Check every shard's SHA-256, two at a time; raise Refused for the first that differs."""
         records = self.manifest.shards
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(check_file, map(self.shard_path, records), records))
@@ -168,12 +148,10 @@ class StoredDataset:
     def episode_blocks(
         self, episodes: npt.NDArray[np.int64], keys: Sequence[str] | None = None, rows: int = 65536
     ) -> Iterator[Rows]:
-        """Yield the rows of some episodes in the order of the dataset; only their shards are opened.
+        """Yield the rows of some episodes (E,), given in any order, in the order of the dataset.
 
-        Args:
-            episodes: (E,) episode numbers, in any order.
-            keys: arrays to read; all by default.
-            rows: most rows per block; a block never spans shards.
+        Only their shards are opened, and a block of at most `rows` rows never spans shards. All keys are read by
+        default.
         """
         names, chosen = self._known(keys), np.unique(episodes)
         starts, stops = self.episodes[:-1][chosen], self.episodes[1:][chosen]
@@ -218,14 +196,11 @@ class StoredDataset:
         return [source for entry in self.manifest.provenance for source in entry.sources]
 
     def split(self, held_out: float = 0.2) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Split episodes by a hash of their rows, so that an append never moves an episode to the other side.
+        """Return episode numbers for training (E - h,) and held out (h,), by a hash of their rows.
 
-        Args:
-            held_out: share of episodes to hold out, between 0 and 1.
-
-        Returns:
-            Episode numbers for training (E - h,) and held out (h,). Each side gets at least two of four or more
-            episodes, and one of two: if too few hashes fall on one side, it gets the episodes nearest to the threshold.
+        An append never moves an episode to the other side. Each side gets at least two of four or more episodes, and
+        one of two: if too few hashes fall on one side, it gets the episodes nearest to the threshold, the share
+        `held_out`.
         """
         position = self.episode_digests[:, :8].copy().view(">u8")[:, 0] / 2.0**64
         out = position < held_out
@@ -235,11 +210,7 @@ class StoredDataset:
         return np.flatnonzero(~out), np.flatnonzero(out)
 
     def verify(self) -> None:
-        """Check every file's SHA-256, and every shard's rows against their content digest.
-
-        Raises:
-            Refused: naming the shard, view or quarantine file that differs from the manifest.
-        """
+        """Check every file's SHA-256 and every shard's content digest; raise Refused for the first that differs."""
         self.check_files()
         records = self.manifest.shards
         with ThreadPoolExecutor(2) as pool:

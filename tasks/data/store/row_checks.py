@@ -96,12 +96,9 @@ def _components(spec: PlantSpec) -> dict[str, tuple[str, ...]]:
 
 
 class RowChecker:
-    """Passes on rows that are finite, within range and continuous, and quarantines the others.
+    """Passes on rows that are finite, within the spec's bounds and continuous, and quarantines the others.
 
-    Args:
-        spec: bounds and names.
-        quarantine: for rows that fail.
-        source: name of the source in the quarantine.
+    `source` is the name of the rows' source in the quarantine.
     """
 
     def __init__(self, spec: PlantSpec, quarantine: Quarantine, source: str) -> None:
@@ -147,12 +144,7 @@ class RowChecker:
 
 
 def find_failures(rows: Mapping[str, npt.NDArray[Any]], spec: PlantSpec) -> npt.NDArray[Any]:
-    """Return the first reason why each row fails, or '', as an object array (n,).
-
-    Args:
-        rows: keys as in `ROW_KEYS`, (n, ...).
-        spec: names and bounds.
-    """
+    """Return the first reason why each row (n, ...) fails, or '', as an object array (n,)."""
     reasons: npt.NDArray[Any] = np.full(len(rows["rewards"]), "", dtype=object)
 
     def note(mask: Mask, reason: str) -> None:
@@ -183,12 +175,9 @@ def find_failures(rows: Mapping[str, npt.NDArray[Any]], spec: PlantSpec) -> npt.
 
 
 def widened(low: float, high: float, kind: np.dtype[Any] = ROW_KEYS["observations"]) -> tuple[float, float]:
-    """Return bounds with the range tolerance, rounded to the precision of the values compared with them.
+    """Return bounds with the range tolerance, rounded to the precision `kind` of the values compared with them.
 
-    Args:
-        low: least value. A range with an infinite side has no tolerance.
-        high: greatest value.
-        kind: type of the values.
+    A range with an infinite side has no tolerance.
     """
     slack = RANGE_TOLERANCE * (high - low)
     edges = (low - slack, high + slack) if np.isfinite(slack) else (low, high)

@@ -41,19 +41,14 @@ LIBVER = ("v110", "v110")
 
 
 def write_shard(folder: Path, parts: Sequence[Rows]) -> ShardRecord:
-    """Write whole episodes as one immutable file, named by its SHA-256.
+    """Write whole episodes as one immutable file, named by its SHA-256, and return the record for a manifest.
 
     Besides the rows, the file contains `episode_starts` (E,), i8, and `episode_digests` (E, 32), which decide splits.
+    If the disk is full, no file remains, and BadInput is raised.
 
     Args:
         folder: the folder of shards.
         parts: consecutive rows, all with the same keys, with the dtypes of `stored_dtype`, in C order.
-
-    Returns:
-        The shard's record for a manifest.
-
-    Raises:
-        BadInput: if the disk is full; no file remains.
     """
     columns = {key: [part[key] for part in parts] for key in ROW_KEYS if key in parts[0]}
     episodes = episode_bounds(np.concatenate(columns["terminals"]), np.concatenate(columns["timeouts"]))
@@ -101,11 +96,7 @@ def _file_pieces(columns: Columns) -> list[memoryview]:
 
 
 def open_shard(path: Path) -> h5py.File:
-    """Open a shard for reading, without a lock, so that read-only disks work.
-
-    Raises:
-        Refused: if the file is missing, cut short or not HDF5.
-    """
+    """Open a shard for reading, without a lock, so that read-only disks work; raise Refused if it is damaged."""
     try:
         file = h5py.File(path if path.exists() else open_stored(path), "r", locking=False)
     except OSError as error:
@@ -128,12 +119,9 @@ def _close_all() -> None:
 
 
 def check_file(path: Path, record: ShardRecord) -> None:
-    """Check a shard's file against the SHA-256 in the manifest.
+    """Check a shard's file against the SHA-256 in the manifest; raise Refused if it is missing or differs.
 
     A file that this process has checked before is read again only if it changed.
-
-    Raises:
-        Refused: naming the shard if it is missing or differs.
     """
     cure = "restore it from a backup or ingest its source again."
     if not is_stored(path) and not setting(DATASETS):
@@ -145,11 +133,7 @@ def check_file(path: Path, record: ShardRecord) -> None:
 
 
 def check_content(path: Path, record: ShardRecord) -> None:
-    """Check a shard's rows against the content digest in the manifest.
-
-    Raises:
-        Refused: naming the shard if they differ.
-    """
+    """Check a shard's rows against the content digest in the manifest; raise Refused if they differ."""
     with open_shard(path) as file:
         got = content_digest(file)
     if got != record.content:

@@ -112,13 +112,13 @@ def summarise(
     block_rows: int = BLOCK_ROWS,
     check_rows: bool = True,
 ) -> Statistics:
-    """Summarise a dataset in one pass.
+    """Summarise a dataset in one pass, with `block_rows` rows in memory at a time.
 
     Args:
         dataset: rows in order.
         spec: names and bounds.
         progress: called with (done, total, unit); the unit is rows.
-        block_rows: rows in memory at a time; the result does not depend on it.
+        block_rows: does not change the result.
         check_rows: count invalid rows, too, which doubles the time.
     """
     low, high = signal_bounds(spec)
@@ -369,15 +369,9 @@ def _statistics(per: _PerEpisode, whole: _Whole, faults: Counter[str], spec: Pla
 
 
 def signal_ranges(spec: PlantSpec, least: Floats, greatest: Floats) -> tuple[Floats, Floats]:
-    """Return the lower and upper end (F,) of each signal's range: the bounds, otherwise the values seen.
+    """Return the lower and upper end (F,) of each signal's range: the bounds, otherwise the least and greatest seen.
 
-    Args:
-        spec: the bounds.
-        least: least values seen (F,).
-        greatest: greatest values seen (F,).
-
-    Returns:
-        Lower and upper ends; an empty range becomes one unit wide.
+    An empty range becomes one unit wide.
     """
     low, high = signal_bounds(spec)
     low, high = np.where(np.isfinite(low), low, least), np.where(np.isfinite(high), high, greatest)
@@ -392,14 +386,10 @@ def mean_shift(new: Statistics, old: Statistics, name: str) -> float:
 
 
 def stability_index(new: Floats, old: Floats) -> float:
-    """Return the population stability index over the older data's deciles: `sum (p - q) ln(p / q)`.
+    """Return the population stability index of values over the older data's deciles: `sum (p - q) ln(p / q)`.
 
     Empty bins count as half a value. The usual rule: below 0.1 is stable, above 0.25 is drift (Siddiqi 2006, Credit
     Risk Scorecards).
-
-    Args:
-        new: (n,) values.
-        old: (m,) values.
     """
     edges = np.unique(np.quantile(old, np.linspace(0, 1, DECILES + 1)[1:-1]))
     counts = [np.bincount(np.searchsorted(edges, x, side="right"), minlength=len(edges) + 1) for x in (new, old)]

@@ -50,15 +50,9 @@ def row_bytes(spec: PlantSpec) -> int:
 
 
 def window_shape(memory: int, spec: PlantSpec, drawn: int) -> Shape:
-    """Return the largest window for a given memory.
+    """Return the largest window for a given memory [bytes] if `drawn` rows are drawn between two steps of the window.
 
-    Args:
-        memory: bytes.
-        spec: the plant.
-        drawn: rows drawn between two steps of the window.
-
-    Raises:
-        BadInput: if the memory is too small for `BLOCKS` rows.
+    A memory too small for `BLOCKS` rows raises BadInput.
     """
     rows = int(IN_WINDOW * memory) // row_bytes(spec)
     if rows < BLOCKS:

@@ -41,11 +41,7 @@ class _Buffer:
         self._small_count = 0
 
     def append(self, rows: Rows) -> None:
-        """Append rows (n, ...), which must not be changed afterwards.
-
-        Raises:
-            ValueError: if an array's length or shape differs from the others.
-        """
+        """Append rows (n, ...), which must not be changed afterwards; raise ValueError if a shape differs."""
         count = len(rows["rewards"])
         before = next(iter(self._parts or self._small), rows)
         for key, values in rows.items():
@@ -77,13 +73,8 @@ class DatasetWriter:
     """Writes a dataset shard by shard; a context manager, whose `commit` returns the dataset's name.
 
     Without `commit` no manifest is written, so that a dataset is complete or absent. A later run finds the shards of an
-    interrupted writer by their digests.
-
-    Args:
-        root: the plant's folder of datasets.
-        spec: the plant.
-        parent: the dataset to append to; its shards are listed again, not copied.
-        shard_bytes: size after which a shard is closed at the next end of an episode.
+    interrupted writer by their digests. The shards of a parent, to which rows are appended, are listed again, not
+    copied. A shard is closed at the next end of an episode after `shard_bytes`.
     """
 
     def __init__(
@@ -113,11 +104,8 @@ class DatasetWriter:
     def append(self, rows: Rows) -> None:
         """Append consecutive rows (n, ...); an episode may span several calls.
 
-        Arrays that own their memory are kept and made read-only; views are copied.
-
-        Raises:
-            BadInput: if the keys differ from those of earlier rows.
-            ValueError: if an array's length or shape differs from the others.
+        Arrays that own their memory are kept and made read-only; views are copied. Keys unlike those of earlier rows
+        raise BadInput, and another length or shape ValueError.
         """
         keys = [key for key in ROW_KEYS if key in rows]
         self.adopt_keys(keys)
@@ -154,11 +142,7 @@ class DatasetWriter:
             self._written.append(self._waiting.popleft().result())
 
     def end_source(self) -> None:
-        """Write the buffered rows as a shard, and list all shards of this source.
-
-        Raises:
-            BadInput: as `adopt_shards`.
-        """
+        """Write the buffered rows as a shard, and list all shards of this source as `adopt_shards`."""
         self._hand_over()
         self._adopt(0)
         written, self._written = self._written, []
@@ -168,10 +152,7 @@ class DatasetWriter:
         """List shards of a source that are already in the folder.
 
         Exports of one log may begin with the same shards; these are listed once per source, so that rows count as often
-        as they occur in the sources.
-
-        Raises:
-            BadInput: if all shards are already listed, because the source was probably given twice.
+        as they occur in the sources. If all are already listed, the source was probably given twice: BadInput.
         """
         known = {record.sha256 for record in self.shards}
         if records and all(record.sha256 in known for record in records):
@@ -182,17 +163,7 @@ class DatasetWriter:
         self.shards.extend(records)
 
     def commit(self, provenance: Provenance) -> str:
-        """Write the view and the manifest.
-
-        Args:
-            provenance: origin of the rows.
-
-        Returns:
-            The dataset's digest.
-
-        Raises:
-            BadInput: if there are no rows, or no room to write.
-        """
+        """Write the view and the manifest, and return the dataset's digest; raise BadInput if there are no rows."""
         self.end_source()
         if not self.shards:
             raise BadInput(f"there are no rows for a dataset of {self.spec.name}: check the sources and the mapping.")

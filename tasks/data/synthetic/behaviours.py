@@ -64,11 +64,7 @@ def score(plant: Plant, returns: npt.NDArray[np.float64]) -> npt.NDArray[np.floa
 
 
 def policy_of(plant: Plant, behaviour: str) -> Policy:
-    """Return the policy of a quality.
-
-    Raises:
-        BadInput: if the quality is unknown, or the plant's actions are unbounded.
-    """
+    """Return the policy of a quality; raise BadInput if it is unknown, or the plant's actions are unbounded."""
     if behaviour not in BEHAVIOURS:
         raise BadInput(f"'{behaviour}' is not a behaviour: choose from {', '.join(BEHAVIOURS)}.")
     if not np.isfinite([plant.spec.action.low, plant.spec.action.high]).all():
@@ -97,14 +93,7 @@ def _made(random: float = 0.0, detuned: float = 0.0, noise: float = 0.0) -> Beha
 def find_detuned(plant: Plant, base: Controller, params: Params, wanted: tuple[float, float]) -> tuple[float, float]:
     """Find the share of the idle action that gives a controller a score in an interval, or nearest to it.
 
-    Args:
-        plant: gives the scale and the idle action.
-        base: the controller.
-        params: of the controller.
-        wanted: the interval.
-
-    Returns:
-        The share and the mean score.
+    The plant gives the scale and the idle action. Returned are the share and the mean score.
     """
     keys = jax.random.split(jax.random.key(CALIBRATION_SEED), CALIBRATION)
 

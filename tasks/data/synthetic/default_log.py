@@ -33,7 +33,7 @@ class DefaultLog(NamedTuple):
 def default_log(
     home: Home, plant: KnownPlant, episodes: int | None = None, weeks: float | None = None, out: Path | None = None
 ) -> DefaultLog:
-    """Return the parameters of a plant's default log.
+    """Return the parameters of a simulated plant's default log.
 
     Args:
         home: contains the log in the folder `generated`.
@@ -54,11 +54,7 @@ def make_default_log(
 ) -> Path:
     """Generate the default log of a simulated plant if it is missing; the bytes are the same on every machine.
 
-    Args:
-        home: contains the log in the folder `generated`.
-        plant: a simulated one.
-        named: the plant's name, or the plant file.
-        progress: called with (done, total, unit).
+    `named` is the plant's name, or the plant file. `progress` is called with (done, total, unit).
     """
     from tasks.data.synthetic.episodes import generate as play
     from tasks.data.synthetic.reactor_history import generate as write

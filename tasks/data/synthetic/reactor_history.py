@@ -136,13 +136,7 @@ def generate(
 
 
 def archive_of(rng: np.random.Generator, plan: Schedule, run: Run) -> dict[str, Reports]:
-    """Return the archive of a run: each tag's rows, in order of time.
-
-    Args:
-        rng: for jitter, outages and faults.
-        plan: events at the plant (N,).
-        run: true values at each control instant (N,).
-    """
+    """Return the archive of a run (N,) under a schedule: each tag's rows, in order of time, with jitter and faults."""
     steps = len(plan.mode)
     grid = START_NS + PERIOD_NS * np.arange(steps, dtype=np.int64)
     lost = _windows(rng, steps, per_day=0.8, shortest=2 * 60 // 26, longest=40 * 60 // 26)

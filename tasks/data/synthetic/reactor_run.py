@@ -150,16 +150,10 @@ def simulate(
     progress: Callable[[int, int, str], None] | None = None,
     nominal: reactor.Params = reactor.NOMINAL,
 ) -> Run:
-    """Simulate the reactor under a schedule, with disturbances and noise of the operating domain.
+    """Simulate the reactor under a schedule (N,), with disturbances and noise of the operating domain.
 
-    Args:
-        seed: for disturbances and noise.
-        plan: events per control step (N,).
-        progress: called with (done, total, unit); the unit is steps.
-        nominal: the reactor's constants, which differ between sites of a fleet.
-
-    Returns:
-        True values at each control instant (N,).
+    Returned are the true values at each control instant (N,). `nominal` are the reactor's constants, which differ
+    between sites of a fleet. `progress` is called with (done, total, unit); the unit is steps.
     """
     domain, plant = reactor.PLANT.domain, reactor.PLANT
     key_start, key_steps = jax.random.split(jax.random.key(seed))

@@ -34,11 +34,7 @@ class _Episode(NamedTuple):
 
 
 def open_d3rlpy(path: Path) -> Source:
-    """Open a file, and check the headers of all episodes.
-
-    Raises:
-        BadInput: if an episode is missing, damaged, differs in shape from the first, or has no vectors.
-    """
+    """Open a file; raise BadInput if an episode is missing, damaged, without vectors, or unlike the first."""
     with open_guarded(path, FAMILY) as file:
         total = find_array(file, "num_episodes", path)
         episodes = int(total[()]) if total is not None and total.shape == () and total.dtype.kind in "iu" else 0

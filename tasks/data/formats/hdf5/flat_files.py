@@ -51,7 +51,7 @@ def read_blocks(path: Path, horizon: int | None = None, block_rows: int = BLOCK_
     not bootstrap. The last row before a time limit or the end of the file is rejected.
 
     Args:
-        path: the HDF5 file.
+        path: the HDF5 file; a damaged one, a wrong key, shape or flag, and unknown ends of episodes raise BadInput.
         horizon: time limit of episodes in steps; required if the file has neither timeouts nor next_observations, and
             otherwise not allowed.
         block_rows: rows per block.
@@ -59,10 +59,6 @@ def read_blocks(path: Path, horizon: int | None = None, block_rows: int = BLOCK_
     Returns:
         Blocks of the keys of `REQUIRED` and `OPTIONAL` as float32 and bool, discrete actions unchanged, costs 0 if the
         file has none, and `rejected`: '' or the reason why a row is unusable.
-
-    Raises:
-        BadInput: if the file is missing, damaged or not HDF5, a key is missing, a shape or type is wrong, a flag is
-            neither 0 nor 1, or the ends of episodes are unknown.
     """
     with open_guarded(path) as file:
         layout = _layout(file, path, horizon)

@@ -28,11 +28,7 @@ SHARD = re.compile(r"\.\./shards/[0-9a-f]{64}\.h5")
 
 @contextmanager
 def open_guarded(path: Path, families: str = "D4RL or DSRL") -> Iterator[h5py.File]:
-    """Open an HDF5 file for reading; errors of the library inside the `with` block become `BadInput`.
-
-    Raises:
-        BadInput: if the file is missing, damaged or not HDF5.
-    """
+    """Open an HDF5 file; a missing file, and errors of the library inside the `with` block, raise BadInput."""
     if not path.is_file():
         raise BadInput(f"{path} does not exist: give the path of a {families} file.")
     try:
@@ -56,16 +52,10 @@ def _raised_by_h5py(error: Exception) -> bool:
 
 
 def find_array(group: h5py.Group, key: str, path: Path, shards: bool = False) -> h5py.Dataset | None:
-    """Return the array of a group under `key`, or None.
+    """Return the array under a group's `key`, which is a name and not a path, or None.
 
-    Args:
-        group: a group, or the file.
-        key: a name, not a path.
-        path: the file, for messages.
-        shards: allow a virtual array over the shards of a store beside this file.
-
-    Raises:
-        BadInput: if the name links elsewhere, or the array declares more than the file contains.
+    An array over the `shards` of a store beside the file is accepted on request. A link to elsewhere, and an array that
+    declares more than the file contains, raise BadInput.
     """
     member = find_member(group, key, path)
     if not isinstance(member, h5py.Dataset):

@@ -43,22 +43,14 @@ def has_signature(path: Path) -> bool:
 
 
 def read_isolated(path: Path, horizon: int | None = None) -> Source:
-    """Call `open_hdf5` in the worker process.
-
-    Raises:
-        BadInput: as `open_hdf5`, and if reading crashes, or takes too much time or memory.
-    """
+    """Call `open_hdf5` in the worker process; raise BadInput also if it crashes or takes too much time or memory."""
     (head,) = _ask(path, "source", horizon, rows=False)
     fields = {**head, "path": Path(head["path"]), "keys": tuple(head["keys"]), "notes": tuple(head["notes"])}
     return Source(**fields | {"blocks": lambda: _rows(path, "source", horizon)})
 
 
 def read_recording(path: Path, horizon: int | None = None) -> tuple[Layout, Blocks]:
-    """Call `read_layout` and `read_blocks` in the worker process.
-
-    Raises:
-        BadInput: as those, and if reading crashes, or takes too much time or memory.
-    """
+    """Call `read_layout` and `read_blocks` in the worker process; raise BadInput as `read_isolated`."""
     (head,) = _ask(path, "recording", horizon, rows=False)
     return Layout(**head), _rows(path, "recording", horizon)
 

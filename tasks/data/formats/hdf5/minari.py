@@ -56,11 +56,7 @@ def find_folder(path: Path) -> Path | None:
 
 
 def open_minari(folder: Path) -> Source:
-    """Open a `data` folder by the metadata and the first episode.
-
-    Raises:
-        BadInput: if it is not a Minari dataset, or observations or actions are not vectors of real numbers.
-    """
+    """Open a `data` folder by the metadata and the first episode; raise BadInput unless values are real vectors."""
     path = folder / "metadata.json"
     if path.stat().st_size > MAX_METADATA:
         raise BadInput(f"{path} has more than {MAX_METADATA} bytes: export the dataset again.")
@@ -217,13 +213,7 @@ def _width(array: h5py.Dataset) -> int:
 
 
 def write_episode(file: h5py.File, number: int, rows: Rows) -> None:
-    """Add a whole episode to an open main_data.hdf5.
-
-    Args:
-        file: open for writing.
-        number: of the episode, from 0.
-        rows: (T, ...); only the last next observation is written.
-    """
+    """Add a whole episode (T, ...) to an open main_data.hdf5; only the last next observation is written."""
     group = file.create_group(f"episode_{number}")
     steps = len(rows["rewards"])
     group.attrs.update({"id": number, "total_steps": steps})
@@ -241,15 +231,9 @@ def write_episode(file: h5py.File, number: int, rows: Rows) -> None:
 
 
 def metadata_of(spec: PlantSpec, name: str, rows: int, episodes: int, size: int, about: dict[str, str]) -> bytes:
-    """Return metadata.json of a dataset.
+    """Return metadata.json of a dataset of `size` bytes; `about` has further entries, such as a description.
 
-    Args:
-        spec: its spaces become Boxes of float32, a discrete action a Discrete.
-        name: the dataset's id, NAME-v0 or NAMESPACE/NAME-v0.
-        rows: total.
-        episodes: total.
-        size: bytes of main_data.hdf5.
-        about: further entries, such as a description.
+    Spaces of vectors become Boxes of float32, a discrete action a Discrete.
     """
     return canonical_json(
         {

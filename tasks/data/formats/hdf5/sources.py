@@ -33,14 +33,9 @@ class Request(NamedTuple):
 
 
 def open_hdf5(path: Path, horizon: int | None = None) -> Source:
-    """Open an HDF5 file or a Minari folder.
+    """Open an HDF5 file or a Minari folder; raise BadInput if it is of another format or damaged.
 
-    Args:
-        path: the file or folder.
-        horizon: time limit of episodes in steps, for a D4RL file without time limits.
-
-    Raises:
-        BadInput: if it is of another format or damaged.
+    A D4RL file without time limits needs a `horizon`, the time limit of episodes in steps.
     """
     if path.is_dir():
         return no_horizon(open_minari(path), horizon)

@@ -19,11 +19,7 @@ FAMILY = "store's"
 
 
 def open_store(path: Path) -> Source:
-    """Open a shard or view; the shards of a view are checked against the digests in their names.
-
-    Raises:
-        BadInput: if a key is missing or has another type or shape, or a shard differs from its digest.
-    """
+    """Open a shard or view; a missing key, or a shard unlike the digest in its name, raises BadInput."""
     again = "ingest its source again."
     with open_guarded(path, FAMILY) as file:
         arrays = {key: find_array(file, key, path, shards=True) for key in ROW_KEYS}

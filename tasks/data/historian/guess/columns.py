@@ -89,13 +89,7 @@ class TagGuess(NamedTuple):
 
 
 def look_at(name: str, values: pl.Series, decimal: str = ".") -> Column:
-    """Gather statistics of a column.
-
-    Args:
-        name: of the column.
-        values: texts or numbers.
-        decimal: decimal sign in texts.
-    """
+    """Gather statistics of a column of texts or numbers; `decimal` is the decimal sign in texts."""
     texts = values.cast(pl.String).str.strip_chars()
     texts = texts.filter((texts != "").fill_null(False))
     plain = texts.to_frame("x").select(with_points("x"))["x"] if decimal == "," else texts
@@ -117,10 +111,10 @@ def look_at(name: str, values: pl.Series, decimal: str = ".") -> Column:
 
 
 def guess_tags(columns: Sequence[Column], wide: bool, whole: bool = True) -> list[TagGuess]:
-    """Guess tags for columns, in order; at least one is an action if two are usable.
+    """Guess tags for all columns but the times, in order; at least one is an action if two are usable.
 
     Args:
-        columns: all except the one with times.
+        columns: their statistics.
         wide: whether a row is a moment, so that a column may name the episode.
         whole: whether all rows were read, so that ranges of actions are known.
     """

@@ -49,16 +49,10 @@ def cells_of(line: str, delimiter: str) -> list[str]:
 
 
 def guess_text(lines: Sequence[str], whole: bool, encoding: str = "utf-8", name: str = "the file") -> TextGuess:
-    """Guess the dialect of a text.
+    """Guess the dialect of a text from the first `lines`, which are all lines if `whole`.
 
-    Args:
-        lines: the first lines.
-        whole: whether these are all lines.
-        encoding: of the file.
-        name: of the file, for messages.
+    A text without a table of at least two columns and a row of values raises BadInput.
 
-    Raises:
-        BadInput: if there is no table with at least two columns and a row of values.
     Example:
         >>> guess_text(["t;x", "2026-01-31 10:00;1,5"], whole=True).dialect.delimiter
         ';'

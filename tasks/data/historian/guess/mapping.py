@@ -78,15 +78,9 @@ class _Found(NamedTuple):
 
 
 def start_mapping(log: Path, out: Path, name: str | None = None) -> StartedMapping:
-    """Write a mapping of a log.
+    """Write a mapping of a log (text in any dialect, Parquet or xlsx) into the folder `out`.
 
-    Args:
-        log: a table: text in any dialect, Parquet or xlsx.
-        out: the folder for the mapping.
-        name: of the plant; from the file's name by default.
-
-    Raises:
-        BadInput: if the file cannot be a log, or the mapping exists.
+    The plant is named after the file by default. A file that cannot be a log, and an existing mapping, raise BadInput.
     """
     process = process_name(log, name)
     target = out / f"{process}.yaml"
@@ -291,11 +285,7 @@ def _horizon(period: float | None, rows: int) -> tuple[int, str]:
 
 
 def process_name(log: Path, name: str | None = None) -> str:
-    """Return the given name, or one derived from the log's.
-
-    Raises:
-        BadInput: if the given name is invalid, or belongs to a simulated plant.
-    """
+    """Return the given name, or one from the log's; raise BadInput if it is invalid or a simulated plant's."""
     plain = re.sub(r"[^a-z0-9]+", "_", (name or log.stem).lower()).strip("_") or "plant"
     if name is not None and plain != name:
         raise BadInput(f"the name '{name[:60]}' may only have a to z, 0 to 9 and _: write '{plain}'.")

@@ -50,11 +50,7 @@ class Look(NamedTuple):
 
 
 def look(log: Path) -> Look:
-    """Guess a log's dialect and read the first rows, in bounded time and memory.
-
-    Raises:
-        BadInput: if the file cannot be a log.
-    """
+    """Guess a log's dialect and read the first rows, in bounded time and memory; raise BadInput if it is no log."""
     if not log.is_file():
         kind = "is a folder" if log.is_dir() else "does not exist"
         raise BadInput(f"{log} {kind}: name one table of the export.")
@@ -93,8 +89,7 @@ def look(log: Path) -> Look:
 def time_column(frame: pl.DataFrame, log: Path) -> tuple[str, TimeGuess] | None:
     """Return the column of times and its format; None if there is none.
 
-    Raises:
-        BadInput: if its dates have different orders, or another column has the times of day.
+    Dates in different orders, and times of day in another column, raise BadInput.
     """
     told = _dated(frame, log)
     beside = next((name for name in frame.columns if _of_day(frame[name])), None)

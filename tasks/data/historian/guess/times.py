@@ -38,11 +38,7 @@ class TimeGuess(NamedTuple):
 def guess_times(texts: Sequence[str]) -> TimeGuess | None:
     """Guess the format of times; None if the texts are not times.
 
-    Args:
-        texts: timestamps, none empty.
-
-    Raises:
-        BadInput: if some only fit with the day first, and others only with the month first.
+    Texts of which some only fit with the day first, and others only with the month first, raise BadInput.
 
     Example:
         >>> guess_times(["06/01/14 00", "13/01/14 01", "14/01/14 02"]).format

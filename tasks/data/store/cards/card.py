@@ -139,11 +139,7 @@ def write_card(dataset: StoredDataset, spec: PlantSpec) -> CardFiles:
 
 
 def read_card(root: Path, digest: str) -> Card:
-    """Return the card of a dataset.
-
-    Raises:
-        BadInput: if it is missing or was altered.
-    """
+    """Return the card of a dataset; raise BadInput if it is missing or was altered."""
     card = _recall(root / "cards" / f"{digest}.json")
     if card is None:
         raise BadInput(f"the card of dataset {digest[:12]} in {root / 'cards'} is missing or altered: ingest it again.")

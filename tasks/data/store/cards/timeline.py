@@ -22,9 +22,7 @@ Counts = dict[str, list[int]]
 def timeline_of(dataset: StoredDataset, found: Statistics) -> TimelineCard:
     """Count used and lost rows in periods of time, or of row numbers if there are no timestamps.
 
-    Args:
-        dataset: opened; missing quarantine files are skipped.
-        found: its statistics.
+    Missing quarantine files are skipped.
     """
     first, last = found.span
     by_time = len(found.present) > 0
