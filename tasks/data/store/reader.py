@@ -36,7 +36,7 @@ SCHEMA = 2
 
 
 def dataset_of(folders: Sequence[Path], digest: str) -> StoredDataset:
-    """Open the dataset in plants' folders whose digest begins with `digest`; raise BadInput if none or several do."""
+    """Open the dataset with the first digits `digest` from plants' folders; raise BadInput if none or several match."""
     found = sorted({path for folder in folders for path in folder.glob(f"manifests/{digest}*.json")})
     if len({path.stem for path in found}) != 1:
         cure = "give more digits." if found else "ingest its sources first, or name its folder by --root."
