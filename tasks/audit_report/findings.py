@@ -40,7 +40,6 @@ def certificates_in(entries: Sequence[Entry], period: Period, now: str) -> Itera
 
     Args:
         entries: verified entries up to the end of the period.
-        period: the period.
         now: time of the report, or the end of the period if earlier.
     """
     attempts = {e.digest: e.read(AttemptBody) for e in entries if e.kind == "attempt"}
@@ -207,7 +206,6 @@ def datasets_in(
     Args:
         home: home with cards and validation summaries.
         entries: verified entries from the first on.
-        period: the period.
         in_force: champions and shadows of the period; their datasets are included even if older.
     """
     served = {(found.plant, found.composite) for found in in_force}

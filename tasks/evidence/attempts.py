@@ -83,7 +83,6 @@ def lineage_digest(plant: str, phi: str, domain_family: str) -> str:
     Configuration, composite and dataset are excluded, so that a new name does not give new attempts.
 
     Args:
-        plant: name of the plant.
         phi: limits, as written in the claim.
         domain_family: name of the family of operating domains.
     """
@@ -113,7 +112,6 @@ def unfinished(ledger: Ledger, inputs: Inputs, scope: Claim) -> Attempt | None:
 
     Args:
         ledger: the ledger; only read.
-        inputs: digests of the inputs.
         scope: the claim; its maximum number of episodes is ignored, because it depends on the attempt's number.
     """
     history = ledger.entries()
@@ -127,7 +125,6 @@ def open_attempt(ledger: Ledger, inputs: Inputs, scope: Claim) -> Attempt:
     """Log an attempt before its seed exists, or return the unfinished one with the same inputs.
 
     Args:
-        ledger: the ledger, opened for writing.
         inputs: digests; equal inputs resume an attempt with its number, claim and seed.
         scope: the claim; its confidence is that of the whole lineage.
     """
@@ -185,9 +182,7 @@ def close_attempt(ledger: Ledger, attempt: Attempt, outcome: Outcome, artefacts:
     """Log an attempt's result and reveal its secret.
 
     Args:
-        ledger: the ledger, opened for writing.
         attempt: from `open_attempt`.
-        outcome: the result.
         artefacts: file of the certificate; required for a pass.
 
     Raises:

@@ -80,9 +80,7 @@ def make_certificate(ledger: Ledger, attempt: str, counts: Counts, materials: Ma
     """Have the signer certify an attempt's counts, passed or not.
 
     Args:
-        ledger: the ledger, opened for writing.
         attempt: digest of the attempt's entry; the signer looks up claim, number, composite and seed there.
-        counts: counts of the test.
         materials: digests of everything that the counts depend on.
 
     Returns:
@@ -99,7 +97,6 @@ def state(opened: Entry, drawn: DrawnSeed, request: Certify, signed_head: str) -
     """Return the statement that a certificate signs.
 
     Args:
-        opened: entry of the attempt.
         drawn: seed of the attempt; its secret is revealed.
         request: counts and materials.
         signed_head: current head of the ledger.
@@ -182,7 +179,6 @@ def verify_certificate(
     """Verify a certificate: signature, digests, seed, error probability, statistics, and optionally the rollouts.
 
     Args:
-        path: file of the certificate.
         trust: accepted keys.
         artefacts: digests found on this machine, by name (`composite` or a material). Missing ones are reported as not
             compared; they fail a rerun that depends on them.

@@ -84,8 +84,6 @@ class Claim(Stated):
         """Render the claim, and on a second line the witnesses of the seed.
 
         Args:
-            composite: digest of the composite.
-            simulator: digest of the simulator.
             passed: whether the claim was certified.
             witnesses: names of the seed's witnesses.
             texts: wording of the version that writes or wrote it.

@@ -104,7 +104,6 @@ def unmet_requirement(policy: SafetyPolicy, claim: Claim) -> str | None:
     Domain, horizon and limits must be equal: other values make another claim, which needs a change of the policy.
 
     Args:
-        policy: policy in force.
         claim: shown or planned claim.
     """
     drawn = [f"{c.name}[{c.entry}]" if c.entry is not None else c.name for c in _drawn(claim)]
@@ -153,7 +152,6 @@ def check_met(
 
     Args:
         history: all entries before the promotion.
-        candidate: entry of the candidate.
         approvals: unused approvals of the candidate.
         at: time of the promotion, as in the ledger.
         used: whether these approvals made it champion before, so that age and later policies do not end them.
@@ -199,7 +197,6 @@ def unmet_approval(
     """Return the first approval that a policy requires and that is missing, or None.
 
     Args:
-        policy: policy in force.
         signed: its entry; approvals from before do not count.
         approvals: unused approvals of a candidate.
         at: time at which they are used.

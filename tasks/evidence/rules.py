@@ -96,8 +96,6 @@ def check_record(record: CandidateRecord, plant: str, version: Version) -> None:
     """Check that a candidate's gates are complete and that their verdicts follow from the numbers.
 
     Args:
-        record: the record.
-        plant: name of the plant.
         version: rules by which it was judged.
 
     Raises:

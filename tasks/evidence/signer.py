@@ -101,7 +101,6 @@ class Signer:
         """Decrypt the key; on first use create it, the trust root and the ledger's table.
 
         Args:
-            home: the home.
             passphrase: passphrase of the key, if no file contains it.
             clock: returns the time in UTC.
             project: file of the project's trusted keys.

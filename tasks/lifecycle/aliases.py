@@ -36,8 +36,6 @@ def reconcile(home: Home, plant: str, registry: Registry) -> Aliases:
 
     Args:
         home: home of the ledger, which is only read.
-        plant: name of the plant.
-        registry: MLflow.
     """
     # Serialised, so that an older view of the ledger is never written last.
     with exclusive(home.folder("locks") / f"pages-{plant}.lock"):
@@ -89,7 +87,6 @@ def stale_pages(
 
     Args:
         entries: verified entries, from `Ledger.entries()`.
-        plant: name of the plant.
         found: MLflow's pages, by version.
         rules: version of the wording; defaults to the newest.
     """

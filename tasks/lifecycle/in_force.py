@@ -78,7 +78,6 @@ def in_force_at(entries: Sequence[Entry], plant: str, at: str) -> InForce:
 
     Args:
         entries: verified entries, from `Ledger.entries()`.
-        plant: name of the plant.
         at: date (its end in UTC) or ISO time (UTC if it has no zone).
 
     Raises:

@@ -38,11 +38,9 @@ def enrol(
     """Enrol a person's key and pin it; a key in force is only pinned again.
 
     Args:
-        ledger: the ledger, opened for writing.
         file: public file of the key, from `private_keys.create`.
         roles: roles in which this person may decide.
         by: who enrols it, after asking that person for the key's id.
-        why: reason for the record.
         signatory: a vouching person; required once another person has a key.
 
     Raises:
@@ -66,8 +64,6 @@ def pin_home(home: Home, public: Ed25519PublicKey, note: str, project: Path) -> 
     """Pin the home's key in the project, and copy policies and witnesses that are looked up beside the trust root.
 
     Args:
-        home: the home.
-        public: its public key.
         note: description of the owner.
         project: the project's trust root.
 
@@ -117,9 +113,7 @@ def rotate_person(ledger: Ledger, person: str, why: str, path: Path | None = Non
     """Rotate a person's key; the old key signs the rotation. After a kill, the same command continues.
 
     Args:
-        ledger: the ledger, opened for writing.
         person: owner of the key.
-        why: reason for the record.
         path: file of the private key; defaults to the user's configuration.
 
     Returns:
@@ -160,11 +154,9 @@ def revoke(ledger: Ledger, key: str, since: str, by: str, why: str, signatory: S
     """Revoke a key from a time on, which may be in the past.
 
     Args:
-        ledger: the ledger, opened for writing.
         key: id of the key, or name of a person with a key in force.
         since: time as the ledger writes it.
         by: who revokes it.
-        why: reason for the record.
         signatory: a person with their key; required while another person has one.
 
     Raises:

@@ -28,7 +28,6 @@ def wanted_pages(entries: Sequence[Entry], plant: str, now: datetime, texts: Tex
 
     Args:
         entries: verified entries, from `Ledger.entries()`.
-        plant: name of the plant.
         now: decides whether a shadow's period has ended.
         texts: wording, the newest by default.
     """

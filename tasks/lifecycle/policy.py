@@ -100,10 +100,6 @@ def sign(ledger: Ledger, policy: SafetyPolicy, by: str, why: str, signatories: S
     """Log a policy and pin it beside the trust root; a policy in force is only pinned again.
 
     Args:
-        ledger: the ledger, opened for writing.
-        policy: the new policy.
-        by: who signs it.
-        why: reason for the record.
         signatories: persons with their keys; without any, the policy is signed in the home's name.
 
     Raises:
@@ -135,7 +131,6 @@ def signed_policy(ledger: Ledger, policy: SafetyPolicy, why: str, signatory: Sig
 
     Args:
         ledger: the ledger; only read.
-        policy: the new policy.
         why: reason for the record; all signers must give the same.
         signatory: the person with their key.
     """
@@ -188,10 +183,6 @@ def hold_run(ledger: Ledger, run: OpenedRun) -> SafetyPolicy | None:
     """Check a run against its plant's policy; draft and sign one if there is none.
 
     Log-only plants have no policy, because nothing is claimed about them.
-
-    Args:
-        ledger: the ledger, opened for writing.
-        run: opened run.
 
     Raises:
         BadInput: naming the required setting.

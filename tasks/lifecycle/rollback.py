@@ -51,12 +51,9 @@ def roll_back(
     """Make an earlier champion the champion again; repeating the command changes nothing.
 
     Args:
-        home: home of the ledger.
         registry: MLflow, which serves the version.
-        plant: name of the plant.
         version: an earlier champion.
         by: who decides.
-        why: reason for the record.
         signatory: the person with their key; without one, the rollback is in the home's name.
         role: role in which the person decides.
 

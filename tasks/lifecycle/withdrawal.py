@@ -34,11 +34,8 @@ def withdraw_champion(
     otherwise as it runs at the plant.
 
     Args:
-        home: home of the ledger.
-        plant: name of the plant.
         version: version of the champion, to prevent mistakes.
         by: who decides.
-        why: reason for the record.
         signatory: the person with their key; without one, the withdrawal is in the home's name.
 
     Raises:

@@ -199,7 +199,6 @@ class Megabytes:
 
     Args:
         size: total number of bytes.
-        progress: called with done, total and unit.
     """
 
     def __init__(self, size: int, progress: Report) -> None:
@@ -218,7 +217,6 @@ class Hashing(io.RawIOBase):
     """Read-only stream that computes the SHA-256 of the data read.
 
     Args:
-        content: source.
         report: called with the number of bytes of each piece.
     """
 

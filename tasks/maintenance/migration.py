@@ -46,7 +46,6 @@ def migrate(home: Home, path: Path | None, progress: Report) -> Migrated:
     Args:
         home: home with stopped servers.
         path: file of the backup; defaults to a file beside the home.
-        progress: progress of the backup.
 
     Raises:
         BadInput: if there is no home, or the backup cannot be written; nothing is changed then.

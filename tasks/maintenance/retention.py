@@ -82,8 +82,6 @@ def prune(home: Home, ages: Ages, *, remove: bool) -> Pruned:
     """Find files that are no longer needed, and optionally remove them.
 
     Args:
-        home: the home.
-        ages: minimum ages.
         remove: False only lists them.
 
     Raises:

@@ -132,12 +132,7 @@ def _entries(root: Path) -> Iterator[tuple[str, int]]:
 
 
 def copy_database(source: Path, target: Path) -> None:
-    """Copy an SQLite database consistently while others write to it; do nothing if it does not exist.
-
-    Args:
-        source: the database.
-        target: new file.
-    """
+    """Copy an SQLite database consistently while others write to it; do nothing if it does not exist."""
     if not source.exists():
         return
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -83,7 +83,6 @@ def export(home: Home, out: Path, data: bool = True) -> Exported:
     The archive's bytes depend only on the ledger.
 
     Args:
-        home: home of the ledger.
         out: file to write; written completely or not at all.
         data: whether to include datasets; otherwise the archive lists them as left out.
 

@@ -38,9 +38,6 @@ def write_member(out: IO[bytes], path: str, source: IO[bytes], size: int) -> Mem
 
     Args:
         out: the archive, at its end.
-        path: path in the archive.
-        source: content.
-        size: number of bytes.
 
     Raises:
         BadInput: if an archive cannot contain this path or size, or the source is shorter.

@@ -57,7 +57,6 @@ def audit(
     """Verify a home's ledger and every file that it names. Read-only; needs no private key and no server.
 
     Args:
-        home: the home.
         heads: signed heads from elsewhere (MLflow tags, reports, exports), in addition to `ledger.head`.
         trust: file of pinned public keys; defaults to the project's or the home's.
         left_out: paths of deliberately missing files.

@@ -45,9 +45,7 @@ def check_witnesses(home: Home, ledger: Ledger, entries: Sequence[Entry]) -> lis
     Nonces and heads themselves are verified when the rules are applied again.
 
     Args:
-        home: home of the ledger.
         ledger: its trust root determines where witnesses are pinned.
-        entries: verified entries.
     """
     try:
         witnesses = pinned(home, ledger.trust)

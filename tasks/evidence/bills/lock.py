@@ -71,12 +71,7 @@ def read_lock(path: Path) -> list[Locked]:
 
 
 def lock_bill(path: Path, version: str) -> Bom:
-    """Return the bill of materials of a lock file, without a time so that it is reproducible.
-
-    Args:
-        path: the lock file.
-        version: version of NeoRL.
-    """
+    """Return the bill of materials of a lock file, without a time so that it is reproducible."""
     packages, digest = read_lock(path), file_sha256(path)
     parts = tuple(_component(package) for package in packages)
     application = Component(

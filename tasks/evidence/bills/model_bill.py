@@ -59,10 +59,7 @@ def model_bill(home: Home, ledger: Ledger, plant: str, version: str, program: st
     """Return the bill of materials of a registered version.
 
     Args:
-        home: home with the files.
         ledger: ledger, opened for reading.
-        plant: name of the plant.
-        version: version in the registry.
         program: version of NeoRL that writes the bill.
 
     Raises:

@@ -58,7 +58,6 @@ def check_all_gates(candidate: Entry, rules: int) -> None:
     """Check that the candidate passed all gates of this version of the rules, which may have more than its own.
 
     Args:
-        candidate: entry of the candidate.
         rules: version of the rules for the approval, promotion or shadow.
     """
     required = version_of(rules).required(of_process(candidate), candidate.body["role"] == "fallback")
@@ -88,8 +87,6 @@ def check_not_ruled_out(history: Sequence[Entry], plant: str, composite: str) ->
 
     Args:
         history: all entries before the promotion or shadow.
-        plant: name of the plant.
-        composite: digest of the composite.
     """
     if (gone := ruled_out(history, plant, composite)) is not None:
         raise Refused(
@@ -127,7 +124,6 @@ def approvers(history: Sequence[Entry], promotion: Entry) -> str:
     """Return the approvers of a promotion, rollback or shadow, latest first. Reviews are excluded.
 
     Args:
-        history: all verified entries.
         promotion: entry of a promotion, rollback or shadow.
     """
     body = promotion.body

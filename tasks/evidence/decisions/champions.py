@@ -93,7 +93,6 @@ def champion(history: Sequence[Entry], plant: str, at: str | None = None) -> Ent
 
     Args:
         history: verified entries, from `Ledger.entries()`.
-        plant: name of the plant.
         at: date or time; defaults to now.
     """
     limit = normalise_time(at, last=True) if at is not None else None
@@ -175,9 +174,6 @@ def check_allowed(history: Sequence[Entry], plant: str, version: str, composite:
 
     Args:
         history: all entries before the rollback.
-        plant: name of the plant.
-        version: version in the registry.
-        composite: its digest.
     """
     known = dict.fromkeys(e.body["version"] for e in history if (e.kind, e.plant) == ("promotion", plant))
     if version not in known:
@@ -309,8 +305,6 @@ def promote(ledger: Ledger, plant: str, promotion: PromotionBody, artefacts: Seq
     """Make a composite the champion (compare-and-set).
 
     Args:
-        ledger: the ledger, opened for writing.
-        plant: name of the plant.
         promotion: with the digests of its approval and of the replaced champion.
         artefacts: files of the candidate.
 

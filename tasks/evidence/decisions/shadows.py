@@ -80,7 +80,6 @@ def shadow(history: Sequence[Entry], plant: str) -> ShadowInForce | None:
 
     Args:
         history: verified entries, from `Ledger.entries()`.
-        plant: name of the plant.
     """
     found = last_shadow(history, plant)
     if found is None:
@@ -94,7 +93,6 @@ def course(history: Sequence[Entry], begun: Entry) -> ShadowInForce:
 
     Args:
         history: verified entries of at least the shadow's plant.
-        begun: entry of the shadow.
     """
     until = parse_time(begun.timestamp) + timedelta(days=begun.body["days"])
     for later in history:

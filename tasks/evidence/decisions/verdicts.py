@@ -42,7 +42,6 @@ def verdict_content(
     Args:
         history: all entries before the decision.
         act: kind of decision.
-        plant: name of the plant.
         body: the decision without its signature.
     """
     results = certified_claims(history, plant, body.composite)
@@ -133,8 +132,6 @@ def approve(ledger: Ledger, plant: str, verdict: VerdictBody, signatory: Signato
     """Log the approval of a candidate, or return an equal approval that still counts.
 
     Args:
-        ledger: the ledger, opened for writing.
-        plant: name of the plant.
         verdict: the decision, already signed or to be signed by the signatory.
         signatory: the person with their key.
     """

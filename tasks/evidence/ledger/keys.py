@@ -57,7 +57,6 @@ def open_keys(
     an earlier version left unencrypted is encrypted in place; copies in backups stay readable.
 
     Args:
-        home: the home.
         first_use: whether nothing has been signed for this home yet.
         passphrase: defaults to the file named by NEORL_KEY_PASSPHRASE_FILE, then to the generated one.
         project: file of the project's trusted keys.
@@ -92,7 +91,6 @@ def open_key(path: Path, passphrase: bytes | None = None) -> SigningKey:
     """Open the encrypted key in a file; create it if the file does not exist.
 
     Args:
-        path: file of the key.
         passphrase: defaults to the generated one, then to the file named by NEORL_KEY_PASSPHRASE_FILE.
 
     Raises:
@@ -124,8 +122,6 @@ def store_key(path: Path, private: Ed25519PrivateKey, passphrase: bytes | None) 
     """Encrypt a key and write it.
 
     Args:
-        path: file of the key.
-        private: the key.
         passphrase: defaults to the file named by NEORL_KEY_PASSPHRASE_FILE, then to a newly generated one.
     """
     passphrase = passphrase or _named_passphrase()
@@ -155,8 +151,6 @@ def load_private(path: Path, pem: bytes, passphrase: bytes | None, cure: str) ->
     """Decrypt a private key.
 
     Args:
-        path: file of the key.
-        pem: content of the file.
         passphrase: None for an unencrypted key.
         cure: advice for a wrong passphrase.
 

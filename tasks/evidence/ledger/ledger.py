@@ -65,7 +65,6 @@ class Ledger:
         """Open the ledger of a home.
 
         Args:
-            home: the home.
             trust: file of pinned public keys; defaults to the project's or the home's.
             write: False only reads; nothing is created and no signer is needed.
             ask: sends requests; defaults to the home's signer process.
@@ -127,7 +126,6 @@ class Ledger:
             kind: kind of the entry, a key of `rules.RULES`.
             body: the entry's body, or a function that makes it from all earlier entries or raises. The function runs
                 again whenever another writer was first (compare-and-set), so its checks hold for the final entry.
-            plant: plant of the entry.
             artefacts: files that the entry names, from `artefact`; they must never be overwritten.
 
         Returns:

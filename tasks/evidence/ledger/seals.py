@@ -32,7 +32,6 @@ def seal_result(home: Home, stage: str, key: str, sha256: str, ask: Ask | None =
     """Have the signer sign the digest of a task's result, and store the envelope in the home.
 
     Args:
-        home: home of the signer.
         stage: name of the task; letters, digits, `_` and `-`.
         key: cache key of the result; same characters.
         sha256: hexadecimal digest of the result.
@@ -51,8 +50,6 @@ def verify_result(home: Home, stage: str, key: str, sha256: str, trust: TrustRoo
     """Return whether a pinned key sealed this result; needs neither the private key nor the signer.
 
     Args:
-        home: home with the seal.
-        stage: name of the task.
         key: cache key of the result.
         sha256: hexadecimal digest of the current result.
         trust: accepted keys; defaults to the project's or the home's.

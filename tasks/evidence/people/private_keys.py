@@ -162,7 +162,6 @@ def signatory_of(person: str, path: Path | None = None) -> Signatory | None:
     """Return the acting person with their key; None if there is no key on this machine.
 
     Args:
-        person: the acting person.
         path: file of the private key, which must exist if given.
 
     Raises:

@@ -35,7 +35,6 @@ def prepare(home: Home, passphrase: bytes | None, source: Path) -> tuple[Signing
     """Make the next key beside the current one and pin it, so that its first signature counts.
 
     Args:
-        home: the home.
         passphrase: passphrase of both keys; see `keys.open_keys` for the default.
         source: file of the trust root.
     """
@@ -52,10 +51,8 @@ def replacement(key: SigningKey, old: str, by: str, why: str, person: str = "", 
     """Return the body of a rotation, with the new key's proof of possession.
 
     Args:
-        key: new key.
         old: id of the replaced key.
         by: who rotates it.
-        why: reason for the record.
         person: owner; empty for the home's key.
         signature: the person's statement, signed by the old key.
     """
@@ -84,8 +81,6 @@ def rotate(
     """Log the next key in an entry of the old one. A kill at any point leaves one of them in force and complete.
 
     Args:
-        home: the home.
-        key: current key.
         passphrase: passphrase of the current key, if no file contains it.
         source: file of the trust root.
         request: who rotates the key, and why.
@@ -161,7 +156,6 @@ def change_pins(home: Home, path: Path, change: Callable[[TrustRoot], Sequence[P
     """Change the rows of a trust root under a lock: the signer and commands of persons both write it.
 
     Args:
-        home: the home.
         path: file of the trust root.
         change: returns the new rows.
     """

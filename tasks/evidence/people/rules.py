@@ -40,8 +40,6 @@ def check_signed(
 
     Args:
         history: all entries before this one.
-        entry: the entry.
-        by: name of the person.
         signature: envelope of the person's statement, or empty.
         content: required content of the statement.
         required: whether a signature is required even if this person has no key.

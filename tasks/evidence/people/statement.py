@@ -62,8 +62,6 @@ def with_key(person: str, key: SigningKey, clock: Callable[[], datetime] = lambd
     """Return a signatory who signs with an unlocked key.
 
     Args:
-        person: owner of the key.
-        key: the unlocked key.
         clock: returns the time in UTC.
     """
 
@@ -111,7 +109,6 @@ def content_fault(statement: Statement, person: str, content: Content) -> str | 
     Args:
         statement: with a valid signature.
         person: person who must have signed.
-        content: required content.
     """
     wanted = {**content._asdict(), "about": dict(content.about), "person": person}
     for name, right in wanted.items():

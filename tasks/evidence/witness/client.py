@@ -67,8 +67,6 @@ class WitnessClient:
         """Store the settings; nothing is checked yet.
 
         Args:
-            home: home of the ledger.
-            ledger: the ledger.
             key: key that signs heads.
             transport: sends a request to a witness.
             own: whether to start the home's own witness if none is pinned.

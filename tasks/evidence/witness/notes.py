@@ -136,9 +136,6 @@ def countersignature(text: str, name: str, key: SigningKey, time: int) -> str:
     """Return a witness's signature line: the checkpoint is the largest head of this log that it has seen so far.
 
     Args:
-        text: text of the checkpoint.
-        name: name of the witness.
-        key: key of the witness.
         time: Unix seconds.
     """
     verifier = Verifier.of(name, COSIGNATURE, key)

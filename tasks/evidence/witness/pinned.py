@@ -138,7 +138,6 @@ def ledger_fault(witnesses: Witnesses, head: str) -> str | None:
     """Return an error if a countersigned head belongs to another ledger, which would be a restarted history.
 
     Args:
-        witnesses: pinned witnesses.
         head: countersigned checkpoint; empty if no witness took part.
     """
     try:
@@ -152,7 +151,6 @@ def witness_fault(witnesses: Witnesses | None, keys: Sequence[str]) -> str | Non
     """Return an error if the witnesses of an attempt are not pinned or too few; None if they are acceptable.
 
     Args:
-        witnesses: pinned witnesses.
         keys: keys named by the attempt's commitment.
     """
     known = {witness.key for witness in witnesses.witnesses} if witnesses else set()

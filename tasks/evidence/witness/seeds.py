@@ -59,7 +59,6 @@ def nonce_fault(record: Entry, head: str, nonces: Sequence[str]) -> str | None:
     """Return an error in the nonces of a commitment that shows without the rest of the ledger, or None.
 
     Args:
-        record: entry of the commitment.
         head: countersigned checkpoint.
         nonces: base64, one for each witness of the commitment.
     """
@@ -92,8 +91,6 @@ def countersigned_at(entries: Sequence[Entry], head: str, keys: Sequence[str]) -
     """Return the earliest time at which the witnesses countersigned a head of this ledger.
 
     Args:
-        entries: entries of the ledger.
-        head: countersigned checkpoint.
         keys: keys of the witnesses that must have countersigned.
 
     Raises:

@@ -41,7 +41,6 @@ def open_witness(
     """Open the witness in a folder; create key and name if the folder has none.
 
     Args:
-        folder: folder of the witness.
         name: name of a new witness; the key's id is appended to a name that ends in '/'.
         open_to_all: whether unknown logs are added by their first head.
         passphrase: passphrase of the key; defaults to the generated one.

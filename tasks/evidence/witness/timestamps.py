@@ -129,7 +129,6 @@ def verify_stamp(token: bytes, message: bytes, certificate: x509.Certificate) ->
 
     Args:
         token: DER of a `TimeStampToken` (RFC 3161; a CMS `SignedData`, RFC 5652).
-        message: stamped message.
         certificate: pinned certificate; no chain is verified.
 
     Raises:

@@ -71,8 +71,6 @@ class Witness:
 
         Args:
             folder: folder with the known logs.
-            name: name of the witness.
-            key: signing key.
             clock: returns the time in UTC.
             open_to_all: whether an unknown log is added by its first head; otherwise the owner adds logs.
         """
@@ -93,7 +91,6 @@ class Witness:
         """Allow a key to sign heads of the log of its name.
 
         Args:
-            verifier: the key.
             after: key that it replaces with its first head.
         """
         if verifier.kind != SIGNATURE:
