@@ -41,14 +41,8 @@ def collect(home: Home, period: Period, plant: str | None, now: datetime) -> Rep
     """Collect the content of the report over a period.
 
     Args:
-        home: home of the ledger; its signer signs the head.
         period: whole days.
         plant: only this plant; the ledger is verified completely in any case.
-        now: current time in UTC.
-
-    Raises:
-        BadInput: if there is no ledger.
-        Refused: if the ledger does not verify, or an entry cannot be read.
     """
     if not Ledger.exists(home):
         raise BadInput(f"there is no ledger at {home.ledger}: check NEORL_HOME, or retrain a plant first")

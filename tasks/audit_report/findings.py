@@ -36,12 +36,7 @@ DIGEST = re.compile("[0-9a-f]{64}")
 
 
 def certificates_in(entries: Sequence[Entry], period: Period, now: str) -> Iterator[CertificateRow]:
-    """Yield results of a period, and earlier ones of champions in the period.
-
-    Args:
-        entries: verified entries up to the end of the period.
-        now: time of the report, or the end of the period if earlier.
-    """
+    """Yield results of a period, and earlier ones of champions in the period."""
     attempts = {e.digest: e.read(AttemptBody) for e in entries if e.kind == "attempt"}
     versions = _versions(entries)
     plants = {entry.plant for entry in entries if entry.kind == "promotion"}
@@ -201,13 +196,7 @@ def _evidence(found: DriftFinding | DriftRecord) -> str:
 def datasets_in(
     home: Home, entries: Sequence[Entry], period: Period, in_force: Sequence[InForce]
 ) -> Iterator[DatasetRow]:
-    """Yield datasets of candidates, with cards for the newest of each plant and for those of champions.
-
-    Args:
-        home: home with cards and validation summaries.
-        entries: verified entries from the first on.
-        in_force: champions and shadows of the period; their datasets are included even if older.
-    """
+    """Yield datasets of candidates, with cards for the newest of each plant and for those of champions."""
     served = {(found.plant, found.composite) for found in in_force}
     shown: dict[tuple[str, str], list[tuple[Entry, CandidateRecord]]] = {}
     for entry, record in _records(entries):

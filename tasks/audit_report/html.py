@@ -29,10 +29,7 @@ class Shown(NamedTuple):
 
 
 def write_page(home: Home, report: Report) -> Path:
-    """Write the report into `reports/by-period/`, where an audit finds its signed head; return the file.
-
-    An earlier report over the same period is overwritten.
-    """
+    """Write the report into `reports/by-period/`, where an audit finds its signed head; return the file."""
     datasets = [Shown(row, tuple(pictures_of(row.card)) if row.card else ()) for row in report.datasets]
     loader = environment()
     loader.filters |= {

@@ -81,10 +81,6 @@ def lineage_digest(plant: str, phi: str, domain_family: str) -> str:
     """Return the lineage that shares an error budget: plant, limits and family of domains.
 
     Configuration, composite and dataset are excluded, so that a new name does not give new attempts.
-
-    Args:
-        phi: limits, as written in the claim.
-        domain_family: name of the family of operating domains.
     """
     return digest_json({"domain_family": domain_family, "phi": phi, "plant": plant})
 
@@ -111,7 +107,6 @@ def unfinished(ledger: Ledger, inputs: Inputs, scope: Claim) -> Attempt | None:
     """Return the last attempt with these inputs if it has this claim and no result; it can be resumed.
 
     Args:
-        ledger: the ledger; only read.
         scope: the claim; its maximum number of episodes is ignored, because it depends on the attempt's number.
     """
     history = ledger.entries()
@@ -122,12 +117,7 @@ def unfinished(ledger: Ledger, inputs: Inputs, scope: Claim) -> Attempt | None:
 
 
 def open_attempt(ledger: Ledger, inputs: Inputs, scope: Claim) -> Attempt:
-    """Log an attempt before its seed exists, or return the unfinished one with the same inputs.
-
-    Args:
-        inputs: digests; equal inputs resume an attempt with its number, claim and seed.
-        scope: the claim; its confidence is that of the whole lineage.
-    """
+    """Log an attempt before its seed exists, or return the unfinished one with the same inputs."""
     with exclusive(ledger.home.folder("locks") / "seeds.lock"):
         if (begun := unfinished(ledger, inputs, scope)) is not None:
             return begun
@@ -145,9 +135,6 @@ def draw_seed(ledger: Ledger, attempt: Attempt) -> bytes:
 
     The SHA-256 of a random secret is logged together with the names of the witnesses. They countersign a
     head that contains this entry, and give nonces, which are logged too. After a kill, call again to continue.
-
-    Raises:
-        Refused: if the stored secret is not the committed one, or a witness does not answer.
     """
     path = seed_file(ledger.home, attempt.entry)
     with exclusive(ledger.home.folder("locks") / "seeds.lock"):
@@ -182,11 +169,7 @@ def close_attempt(ledger: Ledger, attempt: Attempt, outcome: Outcome, artefacts:
     """Log an attempt's result and reveal its secret.
 
     Args:
-        attempt: from `open_attempt`.
         artefacts: file of the certificate; required for a pass.
-
-    Raises:
-        Refused: if the attempt already has a result, or its seed is missing.
     """
     path = seed_file(ledger.home, attempt.entry)
 

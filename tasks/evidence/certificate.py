@@ -85,9 +85,6 @@ def make_certificate(ledger: Ledger, attempt: str, counts: Counts, materials: Ma
 
     Returns:
         A DSSE envelope; equal for the same attempt and ledger head.
-
-    Raises:
-        Refused: if the counts are inconsistent or of another attempt.
     """
     request = Certify(attempt=attempt, counts=counts, materials=materials)
     return ledger.request(request).envelope.encode()
@@ -95,11 +92,6 @@ def make_certificate(ledger: Ledger, attempt: str, counts: Counts, materials: Ma
 
 def state(opened: Entry, drawn: DrawnSeed, request: Certify, signed_head: str) -> Statement:
     """Return the statement that a certificate signs.
-
-    Args:
-        drawn: seed of the attempt; its secret is revealed.
-        request: counts and materials.
-        signed_head: current head of the ledger.
 
     Raises:
         Refused: if the statement would not pass its own verification.
@@ -140,12 +132,7 @@ def state(opened: Entry, drawn: DrawnSeed, request: Certify, signed_head: str) -
 
 
 def read_certificate(path: Path, trust: TrustRoot) -> Statement:
-    """Verify a certificate's envelope and return its statement.
-
-    Raises:
-        BadInput: if the file is missing.
-        Refused: if bytes or signature are invalid, or it is not a safety certificate.
-    """
+    """Verify a certificate's envelope and return its statement."""
     try:
         envelope = path.read_bytes()
     except OSError as error:

@@ -81,13 +81,7 @@ class Claim(Stated):
     """Time limit of a batch; a slower or failed batch counts as violated completely."""
 
     def lines(self, composite: str, simulator: str, passed: bool, witnesses: Sequence[str], texts: Texts) -> str:
-        """Render the claim, and on a second line the witnesses of the seed.
-
-        Args:
-            passed: whether the claim was certified.
-            witnesses: names of the seed's witnesses.
-            texts: wording of the version that writes or wrote it.
-        """
+        """Render the claim, and on a second line the witnesses of the seed."""
         claim = texts.claim.format(
             steps=self.horizon,
             domain=self.domain_name,

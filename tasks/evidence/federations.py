@@ -98,12 +98,7 @@ def rounds_of(history: Sequence[Entry], federation: str) -> list[RoundBody]:
 
 
 def spent(privacy: PrivacyBody | None, rounds: int) -> float | None:
-    """Return the epsilon spent by completed rounds in which every site may take part; None without privacy or noise.
-
-    Args:
-        privacy: noise and delta.
-        rounds: number of completed rounds.
-    """
+    """Return the epsilon spent by completed rounds in which every site may take part; None without privacy or noise."""
     if privacy is None or privacy.noise == 0:
         return None
     if not rounds:

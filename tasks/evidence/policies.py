@@ -102,9 +102,6 @@ def unmet_requirement(policy: SafetyPolicy, claim: Claim) -> str | None:
     """Return the first requirement of a policy that a claim does not meet, or None.
 
     Domain, horizon and limits must be equal: other values make another claim, which needs a change of the policy.
-
-    Args:
-        claim: shown or planned claim.
     """
     drawn = [f"{c.name}[{c.entry}]" if c.entry is not None else c.name for c in _drawn(claim)]
     for name, wanted, found in (
@@ -151,13 +148,9 @@ def check_met(
     """Check a promotion against the policy in force; without a policy it passes.
 
     Args:
-        history: all entries before the promotion.
         approvals: unused approvals of the candidate.
         at: time of the promotion, as in the ledger.
         used: whether these approvals made it champion before, so that age and later policies do not end them.
-
-    Raises:
-        Refused: with the first unmet requirement.
     """
     plant, entry = candidate.plant, policy_entry(history, candidate.plant)
     if entry is None:
@@ -197,9 +190,6 @@ def unmet_approval(
     """Return the first approval that a policy requires and that is missing, or None.
 
     Args:
-        signed: its entry; approvals from before do not count.
-        approvals: unused approvals of a candidate.
-        at: time at which they are used.
         texts: wording, the newest by default; MLflow's pages show it.
         used: whether they were used in time before.
     """
@@ -239,11 +229,7 @@ def pinned_file(trust: TrustRoot, plant: str) -> Path:
 
 
 def check_pinned(history: Sequence[Entry], trust: TrustRoot, plant: str) -> None:
-    """Check that a plant's pinned policy is that of the ledger.
-
-    Raises:
-        Refused: if there is no policy, or the two differ.
-    """
+    """Check that a plant's pinned policy is that of the ledger."""
     policy, path = policy_of(history, plant), pinned_file(trust, plant)
     if policy is None:
         raise Refused(
@@ -257,11 +243,7 @@ def check_pinned(history: Sequence[Entry], trust: TrustRoot, plant: str) -> None
 
 
 def pinned_policy(trust: TrustRoot, plant: str) -> SafetyPolicy | None:
-    """Return a plant's pinned policy, or None.
-
-    Raises:
-        Refused: if the file is invalid.
-    """
+    """Return a plant's pinned policy, or None."""
     path = pinned_file(trust, plant)
     try:
         return load_yaml(path, SafetyPolicy) if path.is_file() else None

@@ -78,11 +78,7 @@ def check_candidate(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def check_without_simulator(record: CandidateRecord, plant: str, version: Version) -> None:
-    """Check that evidence without a simulator is of a candidate of a log-only plant.
-
-    Raises:
-        Refused: if it is not.
-    """
+    """Check that evidence without a simulator is of a candidate of a log-only plant."""
     if plant in version.simulators:
         raise Refused(f"{plant} has a simulator, got evidence of a log-only plant: retrain it on its simulator")
     if record.role != "candidate" or record.claim is not None:
@@ -93,14 +89,7 @@ def check_without_simulator(record: CandidateRecord, plant: str, version: Versio
 
 
 def check_record(record: CandidateRecord, plant: str, version: Version) -> None:
-    """Check that a candidate's gates are complete and that their verdicts follow from the numbers.
-
-    Args:
-        version: rules by which it was judged.
-
-    Raises:
-        Refused: naming the gate.
-    """
+    """Check that a candidate's gates are complete and that their verdicts follow from the numbers."""
     fault = version.fault(record.gates, record.evidence, record.role == "fallback")
     passed = all(gate.passed for gate in record.gates)
     if fault is None and record.passed is not passed:
@@ -197,15 +186,7 @@ RULES: dict[str, Rule] = {
 
 
 def check(history: Sequence[Entry], entry: Entry) -> None:
-    """Apply the rule of an entry's kind.
-
-    Args:
-        history: all entries before this one.
-        entry: the entry, signed or about to be.
-
-    Raises:
-        Refused: if it breaks the rule.
-    """
+    """Apply the rule of an entry's kind."""
     rule = RULES.get(entry.kind)
     if rule is None:
         raise Refused(f"an entry's kind must be one of {', '.join(RULES)}, got {entry.kind!r}")

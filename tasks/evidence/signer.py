@@ -101,14 +101,7 @@ class Signer:
         """Decrypt the key; on first use create it, the trust root and the ledger's table.
 
         Args:
-            passphrase: passphrase of the key, if no file contains it.
-            clock: returns the time in UTC.
-            project: file of the project's trusted keys.
-            transport: sends requests to witnesses; defaults to HTTP.
             own_witness: whether to start the home's own witness if none is pinned.
-
-        Raises:
-            Refused, BadInput: see `keys.open_keys` and `table.create`; also if there is a key but no ledger.
         """
         home.folder()
         embedded = home.ledger_url == f"sqlite:///{home.ledger}"
@@ -130,12 +123,7 @@ class Signer:
         return cls(home, key, ledger, clock, passphrase, witnesses)
 
     def answer(self, request: Request) -> Answer:
-        """Check and execute a request.
-
-        Raises:
-            Refused: if the ledger is invalid, or the request breaks a rule.
-            BadInput: if the ledger cannot be written.
-        """
+        """Check and execute a request."""
         with self._one_at_a_time:
             match request:
                 case Hello():

@@ -33,9 +33,6 @@ def reconcile(home: Home, plant: str, registry: Registry) -> Aliases:
     """Make MLflow's aliases and pages agree with the ledger, also after a kill between the two.
 
     Needs neither the home's key nor its signer.
-
-    Args:
-        home: home of the ledger, which is only read.
     """
     # Serialised, so that an older view of the ledger is never written last.
     with exclusive(home.folder("locks") / f"pages-{plant}.lock"):
@@ -83,13 +80,7 @@ def check_pages(entries: Sequence[Entry], plant: str, found: Mapping[str, Page])
 def stale_pages(
     entries: Sequence[Entry], plant: str, found: Mapping[str, Page], rules: int | None = None
 ) -> dict[str, tuple[Page, Page]]:
-    """Find the pages in MLflow that differ from the ledger's: version -> (found, wanted).
-
-    Args:
-        entries: verified entries, from `Ledger.entries()`.
-        found: MLflow's pages, by version.
-        rules: version of the wording; defaults to the newest.
-    """
+    """Find the pages in MLflow that differ from the ledger's: version -> (found, wanted)."""
     wanted = wanted_pages(entries, plant, datetime.now(UTC), version_of(rules or newest()).texts)
     stale = {}
     for version, current_page in found.items():

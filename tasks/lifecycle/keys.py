@@ -38,14 +38,8 @@ def enrol(
     """Enrol a person's key and pin it; a key in force is only pinned again.
 
     Args:
-        file: public file of the key, from `private_keys.create`.
         roles: roles in which this person may decide.
-        by: who enrols it, after asking that person for the key's id.
         signatory: a vouching person; required once another person has a key.
-
-    Raises:
-        BadInput: if the file is not a person's public key.
-        Refused: if the name or the key is taken, or nobody vouches.
     """
     own, possession = private_keys.read_public(file)
     known = keyring(ledger.entries()).get(key_id(public_key(own.public)))
@@ -63,15 +57,8 @@ def enrol(
 def pin_home(home: Home, public: Ed25519PublicKey, note: str, project: Path) -> list[Path]:
     """Pin the home's key in the project, and copy policies and witnesses that are looked up beside the trust root.
 
-    Args:
-        note: description of the owner.
-        project: the project's trust root.
-
     Returns:
         The copied files; existing ones stay.
-
-    Raises:
-        Refused: if the project pins other keys.
     """
     if project.exists() and key_id(public) not in TrustRoot.read(project).keys:
         raise Refused(f"{project} pins other keys: add {key_id(public)} there by hand after asking their owner")
@@ -97,11 +84,7 @@ def _witnesses(folder: Path) -> list[Path]:
 
 
 def rotate_home(home: Home, by: str, why: str) -> str:
-    """Rotate the home's key; the old key signs the rotation. Return the new key's id.
-
-    Raises:
-        Refused: if the signer refuses.
-    """
+    """Rotate the home's key; the old key signs the rotation. Return the new key's id."""
     while ask(home, Rotate(by=by, why=why)).stale:
         pass  # another writer was first
     ledger = Ledger.open(home)
@@ -112,16 +95,8 @@ def rotate_home(home: Home, by: str, why: str) -> str:
 def rotate_person(ledger: Ledger, person: str, why: str, path: Path | None = None) -> str:
     """Rotate a person's key; the old key signs the rotation. After a kill, the same command continues.
 
-    Args:
-        person: owner of the key.
-        path: file of the private key; defaults to the user's configuration.
-
     Returns:
         The new key's id.
-
-    Raises:
-        BadInput: if there is no key, or its file does not end with .pem.
-        Refused: if it is not the person's key in force.
     """
     private = path or private_keys.key_file(person)
     own_file, following = private_keys.public_file(private), private.with_suffix(".next.pem")
@@ -154,13 +129,7 @@ def revoke(ledger: Ledger, key: str, since: str, by: str, why: str, signatory: S
     """Revoke a key from a time on, which may be in the past.
 
     Args:
-        key: id of the key, or name of a person with a key in force.
-        since: time as the ledger writes it.
-        by: who revokes it.
         signatory: a person with their key; required while another person has one.
-
-    Raises:
-        Refused: if the key is unknown, or the home's key in force.
     """
     found = key_of(ledger.entries(), key)
     made = RevocationBody(key=found.id if found else key, since=since, by=by, why=why)
@@ -172,11 +141,7 @@ def revoke(ledger: Ledger, key: str, since: str, by: str, why: str, signatory: S
 
 
 def first_moment(text: str) -> str:
-    """Return a date (its start) or an ISO time as the ledger writes times; an empty text means now.
-
-    Raises:
-        BadInput: if it is neither.
-    """
+    """Return a date (its start) or an ISO time as the ledger writes times; an empty text means now."""
     return normalise_time(text, last=False) if text else format_time(datetime.now(UTC) - timedelta(microseconds=1))
 
 

@@ -24,13 +24,7 @@ NOTE = 300
 
 
 def wanted_pages(entries: Sequence[Entry], plant: str, now: datetime, texts: Texts | None = None) -> dict[str, Page]:
-    """Render each version's MLflow page from the ledger: the status tag and the first part of the description.
-
-    Args:
-        entries: verified entries, from `Ledger.entries()`.
-        now: decides whether a shadow's period has ended.
-        texts: wording, the newest by default.
-    """
+    """Render each version's MLflow page from the ledger: the status tag and the first part of the description."""
     texts = texts or current().texts
     queue = {entry.digest for entry in waiting(entries, plant)}
     pages = {}

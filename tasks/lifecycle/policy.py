@@ -101,9 +101,6 @@ def sign(ledger: Ledger, policy: SafetyPolicy, by: str, why: str, signatories: S
 
     Args:
         signatories: persons with their keys; without any, the policy is signed in the home's name.
-
-    Raises:
-        Refused: if it names an unknown gate, or signatures are missing.
     """
     plant = policy.plant
 
@@ -130,9 +127,7 @@ def signed_policy(ledger: Ledger, policy: SafetyPolicy, why: str, signatory: Sig
     """Return a person's statement on a new policy, to be logged with others' by `sign`.
 
     Args:
-        ledger: the ledger; only read.
         why: reason for the record; all signers must give the same.
-        signatory: the person with their key.
     """
     last = policy_entry(ledger.entries(), policy.plant)
     body = PolicyBody(policy=policy, by=signatory.person, why=why, replaces=last.digest if last else None)
@@ -149,11 +144,7 @@ def policy_yaml(policy: SafetyPolicy) -> bytes:
 
 
 def read_policy(path: Path, plant: str) -> SafetyPolicy:
-    """Read a policy from its file.
-
-    Raises:
-        BadInput: if there is none, a key is wrong, or it is another plant's.
-    """
+    """Read a policy from its file."""
     if not path.is_file():
         raise BadInput(f"there is no safety policy at {path}: write one with 'neorl policy draft {plant}'")
     found = load_yaml(path, SafetyPolicy)
@@ -164,10 +155,6 @@ def read_policy(path: Path, plant: str) -> SafetyPolicy:
 
 def policy_for(history: Sequence[Entry], run: OpenedRun) -> tuple[SafetyPolicy, str]:
     """Return the policy that applies to a run: the one in force, else a draft from the champion's or the run's claim.
-
-    Args:
-        history: verified entries; empty if there is no ledger yet.
-        run: opened run of a plant with a simulator.
 
     Returns:
         The policy, and the origin of the draft; empty if it is in force.
@@ -183,10 +170,6 @@ def hold_run(ledger: Ledger, run: OpenedRun) -> SafetyPolicy | None:
     """Check a run against its plant's policy; draft and sign one if there is none.
 
     Log-only plants have no policy, because nothing is claimed about them.
-
-    Raises:
-        BadInput: naming the required setting.
-        Refused: if the pinned policy differs from the ledger's or from the draft.
     """
     if plant_of(run).plant is None:
         return None
@@ -222,11 +205,7 @@ def _sign_first(ledger: Ledger, policy: SafetyPolicy, why: str) -> None:
 
 
 def check_run(policy: SafetyPolicy, run: OpenedRun) -> None:
-    """Check that a run is not laxer than a policy.
-
-    Raises:
-        BadInput: naming the required setting.
-    """
+    """Check that a run is not laxer than a policy."""
     cure = f"write that, or change the policy with 'neorl policy draft {run.plant}' and 'neorl policy sign'"
     if fault := unmet_requirement(policy, claim_of(plant_of(run).simulator(), run)):
         raise BadInput(f"{fault} in this run: {cure}")

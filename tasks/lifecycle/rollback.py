@@ -52,13 +52,7 @@ def roll_back(
 
     Args:
         registry: MLflow, which serves the version.
-        version: an earlier champion.
-        by: who decides.
         signatory: the person with their key; without one, the rollback is in the home's name.
-        role: role in which the person decides.
-
-    Returns:
-        The rollback's entry.
 
     Raises:
         Refused: if the version never was champion, is in force, was ruled out, has no valid certificate, does not meet

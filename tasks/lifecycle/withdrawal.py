@@ -35,11 +35,7 @@ def withdraw_champion(
 
     Args:
         version: version of the champion, to prevent mistakes.
-        by: who decides.
         signatory: the person with their key; without one, the withdrawal is in the home's name.
-
-    Raises:
-        Refused: if another version is champion, or no reason is given.
     """
     ledger = Ledger.open(home)
 

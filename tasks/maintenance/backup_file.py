@@ -70,9 +70,7 @@ def backup(home: Home, path: Path, progress: Report) -> Backup:
     """Write a home into one file while its servers and runs continue.
 
     Args:
-        home: the home; nothing is changed.
         path: new file outside the home.
-        progress: called with the megabytes written.
 
     Raises:
         BadInput: if there is no home, the path is unsuitable, a file name cannot be stored, or the disk is full.
@@ -195,11 +193,7 @@ def _add(
 
 
 class Megabytes:
-    """Callback that sums bytes and reports each full megabyte once.
-
-    Args:
-        size: total number of bytes.
-    """
+    """Callback that sums bytes and reports each full megabyte once."""
 
     def __init__(self, size: int, progress: Report) -> None:
         self._all, self._progress = max(size // MEGABYTE, 1), progress
@@ -214,11 +208,7 @@ class Megabytes:
 
 
 class Hashing(io.RawIOBase):
-    """Read-only stream that computes the SHA-256 of the data read.
-
-    Args:
-        report: called with the number of bytes of each piece.
-    """
+    """Read-only stream that computes the SHA-256 of the data read."""
 
     def __init__(self, content: IO[bytes], report: Callable[[int], None] | None = None) -> None:
         self._content, self._report = content, report
@@ -234,9 +224,5 @@ class Hashing(io.RawIOBase):
 
 
 def read_header(data: bytes) -> Header:
-    """Parse the header of a backup.
-
-    Raises:
-        ValueError: if it is invalid.
-    """
+    """Parse the header of a backup."""
     return Header.model_validate(json.loads(data))

@@ -44,7 +44,6 @@ def migrate(home: Home, path: Path | None, progress: Report) -> Migrated:
     """Bring a home to this version's layout and MLflow's database to the installed MLflow's schema.
 
     Args:
-        home: home with stopped servers.
         path: file of the backup; defaults to a file beside the home.
 
     Raises:

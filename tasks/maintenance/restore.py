@@ -48,9 +48,7 @@ def restore(archive: Path, root: Path, progress: Report) -> Restored:
     """Restore a home from a backup and audit it.
 
     Args:
-        archive: file from `neorl backup`.
         root: folder of the home; absent or empty.
-        progress: called with the megabytes read.
 
     Raises:
         BadInput: if there is no such file, NEORL_LEDGER_URL is set, or the disk is full.

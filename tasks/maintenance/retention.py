@@ -83,9 +83,6 @@ def prune(home: Home, ages: Ages, *, remove: bool) -> Pruned:
 
     Args:
         remove: False only lists them.
-
-    Raises:
-        Refused: if the ledger cannot be read, because then the needed files are unknown.
     """
     needed = _needed(home)[0]
     pieces: list[Piece] = []

@@ -61,9 +61,6 @@ def snapshot(home: Home) -> Iterator[Snapshot]:
 
     Appending to the ledger is blocked for some seconds while heads, reports and databases are copied, so that they are
     consistent. All other files are written once under new names.
-
-    Args:
-        home: the home; nothing else is changed.
     """
     with exclusive(home.folder("locks") / "backup.lock"):
         for left in home.root.glob(f"{STAGING}*"):
@@ -92,14 +89,7 @@ def _copied(home: Home, staging: Path) -> Snapshot:
 
 
 def is_used(database: str) -> bool:
-    """Return whether the servers use this database of the home, not one named by a setting.
-
-    Args:
-        database: path relative to the home.
-
-    Raises:
-        BadInput: if the setting is malformed.
-    """
+    """Return whether the servers use this database of the home, not one named by a setting."""
     return database not in INSTEAD or not setting(INSTEAD[database])
 
 

@@ -34,14 +34,7 @@ class Member(NamedTuple):
 
 
 def write_member(out: IO[bytes], path: str, source: IO[bytes], size: int) -> Member:
-    """Append a file to an archive.
-
-    Args:
-        out: the archive, at its end.
-
-    Raises:
-        BadInput: if an archive cannot contain this path or size, or the source is shorter.
-    """
+    """Append a file to an archive."""
     if (fault := path_fault(path)) or size > MAX_BYTES:
         raise BadInput(f"an archive cannot contain {path!r}: {fault or f'{size} bytes are too many'}")
     out.write(_header(path, size))
@@ -52,11 +45,7 @@ def write_member(out: IO[bytes], path: str, source: IO[bytes], size: int) -> Mem
 
 
 def extract(archive: Path, folder: Path) -> Iterator[Member]:
-    """Unpack an archive file by file.
-
-    Args:
-        archive: untrusted archive.
-        folder: empty folder for the files; files before an error remain.
+    """Unpack an untrusted archive file by file.
 
     Raises:
         BadInput: if the archive does not exist or the disk is full.

@@ -53,7 +53,6 @@ def verify_archive(archive: Path, heads: Sequence[str] = (), trust: Path | None 
     """Verify an archive without its home, in a temporary folder.
 
     Args:
-        archive: untrusted archive.
         heads: signed heads kept outside the archive.
         trust: file of public keys from another source; defaults to the archive's own.
 

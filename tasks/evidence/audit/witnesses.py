@@ -25,12 +25,7 @@ from tasks.evidence.witness.witness import TOLERANCE
 
 
 def check_clock(entries: Sequence[Entry], now: datetime) -> Check:
-    """Check that no entry is later than now, because it would date all later entries.
-
-    Args:
-        entries: entries with increasing timestamps.
-        now: the time here.
-    """
+    """Check that no entry is later than now, because it would date all later entries."""
     first = next((entry for entry in entries if datetime.fromisoformat(entry.timestamp) > now + TOLERANCE), None)
     if first is None:
         return Check("time", True, "no entry is of the future")
@@ -43,9 +38,6 @@ def check_witnesses(home: Home, ledger: Ledger, entries: Sequence[Entry]) -> lis
     """Compare attempts and the newest countersigned head with the pinned witnesses.
 
     Nonces and heads themselves are verified when the rules are applied again.
-
-    Args:
-        ledger: its trust root determines where witnesses are pinned.
     """
     try:
         witnesses = pinned(home, ledger.trust)

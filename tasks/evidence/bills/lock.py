@@ -43,11 +43,7 @@ class Locked(NamedTuple):
 
 
 def read_lock(path: Path) -> list[Locked]:
-    """Read a lock file in the format of pip and uv with hashes.
-
-    Raises:
-        BadInput: if it cannot be read or has a line that is neither a pin nor a hash.
-    """
+    """Read a lock file in the format of pip and uv with hashes."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:

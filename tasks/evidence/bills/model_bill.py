@@ -56,16 +56,7 @@ NO_CERTIFICATE = "No statistical safety claim: there is no certificate of it."
 
 
 def model_bill(home: Home, ledger: Ledger, plant: str, version: str, program: str) -> Bom:
-    """Return the bill of materials of a registered version.
-
-    Args:
-        ledger: ledger, opened for reading.
-        program: version of NeoRL that writes the bill.
-
-    Raises:
-        BadInput: if the ledger has no such version.
-        Refused: if a file is missing or differs from its entry.
-    """
+    """Return the bill of materials of a registered version."""
     entry = find_candidate(ledger.entries(), plant, version)
     record = CandidateRecord.model_validate(entry.body)
     bundle = next((home.root / f.path).parent for f in entry.artefacts if f.path.endswith(f"/{MANIFEST}"))

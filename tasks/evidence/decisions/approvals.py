@@ -55,11 +55,7 @@ def check_version(candidate: Entry, version: str) -> None:
 
 
 def check_all_gates(candidate: Entry, rules: int) -> None:
-    """Check that the candidate passed all gates of this version of the rules, which may have more than its own.
-
-    Args:
-        rules: version of the rules for the approval, promotion or shadow.
-    """
+    """Check that the candidate passed all gates of this version of the rules, which may have more than its own."""
     required = version_of(rules).required(of_process(candidate), candidate.body["role"] == "fallback")
     passed = {gate["name"] for gate in candidate.body["gates"] if gate["passed"] is True}
     if missing := [name for name in required if name not in passed]:
@@ -83,11 +79,7 @@ def why_ruled_out(gone: Entry) -> str:
 
 
 def check_not_ruled_out(history: Sequence[Entry], plant: str, composite: str) -> None:
-    """Check that a composite was never rejected or withdrawn, even if approved later.
-
-    Args:
-        history: all entries before the promotion or shadow.
-    """
+    """Check that a composite was never rejected or withdrawn, even if approved later."""
     if (gone := ruled_out(history, plant, composite)) is not None:
         raise Refused(
             f"composite {composite[:12]} of {plant} was ruled out: {why_ruled_out(gone)}; retrain on other data or "
@@ -121,11 +113,7 @@ def open_approval(history: Sequence[Entry], plant: str, composite: str) -> Entry
 
 
 def approvers(history: Sequence[Entry], promotion: Entry) -> str:
-    """Return the approvers of a promotion, rollback or shadow, latest first. Reviews are excluded.
-
-    Args:
-        promotion: entry of a promotion, rollback or shadow.
-    """
+    """Return the approvers of a promotion, rollback or shadow, latest first. Reviews are excluded."""
     body = promotion.body
     if promotion.kind == "rollback":
         restored = {entry.digest: entry for entry in history}[body["restores"]]

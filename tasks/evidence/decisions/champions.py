@@ -89,12 +89,7 @@ class RollbackBody(Body):
 
 
 def champion(history: Sequence[Entry], plant: str, at: str | None = None) -> Entry | None:
-    """Return the promotion or rollback in force for a plant, now or at a date or time; None if withdrawn.
-
-    Args:
-        history: verified entries, from `Ledger.entries()`.
-        at: date or time; defaults to now.
-    """
+    """Return the promotion or rollback in force for a plant, now or at a date or time; None if withdrawn."""
     limit = normalise_time(at, last=True) if at is not None else None
     turns = (e for e in reversed(history) if e.plant == plant and (e.kind in IN_FORCE or leaves_service(e)))
     last = next((entry for entry in turns if limit is None or entry.timestamp <= limit), None)
@@ -170,11 +165,7 @@ def check_rollback(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def check_allowed(history: Sequence[Entry], plant: str, version: str, composite: str) -> None:
-    """Check that a version was champion before and was not ruled out by a person.
-
-    Args:
-        history: all entries before the rollback.
-    """
+    """Check that a version was champion before and was not ruled out by a person."""
     known = dict.fromkeys(e.body["version"] for e in history if (e.kind, e.plant) == ("promotion", plant))
     if version not in known:
         raise Refused(

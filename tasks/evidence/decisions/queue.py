@@ -65,11 +65,7 @@ def waiting(entries: Sequence[Entry], plant: str | None = None) -> list[Entry]:
 
 
 def find_candidate(entries: Sequence[Entry], plant: str, version: str) -> Entry:
-    """Return the candidate of a registry version.
-
-    Raises:
-        BadInput: if the ledger has none.
-    """
+    """Return the candidate of a registry version."""
     found = candidate_with([e for e in entries if e.kind == "candidate" and e.plant == plant], version=version)
     if found is None:
         known = ", ".join(e.body["version"] for e in entries if e.kind == "candidate" and e.plant == plant) or "none"

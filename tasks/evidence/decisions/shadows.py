@@ -76,11 +76,7 @@ def last_shadow(history: Sequence[Entry], plant: str) -> Entry | None:
 
 
 def shadow(history: Sequence[Entry], plant: str) -> ShadowInForce | None:
-    """Return the last shadow of a plant unless it was rejected.
-
-    Args:
-        history: verified entries, from `Ledger.entries()`.
-    """
+    """Return the last shadow of a plant unless it was rejected."""
     found = last_shadow(history, plant)
     if found is None:
         return None
@@ -89,11 +85,7 @@ def shadow(history: Sequence[Entry], plant: str) -> ShadowInForce | None:
 
 
 def course(history: Sequence[Entry], begun: Entry) -> ShadowInForce:
-    """Return a shadow's period, and the entry that ended it.
-
-    Args:
-        history: verified entries of at least the shadow's plant.
-    """
+    """Return a shadow's period, and the entry that ended it."""
     until = parse_time(begun.timestamp) + timedelta(days=begun.body["days"])
     for later in history:
         if later.sequence <= begun.sequence or later.plant != begun.plant:
@@ -190,11 +182,7 @@ def check_comparison(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def begin(ledger: Ledger, plant: str, body: ShadowBody, artefacts: Sequence[Artefact] = ()) -> Entry:
-    """Let a candidate run in shadow; return the existing entry if this approval already started it.
-
-    Raises:
-        Refused: if the approval is missing or used, or another shadow was started meanwhile.
-    """
+    """Let a candidate run in shadow; return the existing entry if this approval already started it."""
     last = last_shadow(ledger.entries(), plant)
     if last is not None and last.body["approval"] == body.approval:
         return last
@@ -202,11 +190,7 @@ def begin(ledger: Ledger, plant: str, body: ShadowBody, artefacts: Sequence[Arte
 
 
 def check_runs(history: Sequence[Entry], plant: str, now: datetime) -> None:
-    """Check that a shadow's period has not ended; an ended one is extended, not approved again.
-
-    Raises:
-        Refused: naming the command.
-    """
+    """Check that a shadow's period has not ended; an ended one is extended, not approved again."""
     found = shadow(history, plant)
     if found is not None and not found.runs(now):
         raise Refused(

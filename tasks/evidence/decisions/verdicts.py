@@ -37,13 +37,7 @@ from tasks.versions.texts import Texts
 def verdict_content(
     history: Sequence[Entry], act: Literal["approval", "rejection"], plant: str, body: VerdictBody
 ) -> Content:
-    """Return the content of the statement for an approval or rejection, from the current ledger.
-
-    Args:
-        history: all entries before the decision.
-        act: kind of decision.
-        body: the decision without its signature.
-    """
+    """Return the content of the statement for an approval or rejection, from the current ledger."""
     results = certified_claims(history, plant, body.composite)
     certificate = certificate_file(results[-1][0]) if results else None
     policy, now = policy_entry(history, plant), champion(history, plant)
@@ -129,12 +123,7 @@ def _check_verdict(
 
 
 def approve(ledger: Ledger, plant: str, verdict: VerdictBody, signatory: Signatory | None = None) -> Entry:
-    """Log the approval of a candidate, or return an equal approval that still counts.
-
-    Args:
-        verdict: the decision, already signed or to be signed by the signatory.
-        signatory: the person with their key.
-    """
+    """Log the approval of a candidate, or return an equal approval that still counts."""
     policy = policy_entry(ledger.entries(), plant)
     since = policy.sequence if policy else 0
     for given in open_approvals(ledger.entries(), plant, verdict.composite):

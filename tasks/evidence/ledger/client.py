@@ -90,10 +90,6 @@ def start(home: Home) -> None:
 
     The passphrase comes from `NEORL_KEY_PASSPHRASE` (removed from this process's environment, so that no child inherits
     it), from a file (see `keys.open_keys`), or from a person at the terminal.
-
-    Raises:
-        Refused: if the passphrase is wrong or missing, the key is missing or not pinned, or the database is unusable.
-        BadInput: if key or trust root cannot be read.
     """
     given = os.environ.pop(PASSPHRASE, "").encode()
     with exclusive(home.folder("locks") / "signer.lock"):
@@ -119,11 +115,7 @@ def start(home: Home) -> None:
 
 
 def stop(home: Home) -> bool:
-    """Stop a home's signer and wait until it has exited; return whether it ran.
-
-    Raises:
-        Refused: if it does not exit in time.
-    """
+    """Stop a home's signer and wait until it has exited; return whether it ran."""
     connection = _connect(home)
     if connection is None:
         return False

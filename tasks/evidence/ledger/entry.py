@@ -54,11 +54,7 @@ class Entry:
         return keyid_of(self.envelope) if self.envelope else ""
 
     def read(self, model: type[AnyBody]) -> AnyBody:
-        """Return the body as a model.
-
-        Raises:
-            pydantic.ValidationError: if fields are missing, unknown or of another type.
-        """
+        """Return the body as a model."""
         return model.model_validate_json(json.dumps(self.body))
 
 

@@ -24,11 +24,7 @@ def kept_passphrase(pem: bytes) -> Path:
 
 
 def configuration() -> Path:
-    """Return the user's configuration folder, which no copy of a home contains.
-
-    Raises:
-        BadInput: if this user has no home folder.
-    """
+    """Return the user's configuration folder, which no copy of a home contains."""
     folder = os.environ.get("XDG_CONFIG_HOME")
     try:
         root = Path(folder) if folder else Path.home() / ".config"
@@ -57,9 +53,7 @@ def open_keys(
     an earlier version left unencrypted is encrypted in place; copies in backups stay readable.
 
     Args:
-        first_use: whether nothing has been signed for this home yet.
         passphrase: defaults to the file named by NEORL_KEY_PASSPHRASE_FILE, then to the generated one.
-        project: file of the project's trusted keys.
 
     Raises:
         Refused: if the key is missing, not pinned or readable by others, or the passphrase is wrong or missing.
@@ -92,9 +86,6 @@ def open_key(path: Path, passphrase: bytes | None = None) -> SigningKey:
 
     Args:
         passphrase: defaults to the generated one, then to the file named by NEORL_KEY_PASSPHRASE_FILE.
-
-    Raises:
-        Refused: if the passphrase is wrong or missing, or others may read the file.
     """
     with exclusive(path.with_suffix(".lock")):
         if not path.exists():
@@ -148,16 +139,7 @@ def encrypted(private: Ed25519PrivateKey, passphrase: bytes) -> bytes:
 
 
 def load_private(path: Path, pem: bytes, passphrase: bytes | None, cure: str) -> Ed25519PrivateKey:
-    """Decrypt a private key.
-
-    Args:
-        passphrase: None for an unencrypted key.
-        cure: advice for a wrong passphrase.
-
-    Raises:
-        Refused: if the passphrase is wrong.
-        BadInput: if it is not an Ed25519 key.
-    """
+    """Decrypt a private key."""
     try:
         private = serialization.load_pem_private_key(pem, passphrase)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:

@@ -68,10 +68,6 @@ class Ledger:
             trust: file of pinned public keys; defaults to the project's or the home's.
             write: False only reads; nothing is created and no signer is needed.
             ask: sends requests; defaults to the home's signer process.
-
-        Raises:
-            BadInput: if there is no ledger to read, or no trust root.
-            Refused: if the signing key is missing or not pinned, or the database cannot be read.
         """
         if write:
             ask = ask or partial(client.ask, home)
@@ -81,11 +77,7 @@ class Ledger:
         return cls(home, table.connect(home.ledger_url), TrustRoot.locate(home, trust), ask if write else None)
 
     def entries(self, kind: str | None = None, plant: str | None = None) -> list[Entry]:
-        """Return verified entries in order, optionally of one kind or plant; voided entries have kind `void`.
-
-        Raises:
-            Refused: naming the first invalid entry.
-        """
+        """Return verified entries in order, optionally of one kind or plant; voided entries have kind `void`."""
         read = self._refresh()
         state = len(read), self.trust.pins
         if self._counted_at != state:
@@ -102,11 +94,7 @@ class Ledger:
         return tuple(self._entries)
 
     def entry(self, digest: str) -> Entry:
-        """Return the entry with a digest.
-
-        Raises:
-            BadInput: if there is none.
-        """
+        """Return the entry with a digest."""
         found = next((entry for entry in self.entries() if entry.digest == digest), None)
         if found is None:
             raise BadInput(f"no ledger entry has the digest {digest!r}: `neorl history` lists them")
@@ -123,7 +111,6 @@ class Ledger:
         """Have the signer check, sign and append an entry.
 
         Args:
-            kind: kind of the entry, a key of `rules.RULES`.
             body: the entry's body, or a function that makes it from all earlier entries or raises. The function runs
                 again whenever another writer was first (compare-and-set), so its checks hold for the final entry.
             artefacts: files that the entry names, from `artefact`; they must never be overwritten.
@@ -133,7 +120,6 @@ class Ledger:
 
         Raises:
             Refused: if the ledger does not verify or was opened for reading, or the entry breaks a rule.
-            BadInput: if the ledger cannot be written.
         """
         lost, why = list[Append](), ""
         while True:
@@ -175,25 +161,14 @@ class Ledger:
         return self.request(Head()).envelope
 
     def verify(self, heads: Iterable[str] = ()) -> HeadNow:
-        """Verify every entry, and that every signed head belongs to this ledger's history.
-
-        Returns:
-            The current head.
-
-        Raises:
-            Refused: naming the first invalid entry or contradicting head.
-        """
+        """Verify every entry, and that every signed head belongs to this ledger's history."""
         entries = self._refresh()
         for text in heads:
             self._check_head(entries, HeadNow(**self.trust.unseal(HEAD_TYPE, text.strip().encode())))
         return self._verified_head()
 
     def request(self, request: Request) -> Answer:
-        """Send a request to this home's signer.
-
-        Raises:
-            Refused: if the ledger was opened for reading, or the signer refuses.
-        """
+        """Send a request to this home's signer."""
         if self._ask is None:
             raise Refused(f"the ledger of {self.home.root} was opened for reading: sign on the home's own machine")
         return self._ask(request)

@@ -34,11 +34,7 @@ def seal_result(home: Home, stage: str, key: str, sha256: str, ask: Ask | None =
     Args:
         stage: name of the task; letters, digits, `_` and `-`.
         key: cache key of the result; same characters.
-        sha256: hexadecimal digest of the result.
         ask: sends the request; defaults to the home's signer process.
-
-    Raises:
-        Refused: if the signer cannot use the key.
     """
     request = Seal(stage=stage, key=key, sha256=sha256)
     answer = ask(request) if ask else client.ask(home, request)
@@ -48,11 +44,6 @@ def seal_result(home: Home, stage: str, key: str, sha256: str, ask: Ask | None =
 
 def verify_result(home: Home, stage: str, key: str, sha256: str, trust: TrustRoot | None = None) -> bool:
     """Return whether a pinned key sealed this result; needs neither the private key nor the signer.
-
-    Args:
-        key: cache key of the result.
-        sha256: hexadecimal digest of the current result.
-        trust: accepted keys; defaults to the project's or the home's.
 
     Returns:
         False also if the seal is missing, malformed or signed by a key that is not pinned.

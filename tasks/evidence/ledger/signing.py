@@ -63,12 +63,7 @@ class SigningKey:
         return self._private.sign(message)
 
     def seal(self, payload_type: str, payload: Any) -> bytes:
-        """Sign a JSON value; return the canonical bytes of a DSSE envelope with one signature.
-
-        Args:
-            payload_type: media type of the payload.
-            payload: JSON value; its canonical bytes are signed.
-        """
+        """Sign a JSON value; return the canonical bytes of a DSSE envelope with one signature."""
         body = canonical_json(payload)
         signature = {"keyid": key_id(self.public), "sig": to_base64(self.sign(pae(payload_type, body)))}
         return canonical_json({"payload": to_base64(body), "payloadType": payload_type, "signatures": [signature]})
@@ -102,11 +97,7 @@ class TrustRoot:
 
     @classmethod
     def read(cls, path: Path) -> TrustRoot:
-        """Read pinned keys from YAML: `keys: [{id, public, note?, person?, roles?, until?, revoked?}]`.
-
-        Raises:
-            BadInput: if the file is missing, malformed or empty, or an id does not match its key.
-        """
+        """Read pinned keys from YAML: `keys: [{id, public, note?, person?, roles?, until?, revoked?}]`."""
         cure = "export it again with `neorl keys show` on the machine that signs"
         try:
             with path.open("rb") as file:
@@ -131,12 +122,6 @@ class TrustRoot:
     def unseal(self, payload_type: str, envelope: bytes) -> Any:
         """Verify an envelope and return its payload.
 
-        Args:
-            payload_type: the only accepted media type.
-            envelope: canonical bytes of a DSSE envelope with one signature.
-
-        Returns:
-            The payload's JSON value.
 
         Raises:
             Refused: for non-canonical bytes, other fields, and signatures by keys that are not pinned.
@@ -206,11 +191,7 @@ def public_text(public: Ed25519PublicKey) -> str:
 
 
 def keyid_of(envelope: bytes) -> str:
-    """Return the key id that an envelope names, without verifying the signature.
-
-    Raises:
-        ValueError: if it is not an envelope.
-    """
+    """Return the key id that an envelope names, without verifying the signature."""
     try:
         return str(json.loads(envelope)["signatures"][0]["keyid"])
     except (LookupError, TypeError) as error:
@@ -266,11 +247,7 @@ def heads_in(text: str) -> list[str]:
 
 
 def read_heads(path: Path) -> list[str]:
-    """Return the signed heads in a file.
-
-    Raises:
-        BadInput: if the file cannot be read or has no head.
-    """
+    """Return the signed heads in a file."""
     try:
         found = heads_in(path.read_text())
     except (OSError, UnicodeDecodeError) as error:

@@ -79,11 +79,7 @@ CALL = 10
 
 @lru_cache(maxsize=16)
 def connect(url: str) -> sql.Engine:
-    """Return the engine for a ledger's URL; it caches compiled statements but no connection.
-
-    Raises:
-        BadInput: if the URL is malformed or its database has no driver.
-    """
+    """Return the engine for a ledger's URL; it caches compiled statements but no connection."""
     try:
         found = sql.make_url(url)
         if found.drivername == "postgresql":
@@ -114,11 +110,7 @@ def connect(url: str) -> sql.Engine:
 
 
 def create(engine: sql.Engine) -> bool:
-    """Create the table if it does not exist; return whether it is empty.
-
-    Raises:
-        Refused: if the database is unusable.
-    """
+    """Create the table if it does not exist; return whether it is empty."""
     try:
         with engine.connect() as connection:
             # On a server, concurrent `IF NOT EXISTS` can collide, and replacing a trigger waits for writers.
@@ -137,11 +129,7 @@ def create(engine: sql.Engine) -> bool:
 
 
 def rows_from(engine: sql.Engine, sequence: int) -> Generator[sql.Row[Any], None, None]:
-    """Yield rows from a sequence number on, in order.
-
-    Raises:
-        Refused: if they cannot be read.
-    """
+    """Yield rows from a sequence number on, in order."""
     query = sql.select(TABLE).order_by(TABLE.c.sequence)
     # The first reading has no filter, so that a row with an altered sequence number is seen.
     if sequence:

@@ -23,9 +23,7 @@ champion that it replaced stays out of service (`leaves_service`)."""
 def counting(entries: Sequence[Entry], pins: Collection[Pin] = ()) -> list[Entry]:
     """Return the entries with voided ones marked as kind `void`; positions and bodies stay.
 
-    Args:
-        entries: all verified entries from the first on.
-        pins: rows of the trust root in force; their dates apply in addition to the ledger's.
+    Revocations of the pins apply in addition to the ledger's.
     """
     reasons = void(entries, pins)
     if not reasons:
@@ -40,9 +38,6 @@ def before_each(entries: Sequence[Entry]) -> Iterator[tuple[list[Entry], Entry]]
 
     Equals `counting` of the earlier entries, but avoids recomputing it for every entry: before the first rotation or
     revocation all entries count, and later the set changes only with further ones.
-
-    Yields:
-        A new list of the earlier entries, and the entry.
     """
     counted: list[Entry] = []
     relevant: list[Entry] = []
@@ -60,12 +55,7 @@ def before_each(entries: Sequence[Entry]) -> Iterator[tuple[list[Entry], Entry]]
 
 
 def void(entries: Sequence[Entry], pins: Collection[Pin] = ()) -> dict[int, str]:
-    """Return the voided entries: sequence number -> reason.
-
-    Args:
-        entries: all verified entries from the first on.
-        pins: rows of the trust root in force.
-    """
+    """Return the voided entries: sequence number -> reason."""
     found = forged(entries)
     revoked: dict[str, str] = {}
     revocations = [texts(e, "key", "since") for e in entries if e.kind == "revocation" and e.sequence not in found]

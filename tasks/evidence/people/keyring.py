@@ -132,21 +132,13 @@ def folded(name: str) -> str:
 
 
 def unwritable(name: str) -> str | None:
-    """Return the first control or bidirectional character of a name as U+XXXX, or None.
-
-    The joiners of Indic and Persian script are allowed.
-    """
+    """Return the first control or bidirectional character of a name as U+XXXX, or None."""
     odd = (c for c in name if c not in JOINERS and unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp"))
     return next((f"U+{ord(c):04X}" for c in odd), None)
 
 
 def counts(keys: dict[str, KnownKey], decision: Entry) -> bool:
-    """Return whether an approval or rejection counts given the revocations known now; unsigned ones count.
-
-    Args:
-        keys: from `keyring`.
-        decision: an approval or rejection.
-    """
+    """Return whether an approval or rejection counts given the revocations known now; unsigned ones count."""
     signature = decision.body.get("signature")
     if not signature:
         return True
@@ -176,11 +168,7 @@ def check_pins(history: Sequence[Entry], trust: TrustRoot) -> list[str]:
 
 
 def check_pinned_people(history: Sequence[Entry], trust: TrustRoot) -> None:
-    """Check that the trust root pins persons' keys as the ledger has them.
-
-    Raises:
-        Refused: with the first difference.
-    """
+    """Check that the trust root pins persons' keys as the ledger has them."""
     if faults := check_pins(history, trust):
         raise Refused(
             f"{faults[0]}, unlike the ledger: restore the trust root, or ask that person and pin the key with 'neorl "

@@ -51,11 +51,7 @@ def key_file(person: str) -> Path:
 
 
 def public_file(private: Path) -> Path:
-    """Return the path of the key's public self-description, for the person who enrols the key.
-
-    Raises:
-        BadInput: if the private key's file does not end with .pem, because the two files could be the same.
-    """
+    """Return the path of the key's public self-description, for the person who enrols the key."""
     if private.suffix != ".pem":
         raise BadInput(f"the file of a private key must end with .pem, got {private}: rename it")
     return private.with_suffix(".json")
@@ -65,15 +61,7 @@ def create(home: Home, person: str, path: Path | None = None) -> tuple[Path, Per
     """Create a person's key.
 
     Args:
-        home: home that must not contain the key.
-        person: owner of the key.
         path: file of the key; defaults to the user's configuration.
-
-    Returns:
-        The public file, and its content.
-
-    Raises:
-        BadInput: if there is a key already, name or path are invalid, or no passphrase is given.
     """
     if (odd := unwritable(" ".join(person.split()))) is not None:
         raise BadInput(f"a person's name must not contain control characters, got {odd} in {person!r}")
@@ -95,11 +83,7 @@ def write(path: Path, person: str, private: Ed25519PrivateKey, passphrase: bytes
 
 
 def new_passphrase(person: str) -> bytes:
-    """Get the passphrase for a new key from the environment or the terminal.
-
-    Raises:
-        BadInput: if none is given or it is too short.
-    """
+    """Get the passphrase for a new key from the environment or the terminal."""
     secret = _given()
     if secret is None:
         secret = _asked(f"New passphrase for {person}'s key: ")
@@ -114,11 +98,7 @@ def new_passphrase(person: str) -> bytes:
 
 
 def read_public(path: Path) -> tuple[PersonKey, str]:
-    """Read and verify a public file; return its content and its envelope.
-
-    Raises:
-        BadInput: if it cannot be read or verified.
-    """
+    """Read and verify a public file; return its content and its envelope."""
     import base64
     import json
 
@@ -134,12 +114,7 @@ def read_public(path: Path) -> tuple[PersonKey, str]:
 
 
 def unlock(path: Path) -> Signatory:
-    """Decrypt a person's key for one command.
-
-    Raises:
-        BadInput: if there is no key.
-        Refused: if the passphrase is wrong or missing, or others may read the key.
-    """
+    """Decrypt a person's key for one command."""
     if not path.is_file():
         raise BadInput(f"{path} does not exist: make a person's key with 'neorl keys create --person NAME'")
     own, _ = read_public(public_file(path))

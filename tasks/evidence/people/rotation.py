@@ -36,7 +36,6 @@ def prepare(home: Home, passphrase: bytes | None, source: Path) -> tuple[Signing
 
     Args:
         passphrase: passphrase of both keys; see `keys.open_keys` for the default.
-        source: file of the trust root.
     """
     private = Ed25519PrivateKey.generate()
     name = key_id(private.public_key())
@@ -48,14 +47,7 @@ def prepare(home: Home, passphrase: bytes | None, source: Path) -> tuple[Signing
 
 
 def replacement(key: SigningKey, old: str, by: str, why: str, person: str = "", signature: str = "") -> RotationBody:
-    """Return the body of a rotation, with the new key's proof of possession.
-
-    Args:
-        old: id of the replaced key.
-        by: who rotates it.
-        person: owner; empty for the home's key.
-        signature: the person's statement, signed by the old key.
-    """
+    """Return the body of a rotation, with the new key's proof of possession."""
     possession = key.seal(REPLACEMENT_TYPE, {"new": key_id(key.public), "old": old}).decode()
     return RotationBody(
         old=old,
@@ -81,12 +73,7 @@ def rotate(
     """Log the next key in an entry of the old one. A kill at any point leaves one of them in force and complete.
 
     Args:
-        passphrase: passphrase of the current key, if no file contains it.
-        source: file of the trust root.
-        request: who rotates the key, and why.
-        predecessor: digest of the ledger's last entry.
         announce: tells witnesses of the new key, which they must know before it signs.
-        write: appends an entry signed by the old key.
 
     Returns:
         The new key; None if another entry was written first and nothing has changed.
@@ -153,12 +140,7 @@ def pins_of(trust: TrustRoot, history: Sequence[Entry]) -> list[Pin]:
 
 
 def change_pins(home: Home, path: Path, change: Callable[[TrustRoot], Sequence[Pin]]) -> None:
-    """Change the rows of a trust root under a lock: the signer and commands of persons both write it.
-
-    Args:
-        path: file of the trust root.
-        change: returns the new rows.
-    """
+    """Change the rows of a trust root under a lock: the signer and commands of persons both write it."""
     with exclusive(home.folder("locks") / "trust.lock"):
         trust = TrustRoot.read(path)
         if (pins := tuple(change(trust))) != trust.pins:
@@ -166,11 +148,7 @@ def change_pins(home: Home, path: Path, change: Callable[[TrustRoot], Sequence[P
 
 
 def write_pins(path: Path, pins: Sequence[Pin]) -> None:
-    """Write a trust root.
-
-    Raises:
-        BadInput: if it cannot be written.
-    """
+    """Write a trust root."""
     try:
         write_atomic(path, trust_yaml(*pins))
     except OSError as error:

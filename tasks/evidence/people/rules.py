@@ -39,16 +39,12 @@ def check_signed(
     """Check the signature of an entry made in a person's name. A person who has a key must sign.
 
     Args:
-        history: all entries before this one.
         signature: envelope of the person's statement, or empty.
         content: required content of the statement.
         required: whether a signature is required even if this person has no key.
 
     Returns:
         The key that signed; None if the entry is unsigned.
-
-    Raises:
-        Refused: if a signature is missing, wrong or reused.
     """
     if not signature:
         if required or key_of(history, by) is not None:
@@ -80,11 +76,7 @@ def check_signed(
 
 
 def signed_by_person(history: Sequence[Entry], signature: str) -> tuple[KnownKey, Statement]:
-    """Verify a statement; return the key in force that signed it, and the statement.
-
-    Raises:
-        Refused: if no key in force signed it.
-    """
+    """Verify a statement; return the key in force that signed it, and the statement."""
     try:
         name = keyid_of(signature.encode())
     except (ValueError, TypeError, LookupError) as error:
@@ -195,11 +187,7 @@ def revocation_content(body: RevocationBody) -> Content:
 
 
 def moment_of(text: str) -> datetime:
-    """Parse a time as the ledger writes it.
-
-    Raises:
-        Refused: if it is not an ISO time in UTC that ends with Z.
-    """
+    """Parse a time as the ledger writes it."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError as error:

@@ -59,11 +59,7 @@ class Signatory(NamedTuple):
 
 
 def with_key(person: str, key: SigningKey, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> Signatory:
-    """Return a signatory who signs with an unlocked key.
-
-    Args:
-        clock: returns the time in UTC.
-    """
+    """Return a signatory who signs with an unlocked key."""
 
     def sign(content: Content) -> str:
         now = format_time(clock())
@@ -79,15 +75,7 @@ def signed_elsewhere(envelope: str) -> Signatory:
 
 
 def read_statement(envelope: str, public: str) -> Statement:
-    """Verify the signature of a statement and read it.
-
-    Args:
-        envelope: canonical DSSE.
-        public: base64 of the public key.
-
-    Raises:
-        Refused: if the signature or the statement is invalid.
-    """
+    """Verify the signature of a statement and read it."""
     found = public_key(public)
     payload = TrustRoot({key_id(found): found}, Path("the ledger")).unseal(STATEMENT_TYPE, envelope.encode())
     try:
@@ -104,12 +92,7 @@ def read_payload(envelope: str) -> Mapping[str, str]:
 
 
 def content_fault(statement: Statement, person: str, content: Content) -> str | None:
-    """Return the first difference between a statement and its required content, or None.
-
-    Args:
-        statement: with a valid signature.
-        person: person who must have signed.
-    """
+    """Return the first difference between a statement and its required content, or None."""
     wanted = {**content._asdict(), "about": dict(content.about), "person": person}
     for name, right in wanted.items():
         found = getattr(statement, name)

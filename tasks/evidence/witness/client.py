@@ -67,8 +67,6 @@ class WitnessClient:
         """Store the settings; nothing is checked yet.
 
         Args:
-            key: key that signs heads.
-            transport: sends a request to a witness.
             own: whether to start the home's own witness if none is pinned.
         """
         self._home, self._ledger, self._key, self._transport, self._own = home, ledger, key, transport, own
@@ -76,11 +74,7 @@ class WitnessClient:
         self._paused_until: dict[str, float] = {}
 
     def catch_up(self) -> None:
-        """Compare the ledger, once per process, with every head known to this home or its witnesses.
-
-        Raises:
-            Refused: if the ledger is behind a head or has another history.
-        """
+        """Compare the ledger, once per process, with every head known to this home or its witnesses."""
         if self._caught_up:
             return
         entries, own = self._ledger.entries(), self._home.root / "ledger.head"
@@ -106,9 +100,6 @@ class WitnessClient:
 
         Returns:
             The countersigned head; None if no witness is pinned and none may be started.
-
-        Raises:
-            Refused: if the ledger is behind a known head, or too few witnesses answer.
         """
         self.catch_up()
         witnesses = self._pinned_or_own()
@@ -138,11 +129,7 @@ class WitnessClient:
         return Countersigned(note, tuple(by), witnesses.required)
 
     def announce_successor(self, key: SigningKey) -> None:
-        """Announce the next signing key to every witness; the current key vouches for it.
-
-        Raises:
-            Refused: if a witness does not answer or rejects the key.
-        """
+        """Announce the next signing key to every witness; the current key vouches for it."""
         witnesses = pinned(self._home, self._ledger.trust)
         for witness in witnesses.witnesses if witnesses else ():
             assert witnesses is not None
@@ -170,11 +157,7 @@ class WitnessClient:
             raise Refused(f"{fault}: draw the seed again")
 
     def nonces(self, record: Entry) -> NonceBody:
-        """Have a head with the commitment countersigned, and get the nonces of the commitment's witnesses.
-
-        Raises:
-            Refused: if one of the witnesses does not answer or is no longer pinned.
-        """
+        """Have a head with the commitment countersigned, and get the nonces of the commitment's witnesses."""
         body = record.read(SeedBody)
         index, leaf = record.sequence - 1, leaf_hash(record.envelope)
         for _ in range(RACES):

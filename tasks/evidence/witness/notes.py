@@ -39,11 +39,7 @@ class Verifier(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Verifier:
-        """Read a key in the form `NAME+ID+BASE64`.
-
-        Raises:
-            BadInput: if the text has another form or the id is not the key's.
-        """
+        """Read a key in the form `NAME+ID+BASE64`."""
         match = re.fullmatch(rf"({NAME})\+([0-9a-f]{{8}})\+([A-Za-z0-9+/=]+)", text)
         try:
             raw = from_base64(match[3]) if match else b""
@@ -83,11 +79,7 @@ class Note(NamedTuple):
 
     @classmethod
     def parse(cls, note: str) -> Note:
-        """Split a note into text and signature lines; signatures are not verified.
-
-        Raises:
-            Refused: if it is not a signed note.
-        """
+        """Split a note into text and signature lines; signatures are not verified."""
         text, _, tail = note.rpartition("\n\n")
         lines = tail.split("\n")
         shaped = text and lines.pop() == "" and lines and all(re.fullmatch(rf"— {NAME} \S+", line) for line in lines)
@@ -133,11 +125,7 @@ def signed_note(text: str, name: str, key: SigningKey) -> Note:
 
 
 def countersignature(text: str, name: str, key: SigningKey, time: int) -> str:
-    """Return a witness's signature line: the checkpoint is the largest head of this log that it has seen so far.
-
-    Args:
-        time: Unix seconds.
-    """
+    """Return a witness's signature line: the checkpoint is the largest head of this log that it has seen so far."""
     verifier = Verifier.of(name, COSIGNATURE, key)
     return _line(verifier, time.to_bytes(8) + key.sign(_timed(time, text)))
 
@@ -167,11 +155,7 @@ class Checkpoint(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Checkpoint:
-        """Read a checkpoint's text.
-
-        Raises:
-            Refused: if it is not a checkpoint in canonical form.
-        """
+        """Read a checkpoint's text."""
         origin, size, root, *more = text.removesuffix("\n").split("\n") + [""] * (3 - text.count("\n"))
         try:
             time = next((line.removeprefix(TIME) for line in more if line.startswith(TIME)), "")

@@ -76,11 +76,7 @@ def pinned_file(home: Home, trust: TrustRoot) -> Path:
 
 
 def pinned(home: Home, trust: TrustRoot) -> Witnesses | None:
-    """Return the pinned witnesses, or None if no file pins any.
-
-    Raises:
-        BadInput: see `load_witnesses`.
-    """
+    """Return the pinned witnesses, or None if no file pins any."""
     path = pinned_file(home, trust)
     return _unchanged(path, file_state(path)) if path.exists() else None
 
@@ -92,22 +88,14 @@ def _unchanged(path: Path, state: FileState) -> Witnesses:
 
 
 def load_witnesses(path: Path) -> Witnesses:
-    """Read witnesses.yaml.
-
-    Raises:
-        BadInput: if it is malformed, repeats a name, or requires more witnesses than it lists.
-    """
+    """Read witnesses.yaml."""
     found = load_yaml(path, Witnesses)
     check_pinned_witnesses(found, path)
     return found
 
 
 def check_pinned_witnesses(found: Witnesses, path: Path) -> None:
-    """Check names, key types and the required number of witnesses.
-
-    Raises:
-        BadInput: for repeated names, keys of another type, or more required witnesses than listed.
-    """
+    """Check names, key types and the required number of witnesses."""
     names = {witness.verifier.name for witness in found.witnesses}
     odd = next((w.key for w in found.witnesses if w.verifier.kind != COSIGNATURE), None)
     if odd or len(names) < len(found.witnesses) or found.required > len(names):
@@ -135,11 +123,7 @@ def pin(path: Path, witnesses: Witnesses) -> None:
 
 
 def ledger_fault(witnesses: Witnesses, head: str) -> str | None:
-    """Return an error if a countersigned head belongs to another ledger, which would be a restarted history.
-
-    Args:
-        head: countersigned checkpoint; empty if no witness took part.
-    """
+    """Return an error if a countersigned head belongs to another ledger, which would be a restarted history."""
     try:
         origin = Checkpoint.parse(Note.parse(head).text).origin if head else witnesses.origin
     except NeoRLError as error:
@@ -148,11 +132,7 @@ def ledger_fault(witnesses: Witnesses, head: str) -> str | None:
 
 
 def witness_fault(witnesses: Witnesses | None, keys: Sequence[str]) -> str | None:
-    """Return an error if the witnesses of an attempt are not pinned or too few; None if they are acceptable.
-
-    Args:
-        keys: keys named by the attempt's commitment.
-    """
+    """Return an error if the witnesses of an attempt are not pinned or too few; None if they are acceptable."""
     known = {witness.key for witness in witnesses.witnesses} if witnesses else set()
     if strange := next((key for key in keys if key not in known), None):
         return f"the attempt names the witness {strange.partition('+')[0]}, which is not pinned"

@@ -56,12 +56,7 @@ def derive_seed(secret: bytes, nonces: Sequence[str]) -> bytes:
 
 
 def nonce_fault(record: Entry, head: str, nonces: Sequence[str]) -> str | None:
-    """Return an error in the nonces of a commitment that shows without the rest of the ledger, or None.
-
-    Args:
-        head: countersigned checkpoint.
-        nonces: base64, one for each witness of the commitment.
-    """
+    """Return an error in the nonces of a commitment that shows without the rest of the ledger, or None."""
     body = record.read(SeedBody)
     if not body.witnesses:
         return f"{len(nonces)} nonces or a head given, but no witness is named" if head or nonces else None
@@ -88,14 +83,7 @@ def nonce_fault(record: Entry, head: str, nonces: Sequence[str]) -> str | None:
 
 
 def countersigned_at(entries: Sequence[Entry], head: str, keys: Sequence[str]) -> datetime:
-    """Return the earliest time at which the witnesses countersigned a head of this ledger.
-
-    Args:
-        keys: keys of the witnesses that must have countersigned.
-
-    Raises:
-        Refused: if the head is of another ledger, lacks a countersignature, or is later than a countersignature.
-    """
+    """Return the earliest time at which the witnesses countersigned a head of this ledger."""
     note = Note.parse(head)
     checkpoint = Checkpoint.parse(note.text)
     size = checkpoint.size
@@ -160,11 +148,7 @@ def check_nonce(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def nonces_of(history: Sequence[Entry], attempt: str) -> NonceBody | None:
-    """Return the nonces of an attempt, or None if its commitment still waits for them.
-
-    Raises:
-        Refused: if the attempt has no commitment.
-    """
+    """Return the nonces of an attempt, or None if its commitment still waits for them."""
     record = entry_of_attempt(history, "seed", attempt)
     if record is None:
         raise Refused(f"attempt {attempt[:12]} has no committed seed: open an attempt and draw its seed")
@@ -210,11 +194,7 @@ class DrawnSeed(NamedTuple):
 
 
 def seed_fault(predicate: Predicate) -> str | None:
-    """Return an error in a certificate's seed that shows without the ledger, or None.
-
-    Raises:
-        ValueError: if a field is malformed.
-    """
+    """Return an error in a certificate's seed that shows without the ledger, or None."""
     seed, record = predicate.seed, _recorded(predicate)
     secret, body = bytes.fromhex(seed.secret), record.read(SeedBody)
     if fault := nonce_fault(record, seed.head, seed.nonces):
@@ -232,20 +212,12 @@ def seed_fault(predicate: Predicate) -> str | None:
 
 
 def stated_witnesses(predicate: Predicate) -> tuple[str, ...]:
-    """Return the keys of the seed's witnesses.
-
-    Raises:
-        ValueError: if the stated entry cannot be read.
-    """
+    """Return the keys of the seed's witnesses."""
     return _recorded(predicate).read(SeedBody).witnesses
 
 
 def compare_witnesses(predicate: Predicate, trust: TrustRoot) -> tuple[bool | None, str]:
-    """Compare a certificate's witnesses with those pinned beside the trust root.
-
-    Returns:
-        Whether they agree (None if no witnesses are pinned there), and a description.
-    """
+    """Compare a certificate's witnesses with those pinned beside the trust root."""
     path = trust.source.with_name(FILE)
     try:
         keys = stated_witnesses(predicate)

@@ -42,12 +42,6 @@ def open_witness(
 
     Args:
         name: name of a new witness; the key's id is appended to a name that ends in '/'.
-        open_to_all: whether unknown logs are added by their first head.
-        passphrase: passphrase of the key; defaults to the generated one.
-        clock: returns the time in UTC.
-
-    Raises:
-        BadInput, Refused: if the key cannot be opened, or the folder's witness has another name.
     """
     kept = folder / NAME
     if name and not kept.exists() and re.fullmatch(NAME_FORM, f"{name}x") is None:
@@ -142,9 +136,6 @@ def serve(witness: Witness, host: str, port: int, ready: Callable[[Verifier, int
 
     Args:
         ready: called with the witness's key and the port when the server listens.
-
-    Raises:
-        BadInput: if the port is taken.
     """
     try:
         server = TcpServer(witness, host, port)

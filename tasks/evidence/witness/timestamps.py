@@ -41,11 +41,7 @@ class Der(NamedTuple):
 
     @classmethod
     def read(cls, data: bytes) -> tuple[Der, bytes]:
-        """Split off the first value; return it and the remaining bytes.
-
-        Raises:
-            ValueError: if the data is not DER.
-        """
+        """Split off the first value; return it and the remaining bytes."""
         if len(data) < 2:
             raise ValueError(f"DER must have at least 2 bytes, got {len(data)}")
         length, start = data[1], 2
@@ -58,11 +54,7 @@ class Der(NamedTuple):
         return cls(data[0], data[start:end], data[:end]), data[end:]
 
     def parts(self, tag: int) -> list[Der]:
-        """Return the values in a sequence, set or explicit tag.
-
-        Raises:
-            ValueError: if the tag differs.
-        """
+        """Return the values in a sequence, set or explicit tag."""
         if self.tag != tag:
             raise ValueError(f"DER tag must be {tag:#x}, got {self.tag:#x}")
         found, rest = [], self.content
@@ -84,10 +76,6 @@ def request_stamp(url: str, message: bytes) -> bytes:
 
     Returns:
         The token, a DER `ContentInfo`.
-
-    Raises:
-        OSError: if the authority does not answer.
-        Refused: if it refuses or sends an invalid answer.
     """
     parts = urlsplit(url)
     try:
@@ -113,11 +101,7 @@ def request_stamp(url: str, message: bytes) -> bytes:
 
 
 def read_authority_certificate(path: Path) -> x509.Certificate:
-    """Read the pinned certificate of an authority.
-
-    Raises:
-        BadInput: if it cannot be read.
-    """
+    """Read the pinned certificate of an authority."""
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -128,11 +112,7 @@ def verify_stamp(token: bytes, message: bytes, certificate: x509.Certificate) ->
     """Verify a token and return its time.
 
     Args:
-        token: DER of a `TimeStampToken` (RFC 3161; a CMS `SignedData`, RFC 5652).
         certificate: pinned certificate; no chain is verified.
-
-    Raises:
-        Refused: if the token is malformed, stamps another message, or is not signed by the certificate's key.
     """
     try:
         kind, content = Der.read(token)[0].parts(SEQUENCE)

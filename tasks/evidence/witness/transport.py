@@ -48,11 +48,7 @@ def newest_path(origin: str) -> str:
 
 
 def start_own(home: Home) -> Verifier:
-    """Start the home's own witness unless it runs, wait until it listens and return its key.
-
-    Raises:
-        Refused: if it does not start.
-    """
+    """Start the home's own witness unless it runs, wait until it listens and return its key."""
     own = _socket(home, OWN)
     with exclusive(home.folder("locks") / "witness.lock"):
         try:

@@ -70,8 +70,6 @@ class Witness:
         """Open a witness.
 
         Args:
-            folder: folder with the known logs.
-            clock: returns the time in UTC.
             open_to_all: whether an unknown log is added by its first head; otherwise the owner adds logs.
         """
         self.folder, self.name, self.clock, self.open_to_all = folder, name, clock, open_to_all
@@ -88,11 +86,7 @@ class Witness:
         return Witness(folder, self.name, self._key, self.clock, self.open_to_all)
 
     def add_log(self, verifier: Verifier, after: str = "") -> None:
-        """Allow a key to sign heads of the log of its name.
-
-        Args:
-            after: key that it replaces with its first head.
-        """
+        """Allow a key to sign heads of the log of its name."""
         if verifier.kind != SIGNATURE:
             raise BadInput(f"a log's key must have signature type {SIGNATURE}, got {verifier.kind} in {verifier}")
         with self._change(verifier.name):
@@ -141,9 +135,6 @@ class Witness:
         Args:
             body: "old SIZE", lines of a consistency proof, an empty line, and the checkpoint.
 
-        Returns:
-            The countersignature's line.
-
         Raises:
             Denied: with the status that c2sp.org/tlog-witness prescribes.
         """
@@ -175,9 +166,6 @@ class Witness:
             body: "leaf INDEX HASH", lines of an inclusion proof under the newest head known here, an empty line, and
                 that head.
 
-        Returns:
-            Base64 of the nonce.
-
         Raises:
             Denied: if the head is not the newest or does not contain the record.
         """
@@ -197,11 +185,7 @@ class Witness:
         return to_base64(Nonce(checkpoint.origin, index, leaf).sign(self._key)) + "\n"
 
     def newest(self, origin: str) -> str:
-        """Return the newest countersigned head of a log.
-
-        Raises:
-            Denied: if no head is known.
-        """
+        """Return the newest countersigned head of a log."""
         known = self._log(origin)
         if known is None or not known.head:
             raise Denied(404, f"no head of log {origin} is known here.")
