@@ -11,7 +11,6 @@ def printable(text: str, but: str = "\n\t") -> str:
     Messages quote names and values from files of any origin.
 
     Args:
-        text: text to show.
         but: characters to keep.
 
     Example:

@@ -83,9 +83,7 @@ def compile_expression(text: str, units: Mapping[str, str], unit: str) -> Expres
     Formulas compute in SI base units: degC become kelvin. Give a difference of temperatures in K or delta_degC.
 
     Args:
-        text: the formula.
         units: unit of each allowed signal by name, including 'next.' names if the formula may look ahead.
-        unit: unit of the result.
 
     Returns:
         The formula over arrays of shape (n,).
@@ -143,7 +141,8 @@ class _Reader:
 
     def _read(self, node: ast.expr) -> _Part:
         if isinstance(node, ast.Constant):
-            return self._constant(node)
+            number = _number(node.value)
+            return _Part(dimensions("1"), lambda values: number)
         if isinstance(node, ast.Name):
             return self._name(node.id)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "next":
@@ -159,10 +158,6 @@ class _Reader:
         raise ValueError(
             f"'{ast.unparse(node)[:60]}' is not allowed: use numbers, signals, + - * / ** and {', '.join(FUNCTIONS)}"
         )
-
-    def _constant(self, node: ast.Constant) -> _Part:
-        number = _number(node.value)
-        return _Part(dimensions("1"), lambda values: number)
 
     def _name(self, name: str) -> _Part:
         if name not in self.units:
@@ -190,9 +185,7 @@ class _Reader:
         return _Part(dimension, lambda values: apply(left.compute(values), right.compute(values)), counts)
 
     def _power(self, node: ast.BinOp, base: _Part) -> _Part:
-        exponent, sign = node.right, 1.0
-        if isinstance(exponent, ast.UnaryOp) and isinstance(exponent.op, ast.USub):
-            exponent, sign = exponent.operand, -1.0
+        exponent, sign = _signed(node.right)
         if not isinstance(exponent, ast.Constant):
             raise ValueError(f"the exponent in '{ast.unparse(node)[:60]}' must be a number")
         power = sign * _number(exponent.value)
@@ -210,7 +203,7 @@ class _Reader:
         if name == "where":
             return self._where(node)
         parts = [self.read(argument) for argument in node.args]
-        parts = self._alike(node, parts)
+        parts = [self._same(node, part, parts[-1])[0] for part in parts]
         dimension, counts = parts[-1].dimension, parts[-1].rotation
         if name in ("exp", "log") and dimension != dimensions("1"):
             raise ValueError(f"{name} needs a ratio, got a {kind(dimension)} in '{ast.unparse(node)[:60]}'")
@@ -220,13 +213,11 @@ class _Reader:
         return _Part(dimension, lambda values: apply(*(part.compute(values) for part in parts)), counts)
 
     def _quantity(self, node: ast.Call) -> _Part:
-        number, unit = node.args
-        negative = isinstance(number, ast.UnaryOp) and isinstance(number.op, ast.USub)
-        plain = number.operand if isinstance(number, ast.UnaryOp) and negative else number
+        (plain, sign), unit = _signed(node.args[0]), node.args[1]
         if not (isinstance(unit, ast.Constant) and isinstance(unit.value, str) and isinstance(plain, ast.Constant)):
             raise ValueError(f"'{ast.unparse(node)[:60]}' must have the form quantity(number, 'unit')")
         scale, offset = to_base(unit.value)
-        value = scale * _number(plain.value) * (-1.0 if negative else 1.0) + offset
+        value = scale * _number(plain.value) * sign + offset
         return _Part(dimensions(unit.value), lambda values: value, rotation(unit.value))
 
     def _where(self, node: ast.Call) -> _Part:
@@ -246,10 +237,6 @@ class _Reader:
             no.rotation,
         )
 
-    def _alike(self, node: ast.expr, parts: list[_Part]) -> list[_Part]:
-        """Return quantities of one dimension in common turns, angles or cycles."""
-        return [self._same(node, part, parts[-1])[0] for part in parts]
-
     def _same(self, node: ast.expr, left: _Part, right: _Part) -> tuple[_Part, _Part]:
         """Return two quantities of one dimension in common turns, angles or cycles: rpm + Hz adds cycles per second."""
         if left.dimension != right.dimension:
@@ -258,6 +245,12 @@ class _Reader:
                 "one unit"
             )
         return left.counted_as(right.rotation), right
+
+
+def _signed(node: ast.expr) -> tuple[ast.expr, float]:
+    """Return an expression without its minus sign, and the sign."""
+    negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+    return (node.operand, -1.0) if isinstance(node, ast.UnaryOp) and negative else (node, 1.0)
 
 
 def _number(value: object) -> float:

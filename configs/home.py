@@ -7,6 +7,8 @@ import getpass
 import os
 import secrets
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,24 +116,24 @@ class Home:
             _make(path)
             # The user may share the root on purpose; folders in it are always closed.
             if stat.S_IMODE(path.stat().st_mode) != OWNER_ONLY and path.stat().st_uid == os.getuid():
-                _close(path)
+                with _reported(path):
+                    path.chmod(OWNER_ONLY)
         return path
 
     def write_layout(self, version: int) -> None:
         """Write the layout file atomically."""
         # `tasks.files.canonical.writing` does the same but is above this layer.
         temporary = self.root / f".{LAYOUT_FILE}.{secrets.token_hex(4)}"
-        try:
-            with open(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-                file.write(f"{version}\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.root / LAYOUT_FILE)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            if error.errno in FULL:
+        with _reported(self.root):
+            try:
+                with open(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+                    file.write(f"{version}\n")
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, self.root / LAYOUT_FILE)
+            except OSError:
+                temporary.unlink(missing_ok=True)
                 raise
-            raise _no_folder(self.root, error.strerror or str(error)) from error
 
     @property
     def ledger(self) -> Path:
@@ -173,21 +175,21 @@ class Home:
         return self.root / "trust.yaml"
 
 
-def _make(path: Path) -> None:
+@contextmanager
+def _reported(path: Path) -> Iterator[None]:
+    """Name a folder that cannot be used; the command line reports a full disk."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir(mode=OWNER_ONLY, exist_ok=True)
+        yield
     except OSError as error:
         if error.errno in FULL:
-            raise  # the command line reports a full disk
+            raise
         raise _no_folder(path, error.strerror or str(error)) from error
 
 
-def _close(path: Path) -> None:
-    try:
-        path.chmod(OWNER_ONLY)
-    except OSError as error:
-        raise _no_folder(path, error.strerror or str(error)) from error
+def _make(path: Path) -> None:
+    with _reported(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=OWNER_ONLY, exist_ok=True)
 
 
 def _no_folder(path: Path, got: str) -> BadInput:

@@ -319,10 +319,8 @@ class HistorianMapping(Strict):
 
     def alarms(self, spec: PlantSpec) -> dict[str, tuple[float, float]]:
         """Return the soft limits [low, high] by signal, in the plant's units."""
-        conversions, units = (
-            self.conversions(spec),
-            dict(zip(spec.observation.names, spec.observation.units, strict=True)),
-        )
+        conversions = self.conversions(spec)
+        units = dict(zip(spec.observation.names, spec.observation.units, strict=True))
         sources: list[tuple[str, Signal, tuple[float, float]]] = [
             (str(tag.signal), tag, conversions[name]) for name, tag in self.tags.items() if tag.alarms is not None
         ]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from configs.expression import Expression, compile_expression
 from configs.mapping import Bounded, Bounds, Derived, Ends, Formula, HistorianMapping, Tag, converted
@@ -15,22 +15,26 @@ from configs.units import conversion
 from neorl_core.types import Clock, Constraint, PlantSpec, Space
 
 
+def _known_unit(text: str) -> str:
+    if text:
+        conversion(text, text)
+    return text
+
+
+Unit = Annotated[str, AfterValidator(_known_unit)]
+
+
 class Observed(Bounded):
     """An observation of a file of transitions."""
 
-    unit: str = ""
+    unit: Unit = ""
     """Empty if unknown."""
-
-    @model_validator(mode="after")
-    def _sound(self) -> Observed:
-        _check(self.unit)
-        return self
 
 
 class Acting(Strict):
     """An action of a file of transitions."""
 
-    unit: str = ""
+    unit: Unit = ""
     """Empty if unknown."""
     range: Bounds | None = None
     """[low, high] of the actuator; values outside are rejected."""
@@ -39,17 +43,11 @@ class Acting(Strict):
 
     @model_validator(mode="after")
     def _sound(self) -> Acting:
-        _check(self.unit)
         if self.choices is not None and (self.unit or self.range is not None):
             raise ValueError(f"choices {list(self.choices)} exclude unit and range: keep one")
         if self.choices is not None and len(set(self.choices)) < len(self.choices):
             raise ValueError(f"choices {list(self.choices)} have a duplicate: give each its own name")
         return self
-
-
-def _check(unit: str) -> None:
-    if unit:
-        conversion(unit, unit)
 
 
 class FileSpec(Strict):

@@ -40,7 +40,6 @@ def load_yaml(path: Path | str, model: type[Model]) -> Model:
     """Read a YAML file into a strict model.
 
     Args:
-        path: the file.
         model: a frozen pydantic model with `extra="forbid"`.
 
     Raises:
@@ -67,10 +66,9 @@ def _validated(text: str, path: Path, model: type[Model]) -> Model:
 
 
 def read_yaml(path: Path, *, aliases: bool = False) -> Any:
-    """Read a YAML file as plain Python values; see `parse_yaml`.
+    """Read a YAML file as plain Python values; see `document`.
 
     Args:
-        path: the file.
         aliases: also read aliases, as in Prefect's files. An alias counts as many values as it stands for.
 
     Raises:
@@ -79,8 +77,8 @@ def read_yaml(path: Path, *, aliases: bool = False) -> Any:
     return document(read_text(path), path, aliases=aliases)[0]
 
 
-def parse_yaml(text: str, path: Path | str) -> Any:
-    """Parse YAML of any origin as plain Python values.
+def document(text: str, path: Path, *, aliases: bool = False) -> tuple[Any, Node | None]:
+    """Return the values of a YAML text of any origin, and the root node, which knows the line of each value.
 
     Strings, numbers, booleans, null, lists and mappings are read. Aliases, tags, directives, and keys that are lists or
     mappings are rejected, and so are texts beyond the limits of this module.
@@ -88,19 +86,15 @@ def parse_yaml(text: str, path: Path | str) -> Any:
     Args:
         text: the YAML.
         path: the text's origin, for messages.
+        aliases: also read aliases.
 
     Raises:
         BadInput: names file and line.
 
     Example:
-        >>> parse_yaml("keys: [1, two]", "trust.yaml")
+        >>> document("keys: [1, two]", Path("trust.yaml"))[0]
         {'keys': [1, 'two']}
     """
-    return document(text, Path(path))[0]
-
-
-def document(text: str, path: Path, *, aliases: bool = False) -> tuple[Any, Node | None]:
-    """Return the values of a YAML text, and the root node, which knows the line of each value."""
     if len(text) > MAX_BYTES:
         raise BadInput(f"{path} has {len(text):,} characters of YAML, at most {MAX_BYTES:,} are read: divide the file")
     if directive := re.search(r"^%.*", text, re.MULTILINE):
@@ -231,9 +225,7 @@ def validation_message(
     """Describe the first fault of a file's values in one sentence.
 
     Args:
-        path: the file.
         model: the model that the values do not fit.
-        error: pydantic's error.
         lines: line of every key and item; empty if the values are in no file as they are.
     """
     details = error.errors(include_url=False)

@@ -63,7 +63,6 @@ def blended(base: Controller, plant: Plant) -> Controller:
     controller's.
 
     Args:
-        base: the controller.
         plant: supplies the actions' bounds, which must be finite, and the idle action r.
 
     Returns:
@@ -112,9 +111,6 @@ def play(
     """Simulate E episodes in the plant's operating domain, each with a key and a behaviour.
 
     Args:
-        plant: the plant.
-        base: the controller.
-        base_params: parameters of the controller.
         behaviour: fields of shape (E,).
         keys: (E,), one per episode, so that an episode does not depend on the others.
         trace: return all steps in `.trajectory`.

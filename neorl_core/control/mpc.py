@@ -106,7 +106,6 @@ def single_shooting(
     Args:
         predict: the model f, as `Plant.predict`; smooth in observation and action.
         applied_in: the action in force at an observation, as `Plant.applied`; the first plan repeats it.
-        residuals: the cost as a vector of residuals.
         holds: (M,), steps for which each planned action is used; increasing values give a long horizon with few moves.
         iterations: Gauss–Newton steps per control step, from the shifted last plan.
 
@@ -163,13 +162,6 @@ class RecedingParams(NamedTuple):
     """(A,), upper bounds of the actions."""
 
 
-class Plan(NamedTuple):
-    """The last plan, from which the next one starts."""
-
-    actions: Float[Array, "H A"]
-    """Planned actions from the next step on, scaled to 0..1."""
-
-
 Observation = Float[Array, " O"]
 Action = Float[Array, " A"]
 
@@ -187,18 +179,19 @@ def receding(
     Args:
         predict: (observation, action) -> (next observation, margins), differentiable.
         cost: (observation, action, next observation, margins) -> cost of the step.
-        horizon: steps H of a plan.
         steps: gradient steps per control step.
 
     Returns:
-        A controller with parameters `RecedingParams`.
+        A controller with parameters `RecedingParams`; the state is the last plan (H, A), scaled to 0..1.
     """
 
-    def init(params: RecedingParams, observation: Observation) -> Plan:
+    def init(params: RecedingParams, observation: Observation) -> Float[Array, "H A"]:
         width = jnp.asarray(params.low).shape[0]
-        return Plan(jnp.full((horizon, width), 0.1, observation.dtype))
+        return jnp.full((horizon, width), 0.1, observation.dtype)
 
-    def act(params: RecedingParams, state: Plan, observation: Observation, applied: Action) -> tuple[Plan, Action]:
+    def act(
+        params: RecedingParams, last: Float[Array, "H A"], observation: Observation, applied: Action
+    ) -> tuple[Float[Array, "H A"], Action]:
         low, high = (jnp.asarray(x, observation.dtype) for x in (params.low, params.high))
 
         def total(plan: Float[Array, "H A"]) -> Float[Array, ""]:
@@ -216,7 +209,7 @@ def receding(
             move, memory = adam.update(jax.grad(total)(plan), memory)
             return (jnp.clip(plan + move, 0.0, 1.0), memory), None
 
-        (plan, _), _ = jax.lax.scan(improve, (state.actions, adam.init(state.actions)), None, length=steps)
-        return Plan(jnp.concatenate([plan[1:], plan[-1:]])), low + (high - low) * plan[0]
+        (plan, _), _ = jax.lax.scan(improve, (last, adam.init(last)), None, length=steps)
+        return jnp.concatenate([plan[1:], plan[-1:]]), low + (high - low) * plan[0]
 
     return Controller(init, act)

@@ -122,7 +122,6 @@ def play(
 
     Args:
         plant: the plant, simulated in its operating domain.
-        controller: the controller.
         space: maps numbers to parameters.
         numbers: (P, n), in their own units.
         keys: (E,), one per episode.
@@ -164,10 +163,7 @@ def search(
 
     Args:
         plant: the plant, simulated in its operating domain.
-        controller: the controller.
-        space: the search space.
         key: randomness of the starts, the episodes and the draws.
-        effort: size of the search.
         around: (n,), numbers at which the cross-entropy method starts, instead of the halving.
     """
     key_starts, key_episodes, key_draws, key_fresh = jax.random.split(key, 4)

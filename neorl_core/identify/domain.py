@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neorl_core.identify.unknowns import Unknown, constant_of, with_constants
+from neorl_core.identify.unknowns import Unknown, constant_of, extended, with_constants, with_nominal
 from neorl_core.types import Params, Plant
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ def drawing_plant(plant: Plant, unknowns: Sequence[Unknown], fields: Mapping[str
         ValueError: if a field is missing or belongs to no unknown.
     """
     # Priors do not affect the draws; equal unknowns share one compiled function.
-    # Priors have no say in what is drawn, and one function for all of them is compiled for once.
     unknowns = tuple(Unknown(u.name, 1.0, u.law, entry=u.entry) for u in unknowns)
     names = tuple(name for i, unknown in enumerate(unknowns) for name in _fields(unknown, i))
     if set(names) != set(fields):
@@ -54,16 +52,9 @@ def drawing_plant(plant: Plant, unknowns: Sequence[Unknown], fields: Mapping[str
             f"field '{odd}' must be in both the domain and the posterior of {', '.join(map(str, unknowns))}: pass the "
             "fields of posterior_fields unchanged"
         )
-    own: Any = type(plant.domain)
-    kind = _extended(own, names)
-    params = plant.params
-    for unknown in unknowns:
-        new: Any = fields[_field(unknown)]
-        if unknown.entry is not None:
-            new = tuple(new if i == unknown.entry else float(x) for i, x in enumerate(getattr(params, unknown.name)))
-        params = params._replace(**{unknown.name: new})
-    domain = kind(*plant.domain, *(fields[name] for name in names))
-    return plant._replace(params=params, domain=domain, sample_params=sampler(plant.sample_params, kind, unknowns))
+    domain = extended("Identified", plant.domain, {name: fields[name] for name in names})
+    params = with_nominal(plant.params, {unknown: fields[_fields(unknown, 0)[0]] for unknown in unknowns})
+    return plant._replace(params=params, domain=domain, sample_params=_sampler(plant.sample_params, unknowns))
 
 
 def posterior_fields(unknowns: Sequence[Unknown], posterior: Posterior) -> dict[str, float]:
@@ -73,10 +64,6 @@ def posterior_fields(unknowns: Sequence[Unknown], posterior: Posterior) -> dict[
     factor L of the posterior covariance, in the constant's unit, or of the logarithm for a log-normal prior:
     constant = estimate exp((L e)_i) or estimate + (L e)_i, e standard normal. The covariance is that of the intervals'
     t distribution, n / (n - 2) times the sandwich covariance at n degrees of freedom.
-
-    Args:
-        unknowns: the estimated constants.
-        posterior: the posterior of one plant.
 
     Raises:
         ValueError: if fewer than four episodes are informative about a constant, so that the variance is infinite.
@@ -125,22 +112,13 @@ def replaced_fields(plant: Plant, unknowns: Sequence[Unknown]) -> tuple[str, ...
 
 def _fields(unknown: Unknown, i: int) -> tuple[str, ...]:
     """Names of the fields of unknown number i."""
-    return (_field(unknown), *(f"{_field(unknown)}_{j + 1}" for j in range(i + 1)))
-
-
-def _field(unknown: Unknown) -> str:
-    return f"identified_{unknown.name}" + ("" if unknown.entry is None else f"_of_{unknown.entry + 1}")
+    name = f"identified_{unknown.field}"
+    return (name, *(f"{name}_{j + 1}" for j in range(i + 1)))
 
 
 @cache
-def _extended(domain: Any, names: tuple[str, ...]) -> Callable[..., Params]:
-    """One type for each set of fields: two types would be two trees to JAX, and compile everything twice."""
-    return namedtuple(f"Identified{domain.__name__}", (*domain._fields, *names))
-
-
-@cache
-def sampler(
-    sample_params: Callable[[PRNGKeyArray, Params], Params], domain: Any, unknowns: tuple[Unknown, ...]
+def _sampler(
+    sample_params: Callable[[PRNGKeyArray, Params], Params], unknowns: tuple[Unknown, ...]
 ) -> Callable[[PRNGKeyArray, Params], Params]:
     """`sample_params` with the unknowns drawn from the posterior; the same arguments give the same function."""
 
@@ -154,7 +132,7 @@ def sampler(
 
 
 def _draw(domain: Params, unknown: Unknown, i: int, drawn: Float[Array, " P"]) -> Float[Array, ""]:
-    name = _field(unknown)
-    away = sum(getattr(domain, f"{name}_{j + 1}") * drawn[j] for j in range(i + 1))
+    name, *factors = _fields(unknown, i)
+    away = sum(getattr(domain, factor) * drawn[j] for j, factor in enumerate(factors))
     estimate = jnp.asarray(getattr(domain, name), drawn.dtype)
     return estimate * jnp.exp(away) if unknown.law == "log-normal" else estimate + away

@@ -148,18 +148,30 @@ def estimate(
     # Exclude inputs, because their 'forecast' is the measurement itself.
     measured = (jnp.isfinite(observations[:, 1:]) & ~is_input).astype(precision)
 
-    linear_at = _linearised(
-        predict,
-        params,
-        unknowns,
-        segment,
-        prior,
-        is_input,
-        where,
-        reach,
-        (origin, first, observations, actions),
-        measured,
-    )
+    def residuals(
+        x: Float[Array, " P"],
+        z: Float[Array, " H"],
+        centre: Float[Array, " H"],
+        begin: Float[Array, " O"],
+        seen: Float[Array, "T1 O"],
+        done: Float[Array, "T A"],
+    ) -> Float[Array, "T O"]:
+        now = with_constants(params, unknowns, constants(prior, unknowns, x))
+        begin = begin.at[where].set(centre + reach * z) if where.size else begin
+        return errors(forecast(predict, now, begin, seen, done, segment, is_input), seen)
+
+    def linear_at(point: _Point) -> _Linear:
+        def one(z: Float[Array, " H"], *rest: Array) -> tuple[Array, Array]:
+            def both(q: Float[Array, " Q"]) -> tuple[Array, Array]:
+                r = residuals(q[: len(unknowns)], q[len(unknowns) :], *rest)
+                return r, r
+
+            slopes, r = jax.jacfwd(both, has_aux=True)(jnp.concatenate([point.x, z]))
+            return r, -slopes
+
+        r, slopes = jax.vmap(one)(point.z, origin, first, observations, actions)
+        return _Linear(measured * r, measured[..., None] * slopes)
+
     eps = np.finfo(precision).eps
     floor = jnp.square(8.0 * eps * jnp.max(jnp.abs(first), axis=0)) + eps**4
 
@@ -189,47 +201,6 @@ def estimate(
         degrees=degrees,
         converged=result.moved <= SMALL,
     )
-
-
-def _linearised(
-    predict: Predict,
-    params: Params,
-    unknowns: tuple[Unknown, ...],
-    segment: int,
-    prior: Prior,
-    is_input: Bool[Array, " O"],
-    where: Array,
-    reach: Float[Array, " H"],
-    each: tuple[Array, Array, Array, Array],
-    measured: Float[Array, "E T O"],
-) -> Callable[[_Point], _Linear]:
-    """Return a function that linearises the errors of all episodes at a point; `each` has one entry per episode."""
-
-    def residuals(
-        x: Float[Array, " P"],
-        z: Float[Array, " H"],
-        centre: Float[Array, " H"],
-        begin: Float[Array, " O"],
-        seen: Float[Array, "T1 O"],
-        done: Float[Array, "T A"],
-    ) -> Float[Array, "T O"]:
-        now = with_constants(params, unknowns, constants(prior, unknowns, x))
-        begin = begin.at[where].set(centre + reach * z) if where.size else begin
-        return errors(forecast(predict, now, begin, seen, done, segment, is_input), seen)
-
-    def linear_at(point: _Point) -> _Linear:
-        def one(z: Float[Array, " H"], *rest: Array) -> tuple[Array, Array]:
-            def both(q: Float[Array, " Q"]) -> tuple[Array, Array]:
-                r = residuals(q[: len(unknowns)], q[len(unknowns) :], *rest)
-                return r, r
-
-            slopes, r = jax.jacfwd(both, has_aux=True)(jnp.concatenate([point.x, z]))
-            return r, -slopes
-
-        r, slopes = jax.vmap(one)(point.z, *each)
-        return _Linear(measured * r, measured[..., None] * slopes)
-
-    return linear_at
 
 
 def _whitened(noise: Noise, linear: _Linear) -> _Linear:

@@ -62,8 +62,6 @@ def step_test(
 
     Args:
         plant: the plant, at rest.
-        unknowns: the estimated constants.
-        posterior: the posterior of one plant.
         unknown: index of the constant to identify.
         observation: (O,), the full state at the start of the test.
         longest: maximum duration in control steps.

@@ -52,8 +52,6 @@ def stack_rows(
     """Stack the rows of consecutive logged episodes; shorter episodes are padded with NaN.
 
     Args:
-        observation: (N, O), before each step.
-        action: (N, A).
         next_observation: (N, O), after each step.
         lengths: (E,), steps of each episode, with sum N.
 
@@ -95,8 +93,6 @@ def forecast(
     the start of the episode, including the gradient. Measured inputs take the measurement at every step.
 
     Args:
-        predict: the model of one step.
-        params: constants of the model.
         start: (O,), state at the start of the episode.
         observations: (T + 1, O), NaN where not measured; the first row is not used.
         actions: (T, A), physical.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import namedtuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -28,6 +30,11 @@ class Unknown(NamedTuple):
     def __str__(self) -> str:
         return self.name if self.entry is None else f"{self.name}[{self.entry}]"
 
+    @property
+    def field(self) -> str:
+        """Name in fields of an operating domain: `pump_of_2` for `pump[1]`."""
+        return self.name if self.entry is None else f"{self.name}_of_{self.entry + 1}"
+
 
 class Prior(NamedTuple):
     """Medians and scales of the unknowns: a constant is `centre exp(scale x)` or `centre + scale x`, x ~ N(0, 1)."""
@@ -50,10 +57,10 @@ def prior_of(params: Params, unknowns: Sequence[Unknown]) -> Prior:
     named = [str(unknown) for unknown in unknowns]
     if not named or len(set(named)) < len(named):
         raise ValueError(f"unknowns must be at least one and different, got {named}: name each constant once")
-    centres = [_value(params, unknown) if unknown.centre is None else unknown.centre for unknown in unknowns]
+    values = [nominal_value(params, unknown) for unknown in unknowns]
+    centres = [value if u.centre is None else u.centre for u, value in zip(unknowns, values, strict=True)]
     scales = []
     for unknown, centre in zip(unknowns, centres, strict=True):
-        _value(params, unknown)
         if unknown.law not in ("log-normal", "normal"):
             raise ValueError(f"law of {unknown} must be 'log-normal' or 'normal', got '{unknown.law}'")
         if not 0 < unknown.spread < math.inf:
@@ -77,15 +84,21 @@ def constant_of(params: Params, unknown: Unknown) -> Any:
     return value if unknown.entry is None else value[unknown.entry]
 
 
-def _value(params: Params, unknown: Unknown) -> float | Float[Array, ""]:
+def nominal_value(params: Params, unknown: Unknown) -> float | Float[Array, ""]:
+    """Return the value of an unknown in a plant's constants as a number.
+
+    Raises:
+        ValueError: if the plant has no such constant, or the unknown is not a single number.
+    """
     fields = getattr(params, "_fields", ())
     if unknown.name not in fields:
         raise ValueError(f"'{unknown.name}' is not a constant of the plant: use one of {', '.join(fields)}")
-    value = getattr(params, unknown.name)
-    size = (len(value),) if isinstance(value, tuple) else jnp.shape(value)
-    if (unknown.entry is None) is not (size == ()) or (size and not 0 <= (unknown.entry or 0) < size[0]):
-        cure = f"use an entry below {size[0]}" if size else "leave the entry out"
-        raise ValueError(f"{unknown.name} has the shape {size}, so entry {unknown.entry} does not exist: {cure}")
+    value, entry = getattr(params, unknown.name), unknown.entry
+    shape = None if hasattr(value, "_fields") else (len(value),) if isinstance(value, tuple) else jnp.shape(value)
+    if not (shape == () if entry is None else shape is not None and len(shape) == 1 and 0 <= entry < shape[0]):
+        cures: dict[Any, str] = {None: "name a single constant", (): "leave the entry out"}
+        cure = cures.get(shape, f"name an entry, such as {unknown.name}[0]")
+        raise ValueError(f"'{unknown}' is not a single number: {unknown.name} has the shape {shape}: {cure}")
     found = constant_of(params, unknown)
     return found if isinstance(found, jax.Array) else float(found)
 
@@ -95,6 +108,27 @@ def constants(prior: Prior, unknowns: Sequence[Unknown], x: Float[Array, " P"]) 
     logarithmic = jnp.asarray([unknown.law == "log-normal" for unknown in unknowns])
     moved = prior.scale * x
     return jnp.where(logarithmic, prior.centre * jnp.exp(jnp.where(logarithmic, moved, 0.0)), prior.centre + moved)
+
+
+def with_nominal(params: Params, values: Mapping[Unknown, float]) -> Params:
+    """Replace constants in `params` by Python numbers; vectors become tuples, which are hashable."""
+    for unknown, value in values.items():
+        new: Any = value
+        if unknown.entry is not None:
+            new = tuple(value if i == unknown.entry else float(x) for i, x in enumerate(getattr(params, unknown.name)))
+        params = params._replace(**{unknown.name: new})
+    return params
+
+
+@cache
+def _record(name: str, fields: tuple[str, ...]) -> Callable[..., Params]:
+    """Return a NamedTuple type; cached, because JAX compiles again for another type."""
+    return namedtuple(name, fields)
+
+
+def extended(prefix: str, plain: Params, fields: Mapping[str, Any]) -> Params:
+    """Extend constants or a domain by fields, as a type of its own."""
+    return _record(f"{prefix}{type(plain).__name__}", (*plain._fields, *fields))(*plain, *fields.values())
 
 
 def with_constants(params: Params, unknowns: Sequence[Unknown], values: Float[Array, " P"]) -> Params:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from neorl_core.types import Controller, Params, Plant, Space
 
+Constants = TypeVar("Constants")
 AnyArray = Array | np.ndarray
 """Logged rows arrive as NumPy arrays, simulated rows as JAX arrays."""
 
@@ -65,13 +66,20 @@ def clip_to(space: Space, x: Float[Array, " n"]) -> Float[Array, " n"]:
     return jnp.clip(x, jnp.asarray(space.low, x.dtype), jnp.asarray(space.high, x.dtype))
 
 
+def with_domain(nominal: Constants, domain: Params, **drawn: Any) -> Constants:
+    """Replace nominal constants by drawn values and by fields of the same name of the operating domain."""
+    plain: Any = nominal
+    fixed = {name: value for name, value in domain._asdict().items() if name in plain._fields}
+    replaced: Constants = plain._replace(**fixed | drawn)
+    return replaced
+
+
 def two_sided_margin(x: Float[AnyArray, "*n"], low: float, high: float) -> Float[Array, "*n"]:
     """min(x − low, high − x): positive inside the limits, in the unit of `x`.
 
     Args:
         x: (...), the limited quantity.
         low: lower limit, in its unit.
-        high: upper limit.
     """
     return jnp.minimum(x - low, high - x)
 
@@ -82,11 +90,8 @@ def rollout(
     """Simulate one episode of `controller` on `plant` with fixed constants.
 
     Args:
-        plant: the plant.
         controller: the controller, in physical units.
-        controller_params: parameters of the controller.
         key: randomness of the start, set points, disturbances and noise.
-        plant_params: constants of the plant.
 
     Returns:
         Trajectory of H = `plant.spec.horizon` steps.
@@ -161,7 +166,6 @@ def rollouts(
     Args:
         plant: the plant (static: one compilation per plant).
         controller: the controller (static: reuse the same object to avoid another compilation).
-        controller_params: parameters of the controller.
         keys: (E,), one per episode, so that an episode does not depend on the batch it runs in.
         domain: the operating domain, a NamedTuple like `plant.domain`.
         trace: return all steps in `.trajectory`.

@@ -27,7 +27,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from neorl_core.control.mpc import MPCParams, single_shooting
 from neorl_core.control.pid import PIDParams, pid
-from neorl_core.plants.base import AnyArray, clip_to, two_sided_margin
+from neorl_core.plants.base import AnyArray, clip_to, two_sided_margin, with_domain
 from neorl_core.plants.integrators import RK4, integrate
 from neorl_core.types import Constraint, Plant, PlantSpec, Space, Timestep
 
@@ -158,8 +158,6 @@ def advance(
         y: (2,), concentration [mol/L] and temperature [K].
         coolant: coolant temperature [K].
         feed_deviation: deviation of the feed temperature [K].
-        params: constants of the plant.
-        substeps: integration steps.
 
     Returns:
         (Ca, T) after the step, and the least margin [K] during the step.
@@ -221,18 +219,11 @@ def _observe(state: State, noise: Float[Array, ""]) -> Float[Array, " 4"]:
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
     """Draw constants uniformly within the domain's spreads around the nominal values."""
     reaction, cooling = jax.random.uniform(key, (2,), minval=-1.0, maxval=1.0)
-    return NOMINAL._replace(
+    return with_domain(
+        NOMINAL,
+        domain,
         reaction_rate=NOMINAL.reaction_rate * (1 + domain.reaction_spread * reaction),
         cooling_rate=NOMINAL.cooling_rate * (1 + domain.cooling_spread * cooling),
-        feed_sd=domain.feed_sd,
-        feed_time_constant=domain.feed_time_constant,
-        feed_clip=domain.feed_clip,
-        feed_concentration_sd=domain.feed_concentration_sd,
-        noise_sd=domain.noise_sd,
-        setpoint_temperature_low=domain.setpoint_temperature_low,
-        setpoint_temperature_high=domain.setpoint_temperature_high,
-        start_temperature_spread=domain.start_temperature_spread,
-        start_concentration_spread=domain.start_concentration_spread,
     )
 
 

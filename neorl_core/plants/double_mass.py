@@ -201,7 +201,6 @@ def design_lqr(
         position_weight: cost of the squared position error.
         velocity_weight: cost of the squared velocity.
         action_weight: cost of the squared action.
-        params: constants of the plant.
     """
     a, b = linear_model(params)
     q = np.diag([position_weight, position_weight, velocity_weight, velocity_weight])

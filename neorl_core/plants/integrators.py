@@ -31,9 +31,7 @@ def explicit_step(
     """Take one step of size h: y + h Σ b_i k_i with k_i = f(y + h Σ_j a_ij k_j).
 
     Args:
-        method: the tableau.
         f: right-hand side of y' = f(y); inputs are constant during the step.
-        y: (n,), the state.
         h: step size, in the time unit of `f`.
 
     Returns:
@@ -51,11 +49,8 @@ def integrate(
     """Return the states after each of `substeps` equal steps over `duration`.
 
     Args:
-        method: the tableau.
-        f: right-hand side of y' = f(y).
         y: (n,), the state at the start.
         duration: total time, in the time unit of `f`.
-        substeps: number of steps.
 
     Returns:
         (substeps, n); the last row is the state after `duration`.

@@ -9,9 +9,6 @@ keeps one state for the whole episode. The plant's physics, randomness, controll
 
 from __future__ import annotations
 
-from collections import namedtuple
-from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -19,8 +16,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from neorl_core.graph.agent_layout import Links, agents_layout
+from neorl_core.identify.unknowns import extended
 from neorl_core.plants.base import AnyArray, LoggedSignals
-from neorl_core.types import Controller, Params, Plant, Space
+from neorl_core.types import Controller, Params, Plant, Space, Timestep
 
 FOLD = 8_191
 """Folded into the plant's keys, so that the plant's own random numbers do not change."""
@@ -71,18 +69,48 @@ def linked(
     )
     spec = plant.spec._replace(observation=observation)
     layout = agents_layout(spec, plant.agents, links, up, kinds)
+
+    def drawn(key: PRNGKeyArray, params: Params) -> Float[Array, " L"]:
+        return (jax.random.uniform(key, (count,)) >= jnp.asarray(params.link_loss, float)).astype(float)
+
+    def sample_params(key: PRNGKeyArray, domain: Params) -> Params:
+        constants = plant.sample_params(key, _without(plant.domain, domain))
+        return _with(constants, (domain.link_loss, domain.link_redraw))
+
+    def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " O"]]:
+        state, seen = plant.reset(key, _without(plant.params, params))
+        flags = drawn(jax.random.fold_in(key, FOLD), params).astype(seen.dtype)
+        return State(state, flags), jnp.concatenate([seen, flags])
+
+    def step(key: PRNGKeyArray, state: State, action: Float[Array, " A"], params: Params) -> tuple[State, Timestep]:
+        next_state, timestep = plant.step(key, state.plant, action, _without(plant.params, params))
+        key_link, key_draw = jax.random.split(jax.random.fold_in(key, FOLD))
+        redrawn = jax.random.uniform(key_draw, (count,)) < jnp.asarray(params.link_redraw, float)
+        flags = jnp.where(redrawn, drawn(key_link, params).astype(state.up.dtype), state.up)
+        return State(next_state, flags), timestep._replace(observation=jnp.concatenate([timestep.observation, flags]))
+
+    def predict(seen: Float[Array, " O"], action: Float[Array, " A"], params: Params) -> Any:
+        next_seen, margins = plant.predict(seen[: own.size], action, _without(plant.params, params))
+        # The future of a link is unknown, so it keeps its state.
+        return jnp.concatenate([next_seen, seen[own.size :]]), margins
+
+    def resume(key: PRNGKeyArray, state: State, seen: Float[Array, " O"], params: Params) -> tuple[State, Params]:
+        assert plant.resume is not None
+        resumed, constants = plant.resume(key, state.plant, seen[: own.size], _without(plant.params, params))
+        return State(resumed, seen[own.size :]), _with(constants, params[len(plant.params) :])
+
     return plant._replace(
         spec=spec._replace(layout=layout),
         params=_with(plant.params, (loss, redraw)),
         domain=_with(plant.domain, (loss, redraw)),
-        sample_params=_sampler(plant),
-        reset=_reset(plant, count),
-        step=_step(plant, count),
-        predict=_predict(plant),
-        applied=lambda observation: plant.applied(observation[: own.size]),
+        sample_params=sample_params,
+        reset=reset,
+        step=step,
+        predict=predict,
+        applied=lambda seen: plant.applied(seen[: own.size]),
         fallback=_blind(plant.fallback, own.size),
         reference=None if plant.reference is None else _blind(plant.reference, own.size),
-        resume=None if plant.resume is None else _resume(plant),
+        resume=None if plant.resume is None else resume,
         agents=agents,
     )
 
@@ -101,62 +129,13 @@ def linked_signals(logged: LoggedSignals, observed: int) -> LoggedSignals:
     return LoggedSignals(reward, margins)
 
 
-@cache
-def _extended(kind: Any) -> Callable[..., Params]:
-    """Extend a NamedTuple type by the link constants; cached so that each plant has one type."""
-    return namedtuple(f"Linked{kind.__name__}", (*kind._fields, *DRAWN))
-
-
 def _with(plain: Params, drawn: tuple[Any, ...]) -> Params:
-    kind: Any = type(plain)
-    return _extended(kind)(*plain, *drawn)
+    return extended("Linked", plain, dict(zip(DRAWN, drawn, strict=True)))
 
 
 def _without(plain: Params, linked: Params) -> Params:
     """Return the plant's own part of constants or of a domain."""
     return type(plain)(*linked[: len(plain)])
-
-
-def _drawn(key: PRNGKeyArray, params: Params, count: int) -> Float[Array, " L"]:
-    return (jax.random.uniform(key, (count,)) >= jnp.asarray(params.link_loss, float)).astype(float)
-
-
-def _sampler(plant: Plant) -> Callable[..., Params]:
-    def sample_params(key: PRNGKeyArray, domain: Params) -> Params:
-        drawn = plant.sample_params(key, _without(plant.domain, domain))
-        return _with(drawn, (domain.link_loss, domain.link_redraw))
-
-    return sample_params
-
-
-def _reset(plant: Plant, count: int) -> Callable[..., Any]:
-    def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " O"]]:
-        state, observation = plant.reset(key, _without(plant.params, params))
-        up = _drawn(jax.random.fold_in(key, FOLD), params, count).astype(observation.dtype)
-        return State(state, up), jnp.concatenate([observation, up])
-
-    return reset
-
-
-def _step(plant: Plant, count: int) -> Callable[..., Any]:
-    def step(key: PRNGKeyArray, state: State, action: Float[Array, " A"], params: Params) -> tuple[State, Any]:
-        next_state, timestep = plant.step(key, state.plant, action, _without(plant.params, params))
-        key_link, key_draw = jax.random.split(jax.random.fold_in(key, FOLD))
-        redrawn = jax.random.uniform(key_draw, (count,)) < jnp.asarray(params.link_redraw, float)
-        up = jnp.where(redrawn, _drawn(key_link, params, count).astype(state.up.dtype), state.up)
-        return State(next_state, up), timestep._replace(observation=jnp.concatenate([timestep.observation, up]))
-
-    return step
-
-
-def _predict(plant: Plant) -> Callable[..., Any]:
-    def predict(observation: Float[Array, " O"], action: Float[Array, " A"], params: Params) -> Any:
-        size = plant.spec.observation.size
-        next_observation, margins = plant.predict(observation[:size], action, _without(plant.params, params))
-        # The future of a link is unknown, so it keeps its state.
-        return jnp.concatenate([next_observation, observation[size:]]), margins
-
-    return predict
 
 
 def _blind(controller: Controller, size: int) -> Controller:
@@ -165,13 +144,3 @@ def _blind(controller: Controller, size: int) -> Controller:
         lambda params, observation: controller.init(params, observation[:size]),
         lambda params, memory, observation, applied: controller.act(params, memory, observation[:size], applied),
     )
-
-
-def _resume(plant: Plant) -> Callable[..., Any]:
-    def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " O"], params: Params) -> Any:
-        assert plant.resume is not None
-        size = plant.spec.observation.size
-        own, constants = plant.resume(key, state.plant, observation[:size], _without(plant.params, params))
-        return State(own, observation[size:]), _with(constants, params[len(plant.params) :])
-
-    return resume

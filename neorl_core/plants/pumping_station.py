@@ -193,7 +193,6 @@ def cost(
         pumps: pumps that run during the step.
         after: level at the end of the step [m].
         tariff: price of energy [EUR/kWh].
-        params: constants of the plant.
     """
     energy = DT * power(pumps, level, params)
     lifting = params.density * params.gravity * params.lift / params.efficiency / 3.6e6
@@ -243,7 +242,6 @@ def plan(params: Params, days: int = 12) -> npt.NDArray[np.float64]:
     `J(slot, level, before) = min_n cost(…) + J(slot + 1, level', n)` (Bellman 1957, Dynamic Programming, chapter III).
 
     Args:
-        params: constants of the plant.
         days: days until the differences repeat daily.
 
     Returns:

@@ -59,10 +59,8 @@ def replay_errors(
     Args:
         plant: supplies `predict` and the drawn plants; `plant.params` is not used.
         params: constants for the predictions.
-        logs: the logged episodes.
         horizons: (K,), steps ahead; may exceed the length of the episodes.
         keys: (B,), one per drawn plant.
-        domain: the operating domain.
     """
     drawn = jax.vmap(plant.sample_params, (0, None))(jax.vmap(lambda key: jax.random.fold_in(key, 0))(keys), domain)
     episode_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, 1), len(logs.present)))(keys)

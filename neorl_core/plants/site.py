@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import namedtuple
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -13,7 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neorl_core.identify.unknowns import Unknown, constant_of, with_constants
+from neorl_core.identify.unknowns import (
+    Unknown,
+    constant_of,
+    extended,
+    nominal_value,
+    with_constants,
+    with_nominal,
+)
 from neorl_core.plants.base import AnyArray, LoggedSignals
 from neorl_core.types import Constraint, Params, Plant, PlantSpec
 
@@ -30,8 +36,6 @@ def site_spec(spec: PlantSpec, name: str, limits: Mapping[str, Bounds]) -> Plant
     distance minus a constant, so both sides of a limit must move inwards by the same amount.
 
     Args:
-        spec: spec of the plant.
-        name: name of the site.
         limits: (low, high) by constraint name, in the constraint's unit; other constraints are kept.
 
     Raises:
@@ -58,8 +62,6 @@ def site_plant(plant: Plant, name: str, constants: Mapping[str, float], limits: 
     the domain, so that claims name them and all sites share one compiled program.
 
     Args:
-        plant: the plant.
-        name: name of the site.
         constants: values by the name of the constant, `pump[1]` for an entry; other constants are kept.
         limits: as for `site_spec`.
 
@@ -80,12 +82,8 @@ def site_plant(plant: Plant, name: str, constants: Mapping[str, float], limits: 
         return tightened
     unknowns = tuple(_unknown(label) for label in sorted(constants))
     nominal = tuple(_nominal(plant.params, unknown) for unknown in unknowns)
-    values = {str(unknown): float(constants[str(unknown)]) for unknown in unknowns}
-    params = plant.params
-    for unknown in unknowns:
-        params = _with_value(params, unknown, values[str(unknown)])
-    own_domain: Any = type(plant.domain)
-    kind = _extended(own_domain, tuple(map(_field, unknowns)))
+    values = {unknown: float(constants[str(unknown)]) for unknown in unknowns}
+    params = with_nominal(plant.params, values)
 
     def own(value: Any) -> Any:
         # A planner's model has the site's constants.
@@ -93,7 +91,7 @@ def site_plant(plant: Plant, name: str, constants: Mapping[str, float], limits: 
 
     return tightened._replace(
         params=params,
-        domain=kind(*plant.domain, *(values[str(unknown)] for unknown in unknowns)),
+        domain=extended("Site", plant.domain, {_field(unknown): value for unknown, value in values.items()}),
         sample_params=_sampler(plant.sample_params, unknowns, nominal),
         fallback_params=jax.tree.map(own, plant.fallback_params, is_leaf=lambda x: x is plant.params),
         reference_params=jax.tree.map(own, plant.reference_params, is_leaf=lambda x: x is plant.params),
@@ -179,22 +177,12 @@ def _unknown(label: str) -> Unknown:
 
 
 def _field(unknown: Unknown) -> str:
-    return f"site_{unknown.name}" + ("" if unknown.entry is None else f"_of_{unknown.entry + 1}")
+    return f"site_{unknown.field}"
 
 
 def _nominal(params: Params, unknown: Unknown) -> float:
     """Return the plant's value of a constant."""
-    if unknown.name not in params._fields:
-        raise ValueError(f"'{unknown}' is not a constant of the plant: use one of {', '.join(params._fields)}")
-    shape = _shape(getattr(params, unknown.name))
-    whole, entry = shape == (), unknown.entry
-    valid = whole if entry is None else shape is not None and len(shape) == 1 and entry < shape[0]
-    if not valid:
-        raise ValueError(
-            f"'{unknown}' is not a single number: {unknown.name} has the shape {shape}; name an entry of it, such as "
-            f"{unknown.name}[0]"
-        )
-    value = float(constant_of(params, unknown))
+    value = float(nominal_value(params, unknown))
     if value == 0.0:
         raise ValueError(
             f"a site cannot set '{unknown}', because it is 0 in the plant and sites scale constants: set it under "
@@ -206,19 +194,6 @@ def _nominal(params: Params, unknown: Unknown) -> float:
 def _shape(value: Any) -> tuple[int, ...] | None:
     """Shape of a constant; None for a nested group of constants."""
     return None if hasattr(value, "_fields") else np.shape(value)
-
-
-def _with_value(params: Params, unknown: Unknown, value: float) -> Params:
-    new: Any = value
-    if unknown.entry is not None:
-        new = tuple(value if i == unknown.entry else float(x) for i, x in enumerate(getattr(params, unknown.name)))
-    return params._replace(**{unknown.name: new})
-
-
-@cache
-def _extended(domain: Any, names: tuple[str, ...]) -> Callable[..., Params]:
-    """Extend a domain type by a site's fields; cached so that equal sites share one type."""
-    return namedtuple(f"Site{domain.__name__}", (*domain._fields, *names))
 
 
 @cache

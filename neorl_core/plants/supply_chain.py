@@ -143,10 +143,8 @@ def advance(state: State, orders: Float[Array, " 3"], demand: Float[Array, ""], 
     """Simulate one period with a given demand.
 
     Args:
-        state: the state.
         orders: (3,), orders of the stages, rounded down; shipments are limited by the suppliers' capacity and stock.
         demand: units demanded by customers in this period.
-        params: constants of the plant.
         up: (3,), 1 where the supplier can ship.
     """
     waiting = params.backlog * state.unmet
@@ -184,7 +182,6 @@ def profit(
         unmet: (..., 4), unmet demand and orders at the end of the period.
         stock: (..., 3), stock at the end of the period.
         period: number n of the period, from 0.
-        params: constants of the plant.
     """
     stock = jnp.asarray(stock)
     unmet = jnp.asarray(unmet)

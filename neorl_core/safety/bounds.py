@@ -150,7 +150,6 @@ def mean_interval(values: npt.ArrayLike, confidence: float = 0.95) -> Interval:
 
     Args:
         values: (n,), independent values, such as returns of episodes; a single value has an infinite interval.
-        confidence: coverage.
 
     Raises:
         ValueError: without values, or on a non-finite value.
@@ -175,7 +174,6 @@ def paired_difference_interval(ours: npt.ArrayLike, theirs: npt.ArrayLike, confi
     Args:
         ours: (n,), values by episode.
         theirs: (n,), values on the same episodes.
-        confidence: coverage.
 
     Raises:
         ValueError: on different lengths or a non-finite value.

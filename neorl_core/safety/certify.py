@@ -178,7 +178,6 @@ def certify_batches(
     count as violations (`plants.base.summarise`), and so do all episodes of a batch without a result.
 
     Args:
-        plant: the simulator.
         controller: usually `composite_controller(plant)`.
         controller_params: usually the `Composite`.
         domain: the operating domain, part of the claim.
@@ -217,11 +216,7 @@ def certify_results(
     Args:
         results: endless batches in order, episodes 0 to batch - 1 first; None for a batch without a result. Only as
             many as needed are taken.
-        constraints: number of the plant's limits.
-        p0: violation probability to refute.
-        alpha: error probability of this attempt.
-        max_episodes: number of episodes after which the test stops.
-        batch: episodes per result.
+        p0, alpha, max_episodes, batch: as for `certify_batches`.
 
     Yields:
         The counts so far; the last item has the verdict and lists the violated episodes.

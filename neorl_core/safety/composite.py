@@ -15,6 +15,7 @@ from neorl_core.history import stack_first, stack_next
 from neorl_core.networks import Policy, policy_act, preferences
 from neorl_core.plants.base import clip_to
 from neorl_core.safety.shield import (
+    Shield,
     ShieldParams,
     default_shield,
     dwell_count,
@@ -35,7 +36,7 @@ class Composite(NamedTuple):
 
     policy: Policy | None
     """None for the fallback alone."""
-    shield: ShieldParams | SupportShield
+    shield: Shield
     """`SupportShield` for log-only plants, which have no model for predictions."""
     fallback: Params
     """Parameters of the plant's own controller; for log-only plants a `neorl_core.control.fallbacks.Fallback`."""
@@ -68,7 +69,6 @@ def make_composite(
     """Combine a policy with the plant's fallback and nominal model; all leaves are arrays.
 
     Args:
-        plant: the plant.
         policy: the policy; None for the fallback alone.
         shield: the shield; `default_shield` if None.
         history: earlier values that the policy observes.
@@ -87,7 +87,7 @@ def _choose(condition: Bool[Array, ""], yes: Params, no: Params) -> Params:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
-def _finite_action(shield: ShieldParams | SupportShield, action: Float[Array, " A"]) -> Float[Array, " A"]:
+def _finite_action(shield: Shield, action: Float[Array, " A"]) -> Float[Array, " A"]:
     """Clip `action` to the bounds; replace non-finite values by the shield's `rest`, or by the middle of the range."""
     middle = shield.rest if isinstance(shield, SupportShield) else (shield.action_low + shield.action_high) / 2
     known = jnp.where(jnp.isfinite(action), action, middle)
@@ -124,33 +124,12 @@ def _trusted(
     return stays, enclosed & margins_suffice(margins, shield.margin_buffer + shield.return_buffer)
 
 
-class _Inputs(NamedTuple):
-    """Inputs of a step of the composite, before the policy acts."""
-
-    observation: Float[Array, " O"]
-    seen: Float[Array, " S"]
-    """Observation with history, for the policy."""
-    applied: Float[Array, " A"]
-    since: Params
-    memory: Params
-    """State of the fallback after the observation."""
-    returning: Bool[Array, ""]
-    """Whether the fallback has control, so that the policy needs the additional margin."""
-
-
-def _limited_action(
-    plant: Plant | Process, composite: Composite, propose: Propose, inputs: _Inputs
-) -> tuple[Float[Array, " A"], Bool[Array, ""]]:
-    """Return the policy's action within the limits, and whether it is trusted."""
-    proposed = propose(composite.policy, inputs.seen)
-    sound = jnp.all(jnp.isfinite(proposed))
-    action = limit_action(composite.shield, jnp.where(sound, proposed, inputs.applied), inputs.applied)
-    stays, returns = _trusted(plant, composite, inputs.memory, inputs.observation, action, ())
-    return action, sound & jnp.where(inputs.returning, returns, stays)
-
-
 def _best_choice(
-    plant: Plant | Process, composite: Composite, inputs: _Inputs
+    composite: Composite,
+    seen: Float[Array, " S"],
+    applied: Float[Array, " A"],
+    since: Params,
+    trusted: Callable[[Float[Array, " A"], Params], Bool[Array, ""]],
 ) -> tuple[Float[Array, " A"], Bool[Array, ""]]:
     """Return the policy's most preferred choice among those allowed and trusted, and whether there is one.
 
@@ -159,13 +138,11 @@ def _best_choice(
     policy, shield = composite.policy, composite.shield
     assert policy is not None
     assert policy.normaliser.choices is not None
-    liked, choices = preferences(policy, inputs.seen), policy.normaliser.choices[:, None]
+    liked, choices = preferences(policy, seen), policy.normaliser.choices[:, None]
 
     def possible(choice: Float[Array, " A"]) -> Bool[Array, ""]:
-        had = jnp.all(limit_action(shield, choice, inputs.applied, inputs.since) == choice)
-        since = dwell_count(shield, inputs.since, inputs.applied, choice)
-        stays, returns = _trusted(plant, composite, inputs.memory, inputs.observation, choice, since)
-        return had & jnp.where(inputs.returning, returns, stays)
+        had = jnp.all(limit_action(shield, choice, applied, since) == choice)
+        return had & trusted(choice, dwell_count(shield, since, applied, choice))
 
     allowed = jax.vmap(possible)(choices)
     best = jnp.argmax(jnp.where(allowed, liked, -jnp.inf))
@@ -242,14 +219,19 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
         else:
             stacked = _with_history(composite, state, observation, applied)
             seen = () if composite.history is None else stacked
-            inputs = _Inputs(observation, stacked, applied, since, memory, state.handed_over)
-            discrete = shield.dwell is not None
-            chosen, trusted = (
-                _best_choice(plant, composite, inputs)
-                if discrete
-                else _limited_action(plant, composite, propose, inputs)
-            )
-            handed_over = ~(trusted & (~state.handed_over | (state.held >= shield.hold)))
+
+            def trusted(action: Float[Array, " A"], since: Params) -> Bool[Array, ""]:
+                stays, returns = _trusted(plant, composite, memory, observation, action, since)
+                return jnp.where(state.handed_over, returns, stays)
+
+            if shield.dwell is not None:
+                chosen, sound = _best_choice(composite, stacked, applied, since, trusted)
+            else:
+                proposed = propose(composite.policy, stacked)
+                finite = jnp.all(jnp.isfinite(proposed))
+                chosen = limit_action(shield, jnp.where(finite, proposed, applied), applied)
+                sound = finite & trusted(chosen, ())
+            handed_over = ~(sound & (~state.handed_over | (state.held >= shield.hold)))
             held = jnp.where(handed_over, state.held + 1, 0)
             action = jnp.where(handed_over, safe, chosen)
 

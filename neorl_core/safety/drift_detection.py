@@ -135,7 +135,6 @@ def block_means(scores: npt.ArrayLike, episode: npt.ArrayLike, length: int) -> n
     """Return means of whole blocks of consecutive scores of one episode; the rest of an episode is left out.
 
     Args:
-        scores: (T,).
         episode: (T,), episode of each score, ascending.
         length: scores per block.
     """

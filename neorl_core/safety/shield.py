@@ -4,33 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy.typing as npt
 from jaxtyping import Array, Bool, Float, Int
 
+from neorl_core.safety.support import SupportShield
 from neorl_core.types import Params, Plant, PlantSpec
 
 ROUNDING = 2.0**-20
 """Relative rounding error, eight times the precision of float32."""
-
-
-class Limits(Protocol):
-    """Action limits that every shield has."""
-
-    @property
-    def action_low(self) -> Float[Array, " A"]: ...
-
-    @property
-    def action_high(self) -> Float[Array, " A"]: ...
-
-    @property
-    def rate_limit(self) -> Float[Array, " A"]: ...
-
-    @property
-    def dwell(self) -> Int[Array, ""] | None: ...
 
 
 class ShieldParams(NamedTuple):
@@ -54,6 +39,9 @@ class ShieldParams(NamedTuple):
     actions."""
 
 
+Shield = ShieldParams | SupportShield
+
+
 def default_shield(
     spec: PlantSpec,
     *,
@@ -68,7 +56,6 @@ def default_shield(
     """Build a shield for a plant.
 
     Args:
-        spec: spec of the plant.
         look_ahead: predicted steps L; must be long enough for the fallback to turn the plant around.
         buffer: least predicted margin, per constraint, in the constraint's unit; by default an eighth of the width
             between the limits, or 0 for a one-sided limit.
@@ -133,7 +120,7 @@ def inside_envelope(shield: ShieldParams, observation: Float[Array, " O"]) -> Bo
 
 
 def limit_action(
-    shield: Limits, action: Float[Array, " A"], applied: Float[Array, " A"], since: Params = ()
+    shield: Shield, action: Float[Array, " A"], applied: Float[Array, " A"], since: Params = ()
 ) -> Float[Array, " A"]:
     """Return the nearest action within the rate limit of the applied action, then within the bounds (which win).
 
@@ -151,7 +138,7 @@ def limit_action(
     return jnp.clip(action, shield.action_low, shield.action_high)
 
 
-def dwell_count(shield: Limits, since: Params, applied: Float[Array, " A"], action: Float[Array, " A"]) -> Params:
+def dwell_count(shield: Shield, since: Params, applied: Float[Array, " A"], action: Float[Array, " A"]) -> Params:
     """Return the steps for which a discrete action has been in force after the coming step; () if continuous."""
     if shield.dwell is None:
         return ()

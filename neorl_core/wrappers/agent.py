@@ -229,31 +229,21 @@ def _with_policy(algorithm: Algorithm, fresh: TrainState, policy: Policy) -> Any
             f"the policy's layers {shapes[0]} do not fit {algorithm.name}, which makes {shapes[1]}: pass the "
             "hyper-parameters of the policy's training"
         )
-    numbers, rest = _split(one)
 
     @jax.jit
-    def placed(numbers: list[Any], params: Params) -> list[Any]:
-        actor, put_back = jax.vjp(lambda numbers: algorithm.actor(_joined(numbers, rest)), numbers)
+    def placed(state: Any, params: Params) -> Any:
+        actor, put_back = jax.vjp(algorithm.actor, state)
         (marks,), (values,) = put_back(jax.tree.map(jnp.ones_like, actor)), put_back(params)
-        return [jnp.where(mark != 0, new, old) for mark, new, old in zip(marks, values, numbers, strict=True)]
 
-    learner = _joined(placed(numbers, policy.params), rest)
+        def replaced(mark: Array, new: Array, old: Array) -> Array:
+            # Integers have no gradient: the actor holds none.
+            return old if mark.dtype == jax.dtypes.float0 else jnp.where(mark != 0, new, old)
+
+        return jax.tree.map(replaced, marks, values, state)
+
+    learner = placed(one, policy.params)
     # For discrete actions the critic is the policy, so its target is set as well.
     targets = {"actor_target", "critic_target"} if algorithm.discrete else {"actor_target"}
     for target in targets & set(getattr(learner, "_fields", ())):
         learner = learner._replace(**{target: jax.tree.map(jnp.copy, policy.params)})
     return jax.tree.map(lambda x: x[None], learner)
-
-
-def _split(tree: Any) -> tuple[list[Any], Any]:
-    """Return the floating-point leaves of a tree, and the rest needed to join them again."""
-    leaves, structure = jax.tree.flatten(tree)
-    floating = [bool(jnp.issubdtype(x.dtype, jnp.floating)) for x in leaves]
-    numbers = [x for x, yes in zip(leaves, floating, strict=True) if yes]
-    return numbers, (structure, floating, leaves)
-
-
-def _joined(numbers: list[Any], rest: Any) -> Any:
-    structure, floating, leaves = rest
-    given = iter(numbers)
-    return jax.tree.unflatten(structure, [next(given) if yes else x for x, yes in zip(leaves, floating, strict=True)])

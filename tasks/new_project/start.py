@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from configs.errors import BadInput
-from configs.yaml_files import document, parse_yaml, read_text
+from configs.yaml_files import document, read_text
 from tasks.data.historian.guess.mapping import process_name, start_mapping
 from tasks.files.canonical import make_folder, write_atomic
 
@@ -103,7 +103,7 @@ def _deploy(path: Path, empty: str, deployment: str) -> bool:
     after = before.rstrip() + "\n" + deployment
     try:
         known, found = (document(text, path, aliases=True)[0] for text in (before, after))
-        added = parse_yaml(f"deployments:\n{deployment}", path)["deployments"]
+        added = document(f"deployments:\n{deployment}", path)[0]["deployments"]
         entries = known.get("deployments") or []
         taken = {entry["name"] for entry in entries} & {entry["name"] for entry in added}
     except (BadInput, AttributeError, LookupError, TypeError):

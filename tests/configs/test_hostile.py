@@ -16,7 +16,7 @@ from configs.expression import compile_expression
 from configs.mapping import HistorianMapping
 from configs.run import OpenedRun
 from configs.units import parse
-from configs.yaml_files import load_yaml, parse_yaml
+from configs.yaml_files import document, load_yaml
 from tests.limited import read_limited
 
 MAPPING = Path(__file__).resolve().parents[2] / "configs" / "mappings" / "chemical_reactor.yaml"
@@ -79,10 +79,10 @@ def test_what_is_no_plain_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_yaml_of_other_readers_is_bounded_too() -> None:
-    assert parse_yaml("keys:\n  - {id: a, note: '1'}\n", "trust.yaml") == {"keys": [{"id": "a", "note": "1"}]}
-    assert parse_yaml("", "trust.yaml") is None
+    assert document("keys:\n  - {id: a, note: '1'}\n", Path("trust.yaml"))[0] == {"keys": [{"id": "a", "note": "1"}]}
+    assert document("", Path("trust.yaml"))[0] is None
     with pytest.raises(BadInput, match=r"trust\.yaml, line 2 is not valid YAML, got an alias"):
-        parse_yaml("a: &a 1\nb: *a\n", "trust.yaml")
+        document("a: &a 1\nb: *a\n", Path("trust.yaml"))
 
 
 @pytest.mark.slow

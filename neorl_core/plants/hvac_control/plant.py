@@ -20,10 +20,9 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from neorl_core.control.mpc import RecedingParams, receding
 from neorl_core.plants.base import AnyArray, clip_to, two_sided_margin
 from neorl_core.plants.hvac_control import weather
-from neorl_core.plants.hvac_control.thermostat import ThermostatParams, comfort_band, thermostat
 from neorl_core.plants.hvac_control.weather import DT, HORIZON, Weather, WeatherParams
 from neorl_core.plants.integrators import RK4, integrate
-from neorl_core.types import AgentView, Constraint, Plant, PlantSpec, Space, Timestep
+from neorl_core.types import AgentView, Constraint, Controller, Plant, PlantSpec, Space, Timestep
 
 ZONES = ("east", "core", "west")
 SHARES = (0.35, 0.3, 0.35)
@@ -43,6 +42,10 @@ SUPPLY = 8.0
 """Temperature of the chilled side [°C], as in CityLearn."""
 NIGHT_PRICE, DAY_PRICE = 0.12, 0.36
 """Prices [$/kWh], the second from 14 to 20 h; ours."""
+COMFORT_LOW, COMFORT_HIGH, AWAY_HIGH = 21.0, 25.0, 27.0
+"""Comfort limits [°C]; the last while most people are out."""
+LEAVE, RETURN = 9.0, 16.0
+"""Hours between which the record's occupancy falls to half [h]."""
 DISCOMFORT = 0.2
 """Cost of temperatures outside the comfort band [$/(K² h)]."""
 
@@ -73,6 +76,8 @@ SPEC = PlantSpec(
     score_range=(-7.27, -4.09),
 )
 LIMIT = SPEC.constraints[0]
+AIR = slice(4, 7)
+"""Zone temperatures in the observation."""
 
 
 class Params(NamedTuple):
@@ -193,6 +198,13 @@ def price(hour: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
     return jnp.where((hour > 14.0) & (hour <= 20.0), DAY_PRICE, NIGHT_PRICE).astype(hour.dtype)
 
 
+def comfort_band(hour: Float[AnyArray, "*n"]) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
+    """Lowest and highest comfortable temperature [°C] of the interval that ends at this hour."""
+    hour = jnp.asarray(hour)
+    high = jnp.where((hour > LEAVE) & (hour <= RETURN), AWAY_HIGH, COMFORT_HIGH).astype(hour.dtype)
+    return jnp.full_like(hour, COMFORT_LOW), high
+
+
 def reward_of(
     hour: Float[AnyArray, "*n"],
     outdoor: Float[AnyArray, "*n"],
@@ -207,7 +219,6 @@ def reward_of(
         outdoor: (...), outdoor temperature in the interval [°C].
         air: (..., 3), zone temperatures at the end [°C].
         cooling: (..., 3), cooling in force [kW].
-        params: constants of the plant.
     """
     low, high = comfort_band(hour)
     outside = jnp.maximum(low[..., None] - air, 0.0) + jnp.maximum(jnp.asarray(air) - high[..., None], 0.0)
@@ -314,7 +325,7 @@ def applied(observation: Float[Array, " 13"]) -> Float[Array, " 3"]:
 
 def logged_margins(next_observation: Float[AnyArray, "*n 13"]) -> Float[Array, "*n 3"]:
     """Margins [K] of logged rows, from the temperatures measured after the step."""
-    return two_sided_margin(next_observation[..., 4:7], LIMIT.low, LIMIT.high)
+    return two_sided_margin(next_observation[..., AIR], LIMIT.low, LIMIT.high)
 
 
 def logged_reward(
@@ -322,7 +333,47 @@ def logged_reward(
 ) -> Float[Array, "*n"]:
     """Reward [$] of logged rows, from measured temperatures and the cooling in force."""
     hour, outdoor = next_observation[..., 0], next_observation[..., 1]
-    return reward_of(hour, outdoor, next_observation[..., 4:7], next_observation[..., 10:13], NOMINAL)
+    return reward_of(hour, outdoor, next_observation[..., AIR], next_observation[..., 10:13], NOMINAL)
+
+
+class ThermostatParams(NamedTuple):
+    """Gains of each zone's PI controller, and timetable of the set point."""
+
+    kp: float | Float[Array, ""] = 1.5
+    """Proportional gain [kW/K]."""
+    ki: float | Float[Array, ""] = 1.0
+    """Integral gain [kW/(K h)]."""
+    below: float | Float[Array, ""] = 0.4
+    """Distance of the set point below the upper comfort limit [K]."""
+    ahead: float | Float[Array, ""] = 1.0
+    """Time before people return at which the set point falls [h]."""
+
+
+def setpoint(hour: Float[Array, ""], params: ThermostatParams) -> Float[Array, ""]:
+    """Set point [°C]: the lower of the present upper comfort limit and the one `ahead` hours later, minus `below`."""
+    now, then = comfort_band(hour + DT)[1], comfort_band(hour + params.ahead)[1]
+    return jnp.minimum(now, then) - params.below
+
+
+def _excess(params: ThermostatParams, observation: Float[Array, " 13"]) -> Float[Array, " 3"]:
+    """Zone temperatures above the set point [K]; the controller's state is the value of the previous step."""
+    return observation[AIR] - setpoint(observation[0], params)
+
+
+def _control(
+    params: ThermostatParams,
+    before: Float[Array, " 3"],
+    observation: Float[Array, " 13"],
+    applied: Float[Array, " 3"],
+) -> tuple[Float[Array, " 3"], Float[Array, " 3"]]:
+    error = _excess(params, observation)
+    move = params.kp * (error - before) + params.ki * DT * error
+    # `applied` is the command after clipping by the plant, so the integral does not wind up.
+    return error, jnp.maximum(applied + move, 0.0)
+
+
+thermostat = Controller(_excess, _control)
+"""PI control of each zone in velocity form, with a set-back while people are out."""
 
 
 def _plan_cost(

@@ -96,7 +96,6 @@ def follow(before: Weather, step: Int[Array, ""], draw: Float[Array, " 2"], para
         before: weather of the previous interval.
         step: number of the interval, 1 for the first of the day.
         draw: (2,), standard normal numbers w; zero for the expected course.
-        params: constants of the weather.
     """
     dtype = before.outdoor.dtype
     if params.recorded is not None:

@@ -47,11 +47,9 @@ def feeder_of(
     """Build a feeder from tables.
 
     Args:
-        name: name of the feeder.
         kilovolts: line-to-line voltage of the feeder [kV].
         lines: from, to, resistance [Ω], reactance [Ω]; ties last; buses count from zero, the substation.
         loads: active [kW] and reactive [kvar] load of buses 1 to N.
-        ties: number of ties.
 
     Raises:
         ValueError: if the lines without the ties are not a tree of the buses.

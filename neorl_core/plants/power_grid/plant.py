@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from neorl_core.graph.agent_layout import Links
-from neorl_core.plants.base import AnyArray, clip_to
+from neorl_core.plants.base import AnyArray, clip_to, with_domain
 from neorl_core.plants.power_grid import feeder33 as feeder
 from neorl_core.plants.power_grid import units
 from neorl_core.plants.power_grid.control import TUNED, VoltVarParams, volt_var
@@ -292,18 +292,14 @@ def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
     key_day, key_buses = jax.random.split(key)
     day = jax.random.uniform(key_day, (4,))
     buses = jax.random.uniform(key_buses, (feeder.BUSES,), minval=-1.0, maxval=1.0)
-    return NOMINAL._replace(
+    return with_domain(
+        NOMINAL,
+        domain,
         load_scale=domain.load_scale_low + (domain.load_scale_high - domain.load_scale_low) * day[0],
         bus_load=1 + domain.bus_load_spread * buses,
         impedance_scale=1 + domain.impedance_spread * (2 * day[1] - 1),
         efficiency=NOMINAL.efficiency + domain.efficiency_spread * (2 * day[2] - 1),
-        load_sd=domain.load_sd,
         clearness_mean=domain.clearness_mean_low + (domain.clearness_mean_high - domain.clearness_mean_low) * day[3],
-        clearness_sd=domain.clearness_sd,
-        start_energy_spread=domain.start_energy_spread,
-        voltage_noise=domain.voltage_noise,
-        meter_noise=domain.meter_noise,
-        topologies=domain.topologies,
     )
 
 

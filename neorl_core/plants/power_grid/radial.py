@@ -38,7 +38,6 @@ def radial(preference: Float[Array, " L"], feeder: Feeder) -> Topology:
 
     Args:
         preference: (L,), preference for each line to be open; ties go to the first line, NaN ranks highest.
-        feeder: the feeder.
 
     Example:
         >>> from neorl_core.plants.power_grid.feeder33 import FEEDER

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
 from neorl_core.graph.layout import Layout
-from neorl_core.plants.base import AnyArray
+from neorl_core.plants.base import AnyArray, with_domain
 from neorl_core.plants.power_grid.feeder import Feeder
 from neorl_core.plants.power_grid.power_flow import LOWEST, Flow, holds, magnitude, solve
 from neorl_core.plants.power_grid.radial import Meshed, Topology, leaving, meshed_current, meshed_of, radial
@@ -262,14 +262,13 @@ def sample_params(grid: Grid, key: PRNGKeyArray, domain: Domain) -> Params:
     on_loops = jnp.asarray(np.flatnonzero(np.abs(grid.feeder.loops).sum(0)))
     out = on_loops[(day[2] * len(on_loops)).astype(jnp.int32)] if len(on_loops) else jnp.asarray(-1)
     normal = domain.bus_load_sd * jax.random.normal(key_buses, grid.feeder.active_load.shape)
-    return grid.nominal._replace(
+    return with_domain(
+        grid.nominal,
+        domain,
         load_scale=domain.load_scale_low + (domain.load_scale_high - domain.load_scale_low) * day[0],
         bus_load=jnp.exp(normal - domain.bus_load_sd**2 / 2),
-        bus_sd=domain.bus_sd,
         impedance_scale=1 + domain.impedance_spread * (2 * day[1] - 1),
         outage=jnp.where(day[3] < domain.outage_share, out, -1).astype(day.dtype),
-        start_spread=domain.start_spread,
-        meter_noise=domain.meter_noise,
     )
 
 

@@ -187,9 +187,6 @@ def advance(
         bristles: (4, 2), deflection of the friction bristles [m].
         setpoint: (3,), set point of the tip in the hole's frame: x, z [m] and angle [rad].
         external: (3,), external wrench about the tip [N, N, N m].
-        seconds: duration [s].
-        substeps: integration steps.
-        p: constants of peg, hole and robot.
 
     Returns:
         Pose, velocity and bristles at the end, and the contact wrench about the tip [N, N, N m] in each substep.

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from neorl_core.plants.base import AnyArray, clip_to
+from neorl_core.plants.base import AnyArray, clip_to, with_domain
 from neorl_core.plants.robot_assembly.peg import Params, advance, centre_of, free_motion, tip_of, velocity_at
 from neorl_core.types import Constraint, Controller, Panel, Plant, PlantSpec, Space, Timestep
 
@@ -119,13 +119,12 @@ def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
     """Draw friction and clearance uniformly, and the contact stiffness log-uniformly."""
     friction, clearance, hardness = jax.random.uniform(key, (3,))
     low, high = domain.contact_stiffness_low, domain.contact_stiffness_high
-    return NOMINAL._replace(
+    return with_domain(
+        NOMINAL,
+        domain,
         friction=domain.friction_low + (domain.friction_high - domain.friction_low) * friction,
         clearance=domain.clearance_low + (domain.clearance_high - domain.clearance_low) * clearance,
         contact_stiffness=low * (high / low) ** hardness,
-        offset_spread=domain.offset_spread,
-        tilt_spread=domain.tilt_spread,
-        force_noise=domain.force_noise,
     )
 
 

@@ -83,16 +83,6 @@ class Furnace(NamedTuple):
     """Temperatures of the zones [K]."""
 
 
-def heated_to(kelvin: Float[Array, "S M"], zones: Float[Array, " Z"]) -> Furnace:
-    """Return a furnace with given temperatures [K] of the steel and of the zones."""
-    return Furnace(enthalpy(kelvin), zones)
-
-
-def steel_temperatures(furnace: Furnace) -> Float[Array, "S M"]:
-    """Temperatures of the volumes [K]."""
-    return temperature(furnace.heat)[0]
-
-
 def overlap(offset: Float[Array, ""]) -> Float[Array, "S Z"]:
     """Share of each section's length in each zone."""
     start = (jnp.arange(SECTIONS + 1, dtype=offset.dtype)[:, None] - 1) * SECTION + offset
@@ -118,7 +108,6 @@ def surface(
         cell: (S,), width Δy of a volume [m].
         zones: (Z,), zone temperatures [K].
         share: (S, Z), overlap with the zones.
-        p: constants of the furnace.
     """
     inside = jnp.sum(share, axis=1)
     radiation = p.emissivity * STEFAN_BOLTZMANN
@@ -188,9 +177,6 @@ def advance(
         thickness: (S,), thickness of the sections [mm].
         power: (Z,), powers of the zones' burners [MW].
         share: (S, Z), overlap of sections and zones.
-        seconds: duration [s].
-        substeps: integration steps.
-        p: constants of the furnace.
     """
     cells = furnace.heat.shape[1]
     cell = thickness / 2000 / cells

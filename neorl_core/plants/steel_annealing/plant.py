@@ -8,14 +8,14 @@ speed of the line depends on their thickness.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from neorl_core.plants.base import AnyArray, clip_to
+from neorl_core.plants.base import AnyArray, clip_to, with_domain
 from neorl_core.plants.steel_annealing.furnace import (
     CELLS,
     PER_ZONE,
@@ -27,16 +27,13 @@ from neorl_core.plants.steel_annealing.furnace import (
     Furnace,
     Params,
     advance,
-    heated_to,
     line_speed,
     overlap,
     steady,
-    steel_temperatures,
     surface,
 )
-from neorl_core.plants.steel_annealing.steel import CELSIUS, conductivity, enthalpy
-from neorl_core.plants.steel_annealing.zone_loops import ZoneParams, setpoints, setpoints_of, zone_loops
-from neorl_core.types import Constraint, Panel, Plant, PlantSpec, Space, Timestep
+from neorl_core.plants.steel_annealing.steel import CELSIUS, conductivity, enthalpy, temperature
+from neorl_core.types import Constraint, Controller, Panel, Plant, PlantSpec, Space, Timestep
 
 DT = 1.0
 HORIZON = 180
@@ -133,7 +130,7 @@ def reconstruct(observation: Float[Array, " 25"], params: Params) -> tuple[Furna
     flux = gained - jnp.sum(share, axis=1) * (radiation * skin**4 + params.convection * skin)
     depth = 1 - (jnp.arange(CELLS, dtype=zones.dtype) + 0.5) / CELLS
     drop = (flux * thickness / 4000 / (params.conductivity * conductivity(skin)))[:, None] * (1 - depth**2)[None]
-    return heated_to(skin[:, None] - drop, zones), thickness
+    return Furnace(enthalpy(skin[:, None] - drop), zones), thickness
 
 
 class Domain(NamedTuple):
@@ -175,6 +172,53 @@ class State(NamedTuple):
 
 NOMINAL = Params()
 
+BOOST = (1.0, 0.8, 0.4, 0.1)
+"""Excess of each zone over the target, relative to the first zone."""
+LOAD = (94.5, 196.0, -82.0)
+"""Excess of the first zone over the target [K], by powers of the relative deviation of the load from 36 mm m/min."""
+
+
+class ZoneParams(NamedTuple):
+    """Gains of the zones' PI controllers; nested tuples (hashable) or arrays."""
+
+    kp: Any
+    """(Z,), proportional gains [MW/K]."""
+    ki: Any
+    """(Z,), integral gains [MW/(K min)]."""
+    feedforward: Any
+    """(Z,), feedforward of changes of the set point [MW/K]."""
+    trim: Any
+    """(Z,), change of set point per error at the exit [K/K]."""
+    lift: Any
+    """(Z,), offset of the set points [K]."""
+
+
+class ZoneState(NamedTuple):
+    """State of the loops."""
+
+    error: Float[Array, " Z"]
+    """Control error of the previous step [K]."""
+    setpoint: Float[Array, " Z"]
+    """Set point of the previous step [°C]."""
+
+
+def setpoints(
+    thickness: Float[Array, "*n"], target: Float[Array, "*n"], speed: Float[Array, "*n"], zone: int
+) -> Float[Array, "*n"]:
+    """Return the table's set point [°C] of a zone.
+
+    Each zone exceeds the target by `BOOST` times a polynomial of the heat load, fitted to the steady states of the
+    nominal furnace in which the core leaves at the target.
+
+    Args:
+        thickness: (...), thickness of the product [mm].
+        target: (...), exit temperature of the product [°C].
+        speed: (...), speed of the line [m/min].
+        zone: number of the zone, from 0.
+    """
+    load = thickness * speed / 36.0 - 1.0
+    return target + BOOST[zone] * (LOAD[0] + LOAD[1] * load + LOAD[2] * load**2)
+
 
 def margins_of(
     skin: Float[Array, "*n S"], middle: Float[Array, "*n S"], zones: Float[Array, "*n Z"]
@@ -187,7 +231,7 @@ def margins_of(
 def _observe(state: State, p: Params, noise: Float[Array, " 9"]) -> Float[Array, " 25"]:
     """Observe with noise [K] on thermocouples, pyrometers and the furnace model's core temperature."""
     cell = state.thickness / 2000 / CELLS
-    kelvin = steel_temperatures(state.furnace)
+    kelvin = temperature(state.furnace.heat)[0]
     skin, _ = surface(kelvin[:, 0], cell, state.furnace.zones, overlap(state.offset), p)
     return jnp.concatenate(
         [
@@ -211,16 +255,11 @@ def _hot_enough(core: Float[Array, "*n S"], target: Float[Array, " S"]) -> Float
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
     """Draw constants uniformly within the domain's spreads around the nominal values."""
     emissivity, efficiency = jax.random.uniform(key, (2,), minval=-1.0, maxval=1.0)
-    return NOMINAL._replace(
+    return with_domain(
+        NOMINAL,
+        domain,
         emissivity=NOMINAL.emissivity * (1 + domain.emissivity_spread * emissivity),
         efficiency=NOMINAL.efficiency * (1 + domain.efficiency_spread * efficiency),
-        speed_sd=domain.speed_sd,
-        speed_time_constant=domain.speed_time_constant,
-        noise_sd=domain.noise_sd,
-        thickness_low=domain.thickness_low,
-        thickness_high=domain.thickness_high,
-        target_low=domain.target_low,
-        target_high=domain.target_high,
     )
 
 
@@ -235,10 +274,9 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 25"]
     speed = line_speed(thickness[None], 0.0, params)
     zones = jnp.stack([setpoints(thickness, target, speed, z) for z in range(ZONES)]) + CELSIUS
     heat, power = steady(thickness, zones, params)
-    furnace = Furnace(heat, zones)
-    soaking = _hot_enough(steel_temperatures(furnace)[:, -1], jnp.full(SECTIONS + 1, target))
+    soaking = _hot_enough(temperature(heat)[0][:, -1], jnp.full(SECTIONS + 1, target))
     state = State(
-        furnace=furnace,
+        furnace=Furnace(heat, zones),
         thickness=jnp.full(SECTIONS + 1, thickness),
         target=jnp.full(SECTIONS + 1, target),
         soak=jnp.cumsum(soaking) * SECTION / speed,
@@ -350,8 +388,8 @@ def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 25"], pa
         jnp.where(first, now, charge.at[0].set(now))
         for charge, now in ((state.thickness, observation[12]), (state.target, observation[17]))
     )
-    kelvin = steel_temperatures(state.furnace)
-    kelvin = jnp.where(first, steel_temperatures(reconstruct(observation, params)[0]), kelvin)
+    kelvin = temperature(state.furnace.heat)[0]
+    kelvin = jnp.where(first, temperature(reconstruct(observation, params)[0].heat)[0], kelvin)
     speed = line_speed(thickness, 0.0, params)
     at = state._replace(
         furnace=Furnace(enthalpy(kelvin), zones),
@@ -396,13 +434,35 @@ def logged_reward(
     return -cost(next_observation, action)
 
 
-def _wanted(observation: Float[Array, " 25"]) -> Float[Array, " Z"]:
-    """The table's set points [°C] for the products in the furnace."""
-    return setpoints_of(observation[12:17], observation[17:22], observation[SPEED])
+def _wanted(params: ZoneParams, observation: Float[Array, " 25"]) -> Float[Array, " Z"]:
+    """Set points [°C]: the table's for the products in the furnace, trimmed by the error at the exit.
+
+    Products at the stations are averaged over the ends of each zone.
+    """
+    trim, lift = (jnp.asarray(x, observation.dtype) for x in (params.trim, params.lift))
+    thickness, target = ((seen[1:] + seen[:-1]) / 2 for seen in (observation[12:17], observation[17:22]))
+    table = jnp.stack([setpoints(thickness[z], target[z], observation[SPEED], z) for z in range(ZONES)])
+    return table + lift + trim * (observation[EXIT_TARGET] - observation[CORE])
 
 
-zone_control = zone_loops(_wanted, CORE, EXIT_TARGET, DT, SPEC.action)
-"""A PI loop for each zone on the furnace's table of set points."""
+def _zone_init(params: ZoneParams, observation: Float[Array, " 25"]) -> ZoneState:
+    setpoint = _wanted(params, observation)
+    return ZoneState(setpoint - observation[:ZONES], setpoint)
+
+
+def _zone_act(
+    params: ZoneParams, state: ZoneState, observation: Float[Array, " 25"], applied: Float[Array, " 4"]
+) -> tuple[ZoneState, Float[Array, " 4"]]:
+    kp, ki, feedforward = (jnp.asarray(x, observation.dtype) for x in params[:3])
+    setpoint = _wanted(params, observation)
+    error = setpoint - observation[:ZONES]
+    move = kp * (error - state.error) + ki * DT * error + feedforward * (setpoint - state.setpoint)
+    return ZoneState(error, setpoint), clip_to(SPEC.action, applied + move)
+
+
+zone_control = Controller(_zone_init, _zone_act)
+"""P ← clip(applied + kp (e − e') + ki dt e + f (r − r')): a PI loop for each zone on the set points r of the
+table, trimmed by the error at the exit."""
 
 PLANT = Plant(
     spec=SPEC,

@@ -7,7 +7,6 @@ poor state there, so the furnace keeps the specific enthalpy and looks the tempe
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -43,19 +42,12 @@ def integral(celsius: npt.ArrayLike) -> npt.NDArray[np.float64]:
     return np.asarray(cubic + rising + falling + 650.0 * np.maximum(t - 900.0, 0.0))
 
 
-class _Table(NamedTuple):
-    """Temperatures [°C] at evenly spaced enthalpies."""
-
-    spacing: float
-    """[J/kg]"""
-    celsius: npt.NDArray[np.float64]
-
-
 @cache
-def _table() -> _Table:
+def _table() -> tuple[float, npt.NDArray[np.float64]]:
+    """Return the spacing of the nodes [J/kg] and their temperatures [°C]."""
     enthalpy = np.linspace(0.0, float(integral(HOTTEST)), NODES)
     fine = np.linspace(0.0, HOTTEST, 200_001)
-    return _Table(float(enthalpy[1]), np.interp(enthalpy, integral(fine), fine))
+    return float(enthalpy[1]), np.interp(enthalpy, integral(fine), fine)
 
 
 def temperature(enthalpy: Float[Array, "*n"]) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:

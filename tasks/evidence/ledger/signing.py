@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 import configs
 from configs.errors import BadInput, Refused
 from configs.home import Home
-from configs.yaml_files import MAX_BYTES, parse_yaml
+from configs.yaml_files import MAX_BYTES, document
 from tasks.files.canonical import canonical_json, normalise_time
 
 ENVELOPE_KEYS = {"payload", "payloadType", "signatures"}
@@ -101,16 +101,16 @@ class TrustRoot:
         cure = "export it again with `neorl keys show` on the machine that signs"
         try:
             with path.open("rb") as file:
-                document = parse_yaml(file.read(MAX_BYTES + 1).decode(), path)
+                trusted = document(file.read(MAX_BYTES + 1).decode(), path)[0]
         except FileNotFoundError as error:
             raise BadInput(f"the file of pinned public keys {path} does not exist: {cure}") from error
         except UnicodeDecodeError as error:
             raise BadInput(f"{path} is not YAML with pinned public keys ({error}): {cure}") from error
         except BadInput as error:
             raise BadInput(f"{str(error).removesuffix('.')}, or {cure}") from error
-        rows = document.get("keys") if isinstance(document, dict) and set(document) == {"keys"} else None
+        rows = trusted.get("keys") if isinstance(trusted, dict) and set(trusted) == {"keys"} else None
         if not isinstance(rows, list) or not rows:
-            raise BadInput(f"{path} must contain a non-empty list `keys` and nothing else, got {document!r}: {cure}")
+            raise BadInput(f"{path} must contain a non-empty list `keys` and nothing else, got {trusted!r}: {cure}")
         pins = tuple(_pin(row, path, cure) for row in rows)
         return cls({pin.id: public_key(pin.public) for pin in pins if not pin.person}, path, pins)
 

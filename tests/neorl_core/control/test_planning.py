@@ -37,6 +37,6 @@ def test_plan_equals_finite_horizon_regulator() -> None:
         if low == -3.0:
             assert float(action[0]) == pytest.approx(best[0], abs=2e-3)
             # The rest of the plan is shifted by one step.
-            np.testing.assert_allclose(low + 4.0 * plan.actions[:-1, 0], best[1:], atol=2e-3)
+            np.testing.assert_allclose(low + 4.0 * plan[:-1, 0], best[1:], atol=2e-3)
         else:
             assert float(action[0]) == pytest.approx(low, abs=1e-6)

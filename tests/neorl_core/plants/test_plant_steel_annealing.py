@@ -49,9 +49,9 @@ def heated(
 ) -> np.ndarray:
     """Temperatures [K] of one section, from one temperature [K], in a zone of another."""
     with jax.enable_x64(True):
-        begun = physics.heated_to(jnp.full((1, cells), start), jnp.full((1,), zone))
+        begun = physics.Furnace(steel.enthalpy(jnp.full((1, cells), start)), jnp.full((1,), zone))
         ended, _ = ADVANCE(begun, jnp.array([thickness]), jnp.zeros(1), jnp.ones((1, 1)), seconds, substeps, arrays(p))
-        return np.asarray(physics.steel_temperatures(ended))[0]
+        return np.asarray(steel.temperature(ended.heat)[0])[0]
 
 
 def depths(thickness: float, cells: int) -> np.ndarray:
@@ -339,7 +339,7 @@ def test_soaking_time_of_hot_and_cold_sections(
     # In the steady state of one product, the soaking time at the exit is the time since the core entered the band.
     params = arrays(furnace.NOMINAL, thickness_low=30.0, thickness_high=30.0, target_low=870.0, target_high=870.0)
     state, observation = RESET(jax.random.key(0), params)
-    core = np.asarray(physics.steel_temperatures(state.furnace))[:, -1] - steel.CELSIUS
+    core = np.asarray(steel.temperature(state.furnace.heat)[0])[:, -1] - steel.CELSIUS
     hot = core >= 870.0 - furnace.SOAK_BAND
     assert hot[-1]
     assert not hot[:8].any()

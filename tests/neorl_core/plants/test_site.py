@@ -129,7 +129,7 @@ def test_site_episodes_equal_plant_with_exchanged_constants() -> None:
     ("constants", "limits", "words"),
     [
         ({"cooling": 2.0}, {}, "'cooling' is not a constant of the plant: use one of flow_rate"),
-        ({"cooling_rate[0]": 2.0}, {}, "has the shape \\(\\); name an entry"),
+        ({"cooling_rate[0]": 2.0}, {}, "has the shape \\(\\): leave the entry out"),
         ({"noise_sd": 0.1}, {}, "because it is 0 in the plant.*set it under certify.domain"),
         ({}, {"pressure": (0.0, 1.0)}, "unknown constraint 'pressure': use reactor temperature"),
         ({}, {LIMIT: (300.0, 340.0)}, "inside the plant's limit of 316 to 332 K, got 300 to 340"),
