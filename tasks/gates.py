@@ -77,10 +77,10 @@ def simulator_detail(errors: SimulatorErrors) -> str:
     if not errors.signals:
         return "no signal of the held-out logs moves, so the simulator cannot be judged"
     worst = max(errors.signals, key=lambda name: verdicts.simulator_excess(errors.signals[name]))
-    found = errors.signals[worst]
+    error = errors.signals[worst]
     return (
-        f"prediction error on held-out logs {found.logs:.3g}, for plants of the operating domain under the same "
-        f"actions up to {found.domain:.3g} ({worst}; {verdicts.simulator_excess(found):.2f} of the allowed error)"
+        f"prediction error on held-out logs {error.logs:.3g}, for plants of the operating domain under the same "
+        f"actions up to {error.domain:.3g} ({worst}; {verdicts.simulator_excess(error):.2f} of the allowed error)"
     )
 
 
@@ -89,37 +89,38 @@ def _data(evidence: Evidence | ProcessEvidence) -> str:
 
 
 def _learned_model(evidence: ProcessEvidence) -> str:
-    found = evidence.model
-    if not found.ratios or not found.horizons:
+    model = evidence.model
+    if not model.ratios or not model.horizons:
         return "no held-out episode has a step to predict"
-    missing = [name for name in NAIVE_PREDICTORS if name not in found.ratios]
+    missing = [name for name in NAIVE_PREDICTORS if name not in model.ratios]
     if missing:
         return f"not compared with {' and '.join(missing)}"
-    steps = "/".join(map(str, found.horizons))
+    steps = "/".join(map(str, model.horizons))
     ratios = "; ".join(
         f"{ratio.value:.3f} [{ratio.lower:.3f}, {ratio.upper:.3f}] of the error of {name}"
-        for name, ratio in found.ratios.items()
+        for name, ratio in model.ratios.items()
     )
-    detail = f"free run over {steps} steps of {found.episodes} held-out episodes: {ratios}"
-    if any(math.isinf(ratio.upper) for ratio in found.ratios.values()):
+    detail = f"free run over {steps} steps of {model.episodes} held-out episodes: {ratios}"
+    if any(math.isinf(ratio.upper) for ratio in model.ratios.values()):
         return f"{detail}; too few episodes: use more logs"
-    cures = [MODEL_CURES[name] for name, ratio in found.ratios.items() if not ratio.upper < 1.0]
+    cures = [MODEL_CURES[name] for name, ratio in model.ratios.items() if not ratio.upper < 1.0]
     return "; ".join([detail, *cures[:1]])
 
 
 def _bounds(evidence: ProcessEvidence) -> str:
-    found = evidence.bounds
+    bounds = evidence.bounds
     return (
-        f"over {found.inputs:,} inputs, actions exceed bounds by {max(found.beyond_bounds, 0):.2g} and rate limits by "
-        f"{max(found.beyond_rates, 0):.2g} of their range"
+        f"over {bounds.inputs:,} inputs, actions exceed bounds by {max(bounds.beyond_bounds, 0):.2g} and rate limits "
+        f"by {max(bounds.beyond_rates, 0):.2g} of their range"
     )
 
 
 def _support(evidence: ProcessEvidence) -> str:
-    found = evidence.support
+    support = evidence.support
     detail = (
-        f"radius {found.radius:.3g} at the {found.quantile:g} quantile: {found.outside:.1%} of further held-out rows "
-        f"are outside; hand-over at {found.handed_over:.1%} of them, at most {found.most_handed_over:.0%} allowed"
+        f"radius {support.radius:.3g} at the {support.quantile:g} quantile: {support.outside:.1%} of further held-out "
+        f"rows are outside; hand-over at {support.handed_over:.1%} of them, at most {support.most_handed_over:.0%} "
+        "allowed"
     )
     if not verdicts.support_known(evidence):
         return f"{detail}; the held-out episodes are too few or unlike the others: use logs of more days"
@@ -129,11 +130,13 @@ def _support(evidence: ProcessEvidence) -> str:
 
 
 def _process_fallback(evidence: ProcessEvidence) -> str:
-    found = evidence.fallback
-    explained = "".join(f", R² of {name} {share:.3f}" for name, share in found.explained.items())
-    needed = f", at least {found.least_explained:g} each" if found.explained else ""
-    detail = f"{found.about}{explained}{needed}; {found.unsound} of {found.rows:,} held-out answers are unsound"
-    if not all(share >= found.least_explained for share in found.explained.values()):
+    fallback = evidence.fallback
+    explained = "".join(f", R² of {name} {share:.3f}" for name, share in fallback.explained.items())
+    needed = f", at least {fallback.least_explained:g} each" if fallback.explained else ""
+    detail = (
+        f"{fallback.about}{explained}{needed}; {fallback.unsound} of {fallback.rows:,} held-out answers are unsound"
+    )
+    if not all(share >= fallback.least_explained for share in fallback.explained.values()):
         detail += (
             "; the logs do not follow this law: name the loops that run the plant (kind: pid), or hold (kind: hold)"
         )
@@ -141,7 +144,7 @@ def _process_fallback(evidence: ProcessEvidence) -> str:
 
 
 def _ope(evidence: Evidence | ProcessEvidence) -> str:
-    detail = f"estimated gain over the logged controller {_words(evidence.ope)}"
+    detail = f"estimated gain over the logged controller {_interval(evidence.ope)}"
     weighed = f"; {evidence.unweighed}" if evidence.unweighed else ""
     if not evidence.supported:
         why = f": {evidence.reason}" if evidence.reason else ""
@@ -154,7 +157,7 @@ def _ope(evidence: Evidence | ProcessEvidence) -> str:
 
 
 def _rollouts(evidence: Evidence) -> str:
-    detail = f"return per episode on the simulator against the plant's controller {_words(evidence.rollouts)}"
+    detail = f"return per episode on the simulator against the plant's controller {_interval(evidence.rollouts)}"
     if evidence.fallback_share > MOSTLY:
         detail += f"; the fallback decided {evidence.fallback_share:.0%} of its steps"
     if not evidence.beat_plant and math.isfinite(evidence.rollouts.lower):
@@ -172,7 +175,7 @@ def _champion(evidence: Evidence) -> str:
     compared = [("estimated gain over the champion", evidence.champion)]
     if evidence.champion_rollouts is not None:
         compared.append(("return per episode on the simulator against it", evidence.champion_rollouts))
-    return "; ".join(f"{name} {_words(interval)}" for name, interval in compared)
+    return "; ".join(f"{name} {_interval(interval)}" for name, interval in compared)
 
 
 def _statistical(evidence: Evidence) -> str:
@@ -185,8 +188,8 @@ def _servability(evidence: Evidence | ProcessEvidence) -> str:
     return "not attempted: an earlier gate failed" if evidence.servability is None else evidence.servability.found
 
 
-def _words(found: Interval) -> str:
-    return f"{found.value:+.4g}, interval [{found.lower:+.4g}, {found.upper:+.4g}]"
+def _interval(interval: Interval) -> str:
+    return f"{interval.value:+.4g}, interval [{interval.lower:+.4g}, {interval.upper:+.4g}]"
 
 
 def _counts(certificate: Certificate) -> str:

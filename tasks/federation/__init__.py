@@ -1,1 +1,1 @@
-"""Federated learning: a coordinator trains over several sites, whose rows stay at the sites."""
+"""Federated learning: a coordinator trains over several sites, and rows stay at the sites."""

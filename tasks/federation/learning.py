@@ -41,7 +41,7 @@ class Learning(NamedTuple):
     """Number of rounds that use `Algorithm.warm_up`."""
 
     def rule_for(self, number: int) -> Rule:
-        """Return the rule of a round, counted from 1."""
+        """Return the rule of a round; rounds count from 1."""
         return self.rule._replace(algorithm=phase(self.algorithm, number <= self.warm_up))
 
 

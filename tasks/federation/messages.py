@@ -40,7 +40,7 @@ class Question(Strict):
     most_rows: int = 0
     """Rows of the largest site, for the weights of secure sums."""
     sites: tuple[str, ...] = Field(default=(), strict=False)
-    """Sites whose masked numbers arrived, for `unmask`."""
+    """Sites that sent masked numbers, for `unmask`."""
 
     def message(self, arrays: Arrays | None = None) -> Message:
         """Return the question as a message."""
@@ -63,13 +63,18 @@ class RoundAnswer(Strict):
     log_weight: float
 
 
-def read_question(message: Message) -> Question:
-    """Read a question.
+def read_text(model: type[Model], message: Message) -> Model:
+    """Read the JSON of a message.
 
     Raises:
-        BadInput: if the message is not a question.
+        BadInput: if the JSON does not fit the model.
     """
-    return _read(Question, message.text)
+    try:
+        return model.model_validate_json(message.text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the text"
+        raise BadInput(f"the message is not a {model.__name__}: {place}: {first['msg']}: {SAME_VERSION}") from error
 
 
 def read_row_summary(message: Message) -> tuple[RowSummary, Moments]:
@@ -78,17 +83,8 @@ def read_row_summary(message: Message) -> tuple[RowSummary, Moments]:
     Raises:
         BadInput: if the summary is incomplete or invalid.
     """
-    summary = _read(RowSummary, message.text)
+    summary = read_text(RowSummary, message)
     return summary, read_moments(message.arrays, summary.rows, summary.terminates)
-
-
-def read_round_answer(message: Message) -> RoundAnswer:
-    """Read a site's answer in a round.
-
-    Raises:
-        BadInput: if the answer is incomplete.
-    """
-    return _read(RoundAnswer, message.text)
 
 
 def moment_arrays(moments: Moments) -> dict[str, np.ndarray[Any, Any]]:
@@ -118,7 +114,7 @@ def read_pooled_moments(arrays: Arrays) -> Moments:
 
 
 def read_moments(arrays: Arrays, rows: int, terminates: bool) -> Moments:
-    """Read moments; the means replace the extreme observations, which nobody sends.
+    """Read moments; the means replace the extreme observations, which stay at the sites.
 
     Raises:
         BadInput: if a moment is missing or not finite.
@@ -160,7 +156,7 @@ def check_moments(moments: Moments, spec: PlantSpec) -> Moments:
 
 
 def named(prefix: str, weights: Parameters) -> dict[str, np.ndarray[Any, Any]]:
-    """Return weights as arrays whose names have a prefix."""
+    """Return weights as arrays with a prefix before each name."""
     return {f"{prefix}/{name}": np.asarray(value) for name, value in weights.items()}
 
 
@@ -187,14 +183,5 @@ def read_weights(prefix: str, arrays: Arrays, like: Parameters) -> Parameters:
 
 
 def under(prefix: str, arrays: Arrays) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the arrays whose names have a prefix, without the prefix."""
+    """Select the arrays with a prefix and remove the prefix."""
     return {name.removeprefix(f"{prefix}/"): a for name, a in arrays.items() if name.startswith(f"{prefix}/")}
-
-
-def _read(model: type[Model], text: str) -> Model:
-    try:
-        return model.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the text"
-        raise BadInput(f"the message is not a {model.__name__}: {place}: {first['msg']}: {SAME_VERSION}") from error

@@ -17,7 +17,7 @@ from neorl_core.federated.rounds import Server
 from neorl_core.training.parameters import Parameters
 from tasks.evidence.federations import LeftOutBody, ParticipantBody
 from tasks.federation.learning import Learning
-from tasks.federation.messages import Question, named, read_round_answer, read_weights
+from tasks.federation.messages import Question, RoundAnswer, named, read_text, read_weights
 from tasks.federation.transport.frames import Arrays
 from tasks.federation.transport.network import Message, MissingAnswer, Transport
 from tasks.files.arrays import npz_bytes
@@ -113,7 +113,7 @@ def _read_change(request: RoundRequest, site: str, message: Message) -> Change:
         BadInput: if the change is not acceptable.
     """
     private = request.federation.privacy
-    answer = read_round_answer(message)
+    answer = read_text(RoundAnswer, message)
     change = read_weights("change", message.arrays, request.server.parameters)
     control = read_weights("control", message.arrays, request.server.control)
     if answer.number != request.number:
@@ -140,7 +140,7 @@ def missing(site: str, answer: MissingAnswer) -> LeftOutBody:
 
 
 def refused(site: str, detail: str) -> LeftOutBody:
-    """Return the ledger record of a site whose answer was refused."""
+    """Return the ledger record of a site with a refused answer."""
     return LeftOutBody(site=site, why="refused", detail=detail[:300])
 
 

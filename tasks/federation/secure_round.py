@@ -12,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 from configs.errors import BadInput, NeoRLError
 from neorl_core.federated.secure import FixedPoint, decode
 from tasks.evidence.federations import LeftOutBody, ParticipantBody
-from tasks.federation.messages import read_round_answer, under
+from tasks.federation.messages import RoundAnswer, read_text, under
 from tasks.federation.open_round import RoundRequest, RoundResult, missing, refused
 from tasks.federation.secure_sum import Bytes, Numbers, PublicKeys, RevealedShares, read_share, unmask_total
 from tasks.federation.transport.frames import NOTHING, Arrays
@@ -81,7 +81,7 @@ class _Steps:
                 self._left_out[site] = missing(site, answer)
                 continue
             try:
-                if (number := read_round_answer(answer).number) != request.number:
+                if (number := read_text(RoundAnswer, answer).number) != request.number:
                     raise BadInput(f"the answer is to round {number}, not to round {request.number}: restart the site")
                 answers[site] = read(site, answer.arrays)
             except (NeoRLError, KeyError) as error:

@@ -147,7 +147,7 @@ class SecureSumSite:
         """Return the shares that unmask the sum, once.
 
         Args:
-            arrived: sites whose masked numbers arrived.
+            arrived: sites that sent masked numbers.
 
         Raises:
             Refused: if shares were already revealed, a site is unknown, or too few numbers arrived.

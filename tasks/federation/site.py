@@ -34,7 +34,7 @@ from tasks.federation.messages import (
     moment_arrays,
     named,
     read_pooled_moments,
-    read_question,
+    read_text,
     read_weights,
     under,
 )
@@ -84,7 +84,7 @@ class Participant:
         """
         if message.text == HELLO:
             return Message(self.terms.site)
-        question = read_question(message)
+        question = read_text(Question, message)
         self._check(question.terms)
         answers = {
             "moments": self._moments,

@@ -1,7 +1,7 @@
-"""References: what stages hand on. Small, frozen and JSON; large things are files that they name.
+"""References: results that tasks pass on. They are small, frozen and JSON, and name large results by file.
 
-A reference is what its stage found, not where the flow ran: caches and graphs are keyed by its content, and a result
-whose files have gone is made again.
+Caches and graphs are keyed by a reference's content, which does not depend on where the flow ran. If files of a result
+are missing, the task runs again.
 """
 
 from tasks.references.base import Interval, Reference

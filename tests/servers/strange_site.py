@@ -14,7 +14,7 @@ from pathlib import Path
 
 from configs.home import Home
 from flows.cli.federate import participant_of, read_site
-from tasks.federation.messages import read_question
+from tasks.federation.messages import Question, read_text
 from tasks.federation.serving import serve
 from tasks.federation.transport.network import HELLO, Message
 
@@ -29,9 +29,9 @@ def main() -> None:
 
     def answer(message: Message) -> Message:
         reply = participant.answer(message)
-        if message.text == HELLO or read_question(message).kind != "round":
+        if message.text == HELLO or read_text(Question, message).kind != "round":
             return reply
-        if str(read_question(message).number) != when:
+        if str(read_text(Question, message).number) != when:
             return reply
         if kind == "dies":
             os.kill(os.getpid(), signal.SIGKILL)

@@ -36,7 +36,7 @@ episodes: {max_gap_seconds: 120}
 
 
 def frame() -> pl.DataFrame:
-    """A log whose temperature is 90 degC in 73 % of all minutes, 70 in a further 10 % and 50 in the others."""
+    """Return a log with 90 degC in 73 % of the minutes, 70 in a further 10 % and 50 in the rest."""
     k = np.arange(STEPS + 1)
     ten = np.where(k % 100 < 73, 90.0, np.where(k % 100 < 83, 70.0, 50.0))
     begin = np.datetime64("2024-05-01T00:00:00", "us").astype(np.int64)
@@ -126,8 +126,8 @@ def test_repeated_rows_are_counted_but_not_lost(tmp_path: Path) -> None:
     table = pl.concat([frame(), frame()[-STEPS // 5 :]])
     dataset, run = made(tmp_path, table, allowed=0.0)
     assert dataset.accounts[0].raw.reasons == {"repeats an earlier row": 600}
-    found = validate(Home(tmp_path / "home"), run, dataset)
-    assert not any("are lost" in warning for warning in found.warnings)
+    result = validate(Home(tmp_path / "home"), run, dataset)
+    assert not any("are lost" in warning for warning in result.warnings)
 
 
 def test_overlapping_sources_warn(tmp_path: Path) -> None:

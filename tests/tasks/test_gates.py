@@ -1,4 +1,4 @@
-"""Every gate's verdicts as a table, and sets of gates that are incomplete or contradict their numbers."""
+"""Verdicts of every gate, and sets of gates that are incomplete or contradict their evidence."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ from tests.judged import SERVED, certificate, evidence, interval, process_eviden
 NAN = math.nan
 
 
-def found(name: str, numbers: Evidence) -> Gate:
-    """The gate of that name."""
+def gate_of(name: str, numbers: Evidence) -> Gate:
     return next(gate for gate in judge(numbers) if gate.name == name)
 
 
@@ -48,7 +47,7 @@ def test_all_required_gates_are_judged_in_order_of_cost() -> None:
     [((), True, "all expectations hold"), (("too few", "too flat"), False, "too few; too flat")],
 )
 def test_data(reasons: tuple[str, ...], passed: bool, detail: str) -> None:
-    assert found("data", evidence(data=reasons)) == Gate(name="data", passed=passed, detail=detail)
+    assert gate_of("data", evidence(data=reasons)) == Gate(name="data", passed=passed, detail=detail)
 
 
 @pytest.mark.parametrize(
@@ -64,26 +63,26 @@ def test_data(reasons: tuple[str, ...], passed: bool, detail: str) -> None:
         ({"T": signal(NAN)}, False),
         ({"T": signal(0.1, domain=NAN)}, False),
         ({"T": signal(0.1, spread=NAN)}, False),
-        # A NaN is not hidden by a number beside it, whichever comes first.
+        # A finite number does not hide a NaN.
         ({"T": signal(NAN), "c": signal(0.1)}, False),
         ({"c": signal(0.1), "T": signal(NAN)}, False),
         ({"T": signal(math.inf)}, False),
         ({"T": signal(math.inf, domain=math.inf)}, False),
-        # A domain whose plants diverge explains everything, and so nothing.
+        # A diverging domain would explain any log.
         ({"T": signal(0.1, domain=math.inf)}, False),
         ({"T": signal(0.1, spread=math.inf)}, False),
         ({}, False),
     ],
 )
 def test_simulator(errors: dict[str, SignalError], passed: bool) -> None:
-    gate = found("simulator", evidence(simulator=SimulatorErrors(signals=errors)))
+    gate = gate_of("simulator", evidence(simulator=SimulatorErrors(signals=errors)))
     assert gate.passed is passed
     assert gate.detail
 
 
-def test_the_simulator_gate_names_the_worst_signal() -> None:
+def test_simulator_gate_names_the_worst_signal() -> None:
     errors = SimulatorErrors(signals={"c": signal(0.1), "T": signal(0.3)})
-    assert "(T; " in found("simulator", evidence(simulator=errors)).detail
+    assert "(T; " in gate_of("simulator", evidence(simulator=errors)).detail
 
 
 TABLE = [
@@ -94,7 +93,7 @@ TABLE = [
     (-0.1, 0.2, False, True),
     (NAN, 0.2, True, False),
     (NAN, NAN, True, False),
-    # An estimate that is not a number is no estimate, even where no gain is asked for.
+    # NaN fails even if no gain is required.
     (NAN, NAN, False, False),
 ]
 
@@ -104,26 +103,24 @@ def test_ope_and_rollouts(lower: float, upper: float, beat_plant: bool, passed: 
     numbers = evidence(ope=interval(lower, upper), rollouts=interval(lower, upper), beat_plant=beat_plant)
     names: tuple[str, str] = ("ope", "rollouts")
     for name in names:
-        gate = found(name, numbers)
+        gate = gate_of(name, numbers)
         assert gate.passed is passed, name
         assert f"{lower:+.4g}" in gate.detail
-    assert found("ope", numbers.model_copy(update={"supported": False})).passed is False
+    assert gate_of("ope", numbers.model_copy(update={"supported": False})).passed is False
 
 
-def test_the_ope_gate_says_what_it_did_not_ask_for() -> None:
+def test_ope_gate_says_that_a_gain_is_not_required() -> None:
     numbers = evidence(ope=interval(-1.0, 1.0), beat_plant=False)
-    assert "not required by gates.beat_plant" in found("ope", numbers).detail
-    assert "do not support" in found("ope", numbers.model_copy(update={"supported": False})).detail
+    assert "not required by gates.beat_plant" in gate_of("ope", numbers).detail
+    assert "do not support" in gate_of("ope", numbers.model_copy(update={"supported": False})).detail
 
 
 @pytest.mark.parametrize(
-    ("discount", "horizon", "said"),
+    ("discount", "horizon", "warns"),
     [(0.97, 1_000, True), (0.99, 1_000, False), (0.99, 1_001, True), (0.95, 60, False), (0.97, 0, False)],
 )
-def test_the_ope_gate_says_where_its_discount_sees_little_of_an_episode(
-    discount: float, horizon: int, said: bool
-) -> None:
-    """`1 / (1 - discount)` steps are weighed: 33 of 1,000 are less than a tenth, and 100 are a tenth."""
+def test_ope_gate_warns_if_the_discount_covers_few_steps(discount: float, horizon: int, warns: bool) -> None:
+    """The estimate covers `1 / (1 - discount)` steps: 33 of 1,000 are less than a tenth, 100 are a tenth."""
     nothing = Interval(value=0.0, lower=0.0, upper=0.0)
     unweighed = Evaluation(
         selected=0,
@@ -135,17 +132,17 @@ def test_the_ope_gate_says_where_its_discount_sees_little_of_an_episode(
         horizon=horizon,
         episodes=9,
     ).unweighed
-    assert bool(unweighed) is said
+    assert bool(unweighed) is warns
     for required in (True, False):
-        detail = found("ope", evidence(unweighed=unweighed, ope=interval(-1.0, 1.0), beat_plant=required)).detail
-        assert ("covers about" in detail) is said
-    if discount == 0.97 and said:
+        detail = gate_of("ope", evidence(unweighed=unweighed, ope=interval(-1.0, 1.0), beat_plant=required)).detail
+        assert ("covers about" in detail) is warns
+    if discount == 0.97 and warns:
         assert "covers about 33 of 1,000 steps" in detail
 
 
-def test_the_rollouts_gate_says_where_the_fallback_ran_the_plant() -> None:
-    assert "fallback" not in found("rollouts", evidence(fallback_share=0.5)).detail
-    assert found("rollouts", evidence(fallback_share=0.97)).detail.endswith("; the fallback decided 97% of its steps")
+def test_rollouts_gate_names_a_large_fallback_share() -> None:
+    assert "fallback" not in gate_of("rollouts", evidence(fallback_share=0.5)).detail
+    assert gate_of("rollouts", evidence(fallback_share=0.97)).detail.endswith("; the fallback decided 97% of its steps")
 
 
 @pytest.mark.parametrize(
@@ -153,25 +150,25 @@ def test_the_rollouts_gate_says_where_the_fallback_ran_the_plant() -> None:
     [(0.1, 0.2, True), (-0.1, 0.1, True), (-0.1, 0.0, True), (-0.2, -0.1, False), (NAN, NAN, False)],
 )
 def test_champion(lower: float, upper: float, passed: bool) -> None:
-    assert found("champion", evidence(champion=interval(lower, upper))).passed is passed
-    # Both have to allow it: the logs, which rarely tell two policies apart, and the same episodes on the simulator.
+    assert gate_of("champion", evidence(champion=interval(lower, upper))).passed is passed
+    # Both the logs and the same episodes on the simulator must allow the candidate.
     no_worse = interval(-0.1, 0.1)
-    assert found("champion", evidence(champion=no_worse, champion_rollouts=interval(lower, upper))).passed is passed
-    assert found("champion", evidence(champion=interval(lower, upper), champion_rollouts=no_worse)).passed is passed
+    assert gate_of("champion", evidence(champion=no_worse, champion_rollouts=interval(lower, upper))).passed is passed
+    assert gate_of("champion", evidence(champion=interval(lower, upper), champion_rollouts=no_worse)).passed is passed
 
 
-def test_without_a_comparable_champion_the_gate_says_why() -> None:
-    assert found("champion", evidence()).detail == "no trained champion to compare with"
-    other = found("champion", evidence(incomparable=True))
+def test_champion_gate_without_comparable_champion_says_why() -> None:
+    assert gate_of("champion", evidence()).detail == "no trained champion to compare with"
+    other = gate_of("champion", evidence(incomparable=True))
     assert other == Gate(name="champion", passed=True, detail="not compared: the champion was made for other limits")
 
 
-def test_what_the_logs_do_not_tell_of_the_champion_has_a_reason_and_no_number() -> None:
+def test_unsupported_gain_over_champion_has_a_reason() -> None:
     nothing = evidence(champion=interval(NAN, NAN), champion_unsupported="too few", champion_rollouts=interval(1, 2))
     detail = "the held-out logs support no estimate of the gain over the champion: too few"
-    assert found("champion", nothing) == Gate(name="champion", passed=False, detail=detail)
-    # The audit derives the line of an entry anew that was written before the reason was.
-    assert "+nan" in found("champion", evidence(champion=interval(NAN, NAN))).detail
+    assert gate_of("champion", nothing) == Gate(name="champion", passed=False, detail=detail)
+    # Old entries have no reason; the audit must still reproduce their text.
+    assert "+nan" in gate_of("champion", evidence(champion=interval(NAN, NAN))).detail
 
 
 def test_certificates() -> None:
@@ -181,17 +178,19 @@ def test_certificates() -> None:
             gate = next(gate for gate in judge(numbers) if gate.name == name)
             assert gate.passed is passed
             assert gate.detail == "2 violations in 5000 episodes, attempt 3, α = 0.0125"
-    left_out = found("statistical", evidence(certificate=None))
+    left_out = gate_of("statistical", evidence(certificate=None))
     assert left_out.passed is None
     assert "no error probability was spent" in left_out.detail
 
 
 def test_servability() -> None:
-    gate = found("servability", evidence())
+    gate = gate_of("servability", evidence())
     assert (gate.passed, gate.detail) == (True, "64 answers agree, p99 52 µs")
-    slow = found("servability", evidence(servability=SERVED.model_copy(update={"reasons": ("too slow", "and wrong")})))
+    slow = gate_of(
+        "servability", evidence(servability=SERVED.model_copy(update={"reasons": ("too slow", "and wrong")}))
+    )
     assert (slow.passed, slow.detail) == (False, "too slow; and wrong")
-    assert found("servability", evidence(servability=None)).passed is None
+    assert gate_of("servability", evidence(servability=None)).passed is None
 
 
 @pytest.mark.parametrize(
@@ -203,13 +202,11 @@ def test_servability() -> None:
         ({"champion": interval(-0.2, -0.1)}, False),
     ],
 )
-def test_an_attempt_is_spent_only_where_every_earlier_gate_passed(
-    changes: dict[str, Certificate | None], may: bool
-) -> None:
+def test_attempt_needs_all_earlier_gates(changes: dict[str, Certificate | None], may: bool) -> None:
     assert may_certify(judge(evidence(**changes))) is may
 
 
-def test_gates_that_follow_from_their_numbers_are_accepted() -> None:
+def test_gates_that_follow_from_evidence_are_accepted() -> None:
     numbers = evidence(ope=interval(-1.0, 1.0), certificate=None, servability=None)
     gates = judge(numbers)
     assert current().fault(gates, numbers, fallback=False) is None
@@ -217,7 +214,7 @@ def test_gates_that_follow_from_their_numbers_are_accepted() -> None:
 
 
 @pytest.mark.parametrize("name", REQUIRED)
-def test_a_missing_gate_and_a_contradicted_verdict_are_named(name: str) -> None:
+def test_missing_gate_and_contradicted_verdict_are_named(name: str) -> None:
     numbers = evidence()
     gates = judge(numbers)
     fewer = tuple(gate for gate in gates if gate.name != name)
@@ -232,12 +229,11 @@ def test_a_missing_gate_and_a_contradicted_verdict_are_named(name: str) -> None:
     assert current().fault(gates, numbers, fallback=True) is not None
 
 
-def of_process(name: str, numbers: ProcessEvidence) -> Gate:
-    """The gate of that name."""
+def log_only_gate(name: str, numbers: ProcessEvidence) -> Gate:
     return next(gate for gate in judge(numbers) if gate.name == name)
 
 
-def test_a_process_is_judged_by_its_own_table_and_the_absent_gates_say_why() -> None:
+def test_log_only_plant_has_its_own_gates() -> None:
     gates = judge(process_evidence())
     assert tuple(gate.name for gate in gates) == REQUIRED_LOG_ONLY
     assert all(gate.passed for gate in gates)
@@ -250,21 +246,19 @@ def test_a_process_is_judged_by_its_own_table_and_the_absent_gates_say_why() -> 
     ("ratios", "passed"),
     [
         ({"persistence": interval(0.2, 0.3), "linear autoregression": interval(0.9, 0.999)}, True),
-        # No better than the one or the other, or not shown to be.
+        # Not better than one predictor, or not shown to be.
         ({"persistence": interval(0.2, 0.3), "linear autoregression": interval(0.9, 1.0)}, False),
         ({"persistence": interval(1.1, 1.2), "linear autoregression": interval(0.5, 0.6)}, False),
         ({"persistence": interval(0.2, 0.3), "linear autoregression": interval(NAN, NAN)}, False),
-        # Both by their names: one left out, or another in its place, shows nothing.
+        # Both predictors are required by name.
         ({"persistence": interval(0.2, 0.3)}, False),
         ({"persistence": interval(0.2, 0.3), "the mean": interval(0.2, 0.3)}, False),
         ({}, False),
     ],
 )
-def test_a_learned_model_is_a_basis_only_where_it_beats_what_needs_no_learning(
-    ratios: dict[str, Interval], passed: bool
-) -> None:
+def test_learned_model_must_beat_naive_predictors(ratios: dict[str, Interval], passed: bool) -> None:
     model = process_evidence().model.model_copy(update={"ratios": ratios})
-    assert of_process("learned_model", process_evidence(model=model)).passed is passed
+    assert log_only_gate("learned_model", process_evidence(model=model)).passed is passed
 
 
 @pytest.mark.parametrize(
@@ -286,10 +280,10 @@ def test_a_learned_model_is_a_basis_only_where_it_beats_what_needs_no_learning(
         ("fallback", "fallback", {"rows": 0}, False),
     ],
 )
-def test_what_protects_a_process(name: str, part: str, changes: dict[str, object], passed: bool) -> None:
+def test_gates_of_bounds_shield_and_fallback(name: str, part: str, changes: dict[str, object], passed: bool) -> None:
     numbers = process_evidence()
     changed = getattr(numbers, part).model_copy(update=changes)
-    assert of_process(name, process_evidence(**{part: changed})).passed is passed
+    assert log_only_gate(name, process_evidence(**{part: changed})).passed is passed
 
 
 @pytest.mark.parametrize(
@@ -304,20 +298,20 @@ def test_what_protects_a_process(name: str, part: str, changes: dict[str, object
         ("fallback", {"explained": {"valve": 0.1}}, "(kind: pid), or hold (kind: hold)"),
     ],
 )
-def test_a_refusal_of_a_process_says_what_would_cure_it(name: str, changes: dict[str, object], cure: str) -> None:
+def test_log_only_refusal_names_a_cure(name: str, changes: dict[str, object], cure: str) -> None:
     part = {"learned_model": "model", "shield": "support"}.get(name, name)
     numbers = process_evidence()
     if part == "model":
         changes = {"ratios": {**numbers.model.ratios, **changes}}
     changed = numbers.model_copy(update={part: getattr(numbers, part).model_copy(update=changes)})
-    gate = of_process(name, changed)
+    gate = log_only_gate(name, changed)
     assert (gate.passed, cure in gate.detail) == (False, True), gate.detail
-    assert "use " not in of_process(name, numbers).detail
-    # An interval around 0 may become narrower, one below it says that the policy is worse.
-    for ope, told in ((interval(-0.1, 0.2), True), (interval(-0.2, -0.1), False)):
-        assert ("more episodes" in of_process("ope", process_evidence(ope=ope)).detail) is told
-    unknown = of_process("ope", process_evidence(supported=False, reason="no finite estimate")).detail
+    assert "use " not in log_only_gate(name, numbers).detail
+    # More episodes help only if the interval includes 0.
+    for ope, advised in ((interval(-0.1, 0.2), True), (interval(-0.2, -0.1), False)):
+        assert ("more episodes" in log_only_gate("ope", process_evidence(ope=ope)).detail) is advised
+    unknown = log_only_gate("ope", process_evidence(supported=False, reason="no finite estimate")).detail
     assert "an estimate of this policy: no finite estimate; use logs" in unknown
     assert "actions vary more" in unknown
-    # What was recorded before reasons were is judged in the same words again.
-    assert "an estimate of this policy; use logs" in of_process("ope", process_evidence(supported=False)).detail
+    # Old entries have no reason; their text must stay the same.
+    assert "an estimate of this policy; use logs" in log_only_gate("ope", process_evidence(supported=False)).detail

@@ -38,9 +38,9 @@ def files(home: Path) -> dict[Path, bytes]:
 
 def test_sound_archive_becomes_a_dataset(tmp_path: Path, home: Path) -> None:
     arrays = archive()
-    told: list[tuple[int, int, str]] = []
+    reports: list[tuple[int, int, str]] = []
     source = save(tmp_path / "a.npz", arrays)
-    reference = ingest(Home(home), run(), [source], lambda *args: told.append(args))
+    reference = ingest(Home(home), run(), [source], lambda *args: reports.append(args))
     held = opened(reference)
     held.verify()
     assert (reference.plant, reference.rows, reference.episodes) == ("double_mass", 200, 10)
@@ -48,7 +48,7 @@ def test_sound_archive_becomes_a_dataset(tmp_path: Path, home: Path) -> None:
     np.testing.assert_array_equal(held.arrays()["observations"], arrays["obs"])
     assert held.manifest.spec["name"] == "double_mass"
     assert held.manifest.provenance[0].sources[0].sha256 == reference.sources[0].sha256
-    assert told == [(1, 1, "sources")]
+    assert reports == [(1, 1, "sources")]
 
 
 def test_ingest_is_idempotent_by_content_and_ignores_names(tmp_path: Path, home: Path) -> None:
@@ -278,10 +278,10 @@ def test_unreadable_sources_are_named_and_never_skipped() -> None:
         for path, mode in ((Path(folder), 0o755), (log, 0o200), (month, 0o200)):
             path.chmod(mode)
         asked = [sys.executable, "-c", CLOSED, str(log), str(export), str(export / "a.csv")]
-        said = subprocess.run(asked, cwd=PROJECT, capture_output=True, text=True, check=True).stdout.splitlines()
+        lines = subprocess.run(asked, cwd=PROJECT, capture_output=True, text=True, check=True).stdout.splitlines()
         month.chmod(0o700)
     closed = "this account may not read {}: change its owner or mode"
-    assert said == [closed.format(log), closed.format(month), "None"]
+    assert lines == [closed.format(log), closed.format(month), "None"]
 
 
 def test_missing_sources_plants_and_mappings_are_named(tmp_path: Path, home: Path) -> None:

@@ -72,9 +72,9 @@ def test_champion_and_history_come_from_the_ledger() -> None:
         entry(3, "approval", "tank", by="a reviewer", composite="c" * 64, candidate="digest 1"),
         entry(4, "promotion", "tank", version="1", composite="c" * 64, candidate="digest 1", approval="digest 3"),
     ]
-    found = champion_in_force(entries[3], entries)
-    assert (found.version, found.url, found.claim) == ("1", "http://host/1", "P(...)")
-    assert (found.approver, found.since) == ("a reviewer", "2026-11-24")
+    current = champion_in_force(entries[3], entries)
+    assert (current.version, current.url, current.claim) == ("1", "http://host/1", "P(...)")
+    assert (current.approver, current.since) == ("a reviewer", "2026-11-24")
     rows = history_rows(entries, "tank")
     assert [row.kind for row in rows] == ["candidate", "approval", "promotion"]
     assert rows[0].detail == "version 1, passed yes, composite cccccccccccc"

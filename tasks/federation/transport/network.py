@@ -70,13 +70,13 @@ class InProcess:
         self._sites = sites
 
     def exchange(self, questions: Mapping[str, Message], seconds: float) -> dict[str, Message | MissingAnswer]:
-        found: dict[str, Message | MissingAnswer] = {}
+        answers: dict[str, Message | MissingAnswer] = {}
         for name, message in questions.items():
             try:
-                found[name] = self._sites[name](message)
+                answers[name] = self._sites[name](message)
             except NeoRLError as error:
-                found[name] = MissingAnswer("failed", str(error))
-        return found
+                answers[name] = MissingAnswer("failed", str(error))
+        return answers
 
     def wait_for_sites(self, seconds: float) -> None:
         """Return at once."""
@@ -120,20 +120,20 @@ class FlowerTransport:
         return {name: node for name, node in self._nodes.items() if node in online}
 
     def _ask(self, sent: Mapping[str, Frame], ends: float) -> dict[str, Message | MissingAnswer]:
-        waiting, found = dict[int, str](), dict[str, Message | MissingAnswer]()
+        waiting, answers = dict[int, str](), dict[str, Message | MissingAnswer]()
         for name, frame in sent.items():
             number = next(self._numbers)
             waiting[number] = name
             left = max(ends - time.monotonic(), 0.0)
             self._pipe.send(frame._replace(number=number, seconds=left + LEEWAY))
-        while waiting and (came := self._next("answer", ends)):
+        while waiting and (reply := self._next("answer", ends)):
             # Late answers to earlier rounds are dropped.
-            if came.number in waiting:
+            if reply.number in waiting:
                 answer = (
-                    Message(came.text, came.arrays) if came.kind == "answer" else MissingAnswer("failed", came.text)
+                    Message(reply.text, reply.arrays) if reply.kind == "answer" else MissingAnswer("failed", reply.text)
                 )
-                found[waiting.pop(came.number)] = answer
-        return found
+                answers[waiting.pop(reply.number)] = answer
+        return answers
 
     def _next(self, kind: Literal["nodes", "answer"], ends: float) -> Frame | None:
         """Return the next frame of a kind (an answer may be a failure) and drop other frames."""
@@ -208,5 +208,5 @@ def _ready(link: flower_process.Flower) -> dict[str, int]:
         raise link.failure() from error
     if frame is None:
         raise link.failure()
-    found: dict[str, int] = json.loads(frame.text)
-    return found
+    nodes: dict[str, int] = json.loads(frame.text)
+    return nodes

@@ -126,7 +126,7 @@ def until(path: Path, text: str, seconds: float = 300.0) -> str:
     """Wait until a log has a text and return the log."""
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
-        if text in (found := path.read_text(errors="replace") if path.exists() else ""):
-            return found
+        if text in (log_text := path.read_text(errors="replace") if path.exists() else ""):
+            return log_text
         time.sleep(0.1)
-    raise AssertionError(f"{path} has no {text!r} after {seconds:g} s: {found[-2000:]!r}")
+    raise AssertionError(f"{path} has no {text!r} after {seconds:g} s: {log_text[-2000:]!r}")

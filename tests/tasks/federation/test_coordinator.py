@@ -24,7 +24,7 @@ from tasks.evidence.federations import RoundBody, rounds_of
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.federation import coordinator
 from tasks.federation.coordinator import Result, run_federation
-from tasks.federation.messages import read_question
+from tasks.federation.messages import Question, read_text
 from tasks.federation.site import Participant
 from tasks.federation.transport.network import InProcess, Message, MissingAnswer
 from tasks.files.arrays import read_npz
@@ -37,19 +37,19 @@ Change = Callable[[str, int, Message], Message | MissingAnswer]
 
 
 class Changed(InProcess):
-    """Sites whose answers are changed by (site, round, answer) -> answer."""
+    """Sites with answers changed by (site, round, answer) -> answer."""
 
     def __init__(self, sites: Mapping[str, Participant], change: Change) -> None:
         super().__init__({name: site.answer for name, site in sites.items()})
         self._change = change
 
     def exchange(self, questions: Mapping[str, Message], seconds: float) -> dict[str, Message | MissingAnswer]:
-        found = super().exchange(questions, seconds)
+        answers = super().exchange(questions, seconds)
         for name, message in questions.items():
-            question, answer = read_question(message), found[name]
+            question, answer = read_text(Question, message), answers[name]
             if question.kind == "round" and isinstance(answer, Message):
-                found[name] = self._change(name, question.number, answer)
-        return found
+                answers[name] = self._change(name, question.number, answer)
+        return answers
 
 
 class Place:

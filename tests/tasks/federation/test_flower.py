@@ -62,18 +62,20 @@ def words_of(folder: Path) -> Words:
 
     Covers raw and scaled observations, and rewards.
     """
-    found = []
+    patterns = []
     for site in participants(folder, NAMES).values():
         for rows in (
             site.transitions,
             scale_rows(make_scaling(moments(site.transitions), site.spec), site.transitions),
         ):
             seen = np.asarray(rows.observation, np.float32)
-            found += [
+            patterns += [
                 np.ascontiguousarray(seen[:, i : i + 2]).view(np.uint64).ravel() for i in range(seen.shape[1] - 1)
             ]
-            found += [column.astype(np.float64).view(np.uint64).ravel() for column in (seen, np.asarray(rows.reward))]
-    return np.unique(np.concatenate(found))
+            patterns += [
+                column.astype(np.float64).view(np.uint64).ravel() for column in (seen, np.asarray(rows.reward))
+            ]
+    return np.unique(np.concatenate(patterns))
 
 
 def heard_rows(heard: bytes, words: Words) -> int:

@@ -32,8 +32,8 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
     folder = tmp_path_factory.mktemp("sites")
     home = Home(folder / "home")
     run = reactor_run(train={"algorithm": "bc", "seeds": 1, "hyperparameters": {"hidden": [8]}})
-    found = {name: reactor_dataset(home, folder, 0.1, seed) for seed, name in enumerate(("east", "west"))}
-    return home, run.model_copy(update={"shared": Shared(**SHARED)}), found
+    datasets = {name: reactor_dataset(home, folder, 0.1, seed) for seed, name in enumerate(("east", "west"))}
+    return home, run.model_copy(update={"shared": Shared(**SHARED)}), datasets
 
 
 def actor(home: Home, digest: str) -> dict[str, Any]:
