@@ -68,7 +68,7 @@ def retrain(config: str = "configs/chemical_reactor.yaml", data: list[str] | Non
             home, run.part("certify"), dataset, population, evaluation, screening, identification=constants
         )
         service = check_service(run.part(), population, evaluation, screening, certification)
-        judgement = judge_candidate(screening, certification, service)
+        judgement = judge_candidate(screening, service, certification)
         findings = Findings(
             run=run,
             run_key=key,

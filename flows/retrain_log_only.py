@@ -10,8 +10,8 @@ from flows.flow_run import proceed, run_key
 from tasks.conclusion import earlier_outcome, propose_shadow, reconcile_aliases, register_candidate, report_outcome
 from tasks.evaluation.evaluate import evaluate
 from tasks.ingest import ingest
+from tasks.judgement import check_service, judge_candidate, screen_process
 from tasks.log_only.checks import estimate, examine
-from tasks.log_only.judgement import check_process_service, judge_process, screen_process
 from tasks.log_only.learned_model import fit_model
 from tasks.log_only.protection import protect
 from tasks.promote import decide, drift_reference, incumbent
@@ -43,8 +43,8 @@ def retrain_log_only(home: Home, run: OpenedRun, sources: tuple[Path, ...]) -> O
     if (decided := earlier_outcome(home, run, key)) is not None:
         return decided
     screening = screen_process(run.part("gates"), validation, model, evaluation, protection)
-    service = check_process_service(population, evaluation, screening)
-    judgement = judge_process(screening, service)
+    service = check_service(run.part(), population, evaluation, screening)
+    judgement = judge_candidate(screening, service)
     findings = ProcessFindings(
         run=run,
         run_key=key,

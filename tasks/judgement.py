@@ -1,10 +1,10 @@
-"""Judge a candidate: gates before certification, servability check, and all gates."""
+"""Judge a candidate, of a simulated or a log-only plant: first gates, servability check, and all gates."""
 
 from __future__ import annotations
 
 from configs.run import OpenedRun
 from tasks.evaluation.servability import serve_check
-from tasks.gates import judge, may_certify
+from tasks.gates import judge, may_certify, may_serve
 from tasks.references import (
     Certificate,
     Certification,
@@ -12,7 +12,10 @@ from tasks.references import (
     Evaluation,
     Evidence,
     Judgement,
+    LearnedModel,
     Population,
+    ProcessEvidence,
+    Protection,
     Rollouts,
     Service,
     SimulatorErrors,
@@ -51,21 +54,58 @@ def screen(
     return Judgement(evidence=evidence, gates=judge(evidence))
 
 
+@effect(name="screen")
+def screen_process(
+    run: OpenedRun, validation: Validation, model: LearnedModel, evaluation: Evaluation, protection: Protection
+) -> Judgement:
+    """Judge the gates before the servability check.
+
+    Args:
+        model: learned model with its prediction errors.
+        protection: checks of bounds, support and fallback.
+    """
+    evidence = ProcessEvidence(
+        beat_plant=run.gates.beat_plant,
+        data=validation.reasons,
+        model=model.prediction,
+        ope=evaluation.difference,
+        supported=evaluation.supported,
+        reason=evaluation.reason,
+        unweighed=evaluation.unweighed,
+        bounds=protection.bounds,
+        support=protection.support,
+        fallback=protection.fallback,
+    )
+    return Judgement(evidence=evidence, gates=judge(evidence))
+
+
 @effect()
 def check_service(
-    run: OpenedRun, population: Population, evaluation: Evaluation, screening: Judgement, certification: Certification
+    run: OpenedRun,
+    population: Population,
+    evaluation: Evaluation,
+    screening: Judgement,
+    certification: Certification | None = None,
 ) -> Service:
-    """Load the selected bundle in a fresh process, if every earlier gate passed."""
-    certificate = certification.certificate
-    if certificate is None or not certificate.passed or not may_certify(screening.gates):
+    """Load the selected bundle in a fresh process, if every earlier gate passed.
+
+    Args:
+        certification: the candidate's certificate; None for a log-only plant, which needs none.
+    """
+    if certification is None:
+        ready = may_serve(screening.gates)
+    else:
+        certificate = certification.certificate
+        ready = certificate is not None and certificate.passed and may_certify(screening.gates)
+    if not ready:
         return Service()
     bundle = population.members[evaluation.selected].bundle
     return Service(check=serve_check(bundle.folder, bundle.digest, run.source))
 
 
 @effect()
-def judge_candidate(screening: Judgement, certification: Certification, service: Service) -> Judgement:
-    """Judge all gates."""
-    found = {"certificate": certification.certificate, "servability": service.check}
-    evidence = screening.evidence.model_copy(update=found)
+def judge_candidate(screening: Judgement, service: Service, certification: Certification | None = None) -> Judgement:
+    """Judge all gates; a log-only plant has no certification."""
+    found = {"certificate": certification.certificate} if certification else {}
+    evidence = screening.evidence.model_copy(update={**found, "servability": service.check})
     return Judgement(evidence=evidence, gates=judge(evidence))

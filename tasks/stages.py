@@ -180,27 +180,11 @@ def cached(*, also: Modules | None = None, name: str = "") -> Callable[[Callable
         ... def train(home: Home, run: OpenedRun, dataset: Dataset) -> Population: ...
     """
 
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        stage = name or function.__name__
-        STAGES[f"{function.__module__}.{function.__name__}"] = Stage(stage, cached=True)
+    def run(running: Session, stage: str, function: Callable[P, R], given: inspect.BoundArguments) -> R:
+        given.apply_defaults()
+        return _found_or_computed(running, stage, f"{stage}-{_key(function, given, also)}", function, given)
 
-        @functools.wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            running = _session.get()
-            if running is None:
-                return function(*args, **kwargs)
-            running.probe()
-            given = inspect.signature(function).bind(*args, **kwargs)
-            given.apply_defaults()
-            key = f"{stage}-{_key(function, given, also)}"
-            started = time.monotonic()
-            result = _found_or_computed(running, stage, key, function, given)
-            running.seconds[stage] = time.monotonic() - started
-            return result
-
-        return call
-
-    return decorate
+    return _stage(name, True, run)
 
 
 def effect(*, name: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -210,9 +194,24 @@ def effect(*, name: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
         name: name of the stage. Default: the function's name.
     """
 
+    def run(running: Session, stage: str, function: Callable[P, R], given: inspect.BoundArguments) -> R:
+        from prefect.cache_policies import NO_CACHE
+
+        task = _task(stage, function).with_options(cache_policy=NO_CACHE, persist_result=False)
+        result: R = _run_task(running, task, given).result()
+        return result
+
+    return _stage(name, False, run)
+
+
+def _stage(
+    name: str, cached: bool, run: Callable[[Session, str, Callable[P, R], inspect.BoundArguments], R]
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator that runs a function by `run` inside a flow, and directly outside."""
+
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         stage = name or function.__name__
-        STAGES[f"{function.__module__}.{function.__name__}"] = Stage(stage, cached=False)
+        STAGES[f"{function.__module__}.{function.__name__}"] = Stage(stage, cached)
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -220,12 +219,8 @@ def effect(*, name: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
             if running is None:
                 return function(*args, **kwargs)
             running.probe()
-            from prefect.cache_policies import NO_CACHE
-
             started = time.monotonic()
-            task = _task(stage, function).with_options(cache_policy=NO_CACHE, persist_result=False)
-            given = inspect.signature(function).bind(*args, **kwargs)
-            result: R = _run_task(running, task, given).result()
+            result = run(running, stage, function, inspect.signature(function).bind(*args, **kwargs))
             running.seconds[stage] = time.monotonic() - started
             return result
 
@@ -239,12 +234,8 @@ def _key(function: Callable[..., R], given: inspect.BoundArguments, also: Module
     run = next((value for value in arguments.values() if isinstance(value, OpenedRun)), None)
     modules = [function.__module__, *(also(run) if run is not None and also else ())]
     sources = sources_digest(*modules) if run is None else run_sources(run, *modules)
-    parts = {name: content(value) for name, value in arguments.items() if name not in PROGRESS and not _is_home(value)}
+    parts = {name: content(value) for name, value in arguments.items() if name not in PROGRESS and not isinstance(value, Home)}
     return digest_json([parts, sources])[:32]
-
-
-def _is_home(value: object) -> bool:
-    return isinstance(value, Home)
 
 
 def _found_or_computed(

@@ -73,13 +73,6 @@ class Stream(NamedTuple):
     shift: float
 
 
-class Logged(NamedTuple):
-    """A logged drift record."""
-
-    entry: Entry
-    finding: DriftRecord
-
-
 def watched_of(ledger: Ledger, plant: str) -> Watched:
     """Return a plant's champion or shadow, with the candidate's record.
 
@@ -95,7 +88,7 @@ def watched_of(ledger: Ledger, plant: str) -> Watched:
     return Watched(found, record_of(ledger.entry(found.body["candidate"])).at(ledger.home.root))
 
 
-def watch(home: Home, run: OpenedRun, dataset: Dataset, alarms_per_year: float) -> Logged:
+def watch(home: Home, run: OpenedRun, dataset: Dataset, alarms_per_year: float) -> tuple[Entry, DriftRecord]:
     """Compare newer logs with the champion's data, and log the result once.
 
     Args:
@@ -113,17 +106,14 @@ def watch(home: Home, run: OpenedRun, dataset: Dataset, alarms_per_year: float) 
         )
     ledger = Ledger.open(home)
     watched = watched_of(ledger, run.plant)
+    wanted = (watched.entry.digest, dataset.digest, alarms_per_year)
     for entry in ledger.entries("drift", run.plant):
         found = entry.read(DriftRecord)
-        if (found.against, found.dataset, found.alarms_per_year) == (
-            watched.entry.digest,
-            dataset.digest,
-            alarms_per_year,
-        ):
-            return Logged(entry, found)
+        if (found.against, found.dataset, found.alarms_per_year) == wanted:
+            return entry, found
     finding = _finding(run, watched, dataset, alarms_per_year)
     files = [artefact(home, dataset.manifest, "dataset manifest")]
-    return Logged(ledger.append("drift", finding, plant=run.plant, artefacts=files), finding)
+    return ledger.append("drift", finding, plant=run.plant, artefacts=files), finding
 
 
 def step_seconds(spec: PlantSpec) -> float:

@@ -18,8 +18,7 @@ from tasks.evidence.certificate import NON_CLAIMS
 from tasks.files.canonical import canonical_json
 from tasks.files.spec import spec_record
 from tasks.gates import judge
-from tasks.judgement import screen
-from tasks.log_only.judgement import screen_process
+from tasks.judgement import screen, screen_process
 from tasks.record import VERDICTS, Record
 from tasks.references import (
     Champion,

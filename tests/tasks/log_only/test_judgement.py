@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tasks.gates import REQUIRED_LOG_ONLY
-from tasks.log_only.judgement import check_process_service, screen_process
+from tasks.judgement import check_service, screen_process
 from tasks.references import (
     Evaluation,
     Judgement,
@@ -73,14 +73,14 @@ def test_each_gate_is_judged_by_its_own_input_and_stops_service(tmp_path: Path) 
     population = record.population.model_copy(update={"members": members})
     good = found(record.evaluation)
     assert [gate.name for gate in judged(good).gates if gate.passed] == list(SCREENED)
-    check = check_process_service(population, good.evaluation, judged(good)).check
+    check = check_service(reactor_run(), population, good.evaluation, judged(good)).check
     assert check is not None
     assert not check.passed
     assert tuple(failing(good)) == SCREENED
     for name, changed in failing(good).items():
         judgement = judged(changed)
         assert [gate.name for gate in judgement.gates if gate.passed is False] == [name]
-        assert check_process_service(population, good.evaluation, judgement) == Service(), name
+        assert check_service(reactor_run(), population, good.evaluation, judgement) == Service(), name
 
 
 def test_an_estimate_that_the_logs_do_not_support_fails_with_its_reason(tmp_path: Path) -> None:
