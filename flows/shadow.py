@@ -24,9 +24,9 @@ from tasks.ingest import ingest
 from tasks.lifecycle.aliases import reconcile
 from tasks.log_only.shadow_comparison import compare, shadow_of
 from tasks.references import Aliases, DriftFinding, Reference, ShadowComparison
+from tasks.registry.reading import END, split
 from tasks.registry.registry import Registry
 from tasks.registry.upload import Artifact
-from tasks.registry.version_page import END, split
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State

@@ -48,7 +48,6 @@ AS_USUAL = Data()
 DIGITS = "[0-9a-f]{6,64}"
 """Prefix of a dataset's digest."""
 MOST_NAMED = 10
-"""Files that a message names one by one."""
 
 
 @cached()

@@ -32,7 +32,6 @@ class CurveLog(Protocol):
 
 
 FollowLearning = Callable[["Learning"], AbstractContextManager[CurveLog]]
-"""Opens the record of a learner's curves."""
 
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_ARTIFACTS = 2.0

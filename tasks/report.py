@@ -18,9 +18,8 @@ from tasks.files.arrays import read_npz
 from tasks.files.canonical import write_atomic
 from tasks.gates import ABSENT_LOG_ONLY
 from tasks.models.plants.known import plant_of
-from tasks.pictures.curves import plot_curves
+from tasks.pictures.curves import plot_curves, plot_prediction
 from tasks.pictures.estimates import plot_intervals, plot_ope
-from tasks.pictures.prediction import plot_prediction
 from tasks.pictures.style import CONTROLLERS
 from tasks.pictures.trajectories import Trajectory, plot_glance, plot_trajectories
 from tasks.record import GATE_TITLES, Record, mark, process_claims, verdict_text

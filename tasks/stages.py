@@ -43,7 +43,6 @@ class Stage(NamedTuple):
     """Static facts about a stage."""
 
     name: str
-    """Name of the Prefect task."""
     cached: bool
 
 
@@ -70,13 +69,9 @@ class Session:
     progress: Callable[[str], AbstractContextManager[Report]]
     """Returns the progress display of a stage; not an import, because the display changes no result."""
     learning: FollowLearning
-    """Records the curves of a learner during training."""
     mlflow: str
-    """Address of the MLflow server."""
     flow_run: str
-    """Id of the flow run."""
     url: str
-    """URL of the flow run in Prefect."""
     follow: Callable[[str, Iterable[object]], Callable[[Came], None]] = lambda name, given: lambda came: None
     """Called with each stage and its arguments at the start; returns a callback for the result."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -234,7 +229,11 @@ def _key(function: Callable[..., R], given: inspect.BoundArguments, also: Module
     run = next((value for value in arguments.values() if isinstance(value, OpenedRun)), None)
     modules = [function.__module__, *(also(run) if run is not None and also else ())]
     sources = sources_digest(*modules) if run is None else run_sources(run, *modules)
-    parts = {name: content(value) for name, value in arguments.items() if name not in PROGRESS and not isinstance(value, Home)}
+    parts = {
+        name: content(value)
+        for name, value in arguments.items()
+        if name not in PROGRESS and not isinstance(value, Home)
+    }
     return digest_json([parts, sources])[:32]
 
 

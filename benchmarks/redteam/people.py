@@ -25,8 +25,8 @@ from tasks.lifecycle.aliases import check_pages
 from tasks.lifecycle.pages import wanted_pages
 from tasks.lifecycle.policy import sign
 from tasks.promote import verdict_on
+from tasks.registry.reading import Page
 from tasks.registry.upload import COMPOSITE
-from tasks.registry.version_page import Page
 
 ADA = "Ada"
 LOGIN = "ada"

@@ -54,8 +54,7 @@ def train(
     from tasks.models.user_code.algorithms import algorithm_at
     from tasks.models.user_code.known import our_algorithm
     from tasks.progress import StageProgress
-    from tasks.training.recorded import open_recording
-    from tasks.training.recording import check_overrides, fit_recording
+    from tasks.training.recording import check_overrides, fit_recording, open_recording
 
     overrides = dict(map(_setting, settings or []))
     # Reject a wrong name before anything is read.

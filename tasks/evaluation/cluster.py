@@ -28,7 +28,6 @@ Identity = tuple[str, str, str]
 AHEAD = 2
 """Tasks submitted per thread of the cluster: one runs while the next waits."""
 CALL = "10s"
-"""Time to wait for the scheduler."""
 
 
 def scheduler() -> str:

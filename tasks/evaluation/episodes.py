@@ -27,7 +27,6 @@ from tasks.models.bundles.manifest import stored_digest
 
 Results = Iterator[EpisodeResult | None]
 Files = tuple[tuple[str, bytes], ...]
-"""Names and contents of the bundle's files."""
 KEPT = 2
 """Number of claims whose compiled programs a worker keeps."""
 
@@ -36,7 +35,6 @@ class _Batch(NamedTuple):
     """One batch of a claim's episodes, with everything that a worker needs."""
 
     files: Files
-    """The bundle."""
     digest: str
     source: Origin | None
     claim: str

@@ -31,7 +31,6 @@ class LearnedModelEvaluator(NamedTuple):
     normaliser: Normaliser
     windows: model_based.Windows
     discount: float
-    """Discount per step."""
 
     def evaluate(self, policy: Policy) -> model_based.ModelValue:
         """Return a policy's value in the models, on the host."""

@@ -14,9 +14,9 @@ from tasks.evidence.ledger.ledger import Ledger
 from tasks.files.canonical import exclusive
 from tasks.lifecycle.pages import of_this_ledger, wanted_pages
 from tasks.references import Aliases
+from tasks.registry.reading import TOLD_ONCE, Page, split
 from tasks.registry.registry import CHALLENGER, CHAMPION, SHADOW, Registry
 from tasks.registry.upload import COMPOSITE, STATUS_TAG
-from tasks.registry.version_page import TOLD_ONCE, Page, split
 from tasks.versions.versions import VERSIONS, newest, version_of
 
 

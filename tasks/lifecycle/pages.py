@@ -11,8 +11,8 @@ from tasks.evidence.decisions.queue import candidate_with, record_of, verdict_ag
 from tasks.evidence.decisions.verdicts import missing_approvals
 from tasks.evidence.ledger.entry import Entry
 from tasks.references import CandidateRecord
+from tasks.registry.reading import END, STATUS, Page
 from tasks.registry.upload import STATUS_TAG
-from tasks.registry.version_page import END, STATUS, Page
 from tasks.versions.texts import Texts
 from tasks.versions.versions import current
 

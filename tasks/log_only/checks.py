@@ -40,7 +40,6 @@ from tasks.references import (
 from tasks.stages import cached
 
 INPUTS = 20_000
-"""Number of inputs for the check of bounds and rates."""
 ODD = (0.0, -0.0, 1e-38, -1e-38, 1e30, -1e30, 3.4e38, np.inf, -np.inf, np.nan)
 """Odd numbers that instruments and bad conversions produce."""
 EPISODES = 128

@@ -55,7 +55,6 @@ class Watched(NamedTuple):
     """The champion or shadow in force, with its dataset."""
 
     entry: Entry
-    """Entry of the promotion or shadow."""
     record: CandidateRecord
 
 

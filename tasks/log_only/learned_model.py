@@ -60,7 +60,6 @@ class FittedModel(NamedTuple):
     model: Model
     normaliser: Normaliser
     rewards: tuple[float, float]
-    """Mean and standard deviation of the rewards."""
     weight: npt.NDArray[np.float64]
     """(O,) weights of squared one-step errors in `one_step_scores`; 0 for signals that people set."""
     rest: npt.NDArray[np.float32]

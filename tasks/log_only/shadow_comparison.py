@@ -34,7 +34,7 @@ from tasks.log_only.checks import applied_before
 from tasks.log_only.learned_model import load_model, one_step_scores
 from tasks.models.bundles.bundle import load_bundle
 from tasks.models.plants.known import plant_of
-from tasks.pictures.disagreement import Stretch, plot_disagreements
+from tasks.pictures.trajectories import Stretch, plot_disagreements
 from tasks.references import CandidateRecord, Dataset, DriftFinding, LearnedModel, ShadowComparison
 
 AGREES = 0.1

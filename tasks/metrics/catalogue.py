@@ -22,7 +22,6 @@ class Sample(NamedTuple):
     """A value of a metric."""
 
     metric: str
-    """A name in `METRICS`."""
     labels: tuple[str, ...]
     """Values of the labels, in the order of the definition."""
     value: float

@@ -1,28 +1,34 @@
-"""All samples of a home; a fault of one plant does not hide others."""
+"""All samples of a home and its plants; a fault of one plant does not hide others."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple, get_args
 
 from pydantic import BaseModel, ConfigDict
 
 from configs.home import Home
+from tasks.data.store.records import SourceRecord
+from tasks.evidence.decisions.champions import champion
+from tasks.evidence.decisions.queue import record_of, waiting
+from tasks.evidence.decisions.shadows import shadow
 from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.ledger.signing import report_heads
+from tasks.evidence.policies import certified_claims, expires, policy_of, unmet_requirement
 from tasks.files.canonical import write_json
 from tasks.metrics.catalogue import Sample
-from tasks.metrics.plants import FROM_LEDGER, Datasets, Scene
+from tasks.metrics.quality import Quality, Share, quality_of, read_sources
+from tasks.references import DecisionRecord, DriftRecord, ShadowComparison, Verdict
 
 VERIFY_AGAIN = 3600.0
 """Seconds between verifications of the whole ledger; in between only new entries are verified."""
 TRY_AGAIN = 300.0
-"""Seconds until an invalid ledger is verified again."""
 
 
 class LastBackup(BaseModel):
@@ -32,7 +38,6 @@ class LastBackup(BaseModel):
 
     made: datetime
     entries: int
-    """Number of ledger entries."""
 
 
 class Readings:
@@ -155,3 +160,186 @@ def _backup(home: Home) -> Iterator[Sample]:
 def _services(answers: Mapping[str, bool]) -> Iterator[Sample]:
     for name, up in answers.items():
         yield Sample("neorl_service_up", (name,), float(up))
+
+
+STOPPED = "stopped"
+DECISIONS = ("approval", "rejection", "promotion", "shadow", "rollback", "withdrawal")
+MOST_REASONS = 10
+"""Largest number of loss reasons with their own time series, most rows first."""
+
+
+class Scene:
+    """A plant of a home at one time."""
+
+    def __init__(self, home: Home, entries: Sequence[Entry], plant: str) -> None:
+        self.home, self.entries, self.plant = home, entries, plant
+        self.own = [entry for entry in entries if entry.plant == plant]
+
+    @cached_property
+    def in_force(self) -> Entry | None:
+        """The promotion or rollback in force; for a log-only plant its last shadow."""
+        found = shadow(self.entries, self.plant)
+        return champion(self.entries, self.plant) or (found.entry if found else None)
+
+    @cached_property
+    def learned_from(self) -> str | None:
+        """Digest of the dataset of the version in force."""
+        if self.in_force is None:
+            return None
+        candidate = next(entry for entry in self.own if entry.digest == self.in_force.body["candidate"])
+        return record_of(candidate).dataset.digest
+
+    def sample(self, metric: str, value: float, *labels: str) -> Sample:
+        """Return a sample of this plant."""
+        return Sample(metric, (self.plant, *labels), float(value))
+
+
+Part = Callable[[Scene], Iterator[Sample]]
+
+
+def versions(scene: Scene) -> Iterator[Sample]:
+    """Yield samples of champion, certificate and shadow."""
+    plant = scene.plant
+    if (now := champion(scene.entries, plant)) is not None:
+        candidate = next(entry for entry in scene.own if entry.digest == now.body["candidate"])
+        record = record_of(candidate)
+        yield scene.sample("neorl_champion_info", 1, record.version, record.role)
+        yield scene.sample("neorl_champion_start_timestamp_seconds", _seconds(now))
+        if policy := policy_of(scene.entries, plant):
+            claims = certified_claims(scene.entries, plant, record.composite)
+            met = [result for result, claim in claims if unmet_requirement(policy, claim) is None]
+            ends = [expires(result, policy.certificate_days) for result in met]
+            if ends:
+                yield scene.sample("neorl_champion_certificate_expiry_timestamp_seconds", max(ends).timestamp())
+    if (found := shadow(scene.entries, plant)) is not None:
+        yield scene.sample("neorl_shadow_info", 1, str(found.entry.body["version"]))
+        yield scene.sample("neorl_shadow_end_timestamp_seconds", found.until.timestamp())
+
+
+def decisions(scene: Scene) -> Iterator[Sample]:
+    """Yield samples of waiting candidates, retrainings and decisions."""
+    queue = waiting(scene.entries, scene.plant)
+    yield scene.sample("neorl_candidates_waiting", len(queue))
+    if queue:
+        yield scene.sample("neorl_candidates_waiting_since_timestamp_seconds", _seconds(queue[0]))
+    concluded = [entry for entry in scene.own if entry.kind == "decision"]
+    outcomes = [str(entry.read(DecisionRecord).verdict) for entry in concluded]
+    outcomes += [STOPPED for entry in scene.own if entry.kind == "refusal"]
+    # Include zeros: Prometheus sees no increase in a series that starts with its first event.
+    for outcome in (*get_args(Verdict), STOPPED):
+        yield scene.sample("neorl_retrainings_total", outcomes.count(outcome), outcome)
+    if concluded:
+        yield scene.sample("neorl_retraining_timestamp_seconds", _seconds(concluded[-1]))
+    for kind in DECISIONS:
+        yield scene.sample("neorl_decisions_total", sum(entry.kind == kind for entry in scene.own), kind)
+
+
+class _Window(NamedTuple):
+    """Newer logs compared with the data of a version."""
+
+    entry: Entry
+    against: str
+    evidence: float
+    threshold: float
+    alarm: bool
+
+
+def drift(scene: Scene) -> Iterator[Sample]:
+    """Yield samples of the newest window for the version in force, and of all alarms."""
+    windows = list(_windows(scene.own))
+    yield scene.sample("neorl_drift_alarms_total", sum(window.alarm for window in windows))
+    now = scene.in_force.digest if scene.in_force else None
+    newest = next((window for window in reversed(windows) if window.against == now), None)
+    if newest is not None:
+        # The log threshold is 0 if an alarm at each step is accepted.
+        yield scene.sample("neorl_drift_evidence_ratio", newest.evidence / max(newest.threshold, 1e-12))
+        yield scene.sample("neorl_drift_alarm", newest.alarm)
+        yield scene.sample("neorl_drift_window_timestamp_seconds", _seconds(newest.entry))
+
+
+def shadows(scene: Scene) -> Iterator[Sample]:
+    """Yield samples of the shadow on the newest logs."""
+    now = shadow(scene.entries, scene.plant)
+    told = [entry for entry in scene.own if entry.kind == "comparison"]
+    found = next((e for e in reversed(told) if now and e.body["shadow"] == now.entry.digest), None)
+    if found is not None:
+        comparison = found.read(ShadowComparison)
+        yield scene.sample("neorl_shadow_interventions_ratio", comparison.interventions)
+        yield scene.sample("neorl_shadow_agreement_ratio", comparison.agreement)
+        yield scene.sample("neorl_shadow_support_ratio", comparison.support)
+
+
+class Datasets:
+    """Samples of the newest dataset and of the one in force; each manifest is read once, because its name is its
+    digest."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, tuple[SourceRecord, ...]] = {}
+
+    def __call__(self, scene: Scene) -> Iterator[Sample]:
+        """Yield samples of the two datasets of a plant."""
+        store = scene.home.root / "datasets" / scene.plant
+        made = {path.stem: path.stat().st_mtime for path in store.glob("manifests/*.json")}
+        held: frozenset[str] = frozenset()
+        if (in_force := scene.learned_from) is not None and in_force in made:
+            sources = self._sources(scene, in_force)
+            held = frozenset(source.sha256 for source in sources)
+            yield from _quality(scene, "in_force", quality_of(in_force, sources), made[in_force])
+        newest = max(made, key=lambda digest: (made[digest], digest), default=None)
+        if newest is not None:
+            # A newest dataset that is the one in force, or part of it, is reported completely.
+            found = quality_of(newest, self._sources(scene, newest), held)
+            found = found or quality_of(newest, self._sources(scene, newest))
+            yield from _quality(scene, "newest", found, made[newest])
+
+    def _sources(self, scene: Scene, digest: str) -> tuple[SourceRecord, ...]:
+        if digest not in self._read:
+            self._read[digest] = read_sources(scene.home.root / "datasets" / scene.plant, digest)
+        return self._read[digest]
+
+
+def _quality(scene: Scene, data: str, found: Quality | None, made: float) -> Iterator[Sample]:
+    if found is None:
+        return
+    yield scene.sample("neorl_dataset_info", 1, data, found.dataset)
+    yield scene.sample("neorl_dataset_timestamp_seconds", made, data)
+    yield scene.sample("neorl_dataset_read_rows", found.read, data)
+    yield scene.sample("neorl_dataset_used_rows", found.used, data)
+    most = sorted(found.lost.items(), key=lambda item: (-item[1], item[0]))
+    for reason, count in most[:MOST_REASONS]:
+        yield scene.sample("neorl_dataset_lost_rows", count, data, reason)
+    if rest := most[MOST_REASONS:]:
+        yield scene.sample("neorl_dataset_lost_rows", sum(count for _, count in rest), data, "other reasons")
+    of: tuple[Share, ...] = ("raw_rows", "rows", "gaps")
+    for share in of:
+        if share in found.shares:
+            yield scene.sample("neorl_dataset_lost_ratio", found.shares[share], data, share)
+    if "bad" in found.shares:
+        bad, uncertain = found.shares["bad"], found.shares["uncertain"]
+        for quality, value in (("good", 1.0 - bad - uncertain), ("uncertain", uncertain), ("bad", bad)):
+            yield scene.sample("neorl_dataset_samples_ratio", value, data, quality)
+        yield scene.sample("neorl_dataset_violations_ratio", found.shares["violations"], data)
+
+
+def _windows(entries: Sequence[Entry]) -> Iterator[_Window]:
+    """Yield windows with enough blocks for an alarm; others do not reset an alarm."""
+    for entry in entries:
+        if entry.kind == "drift":
+            found = entry.read(DriftRecord)
+            if found.watched:
+                alarm = found.alarm is not None
+                yield _Window(entry, found.against, found.log_evidence, found.log_threshold, alarm)
+        elif entry.kind == "comparison":
+            compared = entry.read(ShadowComparison)
+            seen = compared.drift
+            if seen.watched:
+                alarm = seen.alarm is not None
+                yield _Window(entry, compared.shadow, seen.log_evidence, seen.log_threshold, alarm)
+
+
+def _seconds(entry: Entry) -> float:
+    return datetime.fromisoformat(entry.timestamp).timestamp()
+
+
+FROM_LEDGER: dict[str, Part] = {"versions": versions, "decisions": decisions, "drift": drift, "shadows": shadows}
+"""Parts that depend on the ledger only, so they are cached until its head changes."""

@@ -34,9 +34,7 @@ class Quality(Reference):
     """Account of the rows of a dataset, or of some of its sources."""
 
     dataset: str
-    """Digest of the dataset."""
     sources: int
-    """Number of files or folders."""
     read: int
     used: int
     lost: dict[str, int]

@@ -15,7 +15,6 @@ TINTS = (BLUE, "#3E8FC4")
 """Alternating colours of successive champions."""
 OWN = "#7A8290"
 LETTER = 6.6
-"""Largest width of a letter."""
 DAY = timedelta(days=1)
 HOURS = tuple(timedelta(hours=hours) for hours in (1, 2, 3, 6, 12))
 STEPS = (*HOURS, DAY, 2 * DAY, 7 * DAY, 14 * DAY, 30 * DAY, 61 * DAY, 91 * DAY, 182 * DAY, 365 * DAY)

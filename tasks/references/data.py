@@ -29,11 +29,8 @@ class Dataset(Reference):
     shards: tuple[Path, ...]
     view: Path | None = None
     card: Path | None = None
-    """The dataset card as Markdown."""
     card_record: Path | None = None
-    """The dataset card as JSON."""
     card_pictures: tuple[Path, ...] = ()
-    """Pictures of the card."""
     rows: int
     episodes: int
     quarantined: int = 0

@@ -19,7 +19,6 @@ from tasks.references.process import LearnedModel, ModelEstimate, ProcessEvidenc
 Verdict = Literal[
     "promoted", "waiting", "fallback", "fallback_waiting", "shadow", "shadow_waiting", "refused", "unchanged"
 ]
-"""Result of a retraining."""
 
 
 Role = Literal["candidate", "fallback"]
@@ -33,7 +32,6 @@ class Version(Reference):
     run_id: str
     url: str
     digest: str
-    """SHA-256 digest of the composite."""
 
 
 class Digests(Reference):
@@ -94,7 +92,6 @@ class Outcome(Reference):
     """The flow's result, which `neorl retrain --json` prints."""
 
     run: str
-    """Id of the flow run in Prefect."""
     run_key: str
     plant: str
     verdict: Verdict
@@ -104,7 +101,6 @@ class Outcome(Reference):
     gates: tuple[Gate, ...]
     candidate: Version | None = None
     certificate: Certificate | None = None
-    """Certificate of the proposed composite."""
     score: float | None = None
     difference: Interval | None = None
     """Gain over the tuned controller in return per episode, by rollouts."""
@@ -115,7 +111,6 @@ class Outcome(Reference):
     champion: ChampionInForce | None = None
     shadow: ShadowInForce | None = None
     waiting: tuple[str, ...] = ()
-    """Versions that wait for approval."""
     links: dict[str, str] = Field(default_factory=dict)
     seconds: dict[str, float] = Field(default_factory=dict)
     reused: tuple[str, ...] = ()
@@ -152,7 +147,6 @@ class Findings(Learned):
     identification: Identification = KNOWN
     rollouts: Rollouts
     protection: Certificate
-    """Certificate of the fallback."""
     certification: Certification
 
     def certificate_of(self, role: Role) -> Certificate | None:
@@ -200,7 +194,6 @@ class CandidateRecord(Reference):
     served: ServedModel
     dataset: Dataset
     config: str
-    """Digest of the configuration."""
     sources: str = ""
     """Digest of the flow's source files; empty in early entries."""
     author: str = ""
@@ -224,10 +217,8 @@ class Candidate(Reference):
     """A candidate in the registry and in the ledger."""
 
     entry: str
-    """Digest of the ledger entry."""
     record: CandidateRecord
     plots: dict[str, Path]
-    """Pictures of the retraining, by name."""
 
     @property
     def found(self) -> str:

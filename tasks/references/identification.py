@@ -46,9 +46,7 @@ class Identification(Reference):
     """Posterior of a plant's unknown constants; empty if all constants are taken as known."""
 
     dataset: str = ""
-    """Digest of the dataset."""
     episodes: int = 0
-    """Number of training episodes used."""
     constants: tuple[IdentifiedConstant, ...] = ()
     domain: dict[str, float] = Field(default_factory=dict)
     """Additional fields of the operating domain: `neorl_core.identify.posterior_fields`."""

@@ -29,7 +29,6 @@ class Member(Reference):
     learner: int
     """Index of the learner that trained the member."""
     row: int
-    """Row in the learner's curves."""
     algorithm: str
     seed: int
     hyperparameters: dict[str, float] = Field(default_factory=dict)
@@ -68,7 +67,6 @@ class Learning(Reference):
     key: str
     """Content key of the training; a resumed training has the same key."""
     dataset: str
-    """Digest of the dataset."""
     members: tuple[LearningMember, ...]
 
 
@@ -76,9 +74,7 @@ class RatedMember(Reference):
     """Off-policy evaluation of a member."""
 
     key: str
-    """Content key of the training."""
     row: int
-    """Row in the training's curves."""
     composite: str
     metrics: dict[str, float]
 
@@ -88,7 +84,6 @@ class TrainedLearner(Reference):
 
     algorithm: str
     key: str = ""
-    """Content key of the training."""
     place: int = 0
     """Index among the run's learners."""
     updates: int
@@ -150,7 +145,6 @@ class MemberEvaluation(Reference):
     gain: Interval
     """Gain over the logged controller."""
     supported: bool
-    """Whether the logs support the estimates."""
     reason: str = ""
     """Reason if not supported; else empty."""
     outside: float
@@ -214,7 +208,6 @@ class ControllerRollouts(Reference):
     returns: Interval
     score: float
     violated: int
-    """Number of episodes with a violation."""
     episodes: int
     handovers_per_episode: float
     fallback_share: float
@@ -247,7 +240,6 @@ class SignalError(Reference):
     domain: float
     """Largest error among plants of the operating domain, from logged states under logged actions."""
     spread: float
-    """Standard deviation of the signal in the logs."""
 
 
 class SimulatorErrors(Reference):

@@ -44,9 +44,7 @@ class SignalDrift(Reference):
     log_evidence: float
     """Largest log evidence over time, comparable with the common threshold."""
     blocks: int
-    """Blocks of the newer logs."""
     reference_blocks: int
-    """Blocks of the reference."""
     block_steps: int
     """Steps per block: long enough for blocks to be uncorrelated."""
 
@@ -59,7 +57,6 @@ class DriftRecord(Reference):
     reference: str
     """Digest of the dataset that the champion or shadow learned from."""
     dataset: str
-    """Digest of the newer logs' dataset."""
     rows: int
     episodes: int
     """Number of monitored episodes; numbering starts at 1."""

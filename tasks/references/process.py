@@ -61,7 +61,6 @@ class FallbackCheck(Reference):
 
     kind: str
     about: str
-    """Description for people."""
     explained: dict[str, float] = Field(default_factory=dict)
     """R² of a cloned law on held-out episodes, by action."""
     least_explained: float = 0.0
@@ -118,7 +117,6 @@ class ModelEstimate(Reference):
     """Share of episodes in the model that violate a limit."""
     fallback_violated: float
     handed_over: float
-    """Share of steps."""
     horizon: int
     episodes: int
     """Number of held-out starts. Each runs in every member, which adds no episodes."""
@@ -155,17 +153,14 @@ class DriftFinding(Reference):
     """Result of drift detection on newer logs."""
 
     blocks: int
-    """Blocks of newer logs."""
     step_seconds: float
     """Seconds per step; gives the threshold together with block_steps and alarms_per_year."""
     block_steps: int
     """Steps per block: long enough for scores of different blocks to be uncorrelated."""
     reference_blocks: int
-    """Blocks of the reference."""
     alarms_per_year: float
     """Largest mean number of false alarms per year, if blocks are exchangeable with the reference."""
     log_evidence: float
-    """Largest log evidence over time."""
     log_threshold: float
     """Log of the least mean number of blocks before a false alarm."""
     alarm: str | None = None
@@ -184,7 +179,6 @@ class ShadowComparison(Reference):
     shadow: str
     """Digest of the shadow's ledger entry."""
     dataset: str
-    """Digest of the newer logs' dataset."""
     rows: int
     episodes: int
     """Number of compared episodes; numbering starts at 1."""

@@ -1,7 +1,9 @@
-"""Read aliases and tags from MLflow by REST, without MLflow's client, which takes seconds to import.
+"""Read aliases, tags and pages of versions from MLflow by REST, without MLflow's client, which takes seconds to import.
 
 Most runs change nothing. If there is no answer (a database without a server, a login that only the client supports, a
 missing server or model), callers use the client, which also reports the reason.
+
+The description on a version's page has the ledger's current status above, the findings at registration below.
 """
 
 from __future__ import annotations
@@ -15,10 +17,7 @@ from http.client import HTTPException
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from tasks.registry.version_page import Page
-
 SECONDS = 10.0
-"""Time to wait for an answer."""
 
 
 class Listed(NamedTuple):
@@ -88,3 +87,31 @@ def _answer(uri: str, path: str, query: Mapping[str, str]) -> Any:
             return json.load(answer)
     except (OSError, HTTPException, ValueError):
         return None
+
+
+STATUS, END = "### Status: ", "\n\n---\n\n"
+"""Start and end of the ledger's part, which comes first because MLflow cuts long descriptions at the end."""
+TOLD_ONCE = tuple(f"neorl.{name}" for name in ("decided_by", "decided_at", "meaning", "note", "signed"))
+"""Tags of earlier versions, which are removed: the description has the information and is verified."""
+LIMIT = 5000
+"""Characters of a description that all of MLflow's databases accept."""
+
+
+class Page(NamedTuple):
+    """A version's tags and description in MLflow."""
+
+    tags: Mapping[str, str]
+    description: str
+
+
+def split(description: str) -> tuple[str, str]:
+    """Split a description into the ledger's part, possibly empty, and the rest."""
+    if not description.startswith(STATUS):
+        return "", description
+    told, _, rest = description.partition(END)
+    return told + END, rest
+
+
+def joined(told: str, rest: str) -> str:
+    """Join both parts, cut at MLflow's limit."""
+    return (told + rest)[:LIMIT]

@@ -17,8 +17,8 @@ from configs.errors import Refused, ServiceMissing
 from neorl_core.types import PlantSpec
 from tasks.models.bundles.bundle import load_bundle
 from tasks.registry import reading
+from tasks.registry.reading import LIMIT, TOLD_ONCE, Page, joined, split
 from tasks.registry.upload import COMPOSITE, MODEL_ID, RUN_KEY, Artifact, Submission, put, upload
-from tasks.registry.version_page import LIMIT, TOLD_ONCE, Page, joined, split
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -72,18 +72,14 @@ class Submission:
     run_key: str
     """Key of the retraining: digest of dataset, configuration and code."""
     name: str
-    """Display name of the run."""
     digest: str
-    """Digest of the composite."""
     bundle: Path
-    """The composite's folder."""
     dataset: TrainingData
     describe: Callable[[str], str]
     """Returns the version's Markdown description, given the run id."""
     params: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     curves: Mapping[str, Curve] = field(default_factory=dict)
-    """Learning curve by metric."""
     tags: Mapping[str, str] = field(default_factory=dict)
     artifacts: Sequence[Artifact] = ()
     source: Origin | None = None

@@ -70,7 +70,6 @@ class Checkpointing:
         self._checkpoints, self._progress, self._score, self._log = checkpoints, progress, score, log
         self._seconds, self._updates = seconds, updates
         self.last: RunState | None = None
-        """The last reported state."""
         self._saved_step, self._saved_at = 0, time.monotonic()
         self._reports: list[tuple[int, float]] = []
 

@@ -52,7 +52,6 @@ class Identity(Reference):
     """Everything that determines the result of a training."""
 
     dataset: str
-    """Digest of the dataset."""
     train: Train
     evaluate: Evaluate | None
     """Set only if the learned model compares checkpoints."""
@@ -60,7 +59,6 @@ class Identity(Reference):
     held_out: float
     seed: int
     code: str
-    """Digest of the source files."""
     member: int | None = None
     """Index of a member that is trained alone."""
 

@@ -1,11 +1,12 @@
-"""Train on one recording without servers or ledger; write policies, curves and a record into one folder."""
+"""Read one recording into memory, and train on it without servers or ledger."""
 
 from __future__ import annotations
 
 import json
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -16,10 +17,14 @@ import jax
 import numpy as np
 
 from configs.errors import BadInput, Refused
+from configs.home import Home
 from neorl_core.algorithms import check_actions
 from neorl_core.fit import FitResult, fit
 from neorl_core.training.population import Algorithm, configure
-from tasks.data.formats.recordings import Recording, RecordingAccount
+from tasks.data.formats.hdf5.isolated import has_signature, read_isolated
+from tasks.data.formats.recordings import Recording, RecordingAccount, per_episode, read
+from tasks.data.formats.sources import NO_OPTIONS, SourceOptions
+from tasks.data.store.episodes import KEYS, transitions_of
 from tasks.files.arrays import npz_bytes
 from tasks.files.canonical import digest_json, write_atomic, write_json
 from tasks.models.bundles.checkpoints import Checkpoints
@@ -37,7 +42,6 @@ SCHEMA = "neorl/run/1"
 SAVE_SECONDS = 10.0
 """Least time between two checkpoints: the most that a killed run loses."""
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
-"""Packages with versions in the record."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,6 @@ class Record:
     batch_size: int | None
     seeds: int
     code: str | None
-    """Digest of the source files."""
     data: RecordingAccount
     """Account of how the recording was read."""
     members: tuple[TrainedSeed, ...]
@@ -245,3 +248,67 @@ def _write(out: Path, fitted: FitResult, log: Recording, identity: MadeBy) -> Re
     )
     write_json(out / "run.json", asdict(record))
     return record
+
+
+DIRECT = ("D4RL", "DSRL")
+"""Families of files that are used without ingestion."""
+
+
+def open_recording(
+    home: Home,
+    named: Path,
+    options: SourceOptions = NO_OPTIONS,
+    folder: Path | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Recording:
+    """Open a dataset by digest or plant, or a source of any format.
+
+    A D4RL or DSRL file with continuous actions and without a plant is read directly; other sources are ingested, so
+    that their rows are checked.
+
+    Args:
+        named: argument for `tasks.ingest.find_dataset`.
+        folder: folder of a dataset that was generated outside the home.
+
+    Raises:
+        BadInput: as `recordings.read` and `find_dataset`.
+        Refused: as `find_dataset`.
+    """
+    horizon = options.horizon
+    untold = folder is None and options == SourceOptions(horizon=horizon)
+    if untold and named.is_file() and has_signature(named):
+        found_layout = read_isolated(named, horizon)
+        if found_layout.family in DIRECT and found_layout.choices is None:
+            return read(named, horizon, progress)
+    # Training on a recording works without the pipeline's dependencies.
+    from tasks.ingest import find_dataset
+
+    found = find_dataset(home, named, options, folder, progress)
+    held = found.held
+    keys = [key for key in KEYS if key in held.keys]
+    rows = held.arrays(keys)
+    starts = rows.pop("episode_starts")
+    costs = rows.setdefault("costs", np.zeros(held.rows, np.float32))
+    terminated = int(rows["terminals"].sum())
+    lost = sum((Counter(source.lost) for source in held.sources), Counter[str]())
+    about = RecordingAccount(
+        file=named.name if found.made else f"{held.spec.name}-{held.digest[:12]}",
+        sha256=held.digest,
+        format=", ".join(dict.fromkeys(entry.format or "generated" for entry in held.manifest.provenance)),
+        rows=held.rows + lost.total(),
+        transitions=held.rows,
+        observations=held.spec.observation.size,
+        actions=held.spec.action.size,
+        next_observations="file",
+        ends_by_time="file",
+        cost_key="costs" if "costs" in keys else None,
+        left_out=dict(sorted(lost.items())),
+        episodes=len(starts),
+        terminated=terminated,
+        cut=len(starts) - terminated,
+        longest=int(np.diff(held.episodes).max()),
+        returns=per_episode(rows["rewards"], starts),
+        cost=per_episode(costs, starts),
+        dataset=held.digest,
+    )
+    return Recording(transitions_of(rows), held.spec, about)

@@ -36,10 +36,10 @@ from tasks.lifecycle.aliases import check_pages, stale_pages
 from tasks.lifecycle.pages import wanted_pages
 from tasks.lifecycle.rollback import roll_back
 from tasks.references import CandidateRecord, Evidence
+from tasks.registry.reading import Page
 from tasks.registry.registry import RegisteredVersion
 from tasks.registry.serving import load_model
 from tasks.registry.upload import COMPOSITE, MODEL_ID
-from tasks.registry.version_page import Page
 from tasks.versions import versions
 from tasks.versions.versions import newest
 from tests.evidence import open_ledger

@@ -30,7 +30,6 @@ from tasks.files.canonical import (
 logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 State = TypeVar("State")
-"""A pytree of plain arrays."""
 
 _SAID_FULL = tuple(os.strerror(code) for code in FULL)
 

@@ -30,13 +30,11 @@ class Manifest(NamedTuple):
     code: str
     """Digest of the plant's user code; else empty. A bundle never names the location of code."""
     digest: str
-    """Digest of the composite."""
     structure: Any
     """Structure of the composite from `flatten`: JSON that names arrays."""
     files: Mapping[str, str]
     """SHA-256 of the two archives, by name."""
     meta: Mapping[str, str]
-    """Further digests and names."""
     site: Mapping[str, Any] | None = None
     """For a fleet's site: the common plant, the digest of its code, and the site's differences."""
 

@@ -32,22 +32,18 @@ class MadeBy(NamedTuple):
     """Training of a policy; unknown fields are None."""
 
     algorithm: str | None = None
-    """Name of the algorithm."""
     hyperparameters: Mapping[str, Setting] = {}
     """Hyper-parameters by name as JSON: all, or those that differ from the defaults."""
     seed: int | None = None
     seeds: int | None = None
     """Number of policies trained together, with seeds from 0."""
     updates: int | None = None
-    """Gradient steps."""
     batch_size: int | None = None
-    """Transitions per gradient step."""
     data: str | None = None
     """SHA-256 of the log file."""
     ends_by_time: str | None = None
     """Source of truncation flags: "file", "unknown" or "every <steps>"."""
     code: str | None = None
-    """Digest of the source files."""
 
     def record(self) -> object:
         """Return the fields as JSON, without unknown ones."""

@@ -31,7 +31,6 @@ from tasks.models.user_code.loading import (
 )
 
 ROWS = 4
-"""Batch size for checking an algorithm."""
 TRIED = PlantSpec(
     name="tried",
     observation=Space(("x", "y", "z"), ("1",) * 3, (-1.0,) * 3, (1.0,) * 3),

@@ -28,13 +28,10 @@ class Kind(NamedTuple):
     """Kinds of objects that user code may build."""
 
     word: str
-    """Name in messages."""
     article: str
-    """Name with article."""
     group: str
     """Entry-point group of installed packages."""
     attribute: str
-    """Default name in the module."""
 
 
 PLANT = Kind("plant", "a plant", "neorl.plants", "PLANT")

@@ -16,10 +16,10 @@ from tasks.evidence.ledger.ledger import Ledger, folder_artefacts
 from tasks.files.canonical import sha256_hex
 from tasks.models.bundles.bundle import save_bundle
 from tasks.references import ServedModel
+from tasks.registry.reading import Page
 from tasks.registry.registry import Registry
 from tasks.registry.serving import listed_model
 from tasks.registry.upload import Submission, TrainingData
-from tasks.registry.version_page import Page
 from tests.evidence import PLANT, candidate_record, certify
 
 if TYPE_CHECKING:

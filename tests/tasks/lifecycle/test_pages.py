@@ -14,8 +14,8 @@ from tasks.evidence.ledger.ledger import Ledger
 from tasks.lifecycle.aliases import stale_pages
 from tasks.lifecycle.pages import of_this_ledger, wanted_pages
 from tasks.promote import verdict_on
+from tasks.registry.reading import STATUS, Page, joined, split
 from tasks.registry.upload import COMPOSITE
-from tasks.registry.version_page import STATUS, Page, joined, split
 from tests import judged
 from tests.evidence import PLANT, candidate_record, certificate_of, certify, open_ledger
 from tests.tasks.evidence.people.persons import Person, approval, crowned, enrol, proposed

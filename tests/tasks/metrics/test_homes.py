@@ -310,7 +310,7 @@ def test_a_home_without_a_ledger_or_with_a_broken_record_of_its_backup_tells_the
 
 
 def test_reasons_of_losses_beyond_the_tenth_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks.metrics.plants import Scene, _quality
+    from tasks.metrics.homes import Scene, _quality
     from tasks.metrics.quality import Quality
 
     lost = {f"reason {i:02}": 100 - i for i in range(15)}

@@ -16,7 +16,7 @@ from tasks.data.formats.sources import SourceOptions
 from tasks.data.store.reader import StoredDataset
 from tasks.files.arrays import npz_bytes
 from tasks.ingest import find_dataset, logs_of
-from tasks.training.recorded import open_recording
+from tasks.training.recording import open_recording
 from tests.benchmark_files import walk, write_d4rl
 from tests.tasks.test_accounts import MAPPING, STEPS, frame
 
