@@ -31,9 +31,8 @@ from tasks.data.formats.sources import (
     survey,
 )
 from tasks.data.store.cards.card import write_card
-from tasks.data.store.losses import losses
 from tasks.data.store.reader import StoredDataset, dataset_of, newest_first
-from tasks.data.store.records import FileRecord, IngestedSource, Provenance, by_reason
+from tasks.data.store.records import FileRecord, IngestedSource, Provenance, by_reason, losses
 from tasks.data.store.writer import DatasetWriter
 from tasks.models.plants.known import KnownPlant, plant_at, plant_of
 from tasks.models.plants.opening import mapping_of, opened

@@ -15,9 +15,8 @@ from neorl_core.types import Clock, PlantSpec, varies
 from tasks.data.store.cards.card import read_card, write_card
 from tasks.data.store.cards.pictures import pictures_of
 from tasks.data.store.expectations import Check, check_episode_table, check_tables
-from tasks.data.store.losses import losses
 from tasks.data.store.reader import StoredDataset
-from tasks.data.store.records import SourceRecord, by_reason
+from tasks.data.store.records import SourceRecord, by_reason, losses
 from tasks.data.store.row_checks import widened
 from tasks.data.store.statistics import Signal, Statistics, mean_shift, signal_bounds, stability_index, summarise
 from tasks.files.canonical import digest_json, write_json

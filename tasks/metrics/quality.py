@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from configs.errors import Refused
-from tasks.data.store.losses import losses
-from tasks.data.store.records import Manifest, SourceRecord
+from tasks.data.store.records import Manifest, SourceRecord, losses
 from tasks.files.canonical import sha256_hex
 from tasks.references.base import Reference
 

@@ -26,7 +26,7 @@ from configs.errors import BadInput
 from tasks.data.formats.hdf5.minari import INFOS, first_difference, metadata_of, write_episode
 from tasks.data.store.reader import StoredDataset
 from tasks.data.store.records import Record
-from tasks.data.store.schema import ALWAYS, Rows, stored_dtype
+from tasks.data.store.schema import ALWAYS, BLOCK_ROWS, Rows, joined, stored_dtype
 from tasks.data.store.shards import LIBVER
 from tasks.files.canonical import (
     SHARED,
@@ -40,7 +40,6 @@ from tasks.files.canonical import (
 )
 
 Progress = Callable[[int, int, str], None]
-BLOCK_ROWS = 65536
 CHUNK_ROWS = 16384
 NPZ = {"obs": "observations", "action": "actions", "next_obs": "next_observations", "reward": "rewards"}
 MINARI_NAME = re.compile(r"[-_\w]+-v\d+")
@@ -225,7 +224,7 @@ def episodes_of(dataset: StoredDataset) -> Iterator[Rows]:
         start = 0
         for end in np.flatnonzero(block["terminals"] | block["timeouts"]) + 1:
             parts.append({key: values[start:end] for key, values in block.items()})
-            yield {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+            yield joined(parts)
             parts, start = [], int(end)
         if start < len(block["rewards"]):
             parts.append({key: values[start:] for key, values in block.items()})

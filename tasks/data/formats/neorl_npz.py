@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 from configs.errors import BadInput
 from tasks.data.formats.reading import Blocks, Source
-from tasks.data.store.schema import ALWAYS, Rows
-from tasks.data.store.scoring import BLOCK_ROWS
+from tasks.data.store.schema import ALWAYS, BLOCK_ROWS, Rows
 from tasks.files.arrays import Member, NpzReader, open_npz
 
 KEYS = ("obs", "action", "next_obs", "reward")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import io
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tasks.files.canonical import sha256_hex, write_atomic
+from tasks.data.store.row_checks import ParquetParts
+
+if TYPE_CHECKING:
+    import polars as pl
 
 FILE_BITS = 40
 """A row's id is the file's number shifted by these bits, plus the row's number in the file."""
@@ -44,18 +45,14 @@ class Rejects(NamedTuple):
     texts: list[str | None] | None
 
 
-class RawQuarantine:
+class RawQuarantine(ParquetParts):
     """Parquet files of rejected raw rows: file, row, tag, timestamp, value, status, text, reason.
 
     Without a folder, rows are only kept for `table`.
     """
 
     def __init__(self, folder: Path | None = None, part_records: int = 65_536) -> None:
-        self.folder, self.part_records = folder, part_records
-        self.reasons: Counter[str] = Counter()
-        self.digests: list[str] = []
-        self._added: list[tuple[RawRows, npt.NDArray[Any], Sequence[str | None] | None]] = []
-        self._waiting = 0
+        super().__init__(folder, part_records)
         self.files: Sequence[str] = ()
         self.tags: Sequence[str] = ()
 
@@ -69,23 +66,11 @@ class RawQuarantine:
         self, rows: RawRows, reasons: Sequence[str] | npt.NDArray[Any], texts: Sequence[str | None] | None = None
     ) -> None:
         """Add rows with a reason each, and with the text of numbers or times that could not be read."""
-        count = len(rows.ids)
-        if not count:
-            return
-        given = np.asarray(reasons, dtype=object)
-        self.reasons.update(given.tolist())
-        self._added.append((rows, given, texts))
-        self._waiting += count
-        if self.folder is not None and self._waiting >= self.part_records:
-            self.close()
+        if len(rows.ids):
+            given = np.asarray(reasons, dtype=object)
+            self._add((rows, given, texts), given)
 
-    @property
-    def count(self) -> int:
-        """Number of quarantined rows."""
-        return self.reasons.total()
-
-    def table(self) -> Any:
-        """Return the unwritten records as a polars frame."""
+    def table(self) -> pl.DataFrame:
         import polars as pl
 
         if not self._added:
@@ -113,14 +98,3 @@ class RawQuarantine:
             value=pl.when(pl.col("value").is_nan()).then(None).otherwise(pl.col("value")),
         )
         return frame.drop("known")
-
-    def close(self) -> None:
-        """Write the unwritten records."""
-        if not self._added or self.folder is None:
-            return
-        image = io.BytesIO()
-        self.table().write_parquet(image)
-        data = image.getvalue()
-        write_atomic(self.folder / f"part-{len(self.digests):05d}.parquet", data)
-        self.digests.append(sha256_hex(data))
-        self._added, self._waiting = [], 0

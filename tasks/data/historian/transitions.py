@@ -25,8 +25,7 @@ from tasks.data.historian.resample import Rule, Times, Within, known_at
 from tasks.data.historian.steps import Cutter, Points, Scorer, StepOutcome, outcomes, single
 from tasks.data.historian.tag_history import TagGrouper, TagHistory, changes
 from tasks.data.store.records import RawAccount, SampleCounts, StepAccount
-from tasks.data.store.schema import Rows
-from tasks.data.store.scoring import BLOCK_ROWS
+from tasks.data.store.schema import BLOCK_ROWS, Rows
 
 SECOND = 10**9
 GRID_POINTS = 4096

@@ -12,15 +12,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from tasks.files.canonical import make_folder, unwritable_is_bad_input
-
-if TYPE_CHECKING:
-    import polars as pl
 
 Columns = Mapping[str, npt.NDArray[Any]]
 
@@ -48,6 +45,7 @@ def check_episode_table(columns: Columns) -> list[str]:
     """Return a message per failed rule of the table of episodes: numbers, lengths, finite and ordered statistics."""
     import pandera.polars as pa
     import polars as pl
+    from pandera.errors import SchemaErrors
 
     frame = pl.DataFrame(dict(columns))
     # pandera's nullable=False lets infinities pass, so finiteness is checked separately.
@@ -60,7 +58,15 @@ def check_episode_table(columns: Columns) -> list[str]:
         | {name: pa.Column(pl.Float64, finite) for name in columns if name not in ("episode", "length")},
         strict=True,
     )
-    reasons = _failures(schema, frame)
+    reasons: list[str] = []
+    try:
+        schema.validate(frame, lazy=True)
+    except SchemaErrors as error:
+        reasons = [
+            f"column {case['column']} of the table of episodes fails the check {case['check']}, got "
+            f"{case['failure_case']}: correct the source and ingest it again."
+            for case in error.failure_cases.head(MAX_CASES).to_dicts()
+        ]
     for name in (key.removesuffix(" mean") for key in columns if key.endswith(" mean")):
         slack = 1e-6 * (1 + frame[f"{name} max"].abs())
         ordered = (frame[f"{name} min"] <= frame[f"{name} mean"] + slack) & (
@@ -73,21 +79,6 @@ def check_episode_table(columns: Columns) -> list[str]:
                 "ingest the dataset again."
             )
     return reasons
-
-
-def _failures(schema: Any, frame: pl.DataFrame) -> list[str]:
-    from pandera.errors import SchemaErrors
-
-    try:
-        schema.validate(frame, lazy=True)
-    except SchemaErrors as error:
-        cases = error.failure_cases.head(MAX_CASES).to_dicts()
-        return [
-            f"column {case['column']} of the table of episodes fails the check {case['check']}, got "
-            f"{case['failure_case']}: correct the source and ingest it again."
-            for case in cases
-        ]
-    return []
 
 
 def check_tables(
@@ -161,7 +152,13 @@ def _replace(folder: Path, page: str) -> Path:
     building.chmod(0o755)
     try:
         (building / "index.html").write_text(page, encoding="utf-8")
-        while not _moved(building, folder):
+        while True:
+            try:
+                os.replace(building, folder)
+                break
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
             # Another validation may create the folder between the two moves.
             old = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".data_docs."))
             try:
@@ -172,17 +169,6 @@ def _replace(folder: Path, page: str) -> Path:
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return folder / "index.html"
-
-
-def _moved(building: Path, folder: Path) -> bool:
-    """Rename the new folder; False if the target is a folder that is not empty."""
-    try:
-        os.replace(building, folder)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        return False
-    return True
 
 
 def _great_expectations() -> Any:
@@ -273,22 +259,17 @@ def _page(
         for signal in dict.fromkeys(signal for signal, _ in pairs)
     )
     body.append(f"<h2>Signals</h2><table><tr><th>Signal</th>{head}</tr>{rows}</table>")
-    limits = _episode_rows(checks, failed, missed)
+    limits = "".join(
+        f"<tr><td>{_mark(check, check in failed)}</td><td>{say(check.column)}</td><td>{say(_interval(check))}</td>"
+        f"<td>{say(missed.get(check.column, ''))}</td></tr>"
+        for check in checks
+        if check.table == "episodes"
+    )
     body.append(f"<h2>Checks of each episode</h2><table>{limits}</table>")
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         f"<title>Data validation of {say(plant)}</title><style>{STYLE}</style></head>"
         f"<body><main>{''.join(body)}</main></body></html>\n"
-    )
-
-
-def _episode_rows(checks: Sequence[Check], failed: Sequence[Check], missed: Mapping[str, str]) -> str:
-    say = html.escape
-    return "".join(
-        f"<tr><td>{_mark(check, check in failed)}</td><td>{say(check.column)}</td><td>{say(_interval(check))}</td>"
-        f"<td>{say(missed.get(check.column, ''))}</td></tr>"
-        for check in checks
-        if check.table == "episodes"
     )
 
 

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
@@ -22,7 +23,7 @@ from pydantic import ValidationError
 from configs.errors import BadInput, Refused
 from neorl_core.types import PlantSpec
 from tasks.data.store.records import Manifest, ShardRecord, SourceRecord
-from tasks.data.store.schema import Rows
+from tasks.data.store.schema import Rows, joined
 from tasks.data.store.shards import check_content, check_file, open_shard
 from tasks.files.canonical import file_sha256, sha256_hex
 from tasks.files.spec import spec_of_record
@@ -130,20 +131,23 @@ class StoredDataset:
         return self._per_episode("episode_digests")
 
     def _per_episode(self, key: str) -> npt.NDArray[Any]:
-        parts, first = [], 0
+        starts = key == "episode_starts"
+        return np.concatenate([file[key][:] + (first if starts else 0) for file, first, _ in self._shards()])
+
+    def _shards(self) -> Iterator[tuple[h5py.File, int, int]]:
+        """Yield each shard, open, with its first row in the dataset and one past its last."""
+        first = 0
         for record in self.manifest.shards:
             with open_shard(self.shard_path(record)) as file:
-                parts.append(file[key][:] + (first if key == "episode_starts" else 0))
+                yield file, first, first + record.rows
             first += record.rows
-        return np.concatenate(parts)
 
     def blocks(self, keys: Sequence[str] | None = None, rows: int = 65536) -> Iterator[Rows]:
         """Yield consecutive blocks of at most `rows` rows; a block never spans shards."""
         names = self._known(keys)
-        for record in self.manifest.shards:
-            with open_shard(self.shard_path(record)) as file:
-                for start in range(0, record.rows, rows):
-                    yield {key: file[key][start : start + rows] for key in names}
+        for file, first, last in self._shards():
+            for start in range(0, last - first, rows):
+                yield {key: file[key][start : start + rows] for key in names}
 
     def episode_blocks(
         self, episodes: npt.NDArray[np.int64], keys: Sequence[str] | None = None, rows: int = 65536
@@ -175,14 +179,12 @@ class StoredDataset:
                     inside = slice(max(start - first, 0), min(stop, last) - first)
                     parts.append({key: file[key][inside] for key in names})
             first = last
-        return {key: np.concatenate([part[key] for part in parts]) for key in names}
+        return joined(parts)
 
     def arrays(self, keys: Sequence[str] | None = None) -> Rows:
         """Return all rows (N, ...), and `episode_starts` (E,)."""
         names = self._known(keys)
-        parts = list(self.blocks(names))
-        arrays = {key: np.concatenate([part[key] for part in parts]) for key in names}
-        return arrays | {"episode_starts": self.episodes[:-1]}
+        return joined(list(self.blocks(names))) | {"episode_starts": self.episodes[:-1]}
 
     def _known(self, keys: Sequence[str] | None) -> tuple[str, ...]:
         names = tuple(key for key in (keys or self.keys) if key != "episode_starts")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from tasks.data.store.schema import NO_SUCCESSOR
 
 
 class Record(BaseModel):
@@ -132,6 +135,43 @@ class SourceRecord(Record):
         if alarms := {name: count for name, count in steps.alarms.items() if count}:
             lines.append(f"beyond soft limits{by_reason(alarms)}")
         return tuple(lines)
+
+
+class Loss(NamedTuple):
+    """Rows or control steps lost unintentionally."""
+
+    kind: str
+    read: int
+    reasons: Counter[str]
+    key: str
+    """The key of `data` that limits the share lost."""
+
+    @property
+    def share(self) -> float:
+        return self.reasons.total() / max(self.read, 1)
+
+
+def losses(records: Sequence[SourceRecord]) -> tuple[Loss, ...]:
+    """Return the losses of raw rows, and of rows or control steps, by failed checks and by gaps.
+
+    Not counted: exclusions by the mapping (ignored tags, modes, trips), silence of the whole archive, rows without a
+    next observation (some formats end episodes so), and raw rows that repeat an earlier one, as overlapping files do.
+    """
+    accounts = [record.account for record in records if record.account is not None]
+    raw, failed = Counter[str](), Counter[str]()
+    for account in accounts:
+        raw.update(account.raw.reasons)
+    for record in records:
+        failed.update(record.reasons)
+    raw.pop(REPEATED, None)
+    failed.pop(NO_SUCCESSOR, None)
+    gaps = Counter({GAP: sum(account.gap - account.silent for account in accounts)})
+    seen = sum(record.seen for record in records)
+    return (
+        Loss("raw rows", sum(account.raw.rows - account.raw.ignored for account in accounts), raw, "max_quarantined"),
+        Loss("control steps" if accounts else "rows", seen, failed, "max_quarantined"),
+        Loss("control steps in gaps", seen + gaps.total(), gaps, "max_gaps"),
+    )
 
 
 class IngestedSource(SourceRecord):

@@ -5,17 +5,21 @@ A failed row splits its episode: the row before it becomes a timeout, because a 
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from neorl_core.types import PlantSpec, Space
-from tasks.data.store.schema import ROW_KEYS, Rows, stored_dtype
+from tasks.data.store.schema import ROW_KEYS, Rows, joined, stored_dtype
 from tasks.files.canonical import sha256_hex, write_atomic
+
+if TYPE_CHECKING:
+    import polars as pl
 
 RANGE_TOLERANCE = 0.01
 """Share of a signal's range by which a reading may exceed it, the usual calibration error of transmitters."""
@@ -26,73 +30,77 @@ CONTINUITY_TOLERANCE = 1e-4
 Mask = npt.NDArray[np.bool_]
 
 
-class Quarantine:
-    """Parquet files of rejected rows: source, row number, timestamp, reason, values.
+class ParquetParts:
+    """Parquet files of rejected records, with counts by reason and a digest of each file.
 
     Args:
-        folder: made with the first record.
-        spec: names the columns.
+        folder: made with the first file; None to keep the records in memory.
         part_records: records per file.
     """
 
-    def __init__(self, folder: Path, spec: PlantSpec, part_records: int = 65536) -> None:
-        self.folder, self.spec, self.part_records = folder, spec, part_records
+    def __init__(self, folder: Path | None, part_records: int) -> None:
+        self.folder, self.part_records = folder, part_records
         self.reasons: Counter[str] = Counter()
         self.digests: list[str] = []
-        self._columns: list[dict[str, npt.NDArray[Any]]] = []
+        self._added: list[Any] = []
         self._waiting = 0
-
-    def add(self, source: str, numbers: npt.NDArray[np.int64], reasons: npt.NDArray[Any], rows: Rows) -> None:
-        """Add rows (n, ...) with their numbers in the source (n,) and reasons (n,)."""
-        if not len(numbers):
-            return
-        self.reasons.update(str(reason) for reason in reasons)
-        columns: dict[str, npt.NDArray[Any]] = {
-            "source": np.full(len(numbers), source),
-            "row": numbers,
-            "timestamp": rows.get("timestamps", np.full(len(numbers), -1, np.int64)),
-            "reason": reasons,
-        }
-        for key, names in _components(self.spec).items():
-            values = rows[key].reshape(len(numbers), -1)
-            columns |= {f"{key}.{name}" if name else key: values[:, i] for i, name in enumerate(names)}
-        self._columns.append(columns)
-        self._waiting += len(numbers)
-        if self._waiting >= self.part_records:
-            self.close()
 
     @property
     def count(self) -> int:
         """Number of quarantined rows."""
         return self.reasons.total()
 
+    def _add(self, records: object, reasons: npt.NDArray[Any]) -> None:
+        self.reasons.update(reasons.tolist())
+        self._added.append(records)
+        self._waiting += len(reasons)
+        if self._waiting >= self.part_records:
+            self.close()
+
+    def table(self) -> pl.DataFrame:
+        """Return the unwritten records."""
+        raise NotImplementedError
+
     def close(self) -> None:
-        """Write pending records."""
-        if not self._columns:
+        """Write the unwritten records."""
+        if not self._added or self.folder is None:
             return
-        import io
-
-        import polars
-
-        merged = {name: np.concatenate([c[name] for c in self._columns]) for name in self._columns[0]}
-        frame = polars.DataFrame({name: values.tolist() for name, values in merged.items()})
         image = io.BytesIO()
-        frame.write_parquet(image)
-        data = image.getvalue()
-        write_atomic(self.folder / f"part-{len(self.digests):05d}.parquet", data)
-        self.digests.append(sha256_hex(data))
-        self._columns, self._waiting = [], 0
+        self.table().write_parquet(image)
+        write_atomic(self.folder / f"part-{len(self.digests):05d}.parquet", image.getvalue())
+        self.digests.append(sha256_hex(image.getvalue()))
+        self._added, self._waiting = [], 0
 
 
-def _components(spec: PlantSpec) -> dict[str, tuple[str, ...]]:
-    return {
-        "observations": spec.observation.names,
-        "actions": spec.action.names,
-        "rewards": ("",),
-        "next_observations": spec.observation.names,
-        "terminals": ("",),
-        "timeouts": ("",),
-    }
+class Quarantine(ParquetParts):
+    """Rejected rows: source, row number, timestamp, reason, and values in columns named by the spec."""
+
+    def __init__(self, folder: Path, spec: PlantSpec, part_records: int = 65536) -> None:
+        super().__init__(folder, part_records)
+        self.spec = spec
+
+    def add(self, source: str, numbers: npt.NDArray[np.int64], reasons: npt.NDArray[Any], rows: Rows) -> None:
+        """Add rows (n, ...) with their numbers in the source (n,) and reasons (n,)."""
+        if not len(numbers):
+            return
+        columns: dict[str, npt.NDArray[Any]] = {
+            "source": np.full(len(numbers), source),
+            "row": numbers,
+            "timestamp": rows.get("timestamps", np.full(len(numbers), -1, np.int64)),
+            "reason": reasons,
+        }
+        observed = self.spec.observation.names
+        components = {"observations": observed, "actions": self.spec.action.names, "rewards": ("",)}
+        components |= {"next_observations": observed, "terminals": ("",), "timeouts": ("",)}
+        for key, names in components.items():
+            values = rows[key].reshape(len(numbers), -1)
+            columns |= {f"{key}.{name}" if name else key: values[:, i] for i, name in enumerate(names)}
+        self._add(columns, reasons)
+
+    def table(self) -> pl.DataFrame:
+        import polars as pl
+
+        return pl.DataFrame({name: values.tolist() for name, values in joined(self._added).items()})
 
 
 class RowChecker:
@@ -114,7 +122,7 @@ class RowChecker:
                 `numbers` (n,), the rows' numbers in the source.
         """
         if self._pending is not None:
-            rows = {key: np.concatenate([self._pending[key], values]) for key, values in rows.items()}
+            rows = joined([self._pending, rows])
         return self._settle(rows, max(len(rows["rewards"]) - 2, 0))
 
     def flush(self) -> Rows | None:

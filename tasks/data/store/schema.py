@@ -24,6 +24,8 @@ ROW_KEYS: dict[str, np.dtype[Any]] = {
 }
 """Keys per row in canonical order; `timestamps` (ns since 1970, UTC) are optional."""
 
+BLOCK_ROWS = 65536
+"""Rows that a reader yields at once."""
 NO_SUCCESSOR = "no next observation"
 """Reason for leaving out an episode's last row: the episode or file was cut, so that the next state is unknown."""
 CHOICE = np.dtype("<i4")

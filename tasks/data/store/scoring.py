@@ -11,10 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from neorl_core.plants.base import LoggedSignals
-from tasks.data.store.schema import Rows
-
-BLOCK_ROWS = 65536
-"""Rows that an importer yields at once."""
+from tasks.data.store.schema import BLOCK_ROWS, Rows
 
 SMALLEST = 1024
 

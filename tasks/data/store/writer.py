@@ -18,7 +18,7 @@ from configs.errors import BadInput
 from neorl_core.types import PlantSpec
 from tasks.data.store.reader import SCHEMA, StoredDataset
 from tasks.data.store.records import FileRecord, Manifest, Provenance, ShardRecord
-from tasks.data.store.schema import CHOICE, ROW_KEYS, Rows, stored_dtype
+from tasks.data.store.schema import CHOICE, ROW_KEYS, Rows, joined, stored_dtype
 from tasks.data.store.shards import LIBVER, open_shard, write_shard
 from tasks.files.canonical import canonical_json, make_folder, sha256_hex, write_atomic
 from tasks.files.spec import same_limits, spec_record
@@ -60,7 +60,7 @@ class _Buffer:
 
     def _join(self) -> None:
         if self._small:
-            self._parts.append({key: np.concatenate([part[key] for part in self._small]) for key in self._small[0]})
+            self._parts.append(joined(self._small))
             self._small, self._small_count = [], 0
 
     def parts(self) -> list[Rows]:

@@ -16,10 +16,9 @@ import numpy as np
 from configs.errors import BadInput
 from tasks.data.formats.hdf5.guard import find_array, open_guarded
 from tasks.data.formats.reading import Blocks, Source, in_blocks
-from tasks.data.store.schema import ALWAYS, NO_SUCCESSOR, Rows
+from tasks.data.store.schema import ALWAYS, BLOCK_ROWS, NO_SUCCESSOR, Rows
 
 FAMILY = "d3rlpy"
-BLOCK_ROWS = 65536
 MARKS = {"columns", "num_episodes"}
 """Keys that identify the format."""
 MAX_EPISODE = 2**28

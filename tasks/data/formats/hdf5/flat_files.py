@@ -20,9 +20,8 @@ import numpy.typing as npt
 
 from configs.errors import BadInput
 from tasks.data.formats.hdf5.guard import find_array, open_guarded
-from tasks.data.store.schema import NO_SUCCESSOR, Rows
+from tasks.data.store.schema import BLOCK_ROWS, NO_SUCCESSOR, Rows
 
-BLOCK_ROWS = 65536
 BLOCK_NUMBERS = 2**26
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 OPTIONAL = ("next_observations", "timeouts", "costs")

@@ -23,14 +23,13 @@ import numpy.typing as npt
 from configs.errors import BadInput
 from tasks.data.formats.hdf5.guard import find_array, find_member, open_guarded
 from tasks.data.formats.reading import Blocks, Source, in_blocks
-from tasks.data.store.schema import ALWAYS, ROW_KEYS, Rows
+from tasks.data.store.schema import ALWAYS, BLOCK_ROWS, ROW_KEYS, Rows
 from tasks.files.canonical import canonical_json, read_json
 
 if TYPE_CHECKING:
     from neorl_core.types import PlantSpec, Space
 
 VERSION = "0.5.4"
-BLOCK_ROWS = 65536
 NAMES = {"terminations": "terminals", "truncations": "timeouts"}
 INFOS = ("costs", "constraint_costs", "timestamps")
 MAX_METADATA = 2**26

@@ -10,10 +10,9 @@ import h5py
 from configs.errors import BadInput
 from tasks.data.formats.hdf5.guard import find_array, open_guarded
 from tasks.data.formats.reading import Blocks, Source
-from tasks.data.store.schema import ALWAYS, ROW_KEYS, stored_dtype
+from tasks.data.store.schema import ALWAYS, BLOCK_ROWS, ROW_KEYS, stored_dtype
 from tasks.files.canonical import file_sha256
 
-BLOCK_ROWS = 65536
 VECTORS = ("observations", "actions", "next_observations", "constraint_costs")
 FAMILY = "store's"
 

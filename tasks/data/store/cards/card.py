@@ -7,6 +7,7 @@ beside the folder of manifests.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,6 @@ from pydantic import ValidationError
 from configs.errors import BadInput
 from configs.mapping import HistorianMapping
 from neorl_core.types import Constraint, PlantSpec, varies
-from tasks.data.store.cards.cannot_learn import cut_short, never_violated, no_variation, not_taken
 from tasks.data.store.cards.markdown import card_markdown
 from tasks.data.store.cards.pictures import pictures_of
 from tasks.data.store.cards.response import responses_of
@@ -64,6 +64,15 @@ LOOKED_AT = 2_000_000
 RIDGE = 1e-6
 """Regularisation of the behaviour fit, relative to the variance of a standardised observation."""
 
+FOLLOWS = 0.99
+"""R^2 of an action given the observation from which the action counts as determined by it."""
+NEARLY_CONSTANT = 0.02
+"""Deviation of an action, as a share of the range, below which the action counts as nearly constant."""
+SENTINELS = (-99.0, -999.0, -9999.0, -99999.0, 9999.0, 99999.0)
+"""Placeholders that loggers write for missing values."""
+NARROW = 0.1
+"""Covered share of a signal's range below which the coverage counts as narrow."""
+
 
 class CardFiles(NamedTuple):
     """A dataset card on disk."""
@@ -94,7 +103,7 @@ def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
         total_s=float(found.gaps.sum()),
         present=tuple(found.present.tolist()),
     )
-    fixed = no_variation(signals, actions, found.rewards)
+    fixed = _no_variation(signals, actions, found.rewards)
     return Card(
         schema=SCHEMA,
         dataset=dataset.digest,
@@ -117,7 +126,7 @@ def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
         timeline=timeline_of(dataset, found),
         responses=responses_of(dataset, spec),
         episodes=episodes,
-        cannot_learn=(*never_violated(limits), *fixed, *not_taken(choices), *cut_short(episodes, gaps, spec)),
+        cannot_learn=(*_never_violated(limits), *fixed, *_not_taken(choices), *_cut_short(episodes, gaps, spec)),
     )
 
 
@@ -317,3 +326,71 @@ def _ranged(spec: PlantSpec, least: Floats, greatest: Floats) -> list[bool]:
     made = np.isclose(low, least, rtol=1e-6, atol=0) & np.isclose(high, greatest, rtol=1e-6, atol=0)
     made[spec.observation.size :] = False  # policies often act at their bounds, so equality proves nothing
     return list(map(bool, np.isfinite(high - low) & ~made))
+
+
+def _never_violated(limits: dict[str, LimitCard]) -> list[str]:
+    """Limits without a violation."""
+    if not limits:
+        return ["No limit is known, so violations cannot be recognised: give the plant's limits."]
+    return [
+        f"Limit '{name}' is never violated: neither violations nor a safety critic for them can be learned from these "
+        "data."
+        for name, limit in limits.items()
+        if limit.violated_rows == 0
+    ]
+
+
+def _no_variation(
+    signals: dict[str, SignalCard], actions: dict[str, ActionCard], rewards: tuple[float, float]
+) -> list[str]:
+    """Constant, determined or narrow actions, signals and rewards; `rewards` are the least and the greatest."""
+    messages = []
+    for name, action in actions.items():
+        if action.explained is None:
+            messages.append(f"Action '{name}' is constant: its effect cannot be learned.")
+        elif action.explained >= FOLLOWS:
+            messages.append(
+                f"Action '{name}' follows from the observation (R^2 {action.explained:.4f}): the effect of other "
+                "actions cannot be learned."
+            )
+        if action.explained is not None and action.deviation_share < NEARLY_CONSTANT:
+            messages.append(
+                f"Action '{name}' is nearly constant (deviation {action.deviation_share:.1%} of its range): little can "
+                "be learned of its effect."
+            )
+    for name, signal in signals.items():
+        if sentinel := next((x for x in (signal.least, signal.greatest) if x in SENTINELS), None):
+            messages.append(f"{name} contains {sentinel:g}, a common placeholder for missing values: give its 'range'.")
+        if signal.covered is not None and signal.covered < NARROW and signal.deviation > 0:
+            messages.append(f"{name} covers {signal.covered:.0%} of its range: the rest is unknown.")
+        elif signal.deviation == 0 and name.startswith("observation"):
+            messages.append(f"{name} never changes: effects of it cannot be learned.")
+    if rewards[0] == rewards[1]:
+        messages.append("The reward is constant: it does not distinguish good actions from bad ones.")
+    return messages
+
+
+def _not_taken(choices: Mapping[str, float]) -> list[str]:
+    """Choices of a discrete action that are taken never or always, from the share of rows of each."""
+    return [
+        f"Choice '{name}' is never taken: its effect cannot be learned."
+        if share == 0
+        else f"Choice '{name}' is always taken: the effect of other choices cannot be learned."
+        for name, share in choices.items()
+        if share in (0, 1)
+    ]
+
+
+def _cut_short(episodes: EpisodesCard, gaps: GapsCard, spec: PlantSpec) -> list[str]:
+    """Unknown horizons, terminations and gaps."""
+    messages = []
+    if episodes.longest < spec.horizon:
+        messages.append(
+            f"The longest episode has {episodes.longest} steps of {spec.horizon}: returns over a whole "
+            "episode are extrapolated."
+        )
+    if episodes.terminated == 0:
+        messages.append("No episode terminates: the cost of a trip cannot be learned.")
+    if not gaps.known:
+        messages.append("There are no timestamps: gaps in the record cannot be found.")
+    return messages
