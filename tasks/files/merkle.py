@@ -52,10 +52,7 @@ def merkle_root(leaves: Iterable[bytes]) -> bytes:
 
     MTH(D[n]) = H(0x01 || MTH(D[0:k]) || MTH(D[k:n])), k the largest power of two below n (RFC 6962, section 2.1).
     """
-    tree = MerkleTree()
-    for leaf in leaves:
-        tree.append(leaf)
-    return tree.root()
+    return root_of_hashes(map(leaf_hash, leaves))
 
 
 def root_of_hashes(nodes: Iterable[bytes]) -> bytes:

@@ -161,15 +161,10 @@ class _Object(NamedTuple):
             obstore.put(self.bucket, self.key, iter(parts))
 
 
-class _Ranges(io.RawIOBase):
-    """An object as a file; each read requests a range of bytes."""
+class SeekableFile(io.RawIOBase):
+    """A readable file with a position and a size, for files that are no files of the disk."""
 
-    def __init__(self, stored: _Object) -> None:
-        super().__init__()
-        state = stored.state()
-        if state is None:
-            raise FileNotFoundError(stored.key)
-        self._stored, self._size, self._at = stored, state.size, 0
+    _at = _size = 0
 
     def readable(self) -> bool:
         return True
@@ -183,6 +178,17 @@ class _Ranges(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         return self._at
+
+
+class _Ranges(SeekableFile):
+    """An object as a file; each read requests a range of bytes."""
+
+    def __init__(self, stored: _Object) -> None:
+        super().__init__()
+        state = stored.state()
+        if state is None:
+            raise FileNotFoundError(stored.key)
+        self._stored, self._size = stored, state.size
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         import obstore

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -42,17 +42,6 @@ class StartedProject(BaseModel):
     """Text to add under `deployments` if the existing prefect.yaml cannot be extended."""
 
 
-class View(NamedTuple):
-    """Variables of the templates."""
-
-    name: str
-    data: str
-    action: str
-    """Signals of a log-only plant, for examples in comments."""
-    measured: str
-    set_point: str
-
-
 def start_project(name: str | None, folder: Path | None = None, log: Path | None = None) -> StartedProject:
     """Write a project's folder: a plant with mapping, run and deployment.
 
@@ -73,11 +62,13 @@ def start_project(name: str | None, folder: Path | None = None, log: Path | None
         raise BadInput(f"{found} exists already: name another folder by --out, or another NAME.")
     made = None if log is None else start_mapping(log, mapping.parent, plain)
     if log is None or made is None:
-        view = View(plain, f".neorl/generated/{plain}/episodes.hdf5", "", "", "")
+        view = {"data": f".neorl/generated/{plain}/episodes.hdf5"}
     else:
         action, measured, set_point = (made.signals[role] for role in ("action", "observation", "set_point"))
-        examples = ((*action, "action")[0], (*measured, *set_point, "signal")[0], (*set_point, "1.0")[0])
-        view = View(plain, _seen_from(root, log), *examples)
+        # The signals are examples in comments.
+        view = {"data": _seen_from(root, log), "action": (*action, "action")[0]}
+        view |= {"measured": (*measured, *set_point, "signal")[0], "set_point": (*set_point, "1.0")[0]}
+    view["name"] = plain
     shared = {root / place: template for place, template in SHARED.items() if not (root / place).exists()}
     for path, template in (targets | shared).items():
         make_folder(path.parent)
@@ -120,10 +111,10 @@ def _seen_from(root: Path, log: Path) -> str:
     return str(full.relative_to(root.resolve())) if full.is_relative_to(root.resolve()) else str(full)
 
 
-def _rendered(template: str, view: View) -> str:
+def _rendered(template: str, view: Mapping[str, str]) -> str:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
     environment.filters["quoted"] = lambda text: "'" + text.replace("'", "''") + "'"
     text = files(__package__).joinpath("templates", template).read_text(encoding="utf-8")
-    return environment.from_string(text).render(view._asdict())
+    return environment.from_string(text).render(view)

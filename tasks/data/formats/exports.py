@@ -12,11 +12,11 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, NamedTuple
+from typing import Any
 
 import h5py
 import numpy as np
@@ -165,31 +165,17 @@ def _dsrl(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path, 
     return _flat(dataset, out, progress, (*ALWAYS, "costs"))
 
 
-class _Array(NamedTuple):
-    """An array written in parts."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    parts: Callable[[], Iterator[npt.NDArray[Any]]]
-
-
-def _npz_file(out: Path, members: dict[str, _Array]) -> None:
-    """Stream arrays into an npz archive; the same arrays give the same bytes."""
-    with writing(out, SHARED) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
-        for name, array in members.items():
-            entry = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-            entry.create_system = 3
-            with archive.open(entry, "w", force_zip64=True) as stream:
-                _write_array(stream, array.shape, np.dtype(array.dtype), array.parts())
-
-
-def _write_array(
-    stream: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any], parts: Iterator[npt.NDArray[Any]]
-) -> None:
-    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(stream, header)
-    for part in parts:
-        stream.write(np.ascontiguousarray(part, dtype).tobytes())
+@contextmanager
+def _npz_member(
+    archive: zipfile.ZipFile, name: str, shape: tuple[int, ...], dtype: str
+) -> Iterator[Callable[[npt.NDArray[Any]], int]]:
+    """Stream an array into an npz archive by a function that writes parts; the same arrays give the same bytes."""
+    entry = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+    entry.create_system = 3
+    with archive.open(entry, "w", force_zip64=True) as stream:
+        header = {"descr": dtype, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(stream, header)
+        yield lambda part: stream.write(np.ascontiguousarray(part, dtype).tobytes())
 
 
 def _npz(dataset: StoredDataset, out: Path, progress: Progress, v1: bool) -> tuple[Path, list[str]]:
@@ -197,23 +183,19 @@ def _npz(dataset: StoredDataset, out: Path, progress: Progress, v1: bool) -> tup
     flags = {"done": "terminals"} if v1 else {"done": "terminals", "truncated": "timeouts"}
     names = NPZ | flags
     written = 0
-
-    def parts(key: str, tail: tuple[int, ...]) -> Iterator[npt.NDArray[Any]]:
-        nonlocal written
-        for block in dataset.blocks([key], BLOCK_ROWS):
-            written += len(block[key])
-            progress(written, rows * len(names), "rows of arrays")
-            yield block[key].reshape(-1, *tail)
-
-    members: dict[str, _Array] = {}
-    for name, key in names.items():
-        # NeoRL stores scalars as columns (N, 1), NeoRL-2 as (N,).
-        tail = first[key].shape[1:] or ((1,) if v1 else ())
-        members[name] = _Array((rows, *tail), "<f4", partial(parts, key, tail))
-    if v1:
-        ends = dataset.episodes[1:]
-        members["index"] = _Array(ends.shape, "<i8", lambda: iter([ends]))
-    _npz_file(out, members)
+    with writing(out, SHARED) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
+        for name, key in names.items():
+            # NeoRL stores scalars as columns (N, 1), NeoRL-2 as (N,).
+            tail = first[key].shape[1:] or ((1,) if v1 else ())
+            with _npz_member(archive, name, (rows, *tail), "<f4") as write:
+                for block in dataset.blocks([key], BLOCK_ROWS):
+                    write(block[key].reshape(-1, *tail))
+                    written += len(block[key])
+                    progress(written, rows * len(names), "rows of arrays")
+        if v1:
+            ends = dataset.episodes[1:]
+            with _npz_member(archive, "index", ends.shape, "<i8") as write:
+                write(ends)
     return out, _left_out(dataset, ALWAYS)
 
 

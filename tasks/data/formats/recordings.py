@@ -140,7 +140,9 @@ def read(
     kept = len(usable["rewards"])
     if kept == 0:
         raise BadInput(f"no row of {path.name} has a next observation: export longer episodes.")
-    found = _episodes(every)
+    ended, terminals = every["terminals"] | every["timeouts"], every["terminals"]
+    starts = np.flatnonzero(np.append(True, ended[:-1]))
+    longest = int(np.diff(np.append(starts, len(ended))).max())
     about = RecordingAccount(
         file=path.name,
         sha256=file_sha256(path),
@@ -153,14 +155,14 @@ def read(
         ends_by_time="file" if "timeouts" in layout.widths else "unknown" if horizon is None else f"every {horizon}",
         cost_key="costs" if "costs" in layout.widths else None,
         left_out=dict(sorted(dropped.items())),
-        episodes=found.number,
-        terminated=found.terminated,
-        cut=found.cut,
-        longest=found.longest,
-        returns=per_episode(every["rewards"], found.starts),
-        cost=per_episode(every["costs"], found.starts),
+        episodes=len(starts),
+        terminated=int(terminals.sum()),
+        cut=int((every["timeouts"] & ~terminals).sum()),
+        longest=longest,
+        returns=per_episode(every["rewards"], starts),
+        cost=per_episode(every["costs"], starts),
     )
-    spec = spec_of(path.stem, usable["observations"], usable["actions"], usable["next_observations"], found.longest)
+    spec = spec_of(path.stem, usable["observations"], usable["actions"], usable["next_observations"], longest)
     return Recording(transitions_of(usable), spec, about)
 
 
@@ -229,26 +231,6 @@ def _check_dropped(path: Path, layout: Layout, dropped: Mapping[str, int]) -> No
             f"at most {MAX_DROPPED:.0%} of the {layout.rows} rows of {path.name} may be unusable, got {counts}: "
             "correct the export."
         )
-
-
-class _Episodes(NamedTuple):
-    starts: npt.NDArray[np.int64]
-    number: int
-    terminated: int
-    cut: int
-    longest: int
-
-
-def _episodes(rows: Mapping[str, Array]) -> _Episodes:
-    ended = rows["terminals"] | rows["timeouts"]
-    starts = np.flatnonzero(np.append(True, ended[:-1]))
-    return _Episodes(
-        starts,
-        len(starts),
-        int(rows["terminals"].sum()),
-        int((rows["timeouts"] & ~rows["terminals"]).sum()),
-        int(np.diff(np.append(starts, len(ended))).max()),
-    )
 
 
 def per_episode(values: Array, starts: npt.NDArray[np.int64]) -> PerEpisode:

@@ -14,10 +14,14 @@ import weakref
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 import polars as pl
+import polars.selectors as cs
+from polars.exceptions import PanicException, PolarsError
+from pyarrow.lib import ArrowException
 
 from configs.dialect import WHITESPACE, Dialect
 from configs.errors import BadInput
@@ -69,11 +73,19 @@ def with_points(name: str) -> pl.Expr:
     return pl.when(text.str.contains(NUMBER_WITH_COMMA)).then(swapped).otherwise(text).alias(name)
 
 
-def _with_texts(table: pl.LazyFrame) -> pl.LazyFrame:
-    """Convert categories to texts."""
-    kinds = (pl.Categorical, pl.Enum)
-    coded = [name for name, kind in table.collect_schema().items() if isinstance(kind, kinds)]
-    return table.with_columns(pl.col(coded).cast(pl.String)) if coded else table
+CODED = cs.categorical() | cs.enum()
+"""Columns of categories, which are read as texts."""
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn polars' errors about a damaged table into `BadInput`."""
+    try:
+        yield
+    except (PolarsError, PanicException, ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())[:300]
+        cure = "name its encoding in the mapping's dialect" if "utf-8" in reason else "export it again"
+        raise BadInput(f"{path.name} is not a readable Parquet or CSV table ({reason}): {cure}.") from error
 
 
 def numbered(columns: list[str]) -> list[str]:
@@ -98,8 +110,9 @@ class PlainTables:
         """Return a table with timestamps and decimal points; raise BadInput if it does not fit the dialect."""
         plain, mapping = self._plain(file), self.mapping
         dialect, columns = mapping.dialect, mapping.columns
+        blanks = dialect.delimiter == WHITESPACE
         if is_parquet(plain):
-            table = _with_texts(pl.scan_parquet(plain))
+            table = pl.scan_parquet(plain).with_columns(CODED.cast(pl.String))
         elif dialect == Dialect():
             # Read as text; numbers are recognised row by row.
             table = pl.scan_csv(plain, infer_schema=False)
@@ -107,7 +120,7 @@ class PlainTables:
             table = pl.scan_csv(
                 plain,
                 infer_schema=False,
-                separator=self._separator(file),
+                separator="," if file.suffix.lower() in WORKBOOKS else "\t" if blanks else dialect.delimiter,
                 skip_lines=dialect.skip_rows,
                 has_header=dialect.header,
                 # polars' own default names depend on its version.
@@ -120,11 +133,6 @@ class PlainTables:
             schema = table.collect_schema()
             table = table.with_columns(with_points(name) for name in values if schema.get(name) == pl.String)
         return table if mapping.clock.start is None else self._clocked(table, file)
-
-    def _separator(self, file: Path) -> str:
-        if file.suffix.lower() in WORKBOOKS:
-            return ","
-        return "\t" if self.mapping.dialect.delimiter == WHITESPACE else self.mapping.dialect.delimiter
 
     def _clocked(self, table: pl.LazyFrame, file: Path) -> pl.LazyFrame:
         name = self.mapping.columns.timestamp
@@ -306,7 +314,10 @@ def _lines(source: IO[str], file: Path, dialect: Dialect) -> Iterator[str]:
                 raise BadInput(f"{file.name} has a line of more than {LONGEST_LINE >> 20} MB: divide it.")
             yield line
     except UnicodeError as error:
-        raise _not_encoded(file, dialect, error) from error
+        reason = " ".join(str(error).split())[:99]
+        raise BadInput(
+            f"{file.name} is not {dialect.encoding} text ({reason}): name its encoding in the mapping's dialect."
+        ) from error
 
 
 def _cells(line: str, number: int, file: Path, dialect: Dialect) -> list[str]:
@@ -320,10 +331,3 @@ def _cells(line: str, number: int, file: Path, dialect: Dialect) -> list[str]:
             f"a cell in row {number} of {file.name} has more than {csv.field_size_limit():,} characters ({error}): "
             "correct the file, or the mapping's dialect."
         ) from error
-
-
-def _not_encoded(file: Path, dialect: Dialect, error: UnicodeError) -> BadInput:
-    reason = " ".join(str(error).split())[:99]
-    return BadInput(
-        f"{file.name} is not {dialect.encoding} text ({reason}): name its encoding in the mapping's dialect."
-    )

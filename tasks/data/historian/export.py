@@ -10,24 +10,20 @@ import difflib
 import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-from polars.exceptions import PanicException, PolarsError
-from pyarrow.lib import ArrowException
 
 from configs.errors import BadInput
 from configs.mapping import HistorianMapping
 from tasks.data.historian.decoder import Decoder
-from tasks.data.historian.dialects import PlainTables, as_read
+from tasks.data.historian.dialects import PlainTables, as_read, reading
 from tasks.data.historian.folders import source_files, table_digests
 from tasks.data.historian.implausible_times import MONTH, NEVER, FileTimes, Implausible, Stretches, without_implausible
-from tasks.data.historian.long_tables import EpisodeNumbers, batches, long_rows, sorted_rows
-from tasks.data.historian.parquet_batches import coded_batches, time_groups
+from tasks.data.historian.long_tables import EpisodeNumbers, batches, coded_batches, long_rows, sorted_rows, time_groups
 from tasks.data.historian.raw_rows import FILE_BITS, UNKNOWN_TIME, RawQuarantine, RawRows, Rejects
 from tasks.data.historian.tag_history import Chunk, TagGrouper, ahead, portions
 from tasks.data.historian.timestamps import FOLLOWERS, TimestampReader, find_astray
@@ -111,8 +107,8 @@ class Export:
     def first_time(self, tag: str) -> int:
         """Return the first time of a tag, in the order of the rows; raise BadInput if it has no value with a time."""
         columns, found = self.mapping.columns, []
-        for i, file in enumerate(self.files):
-            with _reading(file):
+        for file in self.files:
+            with reading(file):
                 table = self.tables.scan(file)
                 if self.mapping.layout == "long":
                     rows = table.filter(pl.col(columns.tag).cast(pl.String) == tag)
@@ -123,7 +119,6 @@ class Export:
             found += times[(times != UNKNOWN_TIME) & ~self.implausible.among(times)].tolist()
             if found and self.ordered:
                 break
-            del i
         if not found:
             self._check_tags()
             raise BadInput(f"tag '{tag}' has no value with a time in {self.path.name}: export it.")
@@ -181,7 +176,7 @@ class Export:
         """Yield a file's rows in chunks as tag codes, timestamps, values and statuses, and each row's timestamp."""
         columns = self.mapping.columns
         names = [*self.mapping.tags, *self.mapping.ignore]
-        with _reading(file):
+        with reading(file):
             table = self.tables.scan(file)
             if self.mapping.layout == "wide":
                 chosen = [columns.timestamp, *(n for n in table.collect_schema().names() if self._wanted(n))]
@@ -213,7 +208,7 @@ class Export:
 
     def _check_columns(self, file: Path) -> None:
         columns = self.mapping.columns
-        with _reading(file):
+        with reading(file):
             schema = self.tables.scan(file).collect_schema()
             names = schema.names()
         if any("\ufffd" in name for name in names):
@@ -221,7 +216,6 @@ class Export:
                 f"{file.name} is not UTF-8 text: name its encoding in the mapping's dialect, such as cp1252."
             )
         # polars adds this suffix to a repeated name.
-        # That is how polars names the second.
         parts = [name.partition("_duplicated_") for name in names]
         if doubled := next((before for before, sign, _ in parts if sign and before in names), None):
             raise BadInput(f"{file.name} has two columns '{doubled}': rename one.")
@@ -316,7 +310,7 @@ class Export:
             table = table.filter(pl.col(columns.tag).cast(pl.String).is_in(list(self.mapping.tags)))
             names.append("number")
         times, numbers, seen = np.zeros(0, np.int64), np.zeros(0, np.int64), 0
-        with _reading(file):
+        with reading(file):
             for batch in batches(table.select(names), CHUNK_ROWS):
                 found, _ = clock.read(batch[columns.timestamp], file.name, batch[columns.tag] if by_order else None)
                 times = np.concatenate([times, found])
@@ -335,21 +329,10 @@ class Export:
             return
         tags: set[str] = set()
         for file in self.files:
-            with _reading(file):
+            with reading(file):
                 column = pl.col(self.mapping.columns.tag).cast(pl.String)
                 tags |= set(self.tables.scan(file).select(column.unique()).collect(engine="streaming").to_series())
         _compare_tags(self.path, self.mapping, sorted(tag for tag in tags if tag is not None))
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Turn polars' errors about a damaged table into `BadInput`."""
-    try:
-        yield
-    except (PolarsError, PanicException, ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())[:300]
-        cure = "name its encoding in the mapping's dialect" if "utf-8" in reason else "export it again"
-        raise BadInput(f"{path.name} is not a readable Parquet or CSV table ({reason}): {cure}.") from error
 
 
 def _check_type(file: Path, name: str, kind: pl.DataType, times: bool) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
-from configs.mapping import HistorianMapping
+from configs.mapping import Columns, HistorianMapping
+from tasks.data.historian.dialects import CODED
 from tasks.data.historian.raw_rows import RawRows, Rejects
 
 BUCKET_ROWS = 4_000_000
+TO_NS = {"milliseconds": 10**6, "microseconds": 10**3, "nanoseconds": 1}
 
 
 def batches(table: pl.LazyFrame, rows: int) -> Iterator[pl.DataFrame]:
@@ -111,3 +115,75 @@ def sorted_rows(
             (folder / str(bucket)).unlink()
             order = np.argsort(record["times"], kind="stable")
             yield RawRows(*(np.ascontiguousarray(record[name][order]) for name in RawRows._fields)), []
+
+
+class Groups(NamedTuple):
+    """Row groups of a file, in order; arrays (R,)."""
+
+    rows: npt.NDArray[np.int64]
+    least: npt.NDArray[np.int64]
+    """ns since 1970, UTC"""
+    greatest: npt.NDArray[np.int64]
+
+
+def time_groups(path: Path, column: str) -> Groups | None:
+    """Return the least and greatest time of each row group from the footer; None if any are missing."""
+    import pyarrow.parquet as pq
+
+    try:
+        footer = pq.read_metadata(path)
+    except (OSError, ValueError):  # includes pyarrow's own errors; polars reports the problem later
+        return None
+    names = [footer.schema.column(i).path for i in range(footer.num_columns)]
+    if column not in names or not footer.num_row_groups:
+        return None
+    place = names.index(column)
+    kind = json.loads(footer.schema.column(place).logical_type.to_json())
+    if kind.get("Type") != "Timestamp" or not kind.get("isAdjustedToUTC") or kind.get("timeUnit") not in TO_NS:
+        return None
+    found = []
+    for i in range(footer.num_row_groups):
+        held = footer.row_group(i).column(place).statistics
+        if held is None or not held.has_min_max or not held.has_null_count or held.null_count:
+            return None
+        found.append((footer.row_group(i).num_rows, held.min_raw, held.max_raw))
+    rows, least, greatest = np.array(found, np.int64).T
+    scale = TO_NS[kind["timeUnit"]]
+    if max(np.abs(least).max(), np.abs(greatest).max()) > 9 * 10**18 // scale:
+        return None
+    return Groups(rows, least * scale, greatest * scale)
+
+
+def coded_batches(path: Path, columns: Columns, tags: Sequence[str], rows: int) -> Iterator[pl.DataFrame]:
+    """Yield a long table's rows in order, at most `rows` at a time.
+
+    Arrow reads the numbers by which a file stores tags; they are faster to compare than texts. polars cannot read them.
+    The frames have code (the number in `tags`, null for an unknown tag), nameless, timestamp, value and, if the table
+    has it, status.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(path, read_dictionary=[columns.tag])
+    names = {columns.timestamp: "timestamp", columns.value: "value"}
+    if columns.status is not None:
+        names[columns.status] = "status"
+    number = {tag: code for code, tag in enumerate(tags)}
+    for batch in file.iter_batches(rows, columns=[columns.tag, *names]):
+        tag = batch.column(columns.tag)
+        if not pa.types.is_dictionary(tag.type):
+            tag = tag.cast(pa.string()).dictionary_encode()
+        # One extra code for unknown tags.
+        known = np.array([*(number.get(str(text), len(tags)) for text in tag.dictionary.to_pylist()), len(tags)])
+        index = tag.indices.fill_null(len(known) - 1).to_numpy() if tag.null_count else tag.indices.to_numpy()
+        codes = known.astype(np.uint16).take(index)
+        frame = pl.from_arrow(pa.Table.from_batches([batch.select(list(names))]))
+        assert isinstance(frame, pl.DataFrame)
+        frame = frame.with_columns(CODED.cast(pl.String))
+        code = pl.Series("code", codes)
+        if len(codes) and int(codes.max()) == len(tags):
+            code = code.set(code == len(tags), None)
+        nameless = pl.lit(False)
+        if tag.null_count:
+            nameless = pl.lit(pl.Series(tag.is_null().to_numpy(zero_copy_only=False)))
+        yield frame.rename(names).with_columns(code, nameless.alias("nameless"))

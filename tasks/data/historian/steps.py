@@ -105,16 +105,10 @@ class Scorer:
 
     def score(self, rows: Rows) -> Rows:
         """Add rewards and costs to rows."""
-        if self.logged is None or not len(rows["numbers"]):
-            return self._empty(rows)
-        return with_costs(rows if "rewards" in rows else with_rewards(rows, self.logged), self.logged)
-
-    def _empty(self, rows: Rows) -> Rows:
-        if "rewards" in rows and "costs" in rows:
-            return rows
         count = len(rows["numbers"])
-        none = np.zeros(count, np.float32)
-        limits = np.zeros((count, len(self.spec.constraints)), np.float32)
+        if self.logged is not None and count:
+            return with_costs(rows if "rewards" in rows else with_rewards(rows, self.logged), self.logged)
+        none, limits = np.zeros(count, np.float32), np.zeros((count, len(self.spec.constraints)), np.float32)
         return {"rewards": none, "costs": none, "constraint_costs": limits} | rows
 
 

@@ -8,10 +8,10 @@ rows are resolved by the clock's rule. Rejected rows go to the quarantine.
 from __future__ import annotations
 
 import itertools
-import queue
-import threading
+from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Generic, NamedTuple, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -236,54 +236,17 @@ class TagHistory:
         self._samples.clear()
 
 
-class _Made(Generic[Item]):
-    """A finished item."""
-
-    def __init__(self, item: Item) -> None:
-        self.item = item
-
-
-class _Ended(NamedTuple):
-    """End of the items."""
-
-    error: BaseException | None
-
-
 def ahead(items: Iterator[Item], depth: int = 2) -> Iterator[Item]:
     """Yield items produced by a thread at most `depth` ahead; exceptions of the thread are raised here."""
-    ready: queue.Queue[_Made[Item] | _Ended] = queue.Queue(depth)
-    stopped = threading.Event()
-
-    def hand_on(entry: _Made[Item] | _Ended) -> None:
-        while not stopped.is_set():
-            try:
-                ready.put(entry, timeout=0.1)
-                return
-            except queue.Full:
-                continue
-
-    def work() -> None:
+    end = object()
+    with ThreadPoolExecutor(1, "neorl-historian") as pool:
+        # One more is being made.
+        waiting = deque(pool.submit(next, items, end) for _ in range(depth + 1))
         try:
-            for item in items:
-                hand_on(_Made(item))
+            while (item := waiting.popleft().result()) is not end:
+                waiting.append(pool.submit(next, items, end))
+                yield cast(Item, item)
                 del item
-                if stopped.is_set():
-                    return
-            hand_on(_Ended(None))
-        except BaseException as error:  # raised in the consumer
-            hand_on(_Ended(error))
-
-    thread = threading.Thread(target=work, name="neorl-historian", daemon=True)
-    thread.start()
-    try:
-        while True:
-            entry = ready.get()
-            if isinstance(entry, _Ended):
-                if entry.error is not None:
-                    raise entry.error
-                return
-            yield entry.item
-            del entry
-    finally:
-        stopped.set()
-        thread.join()
+        finally:
+            for future in waiting:
+                future.cancel()

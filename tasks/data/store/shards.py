@@ -31,7 +31,7 @@ from tasks.data.store.content import (
 )
 from tasks.data.store.records import ShardRecord
 from tasks.data.store.schema import ROW_KEYS, Rows
-from tasks.files.stored import is_stored, open_stored, put_stored, sha256_while_unchanged
+from tasks.files.stored import SeekableFile, is_stored, open_stored, put_stored, sha256_while_unchanged
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
@@ -143,7 +143,7 @@ def check_content(path: Path, record: ShardRecord) -> None:
         )
 
 
-class SparseFile(io.RawIOBase):
+class SparseFile(SeekableFile):
     """A seekable binary file that stores only the written parts; the rest reads as zeros.
 
     Suited to a few small writes far apart, as when HDF5 lays out arrays: each read goes through all writes.
@@ -158,23 +158,9 @@ class SparseFile(io.RawIOBase):
     def __init__(self) -> None:
         super().__init__()
         self._written: list[tuple[int, bytes]] = []
-        self._at = self._size = 0
-
-    def readable(self) -> bool:
-        return True
 
     def writable(self) -> bool:
         return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
 
     def write(self, data: ReadableBuffer) -> int:
         if written := bytes(data):

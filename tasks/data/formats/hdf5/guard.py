@@ -23,6 +23,7 @@ MAX_CHUNK = 2**28
 """Largest accepted chunk in bytes, because HDF5 decompresses a chunk at once."""
 MAX_ROW_BYTES = 2**20
 """Largest accepted row of an array in bytes."""
+FILTERS = (h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_LZF, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32)
 SHARD = re.compile(r"\.\./shards/[0-9a-f]{64}\.h5")
 
 
@@ -39,16 +40,11 @@ def open_guarded(path: Path, families: str = "D4RL or DSRL") -> Iterator[h5py.Fi
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError) as error:
         # h5py raises any of these for damaged files (tests/tasks/data/formats/test_fuzz_importers.py). An error that
         # did not pass through h5py is a bug of NeoRL.
-        if not _raised_by_h5py(error):
+        frames = traceback.walk_tb(error.__traceback__)
+        if not any("h5py" in Path(frame.f_code.co_filename).parts for frame, _ in frames):
             raise
         reason = " ".join(str(error).split())[:300]
         raise BadInput(f"{path.name} is not a complete HDF5 file ({reason}): copy the file again.") from error
-
-
-def _raised_by_h5py(error: Exception) -> bool:
-    """Whether the traceback contains a function of h5py."""
-    frames = traceback.walk_tb(error.__traceback__)
-    return any("h5py" in Path(frame.f_code.co_filename).parts for frame, _ in frames)
 
 
 def find_array(group: h5py.Group, key: str, path: Path, shards: bool = False) -> h5py.Dataset | None:
@@ -101,7 +97,8 @@ def _check_storage(array: h5py.Dataset, key: str, path: Path, shards: bool) -> N
                 "chunks."
             )
         wanted = math.prod(-(-n // c) for n, c in zip(array.shape, array.chunks, strict=True))
-        if _other_filters(array):
+        plan = array.id.get_create_plist()
+        if any(plan.get_filter(i)[0] not in FILTERS for i in range(plan.get_nfilters())):
             raise BadInput(f"'{key}' of {path.name} uses another compression than gzip or lzf: save it with gzip.")
         whole = array.id.get_num_chunks() == wanted and declared <= MAX_RATIO * stored
     # Take the size from HDF5, because `path` may be a folder.
@@ -109,9 +106,3 @@ def _check_storage(array: h5py.Dataset, key: str, path: Path, shards: bool) -> N
         raise BadInput(
             f"'{key}' in {path.name} declares {declared} bytes, but the file contains {stored}: copy the file again."
         )
-
-
-def _other_filters(array: h5py.Dataset) -> bool:
-    plan = array.id.get_create_plist()
-    known = (h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_LZF, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32)
-    return any(plan.get_filter(i)[0] not in known for i in range(plan.get_nfilters()))

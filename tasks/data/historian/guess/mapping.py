@@ -34,7 +34,7 @@ from tasks.data.historian.timestamps import Times
 from tasks.files.canonical import make_folder, write_atomic
 
 SECOND = 10**9
-START = "2000-01-01T00:00:00Z"
+NO_CLOCK = (("start", "2000-01-01T00:00:00Z", "the table has no clock, so the date is arbitrary"),)
 REGULAR = 0.5
 """Share of rows with exactly or nearly the usual step from which rows count as regular."""
 NEARLY = 0.99
@@ -141,7 +141,7 @@ def _found(seen: Look, log: Path) -> _Found:
         groups = {str(key[0]): group for key, group in frame.group_by("tag", maintain_order=True)}
         signals = tuple(look_at(name, group["value"]) for name, group in groups.items())
         if not text.timed:
-            return _Found(("transposed", why), (), _no_clock(), _unknown_period("columns"), signals)
+            return _Found(("transposed", why), (), NO_CLOCK, _unknown_period("columns"), signals)
         told = time_column(next(iter(groups.values())).select("timestamp"), log)
         if told is None:
             raise BadInput(f"the first row of {log.name} has no times: export ISO 8601.")
@@ -174,10 +174,6 @@ def _clock(guess: TimeGuess) -> tuple[tuple[str, str | float | None, str], ...]:
     return () if guess.zoned else (zone,)
 
 
-def _no_clock() -> tuple[tuple[str, str | float | None, str], ...]:
-    return (("start", START, "the table has no clock, so the date is arbitrary"),)
-
-
 def _unknown_period(items: str) -> tuple[None, str]:
     return None, f"seconds between {items}, such as 180: the table has no clock"
 
@@ -195,8 +191,8 @@ def _clockless(frame: pl.DataFrame, decimal: str) -> _Found:
             seconds = round(float(np.median(steps)) * SECONDS[unit[1][0].lower()], 6)
             # The column has no further use.
             signals = [c._replace(levels=1, one="elapsed time") if c.name == name else c for c in signals]
-            return _Found(layout, (), _no_clock(), (seconds, f"'{name}' grows by {steps[0]:g} per row"), tuple(signals))
-    return _Found(layout, (), _no_clock(), _unknown_period("rows"), tuple(signals))
+            return _Found(layout, (), NO_CLOCK, (seconds, f"'{name}' grows by {steps[0]:g} per row"), tuple(signals))
+    return _Found(layout, (), NO_CLOCK, _unknown_period("rows"), tuple(signals))
 
 
 def _long(frame: pl.DataFrame, time: str) -> tuple[str, str, str | None] | None:

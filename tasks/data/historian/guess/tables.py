@@ -5,20 +5,16 @@ from __future__ import annotations
 import codecs
 import re
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import polars as pl
-from polars.exceptions import PanicException, PolarsError
-from pyarrow.lib import ArrowException
 
 from configs.dialect import Dialect
 from configs.errors import BadInput
 from configs.mapping import Clock, Columns, Episodes, Formula, HistorianMapping, Process, Tag
-from tasks.data.historian.dialects import WORKBOOKS, PlainTables, is_parquet
+from tasks.data.historian.dialects import WORKBOOKS, PlainTables, is_parquet, reading
 from tasks.data.historian.guess.dialects import TextGuess, guess_text
 from tasks.data.historian.guess.times import TIME_NAME, TimeGuess, guess_times
 from tasks.data.historian.raw_rows import UNKNOWN_TIME
@@ -69,7 +65,7 @@ def look(log: Path) -> Look:
         reward=Formula(expression="0", unit="1"),
         episodes=Episodes(max_gap_seconds=1.0),
     )
-    with _reading(log):
+    with reading(log):
         table = PlainTables(mapping)
         scanned = table.scan(log)
         names = scanned.collect_schema().names()
@@ -209,12 +205,3 @@ def _check_names(names: tuple[str, ...] | list[str], log: Path) -> None:
         raise BadInput(f"{log.name} has two columns '{doubled[:60]}': rename one.")
     if len(names) < 2:
         raise BadInput(f"{log.name} has only the column '{names[0][:60]}', two are needed: export more tags.")
-
-
-@contextmanager
-def _reading(log: Path) -> Iterator[None]:
-    try:
-        yield
-    except (PolarsError, PanicException, ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise BadInput(f"{log.name} is not a readable table ({reason}): export it again.") from error

@@ -56,25 +56,18 @@ class _Changes(NamedTuple):
         return cls((known.astype(np.float64), value, value * value), total, centre, spread)
 
 
-class _Rows(NamedTuple):
-    actions: Floats
-    """(n, A)."""
-    changes: tuple[_Changes, ...]
-    """For each of `AHEAD`."""
-
-
 def responses_of(dataset: StoredDataset, spec: PlantSpec) -> tuple[ResponseCard, ...]:
     """Return the clearest responses of signals to actions, in the plant's order.
 
     An action's own reading and set points are left out.
     """
-    rows, acting = _sample(dataset, spec), vector_space(spec)
-    grouped = [_grouped(rows.actions[:, i]) for i in range(acting.size)]
+    (taken, changes), acting = _sample(dataset, spec), vector_space(spec)
+    grouped = [_grouped(taken[:, i]) for i in range(acting.size)]
     goals = set_points(spec).values()
     clear = np.zeros((acting.size, spec.observation.size))
     for i, groups in enumerate(grouped):
         if groups is not None:
-            clear[i] = np.max([_explained(change, groups) for change in rows.changes], axis=0)
+            clear[i] = np.max([_explained(change, groups) for change in changes], axis=0)
         clear[i, [name in (acting.names[i], *goals) for name in spec.observation.names]] = 0.0
     actions = _best(clear.max(axis=1, initial=0.0), MOST_ACTIONS)
     signals = _best(clear[actions].max(axis=0, initial=0.0), MOST_SIGNALS)
@@ -83,12 +76,15 @@ def responses_of(dataset: StoredDataset, spec: PlantSpec) -> tuple[ResponseCard,
         for i in actions:
             groups = grouped[i]
             if groups is not None and clear[i, j] > 0:
-                found.append(_card(spec, rows, groups, i, j))
+                found.append(_card(spec, taken[:, i], changes, groups, i, j))
     return tuple(found)
 
 
-def _sample(dataset: StoredDataset, spec: PlantSpec) -> _Rows:
-    """Sample evenly spaced rows of evenly spaced blocks, with their later values in the same episode and block."""
+def _sample(dataset: StoredDataset, spec: PlantSpec) -> tuple[Floats, list[_Changes]]:
+    """Sample evenly spaced rows of evenly spaced blocks: actions (n, A), and changes for each of `AHEAD`.
+
+    Changes are within an episode and a block.
+    """
     blocks, bounds = _blocks(dataset.rows), dataset.episodes
     stride = max(-(-sum(stop - first for first, stop in blocks) // LOOKED_AT), 1)
     actions, changes = list[Floats](), list[Floats]()
@@ -105,7 +101,7 @@ def _sample(dataset: StoredDataset, spec: PlantSpec) -> _Rows:
             actions.append(action_vectors(block["actions"][chosen], spec).astype(np.float64))
             changes.append(moved)
     moved = np.concatenate(changes)
-    return _Rows(np.concatenate(actions), tuple(_Changes.of(moved[:, k]) for k in range(len(AHEAD))))
+    return np.concatenate(actions), [_Changes.of(moved[:, k]) for k in range(len(AHEAD))]
 
 
 def _blocks(rows: int) -> list[tuple[int, int]]:
@@ -154,11 +150,13 @@ def _best(clear: Floats, most: int) -> list[int]:
     return sorted(int(i) for i in chosen if clear[i] > 0)
 
 
-def _card(spec: PlantSpec, rows: _Rows, groups: Index, action: int, signal: int) -> ResponseCard:
+def _card(
+    spec: PlantSpec, taken: Floats, changes: list[_Changes], groups: Index, action: int, signal: int
+) -> ResponseCard:
     size = int(groups.max()) + 1
-    levels = np.bincount(groups, rows.actions[:, action], size) / np.bincount(groups, minlength=size)
+    levels = np.bincount(groups, taken, size) / np.bincount(groups, minlength=size)
     after = []
-    for ahead, moved in zip(AHEAD, rows.changes, strict=True):
+    for ahead, moved in zip(AHEAD, changes, strict=True):
         mean, error, count = (sums[:, signal] for sums in _means(moved, groups))
         enough = count >= LEAST
         if enough.sum() > 1:

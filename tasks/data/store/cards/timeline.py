@@ -16,8 +16,6 @@ MOST_REASONS = 5
 """Reasons shown separately; the rest are summed up."""
 OTHERS = "other reasons"
 
-Counts = dict[str, list[int]]
-
 
 def timeline_of(dataset: StoredDataset, found: Statistics) -> TimelineCard:
     """Count used and lost rows in periods of time, or of row numbers if there are no timestamps.
@@ -43,25 +41,22 @@ def timeline_of(dataset: StoredDataset, found: Statistics) -> TimelineCard:
             raw, astray = raw + counted, astray + away
         before += source.seen
     steps = (last - first) / PERIODS / (found.period * 1e9) if by_time else (last - first) / PERIODS
-    used = found.present.tolist() if by_time else _rest(lost, steps)
+    used = found.present
+    if not by_time:
+        per = np.zeros(PERIODS)
+        for (period, _), count in lost.items():
+            per[period] += count
+        used = np.clip(1 - per / max(steps, 1e-9), 0.0, 1.0)
     return TimelineCard(
         by="time" if by_time else "row",
         first=first,
         last=last,
         steps_per_period=steps,
-        used=tuple(used),
+        used=tuple(used.tolist()),
         lost=_by_reason(lost),
         raw_lost=_by_reason(raw),
         astray=astray,
     )
-
-
-def _rest(lost: Counter[tuple[int, str]], steps: float) -> list[float]:
-    """Shares that were not lost, for a log without timestamps."""
-    per = np.zeros(PERIODS)
-    for (period, _), count in lost.items():
-        per[period] += count
-    return list(map(float, np.clip(1 - per / max(steps, 1e-9), 0.0, 1.0)))
 
 
 def _counts(files: Sequence[Path], column: str, first: int, last: int) -> tuple[Counter[tuple[int, str]], int]:
@@ -94,7 +89,7 @@ def _by_reason(counted: Counter[tuple[int, str]]) -> dict[str, tuple[int, ...]]:
     for (_, reason), count in counted.items():
         totals[reason] += count
     frequent = [reason for reason, _ in totals.most_common(MOST_REASONS)]
-    result: Counts = {reason: [0] * PERIODS for reason in frequent}
+    result: dict[str, list[int]] = {reason: [0] * PERIODS for reason in frequent}
     for (period, reason), count in sorted(counted.items()):
         result.setdefault(reason if reason in frequent else OTHERS, [0] * PERIODS)[period] += count
     return {reason: tuple(counts) for reason, counts in result.items()}
