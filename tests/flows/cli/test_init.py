@@ -114,7 +114,7 @@ def test_ambiguous_dates_are_asked_for(tmp_path: Path, home: Path, capsys: pytes
         (b"t,x,y\n" + b"1" * 5_000_000, "has lines of more than 4 MB"),
         (b"t;x;y\n01/13/2014 00:00;1;2\n13/01/2014 00:00;1;2\n", "dates have no common order"),
         (b"t,x\n2026-01-01 00:00,1\n2026-01-01 00:01,2\n", "needs two signals besides the times"),
-        (b"PAR1 is not enough", "log.csv is not a readable table"),
+        (b"PAR1 is not enough", "log.csv is not a readable Parquet or CSV table"),
     ],
 )
 def test_non_logs_give_a_one_sentence_error(
