@@ -17,7 +17,7 @@ import numpy as np
 
 from neorl_core.plants import PLANTS
 from neorl_core.plants.base import rollouts
-from neorl_core.plants.power_grid.control import VoltVarParams
+from neorl_core.plants.power_grid.plant import VoltVarParams
 
 SEED = 2_027
 EPISODES = 1_000

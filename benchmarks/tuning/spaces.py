@@ -15,7 +15,7 @@ from neorl_core.plants import double_mass, supply_chain
 from neorl_core.plants.hvac_control.plant import ThermostatParams
 from neorl_core.plants.industrial_benchmark.plant import HELD
 from neorl_core.plants.power_grid import units
-from neorl_core.plants.power_grid.control import VoltVarParams
+from neorl_core.plants.power_grid.plant import VoltVarParams
 from neorl_core.plants.pumping_station import Hysteresis
 from neorl_core.plants.robot_assembly.plant import InsertionParams
 from neorl_core.plants.steel_annealing.plant import ZONES, ZoneParams

@@ -63,15 +63,6 @@ def setpoint_feedforward(a: Matrix, b: Matrix, c: Matrix, k: Matrix) -> Matrix:
     return np.asarray(np.linalg.inv(c @ np.linalg.solve(np.eye(len(a)) - a + b @ k, b)))
 
 
-def as_tuples(matrix: Matrix) -> tuple[tuple[float, ...], ...]:
-    """Convert a matrix to nested tuples, which are hashable and so allowed as static arguments of jit."""
-    return tuple(tuple(float(x) for x in row) for row in matrix)
-
-
-def _init(params: LinearParams, observation: Float[Array, " O"]) -> tuple[()]:
-    return ()
-
-
 def _act(
     params: LinearParams, state: tuple[()], observation: Float[Array, " O"], applied: Float[Array, " A"]
 ) -> tuple[tuple[()], Float[Array, " A"]]:
@@ -79,5 +70,5 @@ def _act(
     return state, jnp.clip(gain @ observation + offset, low, high)
 
 
-saturated_linear = Controller(_init, _act)
+saturated_linear = Controller(lambda params, observation: (), _act)
 """u = clip(gain · observation + offset): static state feedback; the observation contains the set points."""

@@ -190,7 +190,9 @@ def search(
         elite = ranked(drawn, effort.draw_episodes)[: effort.draws // 4]
         mean, spread = STAY * mean + (1 - STAY) * elite.mean(axis=0), STAY * spread + (1 - STAY) * elite.std(axis=0)
     numbers = space.numbers(np.vstack([mean, finalists[:4]]))
-    return best_of(judge(plant, controller, space, numbers, key_fresh, effort.fresh), plant)
+    results = judge(plant, controller, space, numbers, key_fresh, effort.fresh)
+    scores = objective(plant, np.stack([r.returns for r in results]), np.stack([r.violated for r in results]))
+    return results[int(np.argmax(scores))]
 
 
 def judge(
@@ -200,9 +202,3 @@ def judge(
     rows = np.atleast_2d(np.asarray(numbers, np.float64))
     returns, violated = play(plant, controller, space, rows, jax.random.split(key, fresh))
     return [Judged(*each) for each in zip(rows, returns, violated, strict=True)]
-
-
-def best_of(results: list[Judged], plant: Plant) -> Judged:
-    """Return the result with the greatest objective."""
-    returns, violated = (np.stack([getattr(each, field) for each in results]) for field in ("returns", "violated"))
-    return results[int(np.argmax(objective(plant, returns, violated)))]

@@ -33,7 +33,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 from scipy.special import stdtrit
 
-from neorl_core.identify.forecast import Episodes, Noise, Predict, errors, forecast, noise_of
+from neorl_core.control.mpc import Predict
+from neorl_core.identify.forecast import Episodes, Noise, errors, forecast, noise_of
 from neorl_core.identify.unknowns import Prior, Unknown, constants, prior_of, with_constants
 from neorl_core.types import Params
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from neorl_core.control.mpc import Predict
 from neorl_core.identify.estimate import IDENTIFIED, Posterior
-from neorl_core.identify.forecast import Predict
 from neorl_core.identify.unknowns import Unknown, constants, with_constants
 from neorl_core.plants.base import clip_to
 from neorl_core.types import Params, Plant

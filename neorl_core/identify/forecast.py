@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -10,11 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from neorl_core.control.mpc import Predict
 from neorl_core.plants.base import AnyArray, Trajectory
 from neorl_core.types import Params
-
-Predict = Callable[[Float[Array, " O"], Float[Array, " A"], Params], tuple[Float[Array, " O"], Float[Array, " K"]]]
-"""(observation, action, params) -> (next observation, least margins): `Plant.predict`."""
 
 RIDGE = 0.01
 """Share of the identity that is mixed into the correlation of the signals' errors."""

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from neorl_core.control.lqr import LinearParams, as_tuples, riccati_gain, saturated_linear, setpoint_feedforward
+from neorl_core.control.lqr import LinearParams, riccati_gain, saturated_linear, setpoint_feedforward
 from neorl_core.plants.base import AnyArray, clip_to, two_sided_margin
 from neorl_core.plants.integrators import EULER, explicit_step
 from neorl_core.types import Constraint, Plant, PlantSpec, Space, Timestep
@@ -206,7 +206,9 @@ def design_lqr(
     q = np.diag([position_weight, position_weight, velocity_weight, velocity_weight])
     k, _ = riccati_gain(a, b, q, action_weight * np.eye(2))
     f = setpoint_feedforward(a, b, np.eye(2, 4), k)
-    return LinearParams(as_tuples(np.hstack([-k, f])), (0.0, 0.0), SPEC.action.low, SPEC.action.high)
+    # Tuples are hashable and so allowed as static arguments of jit.
+    gain = tuple(map(tuple, np.hstack([-k, f]).tolist()))
+    return LinearParams(gain, (0.0, 0.0), SPEC.action.low, SPEC.action.high)
 
 
 PLANT = Plant(

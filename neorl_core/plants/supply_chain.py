@@ -304,10 +304,6 @@ def echelon_positions(observation: Float[Array, " 26"], backlog: float | Float[A
     return jnp.cumsum(observation[:3] + under_way - backlog * observation[UNMET : UNMET + 3])
 
 
-def _nothing(params: BaseStockParams, observation: Float[Array, " 26"]) -> tuple[()]:
-    return ()
-
-
 def _order(
     params: BaseStockParams, state: tuple[()], observation: Float[Array, " 26"], applied: Float[Array, " 3"]
 ) -> tuple[tuple[()], Float[Array, " 3"]]:
@@ -316,7 +312,7 @@ def _order(
     return state, jnp.where(observation[PERIOD] <= jnp.asarray(params.last, wanted.dtype), wanted, 0.0)
 
 
-base_stock = Controller(_nothing, _order)
+base_stock = Controller(lambda params, observation: (), _order)
 """Each echelon orders up to its level (Clark and Scarf 1960), limited by the supplier's stock, as in or-gym."""
 
 BACKLOG = BaseStockParams(levels=(80.0, 220.0, 468.0), backlog=1.0)

@@ -125,10 +125,6 @@ class State(NamedTuple):
     step: Int[Array, ""]
 
 
-def _four(x: Quad | Float[Array, " 4"], like: Array) -> Float[Array, " 4"]:
-    return jnp.asarray(x, like.dtype)
-
-
 def outflow(levels: Float[Array, " 4"], params: Params) -> Float[Array, " 4"]:
     """√(2g h) [cm/s], linear in a nearly empty tank."""
     least = LAMINAR * HIGH_LEVEL
@@ -138,8 +134,9 @@ def outflow(levels: Float[Array, " 4"], params: Params) -> Float[Array, " 4"]:
 
 def derivative(levels: Float[Array, " 4"], voltages: Float[Array, " 2"], params: Params) -> Float[Array, " 4"]:
     """dh/dt [cm/s] at voltages [V]."""
-    area, outlet, leak = (_four(x, levels) for x in (params.area, params.outlet, params.leak))
-    valve, pump = (jnp.asarray(x, levels.dtype) for x in (params.valve, params.pump))
+    area, outlet, leak, pump, valve = (
+        jnp.asarray(x, levels.dtype) for x in (params.area, params.outlet, params.leak, params.pump, params.valve)
+    )
     speed = outflow(levels, params)
     fed = pump * voltages
     inflow = jnp.concatenate([valve * fed + (outlet * speed)[2:], ((1.0 - valve) * fed)[::-1]])
@@ -167,8 +164,9 @@ def advance(
 
 def steady_levels(voltages: Float[Array, " 2"], params: Params) -> Float[Array, " 4"]:
     """Levels [cm] with equal inflow and outflow, h = (flow/(a + l))²/(2g), upper tanks first."""
-    outlet, leak = _four(params.outlet, voltages), _four(params.leak, voltages)
-    valve, pump = (jnp.asarray(x, voltages.dtype) for x in (params.valve, params.pump))
+    outlet, leak, pump, valve = (
+        jnp.asarray(x, voltages.dtype) for x in (params.outlet, params.leak, params.pump, params.valve)
+    )
     fed = pump * voltages
     upper = ((1.0 - valve) * fed)[::-1] / (outlet + leak)[2:]
     lower = (valve * fed + outlet[2:] * upper) / (outlet + leak)[:2]

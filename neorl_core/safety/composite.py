@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -107,21 +107,23 @@ def _trusted(
     composite: Composite,
     memory: Params,
     observation: Float[Array, " O"],
+    returning: Bool[Array, ""],
     action: Float[Array, " A"],
     since: Params,
-) -> tuple[Bool[Array, ""], Bool[Array, ""]]:
-    """Return whether the policy may keep control with this action, and whether it may regain control."""
+) -> Bool[Array, ""]:
+    """Return whether the policy may keep control with this action, or regain it if `returning`."""
     shield = composite.shield
     if isinstance(shield, SupportShield):
         stays, returns = (
             inside_support(shield, observation, action, radius) for radius in (shield.radius, shield.return_radius)
         )
-        return stays, returns
-    assert isinstance(plant, Plant)
-    enclosed = inside_envelope(shield, observation)
-    margins = predicted_margins(plant, shield, composite.fallback, memory, composite.model, observation, action, since)
-    stays = enclosed & margins_suffice(margins, shield.margin_buffer)
-    return stays, enclosed & margins_suffice(margins, shield.margin_buffer + shield.return_buffer)
+    else:
+        assert isinstance(plant, Plant)
+        enclosed, model = inside_envelope(shield, observation), composite.model
+        margins = predicted_margins(plant, shield, composite.fallback, memory, model, observation, action, since)
+        buffers = (shield.margin_buffer, shield.margin_buffer + shield.return_buffer)
+        stays, returns = (enclosed & margins_suffice(margins, buffer) for buffer in buffers)
+    return jnp.where(returning, returns, stays)
 
 
 def _best_choice(
@@ -219,11 +221,7 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
         else:
             stacked = _with_history(composite, state, observation, applied)
             seen = () if composite.history is None else stacked
-
-            def trusted(action: Float[Array, " A"], since: Params) -> Bool[Array, ""]:
-                stays, returns = _trusted(plant, composite, memory, observation, action, since)
-                return jnp.where(state.handed_over, returns, stays)
-
+            trusted = partial(_trusted, plant, composite, memory, observation, state.handed_over)
             if shield.dwell is not None:
                 chosen, sound = _best_choice(composite, stacked, applied, since, trusted)
             else:

@@ -121,7 +121,8 @@ def start(
     key_reset, key_steps = jax.random.split(key_run)
     state, observation = plant.reset(key_reset, params)
     shown = clip_to(plant.spec.observation, observation)
-    seen = _float32(stack_first(history, shown, clip_to(plant.spec.action, plant.applied(shown))))
+    # The observation space is float32, at any precision of the plant.
+    seen = stack_first(history, shown, clip_to(plant.spec.action, plant.applied(shown))).astype(jnp.float32)
     kept = () if history is None else seen
     return Running(root, episode, state, params, jax.random.key_data(key_steps), jnp.int32(0), kept), seen
 
@@ -133,14 +134,10 @@ def advance(
     key = jax.random.fold_in(jax.random.wrap_key_data(running.steps, impl="threefry2x32"), running.step)
     command = clip_to(plant.spec.action, to_command(plant.spec, action, physical))
     state, now = plant.step(key, running.state, command, running.params)
-    seen = _float32(stack_next(history, running.seen, command, clip_to(plant.spec.observation, now.observation)))
+    shown = clip_to(plant.spec.observation, now.observation)
+    seen = stack_next(history, running.seen, command, shown).astype(jnp.float32)
     kept = () if history is None else seen
     return running._replace(state=state, step=running.step + 1, seen=kept), now._replace(observation=seen)
-
-
-def _float32(seen: Float[Array, " S"]) -> Float[Array, " S"]:
-    """Cast to the observation space's float32, at any precision of the plant."""
-    return seen.astype(jnp.float32)
 
 
 class Programs(NamedTuple):

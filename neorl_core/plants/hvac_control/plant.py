@@ -232,7 +232,7 @@ def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
     key_house, key_weather = jax.random.split(key)
     drawn = jax.random.uniform(key_house, (6,))
     away = 2 * drawn - 1
-    spreads = jnp.stack([jnp.asarray(domain.outdoor_sd, float), jnp.asarray(domain.clearness_sd, float)])
+    warmer = domain.outdoor_mean_spread * jax.random.uniform(key_weather, minval=-1.0, maxval=1.0)
     return NOMINAL._replace(
         air_capacity=NOMINAL.air_capacity * (1 + domain.capacity_spread * away[0]),
         mass_capacity=NOMINAL.mass_capacity * (1 + domain.capacity_spread * away[1]),
@@ -242,7 +242,11 @@ def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
         aperture=domain.aperture_low + (domain.aperture_high - domain.aperture_low) * drawn[5],
         noise_sd=domain.noise_sd,
         start_spread=domain.start_spread,
-        weather=weather.sample_weather(key_weather, NOMINAL.weather, domain.outdoor_mean_spread, spreads),
+        weather=NOMINAL.weather._replace(
+            mean=NOMINAL.weather.mean + warmer,
+            outdoor_sd=jnp.asarray(domain.outdoor_sd, float),
+            clearness_sd=jnp.asarray(domain.clearness_sd, float),
+        ),
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -121,11 +120,3 @@ def begin(draw: Float[Array, " 2"], params: WeatherParams) -> Weather:
     if params.recorded is not None:
         outdoor = jnp.asarray(params.recorded, dtype)[0, 0]
     return Weather(outdoor, jnp.zeros_like(outdoor), clearness)
-
-
-def sample_weather(
-    key: Array, params: WeatherParams, mean_spread: float | Float[Array, ""], sd: Float[Array, " 2"]
-) -> WeatherParams:
-    """Shift the mean temperature by up to `mean_spread` [K], and set the deviations of temperature and clearness."""
-    moved = mean_spread * jax.random.uniform(key, minval=-1.0, maxval=1.0)
-    return params._replace(mean=params.mean + moved, outdoor_sd=sd[0], clearness_sd=sd[1])

@@ -15,7 +15,7 @@ from neorl_core.plants.base import rollout, rollouts
 from neorl_core.plants.power_grid import feeder33 as feeder
 from neorl_core.plants.power_grid import plant as grid
 from neorl_core.plants.power_grid import units
-from neorl_core.plants.power_grid.control import VoltVarParams, volt_var
+from neorl_core.plants.power_grid.plant import VoltVarParams, volt_var
 from neorl_core.plants.power_grid.power_flow import Flow, holds, is_radial, magnitude, open_lines, path_matrix, solve
 from tests.conftest import Truth
 
