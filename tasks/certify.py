@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -250,14 +249,14 @@ def repeat_with(bundle: Path, source: UserCode | None = None) -> Repeat:
     Returns:
         (predicate, seed) -> counts, for `verify_certificate`.
     """
-    return partial(_repeat, bundle, source)
 
+    def repeat(predicate: Predicate, seed: bytes) -> Counts:
+        plant, composite = load_bundle(bundle, source=source)
+        if not isinstance(plant, Plant):
+            raise Refused(
+                f"{bundle} is a bundle of a log-only plant, which has no certificate: name one of a simulated plant"
+            )
+        # A challenge uses the alpha of the certificate's attempt.
+        return _count(plant, composite, predicate.scope, seed, predicate.attempt.alpha, bundle, source, None)
 
-def _repeat(bundle: Path, source: UserCode | None, predicate: Predicate, seed: bytes) -> Counts:
-    plant, composite = load_bundle(bundle, source=source)
-    if not isinstance(plant, Plant):
-        raise Refused(
-            f"{bundle} is a bundle of a log-only plant, which has no certificate: name one of a simulated plant"
-        )
-    # A challenge uses the alpha of the certificate's attempt.
-    return _count(plant, composite, predicate.scope, seed, predicate.attempt.alpha, bundle, source, None)
+    return repeat

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -85,23 +86,18 @@ def propose_shadow(home: Home, findings: ProcessFindings, candidate: Candidate) 
     entries, record = Ledger.open(home).entries(), candidate.record
     rejected = was_rejected(entries, findings.run.plant, record.composite)
     watched = shadows.shadow(entries, findings.run.plant)
+    proposal = partial(Proposal, rejected=rejected, candidate=candidate)
     if watched is not None and watched.entry.body["candidate"] == candidate.entry:
         # A rerun after a kill must make the same proposal.
-        return _proposal("shadow", "the candidate passed every gate", rejected, candidate, candidate)
+        return proposal(verdict="shadow", reason="the candidate passed every gate", proposed=candidate)
     if watched is not None and watched.entry.body["composite"] == record.composite:
         runs = "already runs in shadow" if watched.runs(datetime.now(UTC)) else "was in shadow, and the period is over"
-        return _proposal("unchanged", f"the candidate {runs}", rejected, candidate)
+        return proposal(verdict="unchanged", reason=f"the candidate {runs}")
     if rejected or not record.passed:
         why = "a person rejected this composite" if rejected else "the candidate did not pass every gate"
-        return _proposal("refused", f"{why}; nothing changes on the plant", rejected, candidate)
+        return proposal(verdict="refused", reason=f"{why}; nothing changes on the plant")
     verdict: Verdict = "shadow" if findings.run.approval == "auto" else "shadow_waiting"
-    return _proposal(verdict, "the candidate passed every gate", rejected, candidate, candidate)
-
-
-def _proposal(
-    verdict: Verdict, reason: str, rejected: bool, candidate: Candidate, proposed: Candidate | None = None
-) -> Proposal:
-    return Proposal(verdict=verdict, reason=reason, rejected=rejected, candidate=candidate, proposed=proposed)
+    return proposal(verdict=verdict, reason="the candidate passed every gate", proposed=candidate)
 
 
 @effect(name="report")

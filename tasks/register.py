@@ -10,7 +10,7 @@ from tasks.record import Record
 from tasks.references import Bundle, RatedMember, Version, member_name
 from tasks.registry.learning import rate_members
 from tasks.registry.registry import Registry
-from tasks.registry.upload import HEAD, Artifact, Curve, Submission, TrainingData
+from tasks.registry.upload import HEAD, Artifact, Curve, Submission
 from tasks.report import ReportFiles, describe, read_curves, view
 
 
@@ -34,15 +34,7 @@ def register(record: Record, registry: Registry, bundle: Bundle, plots: Mapping[
                 digest=bundle.digest,
                 bundle=bundle.folder,
                 source=record.run.source,
-                dataset=TrainingData(
-                    digest=record.dataset.digest,
-                    store=record.dataset.store,
-                    rows=record.dataset.rows,
-                    episodes=record.dataset.episodes,
-                    quarantined=record.dataset.quarantined,
-                    card=record.dataset.card,
-                    card_pictures=record.dataset.card_pictures,
-                ),
+                dataset=record.dataset,
                 describe=lambda run_id: description(record, registry.run_url(experiment, run_id), run_id),
                 params=dict(parameters(record)),
                 metrics=dict(metrics(record)),

@@ -119,16 +119,11 @@ def load_model(reference: LearnedModel, spec: PlantSpec) -> FittedModel:
             f"{missing.name} of the learned model {reference.digest[:12]} is missing in {missing.parent}: restore it "
             "from a backup, or retrain"
         )
-    if _digest(reference.weights, reference.residuals) != reference.digest:
+    if digest_json([file_sha256(path) for path in (reference.weights, reference.residuals)]) != reference.digest:
         raise Refused(
             f"the learned model in {reference.weights.parent} does not have the digest {reference.digest[:12]}: retrain"
         )
     return _from_arrays(reference.weights, spec)
-
-
-def _digest(weights: Path, residuals: Path) -> str:
-    """Return the digest of weights and one-step errors."""
-    return digest_json([file_sha256(weights), file_sha256(residuals)])
 
 
 def one_step_scores(found: FittedModel, logs: Logs) -> npt.NDArray[np.float64]:

@@ -24,7 +24,7 @@ from tasks.evidence.policies import certified_claims, expires, policy_of, unmet_
 from tasks.files.canonical import write_json
 from tasks.metrics.catalogue import Sample
 from tasks.metrics.quality import Quality, Share, quality_of, read_sources
-from tasks.references import DecisionRecord, DriftRecord, ShadowComparison, Verdict
+from tasks.references import DecisionRecord, DriftFinding, DriftRecord, ShadowComparison, Verdict
 
 VERIFY_AGAIN = 3600.0
 """Seconds between verifications of the whole ledger; in between only new entries are verified."""
@@ -325,16 +325,14 @@ def _windows(entries: Sequence[Entry]) -> Iterator[_Window]:
     """Yield windows with enough blocks for an alarm; others do not reset an alarm."""
     for entry in entries:
         if entry.kind == "drift":
-            found = entry.read(DriftRecord)
-            if found.watched:
-                alarm = found.alarm is not None
-                yield _Window(entry, found.against, found.log_evidence, found.log_threshold, alarm)
+            found: DriftRecord | DriftFinding = entry.read(DriftRecord)
+            against = entry.body["against"]
         elif entry.kind == "comparison":
-            compared = entry.read(ShadowComparison)
-            seen = compared.drift
-            if seen.watched:
-                alarm = seen.alarm is not None
-                yield _Window(entry, compared.shadow, seen.log_evidence, seen.log_threshold, alarm)
+            found, against = entry.read(ShadowComparison).drift, entry.body["shadow"]
+        else:
+            continue
+        if found.watched:
+            yield _Window(entry, against, found.log_evidence, found.log_threshold, found.alarm is not None)
 
 
 def _seconds(entry: Entry) -> float:

@@ -15,7 +15,9 @@ from tasks.references.decisions import (
     DecisionRecord,
     Digests,
     Findings,
+    Gate,
     HistoryRow,
+    Judgement,
     Learned,
     LedgerHead,
     Outcome,
@@ -29,14 +31,15 @@ from tasks.references.decisions import (
     Version,
 )
 from tasks.references.evidence import Certificate, Certification, Evidence, Latency, Servability, Service
-from tasks.references.identification import KNOWN, Identification, IdentifiedConstant
-from tasks.references.judgement import Gate, Judgement
 from tasks.references.learning import (
+    KNOWN,
     MOSTLY,
     Bundle,
     Champion,
     ControllerRollouts,
     Evaluation,
+    Identification,
+    IdentifiedConstant,
     Learning,
     LearningMember,
     Member,
@@ -50,12 +53,13 @@ from tasks.references.learning import (
     TrainedLearner,
     member_name,
 )
-from tasks.references.monitoring import DriftGroup, DriftRecord, SignalDrift
 from tasks.references.process import (
     NAIVE_PREDICTORS,
     NO_CLAIM,
     BoundsCheck,
     DriftFinding,
+    DriftGroup,
+    DriftRecord,
     FallbackCheck,
     LearnedModel,
     ModelEstimate,
@@ -63,6 +67,7 @@ from tasks.references.process import (
     ProcessEvidence,
     Protection,
     ShadowComparison,
+    SignalDrift,
     SupportCheck,
 )
 

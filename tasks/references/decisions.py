@@ -1,4 +1,4 @@
-"""References about decisions, and their records in the registry and the ledger."""
+"""References about gates and decisions, and their records in the registry and the ledger."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from configs.run import OpenedRun
 from tasks.references.base import Interval, Reference
 from tasks.references.data import Dataset, Validation
 from tasks.references.evidence import Certificate, Certification, Evidence
-from tasks.references.identification import KNOWN, Identification
-from tasks.references.judgement import Gate, Judgement
-from tasks.references.learning import Bundle, Champion, Evaluation, Member, Population, Rollouts
+from tasks.references.learning import KNOWN, Bundle, Champion, Evaluation, Identification, Member, Population, Rollouts
 from tasks.references.process import LearnedModel, ModelEstimate, ProcessEvidence, Protection
 
 Verdict = Literal[
@@ -23,6 +21,36 @@ Verdict = Literal[
 
 Role = Literal["candidate", "fallback"]
 """Kind of a proposed composite: a trained candidate, or the tuned controller."""
+
+
+class Gate(Reference):
+    """One verdict; `passed` is None if an earlier gate failed first."""
+
+    name: str
+    passed: bool | None
+    detail: str
+
+
+class Judgement(Reference):
+    """All gates, with their evidence."""
+
+    evidence: Evidence | ProcessEvidence
+    gates: tuple[Gate, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every gate passed."""
+        return all(gate.passed for gate in self.gates)
+
+    @property
+    def failed(self) -> Gate | None:
+        """The first gate that failed."""
+        return next((gate for gate in self.gates if gate.passed is False), None)
+
+    @property
+    def found(self) -> str:
+        marks = {True: "pass", False: "FAIL", None: "not run"}
+        return ", ".join(f"{gate.name} {marks[gate.passed]}" for gate in self.gates)
 
 
 class Version(Reference):

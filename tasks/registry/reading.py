@@ -20,28 +20,14 @@ from urllib.parse import urlencode
 SECONDS = 10.0
 
 
-class Listed(NamedTuple):
-    """Names in MLflow's REST interface for a list of pairs."""
-
-    kind: str
-    entity: str
-    field: str
-    name: str
-    value: str
-
-
-ALIASES = Listed("registered-models", "registered_model", "aliases", "alias", "version")
-TAGS = Listed("model-versions", "model_version", "tags", "key", "value")
-
-
 def aliases(uri: str, plant: str) -> dict[str, str] | None:
     """Return a registered model's aliases, {"champion": "3", ...}; None without an answer."""
-    return _pairs(uri, ALIASES, {"name": plant})
+    return _pairs(uri, "registered-model", "aliases", ("alias", "version"), {"name": plant})
 
 
 def tags(uri: str, plant: str, version: str) -> dict[str, str] | None:
     """Return a version's tags; None without an answer."""
-    return _pairs(uri, TAGS, {"name": plant, "version": version})
+    return _pairs(uri, "model-version", "tags", ("key", "value"), {"name": plant, "version": version})
 
 
 def pages(uri: str, plant: str) -> dict[str, Page] | None:
@@ -62,11 +48,12 @@ def pages(uri: str, plant: str) -> dict[str, Page] | None:
         query["page_token"] = token
 
 
-def _pairs(uri: str, listed: Listed, query: Mapping[str, str]) -> dict[str, str] | None:
+def _pairs(uri: str, kind: str, field: str, pair: tuple[str, str], query: Mapping[str, str]) -> dict[str, str] | None:
     """Return values by name; MLflow omits empty lists."""
+    key, value = pair
     try:
-        rows = (_answer(uri, f"{listed.kind}/get", query) or {})[listed.entity].get(listed.field, [])
-        return {str(row[listed.name]): str(row.get(listed.value, "")) for row in rows}
+        rows = (_answer(uri, f"{kind}s/get", query) or {})[kind.replace("-", "_")].get(field, [])
+        return {str(row[key]): str(row.get(value, "")) for row in rows}
     except (LookupError, TypeError, AttributeError):
         return None
 

@@ -22,6 +22,7 @@ from configs.code import Origin
 from neorl_core.types import Plant, PlantSpec, Process
 from tasks.files.arrays import read_npz
 from tasks.files.provenance import ROOT, modules_of, source_file
+from tasks.references import Dataset
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -32,19 +33,6 @@ CURVE_POINTS = 200
 REQUIREMENTS = ("mlflow", "numpy", "pandas", "jax", "jaxtyping", "flax")
 BATCH = 1000
 """Largest number of metrics in one request."""
-
-
-class TrainingData(NamedTuple):
-    """Training dataset of a candidate."""
-
-    digest: str
-    store: Path
-    """The plant's folder of datasets."""
-    rows: int
-    episodes: int
-    quarantined: int = 0
-    card: Path | None = None
-    card_pictures: tuple[Path, ...] = ()
 
 
 class Curve(NamedTuple):
@@ -74,7 +62,7 @@ class Submission:
     name: str
     digest: str
     bundle: Path
-    dataset: TrainingData
+    dataset: Dataset
     describe: Callable[[str], str]
     """Returns the version's Markdown description, given the run id."""
     params: Mapping[str, str] = field(default_factory=dict)
@@ -164,11 +152,11 @@ def _log_numbers(client: MlflowClient, run: UploadedRun, submission: Submission)
         client.log_batch(run.run_id, metrics=metrics[start : start + BATCH], params=batch, synchronous=True)
 
 
-def _log_dataset(client: MlflowClient, run_id: str, plant: str, dataset: TrainingData) -> None:
-    from mlflow.entities import Dataset, DatasetInput, InputTag
+def _log_dataset(client: MlflowClient, run_id: str, plant: str, dataset: Dataset) -> None:
+    from mlflow import entities
 
     facts = {"rows": dataset.rows, "episodes": dataset.episodes, "quarantined": dataset.quarantined}
-    entry = Dataset(
+    entry = entities.Dataset(
         name=plant,
         # MLflow keeps 36 characters of a digest; the tag has all 64.
         digest=dataset.digest[:36],
@@ -176,8 +164,11 @@ def _log_dataset(client: MlflowClient, run_id: str, plant: str, dataset: Trainin
         source=json.dumps({"uri": str(dataset.store)}),
         profile=json.dumps({**facts, "sha256": dataset.digest}),
     )
-    tags = [InputTag("mlflow.data.context", "training"), InputTag("neorl.dataset", dataset.digest)]
-    client.log_inputs(run_id, [DatasetInput(entry, tags)])
+    tags = [
+        entities.InputTag("mlflow.data.context", "training"),
+        entities.InputTag("neorl.dataset", dataset.digest),
+    ]
+    client.log_inputs(run_id, [entities.DatasetInput(entry, tags)])
 
 
 def _write_model(target: Path, submission: Submission, plant: Plant | Process) -> None:
@@ -242,15 +233,10 @@ def units(spec: PlantSpec) -> dict[str, str]:
     return {name: unit for space in spaces for name, unit in zip(space.names, space.units, strict=True)}
 
 
-def curve_points(curves: Mapping[str, Curve]) -> list[tuple[str, float, int]]:
-    """Return learning curves as (metric, value, step), thinned for MLflow's charts."""
-    return [(key, value, step) for key, curve in curves.items() for step, value in _thinned(curve)]
-
-
-def _thinned(curve: Curve) -> Iterator[tuple[int, float]]:
-    """Yield at most CURVE_POINTS points including the last, because more make MLflow's charts slow."""
-    count = len(curve.steps)
-    keep = np.unique(np.linspace(0, count - 1, min(count, CURVE_POINTS)).round().astype(int))
-    for i in keep:
-        if np.isfinite(curve.values[i]):
-            yield int(curve.steps[i]), float(curve.values[i])
+def curve_points(curves: Mapping[str, Curve]) -> Iterator[tuple[str, float, int]]:
+    """Yield (metric, value, step), at most CURVE_POINTS each including the last: more make MLflow's charts slow."""
+    for key, curve in curves.items():
+        count = len(curve.steps)
+        for i in np.unique(np.linspace(0, count - 1, min(count, CURVE_POINTS)).round().astype(int)):
+            if np.isfinite(curve.values[i]):
+                yield key, float(curve.values[i]), int(curve.steps[i])

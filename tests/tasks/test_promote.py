@@ -294,14 +294,16 @@ def test_people_decide_and_the_aliases_follow(
     from neorl_core.safety.composite import make_composite
     from tasks.models.bundles.bundle import save_bundle
     from tasks.registry.registry import Registry
-    from tasks.registry.upload import Submission, TrainingData
+    from tasks.registry.upload import Submission
 
     home = _on_the_sessions_servers(services, tmp_path / "home", monkeypatch)
     assert list_candidates(home) == ()
     ledger, registry, plant = Ledger.open(home), Registry(services.mlflow.url), PLANTS[PLANT]
     sign(ledger, POLICY, "a reviewer", "before the first promotion")
     registry.reconcile(PLANT, None, None)
-    dataset = TrainingData(digest=digest_of("dataset"), store=tmp_path, rows=1, episodes=1)
+    dataset = Dataset(
+        digest=digest_of("dataset"), plant=PLANT, store=tmp_path, manifest=tmp_path, shards=(), rows=1, episodes=1
+    )
     entries: list[Entry] = []
     for i in range(2):
         composite = make_composite(plant)

@@ -15,11 +15,11 @@ from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.ledger.ledger import Ledger, folder_artefacts
 from tasks.files.canonical import sha256_hex
 from tasks.models.bundles.bundle import save_bundle
-from tasks.references import ServedModel
+from tasks.references import Dataset, ServedModel
 from tasks.registry.reading import Page
 from tasks.registry.registry import Registry
 from tasks.registry.serving import listed_model
-from tasks.registry.upload import Submission, TrainingData
+from tasks.registry.upload import Submission
 from tests.evidence import PLANT, candidate_record, certify
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ class Served:
         bundle = self.home.folder("made", str(self._made))
         digest = save_bundle(bundle, composite, PLANT)
         key = f"{self.home.root}-{self._made}"
-        dataset = TrainingData(digest=sha256_hex(b"dataset"), store=bundle, rows=1, episodes=1)
+        dataset = Dataset(
+            digest=sha256_hex(b"dataset"), plant=PLANT, store=bundle, manifest=bundle, shards=(), rows=1, episodes=1
+        )
         made = Submission(
             PLANT, key, "candidate", digest, bundle, dataset, describe=lambda run: "### What was found\n\nnumbers"
         )

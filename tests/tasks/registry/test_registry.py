@@ -24,7 +24,7 @@ from tasks.references import Bundle, Version
 from tasks.register import conclude, register
 from tasks.registry import reading
 from tasks.registry.registry import Registry
-from tasks.registry.upload import CURVE_POINTS, Artifact, Submission, TrainingData
+from tasks.registry.upload import CURVE_POINTS, Artifact, Submission
 from tasks.report import draw_plots, report
 from tests.sample_record import PLANT, sample_record
 from tests.servers import free_port
@@ -70,7 +70,7 @@ def submission(sample: tuple[Record, Bundle], request: pytest.FixtureRequest) ->
         name="candidate",
         digest=bundle.digest,
         bundle=bundle.folder,
-        dataset=TrainingData(record.dataset.digest, record.dataset.store, rows=46_512, episodes=775),
+        dataset=record.dataset.model_copy(update={"card": None, "rows": 46_512, "episodes": 775, "quarantined": 0}),
         describe=lambda run_id: f"made by {run_id}",
     )
 

@@ -19,9 +19,10 @@ from tasks.evidence.decisions.verdicts import approve
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.lifecycle.policy import sign
 from tasks.models.bundles.bundle import answers, load_bundle
+from tasks.references import Dataset
 from tasks.registry.registry import Registry
 from tasks.registry.serving import check_aliases, check_given_out, listed_model, load_model, named_record
-from tasks.registry.upload import Submission, TrainingData
+from tasks.registry.upload import Submission
 from tests.evidence import DATASET, POLICY, candidate_record, certify, open_ledger, propose, put
 from tests.sample_record import PLANT, write_bundle
 
@@ -39,7 +40,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ledger, R
         patch.chdir(root)
         ledger, registry = open_ledger(Home(root / "home")), Registry(f"sqlite:///{root / 'mlflow.db'}")
         digest = write_bundle(root / "bundle")
-        data = TrainingData(digest=DATASET, store=root, rows=1, episodes=1)
+        data = Dataset(digest=DATASET, plant=NAME, store=root, manifest=root, shards=(), rows=1, episodes=1)
         submission = Submission(
             plant=NAME,
             run_key="run",
