@@ -92,10 +92,10 @@ def no_proxy_variables() -> dict[str, str]:
     spelling they prefer, so both variables have all entries."""
     given = {name: os.environ.get(name, "").strip() for name in ("no_proxy", "NO_PROXY")}
     either = given["no_proxy"] or given["NO_PROXY"]
-    return {name: _with_loopback(text or either) for name, text in given.items()}
 
+    def with_loopback(excepted: str) -> str:
+        # '*' excepts every host if it is the only entry.
+        names = [name.strip() for name in excepted.split(",") if name.strip()]
+        return excepted if names == ["*"] else ",".join([*names, *(name for name in LOOPBACK if name not in names)])
 
-def _with_loopback(excepted: str) -> str:
-    # '*' excepts every host if it is the only entry.
-    names = [name.strip() for name in excepted.split(",") if name.strip()]
-    return excepted if names == ["*"] else ",".join([*names, *(name for name in LOOPBACK if name not in names)])
+    return {name: with_loopback(text or either) for name, text in given.items()}

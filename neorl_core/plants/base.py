@@ -14,6 +14,8 @@ from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 from neorl_core.types import Controller, Params, Plant, Space
 
 Constants = TypeVar("Constants")
+Scalar = float | Float[Array, ""]
+"""A constant, or a number that depends on it."""
 AnyArray = Array | np.ndarray
 """Logged rows arrive as NumPy arrays, simulated rows as JAX arrays."""
 

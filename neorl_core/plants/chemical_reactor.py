@@ -27,7 +27,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from neorl_core.control.mpc import MPCParams, single_shooting
 from neorl_core.control.pid import PIDParams, pid
-from neorl_core.plants.base import AnyArray, clip_to, two_sided_margin, with_domain
+from neorl_core.plants.base import AnyArray, Scalar, clip_to, two_sided_margin, with_domain
 from neorl_core.plants.integrators import RK4, integrate
 from neorl_core.types import Constraint, Plant, PlantSpec, Space, Timestep
 
@@ -66,37 +66,37 @@ LIMIT = SPEC.constraints[0]
 class Params(NamedTuple):
     """Physical constants, disturbances and the task's set points."""
 
-    flow_rate: float | Float[Array, ""] = 1.0
+    flow_rate: Scalar = 1.0
     """q/V [1/min]."""
-    feed_concentration: float | Float[Array, ""] = 1.0
+    feed_concentration: Scalar = 1.0
     """Cf [mol/L]."""
-    feed_temperature: float | Float[Array, ""] = 350.0
+    feed_temperature: Scalar = 350.0
     """Tf [K]."""
-    reaction_rate: float | Float[Array, ""] = 7.2e10
+    reaction_rate: Scalar = 7.2e10
     """k0 [1/min]."""
-    activation_temperature: float | Float[Array, ""] = 8750.0
+    activation_temperature: Scalar = 8750.0
     """E/R [K]."""
-    heat_of_reaction: float | Float[Array, ""] = 5e4 / 239.0
+    heat_of_reaction: Scalar = 5e4 / 239.0
     """β = −ΔH/(ρ cp) [K L/mol]."""
-    cooling_rate: float | Float[Array, ""] = 5e4 / 23900.0
+    cooling_rate: Scalar = 5e4 / 23900.0
     """κ = UA/(ρ cp V) [1/min]."""
-    feed_sd: float | Float[Array, ""] = 0.0
+    feed_sd: Scalar = 0.0
     """Standard deviation of the feed temperature's slow deviation [K]."""
-    feed_time_constant: float | Float[Array, ""] = 5.0
+    feed_time_constant: Scalar = 5.0
     """Time constant of the feed deviations [min]."""
-    feed_clip: float | Float[Array, ""] = 1.5
+    feed_clip: Scalar = 1.5
     """Bound of the feed temperature deviation [K]."""
-    feed_concentration_sd: float | Float[Array, ""] = 0.0
+    feed_concentration_sd: Scalar = 0.0
     """Standard deviation of the feed concentration's slow deviation [mol/L], with the same time constant; clipped at
     three standard deviations."""
-    noise_sd: float | Float[Array, ""] = 0.0
+    noise_sd: Scalar = 0.0
     """Measurement noise of the reactor temperature [K]; the analyser has no noise."""
-    setpoint_temperature_low: float | Float[Array, ""] = 322.0
+    setpoint_temperature_low: Scalar = 322.0
     """Set points are concentrations with a nominal steady state between these temperatures [K]."""
-    setpoint_temperature_high: float | Float[Array, ""] = 326.0
-    start_temperature_spread: float | Float[Array, ""] = 0.5
+    setpoint_temperature_high: Scalar = 326.0
+    start_temperature_spread: Scalar = 0.5
     """Half range of the start around a steady state [K]."""
-    start_concentration_spread: float | Float[Array, ""] = 0.005
+    start_concentration_spread: Scalar = 0.005
     """Half range of the start around a steady state [mol/L]."""
 
 
@@ -133,9 +133,7 @@ class State(NamedTuple):
 NOMINAL = Params()
 
 
-def derivative(
-    y: Float[Array, " 2"], coolant: float | Float[Array, ""], feed_deviation: float | Float[Array, ""], params: Params
-) -> Float[Array, " 2"]:
+def derivative(y: Float[Array, " 2"], coolant: Scalar, feed_deviation: Scalar, params: Params) -> Float[Array, " 2"]:
     """d(Ca, T)/dt [mol/L/min, K/min] at y = (Ca, T), coolant temperature [K] and feed temperature deviation [K]."""
     concentration, temperature = y
     rate = params.reaction_rate * jnp.exp(-params.activation_temperature / temperature) * concentration
@@ -146,11 +144,7 @@ def derivative(
 
 
 def advance(
-    y: Float[Array, " 2"],
-    coolant: float | Float[Array, ""],
-    feed_deviation: float | Float[Array, ""],
-    params: Params,
-    substeps: int = SUBSTEPS,
+    y: Float[Array, " 2"], coolant: Scalar, feed_deviation: Scalar, params: Params, substeps: int = SUBSTEPS
 ) -> tuple[Float[Array, " 2"], Float[Array, " 1"]]:
     """Integrate (Ca, T) over one control step with constant inputs.
 
@@ -187,10 +181,7 @@ def cost(concentration: Float[AnyArray, "*n"], setpoint: Float[AnyArray, "*n"]) 
 
 
 def start(
-    concentration: float | Float[Array, ""],
-    temperature: float | Float[Array, ""],
-    coolant: float | Float[Array, ""],
-    setpoints: Float[Array, " S"],
+    concentration: Scalar, temperature: Scalar, coolant: Scalar, setpoints: Float[Array, " S"]
 ) -> tuple[State, Float[Array, " 4"]]:
     """Return an undisturbed state with given set points, as for the tracking tasks of tests and examples.
 
@@ -232,9 +223,7 @@ def _concentration_draw(key: PRNGKeyArray, dtype: Any) -> Float[Array, ""]:
     return jnp.clip(jax.random.normal(jax.random.fold_in(key, 1), (), dtype), -3.0, 3.0)
 
 
-def _slow(
-    before: Float[Array, ""], push: Float[Array, ""], sd: float | Float[Array, ""], phi: Float[Array, ""]
-) -> Float[Array, ""]:
+def _slow(before: Float[Array, ""], push: Float[Array, ""], sd: Scalar, phi: Float[Array, ""]) -> Float[Array, ""]:
     """d' = φ d + sd √(1 − φ²) w, with stationary standard deviation sd."""
     return phi * before + sd * jnp.sqrt(1 - phi**2) * push
 

@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from neorl_core.control.lqr import LinearParams, riccati_gain, saturated_linear, setpoint_feedforward
-from neorl_core.plants.base import AnyArray, clip_to, two_sided_margin
+from neorl_core.plants.base import AnyArray, Scalar, clip_to, two_sided_margin
 from neorl_core.plants.integrators import EULER, explicit_step
 from neorl_core.types import Constraint, Plant, PlantSpec, Space, Timestep
 
@@ -60,13 +60,13 @@ SPEC = PlantSpec(
 class Params(NamedTuple):
     """Physical constants."""
 
-    mass: float | Float[Array, ""] = 20.0
+    mass: Scalar = 20.0
     """Each mass [kg]."""
-    stiffness: float | Float[Array, ""] = 2.0
+    stiffness: Scalar = 2.0
     """Stiffness of each of the three springs [N/m]."""
-    damping: float | Float[Array, ""] = 4.0
+    damping: Scalar = 4.0
     """Damping of each of the three dampers [N s/m]."""
-    force: float | Float[Array, ""] = 30.0
+    force: Scalar = 30.0
     """Force at action 1 [N]."""
 
 

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import jax
 from jaxtyping import Array, Float
 
+from neorl_core.plants.base import Scalar
+
 
 class Tableau(NamedTuple):
     """Butcher tableau of an explicit method for autonomous right-hand sides."""
@@ -25,9 +27,7 @@ RK4 = Tableau(a=((0.5,), (0.0, 0.5), (0.0, 0.0, 1.0)), b=(1 / 6, 1 / 3, 1 / 3, 1
 RightHandSide = Callable[[Float[Array, " n"]], Float[Array, " n"]]
 
 
-def explicit_step(
-    method: Tableau, f: RightHandSide, y: Float[Array, " n"], h: float | Float[Array, ""]
-) -> Float[Array, " n"]:
+def explicit_step(method: Tableau, f: RightHandSide, y: Float[Array, " n"], h: Scalar) -> Float[Array, " n"]:
     """Take one step of size h: y + h Σ b_i k_i with k_i = f(y + h Σ_j a_ij k_j).
 
     Args:
@@ -44,7 +44,7 @@ def explicit_step(
 
 
 def integrate(
-    method: Tableau, f: RightHandSide, y: Float[Array, " n"], duration: float | Float[Array, ""], substeps: int
+    method: Tableau, f: RightHandSide, y: Float[Array, " n"], duration: Scalar, substeps: int
 ) -> Float[Array, "substeps n"]:
     """Return the states after each of `substeps` equal steps over `duration`.
 

@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from neorl_core.plants.base import AnyArray, two_sided_margin
+from neorl_core.plants.base import AnyArray, Scalar, two_sided_margin
 from neorl_core.plants.integrators import RK4, integrate
 from neorl_core.types import Constraint, Controller, Plant, PlantSpec, Space, Timestep
 
@@ -67,9 +67,6 @@ BEYOND_COST = 200.0
 """Cost of a step that ends beyond a limit [EUR/m]; more than all the energy of the step."""
 MEAN_PRICE = (PRICES[0] * (24 - NIGHT[0] + NIGHT[1]) + PRICES[1] * (NIGHT[0] - NIGHT[1])) / 24
 SECONDS = 3600.0
-
-
-Scalar = float | Float[Array, ""]
 
 
 class Params(NamedTuple):

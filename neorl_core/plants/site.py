@@ -21,7 +21,7 @@ from neorl_core.identify.unknowns import (
     with_nominal,
 )
 from neorl_core.plants.base import AnyArray, LoggedSignals
-from neorl_core.types import Constraint, Params, Plant, PlantSpec
+from neorl_core.types import Constraint, Params, Plant, PlantSpec, Timestep
 
 Bounds = tuple[float | None, float | None]
 """Low and high of a limit; None keeps the plant's value."""
@@ -76,8 +76,17 @@ def site_plant(plant: Plant, name: str, constants: Mapping[str, float], limits: 
     """
     tightened = plant._replace(spec=site_spec(plant.spec, name, limits))
     reserves = _reserves(plant.spec, tightened.spec)
+
+    def step(key: PRNGKeyArray, state: Params, action: Float[Array, " A"], params: Params) -> tuple[Params, Timestep]:
+        next_state, timestep = plant.step(key, state, action, params)
+        return next_state, timestep._replace(margins=timestep.margins - jnp.asarray(reserves, timestep.margins.dtype))
+
+    def predict(observation: Float[Array, " O"], action: Float[Array, " A"], params: Params) -> Any:
+        next_observation, margins = plant.predict(observation, action, params)
+        return next_observation, margins - jnp.asarray(reserves, margins.dtype)
+
     if any(reserves):
-        tightened = tightened._replace(step=_step(plant.step, reserves), predict=_predict(plant.predict, reserves))
+        tightened = tightened._replace(step=step, predict=predict)
     if not constants:
         return tightened
     unknowns = tuple(_unknown(label) for label in sorted(constants))
@@ -91,7 +100,7 @@ def site_plant(plant: Plant, name: str, constants: Mapping[str, float], limits: 
 
     return tightened._replace(
         params=params,
-        domain=extended("Site", plant.domain, {_field(unknown): value for unknown, value in values.items()}),
+        domain=extended("Site", plant.domain, {f"site_{unknown.field}": value for unknown, value in values.items()}),
         sample_params=_sampler(plant.sample_params, unknowns, nominal),
         fallback_params=jax.tree.map(own, plant.fallback_params, is_leaf=lambda x: x is plant.params),
         reference_params=jax.tree.map(own, plant.reference_params, is_leaf=lambda x: x is plant.params),
@@ -155,29 +164,9 @@ def _reserves(spec: PlantSpec, site: PlantSpec) -> tuple[float, ...]:
     )
 
 
-def _step(step: Callable[..., Any], reserves: tuple[float, ...]) -> Callable[..., Any]:
-    def call(key: PRNGKeyArray, state: Params, action: Float[Array, " A"], params: Params) -> Any:
-        next_state, timestep = step(key, state, action, params)
-        return next_state, timestep._replace(margins=timestep.margins - jnp.asarray(reserves, timestep.margins.dtype))
-
-    return call
-
-
-def _predict(predict: Callable[..., Any], reserves: tuple[float, ...]) -> Callable[..., Any]:
-    def call(observation: Float[Array, " O"], action: Float[Array, " A"], params: Params) -> Any:
-        next_observation, margins = predict(observation, action, params)
-        return next_observation, margins - jnp.asarray(reserves, margins.dtype)
-
-    return call
-
-
 def _unknown(label: str) -> Unknown:
     name, _, rest = label.partition("[")
     return Unknown(name, 1.0, "normal", entry=int(rest.removesuffix("]")) if rest else None)
-
-
-def _field(unknown: Unknown) -> str:
-    return f"site_{unknown.field}"
 
 
 def _nominal(params: Params, unknown: Unknown) -> float:
@@ -205,7 +194,7 @@ def _sampler(
     def sample(key: PRNGKeyArray, domain: Params) -> Params:
         drawn = sample_params(key, domain)
         scaled = [
-            constant_of(drawn, unknown) * (jnp.asarray(getattr(domain, _field(unknown)), float) / value)
+            constant_of(drawn, unknown) * (jnp.asarray(getattr(domain, f"site_{unknown.field}"), float) / value)
             for unknown, value in zip(unknowns, nominal, strict=True)
         ]
         return with_constants(drawn, unknowns, jnp.stack(scaled))

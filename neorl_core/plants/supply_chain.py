@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from neorl_core.plants.base import AnyArray, clip_to, two_sided_margin
+from neorl_core.plants.base import AnyArray, Scalar, clip_to, two_sided_margin
 from neorl_core.types import AgentView, Clock, Constraint, Controller, Plant, PlantSpec, Space, Timestep
 
 HORIZON = 30
@@ -83,21 +83,21 @@ SPEC = PlantSpec(
 class Params(NamedTuple):
     """Prices, costs and demand."""
 
-    mean_demand: float | Float[Array, ""] = 20.0
+    mean_demand: Scalar = 20.0
     """Units per period."""
-    randomness: float | Float[Array, ""] = 0.0
+    randomness: Scalar = 0.0
     """1: Poisson demand; 0: constant mean demand, as in the shield's model."""
-    backlog: float | Float[Array, ""] = 1.0
+    backlog: Scalar = 1.0
     """1: unmet demand and orders wait and are served first in the next period; 0: they are lost."""
-    price: float | Float[Array, ""] = 2.0
+    price: Scalar = 2.0
     """Price per unit sold to customers."""
-    production_cost: float | Float[Array, ""] = 0.5
+    production_cost: Scalar = 0.5
     """Cost per unit shipped by the maker; payments between stages cancel."""
-    unmet_cost: tuple[float | Float[Array, ""], ...] = (0.1, 0.075, 0.05, 0.025)
+    unmet_cost: tuple[Scalar, ...] = (0.1, 0.075, 0.05, 0.025)
     """Cost per unit of unmet demand, and of each stage's unmet orders, per period."""
-    holding_cost: tuple[float | Float[Array, ""], ...] = (0.15, 0.1, 0.05)
+    holding_cost: tuple[Scalar, ...] = (0.15, 0.1, 0.05)
     """Cost per unit of stock at each stage at the end of a period."""
-    discount: float | Float[Array, ""] = 0.97
+    discount: Scalar = 0.97
     """Discount of money per period; part of the reward as in or-gym."""
 
 
@@ -292,13 +292,13 @@ class BaseStockParams(NamedTuple):
 
     levels: Any
     """(3,), target stock of each echelon: the stage, all stages below it, and goods under way to them."""
-    backlog: float | Float[Array, ""]
+    backlog: Scalar
     """1 to subtract unmet orders from the position, because they wait."""
     last: Any = (float(HORIZON),) * 3
     """(3,), last period, from 0, in which each stage orders: goods that arrive after the end are paid but not sold."""
 
 
-def echelon_positions(observation: Float[Array, " 26"], backlog: float | Float[Array, ""]) -> Float[Array, " 3"]:
+def echelon_positions(observation: Float[Array, " 26"], backlog: Scalar) -> Float[Array, " 3"]:
     """Stock and goods under way from each stage down to the customer, minus unmet orders."""
     under_way = jnp.stack([jnp.sum(observation[first : last + 1]) for first, last in zip(FIRST, LAST, strict=True)])
     return jnp.cumsum(observation[:3] + under_way - backlog * observation[UNMET : UNMET + 3])

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from neorl_core.graph.layout import Layout
 from neorl_core.plants import supply_chain as chain
-from neorl_core.plants.base import AnyArray
+from neorl_core.plants.base import AnyArray, Scalar
 from neorl_core.types import Controller, Plant, Space, Timestep
 
 SIZE = chain.SPEC.observation.size
@@ -72,9 +72,9 @@ class Params(NamedTuple):
     """Constants of the chain, and failure rates of the links."""
 
     chain: chain.Params = chain.NOMINAL
-    outage: float | Float[Array, ""] = 0.0
+    outage: Scalar = 0.0
     """Probability per period that a working link fails [1]."""
-    repair: float | Float[Array, ""] = 0.5
+    repair: Scalar = 0.5
     """Probability per period that a failed link is repaired [1]."""
 
 

@@ -30,7 +30,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from neorl_core.control.mpc import MPCParams, single_shooting
 from neorl_core.control.pid import PIDParams, loops, pid
-from neorl_core.plants.base import AnyArray, clip_to, two_sided_margin
+from neorl_core.plants.base import AnyArray, Scalar, clip_to, two_sided_margin
 from neorl_core.plants.integrators import RK4, integrate
 from neorl_core.types import Constraint, Controller, Plant, PlantSpec, Space, Timestep
 
@@ -84,17 +84,17 @@ class Params(NamedTuple):
     """Cross-sections of the outlets [cm²]."""
     leak: Quad | Float[Array, " 4"] = (0.0, 0.0, 0.0, 0.0)
     """Cross-sections of leaks to the drain [cm²]."""
-    gravity: float | Float[Array, ""] = 981.0
+    gravity: Scalar = 981.0
     """Acceleration of gravity [cm/s²]."""
     pump: Pair | Float[Array, " 2"] = (3.33, 3.35)
     """Flow per voltage [cm³/(V s)]."""
     valve: Pair | Float[Array, " 2"] = (0.70, 0.60)
     """γ: share of each pump's flow into the lower tank."""
-    noise_sd: float | Float[Array, ""] = 0.0
+    noise_sd: Scalar = 0.0
     """Measurement noise of the levels [cm]."""
     rest: Pair | Float[Array, " 2"] = (3.0, 3.0)
     """Johansson's voltages [V], the centre of starts and set points."""
-    spread: float | Float[Array, ""] = 0.3
+    spread: Scalar = 0.3
     """Half range of the voltages [V]; their steady levels are the starts and set points."""
 
 

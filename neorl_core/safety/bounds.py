@@ -29,14 +29,6 @@ def _check_probability(name: str, value: float) -> None:
         raise ValueError(f"{name} must lie strictly between 0 and 1, got {value}: give it as a fraction")
 
 
-def _check_counts(violations: int, episodes: int) -> None:
-    if not 0 <= violations <= episodes or episodes < 1:
-        raise ValueError(
-            f"violations must lie between 0 and the number of episodes, which must be at least 1, got {violations} of "
-            f"{episodes}: count every episode that was started"
-        )
-
-
 def clopper_pearson_upper(violations: int, episodes: int, alpha: float) -> float:
     """Return the one-sided exact upper confidence bound of a binomial probability.
 
@@ -54,7 +46,11 @@ def clopper_pearson_upper(violations: int, episodes: int, alpha: float) -> float
     Raises:
         ValueError: on impossible counts or alpha.
     """
-    _check_counts(violations, episodes)
+    if not 0 <= violations <= episodes or episodes < 1:
+        raise ValueError(
+            f"violations must lie between 0 and the number of episodes, which must be at least 1, got {violations} of "
+            f"{episodes}: count every episode that was started"
+        )
     _check_probability("alpha", alpha)
     if violations == episodes:
         return 1.0

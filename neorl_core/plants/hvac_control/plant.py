@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from neorl_core.control.mpc import RecedingParams, receding
-from neorl_core.plants.base import AnyArray, clip_to, two_sided_margin
+from neorl_core.plants.base import AnyArray, Scalar, clip_to, two_sided_margin
 from neorl_core.plants.hvac_control import weather
 from neorl_core.plants.hvac_control.weather import DT, HORIZON, Weather, WeatherParams
 from neorl_core.plants.integrators import RK4, integrate
@@ -83,31 +83,31 @@ AIR = slice(4, 7)
 class Params(NamedTuple):
     """Constants of the whole house, as identified unless stated otherwise, and the weather."""
 
-    air_capacity: float | Float[Array, ""] = 0.852
+    air_capacity: Scalar = 0.852
     """Heat capacity of the air [kWh/K]."""
-    mass_capacity: float | Float[Array, ""] = 5.867
+    mass_capacity: Scalar = 5.867
     """Heat capacity of the walls [kWh/K]."""
-    air_loss: float | Float[Array, ""] = 0.112
+    air_loss: Scalar = 0.112
     """Heat conductance from air to outdoors [kW/K]."""
-    air_to_mass: float | Float[Array, ""] = 1.633
+    air_to_mass: Scalar = 1.633
     """Heat conductance from air to walls [kW/K]."""
-    mass_loss: float | Float[Array, ""] = 0.362
+    mass_loss: Scalar = 0.362
     """Heat conductance from walls to outdoors [kW/K]."""
-    aperture: float | Float[Array, ""] = 1.0
+    aperture: Scalar = 1.0
     """Effective window area for the sun [m²], assumed: see benchmarks/identify/hvac.py."""
-    gain_scale: float | Float[Array, ""] = 1.0
+    gain_scale: Scalar = 1.0
     """Internal gains, relative to the mean day [1]."""
-    doors: float | Float[Array, ""] = 0.1
+    doors: Scalar = 0.1
     """Heat conductance between the core and each other zone [kW/K], assumed."""
-    swing: float | Float[Array, ""] = 0.6
+    swing: Scalar = 0.6
     """Extra share of the sun in the east in the morning and in the west in the evening [1], assumed."""
-    carnot: float | Float[Array, ""] = 0.25
+    carnot: Scalar = 0.25
     """Performance of the heat pump relative to Carnot [1], the middle of CityLearn's range."""
-    noise_sd: float | Float[Array, ""] = 0.0
+    noise_sd: Scalar = 0.0
     """Measurement noise of air, wall and outdoor temperatures [K]."""
-    start_temperature: float | Float[Array, ""] = 23.5
+    start_temperature: Scalar = 23.5
     """Temperature at midnight [°C], the record's mean."""
-    start_spread: float | Float[Array, ""] = 0.0
+    start_spread: Scalar = 0.0
     """Half range of the zone temperatures at midnight [K]."""
     weather: WeatherParams = WeatherParams()
 
@@ -343,13 +343,13 @@ def logged_reward(
 class ThermostatParams(NamedTuple):
     """Gains of each zone's PI controller, and timetable of the set point."""
 
-    kp: float | Float[Array, ""] = 1.5
+    kp: Scalar = 1.5
     """Proportional gain [kW/K]."""
-    ki: float | Float[Array, ""] = 1.0
+    ki: Scalar = 1.0
     """Integral gain [kW/(K h)]."""
-    below: float | Float[Array, ""] = 0.4
+    below: Scalar = 0.4
     """Distance of the set point below the upper comfort limit [K]."""
-    ahead: float | Float[Array, ""] = 1.0
+    ahead: Scalar = 1.0
     """Time before people return at which the set point falls [h]."""
 
 

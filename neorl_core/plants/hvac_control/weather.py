@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from neorl_core.plants.base import AnyArray
+from neorl_core.plants.base import AnyArray, Scalar
 
 DT = 0.25
 """Length of a step [h]."""
@@ -25,25 +25,25 @@ LATITUDE, DECLINATION, NOON = 0.5283, 0.3927, 12.52
 class WeatherParams(NamedTuple):
     """Daily wave of the outdoor temperature, and slow deviations from it and from the clear sky."""
 
-    mean: float | Float[Array, ""] = 29.588
+    mean: Scalar = 29.588
     """Mean outdoor temperature [°C]."""
-    cosine: float | Float[Array, ""] = -4.594
+    cosine: Scalar = -4.594
     """Cosine term of the daily course, from midnight [K]."""
-    sine: float | Float[Array, ""] = -4.058
+    sine: Scalar = -4.058
     """Sine term of the daily course [K]."""
-    cosine_half: float | Float[Array, ""] = 0.729
+    cosine_half: Scalar = 0.729
     """Cosine term of the half-daily course [K]."""
-    sine_half: float | Float[Array, ""] = 0.627
+    sine_half: Scalar = 0.627
     """Sine term of the half-daily course [K]."""
-    outdoor_sd: float | Float[Array, ""] = 0.0
+    outdoor_sd: Scalar = 0.0
     """Standard deviation of the slow temperature deviation [K]."""
-    outdoor_time_constant: float | Float[Array, ""] = 28.1
+    outdoor_time_constant: Scalar = 28.1
     """Time constant of the temperature deviation [h]."""
-    clearness_mean: float | Float[Array, ""] = 0.779
+    clearness_mean: Scalar = 0.779
     """Mean share of the clear sky's irradiance [1]."""
-    clearness_sd: float | Float[Array, ""] = 0.0
+    clearness_sd: Scalar = 0.0
     """Standard deviation of the clearness [1]."""
-    clearness_time_constant: float | Float[Array, ""] = 18.1
+    clearness_time_constant: Scalar = 18.1
     """Time constant of the clearness deviation [h]."""
     recorded: Float[AnyArray, "T 2"] | None = None
     """Record to follow instead: outdoor temperature [°C] and global horizontal irradiance [kW/m²] per quarter of an

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from neorl_core.plants.base import Scalar
+
 TOP = 6
 """Steps to the angle of the strongest penalty, a quarter of a turn."""
 REACH = math.sin(math.pi / 12)
@@ -57,7 +59,7 @@ class Automaton(NamedTuple):
     """Angle in steps, −6 to 6."""
 
 
-def effective_shift(shift: Float[Array, ""], setpoint: float | Float[Array, ""]) -> Float[Array, ""]:
+def effective_shift(shift: Float[Array, ""], setpoint: Scalar) -> Float[Array, ""]:
     """he = clip(5h/100 − 0.02p − 1.5, ±1.5)"""
     return jnp.clip(5.0 * shift / 100.0 - 0.02 * setpoint - 1.5, -1.5, 1.5)
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from neorl_core.plants.base import AnyArray, clip_to, two_sided_margin
+from neorl_core.plants.base import AnyArray, Scalar, clip_to, two_sided_margin
 from neorl_core.plants.industrial_benchmark import goldstone
 from neorl_core.plants.industrial_benchmark.goldstone import effective_shift
 from neorl_core.types import Constraint, Controller, Plant, PlantSpec, Space, Timestep
@@ -68,9 +68,9 @@ SPEC = PlantSpec(
 class Params(NamedTuple):
     """The set point and the size of the noise."""
 
-    setpoint: float | Float[Array, ""] = 70.0
+    setpoint: Scalar = 70.0
     """p, the load, 0 to 100; constant during an episode."""
-    noise: float | Float[Array, ""] = 0.0
+    noise: Scalar = 0.0
     """1: the benchmark's noise; 0: no random draws, as in the shield's model."""
 
 
@@ -115,7 +115,7 @@ class State(NamedTuple):
 NOMINAL = Params()
 
 
-def effective_actions(steering: Float[Array, " 3"], setpoint: float | Float[Array, ""]) -> Float[Array, " 2"]:
+def effective_actions(steering: Float[Array, " 3"], setpoint: Scalar) -> Float[Array, " 2"]:
     """Effective gain and velocity, each scaled to 0..1 over all steerings at this set point.
 
     gain ~ 1/(g + 1 + p), velocity ~ (g + 2 + p)/(v + 101 − p)
@@ -139,7 +139,7 @@ def basic_fatigue(steering: Float[Array, " 3"]) -> Float[Array, ""]:
     return jnp.maximum(30000.0 / (5.0 * v + 100.0) - 0.01 * jnp.square(g), 0.0)
 
 
-def operational_cost(steering: Float[Array, " 3"], setpoint: float | Float[Array, ""]) -> Float[Array, ""]:
+def operational_cost(steering: Float[Array, " 3"], setpoint: Scalar) -> Float[Array, ""]:
     """o = exp((2p + 4v + 2.5g)/100)"""
     v, g, _ = steering
     return jnp.exp((2.0 * setpoint + 4.0 * v + 2.5 * g) / 100.0)
@@ -150,7 +150,7 @@ def move(steering: Float[Array, " 3"], action: Float[Array, " 3"]) -> Float[Arra
     return jnp.clip(steering + jnp.asarray(STEPS, steering.dtype) * clip_to(SPEC.action, action), 0.0, 100.0)
 
 
-def draw_noise(key: PRNGKeyArray, size: float | Float[Array, ""], dtype: Any) -> Noise:
+def draw_noise(key: PRNGKeyArray, size: Scalar, dtype: Any) -> Noise:
     """Draw the noise of a step, scaled by `size` [1]; chances are not scaled."""
     uniform = jax.random.uniform(key, (6,), dtype)
     normal = jax.random.normal(jax.random.fold_in(key, 1), (2,), dtype)
@@ -159,7 +159,7 @@ def draw_noise(key: PRNGKeyArray, size: float | Float[Array, ""], dtype: Any) ->
 
 
 def _fatigue(
-    hidden: Float[Array, " 2"], steering: Float[Array, " 3"], noise: Noise, setpoint: float | Float[Array, ""]
+    hidden: Float[Array, " 2"], steering: Float[Array, " 3"], noise: Noise, setpoint: Scalar
 ) -> tuple[Float[Array, " 2"], Float[Array, ""]]:
     """Hidden gauges and f = fb (1 + 2α)/3; α is the greater of two noises, or near 0.92 while a gauge is at the top."""
     effective = effective_actions(steering, setpoint)
@@ -210,7 +210,7 @@ def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
     return Params(setpoint=low + (high - low) * jax.random.uniform(key), noise=jnp.asarray(domain.noise, float))
 
 
-def _observe(state: State, setpoint: float | Float[Array, ""]) -> Float[Array, " 6"]:
+def _observe(state: State, setpoint: Scalar) -> Float[Array, " 6"]:
     seen = jnp.stack([state.fatigue, state.consumption])
     return jnp.concatenate([jnp.asarray(setpoint, seen.dtype)[None], state.steering, seen])
 

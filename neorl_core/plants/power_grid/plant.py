@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from neorl_core.graph.agent_layout import Links
-from neorl_core.plants.base import AnyArray, clip_to, with_domain
+from neorl_core.plants.base import AnyArray, Scalar, clip_to, with_domain
 from neorl_core.plants.power_grid import feeder33 as feeder
 from neorl_core.plants.power_grid import units
 from neorl_core.plants.power_grid.power_flow import LOWEST, Flow, holds, is_radial, magnitude, path_matrix, solve
@@ -130,33 +130,33 @@ ITERATIONS = 20
 class Params(NamedTuple):
     """Physical constants and disturbances."""
 
-    load_scale: float | Float[Array, ""] = 0.9
+    load_scale: Scalar = 0.9
     """Peak load of the day as a fraction of the paper's loads [1]."""
     bus_load: float | Float[Array, " 32"] = 1.0
     """Load of each bus relative to the paper's [1]."""
-    impedance_scale: float | Float[Array, ""] = 1.0
+    impedance_scale: Scalar = 1.0
     """Impedance of the lines relative to the paper's [1]."""
-    source_voltage: float | Float[Array, ""] = 1.02
+    source_voltage: Scalar = 1.02
     """Voltage at the substation [pu], fixed by a tap changer; with the paper's 1.0 far buses violate any standard."""
-    efficiency: float | Float[Array, ""] = units.EFFICIENCY
+    efficiency: Scalar = units.EFFICIENCY
     """Efficiency of charging and of discharging a battery [1]."""
-    load_sd: float | Float[Array, ""] = 0.0
+    load_sd: Scalar = 0.0
     """Standard deviation of the load's slow relative deviation from the daily curve [1]."""
-    load_time_constant: float | Float[Array, ""] = 3.0
+    load_time_constant: Scalar = 3.0
     """Time constant of the load deviation [h]."""
-    clearness_mean: float | Float[Array, ""] = 0.7
+    clearness_mean: Scalar = 0.7
     """Mean share of the clear sky's irradiance [1]."""
-    clearness_sd: float | Float[Array, ""] = 0.0
+    clearness_sd: Scalar = 0.0
     """Standard deviation of the clearness [1]."""
-    clearness_time_constant: float | Float[Array, ""] = 1.5
+    clearness_time_constant: Scalar = 1.5
     """Time constant of the clearness deviation [h]."""
-    start_energy_spread: float | Float[Array, ""] = 0.0
+    start_energy_spread: Scalar = 0.0
     """Half range of the state of charge at midnight, around one half [1]."""
-    voltage_noise: float | Float[Array, ""] = 0.0
+    voltage_noise: Scalar = 0.0
     """Relative measurement noise of voltages [1]."""
-    meter_noise: float | Float[Array, ""] = 0.0
+    meter_noise: Scalar = 0.0
     """Relative measurement noise of powers, load level and clearness [1]."""
-    topologies: float | Float[Array, ""] = 1.0
+    topologies: Scalar = 1.0
     """Number of `units.TOPOLOGIES`, from the first, that a day may start with [1]."""
 
 
@@ -398,13 +398,13 @@ class VoltVarParams(NamedTuple):
     the table's ranges of settings."""
     reactive: tuple[float, ...] | Float[Array, " 4"] = (0.44, 0.0, 0.0, -0.44)
     """Reactive power at the corners, relative to the inverter's rating [1]; 0.44 is the maximum."""
-    response: float | Float[Array, ""] = 0.5
+    response: Scalar = 0.5
     """Share of the distance to the curve covered per step [1]; at 1, neighbours oscillate."""
-    charge_power: float | Float[Array, ""] = 0.2
+    charge_power: Scalar = 0.2
     """Charging power of each battery at night [MW]."""
-    discharge_power: float | Float[Array, ""] = 0.4
+    discharge_power: Scalar = 0.4
     """Discharging power of each battery in the evening [MW]."""
-    topology: float | Float[Array, ""] = 1.0
+    topology: Scalar = 1.0
     """Index into `units.TOPOLOGIES`, rounded down; below 0 the switches do not move. The default is the paper's best
     topology, without sun."""
 

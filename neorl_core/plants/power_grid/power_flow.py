@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from neorl_core.plants.base import Scalar
 from neorl_core.plants.power_grid import feeder33 as feeder
 
 LOWEST, HIGHEST = 0.5, 1.2
@@ -78,7 +79,7 @@ def solve(
     reactive: Float[Array, " N"],
     impedance: Float[Array, "L 2"],
     iterations: int,
-    source: float | Float[Array, ""] = 1.0,
+    source: Scalar = 1.0,
     leaving: tuple[int, ...] = (0,),
 ) -> Flow:
     """Return voltages, currents and losses of a radial feeder for the power drawn at the buses.

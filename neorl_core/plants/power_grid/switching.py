@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
 from neorl_core.graph.layout import Layout
-from neorl_core.plants.base import AnyArray, with_domain
+from neorl_core.plants.base import AnyArray, Scalar, with_domain
 from neorl_core.plants.power_grid.feeder import Feeder
 from neorl_core.plants.power_grid.power_flow import LOWEST, Flow, holds, magnitude, solve
 from neorl_core.plants.power_grid.radial import Meshed, Topology, leaving, meshed_current, meshed_of, radial
@@ -139,23 +139,23 @@ OUT = 10.0
 class Params(NamedTuple):
     """Physical constants and disturbances."""
 
-    load_scale: float | Float[Array, ""] = 0.8
+    load_scale: Scalar = 0.8
     """Peak load of the day as a fraction of the feeder's loads [1]."""
     bus_load: float | Float[Array, " N"] = 1.0
     """Load of each bus over the day, relative to the feeder's loads [1]."""
-    bus_sd: float | Float[Array, ""] = 0.0
+    bus_sd: Scalar = 0.0
     """Standard deviation of the logarithm of each bus's slow load deviation [1]."""
-    bus_time_constant: float | Float[Array, ""] = 6.0
+    bus_time_constant: Scalar = 6.0
     """Time constant of the load deviation [h]."""
-    impedance_scale: float | Float[Array, ""] = 1.0
+    impedance_scale: Scalar = 1.0
     """Impedance of the lines relative to the feeder's [1]."""
-    source_voltage: float | Float[Array, ""] = 1.02
+    source_voltage: Scalar = 1.02
     """Voltage at the substation [pu], fixed by a tap changer."""
-    outage: float | Float[Array, ""] = -1.0
+    outage: Scalar = -1.0
     """Number of the line out of service, which must be on a loop; below 0 for none."""
-    start_spread: float | Float[Array, ""] = 0.0
+    start_spread: Scalar = 0.0
     """Deviation of the initial topology from the rule's topology; 0 for none [1]."""
-    meter_noise: float | Float[Array, ""] = 0.0
+    meter_noise: Scalar = 0.0
     """Relative measurement noise of all quantities [1]."""
 
 
@@ -184,7 +184,7 @@ class State(NamedTuple):
 class Rule(NamedTuple):
     """Constants of the plant's own controller."""
 
-    keep: float | Float[Array, ""] = 0.1
+    keep: Scalar = 0.1
     """Reduction of the apparent current of open lines, so that small gains cause no switching [1]."""
 
 

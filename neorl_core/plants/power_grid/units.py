@@ -11,7 +11,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from neorl_core.plants.base import AnyArray
+from neorl_core.plants.base import AnyArray, Scalar
 from neorl_core.plants.power_grid import feeder33 as feeder
 
 DT = 0.25
@@ -104,7 +104,7 @@ def available(hour: Float[AnyArray, "*n"], clearness: Float[AnyArray, "*n"]) -> 
 
 
 def battery_power(
-    energy: Float[AnyArray, "*n 2"], command: Float[AnyArray, "*n 2"], efficiency: float | Float[Array, ""]
+    energy: Float[AnyArray, "*n 2"], command: Float[AnyArray, "*n 2"], efficiency: Scalar
 ) -> Float[Array, "*n 2"]:
     """Limit the power of the batteries [MW] in a step by the stored energy [MWh]; discharging is positive."""
     most = jnp.asarray(energy) * efficiency / DT
@@ -112,9 +112,7 @@ def battery_power(
     return jnp.clip(command, least, most)
 
 
-def charge(
-    energy: Float[AnyArray, "*n 2"], power: Float[AnyArray, "*n 2"], efficiency: float | Float[Array, ""]
-) -> Float[Array, "*n 2"]:
+def charge(energy: Float[AnyArray, "*n 2"], power: Float[AnyArray, "*n 2"], efficiency: Scalar) -> Float[Array, "*n 2"]:
     """E⁺ = E − dt (max(P, 0)/η + η min(P, 0)) [MWh]."""
     change = jnp.maximum(power, 0.0) / efficiency + efficiency * jnp.minimum(power, 0.0)
     # `battery_power` keeps these bounds up to rounding.

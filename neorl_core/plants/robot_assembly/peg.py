@@ -20,45 +20,47 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from neorl_core.plants.base import Scalar
+
 
 class Params(NamedTuple):
     """Geometry, stiffness, friction, and uncertainty of the hole's pose."""
 
-    mass: float | Float[Array, ""] = 2.0
+    mass: Scalar = 2.0
     """m, mass of peg and hand as shaped by the impedance controller [kg]."""
-    inertia: float | Float[Array, ""] = 0.01
+    inertia: Scalar = 0.01
     """J, moment of inertia about the centre of mass [kg m²]."""
-    centre: float | Float[Array, ""] = 0.05
+    centre: Scalar = 0.05
     """Height of the centre of mass above the tip [m]."""
-    half_width: float | Float[Array, ""] = 0.010
+    half_width: Scalar = 0.010
     """r, half width of the peg [m]."""
-    length: float | Float[Array, ""] = 0.08
+    length: Scalar = 0.08
     """Length of the peg [m]."""
-    clearance: float | Float[Array, ""] = 0.00015
+    clearance: Scalar = 0.00015
     """Gap between peg and hole on each side [m]: a clearance ratio of 0.015."""
-    depth: float | Float[Array, ""] = 0.03
+    depth: Scalar = 0.03
     """Depth of the hole [m]."""
-    friction: float | Float[Array, ""] = 0.2
+    friction: Scalar = 0.2
     """Coefficient of friction μ [1]."""
-    contact_stiffness: float | Float[Array, ""] = 3e5
+    contact_stiffness: Scalar = 3e5
     """k, stiffness of arm, tool, peg and block in series [N/m]."""
-    bristle_stiffness: float | Float[Array, ""] = 0.82
+    bristle_stiffness: Scalar = 0.82
     """kt / k [1]."""
-    contact_damping: float | Float[Array, ""] = 5.0
+    contact_damping: Scalar = 5.0
     """β [s/m]."""
-    stiffness: float | Float[Array, ""] = 1500.0
+    stiffness: Scalar = 1500.0
     """K, stiffness of the impedance [N/m]."""
-    damping: float | Float[Array, ""] = 100.0
+    damping: Scalar = 100.0
     """D, damping of the impedance [N s/m]."""
-    turning_stiffness: float | Float[Array, ""] = 30.0
+    turning_stiffness: Scalar = 30.0
     """Rotational stiffness of the impedance [N m/rad]."""
-    turning_damping: float | Float[Array, ""] = 1.0
+    turning_damping: Scalar = 1.0
     """Rotational damping of the impedance [N m s/rad]."""
-    offset_spread: float | Float[Array, ""] = 0.0
+    offset_spread: Scalar = 0.0
     """Half range of the error of the hole's position [m]."""
-    tilt_spread: float | Float[Array, ""] = 0.0
+    tilt_spread: Scalar = 0.0
     """Half range of the error of the hole's tilt [rad]."""
-    force_noise: float | Float[Array, ""] = 0.0
+    force_noise: Scalar = 0.0
     """Standard deviation of the wrist sensor's force noise [N]; the moment noise is a hundredth of it [N m]."""
 
 

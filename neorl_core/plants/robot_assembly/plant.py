@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from neorl_core.plants.base import AnyArray, clip_to, with_domain
+from neorl_core.plants.base import AnyArray, Scalar, clip_to, with_domain
 from neorl_core.plants.robot_assembly.peg import Params, advance, centre_of, free_motion, tip_of, velocity_at
 from neorl_core.types import Constraint, Controller, Panel, Plant, PlantSpec, Space, Timestep
 
@@ -249,23 +249,23 @@ TOUCH = 1.0
 class InsertionParams(NamedTuple):
     """Settings of the insertion strategy."""
 
-    approach: float | Float[Array, ""]
+    approach: Scalar
     """Descent of the set point before contact [mm per step]."""
-    press: float | Float[Array, ""]
+    press: Scalar
     """Force while searching [N]."""
-    sweep: float | Float[Array, ""]
+    sweep: Scalar
     """Lateral move of the set point while searching [mm per step]."""
-    reach: float | Float[Array, ""]
+    reach: Scalar
     """Half width of the first sweep, and increase per sweep [mm]."""
-    found: float | Float[Array, ""]
+    found: Scalar
     """Depth [mm] at which the hole counts as found."""
-    push: float | Float[Array, ""]
+    push: Scalar
     """Force while inserting [N]."""
-    yielding: float | Float[Array, ""]
+    yielding: Scalar
     """Share of the lateral force and moment that the set point yields per step."""
-    landing: float | Float[Array, ""]
+    landing: Scalar
     """Depth [mm] from which the peg moves gently, because the hole ends at 30 mm."""
-    gentle: float | Float[Array, ""]
+    gentle: Scalar
     """Force from there on [N]; divided by the impedance's damping it is the speed of impact at the bottom."""
 
 

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from neorl_core.plants.base import Scalar
 from neorl_core.plants.steel_annealing.steel import CELSIUS, conductivity, enthalpy, temperature
 
 ZONES = 4
@@ -38,40 +39,40 @@ LEAST_CAPACITY = 650.0
 class Params(NamedTuple):
     """Physical constants, disturbances and the schedule's ranges."""
 
-    conductivity: float | Float[Array, ""] = 1.0
+    conductivity: Scalar = 1.0
     """Conductivity relative to the standard's [1]."""
-    density: float | Float[Array, ""] = 7850.0
+    density: Scalar = 7850.0
     """ρ [kg/m³]."""
-    heat_capacity: float | Float[Array, ""] = 1.0
+    heat_capacity: Scalar = 1.0
     """Heat capacity relative to the standard's [1]."""
-    emissivity: float | Float[Array, ""] = 0.7
+    emissivity: Scalar = 0.7
     """ε: emissivity of the exchange between zone and plate."""
-    convection: float | Float[Array, ""] = 20.0
+    convection: Scalar = 20.0
     """h [W/(m² K)]."""
-    width: float | Float[Array, ""] = 2.0
+    width: Scalar = 2.0
     """Width of the plate [m]."""
-    zone_capacity: float | Float[Array, ""] = 6.0
+    zone_capacity: Scalar = 6.0
     """C [MJ/K]."""
-    zone_loss: float | Float[Array, ""] = 0.4
+    zone_loss: Scalar = 0.4
     """U [kW/K]."""
-    efficiency: float | Float[Array, ""] = 0.55
+    efficiency: Scalar = 0.55
     """η: share of the heat that does not leave with the flue gas."""
-    ambient: float | Float[Array, ""] = 20.0
+    ambient: Scalar = 20.0
     """Ta, ambient temperature and temperature of entering steel [°C]."""
-    speed: float | Float[Array, ""] = 1.2
+    speed: Scalar = 1.2
     """Speed of the line at a thickness of 30 mm [m/min]; inversely proportional to the mean thickness."""
-    speed_sd: float | Float[Array, ""] = 0.0
+    speed_sd: Scalar = 0.0
     """Standard deviation of the relative deviation of the speed [1]."""
-    speed_time_constant: float | Float[Array, ""] = 10.0
+    speed_time_constant: Scalar = 10.0
     """Time constant of the speed deviation [min]."""
-    noise_sd: float | Float[Array, ""] = 0.0
+    noise_sd: Scalar = 0.0
     """Measurement noise of thermocouples and pyrometers [K]."""
-    thickness_low: float | Float[Array, ""] = 20.0
+    thickness_low: Scalar = 20.0
     """Least thickness of products [mm]."""
-    thickness_high: float | Float[Array, ""] = 40.0
-    target_low: float | Float[Array, ""] = 850.0
+    thickness_high: Scalar = 40.0
+    target_low: Scalar = 850.0
     """Least target temperature of products at the exit [°C]."""
-    target_high: float | Float[Array, ""] = 890.0
+    target_high: Scalar = 890.0
 
 
 class Furnace(NamedTuple):
@@ -166,7 +167,7 @@ def advance(
     thickness: Float[Array, " S"],
     power: Float[Array, " Z"],
     share: Float[Array, "S Z"],
-    seconds: float | Float[Array, ""],
+    seconds: Scalar,
     substeps: int,
     p: Params,
 ) -> tuple[Furnace, Passage]:
@@ -222,7 +223,7 @@ def advance(
     return Furnace(heat, zones), passage
 
 
-def line_speed(thickness: Float[Array, " S"], deviation: Float[Array, ""] | float, p: Params) -> Float[Array, ""]:
+def line_speed(thickness: Float[Array, " S"], deviation: Scalar, p: Params) -> Float[Array, ""]:
     """Return the speed [m/min] for a constant mass flow of sections of a thickness [mm], within the rollers' range."""
     return jnp.clip(p.speed * 30.0 / jnp.mean(thickness) * (1 + deviation), 0.6, 1.9)
 
