@@ -130,24 +130,17 @@ def ingest_file(
     return made.model_copy(update={"notes": (*in_words(source, known.spec, by), *lost)})
 
 
-class _Meaning(NamedTuple):
-    """Plant and rows of a source."""
-
-    plant: KnownPlant
-    blocks: Callable[[], Blocks]
-    file: FileSpec | None
-    """Declaration of the plant, if any."""
-
-
-def _meaning(source: FoundSource, plant: str | None, declared: Path | None) -> _Meaning:
-    """Find the plant of a source: a known plant, a declared one, or one inferred from the rows."""
+def _meaning(
+    source: FoundSource, plant: str | None, declared: Path | None
+) -> tuple[KnownPlant, Callable[[], Blocks], FileSpec | None]:
+    """Return a source's plant (known, declared, or inferred from the rows), its rows, and the declaration if any."""
     if plant is not None:
         known = plant_at(plant)
-        return _Meaning(known, for_plant(source, known.spec, known.logged), None)
+        return known, for_plant(source, known.spec, known.logged), None
     name = name_of(source)
     spec = survey(source, f"{name}_log" if name in NAMES else name)
     if declared is None:
-        return _Meaning(KnownPlant(spec, None, None), source.blocks, None)
+        return KnownPlant(spec, None, None), source.blocks, None
     file = load_yaml(declared, FileSpec)
     if file.name in NAMES:
         raise BadInput(f"{declared} declares {file.name}, the name of a built-in plant: rename it")
@@ -156,7 +149,7 @@ def _meaning(source: FoundSource, plant: str | None, declared: Path | None) -> _
         costs = cost_formulas(file, spec)
     except ValueError as error:
         raise BadInput(f"{error}: correct {declared.name}, which describes {source.path.name}") from error
-    return _Meaning(KnownPlant(spec, None, None), for_declared(source, spec, costs), file)
+    return KnownPlant(spec, None, None), for_declared(source, spec, costs), file
 
 
 class FoundDataset(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -48,15 +48,21 @@ FLOW = "flows.retrain"
 def drift_reference(home: Home, run: OpenedRun, dataset: Dataset) -> DriftReference:
     """Find the reference for drift: the dataset of the last champion or shadow with a different dataset."""
     entries = Ledger.open(home).entries()
-    by_digest = {entry.digest: entry for entry in entries}
-    found = champions.champion(entries, run.plant) or shadows.last_shadow(entries, run.plant)
-    while found is not None:
-        earlier = record_of(by_digest[found.body["candidate"]]).dataset
+    newest = champions.champion(entries, run.plant) or shadows.last_shadow(entries, run.plant)
+    for _, candidate in _backwards(entries, newest):
+        earlier = record_of(candidate).dataset
         if earlier.digest != dataset.digest:
             # The ledger has paths of the home at that time; the home may have moved.
             return DriftReference(dataset=earlier.at(home.root / "datasets" / earlier.plant))
-        found = by_digest.get(found.body["replaces"] or "")
     return DriftReference()
+
+
+def _backwards(entries: Sequence[Entry], newest: Entry | None) -> Iterator[tuple[Entry, Entry]]:
+    """Yield a champion or shadow, the one that it replaced, and so on, each with its candidate."""
+    by_digest = {entry.digest: entry for entry in entries}
+    while newest is not None:
+        yield newest, by_digest[newest.body["candidate"]]
+        newest = by_digest.get(newest.body["replaces"] or "")
 
 
 @effect()
@@ -67,21 +73,16 @@ def incumbent(home: Home, run: OpenedRun, dataset: Dataset, fallback: Bundle) ->
     configuration, data and sources. The tuned controller is no trained champion; the champion that it replaced counts.
     """
     entries = Ledger.open(home).entries()
-    by_digest = {entry.digest: entry for entry in entries}
     same = (config_digest(run), dataset.digest, sources_digest(FLOW))
-
-    def steps_back(entry: Entry) -> bool:
+    for entry, candidate in _backwards(entries, champions.champion(entries, run.plant)):
         if entry.kind == VOID or entry.body["composite"] == fallback.digest:
-            return True
-        record = record_of(by_digest[entry.body["candidate"]])
-        return (record.config, record.dataset.digest, record.sources) == same
-
-    found = champions.champion(entries, run.plant)
-    while found is not None and steps_back(found):
-        found = by_digest.get(found.body["replaces"] or "")
-    if found is None:
+            continue
+        record = record_of(candidate)
+        if (record.config, record.dataset.digest, record.sources) != same:
+            digest = entry.body["composite"]
+            break
+    else:
         return Champion()
-    digest = found.body["composite"]
     folder = home.folder("bundles", run.plant) / digest[:24]
     # A champion made for other limits is replaced without a comparison: it does not run on this simulator.
     comparable = is_current(folder, plant_of(run))
@@ -188,14 +189,10 @@ def verdict_of(
 
 def before_run(entries: Sequence[Entry], plant: str, key: str) -> CandidateRecord | None:
     """Return the record of the champion in force before a run."""
-    by_digest = {entry.digest: entry for entry in entries}
-    found = champions.champion(entries, plant)
-    while found is not None:
-        record = record_of(by_digest[found.body["candidate"]])
-        if found.kind != VOID and record.run_key != key:
-            return record
-        found = by_digest.get(found.body["replaces"] or "")
-    return None
+    earlier = _backwards(entries, champions.champion(entries, plant))
+    return next(
+        (r for entry, candidate in earlier if entry.kind != VOID and (r := record_of(candidate)).run_key != key), None
+    )
 
 
 @effect()

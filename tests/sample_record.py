@@ -48,7 +48,7 @@ def spread(value: float, half: float) -> Interval:
 
 def write_bundle(folder: Path) -> str:
     """Write the plant's own controller as a bundle, which needs no training."""
-    return save_bundle(folder, make_composite(PLANT), "chemical_reactor", {"note": "sample"})
+    return save_bundle(folder, make_composite(PLANT), "chemical_reactor")
 
 
 def _arrays(folder: Path) -> tuple[Path, Path]:

@@ -73,7 +73,6 @@ def plot_glance(
     verdict: str,
     reason: str,
     claim: str,
-    quantity: str = "return per episode",
 ) -> Path:
     """Plot the summary of a retraining: trajectory with limits, comparison, claim.
 
@@ -103,7 +102,7 @@ def plot_glance(
             top -= len(lines) * 1.45 * size / 72 / (height / 2) + 0.05
         panel = chart.subplots()
         draw_estimates(panel, comparison)
-        panel.set_xlabel(quantity)
+        panel.set_xlabel("return per episode")
     return path
 
 

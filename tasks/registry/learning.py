@@ -84,7 +84,8 @@ class LearningRuns:
                         (newest, self._newest), closing = (self._newest, None), self._closing
                     if newest is not None:
                         sent = [self._send(i, run_id, sent[i], *newest) for i, run_id in enumerate(ids)]
-                    self._pause()
+                    with self._changed:
+                        self._changed.wait_for(lambda: self._closing, timeout=BETWEEN)
                 ended = self._ended or [False] * len(ids)
                 for run_id, sound in zip(ids, ended, strict=True):
                     self._registry.client.set_terminated(run_id, ENDED[sound])
@@ -92,10 +93,6 @@ class LearningRuns:
             # No error of the display may end a training of hours.
             said = " ".join(str(error).split())[:300]
             print(f"  train: learning curves do not reach MLflow: {said}", file=sys.stderr, flush=True)
-
-    def _pause(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._closing, timeout=BETWEEN)
 
     def _open(self) -> list[str]:
         """Find the members' runs of an earlier try, or create them."""

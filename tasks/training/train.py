@@ -11,12 +11,11 @@ import numpy as np
 
 from configs.errors import BadInput
 from configs.home import Home
-from configs.run import Learner, OpenedRun, Shield
+from configs.run import Learner, OpenedRun
 from neorl_core.networks import Policy
 from neorl_core.safety.composite import Composite, make_composite
 from neorl_core.safety.shield import envelope_of
 from neorl_core.training.population import diverged, policies
-from neorl_core.training.preparation import Moments
 from tasks.data.store.histories import observed_spec
 from tasks.files.arrays import npz_bytes
 from tasks.files.canonical import digest_json, write_atomic
@@ -214,27 +213,17 @@ def _varied(learner: Learner, hyperparameters: Mapping[str, float]) -> dict[str,
 
 
 def _kept(training: TrainingRun, policy: Policy, protection: Bundle | None, identification: Identification) -> Bundle:
-    """Store a member's composite."""
-    run, plant = training.run, plant_of(training.run)
-    composite = _shielded(plant, identification, policy, training.data.moments, run.shield, protection)
-    return keep_bundle(training.home, composite._replace(history=observed_spec(run).history), plant)
-
-
-def _shielded(
-    plant: KnownPlant,
-    identification: Identification,
-    policy: Policy,
-    moments: Moments,
-    settings: Shield,
-    protection: Bundle | None,
-) -> Composite:
-    """Put a policy behind a shield with the range of its training data."""
+    """Store a member's policy behind a shield with the range of its training data, or behind the given protection."""
+    run, plant, moments = training.run, plant_of(training.run), training.data.moments
     if protection is not None:
         alone: Composite = load_bundle(protection.folder, protection.digest, plant.source)[1]
-        return alone._replace(policy=policy)
-    low, high = jnp.asarray(moments.observation_low), jnp.asarray(moments.observation_high)
-    envelope = envelope_of(low, high, policy.normaliser.scale[: len(low)], settings.envelope)
-    return make_composite(simulator_of(plant, identification), policy, shield_of(plant.spec, settings, envelope))
+        composite = alone._replace(policy=policy)
+    else:
+        low, high = jnp.asarray(moments.observation_low), jnp.asarray(moments.observation_high)
+        envelope = envelope_of(low, high, policy.normaliser.scale[: len(low)], run.shield.envelope)
+        shield = shield_of(plant.spec, run.shield, envelope)
+        composite = make_composite(simulator_of(plant, identification), policy, shield)
+    return keep_bundle(training.home, composite._replace(history=observed_spec(run).history), plant)
 
 
 def keep_bundle(home: Home, composite: Composite, plant: KnownPlant | str) -> Bundle:

@@ -7,7 +7,6 @@ NumPy, JAX and `neorl_core`, and no pickle.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -138,16 +137,8 @@ def _starts(plant: Plant) -> Floats:
     return np.asarray(reset(jax.random.split(jax.random.key(0), 16)))
 
 
-def save_bundle(
-    folder: Path,
-    composite: Composite,
-    plant: KnownPlant | str,
-    meta: Mapping[str, str] | None = None,
-) -> str:
+def save_bundle(folder: Path, composite: Composite, plant: KnownPlant | str) -> str:
     """Write a composite as a bundle; the same composite gives the same bytes.
-
-    Args:
-        meta: further digests and names, not part of the composite's digest.
 
     Returns:
         The composite's digest.
@@ -172,7 +163,7 @@ def save_bundle(
         "digest": digest,
         "structure": structure,
         "files": {name: sha256_hex(data) for name, data in files.items()},
-        "meta": dict(meta or {}),
+        "meta": {},
     }
     if not plant.code:
         del manifest["code"]

@@ -34,7 +34,6 @@ class Manifest(NamedTuple):
     """Structure of the composite from `flatten`: JSON that names arrays."""
     files: Mapping[str, str]
     """SHA-256 of the two archives, by name."""
-    meta: Mapping[str, str]
     site: Mapping[str, Any] | None = None
     """For a fleet's site: the common plant, the digest of its code, and the site's differences."""
 
@@ -127,7 +126,6 @@ def _manifest(value: dict[str, Any]) -> Manifest:
         digest=value["digest"],
         structure=value["structure"],
         files=value["files"],
-        meta=value["meta"],
         site=site,
     )
 

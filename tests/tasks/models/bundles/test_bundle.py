@@ -41,7 +41,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Composit
     """A bundle with a policy, its digest and the composite it was made from."""
     folder = tmp_path_factory.mktemp("bundle")
     composite = _composite()
-    return folder, save_bundle(folder, composite, NAME, {"dataset": "ab"}), composite
+    return folder, save_bundle(folder, composite, NAME), composite
 
 
 def _copy(source: Path, target: Path) -> Path:
@@ -67,7 +67,7 @@ def test_saving_twice_gives_the_same_bytes_and_loading_the_same_digest(
     saved: tuple[Path, str, Composite], tmp_path: Path
 ) -> None:
     folder, digest, composite = saved
-    assert save_bundle(tmp_path / "again", composite, NAME, {"dataset": "ab"}) == digest
+    assert save_bundle(tmp_path / "again", composite, NAME) == digest
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == {
         p.name: p.read_bytes() for p in (tmp_path / "again").iterdir()
     }
