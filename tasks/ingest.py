@@ -229,7 +229,7 @@ def logs_of(home: Home, named: Path, mapped: bool) -> Path:
 
 def _skipped(sources: Sequence[Path]) -> Iterator[str]:
     """Yield a line for each folder with files that are no tables, or with links that are not followed."""
-    from tasks.data.historian.folders import links_not_followed, skipped_files
+    from tasks.data.historian.dialects import links_not_followed, skipped_files
 
     whys = (
         (skipped_files, "no table by name"),

@@ -94,7 +94,7 @@ def open_source(source: Path, plant: KnownPlant, mapping: HistorianMapping | Non
         recognised = recognise(source)
         return recorded(recognised, for_plant(recognised, plant.spec, plant.logged))
 
-    from tasks.data.historian.folders import digest_of_tables, source_files, table_digests
+    from tasks.data.historian.dialects import digest_of_tables, source_files, table_digests
 
     files = {file: file_state(file) for file in source_files(source)}
     digests = table_digests(list(files))

@@ -140,10 +140,7 @@ def compiling(home: Home) -> dict[str, str]:
 
     Small programs are included: a retraining has hundreds, and together they take as long as the large ones.
     """
-    return {
-        COMPILED: str(compiled_programs(home)),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
+    return {COMPILED: str(compiled_programs(home)), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
 
 
 def source_file(module: str) -> Path:

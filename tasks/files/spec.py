@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from neorl_core.types import Clock, Constraint, PlantSpec, Space
+from neorl_core.types import Clock, Constraint, History, PlantSpec, Space
 
 if TYPE_CHECKING:
     from neorl_core.graph.layout import Layout
-    from neorl_core.types import History
 
 OPTIONAL = ("history", "choices", "layout", "clock")
 """Fields that are left out if they are None."""
@@ -89,8 +88,6 @@ def _plain(value: Any) -> Any:
 
 
 def _history(value: Any, observed_size: int, acting_size: int) -> History:
-    from neorl_core.types import History
-
     record = _object(value, "history", History._fields)
     observed, acting = (_list(record[name], f"history.{name}") for name in History._fields)
     if not all(type(count) is int and count >= 0 for count in (*observed, *acting)):

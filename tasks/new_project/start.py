@@ -65,9 +65,11 @@ def start_project(name: str | None, folder: Path | None = None, log: Path | None
         view = {"data": f".neorl/generated/{plain}/episodes.hdf5"}
     else:
         action, measured, set_point = (made.signals[role] for role in ("action", "observation", "set_point"))
-        # The signals are examples in comments.
-        view = {"data": _seen_from(root, log), "action": (*action, "action")[0]}
-        view |= {"measured": (*measured, *set_point, "signal")[0], "set_point": (*set_point, "1.0")[0]}
+        full, project = log.resolve(), root.resolve()
+        view = {"data": str(full.relative_to(project) if full.is_relative_to(project) else full)}
+        # Signals for examples in comments.
+        view |= {"action": (*action, "action")[0], "measured": (*measured, *set_point, "signal")[0]}
+        view["set_point"] = (*set_point, "1.0")[0]
     view["name"] = plain
     shared = {root / place: template for place, template in SHARED.items() if not (root / place).exists()}
     for path, template in (targets | shared).items():
@@ -103,12 +105,6 @@ def _deploy(path: Path, empty: str, deployment: str) -> bool:
         return False
     write_atomic(path, after.encode())
     return True
-
-
-def _seen_from(root: Path, log: Path) -> str:
-    """Return a log's path for the deployment, relative to the project's folder if it is inside."""
-    full = log.resolve()
-    return str(full.relative_to(root.resolve())) if full.is_relative_to(root.resolve()) else str(full)
 
 
 def _rendered(template: str, view: Mapping[str, str]) -> str:

@@ -99,11 +99,6 @@ def _prove_room(folder: Path, size: int) -> None:
         os.posix_fallocate(file.fileno(), 0, max(size, 1))
 
 
-def _row_bytes(dataset: StoredDataset, keys: tuple[str, ...]) -> int:
-    first = dataset.read(0, 1, keys)
-    return sum(first[key].nbytes for key in keys)
-
-
 class Flat:
     """Writer of flat HDF5 arrays as in D4RL and DSRL; a context manager that names the file at the end.
 
@@ -218,7 +213,8 @@ def _minari(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path
     keys = tuple(key for key in dataset.keys if key in (*ALWAYS, *INFOS))
     episodes = len(dataset.episodes) - 1
     # Groups, attributes and headers take 4 KiB per episode (measured); infos have one more entry per episode.
-    _prove_room(out.parent, (dataset.rows + 2 * episodes) * _row_bytes(dataset, keys) + 6144 * episodes + 2**16)
+    row_bytes = sum(values.nbytes for values in dataset.read(0, 1, keys).values())
+    _prove_room(out.parent, (dataset.rows + 2 * episodes) * row_bytes + 6144 * episodes + 2**16)
     temporary = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
     differ = done = 0
     try:

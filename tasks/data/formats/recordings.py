@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -136,7 +136,13 @@ def read(
             f"{path.name} has discrete actions, which can only be used from a dataset: run 'neorl ingest {path.name}'."
         )
     usable, every, dropped = _read_usable(layout, blocks, progress)
-    _check_dropped(path, layout, dropped)
+    broken = {reason: n for reason, n in dropped.items() if reason != NO_SUCCESSOR}
+    if sum(broken.values()) > MAX_DROPPED * layout.rows:
+        counts = ", ".join(f"{n} with {reason}" for reason, n in broken.items())
+        raise BadInput(
+            f"at most {MAX_DROPPED:.0%} of the {layout.rows} rows of {path.name} may be unusable, got {counts}: "
+            "correct the export."
+        )
     kept = len(usable["rewards"])
     if kept == 0:
         raise BadInput(f"no row of {path.name} has a next observation: export longer episodes.")
@@ -221,16 +227,6 @@ def _space(prefix: str, low: Array, high: Array) -> Space:
     size = len(low)
     names = tuple(f"{prefix}_{i}" for i in range(size))
     return Space(names, ("",) * size, tuple(map(float, low)), tuple(map(float, high)))
-
-
-def _check_dropped(path: Path, layout: Layout, dropped: Mapping[str, int]) -> None:
-    broken = {reason: n for reason, n in dropped.items() if reason != NO_SUCCESSOR}
-    if sum(broken.values()) > MAX_DROPPED * layout.rows:
-        counts = ", ".join(f"{n} with {reason}" for reason, n in broken.items())
-        raise BadInput(
-            f"at most {MAX_DROPPED:.0%} of the {layout.rows} rows of {path.name} may be unusable, got {counts}: "
-            "correct the export."
-        )
 
 
 def per_episode(values: Array, starts: npt.NDArray[np.int64]) -> PerEpisode:

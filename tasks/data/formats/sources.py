@@ -236,22 +236,14 @@ def survey(source: Source, name: str) -> PlantSpec:
     box = {key: np.stack(edges) for key, edges in bounds.items()}
     spec = spec_of(name, box["observations"], box["actions"], box["next_observations"], longest)
     if source.choices is not None:
-        spec = with_choices(spec, _numbered(source, box["actions"]))
+        # As many choices as the file declares, otherwise up to the greatest taken.
+        count = source.choices or int(box["actions"].max()) + 1
+        if not 0 < count <= MOST_CHOICES:
+            raise BadInput(
+                f"{source.path.name} has a discrete action with {count:,} choices, 1 to {MOST_CHOICES:,} are possible: "
+                "save continuous actions as float32."
+            )
+        action = Space(spec.action.names[:1], ("1",), (0.0,), (count - 1.0,))
+        spec = spec._replace(action=action, choices=tuple(map(str, range(count))))
     unknown = tuple(Constraint(f"limit_{i}", "", -np.inf, np.inf) for i in range(limits))
     return spec._replace(constraints=unknown)
-
-
-def _numbered(source: Source, chosen: npt.NDArray[Any]) -> tuple[str, ...]:
-    """Return the names of choices, 0 to n - 1: as many as the file declares, otherwise up to the greatest taken."""
-    count = source.choices or int(chosen.max()) + 1
-    if not 0 < count <= MOST_CHOICES:
-        raise BadInput(
-            f"{source.path.name} has a discrete action with {count:,} choices, 1 to {MOST_CHOICES:,} are possible: "
-            "save continuous actions as float32."
-        )
-    return tuple(map(str, range(count)))
-
-
-def with_choices(spec: PlantSpec, choices: tuple[str, ...]) -> PlantSpec:
-    """Return the spec with a discrete action of these choices."""
-    return spec._replace(action=Space(spec.action.names[:1], ("1",), (0.0,), (len(choices) - 1.0,)), choices=choices)

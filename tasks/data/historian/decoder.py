@@ -90,7 +90,15 @@ class Decoder:
         where = np.flatnonzero(suspects & (mapped | nameless if strange else mapped))
         if len(where):
             some = rows.take(where)
-            reasons = _misplaced(where, nameless if strange else None, unreadable, lost, far)
+            reasons = np.full(len(where), None, object)
+            if strange:
+                reasons[nameless[where]] = NAMELESS
+            if unreadable is not None:
+                for code, reason in REASONS.items():
+                    _note(reasons, unreadable[where] == code, reason)
+            for wrong, reason in ((lost, ASTRAY), (far, FAR)):
+                if wrong is not None:
+                    _note(reasons, wrong[where], reason)
             timeless = reasons != None  # noqa: E711  (elementwise)
             if texts is not None:
                 states = _states(texts.gather(where))
@@ -241,26 +249,6 @@ class Decoder:
                 if unreadable[row]:
                     shown[i] = None if stamps[i] is None else str(stamps[i])[:LONGEST_TEXT]
         return shown
-
-
-def _misplaced(
-    where: npt.NDArray[np.int64],
-    nameless: npt.NDArray[np.bool_] | None,
-    unreadable: npt.NDArray[np.uint8] | None,
-    lost: npt.NDArray[np.bool_] | None,
-    far: npt.NDArray[np.bool_] | None,
-) -> npt.NDArray[Any]:
-    """Return reasons for rows with an invalid tag or time; None for valid rows."""
-    reasons = np.full(len(where), None, object)
-    if nameless is not None:
-        reasons[nameless[where]] = NAMELESS
-    if unreadable is not None:
-        for code, reason in REASONS.items():
-            _note(reasons, unreadable[where] == code, reason)
-    for wrong, reason in ((lost, ASTRAY), (far, FAR)):
-        if wrong is not None:
-            _note(reasons, wrong[where], reason)
-    return reasons
 
 
 def _numbers(column: pl.Series) -> npt.NDArray[np.float64]:

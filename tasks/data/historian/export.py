@@ -20,8 +20,7 @@ import polars as pl
 from configs.errors import BadInput
 from configs.mapping import HistorianMapping
 from tasks.data.historian.decoder import Decoder
-from tasks.data.historian.dialects import PlainTables, as_read, reading
-from tasks.data.historian.folders import source_files, table_digests
+from tasks.data.historian.dialects import PlainTables, as_read, reading, source_files, table_digests
 from tasks.data.historian.implausible_times import MONTH, NEVER, FileTimes, Implausible, Stretches, without_implausible
 from tasks.data.historian.long_tables import EpisodeNumbers, batches, coded_batches, long_rows, sorted_rows, time_groups
 from tasks.data.historian.raw_rows import FILE_BITS, UNKNOWN_TIME, RawQuarantine, RawRows, Rejects

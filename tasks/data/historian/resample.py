@@ -66,49 +66,30 @@ def severity(statuses: Statuses) -> npt.NDArray[Any]:
     return statuses >> 30
 
 
-class _Usable(NamedTuple):
-    """Usable values, and times of the others."""
-
-    times: Times
-    values: npt.NDArray[np.float64]
-    bad_times: Times
-
-
-def _split(samples: Samples) -> _Usable:
+def _split(samples: Samples) -> tuple[Times, npt.NDArray[np.float64], Times]:
+    """Return times and values of the usable samples, and times of the others."""
     usable = (samples.statuses < BAD) & np.isfinite(samples.values)
     if usable.all():
-        return _Usable(samples.times, samples.values, samples.times[:0])
+        return samples.times, samples.values, samples.times[:0]
     where = np.flatnonzero(usable)
-    return _Usable(samples.times.take(where), samples.values.take(where), samples.times[~usable])
+    return samples.times.take(where), samples.values.take(where), samples.times[~usable]
 
 
-class _Place(NamedTuple):
-    """Positions of given times among a tag's values."""
+def _interpolate(
+    times: Times, values: npt.NDArray[np.float64], bad_times: Times, at: Times, stepped: bool
+) -> tuple[Resampled, Times, Times, npt.NDArray[np.bool_]]:
+    """Sloped: v = v0 + (t − t0)(v1 − v0)/(t1 − t0) between the nearest values at t0 ≤ t < t1. Stepped: v = v0.
 
-    before: npt.NDArray[np.int64]
-    """Index of the last value that is not later (G,); 0 if there is none."""
-    age: Times
-    """ns since that value; negative if there is none (G,)."""
-    beyond: npt.NDArray[np.bool_]
-    """Whether there is a value before, and none at that time or later (G,)."""
-
-
-def _place(times: Times, at: Times) -> _Place:
+    Also return the index of the last value that is not later (G,), 0 if there is none; the ns since that value (G,),
+    negative if there is none; and whether there is such a value, and none at that time or later (G,).
+    """
     if not len(times):
-        return _Place(np.zeros(len(at), np.int64), np.full(len(at), -1), np.zeros(len(at), bool))
+        nothing, zeros = np.full(len(at), np.nan), np.zeros(len(at), np.int64)
+        across = np.searchsorted(bad_times, at, side="right") > 0
+        return Resampled(nothing, zeros, across), zeros, zeros - 1, np.zeros(len(at), bool)
     before = np.maximum(np.searchsorted(times, at, side="right") - 1, 0)
     age = at - times[before]
-    return _Place(before, age, (before == len(times) - 1) & (age > 0))
-
-
-def _interpolate(usable: _Usable, place: _Place, at: Times, stepped: bool) -> Resampled:
-    """Sloped: v = v0 + (t − t0)(v1 − v0)/(t1 − t0) between the nearest values at t0 ≤ t < t1. Stepped: v = v0."""
-    times, values, bad_times = usable
-    if not len(times):
-        nothing = np.full(len(at), np.nan)
-        return Resampled(nothing, np.zeros(len(at), np.int64), np.searchsorted(bad_times, at, side="right") > 0)
-
-    before, age, beyond = place
+    beyond = (before == len(times) - 1) & (age > 0)
     if stepped:
         value = values[before]
         across, passed = _across(bad_times, times[before], at, "right")
@@ -127,7 +108,7 @@ def _interpolate(usable: _Usable, place: _Place, at: Times, stepped: bool) -> Re
     reach = np.where(between, reach, 0)
     if len(at) and age[0] < 0:
         value = np.where(age < 0, np.nan, value)
-    return Resampled(value, reach, across)
+    return Resampled(value, reach, across), before, age, beyond
 
 
 def _across(bad_times: Times, since: Times, until: Times, side: Literal["left", "right"]) -> tuple[Any, Any]:
@@ -161,16 +142,13 @@ def known_at(samples: Samples, at: Times, rule: Rule, end: int, within: Within |
         end: time [ns] up to which all archived samples are included.
         within: if given, samples of other episodes are neither used nor interpolated to.
     """
-    usable = _split(samples)
-    times = usable.times
-    place = _place(times, at)
-    found = _interpolate(usable, place, at, rule.stepped)
+    times, values, bad_times = _split(samples)
+    found, before, age, beyond = _interpolate(times, values, bad_times, at, rule.stepped)
     if not len(times):
         return found
-    before, age, beyond = place
     if within is not None:
         other = (age > 0) & (times[np.minimum(before + 1, len(times) - 1)] >= within.until)
-        held = np.where(other, usable.values[before], found.values)
+        held = np.where(other, values[before], found.values)
         found = found._replace(values=held)
     foreign = np.zeros(len(at), bool) if within is None else times[before] < within.since
     if rule.stepped:
@@ -186,5 +164,5 @@ def known_at(samples: Samples, at: Times, rule: Rule, end: int, within: Within |
         # A silence may be judged with later knowledge, because it only leaves rows out. Values may not.
         later = times[np.minimum(before + 1, len(times) - 1)]
         seen = (age <= 0) | (~beyond & (later <= at + rule.skew))
-        found = found._replace(values=np.where(seen, found.values, usable.values[before]))
+        found = found._replace(values=np.where(seen, found.values, values[before]))
     return found._replace(values=np.where(far, np.nan, found.values))

@@ -215,8 +215,10 @@ class TimestampReader:
         times, reasons = self._iso(text)
         odd = pl.Series(reasons == UNREADABLE) & text.is_not_null()
         if odd.any():
-            mask = odd.to_numpy()
-            times[mask], reasons[mask] = self._iso(_respelt(text.filter(odd)))
+            mask, others = odd.to_numpy(), text.filter(odd)
+            for pattern, instead in OTHER_SPELLINGS:
+                others = others.str.replace(pattern, instead)
+            times[mask], reasons[mask] = self._iso(others)
         # Ambiguous times were readable.
         read = (reasons == 0) | (reasons == AMBIGUOUS)
         if len(text) and not self._any and not read.any() and column.null_count() < len(text):
@@ -298,13 +300,6 @@ class TimestampReader:
         why[skipped] = SKIPPED
         why[twice] = AMBIGUOUS
         return earlier, why
-
-
-def _respelt(text: pl.Series) -> pl.Series:
-    """Rewrite unambiguous spellings as ISO 8601 extended format."""
-    for pattern, instead in OTHER_SPELLINGS:
-        text = text.str.replace(pattern, instead)
-    return text
 
 
 def _in_range(column: pl.Series) -> tuple[Times, npt.NDArray[np.uint8] | None]:

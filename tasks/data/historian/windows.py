@@ -12,8 +12,7 @@ import polars as pl
 from configs.dialect import Dialect
 from configs.errors import BadInput
 from configs.mapping import HistorianMapping
-from tasks.data.historian.dialects import PlainTables
-from tasks.data.historian.folders import source_files
+from tasks.data.historian.dialects import PlainTables, source_files
 from tasks.data.historian.long_tables import batches
 from tasks.data.historian.timestamps import TimestampReader
 from tasks.files.canonical import digest_json, file_sha256, make_folder, writing

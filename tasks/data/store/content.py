@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,26 +18,10 @@ from tasks.data.store.schema import ROW_KEYS, stored_dtype
 from tasks.files.canonical import canonical_json
 from tasks.files.merkle import leaf_hash, root_of_hashes
 
+Shard = Mapping[str, Any]
+"""Arrays, or open HDF5 datasets, by key; the first axis is rows."""
 Columns = Mapping[str, Sequence[npt.NDArray[Any]]]
 """Consecutive arrays by key, with the dtypes of `stored_dtype`, in C order; all keys have equally long arrays."""
-
-
-class Stored(Protocol):
-    """One key of a shard: an array, or an open HDF5 dataset."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Rows first."""
-        ...
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of the values."""
-        ...
-
-    def __getitem__(self, rows: slice, /) -> npt.NDArray[Any]:
-        """Read some rows."""
-        ...
 
 
 BLOCK_ROWS = 4096
@@ -110,9 +94,7 @@ def episode_digests(hashes: Sequence[bytes], episodes: npt.NDArray[np.int64]) ->
     return np.frombuffer(b"".join(roots), np.uint8).reshape(-1, 32)
 
 
-def content_root(
-    shard: Mapping[str, Stored], hashes: Sequence[bytes], episodes: npt.NDArray[Any], digests: npt.NDArray[Any]
-) -> str:
+def content_root(shard: Shard, hashes: Sequence[bytes], episodes: npt.NDArray[Any], digests: npt.NDArray[Any]) -> str:
     """Return the RFC 6962 Merkle root, in hexadecimal, over the header, the blocks, and the episodes.
 
     Args:
@@ -129,7 +111,7 @@ def content_root(
     return root_of_hashes([leaf_hash(canonical_json(header)), *hashes, leaf_hash(last)]).hex()
 
 
-def content_digest(shard: Mapping[str, Stored]) -> str:
+def content_digest(shard: Shard) -> str:
     """Return the `content_root` of a stored shard, reading rows in parts; raise Refused if an episode is open."""
     hashes: list[bytes] = []
     for bounds, rows in _read(shard):
@@ -139,7 +121,7 @@ def content_digest(shard: Mapping[str, Stored]) -> str:
     return content_root(shard, hashes, episodes, shard["episode_digests"][:])
 
 
-def _read(shard: Mapping[str, Stored]) -> Iterator[tuple[list[int], dict[str, npt.NDArray[Any]]]]:
+def _read(shard: Shard) -> Iterator[tuple[list[int], dict[str, npt.NDArray[Any]]]]:
     """Yield whole blocks, some at a time: their bounds, relative to the rows that come with them."""
     bounds = block_bounds(episode_bounds(shard["terminals"][:], shard["timeouts"][:]))
     first = 0

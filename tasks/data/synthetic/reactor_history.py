@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,9 +35,6 @@ from tasks.data.historian.resample import BAD, GOOD, UNCERTAIN
 from tasks.data.store.records import Record
 from tasks.data.synthetic.reactor_run import DAY, HOUR, MAINTENANCE, Floats, Run, Schedule, draw_schedule, simulate
 from tasks.files.canonical import SHARED, file_sha256, make_folder, writing
-
-if TYPE_CHECKING:
-    import polars as pl
 
 Times = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -160,22 +157,19 @@ def archive_of(rng: np.random.Generator, plan: Schedule, run: Run) -> dict[str, 
     setpoint = Reports(grid, plan.setpoint, _good(steps))
     mode = Reports(grid, plan.mode.astype(float), _good(steps))
     keep = ~lost
-    return {
-        "AI-101.PV": _rows(concentration, keep),
-        "TI-101.PV": _rows(temperature, keep),
-        "TI-102.PV": _rows(in_force, _by_exception(coolant, COOLANT_DEADBAND, lost)),
-        "TIC-102.OP": _rows(command, keep),
-        "AIC-101.SP": _rows(setpoint, _by_exception(plan.setpoint, 0.0, lost)),
-        "AIC-101.MODE": _rows(mode, _by_exception(mode.values, 0.0, lost)),
+    tags = {
+        "AI-101.PV": (concentration, keep),
+        "TI-101.PV": (temperature, keep),
+        "TI-102.PV": (in_force, _by_exception(coolant, COOLANT_DEADBAND, lost)),
+        "TIC-102.OP": (command, keep),
+        "AIC-101.SP": (setpoint, _by_exception(plan.setpoint, 0.0, lost)),
+        "AIC-101.MODE": (mode, _by_exception(mode.values, 0.0, lost)),
     }
+    return {tag: Reports._make(column[kept] for column in reports) for tag, (reports, kept) in tags.items()}
 
 
 def _good(steps: int) -> npt.NDArray[np.uint32]:
     return np.full(steps, GOOD, np.uint32)
-
-
-def _rows(reports: Reports, keep: Mask) -> Reports:
-    return Reports(reports.times[keep], reports.values[keep], reports.statuses[keep])
 
 
 def _set(reports: Reports, where: Mask, value: float | None, status: np.uint32) -> None:
@@ -212,7 +206,7 @@ def _by_exception(values: Floats, deadband: float, lost: Mask) -> Mask:
     return keep
 
 
-def _table(archive: dict[str, Reports]) -> pl.DataFrame:
+def _write_table(path: Path, archive: dict[str, Reports]) -> int:
     import polars as pl
 
     frames = [
@@ -221,11 +215,7 @@ def _table(archive: dict[str, Reports]) -> pl.DataFrame:
         )
         for tag, rows in archive.items()
     ]
-    return pl.concat(frames).sort("timestamp", "tag")
-
-
-def _write_table(path: Path, archive: dict[str, Reports]) -> int:
-    table = _table(archive)
+    table = pl.concat(frames).sort("timestamp", "tag")
     with writing(path, SHARED) as temporary:
         if path.suffix == ".csv":
             table.write_csv(temporary, datetime_format="%Y-%m-%dT%H:%M:%S%.6fZ")

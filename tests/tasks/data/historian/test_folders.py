@@ -13,7 +13,7 @@ from configs.errors import BadInput
 from configs.home import Home
 from tasks.data.formats.sources import SourceOptions
 from tasks.data.historian import dialects
-from tasks.data.historian.folders import skipped_files, source_files
+from tasks.data.historian.dialects import skipped_files, source_files
 from tasks.ingest import ingest_file
 from tests.small_tank import MAPPING, read, wide
 

@@ -11,8 +11,8 @@ import pytest
 
 from configs.errors import BadInput
 from configs.process import described_spec
+from tasks.data.historian import dialects, long_tables
 from tasks.data.historian import export as historian
-from tasks.data.historian import folders, long_tables
 from tasks.data.historian.raw_rows import RawQuarantine
 from tests.small_tank import MAPPING, STEPS, long, mapping, read, wide
 from tests.tasks.data.historian.whole import HistorianLog
@@ -109,9 +109,9 @@ def test_folders_and_unsorted_tables_give_the_same_rows(
     same(read(tmp_path / "tags.parquet", clock=late), plain)
     renamed = tmp_path / "renamed"
     days.rename(renamed)
-    before = folders.digest_of_tables(renamed, folders.table_digests(folders.source_files(renamed)))
+    before = dialects.digest_of_tables(renamed, dialects.table_digests(dialects.source_files(renamed)))
     (renamed / "c.parquet").rename(renamed / "z.parquet")
-    assert folders.digest_of_tables(renamed, folders.table_digests(folders.source_files(renamed))) == before
+    assert dialects.digest_of_tables(renamed, dialects.table_digests(dialects.source_files(renamed))) == before
     (tmp_path / "empty").mkdir()
     with pytest.raises(BadInput, match="has no Parquet or CSV files"):
         read(tmp_path / "empty")
