@@ -31,7 +31,7 @@ from neorl_core.plants.base import rollouts
 from neorl_core.safety.bounds import Interval, mean_interval, paired_difference_interval
 from neorl_core.safety.composite import bare_controller
 from tasks.data.store.episodes import Logs, read_logs
-from tasks.data.store.histories import of_simulator
+from tasks.data.store.histories import simulator_history
 from tasks.data.store.reader import StoredDataset
 from tasks.data.synthetic.episodes import generate
 from tasks.simulate import score
@@ -70,7 +70,7 @@ def scores_of(logs: Logs, algorithm: str, counts: Mapping[str, int], own: Mappin
     history = parse_history(counts, plant.spec)
     updates, overrides = SETTINGS[algorithm][0], SETTINGS[algorithm][1] | own
     started = time.perf_counter()
-    rows = of_simulator(history, plant).stacked(logs).transitions
+    rows = simulator_history(history, plant).stacked(logs).transitions
     spec = stacked_spec(plant.spec, history)
     learned = fit(rows, spec, algorithm, updates=updates, seeds=range(SEEDS), overrides=overrides)
     seconds = time.perf_counter() - started

@@ -18,7 +18,7 @@ from neorl_core.ope import fqe
 from neorl_core.ope.agreement import Estimate
 from neorl_core.plants import PLANTS
 from tasks.data.store.episodes import Logs, read_logs
-from tasks.data.store.histories import NO_PAST
+from tasks.data.store.histories import NO_HISTORY
 from tasks.data.store.reader import StoredDataset
 from tasks.data.synthetic.episodes import generate
 from tasks.evaluation.estimators import decisions, episodes_of, fit_estimators
@@ -78,7 +78,7 @@ def cell(
     discount = run.evaluate.discount
     # True values are kept beside the policies; no estimator sees them.
     found, truth = evaluated(ours, dataset, plant, size.updates, size.cloned, discount, size.truth, home)
-    estimators = fit_estimators(episodes_of(run, held_out, NO_PAST, found.policies[0].normaliser))
+    estimators = fit_estimators(episodes_of(run, held_out, NO_HISTORY, found.policies[0].normaliser))
     if peers is not None:
         every = [decisions(estimators.episodes, policy) for policy in found.policies]
         together = {name: np.stack([getattr(one, name) for one in every]) for name in fqe.Decisions._fields}

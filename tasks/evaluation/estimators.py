@@ -17,7 +17,7 @@ from neorl_core.ope.agreement import Estimate, combine
 from neorl_core.ope.model_based import ModelValue, effective_windows
 from neorl_core.types import History
 from tasks.data.store.episodes import Logs
-from tasks.data.store.histories import Past
+from tasks.data.store.histories import RowHistory
 from tasks.evaluation.cluster import in_order
 from tasks.evaluation.model_based import LearnedModelEvaluator, fit_learned_model, lasting, logged_steps, windows
 from tasks.models.plants.known import plant_of
@@ -102,7 +102,7 @@ class Estimators(NamedTuple):
         )
 
 
-def episodes_of(run: OpenedRun, plain: Logs, past: Past, normaliser: Normaliser) -> Episodes:
+def episodes_of(run: OpenedRun, plain: Logs, past: RowHistory, normaliser: Normaliser) -> Episodes:
     """Prepare the data for the estimators.
 
     Args:

@@ -15,7 +15,7 @@ from neorl_core.networks import Policy
 from neorl_core.ope.agreement import Estimate, interval
 from tasks.data.store import reader
 from tasks.data.store.episodes import halves, read_logs
-from tasks.data.store.histories import past_of, past_of_composite
+from tasks.data.store.histories import composite_history, run_history
 from tasks.evaluation.cluster import cluster
 from tasks.evaluation.estimators import Episodes, episodes_of, estimates_by_workers, fit_estimators
 from tasks.models.bundles.bundle import load_bundle
@@ -58,7 +58,7 @@ def evaluate(
     """
     store = reader.StoredDataset.open(dataset.store, dataset.digest)
     select, claim = halves(read_logs(store, store.split(run.data.held_out)[1]))
-    past, confidence = past_of(run, store), run.evaluate.confidence
+    past, confidence = run_history(run, store), run.evaluate.confidence
     composites = [load_bundle(m.bundle.folder, m.bundle.digest, run.source)[1] for m in population.members]
     found = [composite.policy for composite in composites if composite.policy is not None]
     to_choose, to_claim = (episodes_of(run, half, past, found[0].normaliser) for half in (select, claim))
@@ -72,7 +72,7 @@ def evaluate(
             for member, estimate in zip(population.members, values, strict=True)
         )
         selected = chosen(members)
-        its_past = past if incumbent is None else past_of_composite(plant_of(run).controlled, incumbent)
+        its_past = past if incumbent is None else composite_history(plant_of(run).controlled, incumbent)
         alike = its_past.history == past.history
         behaviour, (best, *others) = ask(
             to_claim, [found[selected], *([theirs] if theirs is not None and alike else [])]

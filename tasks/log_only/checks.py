@@ -20,7 +20,7 @@ from neorl_core.world_model import dynamics
 from neorl_core.world_model.episodes import ModelEpisodes, model_episodes
 from tasks.data.store import reader
 from tasks.data.store.episodes import Logs, halves, read_logs
-from tasks.data.store.histories import past_of_composite
+from tasks.data.store.histories import composite_history
 from tasks.log_only.learned_model import load_model
 from tasks.log_only.protection import fallback_in_words
 from tasks.models.bundles.bundle import load_bundle
@@ -141,7 +141,7 @@ def trusted_rows(
         action = limit_action(shield, policy_act(policy, seen), before)
         return action, inside_support(shield, x, action, shield.radius)
 
-    seen = past_of_composite(Process(spec), composite).stacked(logs).transitions.observation
+    seen = composite_history(Process(spec), composite).stacked(logs).transitions.observation
     actions, trusted = one(*map(jnp.asarray, (logs.transitions.observation, seen, applied_before(logs))))
     return np.asarray(actions), np.asarray(trusted)
 

@@ -35,7 +35,7 @@ from neorl_core.world_model.prediction import (
 )
 from tasks.data.store import reader
 from tasks.data.store.episodes import Logs, read_logs
-from tasks.data.store.histories import Past, observed_spec, resting
+from tasks.data.store.histories import RowHistory, observed_spec, resting_history
 from tasks.files.arrays import npz_bytes, read_npz
 from tasks.files.canonical import digest_json, file_sha256, sha256_hex, write_atomic
 from tasks.references import NAIVE_PREDICTORS, Dataset, Interval, LearnedModel, PredictionErrors
@@ -66,9 +66,9 @@ class FittedModel(NamedTuple):
     """(A,) action assumed to be applied before an episode."""
 
     @property
-    def past(self) -> Past:
+    def past(self) -> RowHistory:
         """History that the model sees."""
-        return resting(self.model.history, self.rest)
+        return resting_history(self.model.history, self.rest)
 
 
 @cached()

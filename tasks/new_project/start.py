@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from configs.errors import BadInput
 from configs.yaml_files import document, read_text
-from tasks.data.historian.guess.mapping import process_name, start_mapping
+from tasks.data.historian.guess.mapping import plant_name, start_mapping
 from tasks.files.canonical import make_folder, write_atomic
 
 MAPPING = "configs/mappings/{name}.yaml"
@@ -53,7 +53,7 @@ def start_project(name: str | None, folder: Path | None = None, log: Path | None
     """
     if name is None and log is None:
         raise BadInput("a name or a log is needed: give NAME, or --from LOGFILE, or both.")
-    plain = process_name(log or Path(str(name)), name)
+    plain = plant_name(log or Path(str(name)), name)
     root = folder or Path(plain)
     templates = OF_SIMULATOR if log is None else OF_PROCESS
     targets = {root / place.format(name=plain): template for place, template in templates.items()}

@@ -19,7 +19,7 @@ from neorl_core.training.population import Algorithm
 from neorl_core.training.preparation import Moments, Scaling, make_scaling, moments, scale_rows
 from neorl_core.types import PlantSpec
 from tasks.data.store.episodes import best_episodes, read_logs
-from tasks.data.store.histories import past_of
+from tasks.data.store.histories import run_history
 from tasks.data.store.reader import StoredDataset
 from tasks.data.store.stream import Ring, Stream, row_bytes, window_shape
 
@@ -57,7 +57,7 @@ def training_data(
     for of in (spec, store.spec):
         check_actions(algorithm, of)
     episodes, batches = store.split(run.data.held_out)[0], algorithm.batches_per_update
-    past = past_of(run, store)
+    past = run_history(run, store)
     given = best_episodes(store, episodes, run.train.best_episodes) if run.train.best_episodes < 1.0 else episodes
     ring = Ring(store, given, past)
     updates = run.train.updates

@@ -29,7 +29,7 @@ from neorl_core.training.population import (
 from neorl_core.training.precision import mixed_precision
 from tasks.data.store import reader
 from tasks.data.store.episodes import halves, read_logs
-from tasks.data.store.histories import observed_spec, past_of
+from tasks.data.store.histories import observed_spec, run_history
 from tasks.evaluation.model_based import LearnedModelEvaluator, fit_learned_model, lasting, logged_steps, windows
 from tasks.files.canonical import digest_json
 from tasks.models.bundles.checkpoints import Checkpoints
@@ -203,7 +203,7 @@ def _score(training: TrainingRun) -> Callable[[RunState], float] | None:
         store = reader.StoredDataset.open(training.dataset.store, training.dataset.digest)
         # Use the selection half of the held-out episodes only; the other half estimates the gain.
         select, _ = halves(read_logs(store, store.split(run.data.held_out)[1]))
-        held_out = past_of(run, store).stacked(select)
+        held_out = run_history(run, store).stacked(select)
         horizon = lasting(held_out, spec.horizon)
         steps = logged_steps(windows(held_out, horizon), normaliser)
         return fit_learned_model(run, steps, normaliser, spec.history, horizon)

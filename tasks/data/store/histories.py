@@ -22,7 +22,7 @@ from tasks.models.plants.known import plant_of
 Floats = npt.NDArray[np.floating]
 
 
-class Past(NamedTuple):
+class RowHistory(NamedTuple):
     """A history, and the actions assumed before an episode's first row."""
 
     history: History | None
@@ -52,40 +52,40 @@ def observed_spec(run: OpenedRun) -> PlantSpec:
     return stacked_spec(spec, parse_history(run.history, spec))
 
 
-NO_PAST = Past(None, lambda observation: observation)
+NO_HISTORY = RowHistory(None, lambda observation: observation)
 
 
-def past_of(run: OpenedRun, store: StoredDataset) -> Past:
+def run_history(run: OpenedRun, store: StoredDataset) -> RowHistory:
     """Return the history of a run; raise ValueError as `neorl_core.history.parse_history`.
 
     A log-only plant assumes the median action of the training episodes before each episode.
     """
     plant, history = plant_of(run), observed_spec(run).history
     if history is None:
-        return NO_PAST
+        return NO_HISTORY
     if plant.plant is not None:
-        return of_simulator(history, plant.plant)
+        return simulator_history(history, plant.plant)
     rows = store.episode_blocks(store.split(run.data.held_out)[0], ("actions",))
     action = np.concatenate([block["actions"] for block in rows])
-    return resting(history, resting_action(action, plant.spec.action.low, plant.spec.action.high))
+    return resting_history(history, resting_action(action, plant.spec.action.low, plant.spec.action.high))
 
 
-def of_simulator(history: History | None, plant: Plant) -> Past:
+def simulator_history(history: History | None, plant: Plant) -> RowHistory:
     """Return the history of a simulated plant, which derives earlier actions from the first observation."""
-    return Past(history, jax.jit(jax.vmap(lambda row: clip_to(plant.spec.action, plant.applied(row)))))
+    return RowHistory(history, jax.jit(jax.vmap(lambda row: clip_to(plant.spec.action, plant.applied(row)))))
 
 
-def resting(history: History | None, rest: Floats) -> Past:
+def resting_history(history: History | None, rest: Floats) -> RowHistory:
     """Return the history of a log-only plant, which assumes one action (A,) before each episode."""
     before = np.asarray(rest, np.float32)
-    return Past(history, lambda observation: np.broadcast_to(before, (len(observation), len(before))))
+    return RowHistory(history, lambda observation: np.broadcast_to(before, (len(observation), len(before))))
 
 
-def past_of_composite(plant: Plant | Process, composite: Composite) -> Past:
+def composite_history(plant: Plant | Process, composite: Composite) -> RowHistory:
     """Return the history of a composite."""
     if composite.history is None:
-        return NO_PAST
+        return NO_HISTORY
     if isinstance(plant, Plant):
-        return of_simulator(composite.history, plant)
+        return simulator_history(composite.history, plant)
     assert isinstance(composite.shield, SupportShield)
-    return resting(composite.history, np.asarray(composite.shield.rest))
+    return resting_history(composite.history, np.asarray(composite.shield.rest))

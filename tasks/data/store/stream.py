@@ -22,7 +22,7 @@ from neorl_core.training.loop import TrainingRows
 from neorl_core.training.preparation import Moments, Scaling, merge_moments, moments, next_actions, scale_rows
 from neorl_core.types import PlantSpec, Transition
 from tasks.data.store.episodes import KEYS, transitions_of
-from tasks.data.store.histories import NO_PAST, Past
+from tasks.data.store.histories import NO_HISTORY, RowHistory
 from tasks.data.store.reader import StoredDataset
 from tasks.data.store.schema import Rows
 
@@ -68,7 +68,7 @@ def window_shape(memory: int, spec: PlantSpec, drawn: int) -> Shape:
 class Ring:
     """Rows of some episodes of a dataset, numbered consecutively as a ring."""
 
-    def __init__(self, dataset: StoredDataset, episodes: npt.NDArray[np.int64], past: Past = NO_PAST) -> None:
+    def __init__(self, dataset: StoredDataset, episodes: npt.NDArray[np.int64], past: RowHistory = NO_HISTORY) -> None:
         self._dataset, self._episodes, self._past = dataset, episodes, past
         bounds = dataset.episodes
         self._kept = np.zeros(dataset.rows, bool)

@@ -20,7 +20,7 @@ from neorl_core.training.preparation import prepare
 from neorl_core.types import Transition
 from tasks.data.store import reader
 from tasks.data.store.episodes import Logs, read_logs
-from tasks.data.store.histories import NO_PAST
+from tasks.data.store.histories import NO_HISTORY
 from tasks.evaluation.cluster import cluster
 from tasks.evaluation.estimators import (
     GUESSED_STEPS,
@@ -227,7 +227,7 @@ def test_guesses_are_of_the_rows_that_they_stand_for(reference: Dataset, sound: 
     store = reader.StoredDataset.open(reference.store, reference.digest)
     policy = load_bundle(sound[0].folder, sound[0].digest)[1].policy
     fitted = fit_estimators(
-        episodes_of(reactor_run(), read_logs(store, store.split(0.3)[1]), NO_PAST, policy.normaliser)
+        episodes_of(reactor_run(), read_logs(store, store.split(0.3)[1]), NO_HISTORY, policy.normaliser)
     )
     steps, decided = fitted.episodes.steps, decisions(fitted.episodes, policy)
     starts = steps.observation[steps.starts]
@@ -247,7 +247,7 @@ def test_workers_come_to_what_one_process_estimates_draw_by_draw(
     store = reader.StoredDataset.open(reference.store, reference.digest)
     policies = [load_bundle(bundle.folder, bundle.digest)[1].policy for bundle in (sound[0], sound[3])]
     normaliser = policies[0].normaliser
-    episodes = episodes_of(reactor_run(), read_logs(store, store.split(0.3)[1]), NO_PAST, normaliser)
+    episodes = episodes_of(reactor_run(), read_logs(store, store.split(0.3)[1]), NO_HISTORY, normaliser)
     fitted = fit_estimators(episodes)
     alone = [fitted.logged(), *map(fitted.of, policies)]
     with dask(tmp_path / "dask", 4) as address:

@@ -20,7 +20,7 @@ from neorl_core.types import History, Transition
 from neorl_core.wrappers.agent import Agent
 from tasks.data.store import reader
 from tasks.data.store.episodes import read_logs
-from tasks.data.store.histories import past_of
+from tasks.data.store.histories import run_history
 from tasks.evaluation.evaluate import evaluate
 from tasks.models.bundles.agents import Agent as StoredAgent
 from tasks.models.bundles.bundle import answers, composite_digest, load_bundle, load_examples
@@ -85,7 +85,7 @@ def test_along_every_logged_step_the_controller_sees_what_the_policy_was_trained
 ) -> None:
     store = reader.StoredDataset.open(reference.store, reference.digest)
     logs = read_logs(store, store.split(0.3)[0])
-    expected = past_of(run_of(), store).stacked(logs).transitions
+    expected = run_history(run_of(), store).stacked(logs).transitions
     controller = composite_controller(SIMULATOR)
     t = logs.transitions
 

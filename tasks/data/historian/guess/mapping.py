@@ -82,7 +82,7 @@ def start_mapping(log: Path, out: Path, name: str | None = None) -> StartedMappi
 
     The plant is named after the file by default. A file that cannot be a log, and an existing mapping, raise BadInput.
     """
-    process = process_name(log, name)
+    process = plant_name(log, name)
     target = out / f"{process}.yaml"
     if target.exists():
         raise BadInput(f"{target} exists already: name another folder by --out, or another plant name.")
@@ -280,7 +280,7 @@ def _horizon(period: float | None, rows: int) -> tuple[int, str]:
     return steps, "longest episode in periods, and so how far a policy looks ahead; a smaller value gives more episodes"
 
 
-def process_name(log: Path, name: str | None = None) -> str:
+def plant_name(log: Path, name: str | None = None) -> str:
     """Return the given name, or one from the log's; raise BadInput if it is invalid or a simulated plant's."""
     plain = re.sub(r"[^a-z0-9]+", "_", (name or log.stem).lower()).strip("_") or "plant"
     if name is not None and plain != name:

@@ -9,7 +9,7 @@ import numpy as np
 from neorl_core.history import episode_starts
 from neorl_core.types import History
 from tasks.data.store.episodes import read_logs
-from tasks.data.store.histories import NO_PAST, Past, resting
+from tasks.data.store.histories import NO_HISTORY, RowHistory, resting_history
 from tasks.data.store.stream import Ring
 from tests.tasks.data.store.test_episodes import EPISODES, uneven
 from tests.tasks.data.store.test_store import sliced, write
@@ -26,7 +26,7 @@ def test_streamed_blocks_have_the_same_history_as_resident_rows(tmp_path: Path) 
     size, acting = held.spec.observation.size, held.spec.action.size
     history = History(tuple(np.resize(HISTORY.observation, size).tolist()), tuple(np.resize([2, 0], acting).tolist()))
     # The action assumed before the first row differs between episodes.
-    past = Past(history, lambda x: np.repeat(x[:, :1], acting, axis=1))
+    past = RowHistory(history, lambda x: np.repeat(x[:, :1], acting, axis=1))
     logs = read_logs(held, chosen)
     whole = past.stacked(logs).transitions
     ring = Ring(held, chosen, past)
@@ -38,12 +38,12 @@ def test_streamed_blocks_have_the_same_history_as_resident_rows(tmp_path: Path) 
     assert ring.moments().observation_mean.shape == (size,)
     plain = Ring(held, chosen).read(5, 30)
     np.testing.assert_array_equal(plain.observation, np.asarray(logs.transitions.observation)[5:35])
-    assert NO_PAST.stacked(logs).transitions is logs.transitions
-    assert NO_PAST.longest == 0
+    assert NO_HISTORY.stacked(logs).transitions is logs.transitions
+    assert NO_HISTORY.longest == 0
 
 
 def test_a_log_only_plant_begins_with_the_resting_action() -> None:
-    past = resting(HISTORY, np.array([0.25, -1.0]))
+    past = resting_history(HISTORY, np.array([0.25, -1.0]))
     assert past.applied(np.zeros((3, 3), np.float32)).tolist() == [[0.25, -1.0]] * 3
 
 
