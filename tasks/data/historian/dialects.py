@@ -27,10 +27,10 @@ from pyarrow.lib import ArrowException
 from configs.dialect import WHITESPACE, Dialect
 from configs.errors import BadInput
 from configs.mapping import Columns, HistorianMapping
+from tasks.data.historian.raw_rows import SECOND
 from tasks.data.historian.workbooks import sheet_to_csv
 from tasks.files.canonical import digest_json, file_sha256
 
-SECOND = 10**9
 PARQUET = b"PAR1"
 GZIP = b"\x1f\x8b"
 WORKBOOKS = (".xlsx", ".xlsm")

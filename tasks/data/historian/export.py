@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from configs.errors import BadInput
@@ -23,7 +22,7 @@ from tasks.data.historian.decoder import Decoder
 from tasks.data.historian.dialects import PlainTables, as_read, reading, source_files, table_digests
 from tasks.data.historian.implausible_times import MONTH, NEVER, FileTimes, Implausible, Stretches, without_implausible
 from tasks.data.historian.long_tables import EpisodeNumbers, batches, coded_batches, long_rows, sorted_rows, time_groups
-from tasks.data.historian.raw_rows import FILE_BITS, UNKNOWN_TIME, RawQuarantine, RawRows, Rejects
+from tasks.data.historian.raw_rows import FILE_BITS, UNKNOWN_TIME, RawQuarantine, RawRows, Rejects, Times
 from tasks.data.historian.tag_history import Chunk, TagGrouper, ahead, portions
 from tasks.data.historian.timestamps import FOLLOWERS, TimestampReader, find_astray
 
@@ -39,7 +38,6 @@ MOST_PARTS = 1024
 """Batches whose stretches of time are kept separately."""
 UNORDERED = 0.1
 """Share of rows behind later ones above which an export is not in order of time."""
-Times = npt.NDArray[np.int64]
 
 
 @dataclass

@@ -12,11 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tasks.data.historian.raw_rows import UNKNOWN_TIME
+from tasks.data.historian.raw_rows import DAY, UNKNOWN_TIME, Times
 
-Times = npt.NDArray[np.int64]
-
-DAY = 86_400 * 10**9
 MONTH = 30 * DAY
 DECADE = 3653 * DAY
 FEW = 0.01

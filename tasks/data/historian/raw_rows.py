@@ -14,6 +14,13 @@ from tasks.data.store.row_checks import ParquetParts
 if TYPE_CHECKING:
     import polars as pl
 
+Times = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+
+SECOND = 10**9
+"""ns"""
+DAY = 86_400 * SECOND
 FILE_BITS = 40
 """A row's id is the file's number shifted by these bits, plus the row's number in the file."""
 UNKNOWN_TIME = np.iinfo(np.int64).min

@@ -11,12 +11,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tasks.data.historian.raw_rows import Times
+
 GOOD = np.uint32(0x00000000)
 UNCERTAIN = np.uint32(0x40000000)
 BAD = np.uint32(0x80000000)
 """Status codes of OPC UA Part 4; the two highest bits are the severity."""
 
-Times = npt.NDArray[np.int64]
 Statuses = npt.NDArray[np.uint32]
 
 

@@ -11,12 +11,9 @@ import numpy.typing as npt
 from configs.expression import Expression
 from neorl_core.plants.base import LoggedSignals
 from neorl_core.types import PlantSpec
-from tasks.data.historian.resample import Times
+from tasks.data.historian.raw_rows import Floats, Mask, Times
 from tasks.data.store.schema import Rows
 from tasks.data.store.scoring import margins_of, with_costs, with_rewards
-
-Mask = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
 
 
 class StepOutcome(IntEnum):

@@ -17,12 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.mapping import Clock
-from tasks.data.historian.raw_rows import UNKNOWN_TIME, RawQuarantine, RawRows, Rejects
+from tasks.data.historian.raw_rows import UNKNOWN_TIME, Mask, RawQuarantine, RawRows, Rejects
 from tasks.data.historian.resample import Samples, severity
 from tasks.data.store.records import REPEATED
 
 Item = TypeVar("Item")
-Mask = npt.NDArray[np.bool_]
 Index = npt.NDArray[np.int64]
 
 PORTION_ROWS = 2**17

@@ -11,13 +11,8 @@ import polars as pl
 from configs.dialect import chrono_format
 from configs.errors import BadInput
 from configs.mapping import Clock
-from tasks.data.historian.raw_rows import UNKNOWN_TIME
+from tasks.data.historian.raw_rows import DAY, UNKNOWN_TIME, Mask, Times
 
-Times = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
-
-SECOND = 10**9
-DAY = 86_400 * SECOND
 ISO_DATE = r"^\d{4}-\d{2}-\d{2}[T ]\d{2}:"
 OFFSET = r"(Z|[+-]\d{2}:?\d{2})$"
 OTHER_SPELLINGS = (

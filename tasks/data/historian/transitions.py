@@ -20,14 +20,13 @@ from configs.mapping import HistorianMapping
 from neorl_core.plants.base import LoggedSignals
 from neorl_core.types import PlantSpec
 from tasks.data.historian.export import Export
-from tasks.data.historian.raw_rows import UNKNOWN_TIME, RawQuarantine
-from tasks.data.historian.resample import Rule, Times, Within, known_at
+from tasks.data.historian.raw_rows import SECOND, UNKNOWN_TIME, Floats, Mask, RawQuarantine, Times
+from tasks.data.historian.resample import Rule, Within, known_at
 from tasks.data.historian.steps import Cutter, Points, Scorer, StepOutcome, outcomes, single
 from tasks.data.historian.tag_history import TagGrouper, TagHistory, changes
 from tasks.data.store.records import RawAccount, SampleCounts, StepAccount
 from tasks.data.store.schema import BLOCK_ROWS, Rows
 
-SECOND = 10**9
 GRID_POINTS = 4096
 """Control steps to settle at a time."""
 SETTLE_ROWS = 2_000_000
@@ -38,9 +37,6 @@ SILENT_STEPS = 1000
 held then, and steps are counted without being computed, because a silent year has half a million of them."""
 PIECE_ROWS = 24
 """A tag's share of a chunk takes as much memory as this many rows."""
-
-Mask = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
 
 
 class HistorianStream:

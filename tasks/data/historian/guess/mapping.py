@@ -30,10 +30,9 @@ from tasks.data.historian.guess.tables import (
     time_column,
 )
 from tasks.data.historian.guess.times import TIME_NAME, TimeGuess
-from tasks.data.historian.timestamps import Times
+from tasks.data.historian.raw_rows import SECOND, Times
 from tasks.files.canonical import make_folder, write_atomic
 
-SECOND = 10**9
 NO_CLOCK = (("start", "2000-01-01T00:00:00Z", "the table has no clock, so the date is arbitrary"),)
 REGULAR = 0.5
 """Share of rows with exactly or nearly the usual step from which rows count as regular."""

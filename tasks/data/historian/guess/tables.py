@@ -17,8 +17,8 @@ from configs.mapping import Clock, Columns, Episodes, Formula, HistorianMapping,
 from tasks.data.historian.dialects import WORKBOOKS, PlainTables, is_parquet, reading
 from tasks.data.historian.guess.dialects import TextGuess, guess_text
 from tasks.data.historian.guess.times import TIME_NAME, TimeGuess, guess_times
-from tasks.data.historian.raw_rows import UNKNOWN_TIME
-from tasks.data.historian.timestamps import Times, TimestampReader
+from tasks.data.historian.raw_rows import DAY, UNKNOWN_TIME, Times
+from tasks.data.historian.timestamps import TimestampReader
 from tasks.data.historian.workbooks import sheet_to_csv
 
 HEAD_BYTES = 2**22
@@ -32,7 +32,6 @@ TAG_NAME = re.compile(
 VALUE_NAME = re.compile(r"^(value|val|data|reading|measurement)$", re.IGNORECASE)
 STATUS_NAME = re.compile(r"^(status|quality|qual|q|state|good)$", re.IGNORECASE)
 TIME_OF_DAY = r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?$"
-DAY = 86_400 * 10**9
 
 
 class Look(NamedTuple):
