@@ -18,7 +18,7 @@ from tasks.data.store.schema import ROW_KEYS, stored_dtype
 from tasks.files.canonical import canonical_json
 from tasks.files.merkle import leaf_hash, root_of_hashes
 
-Shard = Mapping[str, Any]
+Shard = Mapping[str, npt.NDArray[Any]]
 """Arrays, or open HDF5 datasets, by key; the first axis is rows."""
 Columns = Mapping[str, Sequence[npt.NDArray[Any]]]
 """Consecutive arrays by key, with the dtypes of `stored_dtype`, in C order; all keys have equally long arrays."""
