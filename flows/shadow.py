@@ -19,7 +19,7 @@ from neorl_core.safety.drift_detection import LEAST_REFERENCE
 from tasks.conclusion import show_artifact
 from tasks.evidence.decisions import shadows
 from tasks.evidence.ledger.ledger import Ledger
-from tasks.evidence.people.statement import Signatory, read_payload
+from tasks.evidence.people.statement import Signatory, with_signature
 from tasks.ingest import ingest
 from tasks.lifecycle.aliases import reconcile
 from tasks.log_only.shadow_comparison import compare, shadow_of
@@ -168,9 +168,7 @@ def extend(home: Home, plant: str, days: int, by: str, note: str, signatory: Sig
     with plant_lock(home, plant):
         watched, candidate = shadow_of(ledger, plant)
         body = shadows.ExtensionBody(shadow=watched.entry.digest, days=days, by=by, note=note)
-        if signatory is not None:
-            envelope = signatory.sign(shadows.extension_content(watched.entry, body))
-            body = body.model_copy(update={"signature": envelope, "signed": read_payload(envelope)["signed"]})
+        body = with_signature(body, signatory, shadows.extension_content(watched.entry, body))
         ledger.append("extension", body, plant=plant)
         aliases = reconcile(home, plant, registry)
         extended, _ = shadow_of(ledger, plant)

@@ -39,7 +39,7 @@ def bom(
         raise BadInput(f"--version {version} does not apply to --lock {lock}: omit it.")
     program = metadata.version("neorl")
     if lock is not None:
-        from tasks.evidence.bills.lock import lock_bill
+        from tasks.evidence.bills.cyclonedx import lock_bill
 
         bill, name = lock_bill(lock, program), "lock"
     else:

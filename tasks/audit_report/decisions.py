@@ -74,7 +74,7 @@ def in_force_in(entries: Sequence[Entry], period: Period) -> Iterator[InForce]:
 
 
 def _champions(own: Sequence[Entry], entries: Sequence[Entry]) -> Iterator[InForce]:
-    """Yield every champion of a plant, from its promotion or rollback to the end of its service."""
+    """Yield every champion of a plant, from promotion or rollback to the end of service."""
     turns = [entry for entry in own if entry.kind in IN_FORCE or leaves_service(entry)]
     for entry, following in pairwise([*turns, None]):
         if entry is None or entry.kind not in IN_FORCE:
@@ -93,7 +93,7 @@ def _champions(own: Sequence[Entry], entries: Sequence[Entry]) -> Iterator[InFor
 
 
 def _shadows(own: Sequence[Entry], entries: Sequence[Entry]) -> Iterator[InForce]:
-    """Yield every shadow of a log-only plant, to the end of its period, its rejection or the next shadow."""
+    """Yield every shadow of a log-only plant, to the end of the period, a rejection or the next shadow."""
     for entry in own:
         if entry.kind != "shadow":
             continue

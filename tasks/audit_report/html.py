@@ -13,7 +13,6 @@ from tasks.audit_report.tables import DatasetRow, Report
 from tasks.data.store.cards.pictures import Picture, pictures_of
 from tasks.files.canonical import write_atomic
 from tasks.record import mark
-from tasks.references import Gate
 from tasks.report import environment
 
 FOLDER = ("reports", "by-period")
@@ -22,20 +21,19 @@ MARKS = {True: "ok", False: "FAIL", None: "note"}
 
 
 class Shown(NamedTuple):
-    """A dataset with its pictures."""
+    """A dataset with pictures."""
 
     row: DatasetRow
     pictures: tuple[Picture, ...]
 
 
 def write_page(home: Home, report: Report) -> Path:
-    """Write the report into `reports/by-period/`, where an audit finds its signed head; return the file."""
+    """Write the report into `reports/by-period/`, where an audit finds the signed head; return the file."""
     datasets = [Shown(row, tuple(pictures_of(row.card)) if row.card else ()) for row in report.datasets]
     loader = environment()
     loader.filters |= {
         "breakable": _breakable,
         "time": _time,
-        "gate": _gate,
         "gate_mark": mark,
         "check_mark": MARKS.__getitem__,
     }
@@ -54,7 +52,3 @@ def _time(timestamp: str | None) -> str:
 def _breakable(name: str) -> Markup:
     """Allow line breaks after underscores only."""
     return Markup("_<wbr>").join(escape(part) for part in name.split("_"))
-
-
-def _gate(gate: Gate) -> str:
-    return gate.name

@@ -1,4 +1,4 @@
-"""Rows of the audit report's tables, each with the number of its ledger entry."""
+"""Rows of the audit report's tables, each with the number of the ledger entry."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ALWAYS = Period(first=date.min, last=date.max)
 
 
 class Row(Reference):
-    """Row with its ledger entry."""
+    """Row with a ledger entry."""
 
     entry: int
     time: str
@@ -148,7 +148,7 @@ class DriftRow(Row):
     interventions: float | None = None
     model_error: float
     evidence: str
-    """Log evidence of drift and its threshold."""
+    """Log evidence of drift and the threshold."""
     alarms_per_year: float
     alarm: str
 
@@ -194,7 +194,7 @@ class DatasetRow(Row):
 
 
 class LoggedRow(HistoryRow):
-    """Short description of an entry with its plant and digest."""
+    """Short description of an entry with plant and digest."""
 
     plant: str
     digest: str

@@ -1,4 +1,4 @@
-"""Certification attempts: numbered before their seeds exist, each with a share of its lineage's error probability."""
+"""Certification attempts: numbered before their seeds exist, each with a share of the lineage's error probability."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Inputs(Body):
     """Digests of an attempt's inputs; the same inputs resume an attempt."""
 
     lineage: str
-    """From `lineage_digest`; its attempts share one error budget."""
+    """From `lineage_digest`; all attempts of a lineage share one error budget."""
     composite: str
     dataset: str
     config: str
@@ -50,7 +50,7 @@ class Outcome(Body):
 
 
 class ResultBody(Outcome, Inputs):
-    """Entry: an attempt has ended; its secret is revealed."""
+    """Entry: an attempt has ended; the secret is revealed."""
 
     attempt: str
     number: int
@@ -107,7 +107,7 @@ def unfinished(ledger: Ledger, inputs: Inputs, scope: Claim) -> Attempt | None:
     """Return the last attempt with these inputs if it has this claim and no result; it can be resumed.
 
     Args:
-        scope: the claim; its maximum number of episodes is ignored, because it depends on the attempt's number.
+        scope: the claim; the maximum number of episodes is ignored, because it depends on the attempt's number.
     """
     history = ledger.entries()
     last = _latest(history, "attempt", inputs)
@@ -117,7 +117,7 @@ def unfinished(ledger: Ledger, inputs: Inputs, scope: Claim) -> Attempt | None:
 
 
 def open_attempt(ledger: Ledger, inputs: Inputs, scope: Claim) -> Attempt:
-    """Log an attempt before its seed exists, or return the unfinished one with the same inputs."""
+    """Log an attempt before the seed exists, or return the unfinished one with the same inputs."""
     with exclusive(ledger.home.folder("locks") / "seeds.lock"):
         if (begun := unfinished(ledger, inputs, scope)) is not None:
             return begun
@@ -166,7 +166,7 @@ def witnesses_of(ledger: Ledger, attempt: Attempt) -> list[str]:
 
 
 def close_attempt(ledger: Ledger, attempt: Attempt, outcome: Outcome, artefacts: Sequence[Artefact] = ()) -> Entry:
-    """Log an attempt's result and reveal its secret.
+    """Log an attempt's result and reveal the secret.
 
     Args:
         artefacts: file of the certificate; required for a pass.
@@ -201,15 +201,15 @@ def check_attempt(history: Sequence[Entry], entry: Entry) -> None:
         )
     if (entry.plant, body.lineage) != (body.scope.plant, lineage_of(body.scope)):
         raise Refused(
-            f"the attempt has lineage {body.lineage[:12]} and plant {entry.plant}, but its claim has "
+            f"the attempt has lineage {body.lineage[:12]} and plant {entry.plant}, but the claim has "
             f"{lineage_of(body.scope)[:12]} and {body.scope.plant}: another lineage would give new error probability"
         )
 
 
 def check_result(history: Sequence[Entry], entry: Entry) -> None:
-    """Check a result: first of its attempt, after seed and nonces, with the attempt's inputs and the committed secret.
+    """Check a result: first of the attempt, after seed and nonces, with the attempt's inputs and the committed secret.
 
-    A passed result must name its certificate.
+    A passed result must name a certificate.
     """
     body = entry.read(ResultBody)
     attempt, seed = _opened(history, body.attempt), entry_of_attempt(history, "seed", body.attempt)
@@ -218,17 +218,17 @@ def check_result(history: Sequence[Entry], entry: Entry) -> None:
             f"attempt {body.attempt[:12]} is not logged, has no committed seed, or already has a result: do not log it"
         )
     if nonces_of(history, body.attempt) is None:
-        raise Refused(f"attempt {body.attempt[:12]} has no nonces of its witnesses: do not log the result")
+        raise Refused(f"attempt {body.attempt[:12]} has no nonces of the witnesses: do not log the result")
     revealed = sha256_hex(bytes.fromhex(body.secret))
     if revealed != seed.body["commitment"]:
         raise Refused(f"the revealed secret has SHA-256 {revealed[:12]}, committed was {seed.body['commitment'][:12]}")
     for name in ("lineage", "number", "alpha", "composite", "dataset", "config"):
         if entry.body[name] != attempt.body[name]:
             raise Refused(
-                f"{name} must be {attempt.body[name]} as in its attempt, got {entry.body[name]}: do not log it"
+                f"{name} must be {attempt.body[name]} as in the attempt, got {entry.body[name]}: do not log it"
             )
     if entry.plant != attempt.plant:
-        raise Refused(f"plant must be {attempt.plant} as in its attempt, got {entry.plant}: do not log it")
+        raise Refused(f"plant must be {attempt.plant} as in the attempt, got {entry.plant}: do not log it")
     if body.passed and certificate_file(entry) is None:
         raise Refused(f"the passed result of attempt {body.number} names no certificate: certify again")
 
@@ -248,7 +248,7 @@ def _opened(history: Sequence[Entry], digest: str) -> Entry | None:
 
 
 def _can_go_on(home: Home, history: Sequence[Entry], attempt: Entry) -> bool:
-    """Return whether an attempt has no result, and its secret is not drawn yet or still stored."""
+    """Return whether an attempt has no result, and the secret is not drawn yet or still stored."""
     if entry_of_attempt(history, "result", attempt.digest):
         return False
     return entry_of_attempt(history, "seed", attempt.digest) is None or seed_file(home, attempt.digest).exists()

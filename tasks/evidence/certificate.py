@@ -56,7 +56,7 @@ Repeat = Callable[[Predicate, bytes], Counts]
 RESTS_ON = ("composite", "simulator", "shield", "code", "lock")
 """Materials that must be identical for a rerun."""
 NOT_HERE = {
-    "composite": "its bundle is not here: name it with --bundle",
+    "composite": "the bundle is not here: name it with --bundle",
     "simulator": "only a rerun builds the plant: --rerun",
     "shield": "only a rerun builds the bundle: --rerun",
     "code": "only a rerun compares it: --rerun",
@@ -94,7 +94,7 @@ def state(opened: Entry, drawn: DrawnSeed, request: Certify, signed_head: str) -
     """Return the statement that a certificate signs.
 
     Raises:
-        Refused: if the statement would not pass its own verification.
+        Refused: if the statement does not pass the checks of `verify_certificate`.
     """
     attempt, passed, materials = opened.read(AttemptBody), request.counts.certified, request.materials
     claim, witnesses = attempt.scope, witness_names(drawn.record.read(SeedBody).witnesses)
@@ -132,7 +132,7 @@ def state(opened: Entry, drawn: DrawnSeed, request: Certify, signed_head: str) -
 
 
 def read_certificate(path: Path, trust: TrustRoot) -> Statement:
-    """Verify a certificate's envelope and return its statement."""
+    """Verify a certificate's envelope and return the statement."""
     try:
         envelope = path.read_bytes()
     except OSError as error:
@@ -324,11 +324,11 @@ def _ledger(ledger: Ledger, sha256: str, statement: Statement) -> Check:
         )
     except (Refused, BadInput, ValidationError) as error:
         return Check("ledger", False, str(error))
-    return Check("ledger", agree, f"entries for attempt {attempt.number}, its seed and its result with this file")
+    return Check("ledger", agree, f"entries for attempt {attempt.number}, seed and result with this file")
 
 
 def _policy(ledger: Ledger, claim: Claim) -> Check:
-    """Compare a claim with its plant's policy in force; an older claim stays true under a stricter policy."""
+    """Compare a claim with the plant's policy in force; an older claim stays true under a stricter policy."""
     try:
         policy = policy_of(ledger.entries(), claim.plant)
     except (Refused, ValidationError) as error:
@@ -340,7 +340,7 @@ def _policy(ledger: Ledger, claim: Claim) -> Check:
 
 
 def says_the_same(result: Entry, predicate: Predicate) -> bool:
-    """Return whether a result's numbers are those of its certificate."""
+    """Return whether a result's numbers are those of the certificate."""
     body, counts = result.read(ResultBody), predicate.counts
     stated = (body.attempt, body.passed, body.claim, body.episodes, body.violations, body.upper_bound, body.handovers)
     return stated == (

@@ -151,7 +151,7 @@ class NumberedAttempt(Stated):
 
 
 class Seed(Stated):
-    """Seed and its components, hexadecimal unless stated otherwise."""
+    """Seed and components, hexadecimal unless stated otherwise."""
 
     commitment: str
     """SHA-256 of the secret."""

@@ -124,7 +124,7 @@ def check_federation(history: Sequence[Entry], entry: Entry) -> None:
         raise Refused(f"a federation needs at least 1 round and 1 row per site, got {body.rounds} and {rows}")
     if any(e.kind == "federation" and (e.plant, e.body["terms"]) == (entry.plant, body.terms) for e in history):
         raise Refused(
-            f"a federation with the terms {body.terms[:12]} is already logged: continue it, or change its seed"
+            f"a federation with the terms {body.terms[:12]} is already logged: continue it, or change the seed"
         )
 
 
@@ -171,7 +171,7 @@ def _check_outcome(agreed: FederationBody, body: RoundBody) -> None:
     if not body.completed and (body.after != body.before or body.aggregate):
         raise Refused(f"an incomplete round must keep the weights {body.before[:12]}, got {body.after[:12]}")
     if body.completed and not body.aggregate:
-        raise Refused(f"the completed round {body.number} lacks the digest of its aggregate")
+        raise Refused(f"the completed round {body.number} lacks the digest of the aggregate")
     shares = [one.weight for one in body.participants]
     if shares and not (all(0 <= share <= 1 for share in shares) and math.isclose(sum(shares), 1.0, rel_tol=1e-4)):
         raise Refused(f"the shares of a mean must add up to 1, got {', '.join(f'{share:g}' for share in shares)}")

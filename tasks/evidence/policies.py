@@ -27,7 +27,7 @@ POSTERIOR = "identified_"
 
 
 class PolicyBody(Body):
-    """Entry: a safety policy comes into force for its plant."""
+    """Entry: a safety policy comes into force for a plant."""
 
     policy: SafetyPolicy
     by: str
@@ -50,7 +50,7 @@ def policy_of(history: Sequence[Entry], plant: str) -> SafetyPolicy | None:
 
 
 def check_policy(history: Sequence[Entry], entry: Entry) -> None:
-    """Check a policy: it replaces the one in force, matches its plant and gates, and is signed as required."""
+    """Check a policy: it replaces the one in force, matches plant and gates, and is signed as required."""
     body = entry.read(PolicyBody)
     last = policy_entry(history, entry.plant)
     if body.replaces != (last.digest if last else None):
@@ -67,8 +67,10 @@ def check_policy(history: Sequence[Entry], entry: Entry) -> None:
         raise Refused(f"gates must be among {', '.join(known)}, got {unknown[0][:40]!r}: correct the policy")
     wanted = body.policy.approvers
     if (wanted.keys or wanted.not_author or wanted.reviewers) and not wanted.count:
-        raise Refused("approvers.count must be at least 1 if keys, reviewers or another person than the author are "
-                      "required, got 0")  # fmt: skip
+        raise Refused(
+            "approvers.count must be at least 1 if keys, reviewers or another person than the author are required, "
+            f"got {wanted.count}"
+        )
     _check_who_signs(history, entry, body, last)
 
 
@@ -219,7 +221,7 @@ def _people(approvals: Sequence[Entry]) -> set[str]:
 
 
 def expires(entry: Entry, days: int) -> datetime:
-    """Return when an approval or result expires; a person's approval counts from its signing."""
+    """Return when an approval or result expires; a person's approval counts from the signing."""
     return parse_time(entry.body.get("signed") or entry.timestamp) + timedelta(days=days)
 
 
@@ -233,7 +235,7 @@ def check_pinned(history: Sequence[Entry], trust: TrustRoot, plant: str) -> None
     policy, path = policy_of(history, plant), pinned_file(trust, plant)
     if policy is None:
         raise Refused(
-            f"{plant} has no safety policy yet: 'neorl retrain' drafts one from its claim, or sign one with 'neorl "
+            f"{plant} has no safety policy yet: 'neorl retrain' drafts one from the claim, or sign one with 'neorl "
             f"policy sign {plant} FILE'"
         )
     pinned = pinned_policy(trust, plant)

@@ -99,12 +99,12 @@ def check_record(record: CandidateRecord, plant: str, version: Version) -> None:
 
 
 def check_decision(history: Sequence[Entry], entry: Entry) -> None:
-    """Check that a decision agrees with its outcome and with the entries that carry it out."""
+    """Check that a decision agrees with the outcome and with the entries that carry it out."""
     record = entry.read(DecisionRecord)
     outcome = record.outcome
     if (record.verdict, record.run_key, entry.plant) != (outcome.verdict, outcome.run_key, outcome.plant):
         raise Refused(
-            f"the decision states {record.verdict} on run {record.run_key} of {entry.plant}, its outcome "
+            f"the decision states {record.verdict} on run {record.run_key} of {entry.plant}, the outcome "
             f"{outcome.verdict} on {outcome.run_key} of {outcome.plant}: run it again"
         )
     kinds = MADE_BY.get(record.verdict)
@@ -117,7 +117,7 @@ def check_decision(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def check_drift(history: Sequence[Entry], entry: Entry) -> None:
-    """Check a drift: against a champion or shadow, with a threshold and alarm that follow from its settings."""
+    """Check a drift: against a champion or shadow, with a threshold and alarm that follow from the settings."""
     # Imported late: it loads NumPy, which most signers do not need.
     from neorl_core.safety.drift_detection import YEAR, alarm_threshold
 

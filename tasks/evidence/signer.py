@@ -107,7 +107,7 @@ class Signer:
         embedded = home.ledger_url == f"sqlite:///{home.ledger}"
         if embedded and home.signing_key.exists() and not home.ledger.exists():
             raise Refused(
-                f"this home has a signing key, but its ledger {home.ledger} does not exist: restore it from its "
+                f"this home has a signing key, but the ledger {home.ledger} does not exist: restore it from a "
                 "backup; a new ledger needs a new home (NEORL_HOME)"
             )
         first_use = table.create(table.connect(home.ledger_url))
@@ -160,7 +160,7 @@ class Signer:
         """Return the entry of an attempt's commitment."""
         record = entry_of_attempt(self._ledger.entries(), "seed", attempt)
         if record is None or not record.read(SeedBody).witnesses:
-            raise Refused(f"attempt {attempt[:12]} has no commitment that names witnesses: draw its seed")
+            raise Refused(f"attempt {attempt[:12]} has no commitment that names witnesses: draw the seed")
         return record
 
     def _head(self) -> str:
@@ -181,7 +181,8 @@ class Signer:
 
     def _append(self, request: Append) -> Answer:
         if request.kind == "rotation" and not request.body.get("person"):
-            raise Refused("a rotation of the home's key cannot be appended: use 'neorl keys rotate'")
+            old = str(request.body.get("old"))[:16]
+            raise Refused(f"a rotation of the home's key cannot be appended, got key {old}: use 'neorl keys rotate'")
         return self._write(request)
 
     def _write(self, request: Append) -> Answer:
@@ -241,7 +242,7 @@ class Signer:
         return Answer(envelope=signed.envelope.decode())
 
     def _check_certificate(self, entry: Entry) -> None:
-        """Check that a result agrees with its certificate."""
+        """Check that a result agrees with the certificate."""
         if entry.kind != "result" or (file := certificate_file(entry)) is None:
             return
         # Imported late: SciPy takes longer to load than the signer to start.
@@ -266,13 +267,13 @@ class Signer:
         if opened.kind != "attempt" or committed is None or entry_of_attempt(history, "result", request.attempt):
             raise Refused(
                 f"entry {request.attempt[:12]} is not an attempt with a seed and without a result: open an attempt and "
-                "draw its seed"
+                "draw the seed"
             )
         path = seed_file(self.home, request.attempt)
         if not path.exists() or sha256_hex(secret := read_secret(path)) != committed.body["commitment"]:
             raise Refused(f"{path} is missing or not the seed that the attempt committed to: restore it")
         if (found := nonces_of(history, request.attempt)) is None:
-            raise Refused(f"attempt {request.attempt[:12]} has no nonces of its witnesses: draw its seed again")
+            raise Refused(f"attempt {request.attempt[:12]} has no nonces of the witnesses: draw the seed again")
         drawn = DrawnSeed(committed, secret, found.head, found.nonces)
         statement = state(opened, drawn, request, self._head())
         payload = statement.model_dump(mode="json", by_alias=True)

@@ -32,7 +32,7 @@ def wanted_aliases(entries: Sequence[Entry], plant: str) -> dict[str, str]:
 def reconcile(home: Home, plant: str, registry: Registry) -> Aliases:
     """Make MLflow's aliases and pages agree with the ledger, also after a kill between the two.
 
-    Needs neither the home's key nor its signer.
+    Needs neither the home's key nor the signer.
     """
     # Serialised, so that an older view of the ledger is never written last.
     with exclusive(home.folder("locks") / f"pages-{plant}.lock"):

@@ -77,7 +77,7 @@ def in_force_at(entries: Sequence[Entry], plant: str, at: str) -> InForce:
     """Return a plant's champion or shadow at a time, with certificate, dataset and approvals.
 
     Args:
-        at: date (its end in UTC) or ISO time (UTC if it has no zone).
+        at: date (end of day in UTC) or ISO time (UTC if it has no zone).
     """
     limit = normalise_time(at, last=True)
     known = [entry for entry in entries if entry.timestamp <= limit]

@@ -17,16 +17,10 @@ from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.ledger.protocol import Rotate
 from tasks.evidence.ledger.signing import SigningKey, TrustRoot, home_pin, key_id, public_key, trust_yaml
 from tasks.evidence.people import private_keys
-from tasks.evidence.people.keyring import (
-    KINDS,
-    KeyBody,
-    RevocationBody,
-    key_of,
-    keyring,
-)
+from tasks.evidence.people.keyring import KINDS, KeyBody, RevocationBody, key_of, keyring
 from tasks.evidence.people.rotation import change_pins, pins_of, replacement
 from tasks.evidence.people.rules import key_content, revocation_content, rotation_content
-from tasks.evidence.people.statement import Signatory
+from tasks.evidence.people.statement import Signatory, with_signature
 from tasks.evidence.witness.pinned import FILE as WITNESSES
 from tasks.evidence.witness.pinned import load_witnesses
 from tasks.files.canonical import format_time, normalise_time, write_atomic
@@ -47,9 +41,7 @@ def enrol(
         _pin(ledger)
         return next(e for e in ledger.entries() if e.kind in KINDS and e.body.get("public") == own.public)
     made = KeyBody(**own.model_dump(), roles=tuple(roles), possession=possession, by=by, why=why)
-    if signatory is not None:
-        made = made.model_copy(update={"signature": signatory.sign(key_content(made))})
-    entry = ledger.append("key", made)
+    entry = ledger.append("key", with_signature(made, signatory, key_content(made)))
     _pin(ledger)
     return entry
 
@@ -109,8 +101,7 @@ def rotate_person(ledger: Ledger, person: str, why: str, path: Path | None = Non
             _forget(following)
             raise BadInput(f"{person} has no enrolled key: have one enrolled with 'neorl keys pin'")
         made_body = replacement(key, old.id, person, why, old.person)
-        envelope = signatory.sign(rotation_content(made_body))
-        ledger.append("rotation", made_body.model_copy(update={"signature": envelope}))
+        ledger.append("rotation", with_signature(made_body, signatory, rotation_content(made_body)))
     own, _ = private_keys.read_public(private_keys.public_file(following))
     name = key_id(public_key(own.public))
     if name in keyring(ledger.entries()):
@@ -120,7 +111,7 @@ def rotate_person(ledger: Ledger, person: str, why: str, path: Path | None = Non
         os.replace(private_keys.public_file(following), own_file)
         _pin(ledger)
         return name
-    # Killed before its entry: the prepared key is unknown to the ledger.
+    # Killed before the entry: the prepared key is unknown to the ledger.
     _forget(following)
     return rotate_person(ledger, person, why, path)
 
@@ -133,15 +124,13 @@ def revoke(ledger: Ledger, key: str, since: str, by: str, why: str, signatory: S
     """
     found = key_of(ledger.entries(), key)
     made = RevocationBody(key=found.id if found else key, since=since, by=by, why=why)
-    if signatory is not None:
-        made = made.model_copy(update={"signature": signatory.sign(revocation_content(made))})
-    entry = ledger.append("revocation", made)
+    entry = ledger.append("revocation", with_signature(made, signatory, revocation_content(made)))
     _pin(ledger)
     return entry
 
 
 def first_moment(text: str) -> str:
-    """Return a date (its start) or an ISO time as the ledger writes times; an empty text means now."""
+    """Return a date (start of day) or an ISO time as the ledger writes times; an empty text means now."""
     return normalise_time(text, last=False) if text else format_time(datetime.now(UTC) - timedelta(microseconds=1))
 
 

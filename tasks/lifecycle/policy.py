@@ -144,7 +144,7 @@ def policy_yaml(policy: SafetyPolicy) -> bytes:
 
 
 def read_policy(path: Path, plant: str) -> SafetyPolicy:
-    """Read a policy from its file."""
+    """Read a policy from a file."""
     if not path.is_file():
         raise BadInput(f"there is no safety policy at {path}: write one with 'neorl policy draft {plant}'")
     found = load_yaml(path, SafetyPolicy)
@@ -167,7 +167,7 @@ def policy_for(history: Sequence[Entry], run: OpenedRun) -> tuple[SafetyPolicy, 
 
 
 def hold_run(ledger: Ledger, run: OpenedRun) -> SafetyPolicy | None:
-    """Check a run against its plant's policy; draft and sign one if there is none.
+    """Check a run against the plant's policy; draft and sign one if there is none.
 
     Log-only plants have no policy, because nothing is claimed about them.
     """

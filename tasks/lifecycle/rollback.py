@@ -1,4 +1,4 @@
-"""Rollback to an earlier champion, after verifying its certificate, served model and bundle."""
+"""Rollback to an earlier champion, after verifying certificate, served model and bundle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tasks.evidence.decisions.champions import (
 from tasks.evidence.decisions.queue import record_of
 from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.ledger.ledger import Ledger
-from tasks.evidence.people.statement import Signatory, read_payload
+from tasks.evidence.people.statement import Signatory, with_signature
 from tasks.evidence.policies import certified_claims
 from tasks.files.canonical import file_sha256, folder_differences
 from tasks.models.bundles.manifest import MANIFEST, read_manifest
@@ -94,10 +94,7 @@ def roll_back(
             role=role,
             why=why,
         )
-        if signatory is None:
-            return made
-        envelope = signatory.sign(rollback_content(history, plant, made))
-        return made.model_copy(update={"signature": envelope, "signed": read_payload(envelope)["signed"]})
+        return with_signature(made, signatory, rollback_content(history, plant, made))
 
     return ledger.append("rollback", body, plant=plant, artefacts=candidate.artefacts)
 
@@ -141,7 +138,7 @@ def _check_served(registry: Registry, candidate: Entry) -> None:
 
 
 def _check_bundle(home: Home, candidate: Entry) -> None:
-    """Check that the version's files are those of its candidate, and that its bundle answers as recorded."""
+    """Check that the version's files are those of the candidate, and that the bundle answers as recorded."""
     record, plant = record_of(candidate), candidate.plant
     name = f"version {record.version} of {plant}"
     for file in candidate.artefacts:
@@ -156,7 +153,7 @@ def _check_bundle(home: Home, candidate: Entry) -> None:
     # Without a time budget: latency depends on the machine's load.
     found = serve_check(folder, record.composite, _code_of(folder), budget_us=math.inf, calls=10)
     if not found.passed:
-        raise Refused(f"the bundle {folder} of {name} failed its check ('{found.reasons[0]}'): {RESTORE}")
+        raise Refused(f"the bundle {folder} of {name} failed the check ('{found.reasons[0]}'): {RESTORE}")
 
 
 def _code_of(folder: Path) -> Origin | None:

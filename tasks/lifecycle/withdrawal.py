@@ -11,7 +11,7 @@ from tasks.evidence.decisions.champions import IN_FORCE, WithdrawalBody, champio
 from tasks.evidence.decisions.queue import record_of, was_rejected
 from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.ledger.ledger import Ledger
-from tasks.evidence.people.statement import Signatory, read_payload
+from tasks.evidence.people.statement import Signatory, with_signature
 from tasks.promote import promote_candidate
 
 
@@ -45,10 +45,7 @@ def withdraw_champion(
             found = f"version {now.body['version']} is" if now else "there is none"
             raise Refused(f"version {version} of {plant} is not champion, {found}: see 'neorl history {plant}'")
         made = WithdrawalBody(composite=now.body["composite"], promotion=now.digest, version=version, by=by, why=why)
-        if signatory is None:
-            return made
-        envelope = signatory.sign(withdrawal_content(made, plant))
-        return made.model_copy(update={"signature": envelope, "signed": read_payload(envelope)["signed"]})
+        return with_signature(made, signatory, withdrawal_content(made, plant))
 
     made, before = _withdrawn(ledger, plant, version), True
     if made is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 import tarfile
 from collections.abc import Callable, Mapping
@@ -67,7 +66,7 @@ class Backup(BaseModel):
 
 
 def backup(home: Home, path: Path, progress: Report) -> Backup:
-    """Write a home into one file while its servers and runs continue.
+    """Write a home into one file while servers and runs continue.
 
     Args:
         path: new file outside the home.
@@ -179,7 +178,7 @@ def _write(file: IO[bytes], header: Header, found: Snapshot, progress: Report) -
 def _add(
     tar: tarfile.TarFile, name: str, content: IO[bytes], size: int, report: Callable[[int], None] | None = None
 ) -> str:
-    """Add a file to the archive; return its SHA-256."""
+    """Add a file to the archive; return the SHA-256."""
     info = tarfile.TarInfo(name)
     info.size, info.mode = size, 0o600
     reader = Hashing(content, report)
@@ -221,8 +220,3 @@ class Hashing(io.RawIOBase):
         if self._report:
             self._report(len(data))
         return data
-
-
-def read_header(data: bytes) -> Header:
-    """Parse the header of a backup."""
-    return Header.model_validate(json.loads(data))

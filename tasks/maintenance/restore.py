@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import sqlite3
@@ -16,9 +17,10 @@ from pydantic import BaseModel, ConfigDict
 from configs.errors import BadInput, NeoRLError, Refused
 from configs.home import LAYOUT, Home
 from tasks.evidence.audit.audit import AuditReport, audit
+from tasks.evidence.certificate import Check
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.files.canonical import exclusive, fsync_path, make_folder, unwritable_is_bad_input
-from tasks.maintenance.backup_file import BLOCK, FORMAT, HEADER, SUMS, Hashing, Header, Megabytes, read_header
+from tasks.maintenance.backup_file import BLOCK, FORMAT, HEADER, SUMS, Hashing, Header, Megabytes
 from tasks.progress import Report
 
 AGAIN = "take another copy of the backup"
@@ -60,7 +62,8 @@ def restore(archive: Path, root: Path, progress: Report) -> Restored:
         raise BadInput(f"there is no backup at {archive}: check the path")
     if os.environ.get("NEORL_LEDGER_URL"):
         raise BadInput("NEORL_LEDGER_URL is set, but a backup restores the ledger as a file: unset it")
-    _check_empty(root)
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise Refused(f"{root} is not an empty folder: restore into another folder, and compare")
     make_folder(root.parent)
     staging = root.with_name(f".{root.name}.restoring")
     lock = root.with_name(f"{staging.name}.lock")
@@ -95,11 +98,6 @@ def restore(archive: Path, root: Path, progress: Report) -> Restored:
     )
 
 
-def _check_empty(root: Path) -> None:
-    if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise Refused(f"{root} is not an empty folder: restore into another folder, and compare")
-
-
 def _unpack(archive: Path, staging: Path, progress: Report) -> tuple[Header, int, int]:
     """Unpack a backup into a folder and verify every file's digest."""
     found: dict[str, str] = {}
@@ -125,7 +123,7 @@ def _unpack(archive: Path, staging: Path, progress: Report) -> tuple[Header, int
         message = " ".join(str(error).split())[:120] or type(error).__name__
         raise Refused(f"{archive} is truncated or altered ({message}): {AGAIN}") from error
     if header is None or sums is None:
-        raise Refused(f"{archive} ends before its list of digests: {AGAIN}")
+        raise Refused(f"{archive} ends before the list of digests: {AGAIN}")
     wrong = sorted(name for name in {*found, *sums} if found.get(name) != sums.get(name))
     if wrong:
         raise Refused(
@@ -138,7 +136,7 @@ def _unpack(archive: Path, staging: Path, progress: Report) -> tuple[Header, int
 def _checked_header(name: str, data: bytes) -> Header:
     if name != HEADER:
         raise Refused(f"a backup must begin with {HEADER}, got {name[:80]!r}: give a file of 'neorl backup'")
-    header = read_header(data)
+    header = Header.model_validate(json.loads(data))
     if header.format > FORMAT or header.layout > LAYOUT:
         raise Refused(
             f"the backup has format {header.format} and layout {header.layout} by NeoRL {header.neorl}, this version "
@@ -194,8 +192,6 @@ def _audited(home: Home) -> AuditReport:
     try:
         return audit(home)
     except NeoRLError as error:
-        from tasks.evidence.certificate import Check
-
         return AuditReport([Check("audit", False, str(error))])
 
 

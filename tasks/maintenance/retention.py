@@ -203,7 +203,7 @@ def _datasets(home: Home, plant: str, days: float, needed: set[str], digests: se
     for folder in sorted((store / "quarantine").glob("*")):
         if not any(path.is_relative_to(folder) for path in kept) and _is_older(folder, days):
             going.append(folder)
-    free = [path for path in going if not any(_is_below(name, path, home.root) for name in needed)]
+    free = [path for path in going if not any((home.root / name).is_relative_to(path) for name in needed)]
     old = time.time() - days * DAY
     unnamed = [(path, size) for path, size, at in objects_of(store / "shards") if path not in kept and at < old]
     return [
@@ -217,17 +217,13 @@ def _datasets(home: Home, plant: str, days: float, needed: set[str], digests: se
 
 
 def _files_of(store: Path, manifest: Manifest) -> set[Path]:
-    """Return the files of a dataset except its manifest."""
+    """Return the files of a dataset except the manifest."""
     found = {store / "shards" / shard.file for shard in manifest.shards}
     found.add(store / "views" / manifest.view.file)
     for provenance in manifest.provenance:
         for source in provenance.sources:
             found |= {store / file.file for file in (*source.quarantine, *source.raw_quarantine)}
     return found
-
-
-def _is_below(name: str, path: Path, root: Path) -> bool:
-    return (root / name).is_relative_to(path)
 
 
 def _is_older(path: Path, days: float) -> bool:

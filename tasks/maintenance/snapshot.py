@@ -94,14 +94,14 @@ def is_used(database: str) -> bool:
 
 
 def files_of(root: Path) -> Iterator[tuple[str, Path]]:
-    """Yield every regular file below a folder with its relative path; links, sockets and caches are skipped."""
+    """Yield every regular file below a folder with the relative path; links, sockets and caches are skipped."""
     for name, mode in _entries(root):
         if stat.S_ISREG(mode):
             yield name, root / name
 
 
 def links_of(root: Path) -> Iterator[tuple[str, str]]:
-    """Yield every symbolic link below a folder with its relative path and its target."""
+    """Yield every symbolic link below a folder with relative path and target."""
     for name, mode in _entries(root):
         if stat.S_ISLNK(mode):
             with suppress(FileNotFoundError):

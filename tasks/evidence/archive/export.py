@@ -7,23 +7,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
-
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from tasks.evidence.archive.tar import END, write_member
-from tasks.evidence.ledger.entry import Entry
+from tasks.evidence.ledger.entry import Body, Entry
 from tasks.evidence.ledger.ledger import HeadNow, Ledger
 from tasks.evidence.ledger.signing import HEAD_TYPE
 from tasks.evidence.policies import pinned_file as policy_file
 from tasks.evidence.witness.client import COUNTERSIGNED
 from tasks.evidence.witness.pinned import pinned, pinned_file
-from tasks.files.canonical import (
-    canonical_json,
-    file_sha256,
-    sha256_hex,
-    writing,
-)
+from tasks.files.canonical import canonical_json, file_sha256, sha256_hex, writing
 from tasks.files.stored import is_stored, open_stored, stored_sha256, stored_size
 
 FORMAT = "neorl-audit-archive/1"
@@ -34,20 +27,16 @@ DATA = "datasets/"
 PRIVATE = ("keys/", "secrets/", "ledger/")
 
 
-class FileIn(BaseModel):
+class FileIn(Body):
     """File of an archive."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     path: str
     sha256: str
     size: int
 
 
-class ContentsOf(BaseModel):
+class ContentsOf(Body):
     """First file of an archive: list of all others."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     format: str
     entries: int
@@ -88,7 +77,7 @@ def export(home: Home, out: Path, data: bool = True) -> Exported:
 
     Raises:
         BadInput: if there is no ledger, or the archive cannot be written.
-        Refused: if the ledger does not verify, or a file is missing or differs from its entry.
+        Refused: if the ledger does not verify, or a file is missing or differs from the entry.
     """
     ledger = Ledger.open(home, write=False)
     ledger.verify()
@@ -122,7 +111,7 @@ def _signed_head(home: Home, ledger: Ledger) -> str:
 
 
 def _named(home: Home, entries: Sequence[Entry]) -> dict[str, _Piece]:
-    """Return every file that an entry names, by its path in the home."""
+    """Return every file that an entry names, by path in the home."""
     found: dict[str, _Piece] = {}
     for entry in entries:
         for file in entry.artefacts:

@@ -64,7 +64,7 @@ def extract(archive: Path, folder: Path) -> Iterator[Member]:
             seen.add(path)
             yield _extracted(source, path, size, folder, archive)
         if block + source.read(BLOCK + 1) != END:
-            raise Refused(f"{archive} has bytes after its last file: {CURE}")
+            raise Refused(f"{archive} has bytes after the last file: {CURE}")
 
 
 def path_fault(path: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Verification of an archive: format, digests of its files, and the complete audit of a home."""
+"""Verification of an archive: format, digests of the files, and the complete audit of a home."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Unpacked(Home):
 
 
 def verify_archive(archive: Path, heads: Sequence[str] = (), trust: Path | None = None) -> list[Check]:
-    """Verify an archive without its home, in a temporary folder.
+    """Verify an archive without the home, in a temporary folder.
 
     Args:
         heads: signed heads kept outside the archive.
@@ -58,7 +58,7 @@ def verify_archive(archive: Path, heads: Sequence[str] = (), trust: Path | None 
 
     Raises:
         BadInput: if the file does not exist or cannot be unpacked for lack of space.
-        Refused: if it is not in the format of `neorl audit export`, or its entries form no ledger.
+        Refused: if it is not in the format of `neorl audit export`, or the entries form no ledger.
     """
     with tempfile.TemporaryDirectory(prefix="neorl-audit-") as name:
         home = Unpacked(Path(name))
@@ -79,7 +79,7 @@ def _contents(home: Home, archive: Path, members: Sequence[Member]) -> ContentsO
         value = read_json(home.root / CONTENTS)
         found = ContentsOf.model_validate_json(json.dumps(value))
     except (NeoRLError, ValidationError) as error:
-        raise Refused(f"{archive} has no valid list of its files ({CONTENTS}): {CURE}") from error
+        raise Refused(f"{archive} has no valid list of files ({CONTENTS}): {CURE}") from error
     if found.format != FORMAT or (home.root / CONTENTS).read_bytes() != canonical_json(value):
         raise Refused(f"{archive} must have the format {FORMAT}, got '{found.format[:60]}': {CURE}")
     listed = [Member(file.path, file.size, file.sha256) for file in found.files]
@@ -124,14 +124,14 @@ def _rebuild(home: Home, contents: ContentsOf, archive: Path) -> None:
 
 
 def _check_head(home: Home, contents: ContentsOf, archive: Path) -> None:
-    """Check that the head belongs to the last entry; the audit verifies its signature."""
+    """Check that the head belongs to the last entry; the audit verifies the signature."""
     try:
         (text,) = heads_in((home.root / HEAD).read_text())
         size = HeadNow(**json.loads(from_base64(json.loads(text)["payload"]))).size
     except (ValueError, TypeError, LookupError) as error:
         raise Refused(f"{HEAD} of {archive} is not a signed head: {CURE}") from error
     if size != contents.entries:
-        raise Refused(f"the head of {archive} covers {size} entries, its list {contents.entries}: {CURE}")
+        raise Refused(f"the head of {archive} covers {size} entries, the list {contents.entries}: {CURE}")
 
 
 def _trusted(root: Path, *, given: bool) -> Check:

@@ -122,7 +122,7 @@ def _heads(ledger: Ledger, heads: Iterable[str]) -> list[Check]:
         named.append((own.name, own.read_text(errors="replace")))
     elif ledger.home.ledger.exists():
         # It exists from before the first entry on. Truncating the ledger needs a new one, and that needs the key.
-        lost = f"{own.name} is missing, so truncation cannot be excluded: restore it from its backup"
+        lost = f"{own.name} is missing, so truncation cannot be excluded: restore it from a backup"
         failures.append(Check("heads", False, lost))
     for name, text in named:
         try:
@@ -153,7 +153,7 @@ def _replayed(entries: Sequence[Entry]) -> list[Check]:
             failures.append(Check(name, False, f"ledger entry {entry.sequence}: {error}"))
     failed = {check.name for check in failures}
     held = [name for name in (*GROUPS, "others") if name not in failed]
-    return [*(Check(name, True, f"{counts[name]} entries, each by the rule of its kind") for name in held), *failures]
+    return [*(Check(name, True, f"{counts[name]} entries, each by the rule of the kind") for name in held), *failures]
 
 
 def _champions(logged: Sequence[Entry], trust: TrustRoot) -> Check:
@@ -270,7 +270,7 @@ def _served(home: Home, entries: Sequence[Entry]) -> list[Check]:
         # All folders of that name: an untouched copy could otherwise hide an altered one.
         folders = sorted(kept.glob(f"*/models/{model}/artifacts"))
         faults = [fault for folder in folders for fault in folder_differences(folder, _digests(record))]
-        faults = faults if folders else ["its model is missing"]
+        faults = faults if folders else ["the model is missing"]
         failures += [Check("served", False, f"{where}: {fault}") for fault in faults]
     return failures or [Check("served", True, f"{len(models)} models in MLflow match their SHA-256")]
 
@@ -294,7 +294,7 @@ def _controllers(home: Home, entries: Sequence[Entry]) -> list[Check]:
             failures.append(Check("controllers", False, f"{where}: {error}"))
             continue
         if learned:
-            detail = f"{where}: logged as the plant's own controller, but its bundle has a policy or another digest"
+            detail = f"{where}: logged as the plant's own controller, but the bundle has a policy or another digest"
             failures.append(Check("controllers", False, detail))
     return failures or [Check("controllers", True, f"{count} composites are the plant's own controller, as logged")]
 

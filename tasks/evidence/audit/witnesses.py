@@ -118,7 +118,7 @@ def _stamps(folder: Path, entries: Sequence[Entry], witnesses: Witnesses) -> lis
             when = verify_stamp(from_base64(body.stamp), text.encode(), certificate)
             if datetime.fromisoformat(Checkpoint.parse(text).time) > when + TOLERANCE:
                 raise Refused(
-                    f"ledger entry {entry.sequence}: the head has entries later than its time stamp of {when}"
+                    f"ledger entry {entry.sequence}: the head has entries later than the time stamp of {when}"
                 )
     except (NeoRLError, ValidationError, ValueError) as error:
         return [Check("stamps", False, str(error))]

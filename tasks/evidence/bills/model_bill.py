@@ -35,9 +35,9 @@ from tasks.evidence.bills.cyclonedx import (
     PerformanceMetric,
     QuantitativeAnalysis,
     ReferenceTo,
+    made_by,
     serial_number,
 )
-from tasks.evidence.bills.lock import made_by
 from tasks.evidence.certificate import read_certificate
 from tasks.evidence.claims import NON_CLAIMS, Materials, Predicate
 from tasks.evidence.decisions.queue import find_candidate

@@ -14,7 +14,7 @@ from tasks.versions.texts import Texts
 from tasks.versions.versions import current, version_of
 
 RULED_OUT = {"rejection": "rejected", "withdrawal": "withdrew"}
-"""Kinds that rule out a composite for its plant, with their verbs."""
+"""Kinds that rule out a composite for a plant, with their verbs."""
 
 
 class VerdictBody(Body):
@@ -47,7 +47,7 @@ def check_signed_time(signature: str, signed: str) -> None:
 
 
 def check_version(candidate: Entry, version: str) -> None:
-    """Check that an entry names its candidate's version, which aliases, pages and reports show."""
+    """Check that an entry names the candidate's version, which aliases, pages and reports show."""
     if version not in ("", candidate.body["version"]):
         raise Refused(
             f"the candidate of {candidate.plant} has version {candidate.body['version']}, got {version!r}: name it"
@@ -55,7 +55,7 @@ def check_version(candidate: Entry, version: str) -> None:
 
 
 def check_all_gates(candidate: Entry, rules: int) -> None:
-    """Check that the candidate passed all gates of this version of the rules, which may have more than its own."""
+    """Check that the candidate passed all gates of this version of the rules, which may require further ones."""
     required = version_of(rules).required(of_process(candidate), candidate.body["role"] == "fallback")
     passed = {gate["name"] for gate in candidate.body["gates"] if gate["passed"] is True}
     if missing := [name for name in required if name not in passed]:
@@ -91,7 +91,7 @@ def open_approvals(history: Sequence[Entry], plant: str, composite: str) -> list
     """Return the approvals of a composite that still count.
 
     A promotion, rollback, shadow or withdrawal of the plant ends all earlier approvals, because they compared with the
-    previous champion. A rejection ends those of its composite. Signatures after a revocation do not count.
+    previous champion. A rejection ends those of the rejected composite. Signatures after a revocation do not count.
     """
     found: list[Entry] = []
     for entry in history:

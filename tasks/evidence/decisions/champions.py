@@ -39,7 +39,7 @@ IN_FORCE = ("promotion", "rollback")
 
 
 class PromotionBody(Body):
-    """Entry: a composite becomes the champion of its plant."""
+    """Entry: a composite becomes the champion of a plant."""
 
     composite: str
     approval: str
@@ -74,7 +74,7 @@ class RollbackBody(Body):
     """Digest of the candidate's entry."""
     version: str
     restores: str
-    """Digest of its promotion."""
+    """Digest of the promotion."""
     replaces: str | None
     """Digest of the replaced champion's entry; None if no champion is in force."""
     leaves: str
@@ -124,7 +124,7 @@ def withdrawal_content(body: WithdrawalBody, plant: str) -> Content:
 def check_rollback(history: Sequence[Entry], entry: Entry) -> None:
     """Check a rollback: to an earlier champion that meets the current policy.
 
-    Approvals of its promotion still count at any age, except those by keys revoked since. The person who rolls back
+    Approvals of the promotion still count at any age, except those by keys revoked since. The person who rolls back
     counts as an approver too. The rollback is refused if the current policy requires more.
     """
     plant, body = entry.plant, entry.read(RollbackBody)
@@ -275,14 +275,14 @@ def check_promotion(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def before_policy(history: Sequence[Entry], plant: str) -> str | None:
-    """Return a message if the champion predates the policy in force and its claim does not meet it, else None.
+    """Return a message if the champion predates the policy in force and the claim does not meet it, else None.
 
-    It stays in service: a policy decides about later promotions, so its approval rules do not apply to this champion.
+    It stays in service: a policy decides about later promotions, so the approval rules do not apply to this champion.
     """
     now, signed = champion(history, plant), policy_entry(history, plant)
     if now is None:
         return None
-    version = f"version {now.body['version']} of {plant} was promoted before its policy"
+    version = f"version {now.body['version']} of {plant} was promoted before the policy"
     if signed is None:
         return f"{version}: there is no policy yet"
     if now.sequence > signed.sequence:
@@ -296,7 +296,7 @@ def promote(ledger: Ledger, plant: str, promotion: PromotionBody, artefacts: Seq
     """Make a composite the champion (compare-and-set).
 
     Args:
-        promotion: with the digests of its approval and of the replaced champion.
+        promotion: with the digests of the approval and of the replaced champion.
         artefacts: files of the candidate.
 
     Returns:

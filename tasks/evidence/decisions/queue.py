@@ -36,7 +36,7 @@ def verdict_against(entries: Sequence[Entry], plant: str, composite: str) -> Ent
     if (final := ruled_out(entries, plant, composite)) is not None:
         return final
     own = [e for e in entries if e.plant == plant and (e.kind == "rollback" or leaves_service(e))]
-    # A voided rollback restores nothing: earlier decisions about its target still apply.
+    # A voided rollback restores nothing: earlier decisions about the target still apply.
     turns = (
         e
         for e in reversed(own)

@@ -58,12 +58,12 @@ class ExtensionBody(Body):
 
 
 class ShadowInForce(NamedTuple):
-    """A shadow with the end of its period."""
+    """A shadow with the end of the period."""
 
     entry: Entry
     until: datetime
     ended: Entry | None = None
-    """Its rejection or the next shadow, even after the end of the period."""
+    """Rejection, or the next shadow, even after the end of the period."""
 
     def runs(self, at: datetime) -> bool:
         """Return whether the period has not ended."""
@@ -71,7 +71,7 @@ class ShadowInForce(NamedTuple):
 
 
 def last_shadow(history: Sequence[Entry], plant: str) -> Entry | None:
-    """Return the last shadow of a plant, even after the end of its period."""
+    """Return the last shadow of a plant, even after the end of the period."""
     return next((entry for entry in reversed(history) if (entry.kind, entry.plant) == ("shadow", plant)), None)
 
 
@@ -93,7 +93,7 @@ def course(history: Sequence[Entry], begun: Entry) -> ShadowInForce:
         rejected = later.kind == "rejection" and later.body["composite"] == begun.body["composite"]
         if rejected or later.kind == "shadow":
             return ShadowInForce(begun, until, later)
-        # After the end of the period, an extension counts from its own time.
+        # After the end of the period, an extension counts from the time of the extension.
         if later.kind == "extension" and later.body["shadow"] == begun.digest:
             until = max(until, parse_time(later.timestamp)) + timedelta(days=later.body["days"])
     return ShadowInForce(begun, until)
@@ -143,7 +143,7 @@ def extension_content(shadow: Entry, body: ExtensionBody) -> Content:
 
 
 def check_comparison(history: Sequence[Entry], entry: Entry) -> None:
-    """Check a comparison: a logged shadow, shares in [0, 1], and a threshold and alarm that follow from its settings.
+    """Check a comparison: a logged shadow, shares in [0, 1], and a threshold and alarm that follow from the settings.
 
     A comparison states no return of the shadow's actions, because nobody applied them.
     """

@@ -22,7 +22,7 @@ from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.people.keyring import KnownKey, folded
 from tasks.evidence.people.rules import check_signed
-from tasks.evidence.people.statement import Content, Signatory, read_payload
+from tasks.evidence.people.statement import Content, Signatory, with_signature
 from tasks.evidence.policies import (
     PolicyBody,
     certified_claims,
@@ -148,10 +148,7 @@ def signed(
     signatory: Signatory | None,
 ) -> VerdictBody:
     """Return a decision signed on the current ledger; unchanged without a signatory."""
-    if signatory is None:
-        return verdict
-    envelope = signatory.sign(verdict_content(history, act, plant, verdict))
-    return verdict.model_copy(update={"signature": envelope, "signed": read_payload(envelope)["signed"]})
+    return with_signature(verdict, signatory, verdict_content(history, act, plant, verdict))
 
 
 def missing_approvals(history: Sequence[Entry], plant: str, approval: Entry, texts: Texts | None = None) -> str | None:

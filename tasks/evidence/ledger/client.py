@@ -119,7 +119,7 @@ def stop(home: Home) -> bool:
     connection = _connect(home)
     if connection is None:
         return False
-    # The signer exits after its answer, which closes the connection. A lost connection means that it has exited.
+    # The signer exits after the answer, which closes the connection. A lost connection means that it has exited.
     with connection, suppress(ConnectionError):
         _exchange(connection, Stop())
     return True
@@ -175,5 +175,5 @@ def _exchange(connection: socket.socket, request: Request) -> Answer:
             raise ConnectionError(f"no answer within {TIMEOUT:g} s") from error
         raise Refused(f"the signer did not answer within {TIMEOUT:g} s: see logs/signer.log") from error
     if not received:
-        raise ConnectionError("the connection to the signer was lost before its answer")
+        raise ConnectionError(f"the connection to the signer was lost before the answer to {request.ask!r}")
     return Answer.model_validate_json(received)

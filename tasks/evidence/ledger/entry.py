@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
+from tasks.evidence.claims import Stated
 from tasks.evidence.ledger.protocol import Artefact
 from tasks.evidence.ledger.signing import keyid_of
 from tasks.files.canonical import sha256_hex
@@ -17,10 +18,8 @@ from tasks.files.merkle import merkle_root
 from tasks.versions.versions import version_of
 
 
-class Body(BaseModel):
-    """Base of entry bodies: frozen, strict, unknown fields are rejected."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+class Body(Stated):
+    """Base of entry bodies."""
 
 
 AnyBody = TypeVar("AnyBody", bound=BaseModel)

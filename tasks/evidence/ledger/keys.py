@@ -36,7 +36,7 @@ def configuration() -> Path:
 
 
 def must_be_asked_for(home: Home) -> bool:
-    """Return whether only a person knows the passphrase: the key is encrypted, and no file has its passphrase."""
+    """Return whether only a person knows the passphrase: the key is encrypted, and no file has the passphrase."""
     if os.environ.get(PASSPHRASE_FILE) or not home.signing_key.exists():
         return False
     pem = read_secret(home.signing_key)
@@ -48,7 +48,7 @@ def open_keys(
 ) -> tuple[SigningKey, TrustRoot]:
     """Decrypt the home's signing key and read the trust root.
 
-    On first use, a key is made, and its public key is pinned in the home unless the project pins keys. Later, a
+    On first use, a key is made, and the public key is pinned in the home unless the project pins keys. Later, a
     missing key or trust root is never replaced, because replacing both would allow a new signed history. A key that
     an earlier version left unencrypted is encrypted in place; copies in backups stay readable.
 
@@ -67,7 +67,7 @@ def open_keys(
             key = store_key(path, Ed25519PrivateKey.generate(), passphrase)
         else:
             raise Refused(
-                f"the private key {path} that signed this home's records does not exist: restore it from its "
+                f"the private key {path} that signed this home's records does not exist: restore it from a "
                 "backup, or start a new home"
             )
         if first_use and not project.exists() and not home.trust.exists():
@@ -146,9 +146,9 @@ def load_private(path: Path, pem: bytes, passphrase: bytes | None, cure: str) ->
         # The parser's message is not shown: it may quote the key.
         if passphrase is not None:
             raise Refused(f"the passphrase does not decrypt {path}: {cure}") from error
-        raise BadInput(f"{path} is not an Ed25519 key: restore it from its backup") from error
+        raise BadInput(f"{path} is not an Ed25519 key: restore it from a backup") from error
     if not isinstance(private, Ed25519PrivateKey):
-        raise BadInput(f"{path} must be an Ed25519 key, got {type(private).__name__}: restore it from its backup")
+        raise BadInput(f"{path} must be an Ed25519 key, got {type(private).__name__}: restore it from a backup")
     return private
 
 

@@ -44,7 +44,7 @@ class HeadNow(NamedTuple):
 class Ledger:
     """Verified reading of entries, and appending through the signer.
 
-    An entry is returned only after its signature, chain and columns have been verified. Reading needs neither the
+    An entry is returned only after signature, chain and columns have been verified. Reading needs neither the
     private key nor the signer.
     """
 
@@ -112,7 +112,7 @@ class Ledger:
 
         Args:
             body: the entry's body, or a function that makes it from all earlier entries or raises. The function runs
-                again whenever another writer was first (compare-and-set), so its checks hold for the final entry.
+                again whenever another writer was first (compare-and-set), so the checks hold for the final entry.
             artefacts: files that the entry names, from `artefact`; they must never be overwritten.
 
         Returns:
@@ -204,10 +204,10 @@ class Ledger:
                 raise Refused(f"the envelope column must be text, got {kind}: restore the row")
             envelope = row.envelope.encode()
             known = self._known.get(envelope)
-            if known is None and EARLIER.search(envelope):
+            if known is None and (earlier := EARLIER.search(envelope)):
                 raise Refused(
-                    "it was written by an earlier version of NeoRL: audit this home with that version, and start a new "
-                    "one (NEORL_HOME)"
+                    f"an entry with {earlier[0].decode()} is of an earlier version of NeoRL: audit this home with that "
+                    "version, and start a new one (NEORL_HOME)"
                 )
             entry = known or read_entry(self._unsealed(envelope), envelope)
             last = self._entries[-1] if self._entries else None
@@ -264,7 +264,7 @@ class Ledger:
 def _known_under(engine: sql.Engine, trust: TrustRoot) -> dict[bytes, Entry]:
     """Return this process's cache of verified entries, by envelope, for this ledger and these keys.
 
-    A retraining opens its ledger a dozen times, and signatures dominate the reading time. Everything else (presence,
+    A retraining opens the ledger a dozen times, and signatures dominate the reading time. Everything else (presence,
     order, columns) is checked on each reading.
     """
     return _known(str(engine.url), frozenset((name, key.public_bytes_raw()) for name, key in trust.keys.items()))
@@ -289,7 +289,7 @@ def insert(engine: sql.Engine, entry: Entry) -> None:
 
 
 def artefact(home: Home, path: Path, name: str | None = None) -> Artefact:
-    """Return a file of the home with its SHA-256, for an entry to name."""
+    """Return a file of the home with the SHA-256, for an entry to name."""
     relative = path.resolve().relative_to(home.root.resolve())
     return Artefact(name or path.name, relative.as_posix(), stored_sha256(path))
 

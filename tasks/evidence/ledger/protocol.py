@@ -1,13 +1,13 @@
-"""Requests to the signer and its answers: typed requests, never bytes to sign."""
+"""Requests to the signer and answers: typed requests, never bytes to sign."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
+from pydantic import Field, JsonValue, TypeAdapter
 
-from tasks.evidence.claims import Counts, Materials
+from tasks.evidence.claims import Counts, Materials, Stated
 
 MAX_BYTES = 8 * 1024 * 1024
 """Largest request; a candidate's list of files is the largest that occurs."""
@@ -25,13 +25,7 @@ class Artefact(NamedTuple):
     sha256: str
 
 
-class Message(BaseModel):
-    """Base: frozen, strict, unknown fields are rejected."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Hello(Message):
+class Hello(Stated):
     """Create key and table on first use; return the public key."""
 
     ask: Literal["hello"] = "hello"
@@ -41,7 +35,7 @@ class Hello(Message):
     """Digest of the sources with the rules; a signer with other sources answers `stale`."""
 
 
-class Append(Message):
+class Append(Stated):
     """Append an entry if the ledger's last entry is still the predecessor."""
 
     ask: Literal["append"] = "append"
@@ -52,26 +46,26 @@ class Append(Message):
     predecessor: Sha256
 
 
-class Head(Message):
+class Head(Stated):
     """Sign the current head."""
 
     ask: Literal["head"] = "head"
 
 
-class Countersign(Message):
+class Countersign(Stated):
     """Have the current head countersigned by the witnesses."""
 
     ask: Literal["countersign"] = "countersign"
 
 
-class Nonces(Message):
+class Nonces(Stated):
     """Have an attempt's commitment countersigned, and get the witnesses' nonces for it."""
 
     ask: Literal["nonces"] = "nonces"
     attempt: Sha256
 
 
-class Certify(Message):
+class Certify(Stated):
     """Sign an attempt's certificate; the signer looks up claim, number, composite and seed."""
 
     ask: Literal["certificate"] = "certificate"
@@ -80,7 +74,7 @@ class Certify(Message):
     materials: Materials
 
 
-class Seal(Message):
+class Seal(Stated):
     """Sign the digest of a cached result."""
 
     ask: Literal["seal"] = "seal"
@@ -89,7 +83,7 @@ class Seal(Message):
     sha256: Sha256
 
 
-class Rotate(Message):
+class Rotate(Stated):
     """Rotate the home's key."""
 
     ask: Literal["rotate"] = "rotate"
@@ -97,7 +91,7 @@ class Rotate(Message):
     why: Annotated[str, Field(min_length=1, max_length=4096)]
 
 
-class Stop(Message):
+class Stop(Stated):
     """Stop the signer."""
 
     ask: Literal["stop"] = "stop"
@@ -107,7 +101,7 @@ Request = Hello | Append | Head | Countersign | Nonces | Certify | Seal | Rotate
 REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="ask")])
 
 
-class Answer(Message):
+class Answer(Stated):
     """Answer of the signer."""
 
     envelope: str = ""

@@ -1,4 +1,4 @@
-"""Seals on cached results: a result is used only while its signed digest matches its file."""
+"""Seals on cached results: a result is used only while the signed digest matches the file."""
 
 from __future__ import annotations
 

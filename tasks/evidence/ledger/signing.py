@@ -49,7 +49,7 @@ def pae(payload_type: str, payload: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class SigningKey:
-    """Private key; its bytes never occur in messages, representations or arguments."""
+    """Private key; the bytes never occur in messages, representations or arguments."""
 
     _private: Ed25519PrivateKey
 
@@ -80,9 +80,9 @@ class Pin(NamedTuple):
     """Owner; empty for a home's key."""
     roles: tuple[str, ...] = ()
     until: str = ""
-    """Time of its rotation."""
+    """Time of the rotation."""
     revoked: str = ""
-    """Time from which its signatures do not count."""
+    """Time from which signatures do not count."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class TrustRoot:
         return cls.read(file or next((path for path in (project, home.trust) if path.exists()), home.trust))
 
     def unseal(self, payload_type: str, envelope: bytes) -> Any:
-        """Verify an envelope and return its payload.
+        """Verify an envelope and return the payload.
 
 
         Raises:
@@ -131,7 +131,7 @@ class TrustRoot:
             if not isinstance(document, dict) or set(document) != ENVELOPE_KEYS:
                 raise ValueError(f"it must be a DSSE envelope with {sorted(ENVELOPE_KEYS)}, got {str(document)[:60]}")
             if document["payloadType"] != payload_type:
-                raise ValueError(f"its payload type must be {payload_type!r}, got {document['payloadType']!r}")
+                raise ValueError(f"the payload type must be {payload_type!r}, got {document['payloadType']!r}")
             signatures = document["signatures"]
             if not isinstance(signatures, list) or len(signatures) != 1 or set(signatures[0]) != {"keyid", "sig"}:
                 raise ValueError(f"it must have exactly one signature, got {str(signatures)[:60]}")
@@ -139,7 +139,7 @@ class TrustRoot:
             payload = json.loads(body)
             # One byte string per meaning: rejects other white space, key order, duplicate keys and number forms.
             if canonical_json(document) != envelope or canonical_json(payload) != body:
-                raise ValueError("its bytes are not canonical")
+                raise ValueError(f"the {len(envelope)} bytes are not canonical")
         except (ValueError, TypeError, RecursionError) as error:
             raise Refused(f"invalid signed envelope: {error}; restore the original bytes") from error
         name = signatures[0]["keyid"]
@@ -147,7 +147,7 @@ class TrustRoot:
         if public is None:
             raise Refused(
                 f"the signing key {name!r} is not pinned in {self.source}: restore the original, or pin that key after "
-                "comparing its fingerprint with its owner's"
+                "comparing the fingerprint with the owner's"
             )
         try:
             public.verify(signature, pae(payload_type, body))
@@ -177,7 +177,7 @@ def _quoted(value: Any) -> str:
 
 
 def public_key(text: str) -> Ed25519PublicKey:
-    """Return the public key from base64 of its 32 bytes.
+    """Return the public key from base64 of 32 bytes.
 
     Raises:
         ValueError, TypeError: if the text is invalid.
@@ -212,7 +212,7 @@ def _pin(row: Any, path: Path, cure: str) -> Pin:
             f"`public` in {path} must be base64 of an Ed25519 public key, got {row['public']!r}: {cure}"
         ) from error
     if row["id"] != name:
-        raise BadInput(f"the id in {path} must be {name}, which belongs to its key, got {row['id']!r}: {cure}")
+        raise BadInput(f"the id in {path} must be {name}, which belongs to the key, got {row['id']!r}: {cure}")
     try:
         # Normalised to the ledger's form, because times are compared as text.
         dates = {field: normalise_time(row[field], last=False) for field in ("until", "revoked") if row.get(field)}
@@ -235,9 +235,9 @@ def from_base64(text: Any) -> bytes:
     try:
         data = base64.b64decode(text, validate=True)
     except binascii.Error as error:
-        raise ValueError(f"its base64 is invalid ({error})") from error
+        raise ValueError(f"the base64 is invalid ({error})") from error
     if to_base64(data) != text:
-        raise ValueError("its base64 is not canonical")
+        raise ValueError(f"the base64 {str(text)[:24]!r} is not canonical")
     return data
 
 

@@ -66,8 +66,8 @@ GUARDED = sql.text(
 TRIGGERS = {"sqlite": SQLITE_TRIGGERS, "postgresql": POSTGRESQL_TRIGGERS}
 """By dialect. An administrator can drop them; the signed chain then reveals changes."""
 CURES = {
-    "sqlite": "restore it from its backup",
-    "postgresql": "check NEORL_LEDGER_URL and its server, or restore the database from its backup",
+    "sqlite": "restore it from a backup",
+    "postgresql": "check NEORL_LEDGER_URL and the server, or restore the database from a backup",
 }
 FIRST_USE = int.from_bytes(b"neorl", "big")
 """Number of PostgreSQL's advisory lock for creating the table."""
@@ -97,7 +97,7 @@ def connect(url: str) -> sql.Engine:
         ) from error
     except ImportError as error:
         raise BadInput(
-            f"the driver {error.name} for NEORL_LEDGER_URL is missing: install NeoRL with its extra 'team'"
+            f"the driver {error.name} for NEORL_LEDGER_URL is missing: install NeoRL with the extra 'team'"
         ) from error
     if engine.dialect.name == "sqlite":
 
@@ -147,7 +147,7 @@ def rows_from(engine: sql.Engine, sequence: int) -> Generator[sql.Row[Any], None
 
 
 def named(engine: sql.Engine) -> str:
-    """Return the database's URL without its password."""
+    """Return the database's URL without the password."""
     return engine.url.render_as_string(hide_password=True)
 
 

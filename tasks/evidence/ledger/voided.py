@@ -91,7 +91,7 @@ def leaves_service(entry: Entry) -> bool:
 
 
 def forged(entries: Sequence[Entry]) -> dict[int, str]:
-    """Return the entries signed by a key of the home after its rotation: sequence number -> reason."""
+    """Return the entries signed by a key of the home after the rotation: sequence number -> reason."""
     found: dict[int, str] = {}
     out: dict[str, int] = {}
     if not any(entry.kind == "rotation" for entry in entries):

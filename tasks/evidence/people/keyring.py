@@ -82,9 +82,9 @@ class KnownKey(NamedTuple):
     roles: tuple[str, ...]
     since: str
     until: str = ""
-    """Time of its rotation."""
+    """Time of the rotation."""
     revoked: str = ""
-    """Time from which its signatures do not count."""
+    """Time from which signatures do not count."""
 
     @property
     def in_force(self) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import getpass
+import json
 import os
 import re
 import shlex
@@ -74,10 +76,10 @@ def create(home: Home, person: str, path: Path | None = None) -> tuple[Path, Per
 
 
 def write(path: Path, person: str, private: Ed25519PrivateKey, passphrase: bytes) -> tuple[Path, PersonKey]:
-    """Encrypt a person's key and write its public file."""
+    """Encrypt a person's key and write the public file."""
     key = SigningKey(private)
     own = PersonKey(person=" ".join(person.split()), public=public_text(key.public), login=login())
-    # A folder that the person chose keeps its mode.
+    # A folder that the person chose keeps the mode.
     write_secret(path, encrypted(private, passphrase), folder_is_ours=path.parent == people_folder())
     return write_atomic(public_file(path), key.seal(KEY_TYPE, own.model_dump())), own
 
@@ -98,10 +100,7 @@ def new_passphrase(person: str) -> bytes:
 
 
 def read_public(path: Path) -> tuple[PersonKey, str]:
-    """Read and verify a public file; return its content and its envelope."""
-    import base64
-    import json
-
+    """Read and verify a public file; return content and envelope."""
     cure = "use the file that 'neorl keys create --person' wrote"
     try:
         envelope = path.read_bytes()
@@ -127,9 +126,7 @@ def unlock(path: Path) -> Signatory:
         )
     key = SigningKey(load_private(path, pem, passphrase, f"correct {PASSPHRASE_FILE}, or type it again"))
     if public_text(key.public) != own.public:
-        raise Refused(
-            f"the private key in {path} does not match {own.person}'s public file: restore it from its backup"
-        )
+        raise Refused(f"the private key in {path} does not match {own.person}'s public file: restore it from a backup")
     return with_key(own.person, key)
 
 
@@ -147,7 +144,7 @@ def signatory_of(person: str, path: Path | None = None) -> Signatory | None:
         return None
     own, _ = read_public(public_file(private))
     if folded(own.person) != folded(person):
-        raise BadInput(f"{private} is the key of {own.person}, not of {person}: name its person with --by")
+        raise BadInput(f"{private} is the key of {own.person}, not of {person}: name that person with --by")
     return unlock(private)
 
 

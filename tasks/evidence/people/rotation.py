@@ -32,7 +32,7 @@ NEXT = "next-"
 
 
 def prepare(home: Home, passphrase: bytes | None, source: Path) -> tuple[SigningKey, Path]:
-    """Make the next key beside the current one and pin it, so that its first signature counts.
+    """Make the next key beside the current one and pin it, so that the first signature counts.
 
     Args:
         passphrase: passphrase of both keys; see `keys.open_keys` for the default.
@@ -95,7 +95,7 @@ def rotate(
 
 
 def _forget(home: Home, following: SigningKey, path: Path, source: Path) -> None:
-    """Remove the next key and its pin."""
+    """Remove the next key and the pin."""
     kept_passphrase(path.read_bytes()).unlink(missing_ok=True)
     path.unlink()
     name = key_id(following.public)
@@ -108,7 +108,7 @@ def put_in_place(home: Home, path: Path) -> None:
 
 
 def finish(home: Home, history: Iterable[Entry]) -> None:
-    """Complete a rotation that was killed after its entry; undo one that was killed before."""
+    """Complete a rotation that was killed after the entry; undo one that was killed before."""
     named = set()
     for entry in history:
         if entry.kind == "rotation" and (fields := texts(entry, "public", "person")) and not fields[1]:

@@ -66,10 +66,10 @@ def check_signed(
         )
     if moment_of(statement.signed) > moment_of(entry.timestamp) + TOLERANCE:
         raise Refused(
-            f"the statement was signed at {statement.signed}, after its entry of {entry.timestamp}: set the clock of "
+            f"the statement was signed at {statement.signed}, after the entry of {entry.timestamp}: set the clock of "
             "the signing machine right"
         )
-    # Otherwise the home's owner could replay a statement that its signer has withdrawn.
+    # Otherwise the home's owner could replay a statement that the signer has withdrawn.
     if any(signature in _signatures(earlier) for earlier in history):
         raise Refused(f"this statement of {key.person} is already in the ledger: sign a new one")
     return key
@@ -114,11 +114,14 @@ def check_key(history: Sequence[Entry], entry: Entry) -> None:
             f"the proof of possession has the fields {found}: use the file that 'neorl keys create --person' wrote"
         ) from error
     if own != PersonKey(person=body.person, public=body.public, login=body.login):
-        raise Refused(f"the key was made for {own.person}, not for {body.person}: enrol it under its own name")
+        raise Refused(f"the key was made for {own.person}, not for {body.person}: enrol it under that name")
     _check_new(history, body.public)
-    if any(folded(key.person) == folded(body.person) and key.in_force for key in keyring(history).values()):
+    people = keyring(history).values()
+    if any(folded(key.person) == folded(body.person) and key.in_force for key in people):
         raise Refused(f"{body.person} already has a key in force: replace it with 'neorl keys rotate'")
-    check_signed(history, entry, body.by, body.signature, key_content(body), required=_anybody(history))
+    check_signed(
+        history, entry, body.by, body.signature, key_content(body), required=any(key.in_force for key in people)
+    )
 
 
 def check_rotation(history: Sequence[Entry], entry: Entry) -> None:
@@ -130,7 +133,7 @@ def check_rotation(history: Sequence[Entry], entry: Entry) -> None:
         raise Refused(f"the new key {key_id(public)} did not sign that it replaces {body.old[:16]}: rotate again")
     _check_new(history, body.public)
     if not body.person:
-        # The signer rotates only its own key; the audit checks the envelope's signature.
+        # The signer rotates only the key in use; the audit checks the envelope's signature.
         if body.signature or (entry.envelope and keyid_of(entry.envelope) != body.old) or body.old in keyring(history):
             raise Refused(f"the rotation of the home's key {body.old[:16]} is not signed by that key")
         return
@@ -166,8 +169,7 @@ def check_revocation(history: Sequence[Entry], entry: Entry) -> None:
     owner = people.get(body.key)
     if not body.signature and not others and owner is not None and folded(owner.person) != folded(body.by):
         return
-    content = revocation_content(body)
-    check_signed(history, entry, body.by, body.signature, content, required=others)
+    check_signed(history, entry, body.by, body.signature, revocation_content(body), required=others)
 
 
 def key_content(body: KeyBody) -> Content:
@@ -203,10 +205,6 @@ def _check_new(history: Sequence[Entry], public: str) -> None:
     homes = {keyid_of(entry.envelope) for entry in history if entry.envelope} | set(home_keys_out(history))
     if name in {*keyring(history), *homes}:
         raise Refused(f"the ledger already knows the key {name}: make a new one")
-
-
-def _anybody(history: Sequence[Entry]) -> bool:
-    return any(key.in_force for key in keyring(history).values())
 
 
 def _signatures(entry: Entry) -> tuple[str, ...]:

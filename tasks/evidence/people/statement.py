@@ -9,9 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from configs.errors import Refused
+from tasks.evidence.ledger.entry import AnyBody, Body
 from tasks.evidence.ledger.signing import SigningKey, TrustRoot, key_id, public_key
 from tasks.files.canonical import format_time
 
@@ -34,10 +35,8 @@ class Content(NamedTuple):
     note: str = ""
 
 
-class Statement(BaseModel):
+class Statement(Body):
     """A signed statement."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     act: Act
     plant: str
@@ -70,8 +69,17 @@ def with_key(person: str, key: SigningKey, clock: Callable[[], datetime] = lambd
 
 
 def signed_elsewhere(envelope: str) -> Signatory:
-    """Return a signatory for a statement from another machine; its content is checked by the rules."""
+    """Return a signatory for a statement from another machine; the content is checked by the rules."""
     return Signatory(read_payload(envelope)["person"], lambda content: envelope)
+
+
+def with_signature(body: AnyBody, signatory: Signatory | None, content: Content) -> AnyBody:
+    """Return a body with the person's statement and, if it has such a field, the time of signing."""
+    if signatory is None:
+        return body
+    envelope = signatory.sign(content)
+    signed = {"signed": read_payload(envelope)["signed"]} if "signed" in type(body).model_fields else {}
+    return body.model_copy(update={"signature": envelope, **signed})
 
 
 def read_statement(envelope: str, public: str) -> Statement:
@@ -92,7 +100,7 @@ def read_payload(envelope: str) -> Mapping[str, str]:
 
 
 def content_fault(statement: Statement, person: str, content: Content) -> str | None:
-    """Return the first difference between a statement and its required content, or None."""
+    """Return the first difference between a statement and the required content, or None."""
     wanted = {**content._asdict(), "about": dict(content.about), "person": person}
     for name, right in wanted.items():
         found = getattr(statement, name)

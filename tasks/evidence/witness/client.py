@@ -74,7 +74,7 @@ class WitnessClient:
         self._paused_until: dict[str, float] = {}
 
     def catch_up(self) -> None:
-        """Compare the ledger, once per process, with every head known to this home or its witnesses."""
+        """Compare the ledger, once per process, with every head known to this home or the witnesses."""
         if self._caught_up:
             return
         entries, own = self._ledger.entries(), self._home.root / "ledger.head"
@@ -82,7 +82,7 @@ class WitnessClient:
             self._ledger.verify([own.read_text(errors="replace")])
         elif entries and self._home.ledger.exists():
             raise Refused(
-                f"the ledger has {len(entries)} entries, but its newest head {own} does not exist: restore it from its "
+                f"the ledger has {len(entries)} entries, but the newest head {own} does not exist: restore it from a "
                 "backup, or bring back the previous ledger"
             )
         witnesses = pinned(self._home, self._ledger.trust)
@@ -143,7 +143,7 @@ class WitnessClient:
             if reply.status not in (200, 404):
                 message = reply.text.strip()[:200]
                 raise Refused(
-                    f"witness {witness.verifier.name} rejected the next key: '{message}'; ask its owner to add the key"
+                    f"witness {witness.verifier.name} rejected the next key: '{message}'; ask the owner to add the key"
                 )
 
     def for_key(self, key: SigningKey, ledger: Ledger) -> WitnessClient:
@@ -181,7 +181,7 @@ class WitnessClient:
                 stamp = self._stamp(head.note.text)
                 return NonceBody(attempt=body.attempt, head=str(head.note), nonces=given, stamp=stamp)
             if wrong := next((reply for reply in replies if reply.status not in (200, 409)), None):
-                raise Refused(f"a witness refused the nonce: '{wrong.text.strip()[:200]}'; ask its owner")
+                raise Refused(f"a witness refused the nonce: '{wrong.text.strip()[:200]}'; ask the owner")
         raise Refused(f"another writer advanced the ledger {RACES} times while nonces were drawn: try again")
 
     def _stamp(self, text: str) -> str:
@@ -210,7 +210,7 @@ class WitnessClient:
         if any(entry.body["witnesses"] for entry in self._ledger.entries("seed")):
             raise Refused(
                 f"the ledger's attempts name witnesses, but {pinned_file(self._home, self._ledger.trust)} does not "
-                "exist: restore it from its backup"
+                "exist: restore it from a backup"
             )
         if not self._own:
             return None
@@ -265,12 +265,12 @@ class WitnessClient:
         return Checkpoint.parse(Note.parse(reply.text).text).size
 
     def _introduce(self, witness: PinnedWitness, origin: str) -> None:
-        """Add this ledger to a witness that is open to all; otherwise its owner must add it."""
+        """Add this ledger to a witness that is open to all; otherwise the owner must add it."""
         own = Verifier.of(origin, SIGNATURE, self._key)
         reply = self._request(witness, "/add-log", f"{own}\n")
         if reply.status != 200:
             raise Refused(
-                f"witness {witness.verifier.name} does not know this ledger ('{reply.text.strip()[:200]}'): its owner "
+                f"witness {witness.verifier.name} does not know this ledger ('{reply.text.strip()[:200]}'): the owner "
                 f"must run 'neorl witness add FOLDER {own}'"
             )
 
@@ -298,6 +298,6 @@ def head_folders(witnesses: Witnesses | None) -> list[Path]:
 
 
 def stored_heads(folder: Path, keys: Container[str]) -> Iterator[tuple[Path, list[str]]]:
-    """Yield each file with signed heads in a folder, and those of its heads that name one of these keys as signer."""
+    """Yield each file with signed heads in a folder, and those of the heads that name one of these keys as signer."""
     for path in sorted(path for path in folder.rglob("*") if path.suffix in (".head", ".html")):
         yield path, signed_by(heads_in(path.read_text(errors="replace")), keys)

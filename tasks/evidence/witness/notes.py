@@ -190,5 +190,5 @@ class Nonce(NamedTuple):
         return key.sign(self.text.encode())
 
     def is_from(self, verifier: Verifier, nonce: bytes) -> bool:
-        """Return whether the nonce was given by this witness; `verifier` is that of its countersignatures."""
+        """Return whether the nonce was given by this witness; `verifier` is that of the countersignatures."""
         return verifier.verifies(self.text.encode(), nonce)

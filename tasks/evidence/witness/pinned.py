@@ -60,7 +60,7 @@ class Witnesses(Strict):
     """Witnesses that must countersign a home's ledger."""
 
     origin: Annotated[str, Field(pattern=r"^[^\s+]{1,200}$")]
-    """Name of the ledger; stays when its key is rotated."""
+    """Name of the ledger; stays when the key is rotated."""
     required: Annotated[int, Field(ge=1, le=9)] = 1
     """Number of witnesses that must countersign."""
     witnesses: Annotated[list[PinnedWitness], Field(min_length=1, max_length=9)]

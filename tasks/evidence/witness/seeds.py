@@ -148,10 +148,10 @@ def check_nonce(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def nonces_of(history: Sequence[Entry], attempt: str) -> NonceBody | None:
-    """Return the nonces of an attempt, or None if its commitment still waits for them."""
+    """Return the nonces of an attempt, or None if the commitment still waits for them."""
     record = entry_of_attempt(history, "seed", attempt)
     if record is None:
-        raise Refused(f"attempt {attempt[:12]} has no committed seed: open an attempt and draw its seed")
+        raise Refused(f"attempt {attempt[:12]} has no committed seed: open an attempt and draw the seed")
     if not record.read(SeedBody).witnesses:
         return NonceBody(attempt=attempt, head="", nonces=())
     found = entry_of_attempt(history, "nonce", attempt)
@@ -160,7 +160,7 @@ def nonces_of(history: Sequence[Entry], attempt: str) -> NonceBody | None:
 
 def entry_of_attempt(history: Sequence[Entry], kind: str, attempt: str) -> Entry | None:
     """Return the first entry of this kind (seed, nonce, result) of the attempt that the entry `attempt` opened."""
-    # Search from the attempt on: no earlier entry can contain its digest.
+    # Search from the attempt on: no earlier entry can contain the digest.
     numbers = reversed(range(len(history)))
     begun = next((number for number in numbers if history[number].digest == attempt), 0)
     # Stop at the first: later forged bodies may lack the field.
@@ -232,7 +232,7 @@ def compare_witnesses(predicate: Predicate, trust: TrustRoot) -> tuple[bool | No
 
 
 def _recorded(predicate: Predicate) -> Entry:
-    """Read the commitment's entry from a certificate without verifying its signature."""
+    """Read the commitment's entry from a certificate without verifying the signature."""
     envelope = predicate.seed.record
     try:
         return read_entry(json.loads(from_base64(json.loads(envelope)["payload"])), envelope.encode())

@@ -1,4 +1,4 @@
-"""HTTP server of a witness, on a TCP port or on a Unix socket that only its user can open.
+"""HTTP server of a witness, on a TCP port or on a Unix socket that only the user can open.
 
 Started by `neorl witness serve`, and by `client.start_own` for a home's own witness.
 """
@@ -147,7 +147,7 @@ def serve(witness: Witness, host: str, port: int, ready: Callable[[Verifier, int
 
 
 def main(folder: str, socket: str, name: str, idle: str) -> int:
-    """Open a home's own witness, listen, print its key, and leave a child process that serves."""
+    """Open a home's own witness, listen, print the key, and leave a child process that serves."""
     try:
         witness = open_witness(Path(folder), name, open_to_all=True)
         server = SocketServer(witness, Path(socket), float(idle))

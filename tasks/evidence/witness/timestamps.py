@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from datetime import UTC, datetime
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 
 from configs.errors import BadInput, Refused
+from tasks.evidence.witness.transport import connection_to
 
 SHA256 = bytes.fromhex("0609608648016503040201")
 SIGNED_DATA = bytes.fromhex("06092a864886f70d010702")
@@ -77,14 +78,10 @@ def request_stamp(url: str, message: bytes) -> bytes:
     Returns:
         The token, a DER `ContentInfo`.
     """
-    parts = urlsplit(url)
-    try:
-        connection = (HTTPSConnection if parts.scheme == "https" else HTTPConnection)(parts.netloc, timeout=TIMEOUT)
-    except (HTTPException, ValueError) as error:
-        raise ConnectionError(f"invalid address {url} ({error})") from error
+    connection = connection_to(url, TIMEOUT)
     try:
         headers = {"Content-Type": "application/timestamp-query"}
-        connection.request("POST", parts.path or "/", body=query(message), headers=headers)
+        connection.request("POST", urlsplit(url).path or "/", body=query(message), headers=headers)
         data = connection.getresponse().read(LONGEST)
     except (HTTPException, UnicodeError) as error:
         raise ConnectionError(f"invalid answer ({error})") from error
@@ -96,7 +93,7 @@ def request_stamp(url: str, message: bytes) -> bytes:
     except (ValueError, IndexError) as error:
         raise Refused(f"{url} did not answer with a time stamp ({error}): check the address") from error
     if granted > 1 or not token:
-        raise Refused(f"{url} refused to stamp, status {granted}: ask its operator")
+        raise Refused(f"{url} refused to stamp, status {granted}: ask the operator")
     return token[0].whole
 
 
@@ -109,7 +106,7 @@ def read_authority_certificate(path: Path) -> x509.Certificate:
 
 
 def verify_stamp(token: bytes, message: bytes, certificate: x509.Certificate) -> datetime:
-    """Verify a token and return its time.
+    """Verify a token and return the stated time.
 
     Args:
         certificate: pinned certificate; no chain is verified.
@@ -129,11 +126,11 @@ def verify_stamp(token: bytes, message: bytes, certificate: x509.Certificate) ->
         imprint_kind, imprinted = imprint.parts(SEQUENCE)
         forms = (kind.whole == SIGNED_DATA, info_kind.whole == TST_INFO, octets.tag == OCTETS, time.tag == TIME)
         if not all(forms) or stated[CONTENT_TYPE].whole != TST_INFO:
-            raise ValueError("not a time-stamp token of version 1")
+            raise ValueError(f"it must be a time-stamp token of version 1, got content type {kind.whole.hex()}")
         if (imprint_kind.parts(SEQUENCE)[0].whole, imprinted.content) != (SHA256, hashlib.sha256(message).digest()):
-            raise ValueError("it stamps another message")
+            raise ValueError(f"it stamps another message, of SHA-256 {imprinted.content.hex()[:12]}")
         if stated[MESSAGE_DIGEST].content != _digest(algorithm(), octets.content):
-            raise ValueError("the content differs from the signed digest")
+            raise ValueError(f"the content differs from the signed digest {stated[MESSAGE_DIGEST].content.hex()[:12]}")
         # RFC 5652 5.4: attributes are signed under the SET tag, not under the tag that is sent.
         _verify(certificate, signature.content, bytes([SET]) + attributes.whole[1:], algorithm())
         return datetime.strptime(time.content.decode()[:14], "%Y%m%d%H%M%S").replace(tzinfo=UTC)

@@ -48,7 +48,7 @@ def newest_path(origin: str) -> str:
 
 
 def start_own(home: Home) -> Verifier:
-    """Start the home's own witness unless it runs, wait until it listens and return its key."""
+    """Start the home's own witness unless it runs, wait until it listens and return the key."""
     own = _socket(home, OWN)
     with exclusive(home.folder("locks") / "witness.lock"):
         try:
@@ -71,7 +71,7 @@ def stop_own(home: Home) -> bool:
         _exchange(_UnixConnection(own), "/key", None)
     except OSError:
         return False
-    own.unlink(missing_ok=True)  # the server exits when its socket is gone
+    own.unlink(missing_ok=True)  # the server exits when the socket is gone
     return True
 
 
@@ -84,13 +84,16 @@ def _ask(home: Home, witness: PinnedWitness, path: str, body: str | None) -> Rep
                 raise
         start_own(home)
         return _exchange(_UnixConnection(_socket(home, witness.url)), path, body)
-    url = urlsplit(witness.url)
-    kind = HTTPSConnection if url.scheme == "https" else HTTPConnection
+    return _exchange(connection_to(witness.url, TIMEOUT), urlsplit(witness.url).path.rstrip("/") + path, body)
+
+
+def connection_to(address: str, timeout: float) -> HTTPConnection:
+    """Return a connection to the host of an HTTP or HTTPS address; it opens with the first request."""
+    url = urlsplit(address)
     try:
-        connection = kind(url.netloc, timeout=TIMEOUT)
+        return (HTTPSConnection if url.scheme == "https" else HTTPConnection)(url.netloc, timeout=timeout)
     except (HTTPException, ValueError) as error:
-        raise ConnectionError(f"invalid address {witness.url} ({error})") from error
-    return _exchange(connection, url.path.rstrip("/") + path, body)
+        raise ConnectionError(f"invalid address {address} ({error})") from error
 
 
 def _socket(home: Home, url: str) -> Path:

@@ -37,7 +37,7 @@ TEXT_TYPE = "text/plain; charset=utf-8"
 
 
 class Denied(Exception):
-    """A rejected request, with its HTTP status."""
+    """A rejected request, with an HTTP status."""
 
     def __init__(self, status: int, text: str, content_type: str = TEXT_TYPE) -> None:
         super().__init__(text)
@@ -82,11 +82,11 @@ class Witness:
         return Verifier.of(self.name, COSIGNATURE, self._key)
 
     def over_copy(self, folder: Path) -> Witness:
-        """Return the same witness over a copy of its folder."""
+        """Return the same witness over a copy of the folder."""
         return Witness(folder, self.name, self._key, self.clock, self.open_to_all)
 
     def add_log(self, verifier: Verifier, after: str = "") -> None:
-        """Allow a key to sign heads of the log of its name."""
+        """Allow a key to sign heads of the log of that name."""
         if verifier.kind != SIGNATURE:
             raise BadInput(f"a log's key must have signature type {SIGNATURE}, got {verifier.kind} in {verifier}")
         with self._change(verifier.name):
@@ -115,7 +115,7 @@ class Witness:
         if known is not None and voucher is not None and voucher.text == f"{verifier}\n":
             by = next((key for key in known.keys if voucher.is_signed_by(Verifier.parse(key))), None)
             if by is None:
-                raise Denied(403, f"no known key of {verifier.name} vouches for its next key {verifier}.")
+                raise Denied(403, f"no known key of {verifier.name} vouches for the next key {verifier}.")
             self.add_log(verifier, after=by)
         elif known is None and self.open_to_all:
             self.add_log(verifier)
@@ -192,7 +192,7 @@ class Witness:
         return known.head
 
     def _known(self, origin: str, note: Note) -> KnownLog:
-        """Return the record of a log after checking that one of its keys signed the note."""
+        """Return the record of a log after checking that one of the keys signed the note."""
         known = self._log(origin)
         if known is None:
             raise Denied(404, f"log {origin} is unknown here: ask the owner of this witness to add it.")

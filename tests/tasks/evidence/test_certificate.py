@@ -169,7 +169,7 @@ def test_replay_finds_false_attempts(ledger: Ledger) -> None:
         check_result([attempt], result)
     with pytest.raises(Refused, match="is not logged, has no committed seed"):
         check_result([attempt, seed, result], result)
-    with pytest.raises(Refused, match=r"composite must be .* as in its attempt"):
+    with pytest.raises(Refused, match=r"composite must be .* as in the attempt"):
         check_result([attempt, seed], replace(result, body={**result.body, "composite": B}))
 
 

@@ -215,7 +215,7 @@ def test_a_champion_from_before_a_stricter_policy_is_reported(ledger: Ledger) ->
     assert champion(ledger.entries(), PLANT) == first
     said = before_policy(ledger.entries(), PLANT)
     assert said is not None
-    assert "was promoted before its policy: p0 must be at most 0.0001 (policy), got 0.001" in said
+    assert "was promoted before the policy: p0 must be at most 0.0001 (policy), got 0.001" in said
     report = audit(ledger.home)
     assert report.passed
     assert [check.detail for check in report.checks if check.passed is None and check.name == "policies"] == [said]

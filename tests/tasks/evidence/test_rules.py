@@ -96,7 +96,7 @@ def test_a_decision_without_its_entry_is_refused(ledger: Ledger, verdict: Verdic
     crown(ledger, B)
     for composite, plant, told in (
         (A, PLANT, f"'{verdict}', but there is no {wanted.removeprefix('a ')} of composite {A[:12]}"),
-        (B, "double_mass", "its outcome"),
+        (B, "double_mass", "the outcome"),
     ):
         version = Version(version="1", run_id="0", url="http://mlflow/1", digest=composite)
         outcome = Outcome(

@@ -381,7 +381,7 @@ def test_the_signer_exits_with_its_home_or_when_idle(home: Path, tmp_path: Path)
 def test_a_failed_start_of_the_signer_is_one_sentence(place: Home) -> None:
     place.folder()
     place.ledger.write_bytes(b"not a database" * 100)
-    with pytest.raises(Refused, match=r"^cannot use the database .* restore it from its backup$"):
+    with pytest.raises(Refused, match=r"^cannot use the database .* restore it from a backup$"):
         start(place)
     place.ledger.unlink()
     place.trust.write_text("keys: []")

@@ -169,7 +169,7 @@ def one(name: str, to: str, data: bytes | None) -> Callable[[tarfile.TarInfo, by
             one(SHARD, "/etc/stranger", b""),
             r"has the unexpected member '/etc/stranger': take another copy of the backup",
         ),
-        (one(SUMS, "", None), "ends before its list of digests: take another copy"),
+        (one(SUMS, "", None), "ends before the list of digests: take another copy"),
         (one(HEADER, "", None), f"a backup must begin with {HEADER}, got 'ledger.db'"),
         (one(HEADER, HEADER, b"{}"), "is truncated or altered"),
     ],

@@ -136,7 +136,7 @@ def test_a_file_added_to_a_named_folder_is_found(copied: Home) -> None:
         (lambda folder: (folder / "MLmodel").write_text("flavors: {}"), "MLmodel: expected SHA-256"),
         (lambda folder: (folder / "code" / "neorl_core" / "types.py").unlink(), "code/neorl_core/types.py: missing"),
         (lambda folder: (folder / "code" / "numpy.py").write_text(""), "code/numpy.py: a file that no entry names"),
-        (lambda folder: shutil.rmtree(folder), "its model is missing"),
+        (lambda folder: shutil.rmtree(folder), "the model is missing"),
     ],
 )
 def test_every_file_that_mlflow_serves_is_followed(copied: Home, attack: Callable[[Path], object], said: str) -> None:
@@ -325,7 +325,7 @@ def test_a_result_that_exceeds_its_certificate_is_found(copied: Home, changed: s
     envelope = make_certificate(open_ledger(copied), attempt.entry, failed, MATERIALS)
     said = outcome(attempt.body.composite, failed).model_copy(update={changed: to})
     found = named(forge_result(copied, said, envelope, attempt))
-    assert "certificates/forged.json: ledger: entries for attempt 3, its seed and its result" in found
+    assert "certificates/forged.json: ledger: entries for attempt 3, seed and result" in found
 
 
 def test_a_passed_result_without_a_certificate_is_found(copied: Home) -> None:
@@ -359,7 +359,7 @@ def test_a_certificate_with_other_inputs_than_its_attempt_is_found(copied: Home,
     statement["predicate"][part][field] = "2020-01-01T00:00:00.000000Z" if field == "opened" else "f" * 64
     key, _ = open_keys(copied, first_use=False)
     report = forge_result(copied, outcome(attempt.body.composite, true), key.seal(PAYLOAD_TYPE, statement), attempt)
-    assert "certificates/forged.json: ledger: entries for attempt 3, its seed and its result" in named(report)
+    assert "certificates/forged.json: ledger: entries for attempt 3, seed and result" in named(report)
 
 
 def test_damage_that_no_query_reads_is_found(furnished: Home, tmp_path: Path) -> None:

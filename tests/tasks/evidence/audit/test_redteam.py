@@ -27,7 +27,7 @@ WORDS = {
     "1d": "witness.example/w1 knows a head that this ledger does not match",
     "1e": "witness.example/w1 knows a head that this ledger does not match",
     "1f": "was not given by witness.example/w1",
-    "2a": "this home has a signing key, but its ledger",
+    "2a": "this home has a signing key, but the ledger",
     "2b": "witness.example/w1 knows a head that this ledger does not match",
     "2c": "the ledger has 6 entries, but a signed head covers",
     "2d": "witness.example/w1 knows a head that this ledger does not match",

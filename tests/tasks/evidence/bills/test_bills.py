@@ -16,7 +16,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from flows.cli.main import run
-from tasks.evidence.bills.lock import lock_bill, read_lock
+from tasks.evidence.bills.cyclonedx import lock_bill, read_lock
 from tasks.evidence.bills.model_bill import model_bill
 from tasks.evidence.certificate import verify_certificate
 from tasks.evidence.ledger.ledger import Ledger, artefact, folder_artefacts

@@ -220,7 +220,7 @@ def test_heads_refuse_another_history(ledger: Ledger, tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"the ledger has 3 entries, .* covers 5: .*truncated"):
         shorter.append("note", NoteBody())
     own.unlink()
-    with pytest.raises(Refused, match="the ledger has 3 entries, but its newest head"):
+    with pytest.raises(Refused, match="the ledger has 3 entries, but the newest head"):
         open_ledger(ledger.home).append("note", NoteBody())
     own.write_text(heads[2])
     shorter = open_ledger(ledger.home)

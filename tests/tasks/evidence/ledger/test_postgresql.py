@@ -139,7 +139,7 @@ def test_a_killed_server_comes_back_with_every_entry(team: Home, server: Postgre
 
 def test_passwords_are_not_shown(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEORL_LEDGER_URL", "postgresql://neorl:hidden-word@127.0.0.1:1/ledger")
-    with pytest.raises(Refused, match=r"cannot use the database .*NEORL_LEDGER_URL and its server") as refused:
+    with pytest.raises(Refused, match=r"cannot use the database .*NEORL_LEDGER_URL and the server") as refused:
         Ledger.open(Home(home))
     assert "hidden-word" not in str(refused.value)
 

@@ -113,7 +113,7 @@ def test_a_deleted_ledger_cannot_be_restarted(place: Home, ledger: Ledger, witne
     """Attack 2 and variants: with the home's head, without it, and with an empty table."""
     certify(ledger, A)
     place.ledger.unlink()
-    with pytest.raises(Refused, match=r"this home has a signing key, but its ledger .* a new ledger needs a new home"):
+    with pytest.raises(Refused, match=r"this home has a signing key, but the ledger .* a new ledger needs a new home"):
         watched(place, direct(witness))
     # With an empty table and without the home's head, the witness's head remains.
     (place.root / "ledger.head").unlink()
@@ -161,7 +161,7 @@ def test_an_external_witness_does_not_know_another_homes_key(tmp_path: Path) -> 
     for place in (first, second):
         pin_witnesses(place, witness)
     ledger = watched(first, direct(witness))
-    with pytest.raises(Refused, match=r"its owner must run 'neorl witness add FOLDER neorl.example/plant-7\+"):
+    with pytest.raises(Refused, match=r"the owner must run 'neorl witness add FOLDER neorl.example/plant-7\+"):
         draw_seed(ledger, attempt_for(ledger, A))
     witness.add_log(log_key(ledger, first))
     draw_seed(ledger, attempt_for(ledger, A))

@@ -215,7 +215,7 @@ def test_an_external_witness_by_commands(place: Home, tmp_path: Path, capsys: py
         capsys.readouterr()
         # It does not know this ledger: the refusal says the command that makes it known.
         ledger = open_ledger(place)
-        with pytest.raises(Refused, match="its owner must run 'neorl witness add FOLDER") as refusal:
+        with pytest.raises(Refused, match="the owner must run 'neorl witness add FOLDER") as refusal:
             draw_seed(ledger, attempt_for(ledger, A))
         said = str(refusal.value).partition("add FOLDER ")[2].partition("'")[0]
         assert run(["witness", "add", str(folder), said]) == 0
