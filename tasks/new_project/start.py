@@ -62,7 +62,8 @@ def start_project(name: str | None, folder: Path | None = None, log: Path | None
         raise BadInput(f"{found} exists already: name another folder by --out, or another NAME.")
     made = None if log is None else start_mapping(log, mapping.parent, plain)
     if log is None or made is None:
-        view = {"data": f".neorl/generated/{plain}/episodes.hdf5"}
+        # Without an action the deployment has no shadow.
+        view = {"data": f".neorl/generated/{plain}/episodes.hdf5", "action": ""}
     else:
         action, measured, set_point = (made.signals[role] for role in ("action", "observation", "set_point"))
         full, project = log.resolve(), root.resolve()
