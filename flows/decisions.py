@@ -18,8 +18,7 @@ from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.people.statement import Signatory
 from tasks.lifecycle.aliases import reconcile
-from tasks.lifecycle.rollback import roll_back
-from tasks.lifecycle.withdrawal import withdraw_champion
+from tasks.lifecycle.champions import roll_back, withdraw_champion
 from tasks.record import champion_in_force
 from tasks.references import Aliases, CandidateRecord, ChampionInForce, Reference
 from tasks.registry.registry import Registry

@@ -10,7 +10,7 @@ from configs.errors import BadInput, Refused
 from configs.safety_policy import RULE, SafetyPolicy
 from configs.strict import Approvers
 from configs.yaml_files import load_yaml
-from tasks.evidence.attempts import AttemptBody
+from tasks.evidence.attempts import AttemptBody, certificate_file
 from tasks.evidence.claims import Claim, DrawnConstant
 from tasks.evidence.ledger.entry import Body, Entry
 from tasks.evidence.ledger.signing import TrustRoot
@@ -126,6 +126,16 @@ def unmet_requirement(policy: SafetyPolicy, claim: Claim) -> str | None:
     if claim.confidence < policy.confidence:
         return f"the confidence must be at least {policy.confidence:.12g} (policy), got {claim.confidence:.12g}"
     return None
+
+
+def evidence_digests(history: Sequence[Entry], plant: str, composite: str) -> dict[str, str | None]:
+    """Return the digests of the certificate and the policy that a statement on a composite binds."""
+    results, policy = certified_claims(history, plant, composite), policy_entry(history, plant)
+    certificate = certificate_file(results[-1][0]) if results else None
+    return {
+        "certificate": certificate.sha256 if certificate else None,
+        "policy": policy.digest if policy else None,
+    }
 
 
 def _drawn(claim: Claim) -> tuple[DrawnConstant, ...]:

@@ -33,8 +33,8 @@ from tasks.evidence.ledger.ledger import Ledger
 from tasks.files.arrays import read_npz
 from tasks.files.provenance import PACKAGES
 from tasks.lifecycle.aliases import check_pages, stale_pages
+from tasks.lifecycle.champions import roll_back
 from tasks.lifecycle.pages import wanted_pages
-from tasks.lifecycle.rollback import roll_back
 from tasks.references import CandidateRecord, Evidence
 from tasks.registry.reading import Page
 from tasks.registry.registry import RegisteredVersion

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from configs.errors import Refused
-from tasks.evidence.attempts import certificate_file
 from tasks.evidence.decisions.approvals import (
     check_all_gates,
     check_not_ruled_out,
@@ -28,6 +27,7 @@ from tasks.evidence.policies import (
     PolicyBody,
     certified_claims,
     check_met,
+    evidence_digests,
     policy_entry,
     policy_of,
     unmet_requirement,
@@ -204,15 +204,11 @@ def approvals_of(history: Sequence[Entry], promotion: Entry) -> list[Entry]:
 
 def rollback_content(history: Sequence[Entry], plant: str, body: RollbackBody) -> Content:
     """Return the content of the statement for a rollback, from the current ledger."""
-    results = certified_claims(history, plant, body.composite)
-    certificate = certificate_file(results[-1][0]) if results else None
-    policy = policy_entry(history, plant)
     about = {
+        **evidence_digests(history, plant, body.composite),
         "candidate": body.candidate,
-        "certificate": certificate.sha256 if certificate else None,
         "champion": body.replaces,
         "composite": body.composite,
-        "policy": policy.digest if policy else None,
         "promotion": body.restores,
         "version": body.version,
     }

@@ -8,7 +8,6 @@ from typing import Literal
 
 from configs.errors import Refused
 from configs.safety_policy import RULE
-from tasks.evidence.attempts import certificate_file
 from tasks.evidence.decisions.approvals import (
     VerdictBody,
     check_all_gates,
@@ -25,7 +24,7 @@ from tasks.evidence.people.rules import check_signed
 from tasks.evidence.people.statement import Content, Signatory, with_signature
 from tasks.evidence.policies import (
     PolicyBody,
-    certified_claims,
+    evidence_digests,
     expires,
     policy_entry,
     policy_of,
@@ -38,15 +37,12 @@ def verdict_content(
     history: Sequence[Entry], act: Literal["approval", "rejection"], plant: str, body: VerdictBody
 ) -> Content:
     """Return the content of the statement for an approval or rejection, from the current ledger."""
-    results = certified_claims(history, plant, body.composite)
-    certificate = certificate_file(results[-1][0]) if results else None
-    policy, now = policy_entry(history, plant), champion(history, plant)
+    now = champion(history, plant)
     about = {
+        **evidence_digests(history, plant, body.composite),
         "candidate": body.candidate,
-        "certificate": certificate.sha256 if certificate else None,
         "champion": now.digest if now else None,
         "composite": body.composite,
-        "policy": policy.digest if policy else None,
         "version": body.version,
     }
     return Content(act, plant, about, body.meaning, body.role, body.note)

@@ -22,10 +22,10 @@ from tasks.evidence.decisions.approvals import approvers
 from tasks.evidence.decisions.champions import RollbackBody, champion, leaving, promotion_of
 from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.ledger.ledger import Ledger
+from tasks.lifecycle.champions import withdraw_champion
 from tasks.lifecycle.in_force import in_force_at
 from tasks.lifecycle.pages import wanted_pages
 from tasks.lifecycle.policy import sign
-from tasks.lifecycle.withdrawal import withdraw_champion
 from tests.evidence import PLANT, POLICY, candidate_record, certify, forge, open_ledger, propose
 from tests.tasks.lifecycle.served import Served
 

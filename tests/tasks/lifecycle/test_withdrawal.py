@@ -17,8 +17,8 @@ from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.people.statement import Content, Signatory
 from tasks.evidence.rules import NoteBody, RefusalBody
+from tasks.lifecycle.champions import withdraw_champion
 from tasks.lifecycle.policy import sign
-from tasks.lifecycle.withdrawal import withdraw_champion
 from tests.evidence import PLANT, POLICY, candidate_record, certify, forge, propose
 from tests.tasks.evidence.people.persons import Person
 from tests.tasks.lifecycle.served import Served
