@@ -261,7 +261,7 @@ def test_an_ended_server_is_reported_with_its_log(home: Path, tmp_path: Path) ->
         ["sh", "-c", "echo out of luck"], os.environ, place.folder("logs") / "mlflow.log", tmp_path
     )
     startup = servers._Startup(place, {"mlflow": processes.any_free_port()}, time.monotonic() + 60, lambda _: None)
-    startup.found["mlflow"] = Service("mlflow", "http://127.0.0.1:1", 1, process, "t")
+    startup.current["mlflow"] = Service("mlflow", "http://127.0.0.1:1", 1, process, "t")
     with pytest.raises(ServiceMissing, match=r"MLflow ended by itself \(out of luck\): read .*mlflow\.log"):
         startup._wait("mlflow")
     processes.stop([process])

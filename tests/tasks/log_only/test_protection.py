@@ -244,8 +244,8 @@ def test_a_bundle_of_a_process_needs_no_code_and_comes_back_as_it_was(shield: An
 @pytest.mark.parametrize(
     ("part", "changes", "sentence"),
     [
-        ("fallback", {"measured": jnp.asarray([2, 0])}, "a loop on a signal that it has not"),
-        ("fallback", {"set_point": jnp.asarray([-1, 0])}, "a loop on a signal that it has not"),
+        ("fallback", {"measured": jnp.asarray([2, 0])}, "a loop on an unknown signal"),
+        ("fallback", {"set_point": jnp.asarray([-1, 0])}, "a loop on an unknown signal"),
         ("fallback", {"kp": jnp.zeros(3)}, "another fallback"),
         ("shield", {"scale": jnp.ones(3)}, "another shield"),
         ("shield", {"references": jnp.zeros((5, 3))}, "another shield"),

@@ -245,7 +245,7 @@ def test_a_file_that_a_bundle_lost_is_written_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"algorithm": "dqn"}, ["an algorithm among", "bc", "td3_bc", "'dqn'"]),
+        ({"algorithm": "dqn"}, ["choose from", "bc", "td3_bc", "'dqn'"]),
         ({"hyperparameters": {"learning_rate": 0.1}}, ["learning_rate", "critic_lr"]),
         ({"hyperparameters": {"critics": 2.5}}, ["critics", "2.5"]),
         ({"grid": {"temperature": [1.0]}}, ["temperature"]),
