@@ -49,13 +49,13 @@ class Dialect(Strict):
 def chrono_format(text: str) -> tuple[str, str]:
     """Translate a time format for polars' parser.
 
-    The parser requires hours with days, and minutes with hours, so missing parts are appended to every text.
+    The parser rejects a date without hour, and an hour without minute: append the missing parts to every text.
 
     Args:
         text: format in strptime's directives, such as `%d.%m.%y %H:%M:%S,%f`.
 
     Returns:
-        (format, ending): parse `text + ending` by the format; fractions follow a point.
+        (format, ending): parse `text + ending` by the format; write fractions of a second after a point.
 
     Raises:
         ValueError: if a directive is unknown or duplicate, or day, month or year is missing.

@@ -45,7 +45,7 @@ class Fallback(Strict):
     law: Literal["linear", "network"] = "linear"
     """For cloned: the fitted law."""
     least_explained: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    """For cloned: least R² of each action on held-out episodes."""
+    """For cloned: minimum R² of each action on held-out episodes."""
     toward: dict[str, float] = Field(default_factory=dict)
     """For hold: safe value of an action to move to; other actions are held."""
     rate: dict[str, Positive] = Field(default_factory=dict)
@@ -71,7 +71,7 @@ class Support(Strict):
     quantile: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.99
     """Share of held-out rows inside the support."""
     most_handed_over: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    """Largest share of held-out rows with a hand-over; a policy above it would mostly be its fallback."""
+    """Largest share of held-out rows with a hand-over; above this share the candidate fails."""
 
 
 class Shadow(Strict):

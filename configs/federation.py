@@ -42,14 +42,14 @@ class Network(Strict):
 
 
 class Member(Strict):
-    """A site, as the coordinator knows it."""
+    """The coordinator's settings for one site."""
 
     key: str | None = None
     """The site's public key, printed by `neorl federate key` at the site."""
 
 
 class Coordinator(Strict):
-    """The coordinator, as a site knows it."""
+    """A site's settings for the connection to the coordinator."""
 
     address: Address = "127.0.0.1:9092"
     authority: FilePath | None = None
@@ -80,7 +80,7 @@ class Aggregation(Strict):
 
 
 class PrivateSites(Strict):
-    """Differential privacy at the level of sites: it bounds the evidence that a site took part."""
+    """Differential privacy of whole sites: limits how surely anyone can tell that a site took part."""
 
     clip: Positive
     """Largest norm of a site's update; the site scales larger updates down."""
@@ -88,11 +88,11 @@ class PrivateSites(Strict):
     """Standard deviation of the noise on the sum of updates, in clip norms."""
     delta: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5
     insist: bool = False
-    """Continue even if the noise exceeds every signal."""
+    """Continue even if the noise on the mean update exceeds the clip norm."""
 
 
 class Terms(Strict):
-    """The terms of a training, which a site may accept or refuse."""
+    """The terms of a training; a site accepts or refuses them."""
 
     plant: Name
     """Name of the plant; names, units and bounds are the same at all sites."""
@@ -118,7 +118,7 @@ class Federation(Terms):
 
     aggregate: Aggregation = Aggregation()
     minimum_sites: Annotated[int, Field(ge=2)] = 2
-    """Answers that a round needs; a round with fewer is repeated."""
+    """Minimum number of sites that must answer in a round; a round with fewer answers is repeated."""
     round_seconds: Positive = 600.0
     """Time to wait for a site in a round; a late site is left out and asked again in the next round."""
     tries: Count = 3
@@ -173,11 +173,11 @@ class Site(Strict):
     dataset: str = ""
     """First digits of the digest of a dataset in the site's home. Default: the plant's newest dataset."""
     held_out: Fraction = 0.2
-    """Share of episodes in the held-out split, for the site's own selection afterwards."""
+    """Share of episodes in the held-out split, for the selection at the site after training."""
     least_rows: Count = 100
-    """Least number of rows for which the site sends sums, because sums of few rows reveal single rows."""
+    """Minimum number of rows for which the site sends sums, because sums of few rows reveal single rows."""
     secure_sums: bool = False
-    """Take part only if the coordinator sees nothing but sums."""
+    """Take part only if the coordinator sees only sums."""
     private: bool = False
-    """Take part only if updates are clipped and noisy."""
+    """Take part only if updates are clipped and noise is added."""
     coordinator: Coordinator = Coordinator()

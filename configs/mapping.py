@@ -194,7 +194,7 @@ class Episodes(Strict):
     """How a continuous record is cut into episodes. A cut is a truncation; only a trip may be a termination."""
 
     max_gap_seconds: float = Field(gt=0)
-    """A signal without a value for longer is unknown, and the episode ends before."""
+    """If a signal has no value for longer than this time, the episode ends before the gap."""
     max_steps: int | None = Field(default=None, gt=0)
     """Longest episode. Default: the plant's horizon."""
     end_at_trip: bool | None = None
@@ -222,7 +222,7 @@ class HistorianMapping(Strict):
     """Whether observations use only values archived before their time. Otherwise OPC UA Part 13 interpolates towards
     the next sample, which the action may already have caused."""
     skew_seconds: Seconds = 0.0
-    """A sample stamped later by at most this time counts as seen: tolerance for scan jitter."""
+    """A sample up to this long after an observation's time still counts for it: tolerance for scan jitter."""
     status_codes: Literal["opc_ua", "opc_da"] | None = None
     """Meaning of numeric statuses: OPC UA (0 is Good) or OPC DA qualities (192 is Good, 0 is Bad). By default they are
     OPC UA statuses, and values that only OPC DA uses (1 to 255) are rejected."""

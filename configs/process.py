@@ -60,7 +60,7 @@ class FileSpec(Strict):
     horizon: Count | None = None
     """Longest episode, in control periods. Default: the longest episode of the file."""
     ends: Ends | None = None
-    """For a task that ends with the episode: the observation that marks the end, and its value there."""
+    """For batches, whose operation ends with the episode: the observation that marks the end, and its value there."""
     observations: dict[str, Observed] = Field(min_length=1)
     actions: dict[str, Acting] = Field(min_length=1)
     costs: dict[Name, Formula] = Field(default={})

@@ -62,7 +62,7 @@ class Identify(Strict):
 
     constants: Annotated[dict[ConstantName, UnknownConstant], Field(min_length=1)]
     segment: Count = 5
-    """Steps of a forecast before it restarts from the measurements: about as long as the constants need to show."""
+    """Steps of a forecast before it restarts from measurements: long enough to show the constants' effect."""
     starts: dict[str, UnknownStart] = Field(default_factory=dict)
     """Unknown initial values, by signal."""
     inputs: list[str] = Field(default_factory=list)
@@ -139,12 +139,12 @@ class TrainFile(LearnerFile):
     """The population to train: a first learner, and further learners beside it."""
 
     beside: list[LearnerFile] = Field(default_factory=list)
-    """Further learners. A run that configures no learner trains the default learners."""
+    """Further learners. If `train` sets no key of a learner, the default learners are trained."""
     batch_size: Count = 256
     checkpoint_every: Count = 2_000
     """Updates between checkpoints: the most that a killed run loses."""
     ships: Literal["last", "best"] = "last"
-    """Checkpoint whose policies become candidates: the last, or the best in the learned model."""
+    """Checkpoint with the policies to select from: the last, or the best in the learned model."""
     memory_mb: Annotated[float, Field(gt=0.0)] | None = None
     """Device memory for transitions, in MB; larger datasets are streamed from disk."""
     members: Literal["auto", "vmapped", "processes"] = "auto"
@@ -223,9 +223,9 @@ class Shield(Strict):
     look_ahead: Annotated[int, Field(ge=1, le=1_000)] = 12
     """Predicted steps within which the fallback must be able to keep all limits."""
     hold: Annotated[int, Field(ge=0)] = 5
-    """Least number of steps for which the fallback stays in control."""
+    """Minimum number of steps for which the fallback stays in control."""
     dwell: Annotated[int, Field(ge=1, le=1_000_000)] = 1
-    """Least number of steps between two changes of a discrete action, by policy or fallback."""
+    """Minimum number of steps between changes of a discrete action, by policy or fallback."""
     buffers: dict[str, Annotated[float, Field(ge=0.0)]] = Field(default_factory=dict)
     """Margin to keep to a limit at every predicted step, by the limit's name and in its unit. Default: an eighth of the
     distance between two limits. A one-sided limit needs a value."""
@@ -235,14 +235,14 @@ class Shield(Strict):
     """Largest change of an action in one step, by its name and in its unit. Default: the whole range; without a
     simulator the largest logged change."""
     envelope: Annotated[float, Field(ge=0.0)] = 1.0
-    """Distance from the training data at which the policy is still trusted, in their standard deviations."""
+    """Largest distance from the training data at which the policy acts, in standard deviations of the data."""
 
 
 class Evaluate(Strict):
     """Off-policy evaluation on the held-out split, and rollouts for the report."""
 
     model_updates: Count = 3_000
-    """Gradient steps of the learned models whose value estimates off-policy evaluation corrects."""
+    """Gradient steps of the learned models; off-policy evaluation corrects the values that they estimate."""
     bootstraps: Annotated[int, Field(ge=2)] = 1_000
     discount: Fraction = 0.99
     confidence: Fraction = 0.95
@@ -255,7 +255,7 @@ class Certify(Strict):
     p0: Rare = 1e-3
     confidence: Confidence = 0.95
     max_episodes: Count | None = None
-    """Episodes after which the test stops. Default: enough for the claim with ten violations."""
+    """Episodes after which the test stops. Default: enough to prove the claim despite ten violations."""
     domain: dict[Name, float] = Field(default_factory=dict)
     """Overrides of the plant's default operating domain."""
 
@@ -264,7 +264,7 @@ class Gates(Strict):
     """Requirements on a candidate besides the certificate."""
 
     beat_plant: bool = True
-    """Whether a candidate must beat the tuned controller, on logs and on the simulator; if false, it is only shown."""
+    """Whether a candidate must beat the tuned controller, on logs and simulator; if false, only report it."""
 
 
 class RunFile(Strict):
@@ -304,7 +304,7 @@ class RunFile(Strict):
 
 
 class OpenedRun(RunFile):
-    """A run with everything that the program adds to its file: `plant` and algorithms are names."""
+    """A run's file after loading: `plant` and algorithms are names, and the located code is in `source`."""
 
     source: Origin | None = None
     """The plant's code or description; None for a built-in plant, and before the run is opened
@@ -312,7 +312,7 @@ class OpenedRun(RunFile):
     site: Site | None = None
     """The fleet's site that the run is for; None without a fleet."""
     shared: Shared | None = None
-    """The policy that the fleet's sites share; None without a fleet."""
+    """The policy that all sites of the fleet share; None without a fleet."""
     train: Train = Train()
 
     def part(self, *names: str) -> OpenedRun:

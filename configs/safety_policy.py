@@ -19,7 +19,7 @@ class SafetyPolicy(Strict):
 
     plant: Name
     limits: str
-    """Limits, as claims write them."""
+    """Limits, written as in a certificate's claim."""
     horizon: Count
     """Steps per episode."""
     family: str
@@ -27,11 +27,11 @@ class SafetyPolicy(Strict):
     domain: dict[Name, float]
     """Parameters of the operating domain that a claim must cover."""
     identified: list[str] = Field(default_factory=list)
-    """Constants that a claim may draw from a posterior instead."""
+    """Constants that a claim may draw from an identified posterior instead of the operating domain."""
     p0: Rare
     """Largest probability of violation that a claim may state."""
     confidence: Confidence
-    """Least confidence."""
+    """Minimum confidence."""
     gates: list[str]
     """Gates that a trained candidate must have passed."""
     beat_plant: bool = True

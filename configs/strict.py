@@ -31,13 +31,13 @@ class Approvers(Strict):
     """Approvers of a candidate, in a run's file and in a plant's safety policy."""
 
     count: Annotated[int, Field(ge=0, le=9)] = 1
-    """Number of different persons; with 0 the rule decides."""
+    """Number of different persons; 0: a candidate that passes all gates needs no approval."""
     roles: list[str] = Field(default_factory=list)
     """Roles that the approvers must cover."""
     reviewers: Annotated[int, Field(ge=0, le=9)] = 0
     """Number of further persons who must have signed a review."""
     keys: bool = False
-    """Whether each approver signs with a personal key; names alone then count neither here nor for a change of the
+    """Whether each approver signs with a personal key; if true, unsigned names are rejected, also for a change of the
     policy."""
     not_author: bool = False
     """Whether the person who ran the retraining is excluded."""

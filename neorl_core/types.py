@@ -17,7 +17,7 @@ Params = Any
 
 
 def varies(mean: Any, deviation: Any) -> Any:
-    """Return whether signals vary about their means by more than single-precision rounding; NaN deviations do not."""
+    """Return whether deviations exceed the rounding of means in single precision; NaN counts as no variation."""
     # Single precision, and the smallest normal number.
     return (deviation > 2.0**-23 * abs(mean)) & (deviation > 2.0**-126)
 
@@ -82,8 +82,8 @@ class PlantSpec(NamedTuple):
     layout: Layout | None = None
     """Graph layout of observation and action for graph policies; None without a graph."""
     clock: Clock | None = None
-    """Clock of a task that ends with the episode, so that learners do not bootstrap past it; None for continuous
-    operation."""
+    """Clock of a plant that runs in batches, so that learners do not bootstrap past a batch's end; None for
+    continuous operation."""
 
     def over(self, observation: Any) -> Bool[np.ndarray, "*n"]:
         """Return whether the clock in observations (..., O) shows the end, within 1e-6; all False without a clock."""

@@ -17,7 +17,7 @@ from flows.services.state import home_login, needing_prefect
 
 
 def serve(home: Home, name: str, host: str, port: int, names: tuple[str, ...]) -> NoReturn:
-    """Replace this process by a service of `neorl up`; `names` are host names for clients on other machines.
+    """Replace this process by a service of `neorl up`; `names` are host names that other machines may use.
 
     A server uses the login of `NEORL_SERVICE_LOGIN`, else the home's. A worker takes runs from the servers that
     NEORL_PREFECT_URL and NEORL_MLFLOW_URL name, and has a health check on the port. Metrics use the home's token.

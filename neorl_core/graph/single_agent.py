@@ -24,7 +24,7 @@ Weights = dict[str, Any]
 
 
 class Member(NamedTuple):
-    """Weights, scale and index maps of one agent."""
+    """Network weights of one agent, and indices into the plant's observation and action."""
 
     policy: Policy
     """Weights of the agent's kind, and the scale of its observation and action."""

@@ -85,7 +85,7 @@ class Posterior(NamedTuple):
 
 
 class _Linear(NamedTuple):
-    """Errors and sensitivities at a point, for E episodes."""
+    """Forecast errors and their slopes at given unknowns, for E episodes."""
 
     residuals: Float[Array, "E T O"]
     slopes: Float[Array, "E T O Q"]

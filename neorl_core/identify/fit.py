@@ -29,7 +29,7 @@ def identify(
 ) -> Posterior:
     """Estimate constants of a plant from logged episodes: `estimate` with names instead of indices, and checks.
 
-    Choose segments about as long as the constants need to show in the measurements: a single step is mostly measurement
+    Choose segments long enough for the constants to affect the measurements: a single step is mostly measurement
     noise, a whole episode mostly disturbances.
 
     Args:

@@ -33,7 +33,7 @@ class Episodes(NamedTuple):
 
 
 def episodes_of(trajectory: Trajectory) -> Episodes:
-    """Convert a traced rollout with leading axes (E, H); steps after an episode's end are not measured."""
+    """Convert rollouts (E, H) to episodes; observations after an episode's end become NaN."""
     alive = jnp.asarray(trajectory.alive)[..., None]
     following = jnp.where(alive, jnp.asarray(trajectory.next_observations), jnp.nan)
     observations = jnp.concatenate([jnp.asarray(trajectory.observations)[..., :1, :], following], axis=-2)
@@ -143,7 +143,7 @@ def noise_of(
         residuals: (E, T, O), zero where not measured.
         measured: (E, T, O), one where measured, else zero.
         segment: steps S of a segment.
-        floor: (O,), least variance, set by the precision of the arithmetic.
+        floor: (O,), minimum variance, set by the precision of the arithmetic.
     """
     steps, signals = residuals.shape[1:]
     pad = ((0, 0), (0, -steps % segment), (0, 0))

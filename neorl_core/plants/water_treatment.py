@@ -278,7 +278,7 @@ def linear_model(
 
 
 def relative_gain(params: Params) -> float:
-    """λ11 = γ1 γ2 / (γ1 + γ2 − 1): pair pump 1 with level 1 above 0.5, with level 2 below 0 (Johansson, section V)."""
+    """λ11 = γ1 γ2 / (γ1 + γ2 − 1): pair pump 1 with level 1 if λ11 > 0.5, 2 if λ11 < 0 (Johansson, section V)."""
     first, second = (float(x) for x in np.asarray(params.valve))
     return first * second / (first + second - 1.0)
 

@@ -63,9 +63,9 @@ def clopper_pearson_lower(violations: int, episodes: int, alpha: float) -> float
 
 
 def rollouts_needed(p0: float, violations: int, alpha: float) -> int:
-    """Return the least n for which the Clopper-Pearson upper bound of `violations` of n is at most p0.
+    """Return the smallest n for which the Clopper-Pearson upper bound of `violations` of n is at most p0.
 
-    The least n with P(Binomial(n, p0) <= k) <= alpha.
+    The smallest n with P(Binomial(n, p0) <= k) <= alpha.
 
     Args:
         p0: claimed violation probability.

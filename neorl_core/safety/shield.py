@@ -57,12 +57,12 @@ def default_shield(
 
     Args:
         look_ahead: predicted steps L; must be long enough for the fallback to turn the plant around.
-        buffer: least predicted margin, per constraint, in the constraint's unit; by default an eighth of the width
+        buffer: minimum predicted margin, per constraint, in the constraint's unit; by default an eighth of the width
             between the limits, or 0 for a one-sided limit.
         return_buffer: additional margin before the policy regains control; half of `buffer` by default.
         rate_limit: largest change of an action per step; the whole range by default.
-        hold: least number of steps of a hand-over.
-        dwell: least number of steps between changes of a discrete action; 1 allows a change in every step.
+        hold: minimum number of steps of a hand-over.
+        dwell: minimum number of steps between changes of a discrete action; 1 allows a change in every step.
         envelope: lowest and highest trusted observation; the spec's bounds by default (see `envelope_of`).
 
     Returns:
@@ -102,7 +102,7 @@ def envelope_of(
     For a signal that never moved, the range is only widened by rounding, because the data do not show other values.
 
     Args:
-        lowest: (O,), least training observations.
+        lowest: (O,), minimum training observations.
         highest: (O,), greatest training observations.
         scale: (O,), standard deviations of the training observations (`Normaliser.scale`).
         sigmas: number of standard deviations.
@@ -173,7 +173,7 @@ def predicted_margins(
         since: steps for which a discrete action has been in force after the coming step (`dwell_count`).
 
     Returns:
-        (L, K), least margins during each predicted step.
+        (L, K), minimum margins during each predicted step.
     """
 
     def step(carry: tuple[Params, Array, Array, Params], _: None) -> tuple[Any, Float[Array, " K"]]:

@@ -137,7 +137,7 @@ class RefusalRow(Row):
 
 
 class DriftRow(Row):
-    """Comparison of newer logs with a champion's data or a shadow."""
+    """Comparison of newer logs with the data of a champion or a shadow."""
 
     version: str
     dataset: str

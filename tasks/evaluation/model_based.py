@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class LearnedModelEvaluator(NamedTuple):
-    """Learned models of two families, with the episodes that they were fitted to."""
+    """Estimates of policies' values by learned models of two families, fitted to the same episodes."""
 
     model: model_based.LearnedModel
     normaliser: Normaliser

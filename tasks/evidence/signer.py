@@ -273,7 +273,7 @@ class Signer:
         if not path.exists() or sha256_hex(secret := read_secret(path)) != committed.body["commitment"]:
             raise Refused(f"{path} is missing or not the seed that the attempt committed to: restore it")
         if (found := nonces_of(history, request.attempt)) is None:
-            raise Refused(f"attempt {request.attempt[:12]} has no nonces of the witnesses: draw the seed again")
+            raise Refused(f"attempt {request.attempt[:12]} has no nonces of the witnesses: repeat the run")
         drawn = DrawnSeed(committed, secret, found.head, found.nonces)
         statement = state(opened, drawn, request, self._head())
         payload = statement.model_dump(mode="json", by_alias=True)

@@ -138,7 +138,7 @@ def read_moments(arrays: Arrays, rows: int, terminates: bool) -> Moments:
             terminates=terminates,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"the moments of a site's rows cannot be read ({error}): {SAME_VERSION}") from error
+        raise BadInput(f"the means and deviations of a site's rows cannot be read ({error}): {SAME_VERSION}") from error
 
 
 def check_moments(moments: Moments, spec: PlantSpec) -> Moments:

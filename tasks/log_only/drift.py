@@ -144,7 +144,7 @@ def evidence_of(streams: list[Stream], new: Logs) -> tuple[Floats, list[SignalDr
 
 
 def block_length(scores: Sequence[Floats]) -> int:
-    """Return the least block length for which block means are uncorrelated, estimated from the reference.
+    """Return the minimum block length for which block means are uncorrelated, estimated from the reference.
 
     With blocks of L steps, L times the variance of block means grows with L while neighbours are correlated, also if
     the correlation is weak and long, which estimates from the first lags miss. Flyvbjerg and Petersen 1989, Error

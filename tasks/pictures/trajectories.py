@@ -36,7 +36,7 @@ class Trajectory(NamedTuple):
     actions: np.ndarray
     """(H, A)."""
     margins: np.ndarray | None = None
-    """(H, K), least distance to each limit during each step; without it, quantities derived from it are not drawn."""
+    """(H, K), minimum distance to each limit during each step; without it, quantities derived from it are not drawn."""
 
 
 class ControllerResult(NamedTuple):

@@ -111,7 +111,7 @@ class Protection(Reference):
 
 
 class ModelEstimate(Reference):
-    """Returns of composite and fallback in the learned model: an estimate as good as the model."""
+    """Returns of composite and fallback in the learned model, only as reliable as the model."""
 
     returns: Interval
     fallback_returns: Interval
@@ -164,7 +164,7 @@ class DriftFinding(Reference):
     """Largest mean number of false alarms per year, if blocks are exchangeable with the reference."""
     log_evidence: float
     log_threshold: float
-    """Log of the least mean number of blocks before a false alarm."""
+    """Log of the minimum mean number of blocks before a false alarm."""
     alarm: str | None = None
     """Episode and step of the first alarm."""
 
@@ -200,7 +200,7 @@ class ShadowComparison(Reference):
 
 
 def blocks_to_alarm(reference_blocks: int, log_evidence: float) -> int | None:
-    """Return the least number of newer blocks that can raise an alarm; None if the reference is too short.
+    """Return the minimum number of newer blocks that can raise an alarm; None if the reference is too short.
 
     Args:
         log_evidence: log evidence that raises an alarm.
@@ -212,7 +212,7 @@ def blocks_to_alarm(reference_blocks: int, log_evidence: float) -> int | None:
 
 
 def least_reference() -> int:
-    """Return the least number of reference blocks for drift detection."""
+    """Return the minimum number of reference blocks for drift detection."""
     from neorl_core.safety.drift_detection import LEAST_REFERENCE
 
     return LEAST_REFERENCE
@@ -259,13 +259,13 @@ class DriftRecord(Reference):
     log_evidence: float
     """Largest log evidence over time, of all signals together."""
     log_threshold: float
-    """Log of the least mean number of steps before a false alarm."""
+    """Log of the minimum mean number of steps before a false alarm."""
     alarm: str | None = None
     """Episode and step of the first alarm."""
     signals: tuple[SignalDrift, ...] = Field(min_length=1)
 
     def needed(self, signal: SignalDrift) -> int | None:
-        """Return the least number of blocks with which a signal alone can raise an alarm: see `blocks_to_alarm`."""
+        """Return the minimum number of blocks with which a signal alone can raise an alarm: see `blocks_to_alarm`."""
         groups = Counter(one.group for one in self.signals)
         share = math.log(len(groups) * groups[signal.group])
         return blocks_to_alarm(signal.reference_blocks, self.log_threshold + share - math.log(signal.block_steps))

@@ -21,17 +21,17 @@ SECONDS = 10.0
 
 
 def aliases(uri: str, plant: str) -> dict[str, str] | None:
-    """Return a registered model's aliases, {"champion": "3", ...}; None without an answer."""
+    """Return a registered model's aliases, {"champion": "3", ...}; None if MLflow does not answer."""
     return _pairs(uri, "registered-model", "aliases", ("alias", "version"), {"name": plant})
 
 
 def tags(uri: str, plant: str, version: str) -> dict[str, str] | None:
-    """Return a version's tags; None without an answer."""
+    """Return a version's tags; None if MLflow does not answer."""
     return _pairs(uri, "model-version", "tags", ("key", "value"), {"name": plant, "version": version})
 
 
 def pages(uri: str, plant: str) -> dict[str, Page] | None:
-    """Return the page of each version of a plant; None without an answer."""
+    """Return the page of each version of a plant; None if MLflow does not answer."""
     found: dict[str, Page] = {}
     query = {"filter": f"name = '{plant}'", "max_results": "1000"}
     while True:

@@ -47,8 +47,8 @@ class Checkpointing:
     """`resume` and `report` callbacks for `neorl_core.training.loop.train`: restore and save one training.
 
     Args:
-        seconds: least time between two checkpoints; the end is always saved.
-        updates: least number of gradient steps between two checkpoints.
+        seconds: minimum time between two checkpoints; the end is always saved.
+        updates: minimum number of gradient steps between two checkpoints.
         score: off-policy estimate for comparing checkpoints; the best checkpoint is kept besides the newest.
 
     Example:

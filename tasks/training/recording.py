@@ -134,7 +134,7 @@ def fit_recording(
             the checkpoints.
         seeds: number of seeds, from 0.
         batch_size: transitions per gradient step.
-        save_seconds: least time between two checkpoints.
+        save_seconds: minimum time between two checkpoints.
 
     Returns:
         The written record, with folder and speed.

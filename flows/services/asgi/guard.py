@@ -33,7 +33,7 @@ class Guard:
     Args:
         application: the server.
         expected: the required Authorization header; empty if the application checks logins itself.
-        names: host names for clients on other machines. Pages are served under loopback names only.
+        names: host names that API requests from other machines may use; HTML pages need a loopback name.
         blocked: prefixes of paths that are always rejected.
     """
 

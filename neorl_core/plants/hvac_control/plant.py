@@ -260,7 +260,7 @@ def _observe(state: State, noise: Float[Array, " 7"]) -> Float[Array, " 13"]:
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 13"]]:
-    """Start at midnight, with air near the usual temperature, walls at rest, and the cooling that keeps the air."""
+    """Start at midnight: air near the usual temperature, walls in equilibrium, cooling that keeps it constant."""
     key_weather, key_zones, key_noise = jax.random.split(key, 3)
     now = weather.begin(jax.random.normal(key_weather, (2,)), params.weather)
     air = params.start_temperature + params.start_spread * jax.random.uniform(key_zones, (3,), minval=-1.0, maxval=1.0)

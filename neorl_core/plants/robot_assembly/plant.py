@@ -151,7 +151,7 @@ def cost(height: Float[AnyArray, "*n"], force: Float[AnyArray, "*n"]) -> Float[A
 
 
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 3"], params: Params) -> tuple[State, Timestep]:
-    """Simulate 20 ms after a move of the set point [mm, mm, degrees], clipped.
+    """Move the set point by the clipped action [mm, mm, degrees] and simulate 20 ms.
 
     A contact force beyond the limit trips the protective stop and terminates the episode.
     """

@@ -174,7 +174,7 @@ def for_declared(source: Source, spec: PlantSpec, costs: Mapping[str, Expression
 
 
 def _with_declared(rows: Rows, spec: PlantSpec, costs: Mapping[str, Expression]) -> Rows:
-    """Add the excess over each declared limit (n, K), and costs (n,), 1 if any is exceeded."""
+    """Add two arrays: the excess over each declared limit (n, K), and the cost (n,), 1 if any excess is > 0."""
     after = dict(zip(spec.observation.names, rows["next_observations"].T.astype(np.float64), strict=True))
     values = dict(zip(spec.observation.names, rows["observations"].T.astype(np.float64), strict=True))
     values |= {f"next.{name}": column for name, column in after.items()}

@@ -46,8 +46,8 @@ class HistorianStream:
         path: Parquet or CSV, or a folder of such files.
         mapping: BadInput if it does not fit the plant or the export.
         spec: the plant.
-        logged: the plant's formulas; None if the mapping describes the plant.
-        quarantine: for rejected raw rows.
+        logged: the plant's formulas for reward and margins; None for a log-only plant.
+        quarantine: receives rejected raw rows.
         digests: SHA-256 of each table, if known.
     """
 
@@ -284,7 +284,7 @@ class HistorianStream:
 
 
 def _check_formulas(spec: PlantSpec, reward: Expression | None, known: set[str]) -> None:
-    """Check that the mapping's formulas and known signals suffice to score a plant without formulas."""
+    """Check that the mapping supplies reward and limited quantities of a plant without own formulas."""
     if reward is None:
         raise BadInput(
             f"there is no formula for the reward of plant {spec.name}: add logged_reward and logged_margins to the "

@@ -105,7 +105,7 @@ def _head(home: Home, entries: Sequence[Entry], witnesses: Witnesses) -> list[Ch
 
 
 def _stamps(folder: Path, entries: Sequence[Entry], witnesses: Witnesses) -> list[Check]:
-    """Verify the time stamps of attempts' heads, from the first stamped one on."""
+    """Verify the time stamp of the ledger's head at each attempt, from the first attempt with a time stamp."""
     if witnesses.timestamps is None:
         return []
     given = [entry for entry in entries if entry.kind == "nonce"]

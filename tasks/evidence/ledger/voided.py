@@ -83,7 +83,7 @@ def void(entries: Sequence[Entry], pins: Collection[Pin] = ()) -> dict[int, str]
 def leaves_service(entry: Entry) -> bool:
     """Return whether an entry ends a champion's service without a successor.
 
-    True for withdrawals, and for rollbacks voided by a revocation; a forged rollback has no effect.
+    True for a withdrawal, and for a rollback voided by a key's revocation; False for a forged rollback.
     """
     if entry.kind != VOID:
         return entry.kind == "withdrawal"

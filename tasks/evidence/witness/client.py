@@ -154,7 +154,7 @@ class WitnessClient:
         """Check that a commitment names enough witnesses, all of them pinned."""
         witnesses = pinned(self._home, self._ledger.trust)
         if fault := witness_fault(witnesses, body.witnesses):
-            raise Refused(f"{fault}: draw the seed again")
+            raise Refused(f"{fault}: repeat the run to draw another seed")
 
     def nonces(self, record: Entry) -> NonceBody:
         """Have a head with the commitment countersigned, and get the nonces of the commitment's witnesses."""

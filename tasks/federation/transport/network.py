@@ -60,7 +60,7 @@ class Transport(Protocol):
 
 
 Answer = Callable[[Message], Message]
-"""Function with which a site answers a message; the coordinator receives an error as one sentence."""
+"""Function with which a site answers a message; an error's message goes to the coordinator."""
 
 
 class InProcess:

@@ -126,7 +126,7 @@ def _build(node: Any, arrays: Arrays, types: Mapping[str, Branch], depth: int) -
                 f"the bundle has the unknown type {name[:80]!r} with fields {str(sorted(fields))[:200]}: load it with "
                 "the version that wrote it"
             )
-    raise Refused(f"{repr(node)[:80]} is no part of a composite and no unused array: {CURE}")
+    raise Refused(f"{repr(node)[:80]} is neither a part of a composite nor an empty placeholder: {CURE}")
 
 
 def of_process(structure: Any) -> bool:
@@ -140,7 +140,7 @@ def of_process(structure: Any) -> bool:
 
 
 def _known_types(plant: Plant | Process) -> dict[str, Branch]:
-    """Return the NamedTuples that a bundle may contain, by name; a file never names modules to import."""
+    """Return the NamedTuples that a bundle may contain, by name, so that a bundle cannot import modules."""
     from neorl_core.control.fallbacks import Hold, LinearLaw, PIDLoops
     from neorl_core.networks import Normaliser, Policy
     from neorl_core.safety.composite import Composite

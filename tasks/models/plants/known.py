@@ -50,7 +50,7 @@ class KnownPlant(NamedTuple):
         return self.spec.name
 
     def sources(self, *modules: str) -> str:
-        """Return the digest of the plant's code, further built-in modules, and their imports."""
+        """Return one digest of the plant's code, the given built-in modules, and all that they import."""
         ours = sources_digest(*modules, *self.modules) if modules or self.modules else ""
         return digest_json([ours, self.code]) if self.code else ours
 
@@ -158,7 +158,7 @@ def _of_site(text: str) -> KnownPlant:
     known = plant_of_code(of.code) if of.code else plant_named(of.plant)
     name, limits = of.site.name, {limit: (low, high) for limit, (low, high) in of.site.limits.items()}
     if name in PLANTS:
-        raise BadInput(f"site '{name}' has the name of a built-in plant: rename the fleet")
+        raise BadInput(f"'{name}' (fleet_site) is the name of a built-in plant: rename the fleet or the site")
     try:
         plant = site_plant(known.simulator(), name, of.site.constants, limits)
     except ValueError as error:

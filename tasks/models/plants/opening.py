@@ -104,8 +104,8 @@ def _of_site(run: OpenedRun, site: Site) -> OpenedRun:
         return found
     if site.constants or site.limits:
         raise BadInput(
-            f"site {site.name} is log-only and cannot have constants and limits: give the site its own mapping with "
-            "limits"
+            f"site {site.name} is log-only and cannot have keys constants and limits: put the limits into the "
+            "site's own mapping"
         )
     spec = spec_of_record(parse_json(run.source.spec.encode()))._replace(name=site.name)
     described = Described(spec=canonical_json(spec_record(spec)).decode(), process=run.plant)

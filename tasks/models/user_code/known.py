@@ -23,7 +23,7 @@ class KnownAlgorithm(NamedTuple):
     """Code of the algorithm; None if built in."""
 
     def sources(self, *modules: str) -> str:
-        """Return the digest of the algorithm's code, further built-in modules, and their imports."""
+        """Return one digest of the algorithm's code, the given built-in modules, and all that they import."""
         ours = sources_digest(*modules, *self.modules)
         return digest_json([ours, self.source.digest]) if self.source else ours
 

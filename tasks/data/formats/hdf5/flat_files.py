@@ -1,11 +1,11 @@
 """Read flat HDF5 files (D4RL, DSRL, d3rlpy 1) in blocks; missing next observations are derived.
 
 All have flat arrays over time; scalars per row may be (N,) or (N, 1).
-D4RL (Fu et al. 2020, arXiv 2004.07219): observations, actions, rewards, terminals, mostly timeouts, sometimes
+D4RL (Fu et al. 2020, arXiv 2004.07219): observations, actions, rewards, terminals, usually timeouts, sometimes
 next_observations; infos/* and metadata/* are ignored.
 DSRL (Liu et al. 2023, arXiv 2306.09303): the same with costs, and always with next_observations and timeouts.
-MDPDataset.dump of d3rlpy before 2 (Seno and Imai 2022, JMLR 23): D4RL's first four with episode_terminals, 1 at each
-episode's last row, and integers for discrete actions.
+MDPDataset.dump of d3rlpy before 2 (Seno and Imai 2022, JMLR 23): observations, actions, rewards, terminals, and
+episode_terminals, 1 at each episode's last row; discrete actions are integers.
 """
 
 from __future__ import annotations

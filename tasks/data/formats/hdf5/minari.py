@@ -120,7 +120,7 @@ def _choices(space: object) -> tuple[int | None, int]:
 
 
 def _read(folder: Path, layout: _Layout) -> Blocks:
-    """Yield blocks of whole episodes, in order; an episode without a flag at its end is cut by time."""
+    """Yield blocks of whole episodes, in order; an episode without a final flag ended by time limit."""
     with open_guarded(folder / "main_data.hdf5", "Minari") as file:
         yield from in_blocks(_episodes(file, layout, folder), BLOCK_ROWS)
 
