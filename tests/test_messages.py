@@ -7,7 +7,25 @@ from collections.abc import Iterator
 
 from tests.test_structure import ROOT, last, sources
 
-WITHOUT_VALUE: frozenset[str] = frozenset()
+WITHOUT_VALUE: frozenset[str] = frozenset(
+    {
+        # A command line lacks an argument.
+        "--behaviour historian needs a folder for the export: name it with --out.",
+        "neither a plant nor --from and --to given: write 'neorl report chemical_reactor'.",
+        "a name or a log is needed: give NAME, or --from LOGFILE, or both.",
+        # The value is secret.
+        "NEORL_LEDGER_URL is not a URL of the form postgresql://USER:PASSWORD@HOST/DATABASE: correct it",
+        "NEORL_LEDGER_URL is set, but a backup restores the ledger as a file: unset it",
+        "the two passphrases differ: run the command again",
+        # The value is in the text.
+        "the site's file requires secure sums, but secure_sums is false in the federation: set it to true",
+        # There is no value: another process has ended, or no flow is running.
+        "NeoRL has ended",
+        "the other process closed",
+        "the other process closed within a frame",
+        "no flow is running: open a session first",
+    }
+)
 """Messages, reviewed one by one, of faults that have no value to show."""
 
 

@@ -136,8 +136,8 @@ def _statement(path: Path) -> str:
 
     try:
         envelope = path.read_text()
-        if not isinstance(read_payload(envelope)["person"], str):
-            raise ValueError("the person is not text")
+        if not isinstance(person := read_payload(envelope)["person"], str):
+            raise ValueError(f"the person {str(person)[:40]} is not text")
     except (OSError, ValueError, LookupError, TypeError) as error:
         reason = " ".join(str(error).split())[:120]
         raise BadInput(f"{path} is not a signed policy ({reason}): write one with --statement-to.") from error

@@ -210,7 +210,7 @@ def _answering() -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, NotFoundError) as error:
-        raise FileNotFoundError("no such object") from error
+        raise FileNotFoundError(f"no such object in {DATASETS}") from error
     except (BaseError, OSError) as error:
         raise ServiceMissing(
             f"the storage of {DATASETS} does not answer ({type(error).__name__}): start it, or check its address and "
