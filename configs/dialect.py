@@ -69,7 +69,7 @@ def chrono_format(text: str) -> tuple[str, str]:
     if strange := next((sign for sign in found if sign not in DIRECTIVES), None):
         raise ValueError(f"unknown directive '%{strange}' in '{text}': use %{', %'.join(DIRECTIVES)} or, after %S, .%f")
     if body[-1:] == "%" or "" in found or len(set(found)) != len(found):
-        raise ValueError(f"'{text}' has a duplicate or incomplete directive")
+        raise ValueError(f"'{text}' has a duplicate or incomplete directive: correct it")
     given = {f"%{sign}" for sign in found}
     if not given & {"%Y", "%y"} or not any(set(re.findall("%.", day)) <= given for day in DAYS):
         raise ValueError(f"'{text}' needs year, month and day, such as %d.%m.%Y")

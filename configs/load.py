@@ -130,7 +130,7 @@ def _site_keys(path: Path, site: str) -> dict[str, Any]:
 
 
 def merged(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Override common values by own ones: mappings key by key, any other value as a whole.
+    """Override common values by a site's values: mappings key by key, any other value as a whole.
 
     Example:
         >>> merged({"train": {"updates": 10, "seeds": 2}, "seed": 0}, {"train": {"updates": 20}})

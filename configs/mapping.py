@@ -30,7 +30,7 @@ def _in_order(given: tuple[float | None, float | None]) -> tuple[float | None, f
 Bounds = Annotated[tuple[float | None, float | None], Field(strict=False), AfterValidator(_in_order)]
 """[low, high]; null leaves a side open."""
 Ends = Annotated[dict[str, Annotated[float, Field(allow_inf_nan=False)]], Field(min_length=1, max_length=1)]
-"""An observation that marks the end of an episode, and its value there and nowhere else."""
+"""An observation that marks the end of an episode, and the value that occurs only there."""
 Role = Literal["observation", "set_point", "action", "mode", "input", "episode"]
 
 
@@ -203,7 +203,7 @@ class Episodes(Strict):
 
 
 class HistorianMapping(Strict):
-    """The meaning of a historian export."""
+    """How to read a historian export."""
 
     plant: str | None = None
     process: Process | None = None

@@ -19,7 +19,7 @@ Confidence = Annotated[float, Field(gt=0.0, le=1.0 - 1e-9)]
 Setting = float | int | Name | list[float | int] | dict[Name, float | int | str | None]
 
 LOCATIONS = ("project", "spec")
-"""Keys of a source that say where it lies on this machine, or hold a whole document; no settings."""
+"""Keys of a source with paths on this machine or whole documents; they are no settings."""
 ALWAYS_KEPT = ("plant", "source", "seed")
 """Keys that `OpenedRun.part` always keeps."""
 NO_RESULT = ("approval", "approvers", "concurrency")

@@ -158,7 +158,7 @@ def _secrets(home: Home) -> list[Finding]:
 
 
 def _ledger(home: Home) -> list[Finding]:
-    """Check that the ledger verifies, the clock is not behind it, and the witnesses answer."""
+    """Check that the ledger verifies, the clock is not behind the last entry, and the witnesses answer."""
     from tasks.evidence.ledger.ledger import Ledger
 
     if not Ledger.exists(home):

@@ -93,7 +93,7 @@ def wanted(block: str | None) -> tuple[Automation, ...]:
 
 
 def _silence(after: Sequence[str], expect: Sequence[str], within: int) -> Json:
-    """Return a trigger: an event in `after`, and then none in `expect` for `within` seconds."""
+    """Return a trigger that fires if no event in `expect` follows an event in `after` for `within` seconds."""
     return {
         "type": "event",
         "posture": "Proactive",

@@ -51,13 +51,13 @@ class FederationBody(Body):
 
 
 class ParticipantBody(Body):
-    """Site with a used change in a round."""
+    """Site with a change that the round used."""
 
     site: str
     update: str
     """SHA-256 of the received change; masked if sums are secure."""
     weight: float
-    """Share in the mean."""
+    """Weight in the mean."""
     norm: float | None
     """Norm of the change; None if the coordinator sees only sums."""
     distance: float | None
@@ -65,11 +65,11 @@ class ParticipantBody(Body):
 
 
 class LeftOutBody(Body):
-    """Site without a used change in a round."""
+    """Site without a change that the round used."""
 
     site: str
     why: Literal["absent", "late", "failed", "refused"]
-    """Not connected; no answer in time; error at the site; change rejected."""
+    """Reason: not connected, no answer in time, error at the site, or change rejected."""
     detail: str
 
 
@@ -161,13 +161,13 @@ def _check_sites(agreed: FederationBody, body: RoundBody) -> None:
         raise Refused(f"a round must mention every site of the federation once, got {', '.join(sites) or 'none'}")
     if body.completed is not (len(body.participants) >= agreed.minimum_sites):
         raise Refused(
-            f"a round is completed by at least {agreed.minimum_sites} sites and by no fewer, got "
+            f"a round is complete if and only if {agreed.minimum_sites} or more sites took part, got "
             f"{len(body.participants)} with completed={body.completed}"
         )
 
 
 def _check_outcome(agreed: FederationBody, body: RoundBody) -> None:
-    """Check that only an aggregate moves the weights, and that norms are stated exactly if they can be known."""
+    """Check that only an aggregate moves the weights, and that norms are present unless sums are secure."""
     if not body.completed and (body.after != body.before or body.aggregate):
         raise Refused(f"an incomplete round must keep the weights {body.before[:12]}, got {body.after[:12]}")
     if body.completed and not body.aggregate:
@@ -177,7 +177,7 @@ def _check_outcome(agreed: FederationBody, body: RoundBody) -> None:
         raise Refused(f"the shares of a mean must add up to 1, got {', '.join(f'{share:g}' for share in shares)}")
     for one in body.participants:
         if agreed.secure_sums is not (one.norm is None) or (one.norm is None) is not (one.distance is None):
-            raise Refused(f"norms of changes are stated exactly if sums are not secure, got {one.norm} for {one.site}")
+            raise Refused(f"sites' norms must be absent with secure sums, else present, got {one.norm} for {one.site}")
 
 
 def _check_spent(agreed: FederationBody, body: RoundBody, rounds: int) -> None:

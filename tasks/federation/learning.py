@@ -35,7 +35,7 @@ class Learning(NamedTuple):
     algorithm: Algorithm
     config: Any
     train: TrainState
-    """Initial weights, key and step, equal everywhere."""
+    """Initial weights, key and step, equal at all sites."""
     rule: Rule
     warm_up: int
     """Number of rounds that use `Algorithm.warm_up`."""

@@ -48,7 +48,7 @@ class Question(Strict):
 
 
 class RowSummary(Strict):
-    """A site's answer to `moments`, beside the moments themselves."""
+    """JSON of a site's answer to `moments`; the moments are arrays."""
 
     rows: Count
     terminates: bool
@@ -57,7 +57,7 @@ class RowSummary(Strict):
 
 
 class RoundAnswer(Strict):
-    """A site's answer in a round, beside the arrays."""
+    """JSON of a site's answer in a round; weights are arrays."""
 
     number: int
     log_weight: float
@@ -127,7 +127,7 @@ def read_moments(arrays: Arrays, rows: int, terminates: bool) -> Moments:
         valid &= shapes["action_low"] == shapes["action_high"] and len(shapes["action_low"]) == 1
         valid &= all(np.all(np.isfinite(value)) for value in values.values())
         if not valid or np.any(values["observation_deviation"] < 0) or float(values["reward_deviation"]) < 0:
-            raise ValueError(f"not finite vectors of equal size, but of shapes {shapes}")
+            raise ValueError(f"vectors must be finite and of equal size, got shapes {shapes}")
         return Moments(
             rows=rows,
             **vectors,

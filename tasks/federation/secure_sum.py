@@ -124,7 +124,7 @@ class SecureSumSite:
             Refused: if a share was altered, too few sites are left, or numbers were already masked.
         """
         if self._masked:
-            raise Refused(f"numbers of sum '{self._label}' were already sent: one sum masks numbers once")
+            raise Refused(f"numbers of sum '{self._label}' were already sent: repeat the round with new keys")
         self._masked = True
         for name, data in sealed.items():
             try:
@@ -155,8 +155,8 @@ class SecureSumSite:
         if self._revealed or not set(arrived) <= set(self._shares) or len(set(arrived)) < self._threshold:
             state = "were already revealed" if self._revealed else "are not yet revealed"
             raise Refused(
-                f"shares are revealed once, for at least {self._threshold} of {', '.join(sorted(self._shares))}; they "
-                f"{state}, and the question names {', '.join(sorted(arrived))[:200]}: check the coordinator"
+                f"a request to reveal shares must come once, for at least {self._threshold} of {', '.join(sorted(self._shares))}; they "
+                f"{state}, and the request names {', '.join(sorted(arrived))[:200]}: check the coordinator"
             )
         self._revealed = True
         own = {name: self._shares[name][0] for name in sorted(arrived)}

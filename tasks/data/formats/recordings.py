@@ -1,4 +1,4 @@
-"""Read a D4RL or DSRL file as transitions, with a spec derived from the data and an account of the reading."""
+"""Read a D4RL or DSRL file as transitions, with a spec derived from the data, and counts of used and rejected rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class PerEpisode:
-    """Mean, least and greatest sum per episode."""
+    """Mean, smallest and largest sum per episode."""
 
     mean: float
     least: float
@@ -42,7 +42,7 @@ class PerEpisode:
 
 @dataclass(frozen=True)
 class RecordingAccount:
-    """Account of reading a file."""
+    """Counts and findings from reading a file."""
 
     file: str
     sha256: str
@@ -200,7 +200,7 @@ def _read_usable(
 
 
 def spec_of(name: str, observations: Array, actions: Array, next_observations: Array, horizon: int) -> PlantSpec:
-    """Derive a spec from transitions of an unknown plant, of which the least and greatest values suffice.
+    """Derive a spec from transitions of an unknown plant; smallest and largest values suffice.
 
     Observations are bounded by the values seen. Actions are in [-1, 1] if all values are, otherwise in the range seen.
     Units, limits and scores are unknown, so that a return is its own score.

@@ -91,7 +91,7 @@ def name_of(source: Source) -> str:
 
 
 def _minari_id(path: Path) -> str:
-    """Return a Minari dataset's id with the namespace, because folders of several are called human-v2."""
+    """Return a Minari dataset's id with the namespace, because several data sets have a folder human-v2."""
     if not path.is_dir():
         return ""
     metadata = read_json(path / "metadata.json")

@@ -16,7 +16,7 @@ from tasks.data.historian.resample import BAD, GOOD, UNCERTAIN
 from tasks.data.historian.timestamps import ASTRAY, FAR, REASONS, TimestampReader
 
 WORDS = {"good": GOOD, "uncertain": UNCERTAIN, "bad": BAD}
-"""Statuses as words; 'Uncertain_SubNormal' etc. count by their beginning."""
+"""Status words; for longer words such as 'Uncertain_SubNormal' the beginning decides."""
 OPC_DA = np.array([BAD, UNCERTAIN, 0xC0000000, GOOD], np.uint32)
 """Statuses by the two highest bits of an OPC DA quality; the third value is unused in that standard."""
 OPC_DA_CODES = 256

@@ -50,7 +50,7 @@ KEPT_BYTES = 2**28
 """Bytes of disk space to leave free."""
 SUFFIXES = (".parquet", ".csv")
 OTHER_SUFFIXES = (".tsv", ".dat", ".xlsx")
-"""Used only if a folder has no Parquet or CSV files, because next to those such files may be anything."""
+"""Endings that count as tables only in a folder without Parquet and CSV files."""
 NUMBER_WITH_COMMA = r"^\s*[+-]?[\d.]*,?[\d.]*([eE][+-]?\d+)?\s*$"
 
 
@@ -72,7 +72,7 @@ def skipped_files(path: Path) -> list[Path]:
 
 
 def links_not_followed(path: Path) -> list[Path]:
-    """Return links in a folder to other folders or to nothing; their targets are not read."""
+    """Return links in a folder to other folders or missing files; their targets are not read."""
     if not path.is_dir():
         return []
     return sorted(p for p in path.rglob("*") if p.is_symlink() and not p.is_file() and not p.name.startswith("."))
@@ -94,7 +94,7 @@ def table_digests(files: Sequence[Path]) -> dict[Path, str]:
 
 
 def digest_of_tables(path: Path, digests: Mapping[Path, str]) -> str:
-    """Return the digest of an export: the file's SHA-256, or the digest over those of a folder, whatever the names."""
+    """Return the digest of an export: the file's SHA-256, or one digest over a folder's files that ignores names."""
     return digest_json(sorted(digests.values())) if path.is_dir() else digests[path]
 
 
@@ -337,7 +337,7 @@ def _check_kind(file: Path, dialect: Dialect, parquet: bool, workbook: bool) -> 
 
 
 def _check_lines(file: Path) -> None:
-    """Refuse very long lines, which cover at least one of the places checked."""
+    """Refuse very long lines, found by samples at regular places."""
     with file.open("rb") as stream:
         for place in range(0, max(file.stat().st_size, 1), LOOKED_AT_EVERY):
             stream.seek(place)

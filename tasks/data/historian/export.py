@@ -30,7 +30,7 @@ CHUNK_ROWS = 1_000_000
 GROUPED_AHEAD = 16
 """Grouped portions that may wait for settling."""
 FOOTER_CHECK_ROWS = 65_536
-"""Rows at both ends of a file whose order is checked if the footer gives the rest."""
+"""Number of rows at both ends of a file in which the order is checked; the footer covers the rest."""
 MOST_NAMED = 50
 MOST_SHOWN = 60
 """Characters of a column's name to show."""
@@ -297,7 +297,7 @@ class Export:
         return FileTimes(stretches, stretches.first[0], rows, 0, np.zeros(0, np.int64))
 
     def _stamps(self, file: Path, table: pl.LazyFrame, clock: TimestampReader) -> Iterator[tuple[Times, Times, int]]:
-        """Yield times and row numbers of the mapped tags, and how many of them have enough followers to be judged."""
+        """Yield times and row numbers of the mapped tags, and the number of times with enough later rows."""
         columns = self.mapping.columns
         long = self.mapping.layout == "long"
         ignoring, by_order = long and bool(self.mapping.ignore), long and self.mapping.clock.ambiguous == "order"

@@ -71,7 +71,7 @@ class Stretches(NamedTuple):
 
     @property
     def apart(self) -> float:
-        """The longest break between two of them, ns."""
+        """Longest break between two stretches, ns."""
         return float((self.first[1:] / 1.0 - self.last[:-1]).max(initial=0.0))
 
     def take(self, which: npt.NDArray[np.bool_]) -> Stretches:

@@ -64,7 +64,7 @@ class RawQuarantine(ParquetParts):
         self.tags: Sequence[str] = ()
 
     def begin(self, files: Sequence[str], tags: Sequence[str]) -> None:
-        """Set the names for the numbers in ids and codes; raise ValueError if rows of others are unwritten."""
+        """Set the names for the numbers in ids and codes; raise ValueError if rows of other files are unwritten."""
         if self._added and (list(files), list(tags)) != (list(self.files), list(self.tags)):
             raise ValueError(f"the quarantine has {self._waiting} unwritten rows of another export: close it first")
         self.files, self.tags = files, tags

@@ -54,11 +54,11 @@ class Rule(NamedTuple):
     causal: bool = False
     """Use only values archived up to the given time."""
     skew: int = 0
-    """How much later than the given time a sample may be stamped and still count as known then."""
+    """Largest lead of a sample's time over the given time with which the sample still counts as known."""
 
     @property
     def reach(self) -> int:
-        """How far after a given time samples may still matter."""
+        """Time after a given time within which samples may affect the value."""
         return 0 if self.stepped else max(self.stale or self.max_gap, self.skew)
 
 

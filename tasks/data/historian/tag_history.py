@@ -28,7 +28,7 @@ PORTION_ROWS = 2**17
 """Rows to group at a time: the columns fit into a core's cache, which is five times as fast."""
 CONTRADICTED = "contradicts another row of the same time"
 BAD_ENTRY_EXISTS = np.uint32(0x809F0000)
-"""OPC UA code for an entry whose time is taken; marks a time with contradicting rows."""
+"""OPC UA code Bad_EntryExists; marks a time with contradicting rows."""
 
 NO_SAMPLES = Samples(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.uint32))
 
@@ -212,7 +212,7 @@ class TagHistory:
         return self._samples[code]
 
     def trim(self, to: int) -> None:
-        """Drop rows that no time from `to` on needs: those before a tag's last value, and later Bad ones but the first.
+        """Drop rows that times from `to` on do not need: before a tag's last value, and repeated Bad rows after it.
 
         Only the first row of an episode is kept.
         """

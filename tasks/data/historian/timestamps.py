@@ -39,7 +39,7 @@ FIRST_YEAR, LAST_YEAR = "1685", "2254"
 LEAST_FALL_SECONDS = 60.0
 """Shortest step back that counts as a changed clock; shorter ones are jitter of a scan."""
 MAX_MICROSECONDS = 9_000_000_000_000_000
-"""About the year 2255, less than 64 bits hold in ns; historians write 9999 for 'never'."""
+"""About the year 2255, near the limit of 64 bits in ns; historians write 9999 for 'never'."""
 
 UNREADABLE, MISSING, AMBIGUOUS, SKIPPED, OUT_OF_RANGE = 1, 2, 3, 4, 5
 REASONS = {
@@ -70,7 +70,7 @@ class SecondPass:
         self._begun = self._again = UNKNOWN_TIME
         """Begin and progress of the repetition; unknown before it begins."""
         self._single: set[object] | None = None
-        """Tags seen at the hour's first time, while there is no other time; None if this is not decisive."""
+        """Tags seen at the hour's first time until another time occurs; None if tags cannot decide."""
 
     def of(self, earlier: Times, width: int, before: Times, tags: pl.Series) -> Mask:
         """Mark the rows of the repetition (n,); calls continue each other in the order of the file.

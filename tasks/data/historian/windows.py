@@ -28,7 +28,7 @@ class Window(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse an ISO 8601 interval; raise BadInput if it is none, or ends before it begins.
+        """Parse an ISO 8601 interval; raise BadInput if it is invalid or ends before it begins.
 
         Times without a zone are in UTC, dates begin at midnight.
 

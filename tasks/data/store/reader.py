@@ -29,7 +29,7 @@ from tasks.files.canonical import file_sha256, sha256_hex
 from tasks.files.spec import spec_of_record
 
 LEAST_OF_A_SIDE = 2
-"""Least episodes on each side of a split, if there are enough: one episode does not show variation."""
+"""Minimum number of episodes on each side of a split, if there are enough: one episode does not show variation."""
 NEAR_ROWS = 4096
 """Longest gap between two chosen episodes, in rows, that is read with them: each read has a fixed cost."""
 SCHEMA = 2

@@ -114,7 +114,7 @@ def _extracted(source: IO[bytes], path: str, size: int, folder: Path, archive: P
     if sha256 is None:
         raise Refused(f"{path} in {archive} has fewer than {size} bytes: {CURE}")
     if any(source.read(-size % BLOCK)):
-        raise Refused(f"{archive} has bytes behind {path}: {CURE}")
+        raise Refused(f"{archive} has bytes after {path}: {CURE}")
     return Member(path, size, sha256)
 
 

@@ -28,7 +28,7 @@ def check_people(entries: Sequence[Entry], trust: TrustRoot) -> list[Check]:
 
 
 def _void(entries: Sequence[Entry], trust: TrustRoot) -> Iterator[Check]:
-    """Report entries that do not count. It is a failure if a replaced key signed, or if only the trust root revokes.
+    """Report entries that do not count; fail if a replaced key signed, or only the trust root revokes a key.
 
     Otherwise, write access to that file would be enough to restore an earlier champion.
     """

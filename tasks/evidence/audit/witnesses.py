@@ -56,7 +56,7 @@ def check_witnesses(home: Home, ledger: Ledger, entries: Sequence[Entry]) -> lis
 
 
 def _attempts(witnesses: Witnesses, seeds: Sequence[tuple[Entry, SeedBody]], heads: Mapping[str, str]) -> list[Check]:
-    """Check that commitments name enough pinned witnesses; attempts before the first such one are only reported."""
+    """Check that commitments name enough pinned witnesses; attempts before the first such commitment are reported."""
     faults = [
         (entry, witness_fault(witnesses, body.witnesses) or ledger_fault(witnesses, heads.get(body.attempt, "")))
         for entry, body in seeds

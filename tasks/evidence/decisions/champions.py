@@ -63,7 +63,7 @@ class WithdrawalBody(Body):
     why: str
     signed: str = ""
     signature: str = ""
-    """Envelope of the person's statement. Optional: a withdrawal is the safe direction."""
+    """Envelope of the person's statement. Optional, because a withdrawal is always safe."""
 
 
 class RollbackBody(Body):
@@ -247,7 +247,7 @@ def check_promotion(history: Sequence[Entry], entry: Entry) -> None:
     if body.replaces != (current.digest if current else None):
         name = current.body["composite"][:12] if current else "none"
         raise Refused(
-            f"the champion of {plant} is now composite {name}, another than when the promotion was prepared: compare "
+            f"the champion of {plant} changed to composite {name} after the promotion was prepared: compare "
             "the candidate with it first"
         )
     candidate = next((e for e in history if e.kind == "candidate" and e.digest == body.candidate), None)

@@ -49,7 +49,7 @@ class ExtensionBody(Body):
     shadow: str
     """Digest of the shadow's entry."""
     days: int
-    """Added to the end of the period, or to now if it has ended."""
+    """Days to add to the end of the period, or to now if the period has ended."""
     by: str
     note: str = ""
     signed: str = ""
@@ -63,7 +63,7 @@ class ShadowInForce(NamedTuple):
     entry: Entry
     until: datetime
     ended: Entry | None = None
-    """Rejection, or the next shadow, even after the end of the period."""
+    """Entry that ended the shadow: a rejection or the next shadow, even after the period."""
 
     def runs(self, at: datetime) -> bool:
         """Return whether the period has not ended."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 IDLE = "NEORL_SIGNER_IDLE"
-"""Idle time in seconds after which a signer that can restart unattended exits."""
+"""Idle time in seconds after which a signer exits if it can restart without a person."""
 DEFAULT_IDLE = "3600"
 TIMEOUT = 60.0
 """Seconds to wait for an answer."""

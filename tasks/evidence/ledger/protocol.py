@@ -109,7 +109,7 @@ class Answer(Stated):
     stale: bool = False
     """Whether another entry was written first, so that the client must read again."""
     witnesses: tuple[str, ...] = ()
-    """Keys of the required number of witnesses that countersigned."""
+    """Keys of witnesses that countersigned, as many as required."""
     public: str = ""
     """Base64 of the public key, after `Hello`."""
     pid: int = 0

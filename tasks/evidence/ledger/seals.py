@@ -16,7 +16,7 @@ RESULT_TYPE = "application/vnd.neorl.stage-result+json"
 
 
 class SealedResult(NamedTuple):
-    """Signed content: a task, run for a key, had a result with this SHA-256."""
+    """Signed content: a task, the key of the run, and the SHA-256 of the task's result."""
 
     stage: str
     key: str

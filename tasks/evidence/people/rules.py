@@ -62,7 +62,7 @@ def check_signed(
     if content.role and content.role not in key.roles:
         roles = ", ".join(key.roles) or "none"
         raise Refused(
-            f"{key.person} has no role {content.role!r} (has: {roles}): use one of these, or 'neorl keys pin --role'"
+            f"{key.person} has no role {content.role!r} (roles: {roles}): use one of these, or 'neorl keys pin --role'"
         )
     if moment_of(statement.signed) > moment_of(entry.timestamp) + TOLERANCE:
         raise Refused(

@@ -19,7 +19,7 @@ from tasks.files.canonical import format_time
 STATEMENT_TYPE = "application/vnd.neorl.statement+json"
 Act = Literal["approval", "rejection", "withdrawal", "rollback", "extension", "policy", "key", "rotation", "revocation"]
 Meaning = Literal["", "reviewed", "approved for closed loop", "approved for shadow", "rejected", "withdrawn"]
-"""Declared meaning of a signature; empty if the act says all."""
+"""Declared meaning of a signature; empty if the act alone states the meaning."""
 
 
 class Content(NamedTuple):

@@ -56,7 +56,7 @@ def derive_seed(secret: bytes, nonces: Sequence[str]) -> bytes:
 
 
 def nonce_fault(record: Entry, head: str, nonces: Sequence[str]) -> str | None:
-    """Return an error in the nonces of a commitment that shows without the rest of the ledger, or None."""
+    """Check a commitment's nonces without the rest of the ledger; return an error, or None."""
     body = record.read(SeedBody)
     if not body.witnesses:
         return f"{len(nonces)} nonces or a head given, but no witness is named" if head or nonces else None
@@ -194,7 +194,7 @@ class DrawnSeed(NamedTuple):
 
 
 def seed_fault(predicate: Predicate) -> str | None:
-    """Return an error in a certificate's seed that shows without the ledger, or None."""
+    """Check a certificate's seed without the ledger; return an error, or None."""
     seed, record = predicate.seed, _recorded(predicate)
     secret, body = bytes.fromhex(seed.secret), record.read(SeedBody)
     if fault := nonce_fault(record, seed.head, seed.nonces):

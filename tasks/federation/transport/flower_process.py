@@ -28,11 +28,11 @@ QUIET = {
 """Switches off Flower's telemetry and update check."""
 INHERITED = ("PATH", "LANG", "LC_ALL", "TMPDIR", "SSL_CERT_FILE", "GRPC_VERBOSITY")
 STARTS = 60.0
-"""Longest start of a Flower process in seconds."""
+"""Time limit for the start of a Flower process in seconds."""
 
 
 class Flower(NamedTuple):
-    """A Flower process; it ends when the pipe closes, so also if NeoRL is killed."""
+    """A Flower process that ends when the pipe closes, for example because NeoRL was killed."""
 
     process: subprocess.Popen[bytes]
     pipe: Pipe

@@ -119,7 +119,7 @@ class Pipe:
             self._socket.settimeout(None)
 
     def close(self) -> None:
-        """Close the socket, so that the other side sees the end."""
+        """Close the socket, so that the other process reads the end."""
         # Wakes a thread that waits in `receive`.
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HELLO = "hello"
-"""Message that a site without a key answers with its name."""
+"""Message to which a site without a key answers with the site's name."""
 LEEWAY = 10.0
-"""Seconds that Flower keeps a message after the time-out here, so that this module reports late sites."""
+"""Seconds for which Flower keeps a message after this module's time-out, so that this module reports late sites."""
 POLL = 0.5
 """Seconds between checks for new sites."""
 
@@ -83,7 +83,7 @@ class InProcess:
 
 
 class FlowerTransport:
-    """Sites behind a SuperLink, identified by their keys, or by their own statement if there are no keys."""
+    """Sites behind a SuperLink, identified by keys, or by the stated name if there are no keys."""
 
     def __init__(self, pipe: Pipe, nodes: Mapping[str, int], names: frozenset[str]) -> None:
         self._pipe, self._names = pipe, names

@@ -76,7 +76,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     if not path.is_file():
-        raise BadInput(f"{folder} is no bundle, which is a folder with {MANIFEST}: check the path")
+        raise BadInput(f"{folder} has no {MANIFEST}, so it is not a bundle: check the path")
     _check_size(path, MAX_MANIFEST_BYTES)
     data = path.read_bytes()
     try:
@@ -111,10 +111,10 @@ def _manifest(value: dict[str, Any]) -> Manifest:
     if set(value) - {"code", "site"} != keys:
         raise ValueError(f"unknown or missing keys for {SCHEMA}: {', '.join(sorted(value))}")
     if not (isinstance(value["digest"], str) and isinstance(value.get("code", ""), str)):
-        raise ValueError(f"the digest {str(value.get('code'))[:40]!r}, which is no text")
+        raise ValueError(f"the digest {str(value.get('code'))[:40]!r}, which must be text")
     for name in ("files", "meta"):
         if not isinstance(value[name], dict) or not all(isinstance(text, str) for text in value[name].values()):
-            raise ValueError(f"{name} with keys or values that are no texts")
+            raise ValueError(f"{name} with keys or values that are not text")
     if set(value["files"]) != {ARRAYS, EXAMPLES}:
         raise ValueError(f"files other than {ARRAYS} and {EXAMPLES}")
     site = value.get("site")

@@ -86,7 +86,7 @@ def load_policy(path: Path) -> PolicyFile:
     try:
         arrays = read_npz(path, MAX_BYTES)
         if "about" not in arrays:
-            raise ValueError(f"the array 'about' is missing among {', '.join(arrays)[:80]}")
+            raise ValueError(f"arrays without 'about': {', '.join(arrays)[:80]}")
         about = parse_json(arrays.pop("about").tobytes())
         if not isinstance(about, dict) or set(about) != {"schema", "digest", "spec", "made_by"}:
             raise ValueError(f"a description with keys {str(sorted(about))[:80]}")

@@ -115,7 +115,7 @@ def test_rounds_are_consecutive_and_the_last_names_the_weights(ledger: Ledger, o
         ({"participants": participants("east", "north", weight=0.6)}, "shares of a mean must add up to 1"),
         (
             {"participants": participants("east", "north", norm=None, distance=None)},
-            "norms of changes are stated exactly if",
+            "sites' norms must be absent with secure sums",
         ),
         ({"epsilon": 1.0}, "1 rounds spend epsilon None, the entry states 1.0"),
     ],

@@ -22,7 +22,7 @@ FAMILY = "d3rlpy"
 MARKS = {"columns", "num_episodes"}
 """Keys that identify the format."""
 MAX_EPISODE = 2**28
-"""Most bytes of an episode's array, which is read at once."""
+"""Largest accepted array of an episode in bytes, because it is read at once."""
 
 
 class _Episode(NamedTuple):

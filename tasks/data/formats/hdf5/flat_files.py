@@ -28,7 +28,7 @@ OPTIONAL = ("next_observations", "timeouts", "costs")
 VECTORS = ("observations", "actions", "next_observations")
 FLAGS = ("terminals", "timeouts")
 ENDS = "episode_terminals"
-"""d3rlpy 1's ends of all episodes, used as timeouts."""
+"""Key for ends of episodes in d3rlpy 1, read as timeouts."""
 
 
 class Layout(NamedTuple):

@@ -35,7 +35,7 @@ INFOS = ("costs", "constraint_costs", "timestamps")
 MAX_METADATA = 2**26
 """Largest accepted metadata.json in bytes; spaces of vectors take kilobytes."""
 MAX_EPISODE = 2**28
-"""Most bytes of an episode's array, which is read at once."""
+"""Largest accepted array of an episode in bytes, because it is read at once."""
 
 
 class _Layout(NamedTuple):

@@ -72,7 +72,7 @@ def _check_shards(path: Path, names: set[str]) -> None:
 
 
 def _check_view(path: Path, key: str, array: h5py.Dataset) -> None:
-    """Check that the shards contain all that a view declares, because HDF5 invents what is missing."""
+    """Check that the shards contain all that a view declares, because HDF5 fills gaps with zeros."""
     covered = 0
     for source in array.virtual_sources():
         shard = path.parent / source.file_name

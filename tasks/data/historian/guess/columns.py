@@ -13,14 +13,14 @@ from configs.units import parse
 from tasks.data.historian.dialects import with_points
 
 ASSUMED = "assumed to be the action"
-"""Begin of the reason if no name identifies an action."""
+"""Start of the reason's text if no name identifies an action."""
 MOST_STATES = 12
 """Most distinct texts of a column that are treated as states."""
 FEW_LEVELS = 10
 HELD = 0.2
 """Largest share of rows in which a stepped signal changes."""
 ALIKE = 0.005
-"""Difference of these shares below which signals change equally often."""
+"""Difference of the shares of changed rows below which signals count as changing equally often."""
 LABEL = re.compile(
     r"(anomal|change_?point|att_?flag|^attack|^label|^fault|^class$|^target$|normal/attack)", re.IGNORECASE
 )

@@ -44,7 +44,7 @@ GAPS = 2.5
 """Periods that a signal may be silent: one missed scan is bridged, a longer silence ends the episode."""
 SHORTEST_EPISODE, LONGEST_EPISODE = 10, 1000
 EPISODES = 50
-"""Least number of episodes that a log should give; a fifth is held out."""
+"""Minimum number of episodes that a log should give; a fifth is held out."""
 DAY = 86_400
 UNIT_OF_TIME = re.compile(r"[\[(,_ ]\s*(s|sec|seconds?|min|minutes?|h|hr|hours?|d|days?)\s*[\])]?$", re.IGNORECASE)
 """Unit at the end of the name of a column with elapsed time."""

@@ -52,7 +52,7 @@ SCHEMA = 4
 """Since 2, a signal's covered share is between the 5 % and 95 % quantiles. Since 3, rows and steps are accounted for,
 and a signal without a range has no covered share. Since 4, there are timelines, responses and ends of histograms."""
 ANY_LIMIT = Constraint("any limit, by the log's own cost", "1", -np.inf, 0.0)
-"""Stands for all limits of a log with a single cost."""
+"""Name that represents all limits of a log with a single cost."""
 BINS = 20
 """Bins per signal for histograms and an action's entropy."""
 CELL_BINS = 5
@@ -343,7 +343,7 @@ def _never_violated(limits: dict[str, LimitCard]) -> list[str]:
 def _no_variation(
     signals: dict[str, SignalCard], actions: dict[str, ActionCard], rewards: tuple[float, float]
 ) -> list[str]:
-    """Constant, determined or narrow actions, signals and rewards; `rewards` are the least and the greatest."""
+    """Constant, determined or narrow actions, signals and rewards; `rewards` are the smallest and the largest."""
     messages = []
     for name, action in actions.items():
         if action.explained is None:

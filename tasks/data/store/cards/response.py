@@ -24,7 +24,7 @@ LEVELS = 10
 LOOKED_AT = 20_000
 MOST_BLOCKS = 16
 LEAST = 20
-"""Least rows of a group for a mean."""
+"""Minimum number of rows of a group for a mean."""
 CHANCE = 4.0
 """Deviations above chance from which a response is shown."""
 MOST_SIGNALS, MOST_ACTIONS = 6, 4
@@ -37,7 +37,7 @@ class _Changes(NamedTuple):
     """Changes of each signal over a number of steps."""
 
     sums: tuple[Floats, Floats, Floats]
-    """To be summed up: whether a row's change is known, the change (otherwise 0), and its square (n, O)."""
+    """Terms to sum: whether a row's change is known, the change (otherwise 0), and the square (n, O)."""
     total: Floats
     """Number of known changes (O,), at least 1."""
     centre: Floats

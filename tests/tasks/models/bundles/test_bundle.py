@@ -162,7 +162,7 @@ def test_a_structure_of_unknown_types_is_refused(saved: tuple[Path, str, Composi
 def test_pickled_objects_are_never_written(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="plain arrays only"):
         save_bundle(tmp_path, _composite()._replace(fallback=object()), NAME)
-    with pytest.raises(BadInput, match="is no bundle"):
+    with pytest.raises(BadInput, match="is not a bundle"):
         read_manifest(tmp_path / "none")
     with pytest.raises(BadInput, match="unknown plant 'reactor'"):
         composite_digest(_composite(), "reactor")
