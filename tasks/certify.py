@@ -244,7 +244,7 @@ def _count(
 
 
 def repeat_with(bundle: Path, source: UserCode | None = None) -> Repeat:
-    """Return a function that repeats a certificate's test on this machine, for `neorl certificate verify`.
+    """Return a function that repeats a certificate's test on this machine, used by `neorl certificate verify`.
 
     Returns:
         (predicate, seed) -> counts, for `verify_certificate`.
@@ -254,7 +254,7 @@ def repeat_with(bundle: Path, source: UserCode | None = None) -> Repeat:
         plant, composite = load_bundle(bundle, source=source)
         if not isinstance(plant, Plant):
             raise Refused(
-                f"{bundle} is a bundle of a log-only plant, which has no certificate: name one of a simulated plant"
+                f"{bundle} is a bundle of a log-only plant, which has no certificate: name one for a simulator"
             )
         # A challenge uses the alpha of the certificate's attempt.
         return _count(plant, composite, predicate.scope, seed, predicate.attempt.alpha, bundle, source, None)

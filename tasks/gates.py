@@ -33,7 +33,7 @@ ABSENT_LOG_ONLY = {
     "champion": "only certified composites become champion, so there is no champion to compare with",
     "statistical": "a certificate is about a simulator, so no probability of violation is known",
 }
-"""Gates that a log-only plant cannot have, and why."""
+"""Gates that a log-only plant cannot have, with the reason."""
 BEFORE_CERTIFICATION = REQUIRED[: REQUIRED.index("statistical")]
 """An attempt spends error probability, so it is only made if these gates passed."""
 

@@ -33,7 +33,7 @@ from tasks.stages import cached
 MOST_ROWS = 20_000
 """Largest number of logged steps for estimation, after padding short episodes; bounds time and memory."""
 LEAST_EPISODES = 10
-"""Least number of episodes to use, however long: episodes are the units of the intervals."""
+"""Minimum number of episodes to use, even if they are long: each episode is one sample for the intervals."""
 KEYS = ("observations", "actions", "next_observations")
 CONFIDENCE = 0.95
 
@@ -50,7 +50,7 @@ def unknowns_of(run: OpenedRun, plant: Plant) -> tuple[Unknown, ...]:
         for name in names:
             if name not in plant.spec.observation.names:
                 raise BadInput(
-                    f"identify.{key} names '{name}', which is no signal of {plant.spec.name}: "
+                    f"identify.{key} names '{name}', which is not a signal of {plant.spec.name}: "
                     f"{nearest(name, plant.spec.observation.names)}"
                 )
     found = []
@@ -60,7 +60,7 @@ def unknowns_of(run: OpenedRun, plant: Plant) -> tuple[Unknown, ...]:
         centre = _nominal(plant, name, entry)
         if centre == 0 or (prior.law == "log-normal" and centre < 0):
             cure = "give it another value in the plant's file" + (", or law: normal" if centre < 0 else "")
-            raise BadInput(f"{label} is {centre:g}, which has no relative deviation under law {prior.law}: {cure}")
+            raise BadInput(f"{label} is {centre:g}, and cannot have a relative deviation under law {prior.law}: {cure}")
         scale = abs(centre) if prior.law == "normal" else 1.0
         found.append(Unknown(name, scale * prior.deviation, prior.law, entry=entry))
     return tuple(found)
@@ -71,13 +71,13 @@ def _nominal(plant: Plant, name: str, entry: int | None) -> float:
     fields = plant.params._fields
     if name not in fields:
         raise BadInput(
-            f"identify.constants names '{name}', which is no constant of {plant.spec.name}: {nearest(name, fields)}"
+            f"identify.constants names '{name}', which is not a constant of {plant.spec.name}: {nearest(name, fields)}"
         )
     value = np.asarray(getattr(plant.params, name))
     known = entry is None if value.ndim == 0 else value.ndim == 1 and entry is not None and entry < len(value)
     if not known:
         cure = f"write {name}[0] to {name}[{len(value) - 1}]" if value.ndim == 1 else f"write {name} alone"
-        raise BadInput(f"{name if entry is None else f'{name}[{entry}]'} is not one number of {name}: {cure}")
+        raise BadInput(f"{name if entry is None else f'{name}[{entry}]'} is not a single number of {name}: {cure}")
     return float(value if entry is None else value[entry])
 
 
@@ -193,7 +193,7 @@ def _constant(
 
 
 def _at_rest(episodes: Episodes) -> npt.NDArray[np.floating]:
-    """Return the logged observation with the least change afterwards, in standard deviations of the signals."""
+    """Return the logged observation with the smallest change afterwards, in standard deviations of the signals."""
     seen = np.asarray(episodes.observations)
     spread = np.nanstd(seen.reshape(-1, seen.shape[-1]), axis=0)
     moved = np.abs(np.diff(seen, axis=1)) / np.where(spread > 0, spread, 1.0)

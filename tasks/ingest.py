@@ -1,4 +1,4 @@
-"""Ingest logs into a dataset, which the digest of content and provenance names."""
+"""Ingest logs into a dataset, named by the digest of content and provenance."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def ingest_file(
     """
     plant, mapping, horizon, declared = options
     if declared is not None and plant is not None:
-        raise BadInput(f"plant {plant} and --spec {declared.name} exclude each other: leave out one")
+        raise BadInput(f"plant {plant} and --spec {declared.name} exclude each other: omit one")
     if mapping is not None:
         named = load_yaml(mapping, HistorianMapping)
         if horizon is not None or declared is not None or plant not in (None, named.subject):
@@ -185,7 +185,7 @@ def find_dataset(
         made = ingest_file(home, named, options, AS_USUAL, progress)
         return FoundDataset(StoredDataset.open(made.store, made.digest, verify=False), made)
     if options != NO_OPTIONS:
-        raise BadInput(f"--plant, --mapping, --spec and --horizon need a file, and {named} is none: name a file")
+        raise BadInput(f"--plant, --mapping, --spec and --horizon need a file, got {named}: name a file")
     root, name = home.root / "datasets", str(named)
     plants = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
     if re.fullmatch(DIGITS, name):

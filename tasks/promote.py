@@ -41,7 +41,7 @@ from tasks.stages import config_digest, effect
 from tasks.versions.versions import version_of
 
 FLOW = "flows.retrain"
-"""Module of the flow, whose source and imports a decision depends on; a worker may load it under another name."""
+"""Module of the flow: a decision depends on the source and imports. A worker may load it under another name."""
 
 
 @effect()
@@ -58,7 +58,7 @@ def drift_reference(home: Home, run: OpenedRun, dataset: Dataset) -> DriftRefere
 
 
 def _backwards(entries: Sequence[Entry], newest: Entry | None) -> Iterator[tuple[Entry, Entry]]:
-    """Yield a champion or shadow, the one that it replaced, and so on, each with its candidate."""
+    """Yield a champion or shadow and each predecessor, newest first, with the candidate."""
     by_digest = {entry.digest: entry for entry in entries}
     while newest is not None:
         yield newest, by_digest[newest.body["candidate"]]
@@ -67,7 +67,7 @@ def _backwards(entries: Sequence[Entry], newest: Entry | None) -> Iterator[tuple
 
 @effect()
 def incumbent(home: Home, run: OpenedRun, dataset: Dataset, fallback: Bundle) -> Champion:
-    """Find the champion to compare with: the one in force before this run promoted a candidate.
+    """Find the champion to compare with: the champion before this run promoted a candidate.
 
     A repeated run compares with the champion at the time, so that it gives the same result. A repetition has the same
     configuration, data and sources. The tuned controller is no trained champion; the champion that it replaced counts.

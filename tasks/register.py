@@ -143,7 +143,7 @@ def parameters(record: Record) -> Iterator[tuple[str, str]]:
 
 
 def metrics(record: Record) -> Iterator[tuple[str, float]]:
-    """Yield the numbers for comparing runs; for the tuned controller only those that concern it."""
+    """Yield the numbers for comparing runs; for the tuned controller, only the numbers about the tuned controller."""
     shown = view(record)
     if not record.of_fallback and record.rollouts is not None:
         yield "score", record.rollouts.score

@@ -54,7 +54,7 @@ SIMULATED_ROWS, LONGEST_EPISODE = 2_048, 256
 """Largest number of held-out steps that each drawn plant replays, and largest steps per episode."""
 
 ROLLOUT_SEED = 20_260_000
-"""Added to the run's seed: evaluation shares no randomness with training or certification."""
+"""Offset of the run's seed, so that evaluation uses other random numbers than training and certification."""
 
 PUBLISHED_SCORES = {
     "double_mass": {
@@ -191,7 +191,7 @@ def validate_simulator(
 
 
 def prediction_errors(plant: Plant, logs: LoggedEpisodes, domain: Params, seed: int) -> SimulatorErrors:
-    """Return a simulator's prediction errors on logs, and the largest errors on plants of a domain in their place."""
+    """Return a simulator's prediction errors on logs, and the largest errors on plants of a domain."""
     longest = int(np.asarray(logs.present).sum(axis=1).max())
     horizons = [steps for steps in STEPS_AHEAD if steps <= longest]
     keys = jax.random.split(jax.random.key(seed), SIMULATED_PLANTS)

@@ -67,7 +67,7 @@ class Session:
     sealed: Callable[[str, str, str], bool]
     """Whether a stored result has this signature."""
     progress: Callable[[str], AbstractContextManager[Report]]
-    """Returns the progress display of a stage; not an import, because the display changes no result."""
+    """Returns the progress display of a stage; passed in, because cache keys must not depend on the display."""
     learning: FollowLearning
     mlflow: str
     flow_run: str

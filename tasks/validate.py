@@ -245,7 +245,7 @@ def _expect_enough(expectations: Expectations, summary: Statistics, train: int, 
 
 
 def _expect_clock(expectations: Expectations, clock: Clock, summary: Statistics) -> None:
-    """Check that the clock reaches its end after the last step of an episode and nowhere else."""
+    """Check that the clock shows the end after the last step of an episode and nowhere else."""
     ends, others = summary.over
     expectations.expect(
         "episodes that end by the clock",

@@ -144,7 +144,7 @@ def _while_it_lasts() -> Iterator[None]:
 
 
 def identity() -> Identity:
-    """Return everything besides arguments that the last bits of a result may depend on."""
+    """Return all properties of a machine that may change the last bits of a result."""
     return code_digest(), lock_digest(), processor_class()
 
 

@@ -31,7 +31,7 @@ GUESSING = 3
 """Members of each model family whose guesses serve as features of fitted Q evaluation, one at a time: two guesses would
 differ in a direction that the logs hardly determine, in which the iteration diverges."""
 GUESSED_STEPS = 50
-"""Rollout steps of a guess; fitted Q evaluation adds the later steps."""
+"""Rollout steps of a guess; fitted Q evaluation estimates the later steps."""
 Answer = TypeVar("Answer")
 
 

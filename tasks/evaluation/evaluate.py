@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Ask = Callable[[Episodes, Sequence[Policy]], tuple[Estimate, list[Estimate]]]
 """Function that fits estimators to episodes and estimates the logged controller and policies."""
 NOTHING = Interval(value=np.nan, lower=np.nan, upper=np.nan)
-"""Replaces an estimate that the logs do not support."""
+"""Value in place of an estimate that the logs do not support."""
 
 
 @cached()
@@ -41,7 +41,7 @@ def evaluate(
     champion: Champion,
     progress: Report | None = None,
 ) -> Evaluation:
-    """Estimate the values of all members, select one, and estimate what it gains over the logged controller.
+    """Estimate the values of all members, select one, and estimate the gain over the logged controller.
 
     The best of several estimates is biased upwards. Therefore every second held-out episode selects a member
     (`chosen`), and the gains over logged controller and champion come from the other episodes, with estimators fitted

@@ -16,7 +16,7 @@ SECONDS = 600.0
 
 
 def guarded(seconds: float = SECONDS) -> Run:
-    """Return rollouts that give None for a batch that crashes or exceeds its budget.
+    """Return a function that returns None for a batch that crashes or exceeds the time budget.
 
     The thread of a late batch cannot be stopped; it ends with the process.
     """

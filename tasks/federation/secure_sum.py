@@ -155,7 +155,7 @@ class SecureSumSite:
         if self._revealed or not set(arrived) <= set(self._shares) or len(set(arrived)) < self._threshold:
             state = "were already revealed" if self._revealed else "are not yet revealed"
             raise Refused(
-                f"a request to reveal shares must come once, for at least {self._threshold} of {', '.join(sorted(self._shares))}; they "
+                f"shares are revealed once, if at least {self._threshold} of {', '.join(sorted(self._shares))} sent numbers; they "
                 f"{state}, and the request names {', '.join(sorted(arrived))[:200]}: check the coordinator"
             )
         self._revealed = True

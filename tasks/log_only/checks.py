@@ -41,7 +41,7 @@ from tasks.stages import cached
 
 INPUTS = 20_000
 ODD = (0.0, -0.0, 1e-38, -1e-38, 1e30, -1e30, 3.4e38, np.inf, -np.inf, np.nan)
-"""Odd numbers that instruments and bad conversions produce."""
+"""Invalid values that instruments and bad conversions produce."""
 EPISODES = 128
 """Largest number of held-out starts for episodes in the learned model."""
 HORIZON = 500
@@ -50,7 +50,7 @@ HORIZON = 500
 
 @cached()
 def examine(home: Home, run: OpenedRun, dataset: Dataset, population: Population, evaluation: Evaluation) -> Protection:
-    """Check fallback, bounds and support of the selected composite, on held-out rows and on odd inputs.
+    """Check fallback, bounds and support of the selected composite, on held-out rows and on invalid inputs.
 
     Args:
         dataset: dataset with the held-out rows; rows that calibrated the support do not judge it.
@@ -181,7 +181,7 @@ def _check_fallback(run: OpenedRun, spec: PlantSpec, composite: Composite, logs:
 
 
 def _check_bounds(run: OpenedRun, spec: PlantSpec, composite: Composite, logs: Logs) -> BoundsCheck:
-    """Run two steps from inputs near the logs, far from them, and odd ones."""
+    """Run two steps from inputs near the logs, far from the logs, and invalid."""
     draw = np.random.default_rng(run.seed)
     t, count = logs.transitions, INPUTS
     rows = draw.integers(len(t.reward), size=(2, count))

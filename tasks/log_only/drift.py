@@ -320,7 +320,7 @@ def _model(spec: PlantSpec, model: LearnedModel | None, known: Logs, new: Logs) 
 
 
 def _linear_scores(spec: PlantSpec, known: Logs, new: Logs) -> tuple[Floats, Floats]:
-    """Return squared errors of a linear law fitted to the reference, averaged over signals that people do not set.
+    """Return squared errors of a linear law fitted to the reference, averaged over signals except set points.
 
     The law has so few parameters that its errors on fitted rows are not smaller.
     """

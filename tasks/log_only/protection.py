@@ -36,7 +36,7 @@ from tasks.stages import cached
 from tasks.training.train import keep_bundle
 
 RETURN_SHARE = 0.8
-"""Share of the radius within which the policy regains control; hysteresis against chatter."""
+"""Share of the radius within which the policy regains control; hysteresis against rapid switching."""
 LEAST_RATE = 1e-3
 """Largest step of an action that never moves in the logs, as a share of its range."""
 CLONING_STEPS = 2_000

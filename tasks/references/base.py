@@ -1,4 +1,4 @@
-"""Base class of references: small frozen results of tasks, which know the files that they name."""
+"""Base class of references: small frozen results of tasks that list the files that belong to them."""
 
 from __future__ import annotations
 

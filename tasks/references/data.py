@@ -39,11 +39,11 @@ class Dataset(Reference):
     quarantine_files: tuple[Path, ...] = ()
     """Files of quarantined rows and raw rows."""
     accounted: tuple[str, ...] = ()
-    """Account of all rows and steps, one line each."""
+    """Counts of all rows and steps, one line each."""
     reasons: dict[str, int] = Field(default_factory=dict)
     """Quarantined rows by reason."""
     accounts: tuple[StepAccount | None, ...] = ()
-    """Account of a historian's control steps, by source; None for other sources."""
+    """Counts of a historian's control steps, by source; None for other sources."""
     sources: tuple[Source, ...] = ()
     notes: tuple[str, ...] = ()
     """Points to check, one line each."""

@@ -84,7 +84,7 @@ class Evidence(Reference):
     """Numbers that decide the gates; an auditor can recompute every verdict from them."""
 
     beat_plant: bool
-    """Whether a gain over the tuned controller is required or only shown."""
+    """Whether a gain over the tuned controller is required; if false, it is only reported."""
     data: tuple[str, ...]
     """Faults that validation found in the dataset."""
     simulator: SimulatorErrors

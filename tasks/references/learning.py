@@ -47,7 +47,7 @@ def member_name(algorithm: str, seed: int, hyperparameters: Mapping[str, float])
 
 
 class Placement(Reference):
-    """Execution of a population: members in one program, or each in a process."""
+    """Placement of a population: all members in one process, or each member in a process."""
 
     processes: bool
     reason: str
@@ -174,7 +174,7 @@ class Evaluation(Reference):
     """Reason if not supported; else empty."""
     discount: float
     horizon: int = 0
-    """Steps of the estimated return: the median logged length at most; 0 if not recorded."""
+    """Steps of the estimated return, at most the median logged length; 0 if not recorded."""
     episodes: int
 
     @property
@@ -258,7 +258,7 @@ class IdentifiedConstant(Reference):
 
     name: str
     entry: int | None = None
-    """Index if the field is a vector."""
+    """Index in the field, if the field is a vector."""
     law: Literal["log-normal", "normal"]
     estimate: float
     lower: float

@@ -69,7 +69,7 @@ class FallbackCheck(Reference):
     rows: int
     """Held-out rows that the fallback answered."""
     unsound: int
-    """Rows with an action that is not finite or out of bounds."""
+    """Rows with an action that is out of bounds or not finite."""
 
 
 class BoundsCheck(Reference):

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from tasks.progress import CurveLog, Report
 
 TRIAL_PAYS = 60.0
-"""Least remaining seconds of a run for which a measurement pays off."""
+"""Minimum remaining seconds of a run for which a measurement saves time."""
 MARGIN = 1.05
-"""Least speed-up for which processes are chosen."""
+"""Minimum speed-up for which processes are chosen."""
 TRIAL_SECONDS = 1.0
 
 

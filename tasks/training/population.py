@@ -192,7 +192,7 @@ def _fresh(training: TrainingRun, only: int | None) -> tuple[Algorithm, TrainSta
 
 
 def _score(training: TrainingRun) -> Callable[[RunState], float] | None:
-    """Return a function for the value of a checkpoint's best member in the learned model, if the best one ships."""
+    """Return a function that scores a checkpoint by the learned model, if the best checkpoint ships."""
     run, normaliser, spec = training.run, training.data.scaling.normaliser, observed_spec(training.run)
     if run.train.ships == "last":
         return None

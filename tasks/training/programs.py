@@ -12,7 +12,7 @@ MAPPED = 10_000
 
 
 def forget_programs(most: int = MAPPED) -> None:
-    """Clear JAX's caches if compiled programs hold many memory mappings.
+    """Clear JAX's caches if compiled programs use many memory mappings.
 
     Each program keeps about ten mappings. Beyond the limit of Linux, the next compilation ends in a segmentation fault.
 

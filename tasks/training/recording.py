@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "neorl/run/1"
 SAVE_SECONDS = 10.0
-"""Least time between two checkpoints: the most that a killed run loses."""
+"""Minimum seconds between two checkpoints: a killed run loses at most this time."""
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 
 
@@ -71,7 +71,7 @@ class Record:
     seeds: int
     code: str | None
     data: RecordingAccount
-    """Account of how the recording was read."""
+    """Counts and findings from reading the recording."""
     members: tuple[TrainedSeed, ...]
     versions: dict[str, str]
     device: str

@@ -213,7 +213,7 @@ def _varied(learner: Learner, hyperparameters: Mapping[str, float]) -> dict[str,
 
 
 def _kept(training: TrainingRun, policy: Policy, protection: Bundle | None, identification: Identification) -> Bundle:
-    """Store a member's policy behind a shield with the range of its training data, or behind the given protection."""
+    """Store a member's policy with a shield for the range of the training data, or with the given protection."""
     run, plant, moments = training.run, plant_of(training.run), training.data.moments
     if protection is not None:
         alone: Composite = load_bundle(protection.folder, protection.digest, plant.source)[1]

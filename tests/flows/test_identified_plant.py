@@ -85,4 +85,4 @@ def test_the_certificate_covers_the_posterior(services: Services, tmp_path: Path
     (project / "run.yaml").write_text(RUN.replace("hole:", "whole:"))
     refused = neorl("check", "run.yaml", "--data", "logs.hdf5")
     detail = next(each["detail"] for each in refused["findings"] if each["name"] == "constants")
-    assert detail.startswith("identify.constants names 'whole', which is no constant of vat")
+    assert detail.startswith("identify.constants names 'whole', which is not a constant of vat")

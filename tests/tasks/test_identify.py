@@ -58,22 +58,22 @@ FOUND = Identification(
         (
             PLANT,
             {"constants": {"reaction_rat": {"deviation": 0.1}}},
-            "names 'reaction_rat', which is no constant of chemical_reactor: did you mean 'reaction_rate'",
+            "names 'reaction_rat', which is not a constant of chemical_reactor: did you mean 'reaction_rate'",
         ),
         (
             PLANT,
             {"constants": {"cooling_rate[1]": {"deviation": 0.1}}},
-            "cooling_rate[1] is not one number of cooling_rate: write cooling_rate",
+            "cooling_rate[1] is not a single number of cooling_rate: write cooling_rate",
         ),
         (
             PLANT,
             {"constants": {"feed_sd": {"deviation": 0.1}}},
-            "feed_sd is 0, which has no relative deviation under law log-normal",
+            "feed_sd is 0, and cannot have a relative deviation under law log-normal",
         ),
         (
             PLANT,
             {"constants": BOTH, "inputs": ["weather"]},
-            "identify.inputs names 'weather', which is no signal of chemical_reactor",
+            "identify.inputs names 'weather', which is not a signal of chemical_reactor",
         ),
         (
             PLANT,
@@ -83,12 +83,12 @@ FOUND = Identification(
         (
             "water_treatment",
             {"constants": {"pump": {"deviation": 0.1}}},
-            "pump is not one number of pump: write pump[0] to pump[1]",
+            "pump is not a single number of pump: write pump[0] to pump[1]",
         ),
         (
             "water_treatment",
             {"constants": {"pump[2]": {"deviation": 0.1}}},
-            "pump[2] is not one number of pump: write pump[0] to pump[1]",
+            "pump[2] is not a single number of pump: write pump[0] to pump[1]",
         ),
     ],
 )

@@ -34,7 +34,7 @@ class KnownPlant(NamedTuple):
     plant: Plant | None
     """Simulator; None for a log-only plant."""
     logged: LoggedSignals | None
-    """Functions that score logs; None if logs must contain rewards and costs."""
+    """Functions that compute reward and margins of logs; None if logs must contain rewards and costs."""
     about: str = ""
     """First line of the module's docstring."""
     modules: tuple[str, ...] = ()

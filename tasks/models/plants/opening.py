@@ -43,7 +43,7 @@ def opened_learners(run: OpenedRun, project: Path) -> OpenedRun:
 
 
 def opened(run: OpenedRun, project: Path | None = None) -> OpenedRun:
-    """Look up a run's plant; a run that is already opened is returned unchanged.
+    """Look up a run's plant; return an opened run unchanged.
 
     Args:
         project: folder with the plant's code. Default: the working directory.

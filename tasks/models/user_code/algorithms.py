@@ -155,7 +155,7 @@ def _check_update(algorithm: Algorithm, state: object) -> None:
 
 
 def _check_actions(algorithm: Algorithm, state: object) -> None:
-    """Check that the actor's weights act as the algorithm does."""
+    """Check that the actor's weights give the same actions as the algorithm."""
     observation = jnp.linspace(-1.0, 1.0, 15).reshape(5, 3)
     acted = np.asarray(algorithm.act(state, observation))
     if acted.shape != (5, 2):

@@ -50,7 +50,7 @@ def project_of(config: Path) -> Path:
 
 
 def is_code(reference: str) -> bool:
-    """Whether a reference names code, not a name.
+    """Whether a reference is a location of code, not a name.
 
     Example:
         >>> is_code("plants/tank.py"), is_code("tank")

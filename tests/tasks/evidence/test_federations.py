@@ -110,7 +110,7 @@ def test_rounds_are_consecutive_and_the_last_names_the_weights(ledger: Ledger, o
             "a round must mention every site of the federation once",
         ),
         ({"participants": participants("east", "west")}, "a round must mention every site of the federation once"),
-        ({"completed": False, "after": A, "aggregate": ""}, "a round is completed by at least 2 sites"),
+        ({"completed": False, "after": A, "aggregate": ""}, "a round is complete if and only if 2 or more sites"),
         ({"aggregate": ""}, "lacks the digest of the aggregate"),
         ({"participants": participants("east", "north", weight=0.6)}, "shares of a mean must add up to 1"),
         (

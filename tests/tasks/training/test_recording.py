@@ -109,12 +109,12 @@ def test_what_names_no_dataset_is_one_sentence(home: Home, log: Path, tmp_path: 
         (
             "none.csv",
             {"options": SourceOptions(mapping=mapping)},
-            "--plant, --mapping, --spec and --horizon need a file, and none.csv is none",
+            "--plant, --mapping, --spec and --horizon need a file, got none.csv",
         ),
         (
             "kettle",
             {"options": SourceOptions(horizon=5)},
-            "--plant, --mapping, --spec and --horizon need a file, and kettle is none",
+            "--plant, --mapping, --spec and --horizon need a file, got kettle",
         ),
         (str(log), {}, "log.csv is a table and needs a mapping"),
     ):
