@@ -64,7 +64,7 @@ def behaviour_cloning_loss(action: Float[Array, " A"], logged: Float[Array, " A"
 def robust_cloning_loss(
     action: Float[Array, " A"], logged: Float[Array, " A"], threshold: Float[Array, ""]
 ) -> Float[Array, ""]:
-    """Return the behaviour cloning loss with errors above a threshold counted linearly.
+    """Return the behaviour cloning loss, linear for errors above a threshold.
 
     Mean over the action components of `u^2` if `|u| <= d`, else `2 d |u| - d^2`, with `u = pi(s) - a`. This is twice
     the Huber loss (Huber 1964, doi 10.1214/aoms/1177703732). Large d gives the mean of the logged actions, small d

@@ -30,7 +30,7 @@ VIOLATION_COST = 10_000.0
 CHUNK = 512
 """Episodes per compiled call; all their steps are in memory."""
 LEAST, NEAR = 0.01, 0.1
-"""Standard deviations of draws, as shares of the range: the least of a round, and the first around given numbers."""
+"""Standard deviations of draws, as shares of the range: the minimum of a round, and the first around given numbers."""
 STAY = 0.3
 """Share of a round's mean and spread that is kept in the next, to reduce noise."""
 

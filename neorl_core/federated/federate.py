@@ -232,7 +232,7 @@ def _check_sites(sites: Sequence[Transition], spec: PlantSpec) -> None:
 
 @lru_cache(maxsize=16)
 def make_apart(rule: Rule) -> Callable[[Parameters, Site, Rows], Site]:
-    """Compile one round in which every site learns alone and sends nothing.
+    """Compile one round in which every site trains alone and sends nothing.
 
     Returns:
         `(initial weights, sites, rows) -> sites`, with a leading site axis on sites and rows.

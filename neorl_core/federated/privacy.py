@@ -66,7 +66,7 @@ def noise_ratio(privacy: Privacy, numbers: int, count: int) -> float:
 
 
 def check(privacy: Privacy, numbers: int, count: int, insist: bool = False) -> None:
-    """Reject noise that exceeds every possible signal.
+    """Reject noise with an expected norm above the clip norm, the largest possible change.
 
     Args:
         privacy: C and z.
@@ -86,7 +86,7 @@ def check(privacy: Privacy, numbers: int, count: int, insist: bool = False) -> N
     if times > 1.0 and not insist:
         raise ValueError(
             f"the noise is {times:.3g} times the clip norm ({numbers:,} numbers, a mean of {count}, noise multiplier "
-            f"{privacy.noise:g}): use more sites, a smaller network or less noise, or insist on it"
+            f"{privacy.noise:g}): use more sites, a smaller network or less noise, or set insist"
         )
 
 

@@ -101,7 +101,7 @@ def act_on(weights: Weights, graph: Graph) -> tuple[Float[Array, "*b N K"], Floa
 
 
 def with_layout(params: Weights, layout: Layout) -> Weights:
-    """Return the weights with another layout of as many features and kinds of actions, for fine-tuning there."""
+    """Return the weights with another layout that has the same features and kinds of actions, for fine-tuning."""
     return {"graph": params["graph"] | {"layout": layout}}
 
 

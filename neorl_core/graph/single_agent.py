@@ -36,7 +36,7 @@ class Member(NamedTuple):
 
 
 def extract_member(policy: Policy, agents: Sequence[AgentView], name: str) -> Member:
-    """Extract the share of one agent.
+    """Extract the part of one agent from the policy.
 
     Args:
         policy: policy of all agents.

@@ -73,7 +73,7 @@ def posterior_fields(unknowns: Sequence[Unknown], posterior: Posterior) -> dict[
     if degrees <= 2.0:
         raise ValueError(
             f"{unknowns[least]} needs at least four informative episodes, got {degrees + 1:g}: the variance of the "
-            "posterior is infinite; add logs in which the constant shows"
+            "posterior is infinite; add logs in which the constant affects the signals"
         )
     scale = np.asarray(posterior.prior.scale, np.float64)
     covariance = np.asarray(posterior.covariance, np.float64) * np.outer(scale, scale) * degrees / (degrees - 2.0)

@@ -34,7 +34,7 @@ class StepTest(NamedTuple):
     deviation: float
     """Expected posterior deviation after the test, as a share of the prior's."""
     margin: float
-    """Least predicted margin."""
+    """Smallest predicted margin."""
     enough: bool
     """Whether the test would identify the constant."""
 
@@ -109,7 +109,7 @@ def expected_deviations(
     actions: Float[Array, "N A"],
     steps: int,
 ) -> tuple[Float[Array, "N T P"], Float[Array, "N T"]]:
-    """Return posterior deviations (relative to the prior) and least margins after 1, 2, ... steps of each action."""
+    """Return posterior deviations (relative to the prior) and smallest margins after 1, 2, ... steps of each action."""
     noise = posterior.noise
     turn = noise.whitening / (noise.deviation[-1][:, None] * jnp.sqrt(noise.inflation)[None, :])
 

@@ -127,7 +127,7 @@ def _record(name: str, fields: tuple[str, ...]) -> Callable[..., Params]:
 
 
 def extended(prefix: str, plain: Params, fields: Mapping[str, Any]) -> Params:
-    """Extend constants or a domain by fields, as a type of its own."""
+    """Extend constants or a domain by fields, as a new type."""
     return _record(f"{prefix}{type(plain).__name__}", (*plain._fields, *fields))(*plain, *fields.values())
 
 

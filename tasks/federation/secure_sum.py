@@ -155,8 +155,8 @@ class SecureSumSite:
         if self._revealed or not set(arrived) <= set(self._shares) or len(set(arrived)) < self._threshold:
             state = "were already revealed" if self._revealed else "are not yet revealed"
             raise Refused(
-                f"shares are revealed once, if at least {self._threshold} of {', '.join(sorted(self._shares))} sent numbers; they "
-                f"{state}, and the request names {', '.join(sorted(arrived))[:200]}: check the coordinator"
+                f"shares are revealed once, with numbers of at least {self._threshold} sites; they {state}, and the "
+                f"request names {', '.join(sorted(arrived))[:200]}: check the coordinator"
             )
         self._revealed = True
         own = {name: self._shares[name][0] for name in sorted(arrived)}

@@ -78,7 +78,7 @@ FOUND = Identification(
         (
             PLANT,
             {"constants": BOTH, "starts": {"level": {"deviation": 1.0}}},
-            "identify.starts names 'level', which is no signal",
+            "identify.starts names 'level', which is not a signal",
         ),
         (
             "water_treatment",

@@ -75,7 +75,7 @@ def algorithm_at(reference: str, project: Path) -> KnownAlgorithm:
     if re.fullmatch(NAME, reference, re.ASCII) and (found := find_installed(reference, ALGORITHM)) is not None:
         return algorithm_of_code(found)
     raise BadInput(
-        f"unknown algorithm '{reference[:80]}', which is no Python file either: "
+        f"unknown algorithm '{reference[:80]}', which is not a Python file either: "
         f"{nearest(reference, [*ALGORITHMS, *installed(ALGORITHM)])}"
     )
 
