@@ -246,10 +246,10 @@ def promote_candidate(
     plant, record = candidate.plant, record_of(candidate)
     check_record(record, plant, version_of(candidate.rules))
     if not record.passed:
-        failed = ", ".join(gate.name for gate in record.gates if not gate.passed)
-        raise Refused(
-            f"version {record.version} of {plant} failed {failed}: retrain, because no approval can skip a gate"
-        )
+        failed = ", ".join(gate.name for gate in record.gates if gate.passed is False)
+        missing = ", ".join(gate.name for gate in record.gates if gate.passed is None)
+        fault = "; ".join([f"failed {failed}"] * bool(failed) + [f"did not run {missing}"] * bool(missing))
+        raise Refused(f"version {record.version} of {plant} {fault}: retrain, because no approval can skip a gate")
     entries = ledger.entries()
     current = in_force(entries, plant, record.evidence)
     rejected = verdict_against(entries, plant, record.composite)

@@ -15,7 +15,8 @@ from flows.cli.common import AsJson, ConfigFile, Logs, emit, keep_compiled
 def retrain(config: ConfigFile, data: Logs = None, as_json: AsJson = False) -> None:
     """Make a policy from logs: ingest, validate, train, evaluate, certify, register, approve, promote, report.
 
-    Repeat the command to resume a killed run.
+    Repeat the command to resume a killed run. The exit code is 0 also if the gates refuse the candidate; --json prints
+    the verdict.
 
     Example: neorl retrain configs/chemical_reactor.yaml --data logs/historian.parquet
     """

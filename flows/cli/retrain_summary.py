@@ -32,12 +32,13 @@ def summary_lines(outcome: Outcome) -> list[str]:
         lines.append(f"  score {outcome.score:.1f} by rollout, for comparison only; published: {others}")
     lines += [f"  gate {gate.name:<12} {mark(gate):<8} {gate.detail}" for gate in outcome.gates]
     lines += [f"  {name:<12} {url}" for name, url in outcome.links.items()]
-    lines += [f"  next: neorl approve {outcome.plant} {version}" for version in outcome.waiting]
     spent = ", ".join(
         f"{name} {seconds:.1f}" + (" (reused)" if name in outcome.reused else "")
         for name, seconds in outcome.seconds.items()
     )
     lines.append(f"  seconds      {spent}; {sum(outcome.seconds.values()):.1f} in all")
+    following = [f"neorl approve {outcome.plant} {version}" for version in outcome.waiting]
+    lines += [f"  next: {command}" for command in following or [f"neorl report {outcome.plant}"]]
     return lines
 
 

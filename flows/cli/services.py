@@ -68,7 +68,7 @@ def up(
         )
     lines += [f"marked {len(reaped)} killed run(s) as crashed"] if reaped else []
     lines += [f"started {', '.join(running.started)} in {seconds} s" if running.started else "all services ran already"]
-    lines.append("next: neorl retrain configs/PLANT.yaml")
+    lines += ["next: neorl retrain configs/PLANT.yaml"] if worker else []
     emit(result, as_json, lines)
 
 
