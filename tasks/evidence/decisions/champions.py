@@ -169,8 +169,8 @@ def check_allowed(history: Sequence[Entry], plant: str, version: str, composite:
     known = dict.fromkeys(e.body["version"] for e in history if (e.kind, e.plant) == ("promotion", plant))
     if version not in known:
         raise Refused(
-            f"version {version} of {plant} never was champion (earlier champions: {', '.join(known) or 'none'}): choose "
-            f"one of these, or see 'neorl candidates {plant}' for versions that wait for approval"
+            f"version {version} of {plant} never was champion (earlier champions: {', '.join(known) or 'none'}): "
+            f"choose one of these, or see 'neorl candidates {plant}' for versions that wait for approval"
         )
     if (gone := ruled_out(history, plant, composite)) is not None:
         raise Refused(
