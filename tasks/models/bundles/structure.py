@@ -126,7 +126,9 @@ def _build(node: Any, arrays: Arrays, types: Mapping[str, Branch], depth: int) -
                 f"the bundle has the unknown type {name[:80]!r} with fields {str(sorted(fields))[:200]}: load it with "
                 "the version that wrote it"
             )
-    raise Refused(f"{repr(node)[:80]} is neither a part of a composite nor an empty placeholder: {CURE}")
+    raise Refused(
+        f"{repr(node)[:80]} is no part of a composite, or names an array that is missing or used twice: {CURE}"
+    )
 
 
 def of_process(structure: Any) -> bool:

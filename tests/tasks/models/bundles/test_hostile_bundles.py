@@ -147,12 +147,15 @@ CHANGES: dict[str, tuple[Callable[[Manifest], object], str]] = {
     "a history that is a number": (lambda m: fields(m).update(history={"constant": 3}), "another history"),
     "an unknown type": (lambda m: m["structure"].update(type="Popen"), "Popen"),
     "a missing field": (lambda m: fields(m).pop("shield"), "type 'Composite'"),
-    "a missing array": (lambda m: fields(m, "shield").update(hold={"array": "none"}), "no unused array"),
-    "an array twice": (lambda m: fields(m, "shield").update(hold={"array": "shield/action_low"}), "no unused array"),
+    "a missing array": (lambda m: fields(m, "shield").update(hold={"array": "none"}), "missing or used twice"),
+    "an array twice": (
+        lambda m: fields(m, "shield").update(hold={"array": "shield/action_low"}),
+        "missing or used twice",
+    ),
     "an array unused": (lambda m: fields(m, "shield").update(hold={"constant": 1}), "unused array"),
     "a constant that is a list": (lambda m: fields(m, "shield").update(hold={"constant": []}), "part of a composite"),
     "a deep structure": (lambda m: m.update(structure=nested(40)), "deeper than 32 levels"),
-    "a policy in the shield's place": (lambda m: fields(m).update(shield=fields(m)["policy"]), "no unused array"),
+    "a policy in the shield's place": (lambda m: fields(m).update(shield=fields(m)["policy"]), "missing or used twice"),
     "parts exchanged": (lambda m: m.update(structure=fields(m)["policy"]), "unused array"),
 }
 REPLACED: dict[str, tuple[dict[str, npt.NDArray[Any] | None], str]] = {
@@ -162,7 +165,7 @@ REPLACED: dict[str, tuple[dict[str, npt.NDArray[Any] | None], str]] = {
     "a shield of another plant": ({"shield__action_low": np.zeros(9, np.float32)}, "another shield"),
     "margins of no steps": ({"shield__margin_buffer": np.zeros((0, 2), np.float32)}, "another shield"),
     "margins of one dimension": ({"shield__margin_buffer": np.zeros(2, np.float32)}, "another shield"),
-    "an array that is missing": ({"shield__hold": None}, "no unused array"),
+    "an array that is missing": ({"shield__hold": None}, "missing or used twice"),
     "an array besides": ({"besides": np.zeros(3, np.float32)}, "unused array"),
 }
 
@@ -271,7 +274,7 @@ def test_hostile_files_are_refused_in_little_memory(sound: Path, tmp_path: Path)
         "altered bytes",
         "at most 4194304 bytes",
         "cannot contain as many|CRC",
-        "no unused array",
+        "missing or used twice",
         "altered bytes",
     ]
     for (kind, message), expected in zip(found, said, strict=True):
