@@ -219,7 +219,7 @@ def test_forged_results_are_recomputed(
     before = len(Ledger.open(services.home, write=False).entries())
     stored = services.home.root / "prefect" / "storage"
     said = {
-        "ingest": "got one marked 'pickle', which is not read",
+        "ingest": "has serializer 'pickle', only JSON is read",
         "evaluate": "does not have the sealed digest",
         "simulate": "is no stored result",
     }

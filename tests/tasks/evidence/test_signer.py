@@ -170,7 +170,7 @@ def test_an_oversize_request_is_refused_while_it_is_sent(served: Home) -> None:
             PromotionBody(composite=A, approval=B, replaces=None, candidate=B),
             "has no passed certification",
         ),
-        ("promotion", PromotionBody(composite=A, approval=B, replaces=B, candidate=B), "is now composite"),
+        ("promotion", PromotionBody(composite=A, approval=B, replaces=B, candidate=B), "changed to composite"),
         ("result", Outcome(passed=True), "invalid body of a result"),
     ],
 )

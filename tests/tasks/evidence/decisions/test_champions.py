@@ -57,7 +57,7 @@ def test_the_champion_at_a_date(ledger: Ledger) -> None:
 def test_two_promotions_against_the_same_champion(ledger: Ledger) -> None:
     first, second = (approve(ledger, PLANT, verdict(ledger, composite)) for composite in (A, B))
     put(ledger, first, None)
-    with pytest.raises(Refused, match=r"the champion of chemical_reactor is now composite aaaaaaaaaaaa"):
+    with pytest.raises(Refused, match=r"the champion of chemical_reactor changed to composite aaaaaaaaaaaa"):
         put(ledger, second, None)
     now = champion(ledger.entries(), PLANT)
     assert now is not None
