@@ -247,7 +247,7 @@ def test_rules_are_replayed(copied: Home) -> None:
             "promotions: ledger entry 16: .* has no unused approval",
         ),
         # A second champion beside the first.
-        ("promotion", lambda last: last["promotion"].body, "promotions: ledger entry 16: the champion of .* changed to"),
+        ("promotion", lambda last: last["promotion"].body, "promotions: ledger entry 16: the champion .* changed to"),
         (
             "promotion",
             lambda last: {
