@@ -108,7 +108,7 @@ def page(cells: Cells) -> str:
         "Learning over similar sites",
         QUESTION,
         answer(cells),
-        "`make fleet-study`: an hour; continues with missing cells.",
+        "`make fleet-study` takes an hour; started again, the command runs only the missing cells.",
         SETTING,
         criteria(cells),
         table(cells),

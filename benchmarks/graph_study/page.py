@@ -169,7 +169,11 @@ def page() -> str:
         path = RESULTS / f"{name}.json"
         parts += [f"## {title}", section(json.loads(path.read_text())) if path.exists() else "Not measured yet."]
     return pages.study(
-        "Graph policies", QUESTION, ANSWER, "`make graph-study`: hours; continues with missing cells.", *parts
+        "Graph policies",
+        QUESTION,
+        ANSWER,
+        "`make graph-study` takes hours; started again, the command runs only the missing cells.",
+        *parts,
     )
 
 

@@ -273,8 +273,8 @@ def page(found: dict[str, Any]) -> str:
         ("certified among these", f"{many['falsely_certified']} (95 % interval {low:.1%} to {high:.1%})"),
         ("certified among the others", f"{many['certified_of_safe']:.0%}"),
         (
-            "certified, with a true risk of at most p0",
-            f"{many['true_risk_below_p0_of_certified']:.1%} of {many['certified']}",
+            f"share of the {many['certified']} certified plants whose true risk is at most p0",
+            f"{many['true_risk_below_p0_of_certified']:.1%}",
         ),
         *((f"{name} within the 95 % interval", f"{many['covered'][name]:.1%}") for name in NAMES),
     ]

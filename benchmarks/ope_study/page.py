@@ -48,7 +48,7 @@ def criteria(results: Results) -> str:
         ("at most 5 % of lower bounds above the true value", above <= 0.05, f"{above:.1%}"),
         ("at least 40 % of policies supported on eight plants", enough >= MOST_PLANTS, f"{enough} {count}"),
         ("the clone is always supported", clones == every, f"all cells of {clones} {count}"),
-        ("median width at most half the spread of true values", narrow == every, f"{narrow} {count}{overall}"),
+        ("median width at most half the range of true values", narrow == every, f"{narrow} {count}{overall}"),
     ]
     whole = len(results) == every * len(BEHAVIOURS)
     return pages.table(
@@ -125,12 +125,13 @@ def page() -> str:
 
 
 QUESTION = "Do the estimates and intervals from held-out logs agree with the true values of policies?"
-COMMAND = f"""`make ope-study`: hours; continues with missing cells. A cell has 50,000 generated rows and 22 policies:
-final and early ones of cloning, TD3+BC, IQL and `bptt`, and clones with noisy weights. True values are means of 256
-rollouts. The estimator was developed on {", ".join(DEVELOPMENT)}; the other plants have fresh seeds."""
+COMMAND = f"""`make ope-study` takes hours; started again, the command runs only the missing cells. A cell is a plant
+with one kind of logs: 50,000 generated rows and 22 policies. These policies are final and early policies of cloning,
+TD3+BC, IQL and `bptt`, and clones with noisy weights. True values are means of 256 rollouts. The estimator was
+developed on {", ".join(DEVELOPMENT)}; the other plants have fresh seeds."""
 COLUMNS = wrap(
     """All columns but *supported* cover only the policies that the logs support. Widths and regrets are divided by the
-    spread of the true values. Regret is that of the policy with the highest estimate."""
+    range of the true values. Regret is that of the policy with the highest estimate."""
 )
 PEERS = wrap(
     """`benchmarks/peers/fqe_d3rlpy.py` runs d3rlpy's fitted Q evaluation on the same held-out steps. d3rlpy marks no

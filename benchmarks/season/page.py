@@ -60,7 +60,7 @@ def page(days: Sequence[Day]) -> str:
         f"{found.verdicts.get('promoted', 0)} of {len(days)} candidates are promoted. Retraining does not slow down, "
         "and "
         f"the home grows to {days[-1].sizes.home:.0f} MB.",
-        "`make season`: hours; continues with the missing days.",
+        "`make season` takes hours; started again, the command runs only the missing days.",
         wrap(
             f"The reactor's heat exchanger is clean until day {CALM}, loses {FOULING:.2%} of its heat transfer per day "
             f"from then on, and is cleaned on day {CLEANED}. Every evening the day's log is monitored and a policy is "

@@ -69,7 +69,7 @@ METRICS: dict[str, Definition] = {
     "neorl_retrainings_total": Definition(
         "counter",
         ("plant", "outcome"),
-        "Retrainings by result; `stopped` ended before judgement. Unchanged retrainings leave no entry.",
+        "Retrainings by result; `stopped`: ended before the gates were evaluated. Unchanged runs are not counted.",
     ),
     "neorl_retraining_timestamp_seconds": Definition("gauge", PLANT, "Time of the last decision of a retraining."),
     "neorl_decisions_total": Definition("counter", ("plant", "kind"), "Decisions about versions by kind of entry."),
@@ -91,13 +91,13 @@ METRICS: dict[str, Definition] = {
     "neorl_dataset_lost_ratio": Definition(
         "gauge",
         (*DATA, "of"),
-        "Share of unintended losses: raw rows, rows (or control steps), control steps in gaps.",
+        "Share lost unintentionally, by label `of`: `raw_rows`, `rows` (or control steps), `gaps` (control steps).",
     ),
     "neorl_dataset_samples_ratio": Definition(
         "gauge", (*DATA, "quality"), "Share of archived samples by their OPC UA severity."
     ),
     "neorl_dataset_violations_ratio": Definition(
-        "gauge", DATA, "Share of a historian's rows that end beyond a hard limit."
+        "gauge", DATA, "Share of a historian's rows whose next observation is beyond a hard limit."
     ),
 }
 """`data` is `newest`, the newest dataset without files of the one in force, or `in_force`, the dataset of the champion
