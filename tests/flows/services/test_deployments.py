@@ -76,7 +76,8 @@ def project(borrowed: Services, tmp_path: Path) -> Path:
     """Create a project with a small flow."""
     (tmp_path / "flows").mkdir()
     (tmp_path / "flows" / "retrain.py").write_text(FLOW)
-    (tmp_path / "flows" / "deployed.py").write_text(OTHERS)
+    for module in ("monitor", "promote", "period_report", "backfill"):
+        (tmp_path / "flows" / f"{module}.py").write_text(OTHERS)
     for name in ("prefect.yaml", "prefect.toml"):
         shutil.copy(PROJECT / name, tmp_path / name)
     (tmp_path / ".neorl").symlink_to(borrowed.home.root)
