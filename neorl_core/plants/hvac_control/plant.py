@@ -3,9 +3,9 @@
     Ca_i dTa_i/dt = Uao_i (To − Ta_i) + Uam_i (Tm_i − Ta_i) + Σ_j Uzz (Ta_j − Ta_i) + A w_i I + G_i − Q_i
     Cm_i dTm_i/dt = Uam_i (Ta_i − Tm_i) + Umo_i (To − Tm_i)
 
-Each zone has an air node and a node for walls and furniture (Bacher and Madsen, Energy and Buildings 43(7), 2011). The
-whole house is CityLearn's, identified by benchmarks/identify/hvac.py; each zone is a share of it, so that the weighted
-mean of the zones behaves like the identified house. The division into zones, the doors and the path of the sun are
+Each zone has two temperatures: air, and walls with furniture (doi:10.1016/j.enbuild.2011.02.005). The whole house is
+CityLearn's, identified by benchmarks/identify/hvac.py; each zone is a share of it, so that the weighted mean of the
+zones behaves like the identified house. The division into zones, the doors and the path of the sun are
 assumed. The coefficient of performance is CityLearn's (Vázquez-Canteli et al., BuildSys 2019).
 """
 

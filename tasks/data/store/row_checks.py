@@ -6,6 +6,7 @@ A failed row splits its episode: the row before it becomes a timeout, because a 
 from __future__ import annotations
 
 import io
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,7 +31,7 @@ CONTINUITY_TOLERANCE = 1e-4
 Mask = npt.NDArray[np.bool_]
 
 
-class ParquetParts:
+class ParquetParts(ABC):
     """Parquet files of rejected records, with counts by reason and a digest of each file.
 
     Args:
@@ -57,9 +58,9 @@ class ParquetParts:
         if self._waiting >= self.part_records:
             self.close()
 
+    @abstractmethod
     def table(self) -> pl.DataFrame:
         """Return the unwritten records."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Write the unwritten records."""
