@@ -70,7 +70,7 @@ class _Part(NamedTuple):
     rotation: Rotation = Rotation()
 
     def counted_as(self, other: Rotation) -> _Part:
-        """Return the quantity in the turns, angles or cycles of another."""
+        """Return the quantity, converted to the turns, angles or cycles of the other quantity."""
         factor = cycles(self.rotation, other, self.dimension)
         if factor == 1.0:
             return self

@@ -30,7 +30,7 @@ class Network(Strict):
     address: Address = "127.0.0.1:9092"
     tls: FilePath | None = None
     """Folder with `superlink.pem`, `superlink-key.pem` and `authority.pem` from `neorl federate certificate`, relative
-    to this file. Without TLS nobody is authenticated: for trials on one machine."""
+    to this file. Without TLS no process is authenticated: only for trials on one machine."""
     join_seconds: Positive = 600.0
     """Time to wait for sites before the first round."""
 
@@ -80,7 +80,7 @@ class Aggregation(Strict):
 
 
 class PrivateSites(Strict):
-    """Differential privacy of whole sites: limits how surely anyone can tell that a site took part."""
+    """Differential privacy of whole sites: bounds the evidence for the participation of a site."""
 
     clip: Positive
     """Largest norm of a site's update; the site scales larger updates down."""

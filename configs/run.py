@@ -261,7 +261,7 @@ class Certify(Strict):
 
 
 class Gates(Strict):
-    """Requirements on a candidate besides the certificate."""
+    """Requirements on a candidate in addition to the certificate."""
 
     beat_plant: bool = True
     """Whether a candidate must beat the tuned controller, on logs and simulator; if false, only report it."""

@@ -1,6 +1,6 @@
 """Types that the models of all YAML files share.
 
-They have a module of their own, so that a new key in one model changes no source digest of another.
+They have a module of their own, so that a new key in one model does not change the source digest of a different model.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ class Rotation(NamedTuple):
 
 @cache
 def rotation(unit: str) -> Rotation:
-    """Return what a unit counts: rpm turns, rad/s angles, Hz cycles."""
+    """Return the countable event of a unit: rpm turns, rad/s angles, Hz cycles."""
     powers = parse(unit)._units.items()
     kinds = (TURNS, ANGLES, HERTZ)
     return Rotation(*(float(sum(power for name, power in powers if kind.fullmatch(name))) for kind in kinds))

@@ -68,7 +68,7 @@ COUNTED_BY = (
     "neorl_core.identify.domain",
     "tasks.evaluation.guarded",
 )
-"""Modules that determine the counts of a test, besides the plant's modules."""
+"""Modules that determine the counts of a test, in addition to the plant's modules."""
 ANY_DATASET = "none"
 """Replaces the dataset's digest if the composite learned nothing from data."""
 

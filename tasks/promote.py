@@ -144,12 +144,12 @@ def propose(
 ) -> tuple[Role | None, str]:
     """Apply the promotion rule.
 
-    The rule proposes a candidate that passed every gate and that nobody rejected. Otherwise it proposes the tuned
+    The rule proposes a candidate that passed every gate and was not rejected. Otherwise it proposes the tuned
     controller if that is certified and there is no champion.
 
     Args:
         fallback: digest of the tuned controller's composite.
-        fallback_stands: whether the tuned controller is certified, and nobody rejected it.
+        fallback_stands: whether the tuned controller is certified and was not rejected.
         rejected: whether a person rejected the candidate's composite.
 
     Returns:

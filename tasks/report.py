@@ -87,7 +87,7 @@ class MemberRow(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """Data of both templates besides the record."""
+    """Data of both templates, in addition to the record."""
 
     title: str
     verdict: str

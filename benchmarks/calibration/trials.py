@@ -1,4 +1,4 @@
-"""Trials of certification: what an owner could try to get a false certificate."""
+"""Trials of certification: attempts of an owner to get a false certificate."""
 
 from __future__ import annotations
 

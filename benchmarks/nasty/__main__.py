@@ -40,7 +40,7 @@ def page(rows: Sequence[Mapping[str, str]]) -> str:
     shown = [(result, "; ".join(dict.fromkeys(abouts))) for result, abouts in by_result.items()]
     return pages.study(
         "Odd files",
-        "Does every odd file of a plant end in a correct dataset or in an error that says what to do?",
+        "Does every odd file of a plant end in a correct dataset or in an error that states a cure?",
         f"Of {len(rows)} small files {used} become a dataset and {len(rows) - used} are refused with an error message. "
         "In every dataset the used and the lost rows sum to the rows that were read.",
         "`make nasty`: a minute. The files and the expected messages are in `benchmarks/nasty/cases.py`. No case may "

@@ -38,7 +38,7 @@ def direct(*witnesses: Witness, silent: Sequence[str] = ()) -> Transport:
     def transport(pinned: PinnedWitness, path: str, body: str | None) -> Reply:
         witness = by_key[pinned.key]
         if witness.name in silent:
-            raise ConnectionRefusedError("nobody listens")
+            raise ConnectionRefusedError("no server listens")
         try:
             if body is None:
                 return Reply(200, witness.newest(unquote(path.removeprefix("/newest/"))))

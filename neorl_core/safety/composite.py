@@ -133,7 +133,7 @@ def _best_choice(
     since: Params,
     trusted: Callable[[Float[Array, " A"], Params], Bool[Array, ""]],
 ) -> tuple[Float[Array, " A"], Bool[Array, ""]]:
-    """Return the policy's most preferred choice among those allowed and trusted, and whether there is one.
+    """Return the policy's most preferred choice among those allowed and trusted, and whether such a choice exists.
 
     Masks network outputs as in Huang & Ontañón 2022 (arXiv 2006.14171).
     """

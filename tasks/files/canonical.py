@@ -209,7 +209,7 @@ def read_secret(path: Path) -> bytes:
 
 @contextmanager
 def exclusive(path: Path, on_held: Callable[[], None] | None = None) -> Iterator[None]:
-    """Hold a file's lock for the duration of the block; wait while another process holds it.
+    """Lock a file during the block; wait while a second process has the lock.
 
     The kernel frees the lock when the process ends, for whatever reason.
 

@@ -77,7 +77,7 @@ def _reached(roots: tuple[str, ...], tree: Tree | None) -> tuple[str, ...]:
             queue += _named(_parsed(path), name if path.name == "__init__.py" else name.rpartition(".")[0])
         else:
             continue
-        # Importing a module runs the `__init__` files of its packages first; a package need not have one.
+        # Importing a module runs the `__init__` files of its packages first; the file is optional.
         parts = name.split(".")
         queue += [".".join(parts[:i]) for i in range(1, len(parts))]
     return tuple(sorted(found))

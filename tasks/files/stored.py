@@ -50,7 +50,7 @@ def is_stored(path: Path) -> bool:
     """Whether a file is in the home, or in the bucket.
 
     An invalid NEORL_DATASETS_URL raises BadInput, and a storage that does not answer ServiceMissing; this holds for all
-    functions of this module. Those that read a file raise FileNotFoundError if it is in neither.
+    functions of this module. Functions that read a file raise FileNotFoundError if the file is in neither.
     """
     if path.exists():
         return True

@@ -120,7 +120,7 @@ def revoke(ledger: Ledger, key: str, since: str, by: str, why: str, signatory: S
     """Revoke a key from a time on, which may be in the past.
 
     Args:
-        signatory: a person with their key; required while another person has one.
+        signatory: a person with their key; required while a second person has a key.
     """
     found = key_of(ledger.entries(), key)
     made = RevocationBody(key=found.id if found else key, since=since, by=by, why=why)

@@ -110,7 +110,7 @@ class Registry:
                 raise
             raise self._gone() from error
         except OSError as error:
-            # Uploads use requests, whose errors are OSErrors.
+            # Uploads use requests; errors of requests are OSErrors.
             if type(error).__module__.split(".")[0] != "requests":
                 raise
             raise self._gone() from error

@@ -49,7 +49,7 @@ class Checkpointing:
     Args:
         seconds: minimum time between two checkpoints; the end is always saved.
         updates: minimum number of gradient steps between two checkpoints.
-        score: off-policy estimate for comparing checkpoints; the best checkpoint is kept besides the newest.
+        score: off-policy estimate for comparing checkpoints; the best and the newest checkpoint are kept.
 
     Example:
         >>> with Checkpoints(folder, identity) as checkpoints:  # doctest: +SKIP

@@ -133,7 +133,7 @@ def _by_tag(rows: RawRows, counts: npt.NDArray[np.int64]) -> RawRows:
 class TagHistory:
     """Recent rows of each tag, in order of time; the clock's rule resolves rows of the same time.
 
-    `episode` is the tag whose changes begin episodes, of which only the first row is kept; None if there is none.
+    `episode` is the tag whose changes begin episodes, of which only the first row is kept; None without such a tag.
     """
 
     def __init__(self, tags: int, clock: Clock, quarantine: RawQuarantine, episode: int | None = None) -> None:

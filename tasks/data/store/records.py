@@ -1,4 +1,4 @@
-"""Typed, frozen records of a dataset besides the rows: manifest, sources and card. JSON on disk."""
+"""Typed, frozen records of a dataset, in addition to the rows: manifest, sources and card. JSON on disk."""
 
 from __future__ import annotations
 

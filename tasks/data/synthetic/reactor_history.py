@@ -100,7 +100,7 @@ def generate(
         nominal: the reactor's constants, which differ between sites of a fleet.
 
     Raises:
-        BadInput: if the plant is another, the record shorter than an hour, or the disk full.
+        BadInput: if the plant is not the reactor, the record is shorter than an hour, or the disk is full.
     """
     if plant_name not in HISTORIES:
         raise BadInput(

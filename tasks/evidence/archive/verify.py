@@ -41,7 +41,7 @@ HOME_ONLY = ("ledger.db", "mlflow/", "reports/")
 
 
 class Unpacked(Home):
-    """Folder of an unpacked archive; uses its own ledger even if the environment names another."""
+    """Folder of an unpacked archive; uses its own ledger even if the environment names a different ledger."""
 
     @property
     def ledger_url(self) -> str:

@@ -145,7 +145,7 @@ def extension_content(shadow: Entry, body: ExtensionBody) -> Content:
 def check_comparison(history: Sequence[Entry], entry: Entry) -> None:
     """Check a comparison: a logged shadow, shares in [0, 1], and a threshold and alarm that follow from the settings.
 
-    A comparison states no return of the shadow's actions, because nobody applied them.
+    A comparison states no return of the shadow's actions, because they were not applied.
     """
     # Imported late: it loads NumPy, which most signers do not need.
     from neorl_core.safety.drift_detection import YEAR, alarm_threshold

@@ -192,7 +192,7 @@ class Witness:
         return known.head
 
     def _known(self, origin: str, note: Note) -> KnownLog:
-        """Return the record of a log after checking that one of the keys signed the note."""
+        """Return the record of a log after checking that a key of the list signed the note."""
         known = self._log(origin)
         if known is None:
             raise Denied(404, f"log {origin} is unknown here: ask the owner of this witness to add it.")

@@ -51,7 +51,7 @@ class Checkpoints:
     Args:
         identity: JSON object that identifies the training (configuration, dataset digest, code digest, ...). A folder
             with a different identity is refused.
-        keep: number of newest checkpoints to keep, besides the one with the highest score.
+        keep: number of newest checkpoints to keep; the checkpoint with the highest score is also kept.
 
     Raises:
         Refused: if the folder has a different identity; names every difference.

@@ -1,1 +1,1 @@
-"""Published radial feeders, besides the 33-bus feeder of the plant."""
+"""Published radial feeders, in addition to the plant's 33-bus feeder."""
