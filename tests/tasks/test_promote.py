@@ -327,9 +327,9 @@ def test_people_decide_and_the_aliases_follow(
     turned = reject(home, PLANT, second, "a reviewer", "too lively")
     assert (turned.champion, turned.record) == (None, None)
     assert registry.aliases(PLANT) == {"challenger": first}
-    with pytest.raises(Refused, match=f"version {second}.*rejected"):
+    with pytest.raises(Refused, match=f"rejected version {second}"):
         approve(home, PLANT, second, "a reviewer", "")
-    with pytest.raises(BadInput, match="expected a version of"):
+    with pytest.raises(BadInput, match="has no version"):
         approve(home, PLANT, "0", "a reviewer", "")
 
     crowned = approve(home, PLANT, first, "a reviewer", "compared")

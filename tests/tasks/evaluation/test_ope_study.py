@@ -86,7 +86,7 @@ def test_statistics_of_a_plant_count_policies_not_cells() -> None:
     assert "| at least 40 % of policies supported on eight plants | yes | 9 of 9 plants |" in page.criteria(whole)
     # Every plant must have narrow intervals.
     wide = [{**one, "policies": [row(0.0, -90.0, 90.0), *RESULT["policies"][1:2]]} for one in whole]
-    criterion = "| median width at most half the spread of true values |"
+    criterion = "| median width at most half the range of true values |"
     for number, met in ((0, "yes | 9 of 9"), (3, "no | 8 of 9")):
         assert f"{criterion} {met} plants, 0.20 over all estimates |" in page.criteria(
             [*wide[:number], *whole[number:]]

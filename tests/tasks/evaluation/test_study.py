@@ -163,10 +163,10 @@ def test_criteria_are_open_until_every_run_exists() -> None:
     assert "| at most 4 cells refuse most of their runs | yes | none |" in whole
     assert "| medium logs: above the tuned controller on five plants | yes | chemical_reactor, hvac" in whole
     shown = page.page([cell("official", *(run(1000 + i, 21.0) for i in range(10)))])
-    assert "| selected member | 91.0 to 91.0 | above 90: 10 of 10 runs |" in shown
-    assert "above 76: 10 of 10 runs" in shown
+    assert "| selected member | 91.0 to 91.0 | above 90 | 10 of 10 runs |" in shown
+    assert "above 76 | 10 of 10 runs" in shown
     refused = [run(i, 30.0, supported=False) for i in range(10)]
-    assert "above 90: 0 of 10" in page.page([cell("official", *refused)])
+    assert "above 90 | 0 of 10" in page.page([cell("official", *refused)])
     nothing = page.page([cell("medium", *refused[:5])])
     assert "| mean regret at most 5 points, largest 15 | open | nan and nan |" in nothing
     assert "| double_mass | medium | 5 | 5 | 0 | – | – | – |" in nothing

@@ -342,7 +342,7 @@ def test_a_signer_of_other_sources_is_replaced_once(place: Home) -> None:
 def test_signer_and_clients_use_one_ledger(place: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Ledger.open(place)
     monkeypatch.setenv("NEORL_LEDGER_URL", f"sqlite:///{tmp_path}/other.db")
-    with pytest.raises(Refused, match="another NEORL_LEDGER_URL"):
+    with pytest.raises(Refused, match="NEORL_LEDGER_URL differs"):
         Ledger.open(place)
 
 

@@ -80,14 +80,14 @@ WORDS = {
     "10f": "a rotation of the home's key cannot be appended",
     "10g": "does not count: signed by key",
     "10h": "all the same",
-    "11e": "is the champion of .* and cannot be rejected",
+    "11e": "is the champion of chemical_reactor and cannot be rejected",
     "9a": "approval must be required (policy of chemical_reactor), got auto",
     "9b": "requires a person's approval",
     "9c": "approvals needed from 2 persons, got 1",
     "11a": "was not compared with the champion in force",
     "11b": "later.py: no entry names it",
     "11c": "'certify.confidence'",
-    "11d": "expected a composite of chemical_reactor that was not withdrawn",
+    "11d": "of chemical_reactor was ruled out",
 }
 
 

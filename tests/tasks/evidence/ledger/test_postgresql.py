@@ -130,7 +130,7 @@ def test_a_killed_server_comes_back_with_every_entry(team: Home, server: Postgre
     server.process.kill()
     server.process.wait(30)
     (server.folder / "data" / "postmaster.pid").unlink(missing_ok=True)
-    with pytest.raises((Refused, BadInput), match="expected"):
+    with pytest.raises((Refused, BadInput), match="check NEORL_LEDGER_URL and the server"):
         ledger.append("note", NoteBody(text="meanwhile"))
     server.start()
     Ledger.open(team).append("note", NoteBody(text="after"))

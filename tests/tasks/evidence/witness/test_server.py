@@ -128,8 +128,8 @@ def test_a_home_uses_its_own_witness_by_default(place: Home, capsys: pytest.Capt
     ledger = Ledger.open(place)
     path = certify(ledger, A)
     line = read_certificate(path, ledger.trust).predicate.claim.splitlines()[1]
-    assert line.startswith("Witnessed by neorl.local/")
-    assert line.endswith("on this machine, so not a second party")
+    assert line.startswith("Witness neorl.local/")
+    assert line.endswith("on the same machine, so it is not an independent second party")
     sock = place.root / "witness" / "witness.sock"
     assert sock.stat().st_mode & 0o777 == 0o600
     assert sock.parent.stat().st_mode & 0o777 == 0o700
