@@ -314,7 +314,9 @@ def test_altered_or_missing_files_are_not_restored(served: Served) -> None:
     code = next(root.glob(f"*/models/{model}/artifacts/policy_model.py"))
     refused(code, r"in MLflow differs from the ledger \(.*policy_model\.py", b"print('another')\n")
     served.registry.annotate(PLANT, v1, {"neorl.composite": "0" * 64})
-    with pytest.raises(Refused, match=r"version .* of chemical_reactor in MLflow must be composite .*, got 000000000000: restore it"):
+    with pytest.raises(
+        Refused, match=r"version .* of chemical_reactor in MLflow must be composite .*, got 000000000000: restore it"
+    ):
         rollback(served.home, PLANT, v1, "Ben", WHY)
     assert served.registry.aliases(PLANT) == {"champion": v2}
     assert served.ledger.head().size == size
