@@ -62,7 +62,7 @@ def test_guessed_mapping_ingests_without_edits(
         lines = mapping.read_text().splitlines()
         at = int(said.split(",")[0].removeprefix("line ")) - 1
         assert run(["ingest", str(made.path), "--mapping", str(mapping)]) == 2
-        assert f"mill.yaml, line {at + 1}, got a null" in capsys.readouterr().err
+        assert f"mill.yaml, line {at + 1} must be a valid number, got a null" in capsys.readouterr().err
         lines[at] = "period_seconds: 180"
         mapping.write_text("\n".join(lines))
     held = ingested(made, mapping, capsys)

@@ -99,7 +99,7 @@ def test_log_only_project_asks_for_missing_information(
     code, found, missing = checked(capsys)
     assert (code, missing) == (1, ["reward"])
     # The requested line, as the file suggests it.
-    wanted = found["reward"].partition("such as ")[2].removesuffix(".")
+    wanted = found["reward"].partition("for example ")[2].removesuffix(".")
     text = mapping.read_text()
     line = next(line for line in text.splitlines() if line.startswith("reward:"))
     mapping.write_text(text.replace(line, wanted))

@@ -85,7 +85,7 @@ def test_failed_validation_stops_before_training(command: Neorl, inputs: tuple[P
     checkpoints = set(services.home.folder("checkpoints", PLANT).iterdir())
     refused = command("retrain", str(config), "--data", str(few))
     assert refused["exit"] == 1, refused
-    assert refused["error"].startswith("the dataset failed validation: expected at")
+    assert refused["error"].startswith("the dataset failed validation: ")
     last = Ledger.open(services.home, write=False).entries()[-1]
     assert (last.kind, last.plant, last.body["reason"]) == ("refusal", PLANT, refused["error"])
     assert set(services.home.folder("checkpoints", PLANT).iterdir()) == checkpoints
