@@ -33,12 +33,13 @@ import numpy as np
 from tests.neorl_core.training.test_fit import SPEC, logged
 from tests.neorl_core.training.test_sharding import SETTINGS, TOLERANCE, numbers
 from neorl_core.fit import fit
-from neorl_core.training.sharding import mesh_of, placed, replicated, split
+from neorl_core.training.sharding import mesh_of, replicate, shard_batches, shard_members
 """
 
 FOUR = """
 from neorl_core.algorithms import BC
-from neorl_core.training.population import init_population, make_train_chunk, members, prepare
+from neorl_core.training.population import init_population, make_train_chunk, members
+from neorl_core.training.preparation import prepare
 
 assert jax.device_count() == 4
 one = fit(logged(), SPEC, "bc", seeds=[0, 1], **SETTINGS)
@@ -46,9 +47,9 @@ mesh = mesh_of(2, 16)
 assert mesh.devices.shape == (2, 2)
 four = fit(logged(), SPEC, "bc", seeds=[0, 1], mesh=mesh, **SETTINGS)
 np.testing.assert_allclose(numbers(four), numbers(one), rtol=TOLERANCE, atol=TOLERANCE)
-fresh = placed(mesh, init_population(BC, SPEC, BC.Config(hidden=(8,)), members([0, 1], {})))
-data = replicated(mesh, prepare(logged(), SPEC)[1])
-program = make_train_chunk(split(BC, mesh), 4, 1, 16).lower(fresh, data).compile().as_text()
+fresh = shard_members(mesh, init_population(BC, SPEC, BC.Config(hidden=(8,)), members([0, 1], {})))
+data = replicate(mesh, prepare(logged(), SPEC)[1])
+program = make_train_chunk(shard_batches(BC, mesh), 4, 1, 16).lower(fresh, data).compile().as_text()
 # Each device has half of the batch of one member; gradients are summed over the devices of a member.
 assert "all-reduce" in program
 assert "f32[1,8,2]" in program or "f32[8,2]" in program
