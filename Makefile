@@ -33,16 +33,16 @@ lint: $(READY)  ## run the checks of .pre-commit-config.yaml
 core: $(READY)  ## install the core alone, import all of it and run the core tests
 	infra/core.sh $(BIN)/python $(TESTS)
 
-test-312: $(READY)  ## the same on Python 3.12, if installed
+test-312: $(READY)  ## run the core tests on Python 3.12, if it is installed
 	@found=$$(for each in python3.12 "$$HOME"/.pyenv/versions/3.12.*/bin/python3.12; do \
 	  "$$each" -c 'import sys; print(sys.executable)' 2>/dev/null && break; done); \
 	if [ -n "$$found" ]; then infra/core.sh "$$found" $(TESTS); else echo "skipped: no Python 3.12 here"; fi
 
-# These tests suffice to check that the core works alone; `make core` and `make test-312` run all.
+# `make test-slow` runs only these tests of the core; `make core` and `make test-312` run all.
 SOME := tests/neorl_core/test_networks.py tests/neorl_core/ope tests/neorl_core/safety/test_bounds.py \
   tests/neorl_core/training/test_optimisers.py tests/neorl_core/algorithms/test_algorithms.py
 
-test-slow: $(READY)  ## slow checks: the core alone, another Python, unused names, tests marked slow
+test-slow: $(READY)  ## run the slow checks: core alone, Python 3.12, unused names, slow tests
 	$(MAKE) core TESTS="$(SOME)"
 	$(MAKE) test-312 TESTS="$(SOME)"
 	$(MAKE) dead
@@ -67,35 +67,35 @@ tune: $(READY)  ## search for better parameters of the tuned controllers; writes
 plants-pipeline: $(READY)  ## retrain every plant on generated logs; writes docs/studies/pipeline.md
 	$(BIN)/python -m benchmarks.plants_pipeline
 
-chaos: $(READY)  ## strike retrainings with two hundred faults; writes docs/studies/chaos.md
+chaos: $(READY)  ## cause two hundred faults during retrainings; writes docs/studies/chaos.md
 	$(BIN)/python -m benchmarks.chaos
 
-study: $(READY)  ## compare default retrainings with the truth on nine plants; writes docs/studies/retraining.md
+study: $(READY)  ## score policies of default retrainings on nine plants; writes docs/studies/retraining.md
 	$(BIN)/python -m benchmarks.study
 	$(BIN)/python -m benchmarks.study --official
 
 ope-study: $(READY)  ## compare off-policy evaluation with true values; writes docs/studies/ope.md
 	$(BIN)/python -m benchmarks.ope_study
 
-fleet-study: $(READY)  ## compare learning alone, pooled and federated on twenty sites; writes docs/studies/fleet.md
+fleet-study: $(READY)  ## compare separate, pooled and federated training on twenty sites; writes docs/studies/fleet.md
 	$(BIN)/python -m benchmarks.fleet_study
 
 graph-study: $(READY)  ## measure graph policies on feeders; writes docs/studies/graphs.md
 	$(BIN)/python -m benchmarks.graph_study
 
-season: $(READY)  ## ninety daily retrainings of a fouling plant; writes docs/studies/season.md
+season: $(READY)  ## make ninety daily retrainings of a plant that changes slowly; writes docs/studies/season.md
 	$(BIN)/python -m benchmarks.season
 
-resume: $(READY)  ## kill trainings of every algorithm at random steps, resume and compare bits
+resume: $(READY)  ## kill and resume trainings of every algorithm, and compare the bits of the results
 	$(BIN)/python -m benchmarks.resume
 
-history: $(READY)  ## train with and without earlier values as input; writes docs/studies/history.md
+history: $(READY)  ## train with and without earlier observations as input; writes docs/studies/history.md
 	$(BIN)/python -m benchmarks.history
 
 cartpole: $(READY)  ## train discrete learners on CartPole from a Minari dataset; writes docs/studies/cartpole.md
 	$(BIN)/python -m benchmarks.cartpole
 
-streaming: $(READY)  ## compare training on streamed and on resident data
+streaming: $(READY)  ## compare the speed of training on streamed data and on data in memory
 	$(BIN)/python -m benchmarks.streaming
 
 historian: $(READY)  ## measure speed and memory of ingesting 200 million raw rows
@@ -111,20 +111,20 @@ store: $(READY)  ## measure the dataset store, and the validation of ROWS transi
 reference: $(READY)  ## write the generated pages of docs/reference: commands, YAML keys, tasks, metrics
 	$(BIN)/python -m infra.reference
 
-graph-picture: $(READY)  ## screenshot of the last run in Prefect; writes docs/explanation/graph.png
+graph-picture: $(READY)  ## take a screenshot of the last run in Prefect; writes docs/explanation/graph.png
 	$(BIN)/python -m benchmarks.pictures.graph
 
-tamper: $(READY)  ## flip bytes in copies of a home and count what the audit finds
+tamper: $(READY)  ## change bytes in copies of a home and count the changes that the audit finds
 	$(BIN)/python -m benchmarks.tamper
 
-redteam: $(READY)  ## play attacks on copies of a home; writes docs/studies/red-team.md
+redteam: $(READY)  ## make attacks on copies of a home; writes docs/studies/red-team.md
 	$(BIN)/python -m benchmarks.redteam
 
-certification: $(READY)  ## certify every plant for small probabilities; writes docs/studies/pipeline.md
+certification: $(READY)  ## certify every plant for small probabilities of a violation; writes docs/studies/pipeline.md
 	$(BIN)/python -m benchmarks.certification --home "$${NEORL_HOME:-.neorl}"
 	$(BIN)/python -m benchmarks.plants_pipeline --page
 
-calibration: $(READY)  ## count false certificates in 10,000 trials; writes docs/studies/calibration.md
+calibration: $(READY)  ## count false certificates in 10,000 trials of each attempt to cheat; writes docs/studies/calibration.md
 	$(BIN)/python -m benchmarks.calibration
 
 TRIALS ?= 1000
@@ -137,10 +137,10 @@ fleet: $(READY)  ## retrain twenty reactors by `neorl fleet retrain`, kill it on
 picture: $(READY)  ## copy the last run's picture to docs/result.png
 	cp "$$(ls -t .neorl/runs/chemical_reactor/*/plots/glance.png | head -1)" docs/result.png
 
-audit-picture: $(READY)  ## picture of an audit report; writes docs/how-to/audit.png
+audit-picture: $(READY)  ## make a picture of an audit report; writes docs/how-to/audit.png
 	$(BIN)/python -m benchmarks.pictures.audit
 
-screens: $(READY)  ## pictures of the first pages that each user sees; writes docs/studies/screens.md
+screens: $(READY)  ## take pictures of the first page that each user sees; writes docs/studies/screens.md
 	$(BIN)/python -m benchmarks.pictures.screens
 
 services:  ## install Debian packages that some tests need
@@ -170,16 +170,16 @@ docs: $(READY)  ## build the documentation into site/; warnings are errors
 secrets: $(READY)  ## make passwords, keys and certificates for infra/compose.yaml and infra/kubernetes in infra/secrets
 	$(BIN)/python infra/make_secrets.py
 
-pin-images: $(READY)  ## pin the digest of each image
+pin-images: $(READY)  ## pin the digest of each container image
 	$(BIN)/python -m infra.pin_images
 
-scan: $(READY)  ## search for secrets in tracked files and known vulnerabilities of pinned packages
+scan: $(READY)  ## search tracked files for secrets, and pinned packages for known vulnerabilities
 	$(BIN)/python infra/scan.py
 
-baseline: $(READY)  ## accept the current findings of `make scan` as no secrets
+baseline: $(READY)  ## mark the secrets that `make scan` now reports as false positives
 	$(BIN)/python infra/scan.py --baseline
 
-lock: $(READY)  ## pin the newest allowed versions with hashes
+lock: $(READY)  ## pin the newest allowed versions of all packages, with hashes
 	$(BIN)/uv pip compile pyproject.toml --extra pipeline --extra team --extra gym --extra docs --extra dev --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-annotate --no-header --upgrade -q -o requirements.lock
 

@@ -4,9 +4,9 @@
     python -m benchmarks.certification --home .neorl          # champions of this home, if there are some
     python -m benchmarks.certification --plants hvac_control  # only these
 
-Starts at p0 = 1e-3 with 99 % confidence and takes the next p0 of the ladder after a failure; each try is a new attempt
-with its share of the error probability. The reactor's composite is then certified from p0 = 1e-5 with 95 %, as attempt
-2 of the lineage.
+The claim is that an episode violates a limit with a probability below p0. The command starts at p0 = 1e-3 with 99 %
+confidence. After a failure it tries the next larger p0, as a new attempt with its own share of the error probability.
+The reactor's composite is then certified from p0 = 1e-5 with 95 % confidence, as attempt 2 of the lineage.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RARE_PLANT = "chemical_reactor"
 
 
 class Shown(NamedTuple):
-    """The first certified p0 of a ladder, and the cost."""
+    """The smallest certified p0 of a list, and the time that was needed."""
 
     plant: str
     composite: str
@@ -51,23 +51,23 @@ class Shown(NamedTuple):
     episodes: int
     violations: int
     seconds: float
-    """Seconds of all attempts, with compilation."""
+    """Time of all attempts, with compilation."""
     episodes_per_second: float
-    """Without the first batch, which compiles."""
+    """Speed after the first batch, in which the program is compiled."""
 
 
 def show(
     plant: Plant, composite: Composite, name: str, ladder: Sequence[float], confidence: float, first: int
 ) -> Shown:
-    """Try one p0 after the other, each as the next attempt of a lineage, until one is certified.
+    """Make one attempt for each p0 until a certificate passes.
 
     Args:
         plant: simulator with the default domain.
         composite: composite to certify.
         name: label of the composite.
         ladder: values of p0, smallest first.
-        confidence: confidence of the lineage.
-        first: number of the first attempt.
+        confidence: confidence of the whole lineage, which the attempts share.
+        first: number of the first attempt in the lineage.
     """
     began, warm, counted = time.perf_counter(), 0.0, 0
     for attempt, p0 in enumerate(ladder, start=first):
@@ -89,7 +89,7 @@ def show(
 
 
 def _attempt(plant: Plant, composite: Composite, p0: float, alpha: float) -> tuple[CertificationCounts, float]:
-    """Return the counts and the seconds after the first batch."""
+    """Return the counts of an attempt, and its seconds without the first batch."""
     batches = certify_batches(
         plant,
         composite_controller(plant),
@@ -118,7 +118,7 @@ def composite_of(plant: Plant, home: Home | None) -> tuple[Composite, str]:
 
 
 def line(found: Shown) -> str:
-    """Return a line for the terminal."""
+    """Return a result as one line for the terminal."""
     p0 = "none" if found.p0 is None else f"{found.p0:g}"
     return (
         f"{found.plant:22s} {found.composite:22s} p0 {p0:6s} at {100 * found.confidence:g} %, attempt {found.attempt}: "
@@ -127,7 +127,7 @@ def line(found: Shown) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the kept results with an explanation."""
+    """Return the kept results as a paragraph and a table."""
     cells = []
     for row in rows:
         found = Shown(**row)
@@ -137,10 +137,10 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         times = (f"{found.seconds:.1f}", f"{found.episodes_per_second:,}")
         cells.append((found.plant, composite, p0, f"{100 * found.confidence:g} %", *counts, *times))
     about = wrap(
-        f"`make certification` tries p0 = {SELDOM[0]:g} and then larger values; for {RARE_PLANT} also from "
-        f"{RARE[0]:g}. "
-        "The table shows the first certified p0. Seconds are for all attempts with compilation, episodes per second "
-        "without."
+        "p0 is the claimed largest probability of an episode that violates a limit. `make certification` tries "
+        f"p0 = {SELDOM[0]:g} and then larger values until one is certified; for {RARE_PLANT} also from {RARE[0]:g}. "
+        "*Attempt* is the number of the successful attempt. *Violations* and *episodes* are its counts. *Seconds* is "
+        "the time of all attempts with compilation, *episodes/s* the speed without compilation."
     )
     head = ("plant", "composite", "p0", "confidence", "attempt", "violations", "episodes", "seconds", "episodes/s")
     return f"{about}\n\n{pages.table(head, cells)}"

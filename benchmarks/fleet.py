@@ -1,8 +1,8 @@
 """`make fleet`: retrain twenty generated reactors with `neorl fleet retrain`, kill it once and repeat it.
 
-The constants of the sites differ by up to 3 %, and one site has a broken log. The first run is killed with all its
-processes after a few sites have finished, and repeated; a third run must find nothing new. Budgets are small: the test
-is that each site gets its own decision, not the quality of the policies.
+The constants of the sites differ by up to 3 %, and one site has a broken log. After a few sites have finished, the
+command kills the first run with all its processes and runs it again. A third run must add nothing. Trainings are short,
+because the test is that each site gets its own decision, not the quality of the policies.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def play(home: Home, folder: Path, sites: int, kill_after: int) -> dict[str, Any
     """Make the fleet, retrain it three times and check the outcomes.
 
     Args:
-        home: home of the fleet; servers are started if none answers.
+        home: home of the fleet; its servers are started if they do not run.
         folder: folder for the fleet.
         sites: number of sites; the last one has a broken log.
         kill_after: number of finished sites before the first run is killed.
@@ -104,13 +104,13 @@ def play(home: Home, folder: Path, sites: int, kill_after: int) -> dict[str, Any
 
 
 def retrained(file: Path) -> tuple[dict[str, Any], float]:
-    """Run a retraining and return the answer and the seconds; the broken site causes exit code 1."""
+    """Retrain the fleet; return the answer and the seconds. Expects exit code 1, because one log is broken."""
     started = time.monotonic()
     return neorl("fleet", "retrain", str(file), code=1), round(time.monotonic() - started, 1)
 
 
 def neorl(*arguments: str, code: int = 0) -> dict[str, Any]:
-    """Run a command in a separate process and return the JSON."""
+    """Run a `neorl` command in a new process, check its exit code and return its JSON answer."""
     words = [sys.executable, "-m", "flows", *arguments, "--json"]
     done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -120,7 +120,7 @@ def neorl(*arguments: str, code: int = 0) -> dict[str, Any]:
 
 
 def kill(file: Path, after: int) -> int:
-    """Start a retraining and kill -9 all its processes after some sites have finished.
+    """Start a retraining of the fleet, and kill all its processes after some sites have finished.
 
     Returns:
         Number of finished sites.

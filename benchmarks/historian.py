@@ -1,10 +1,10 @@
-"""`make historian`: measure raw tag rows per second from time-ordered Parquet files to a dataset, and polars' own scan.
+"""`make historian`: measure how many raw rows per second NeoRL ingests from Parquet files, compared with polars.
 
-The export is generated on disk: daily files of a plant with 50 tags scanned every second with jitter, 0.1 % of the rows
-Bad. Both readings run in separate processes, in turn, over the same files: `scan` decodes and reduces all four columns,
-`ingest` is the pipeline's ingestion from the files' digests to the committed dataset. The result is the median of the
-rounds, because the fastest of few short readings on a shared machine is luck. CPU seconds (of all threads) suffer less
-from other programs than wall-clock seconds.
+The command generates daily files of a plant with 50 tags, which are sampled every second with jitter; 0.1 % of the rows
+have the status Bad. Two kinds of readings of the same files alternate, each in a new process. `scan` reads all four
+columns with polars and reduces them. `ingest` is NeoRL's ingestion, from digests of the files to the committed dataset.
+The result is the median of the rounds, because the fastest reading on a shared machine depends on chance. CPU seconds
+(of all threads) depend less on other programs than wall-clock seconds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SMALLEST_RATE, SMALLEST_SHARE, LARGEST_GIB = 5e6, 0.2, 1.5
 
 
 def tag_names() -> list[str]:
-    """Return 50 tags in five units: four valve commands, measurements, and the mode."""
+    """Return the names of 50 tags in five plant units: four valve commands, measurements, and the mode."""
     valves = [f"UNIT{i}.FV-{100 + i}.OP" for i in range(ACTIONS)]
     return [*valves, *(f"UNIT{i % 5}.TI-{100 + i}.PV" for i in range(TAGS - ACTIONS - 1)), "UNIT0.MODE"]
 
@@ -64,7 +64,7 @@ def mapping() -> str:
 
 
 def write_export(folder: Path, rows: int) -> int:
-    """Write daily files in order of time and return their bytes."""
+    """Write daily files with rows in order of time, and return their size in bytes."""
     import polars as pl
 
     rng = np.random.default_rng(0)
@@ -96,7 +96,7 @@ def write_export(folder: Path, rows: int) -> int:
 
 
 def scan(folder: Path) -> int:
-    """Read all columns with polars."""
+    """Read all columns with polars and return the number of rows."""
     import polars as pl
 
     table = pl.scan_parquet(sorted(folder.glob("*.parquet")))
@@ -105,7 +105,7 @@ def scan(folder: Path) -> int:
 
 
 def ingest(folder: Path, rows_file: Path) -> int:
-    """Ingest, and return the raw rows in the account."""
+    """Ingest the files, and return the number of raw rows that the dataset's account shows."""
     from tasks.ingest import ingest as read
 
     with tempfile.TemporaryDirectory(prefix="neorl-historian-home-") as home:
@@ -117,7 +117,7 @@ def ingest(folder: Path, rows_file: Path) -> int:
 
 
 def measured(what: str, folder: Path, mapping_file: Path) -> dict[str, float]:
-    """Run one reading in a separate process: rows, seconds, CPU seconds, peak memory [GiB]."""
+    """Run one reading in a new process; return rows, seconds, CPU seconds and peak memory [GiB]."""
     command = [sys.executable, "-m", "benchmarks.historian", "--child", what, str(folder), str(mapping_file)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     record: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -125,7 +125,7 @@ def measured(what: str, folder: Path, mapping_file: Path) -> dict[str, float]:
 
 
 def child(what: str, folder: Path, mapping_file: Path) -> None:
-    """Run in the process of `measured`; imports happen before the clock starts."""
+    """Make one reading in the process that `measured` started. Imports are not part of the measured time."""
     import polars  # noqa: F401
 
     if what == "ingest":

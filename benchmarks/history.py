@@ -1,11 +1,11 @@
-"""`make history`: train with and without earlier values beside the observation on the industrial benchmark.
+"""`make history`: train on the industrial benchmark with and without earlier observations as additional input.
 
     python -m benchmarks.history                      # every algorithm with every history that has no result
     python -m benchmarks.history --algorithms iql     # train one algorithm again
     python -m benchmarks.history --page               # docs/studies/history.md from the kept results
 
-Policies learn from generated logs of medium quality with five seeds, and are played without a shield in the same
-simulated episodes. Every final policy counts; nothing is selected. Results are kept in benchmarks/results/history.json.
+Policies train on generated `medium` logs with five seeds. They all play the same simulated episodes without a shield.
+The mean covers all final policies; none is selected. Results are kept in benchmarks/results/history.json.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HISTORIES: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "9 of each response": (dict.fromkeys(RESPONSES, 9), {}),
     "9 of each response, GRU of 16": (dict.fromkeys(RESPONSES, 9), {"gru": 16}),
 }
-"""Number of earlier values and hyper-parameters of each variant. Costs react five to nine steps after an action."""
+"""Number of earlier values by signal, and hyper-parameters of each variant. Costs react after five to nine steps."""
 FAST: dict[str, Any] = {"discount": 0.97, "actor_lr": 1e-3, "critic_lr": 1e-3}
 SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
     "bc": (6_000, {"actor_lr": 1e-3}),
@@ -65,7 +65,10 @@ def logged(folder: Path) -> Logs:
 
 
 def scores_of(logs: Logs, algorithm: str, counts: Mapping[str, int], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Train one policy per seed and return their mean scores on the simulator."""
+    """Train one policy per seed with a history, and return the mean score of each on the simulator.
+
+    `counts` is the number of earlier values by signal; `own` are the hyper-parameters of the history variant.
+    """
     plant = PLANTS[PLANT]
     history = parse_history(counts, plant.spec)
     updates, overrides = SETTINGS[algorithm][0], SETTINGS[algorithm][1] | own
@@ -90,27 +93,32 @@ def page(kept: Mapping[str, Any]) -> str:
             row, plain = kept.get(f"{algorithm}/{name}"), kept.get(f"{algorithm}/none")
             if row is None or plain is None:
                 continue
-            difference = "–"
+            difference, label = "–", name.replace("9 of", "9 earlier values of")
             if row is not plain:
                 gain = paired_difference_interval(row["scores"], plain["scores"], CONFIDENCE)
                 difference = shown(gain)
-                helped += [f"{algorithm} with {name}"] if gain.lower > 0 else []
-                harmed += [f"{algorithm} with {name}"] if gain.upper < 0 else []
-            rows.append((algorithm, name, row["numbers"], shown(mean_interval(row["scores"], CONFIDENCE)), difference))
+                helped += [f"{algorithm} with {label}"] if gain.lower > 0 else []
+                harmed += [f"{algorithm} with {label}"] if gain.upper < 0 else []
+            rows.append((algorithm, label, row["numbers"], shown(mean_interval(row["scores"], CONFIDENCE)), difference))
     return pages.study(
         "Earlier values as input",
-        f"Does a policy for `{PLANT}` gain from earlier values beside the observation?",
+        f"Does a policy for `{PLANT}` score more if its input also has earlier values of the signals?",
         f"Learners with a significant gain: {listed(helped)}. Learners with a significant loss: "
         f"{'; '.join(harmed) or 'none'}.",
         "`make history`.",
         wrap(
-            f"Policies learn from {LOGGED} episodes of medium quality. Costs of this plant react five to nine steps "
-            f"after an action, and the logged controller has a hidden state. Scores are means of {SEEDS} seeds over "
-            f"{PLAYED} simulated episodes without a shield; gains are paired by seed. Intervals are {CONFIDENCE:.0%} "
-            "(Student's t over seeds). A GRU reads the same earlier values in sequence."
+            f"Policies train on {LOGGED} `medium` episodes. Costs of this plant react five to nine steps after an "
+            "action, and the logged controller has a hidden state. Both are reasons to use earlier values. Columns:"
         ),
+        COLUMNS,
         pages.table(("algorithm", "history", "inputs", "score", "gain"), rows),
     )
+
+
+COLUMNS = f"""- *history*: additional input; a policy reads the values together, or in sequence by a GRU with 16 units
+- *inputs*: numbers that the policy gets
+- *score*: mean score of {SEEDS} seeds in {PLAYED} simulated episodes without a shield, with a {CONFIDENCE:.0%} interval
+- *gain*: score minus that without a history for the same seeds, with a {CONFIDENCE:.0%} interval"""
 
 
 def shown(interval: Interval) -> str:
@@ -121,7 +129,12 @@ def shown(interval: Interval) -> str:
 def main() -> None:
     """Run the missing trainings and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algorithms", nargs="*", choices=[*SETTINGS], help="train these again")
+    parser.add_argument(
+        "--algorithms",
+        nargs="*",
+        choices=[*SETTINGS],
+        help="discard the kept results of these algorithms and train again",
+    )
     parser.add_argument("--page", action="store_true", help="only write the page")
     options = parser.parse_args()
     kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}

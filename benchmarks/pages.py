@@ -18,21 +18,23 @@ INDEX = STUDIES / "index.md"
 INTRODUCTION = """\
 # Studies
 
-Each study answers one question with measurements. The command makes the page again; commands that take hours continue
-with the results that are missing. Numbers are kept in `benchmarks/results`, with the commit that they were measured at.
-Scores are points of a plant's scale: 0 is a sensible idle, 100 the best known controller.
+Each study answers one question with measurements. Its command measures again and writes the page. If a command takes
+hours, you can stop it; started again, the command makes only the missing measurements. The folder `benchmarks/results`
+stores all numbers, with the commit of the measured code. A *score* is a policy's mean return in points of the plant's
+scale: about 0 for a constant action, about 100 for the best known controller. *Cells* of a study are its combinations
+of settings, such as plant and logs.
 """
 
 
 def study(title: str, question: str, answer: str, command: str, *parts: str) -> str:
-    """Return a page of docs/studies.
+    """Return the text of a page of docs/studies.
 
     Args:
         title: the heading.
         question: one sentence that ends with a question mark.
         answer: two sentences.
-        command: the command in backticks, then duration and data in a few words.
-        parts: headings, tables and paragraphs, in order; empty ones are left out.
+        command: the command in backticks, then its duration in a few words.
+        parts: headings, tables and paragraphs, in order; empty strings are left out.
     """
     head = [f"**{name}.** {text}" for name, text in (("Question", question), ("Answer", answer), ("Command", command))]
     return "\n\n".join([f"# {title}", *map(wrap, head), *filter(None, parts)]) + "\n"

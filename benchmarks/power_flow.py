@@ -1,4 +1,4 @@
-"""Measure batched AC power flow and pandapower, with a topology for each case; used by benchmarks/plants/speed.py."""
+"""Measure AC power flows per second of NeoRL (in batches) and pandapower. Used by benchmarks/plants/speed.py."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from neorl_core.plants.power_grid.power_flow import is_radial, open_lines, path_
 MANY = 4096
 """Cases solved in one batch."""
 FLOWS, PEER_FLOWS = 65536, 20
-"""Cases in a window."""
+"""Cases in a time window, for NeoRL and for pandapower."""
 
 
 def finish(work: jax.Array) -> None:
-    """Wait for JAX."""
+    """Wait until JAX has finished its computations."""
     jax.block_until_ready(work)
 
 
 def cases(count: int) -> dict[str, np.ndarray]:
-    """Draw radial topologies of the feeder, as positions and as open lines, and loads [MW, Mvar]."""
+    """Draw random radial topologies of the feeder and loads [MW, Mvar] for `count` cases."""
     rng, positions = np.random.default_rng(0), np.zeros((0, feeder33.TIES), np.int32)
     radial = jax.jit(jax.vmap(is_radial))
     while len(positions) < count:
@@ -47,7 +47,7 @@ def cases(count: int) -> dict[str, np.ndarray]:
 
 
 def flowing(found: dict[str, np.ndarray]) -> Callable[[], None]:
-    """Return a function that solves every case, each with its topology."""
+    """Return a function that solves all cases, each with its own topology."""
     impedance = jnp.asarray(np.stack([feeder33.RESISTANCE, feeder33.REACTANCE], -1), jnp.float32)
 
     def one(positions: jax.Array, active: jax.Array, reactive: jax.Array) -> jax.Array:
@@ -61,7 +61,7 @@ def flowing(found: dict[str, np.ndarray]) -> Callable[[], None]:
 
 @contextmanager
 def pandapower(python: str, found: dict[str, np.ndarray]) -> Iterator[Callable[[], float]]:
-    """Yield pandapower's windows, run in a separate process."""
+    """Yield a function that solves cases with pandapower in another process and returns the seconds."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cases.npz"
         np.savez(path, **{name: found[name][:1000] for name in ("open", "active", "reactive")})
@@ -86,7 +86,7 @@ def pandapower(python: str, found: dict[str, np.ndarray]) -> Iterator[Callable[[
 
 
 def measure(python: str | None, rounds: int, limit: float) -> dict[str, Any] | None:
-    """Return flows per second of both, or None without pandapower."""
+    """Return the power flows per second of NeoRL and pandapower; None if `python` is None."""
     if python is None:
         return None
     found = cases(FLOWS)

@@ -1,7 +1,8 @@
-"""`make resume`: kill -9 a training process at random steps, restart it, and compare with an undisturbed run.
+"""`make resume`: kill a training process at random steps, resume it, and compare with an undisturbed training.
 
-For every algorithm one run is undisturbed. Another is killed repeatedly, each time a random moment after a random step,
-and resumes from its checkpoints. Both must end with the same bits: parameters, optimisers, keys and learning curves.
+There are two trainings of every algorithm. One is undisturbed. The other is killed repeatedly, each time shortly after
+a random step, and resumes from its checkpoints. Both must end with the same bits of parameters, optimisers, random keys
+and learning curves.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "resume.json"
 UPDATES, CHUNK, WARM_UP = 1_000, 40, 400
 LATER = 0.03
-"""Longest delay of a kill after its step, so that it hits chunks and saves."""
+"""Longest delay [s] between a step and the kill, so that some kills happen while a checkpoint is written."""
 
 
 def child(name: str, folder: Path) -> None:
-    """Train to the end; print and save every chunk."""
+    """Train to the end; print the step and write a checkpoint after every chunk."""
     from neorl_core.algorithms import ALGORITHMS
     from neorl_core.training.loop import Plan, resident, train
     from neorl_core.training.population import configure, init_population, members, warm_up_updates
@@ -68,10 +69,10 @@ def child(name: str, folder: Path) -> None:
 
 
 def run(name: str, folder: Path, until: int = UPDATES, later: float = 0.0) -> dict[str, Any]:
-    """Start a child and let it finish, or kill it after it reports a step.
+    """Start a training in a new process; let it finish, or kill it after it reports a step.
 
     Returns:
-        {began, reached, digest}; a killed child has no digest.
+        `began` and `reached`, the first and the last reported step, and `digest` of the result; none after a kill.
     """
     command = [sys.executable, "-m", "benchmarks.resume", "--child", name, "--folder", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
@@ -93,7 +94,7 @@ def run(name: str, folder: Path, until: int = UPDATES, later: float = 0.0) -> di
 
 
 def killed(name: str, kills: int, moments: random.Random, folder: Path) -> dict[str, Any]:
-    """Return the row of one algorithm."""
+    """Make both trainings of one algorithm and return the row of the table."""
     expected = run(name, folder / f"{name}-calm")["digest"]
     lives = []
     for step in sorted(moments.randrange(0, UPDATES) for _ in range(kills)):

@@ -1,10 +1,9 @@
-"""Measure seconds from a validated dataset to a selected policy above a score, and d3rlpy's; part of `make bench`.
+"""Measure the seconds from a validated dataset to a selected policy, for NeoRL and d3rlpy; part of `make bench`.
 
     python -m benchmarks.score DMSD-train.npz DMSD-val.npz --seed 0    # one run, as JSON
 
-Our run uses the pipeline's `train` and `evaluate` with configs/double_mass.yaml and one learner, in a fresh process
-without a compilation cache; the simulator scores the policy after the clock has stopped. d3rlpy trains with its
-defaults; the clock stops while the simulator scores.
+NeoRL's run calls the pipeline's tasks `train` and `evaluate` with configs/double_mass.yaml and one learner, in a new
+process without a compilation cache. d3rlpy trains with its defaults. Scoring on the simulator does not count as time.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ from tasks.training.train import train
 ROOT = Path(__file__).resolve().parents[1]
 PLANT = "double_mass"
 BAR = 78.65
-"""EDAC's published score, the best in NeoRL-2 (arXiv 2503.19267), selected online."""
+"""Score that a policy must exceed: the best published one (EDAC in NeoRL-2, arXiv 2503.19267, selected online)."""
 LEARNER = "bptt"
-"""One learner with two seeds. The default population takes longer, see `make study`."""
+"""The only learner, with two seeds. For the default population see `make study`."""
 RUNS = 3
 EPISODES = 256
 PEERS = ("td3_bc", "iql", "cql")
@@ -59,7 +58,7 @@ def official() -> list[Path]:
 
 
 def ours(data: Sequence[Path], seed: int) -> dict[str, Any]:
-    """Run once in this process: seconds until a policy was selected, then every candidate's score."""
+    """Train and select once in this process; return the seconds until selection and the scores of all candidates."""
     plant = PLANTS[PLANT]
     known = load_run(ROOT / "configs" / f"{PLANT}.yaml")
     run = known.model_copy(update={"seed": seed, "train": Train(algorithm=LEARNER)})
@@ -87,7 +86,7 @@ def ours(data: Sequence[Path], seed: int) -> dict[str, Any]:
 
 
 def peer(python: str, name: str, data: Path) -> list[dict[str, float]]:
-    """Return d3rlpy's score after each of `PEER_SECONDS` of training with its defaults."""
+    """Train with d3rlpy's defaults and return the score of its policy after each of `PEER_SECONDS`."""
     plant = PLANTS[PLANT]
     step = jax.jit(jax.vmap(plant.step, in_axes=(0, 0, 0, None)))
     keys = jax.random.split(jax.random.key(0), EPISODES)
@@ -132,7 +131,7 @@ def peer(python: str, name: str, data: Path) -> list[dict[str, float]]:
 
 
 def measure(data: Sequence[Path], python: str | None, today: str, kept: Mapping[str, Any]) -> dict[str, Any]:
-    """Measure everything as JSON; without d3rlpy, its kept scores and their date stay."""
+    """Measure NeoRL, and d3rlpy with the interpreter `python`; without it the scores of d3rlpy in `kept` stay."""
     runs = []
     for seed in range(RUNS):
         command = [sys.executable, "-m", "benchmarks.score", *map(str, data), "--seed", str(seed)]
@@ -164,12 +163,13 @@ def section(result: Mapping[str, Any]) -> str:
     parts = [
         "## Time to a score",
         wrap(
-            f"Measured {when(result)}. From NeoRL-2's validated DMSD data to a policy that off-policy evaluation "
-            "selected, "
-            f"with configs/double_mass.yaml and {LEARNER} alone, including compilation. Criterion: a score above "
-            f"{result['bar']} within 60 s. Mean score {mean:.1f}, slowest run {slowest:.0f} s."
+            f"Measured {when(result)}. Each run starts with NeoRL-2's validated DMSD data (double_mass) and ends when "
+            f"off-policy evaluation has selected a policy. It uses configs/double_mass.yaml with {LEARNER} alone and "
+            f"includes compilation. Criterion: a score above {result['bar']} within 60 s. The mean score is "
+            f"{mean:.1f}; the slowest run takes {slowest:.0f} s. *Regret* is the best candidate's score minus the "
+            "selected one's."
         ),
-        pages.table(("run", "seconds (training)", "CPU s", "selected score", "all candidates", "regret"), rows),
+        pages.table(("run", "seconds (of training)", "CPU s", "selected score", "all candidates", "regret"), rows),
     ]
     if result.get("peers"):
         heads = (f"score after {s} s" for s in PEER_SECONDS)
@@ -178,7 +178,7 @@ def section(result: Mapping[str, Any]) -> str:
             for name in PEERS
         ]
         parts += [
-            f"d3rlpy 2.8.1 with its defaults on {result['peers_date']}, one policy:",
+            f"Scores of d3rlpy 2.8.1 with its defaults and one policy, measured on {result['peers_date']}:",
             pages.table(("algorithm", *heads, "gradient steps"), peers),
         ]
     return "\n\n".join(parts)

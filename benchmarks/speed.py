@@ -1,7 +1,7 @@
-"""Measure training speed, d3rlpy's, and the machine's limit; part of `make bench`.
+"""Measure the training speed of NeoRL and d3rlpy, and the limit of this machine; part of `make bench`.
 
-Windows alternate in one run: ours, d3rlpy's (if NEORL_PEERS_PYTHON or --peers names a Python that has it), and the best
-matrix product. A window counts only if other processes use less than a tenth of a core.
+Time windows of NeoRL, d3rlpy and the fastest matrix product alternate. A window counts only if other processes use less
+than a tenth of a core. d3rlpy is measured if NEORL_PEERS_PYTHON or --peers names a Python interpreter that has it.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ OURS = {"td3_bc": 500, "iql": 500, "cql": 50}
 """Gradient steps of a window, about a second of work."""
 PEERS = {"td3_bc": 100, "iql": 80, "cql": 15}
 BARS = {"td3_bc": 4.7, "iql": 4.5, "cql": 2.65}
-"""Required ratio to d3rlpy."""
+"""Criteria: least ratio of our steps per second to d3rlpy's."""
 OVERRIDES: dict[str, dict[str, Any]] = {"cql": {"alpha_lr": 1e-4}}
-"""Overrides that match the peer's algorithm: d3rlpy adapts CQL's alpha."""
+"""Hyper-parameters that make our algorithm equal to d3rlpy's, which adapts CQL's alpha."""
 
 
 def space(size: int, low: float, high: float) -> Space:
@@ -73,7 +73,7 @@ def transitions(rows: int) -> Transition:
 
 
 def set_up(name: str) -> tuple[Algorithm, TrainState]:
-    """Return an algorithm at the benchmark's size with the peer's defaults: twin critics, Adam without clipping."""
+    """Return an algorithm and a fresh population with d3rlpy's defaults: twin critics, Adam without clipping."""
     algorithm = ALGORITHMS[name]
     known = algorithm.Config()._asdict()
     wanted = {"hidden": [WIDTH, WIDTH], "critics": 2, "actor_recipe": "td3", "critic_recipe": "td3"}
@@ -82,7 +82,7 @@ def set_up(name: str) -> tuple[Algorithm, TrainState]:
 
 
 def silent(algorithm: Algorithm) -> Algorithm:
-    """Return the algorithm without metrics."""
+    """Return the algorithm without the computation of metrics."""
     return algorithm._replace(update=lambda state, batches, key: (algorithm.update(state, batches, key)[0], {}))
 
 
@@ -98,7 +98,7 @@ def ours(algorithm: Algorithm, population: TrainState, data: Transition, steps: 
 
 @contextmanager
 def peers(python: str | None, raw: Transition) -> Iterator[dict[str, Callable[[], float]]]:
-    """Yield d3rlpy's windows by algorithm, run in a separate process; empty without d3rlpy."""
+    """Yield a function for each algorithm that trains with d3rlpy in another process; none if `python` is None."""
     if not python:
         yield {}
         return
@@ -130,7 +130,7 @@ def peers(python: str | None, raw: Transition) -> Iterator[dict[str, Callable[[]
 
 
 def products() -> dict[int, Callable[[], None]]:
-    """Return chains of float32 matrix products by size; the fastest defines the machine's rate."""
+    """Return functions that compute float32 matrix products, by size; the fastest defines the machine's rate."""
 
     def chain(size: int) -> Callable[[], None]:
         x = jnp.asarray(np.random.default_rng(0).standard_normal((size, size), np.float32) / np.sqrt(size))
@@ -146,10 +146,10 @@ def repeats(size: int) -> int:
 
 
 def minimal_flop(name: str) -> float:
-    """Return the operations of one gradient step that the equations require: products only, nothing computed twice.
+    """Return the least number of floating-point operations of one gradient step.
 
-    A layer costs one product forward, one for the gradient of the weights, and one for the gradient of the input; the
-    first layer of a learning network does not need the last one.
+    Only matrix products count, each computed once. A layer needs one product forward, one for the gradient of the
+    weights, and one for the gradient of its input. The first layer of a trained network needs no gradient of its input.
     """
     hidden, inputs = WIDTH * WIDTH, OBSERVATIONS + ACTIONS
     critic, first = inputs * WIDTH + hidden + WIDTH, inputs * WIDTH
@@ -168,9 +168,10 @@ def minimal_flop(name: str) -> float:
 
 
 def executed_flop(name: str) -> float:
-    """Return the operations of one gradient step as counted by XLA in the compiled program, with elementwise ones.
+    """Return the floating-point operations of one gradient step that XLA counts in the compiled program.
 
-    XLA counts a loop's body once, so the batch is small enough that CQL does not split it, and the result is scaled.
+    XLA counts the body of a loop once. CQL splits large batches in a loop, so this function uses a small batch and
+    scales the result.
     """
     algorithm, population = set_up(name)
     rows = BATCH - 1
@@ -195,7 +196,7 @@ def prepared_like(rows: int) -> Transition:
 
 
 def cold_and_warm(name: str) -> tuple[float, float]:
-    """Return `compile_seconds` in a fresh process, and in another one with the compilation cache of the first."""
+    """Return `compile_seconds` of two new processes: with an empty compilation cache, then with the filled cache."""
     with tempfile.TemporaryDirectory() as cache:
         environment = os.environ | {
             "JAX_COMPILATION_CACHE_DIR": cache,
@@ -209,7 +210,7 @@ def cold_and_warm(name: str) -> tuple[float, float]:
 
 
 def checkpoint_seconds(population: TrainState) -> float:
-    """Return the median seconds of saving a state like the pipeline."""
+    """Return the median seconds of writing a checkpoint as the pipeline does."""
     from tasks.models.bundles.checkpoints import Checkpoints
 
     with tempfile.TemporaryDirectory() as folder, Checkpoints(Path(folder), "{}") as checkpoints:
@@ -278,7 +279,7 @@ def row(name: str, kept: dict[str, Kept], gemm: float) -> dict[str, Any]:
 
 def section(result: Mapping[str, Any]) -> str:
     """Return the comparison as a section of the page."""
-    peer = "d3rlpy 2.8.1 in turn with ours" if result["peers"] else "d3rlpy was not measured"
+    peer = "NeoRL and d3rlpy 2.8.1 run in turn" if result["peers"] else "d3rlpy was not measured"
     rows = []
     for r in result["rows"]:
         theirs = f"{r['peer_steps_per_second']:.1f}" if r["peer_steps_per_second"] else "–"
@@ -294,19 +295,26 @@ def section(result: Mapping[str, Any]) -> str:
         [
             "## Compared with d3rlpy and with the machine",
             wrap(
-                f"Measured {when(result)}. {ROWS:,} transitions with {OBSERVATIONS} observations and {ACTIONS} "
-                "actions, "
-                f"batch {BATCH}, 2x{WIDTH}, twin critics, one member; {peer}. Medians of windows in which other "
-                "processes used less than a tenth of a core. The limit is the minimal number of operations at the rate "
-                f"of this machine's best float32 matrix product, {result['gemm_gflops']:.0f} GFLOP/s."
+                f"Measured {when(result)}. One member trains on {ROWS:,} random transitions with {OBSERVATIONS} "
+                f"observations and {ACTIONS} actions, with batches of {BATCH} rows, networks of two layers with "
+                f"{WIDTH} units and two critics; {peer}. Rates are medians of time windows in which other processes "
+                "used less than a tenth of a core. Columns:"
             ),
+            COLUMNS.format(limit=f"{result['gemm_gflops']:.0f} GFLOP/s"),
             pages.table((*head, "compile, s", "with cache, s"), rows),
             wrap(
-                f"Overhead of a default run of TD3+BC: metrics {o['metrics']:.1%}, checkpoints {o['checkpoints']:.1%}, "
-                f"normalisation {o['normalisation']:.1%}, together {total:.1%}."
+                f"A default training with TD3+BC spends {total:.1%} of the time on other work: metrics "
+                f"{o['metrics']:.1%}, checkpoints {o['checkpoints']:.1%}, normalisation {o['normalisation']:.1%}."
             ),
         ]
     )
+
+
+COLUMNS = """- *steps/s*, *d3rlpy*: gradient steps per second of NeoRL and of d3rlpy
+- *ratio (criterion)*: NeoRL's rate / d3rlpy's rate, with the required least ratio
+- *MFLOP per step*, *minimal*: million floating-point operations of a step, in the program and as the equations need
+- *share of the limit*: rate / the rate at which this machine could compute the minimal operations ({limit})
+- *compile*, *with cache*: seconds of compilation in a new process, without and with a compilation cache"""
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:

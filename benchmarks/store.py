@@ -1,8 +1,9 @@
-"""`make store`: measure the dataset store against file copies and SHA-256; --validate validates many transitions.
+"""`make store`: measure the speed of the dataset store, compared with file copies and with SHA-256.
 
-Writing with digests is compared with copying the same files and fsync; reading every row of a verified dataset with
-SHA-256 of the same bytes on one core. Windows alternate; the result is the median of windows in which other programs
-used less than a tenth of a core. Criterion: half of each yardstick's rate.
+Writing a dataset with digests is compared with copying the same files with fsync. Reading every row of a verified
+dataset is compared with computing SHA-256 of the same bytes on one core. Time windows alternate; the result is the
+median of windows in which other programs used less than a tenth of a core. Criterion: at least half of the compared
+rate. With --validate, the command also validates many transitions.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ BAR = 0.5
 
 
 def random_rows(seed: int, count: int = BLOCK) -> Rows:
-    """Return valid rows: within bounds, continuous within episodes of 1000 steps."""
+    """Return random valid rows: within bounds, and continuous within episodes of 1000 steps."""
     rng = np.random.default_rng(seed)
     walk = rng.uniform(-1, 1, (count + 1, SPEC.observation.size)).astype(np.float32)
     ends = np.arange(count) % EPISODE == EPISODE - 1
@@ -56,7 +57,7 @@ def random_rows(seed: int, count: int = BLOCK) -> Rows:
 
 
 def many_rows(count: int) -> Iterator[Rows]:
-    """Yield blocks of random rows that differ in one reward per episode and are cheap to make."""
+    """Yield blocks of random rows. Blocks differ in one reward per episode only, so that they are fast to make."""
     rows = random_rows(0)
     for number, start in enumerate(range(0, count, BLOCK)):
         rewards = rows["rewards"].copy()
@@ -66,7 +67,7 @@ def many_rows(count: int) -> Iterator[Rows]:
 
 
 def write(root: Path, blocks: list[Rows] | Iterator[Rows]) -> str:
-    """Write a dataset of blocks and return its digest."""
+    """Write blocks of rows as a dataset and return the digest of the dataset."""
     with DatasetWriter(root, SPEC) as writer:
         for block in blocks:
             writer.append(block)
@@ -74,7 +75,7 @@ def write(root: Path, blocks: list[Rows] | Iterator[Rows]) -> str:
 
 
 def compare(folder: Path, megabytes: int, rounds: int, limit: float) -> dict[str, Kept | float]:
-    """Measure seconds of writing, reading and the yardsticks, and the bytes that they moved."""
+    """Measure the seconds of writing, copying, reading and SHA-256, and the number of bytes."""
     row = sum(values[:1].nbytes for values in random_rows(0, EPISODE).values())
     blocks = [random_rows(seed) for seed in range(max(megabytes * 10**6 // (row * BLOCK), 1))]
     kept = folder / "kept"
@@ -122,7 +123,7 @@ def compare(folder: Path, megabytes: int, rounds: int, limit: float) -> dict[str
 
 
 def validate(folder: Path, count: int) -> dict[str, float]:
-    """Write many transitions, then verify files, contents and every row."""
+    """Write `count` transitions; then verify files, contents and every row."""
     digest = write(folder / "large", many_rows(count))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.perf_counter()
@@ -155,7 +156,7 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)
-        # First, because the peak of resident memory is that of the whole process.
+        # Validate first, because the peak memory is that of the whole process so far.
         large = validate(folder, arguments.validate) if arguments.validate else None
         shutil.rmtree(folder / "large", ignore_errors=True)
         found = compare(folder, arguments.megabytes, arguments.rounds, arguments.limit)

@@ -1,8 +1,8 @@
-"""`make streaming`: compare gradient steps per second on streamed data with resident data.
+"""`make streaming`: compare gradient steps per second on streamed data and on data in memory.
 
-The streamed data are four times as large as the allowed memory and are read from the dataset store's shards. Algorithm,
-batch and compiled loop are the same. Windows alternate; the result is the median of windows in which other programs
-used less than a tenth of a core.
+The streamed data are four times as large as the allowed memory; training reads them from the shards of the dataset
+store. Algorithm, batch and compiled loop are the same in both cases. Time windows alternate; the result is the median
+of windows in which other programs used less than a tenth of a core.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TIMES = 4
 
 
 def store(folder: Path, rows: int) -> StoredDataset:
-    """Return random transitions as a dataset of truncated episodes."""
+    """Write random transitions as a dataset of truncated episodes, and return the dataset."""
     log = transitions(rows)
     ends = np.arange(rows) % EPISODE == EPISODE - 1
     with DatasetWriter(folder, SPEC) as writer:
@@ -61,7 +61,7 @@ def store(folder: Path, rows: int) -> StoredDataset:
 
 
 def runner(name: str, hidden: int, data: TrainingRows) -> Callable[[], None]:
-    """Return a window of one chunk; the run continues from window to window."""
+    """Return a function that trains for one chunk; each call continues the same training."""
     algorithm = ALGORITHMS[name]
     small = {"hidden": [hidden, hidden], "critics": 2}
     config = configure(algorithm, {k: v for k, v in small.items() if k in algorithm.Config._fields})

@@ -1,4 +1,4 @@
-"""Write docs/studies/data.md from the kept results of five commands that have no page of their own.
+"""Write docs/studies/data.md from the kept results of five commands without a page of their own.
 
 python -m benchmarks.summary
 """
@@ -28,19 +28,19 @@ def page() -> str:
     rows = [
         (
             "ingest raw tag rows",
-            f"{historian['rate']['ingest'] / 1e6:.1f} million rows/s, {historian['share']:.0%} of polars' own scan",
+            f"{historian['rate']['ingest'] / 1e6:.1f} million rows/s, {historian['share']:.0%} of polars' reading rate",
             f"{historian['rows'] / 1e6:.0f} million rows, at most {historian['peak_gib']:.2f} GiB",
             "`make historian`",
         ),
         (
             "write a dataset with digests",
-            f"{store['mb_per_second']['write']:.0f} MB/s, {store['shares']['write / copy']:.2f} of a copy with fsync",
+            f"{store['mb_per_second']['write']:.0f} MB/s, {store['shares']['write / copy']:.2f} times a copy's rate",
             f"{store['bytes'] / 1e6:.0f} MB",
             "`make store`",
         ),
         (
             "read a verified dataset",
-            f"{store['mb_per_second']['read']:.0f} MB/s, {store['shares']['read / sha256']:.2f} of SHA-256 alone",
+            f"{store['mb_per_second']['read']:.0f} MB/s, {store['shares']['read / sha256']:.2f} times SHA-256 alone",
             f"{store['bytes'] / 1e6:.0f} MB",
             "`make store`",
         ),
@@ -53,32 +53,35 @@ def page() -> str:
         ),
         (
             "train on streamed data",
-            f"{min(shares):.2f} to {max(shares):.2f} of the steps/s with resident data",
+            f"{min(shares):.2f} to {max(shares):.2f} times the steps/s with all data in memory",
             "data four times as large as the allowed memory",
             "`make streaming`",
         ),
         (
             "resume a killed training",
-            f"same bits for {same} of {len(resume['rows'])} algorithms",
+            f"the same bits as without a kill, for {same} of {len(resume['rows'])} algorithms",
             f"{kills} kills at random steps",
             "`make resume`",
         ),
         (
             "resume a killed fleet",
-            f"{fleet['decided']} of {fleet['sites']} sites decided, the site with a broken log refused; a repetition "
-            f"adds {fleet['again']['new_entries']} ledger entries",
-            f"killed after {fleet['ended_before_kill']} sites",
+            f"{fleet['decided']} of {fleet['sites']} sites get a decision, the site with a broken log is refused; one "
+            f"more run adds {fleet['again']['new_entries']} ledger entries",
+            f"killed after {fleet['ended_before_kill']} finished sites",
             "`make fleet`",
         ),
     ]
     return pages.study(
         "Data and resuming",
-        "How fast are ingestion, store and streaming, and do killed trainings and fleets resume exactly?",
+        "How fast are ingestion, the dataset store and training on streamed data, and do killed runs resume exactly?",
         f"Ingestion reads {historian['rate']['ingest'] / 1e6:.0f} million rows per second on two cores, and streaming "
-        "costs "
-        f"at most {max(1 - min(shares), 0):.0%} of the training speed. Killed trainings of {same} of "
-        f"{len(resume['rows'])} algorithms end with the same bits as undisturbed ones.",
-        "`python -m benchmarks.summary` writes this page from the kept results of the commands in the table.",
+        f"slows training by at most {max(1 - min(shares), 0):.0%}. With {same} of {len(resume['rows'])} algorithms a "
+        "killed and resumed training gives the same bits as an undisturbed one.",
+        "`python -m benchmarks.summary` writes this page from the results of the commands in the table.",
+        pages.wrap(
+            "Rates are medians. *Size* is the amount of data or the number of kills; after *at most* it shows the peak "
+            "memory. A copy includes fsync, which waits for the disk."
+        ),
         pages.table(("task", "result", "size", "command"), rows),
     )
 

@@ -1,8 +1,8 @@
-"""`make tamper`: alter copies of a home in every way of the threat model, and count what the audit finds.
+"""`make tamper`: alter copies of a home, and count the alterations that the audit finds.
 
     python -m benchmarks.tamper [--home HOME] [--flips 200] [--seed 0]
 
-Needs a home with a ledger, such as that of `make run`; the home itself is only read.
+The home must have a ledger; `make run` makes one. The command only reads this home.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tasks.files.canonical import sha256_hex
 
 COLUMNS = tuple(TABLE.columns.keys())
 TRIGGERS = ("ledger_no_update", "ledger_no_delete", "ledger_next_only")
-"""Triggers that an attacker with the database file drops first."""
+"""Database triggers that protect the ledger. An attacker who has the database file removes them first."""
 
 
 def copy_home(source: Home, target: Path) -> Home:
-    """Copy the files that the audit reads: ledger, trust root, key and every file that an entry names."""
+    """Copy the files that the audit reads: ledger, trust root, key and all files that entries name."""
     copy = Home(target)
     wanted = {source.trust, source.root / "ledger.head", source.signing_key}
     wanted |= set((source.root / "policies").glob("*.yaml"))
@@ -48,14 +48,14 @@ def copy_home(source: Home, target: Path) -> Home:
         destination.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, destination)
     with closing(sqlite3.connect(source.ledger)) as database:
-        # Unlike copying the file, this leaves no remains of moved rows, in which a flip would change nothing.
+        # A copy of the file would contain remains of moved rows, and a changed byte there would have no effect.
         database.execute("VACUUM INTO ?", (str(copy.ledger),))
     return copy
 
 
 @contextmanager
 def altered(path: Path) -> Iterator[None]:
-    """Restore a file afterwards."""
+    """Restore the content of a file at the end of the block."""
     original = path.read_bytes()
     try:
         yield
@@ -97,9 +97,9 @@ def flip_in_row(path: Path, chance: random.Random) -> tuple[int, str]:
 
 
 def row_bytes(path: Path, piece: int = 48) -> list[tuple[int, int]]:
-    """Return the parts (offset, length) of the database file that contain rows, in the table and in its indices."""
+    """Return the parts (offset, length) of the database file that contain rows of the table or of its indices."""
     raw = path.read_bytes()
-    # The first page contains the schema, in which the genesis digest is repeated, and no rows.
+    # Skip the first page: it has no rows, but the schema on it contains the first digest, too.
     rows_from = int.from_bytes(raw[16:18], "big")
     with closing(sqlite3.connect(path)) as database:
         values = [
@@ -119,7 +119,7 @@ def row_bytes(path: Path, piece: int = 48) -> list[tuple[int, int]]:
 
 
 def resign(home: Home, scratch: Path) -> None:
-    """Sign the whole ledger again with a fresh key, with chain and digests, but leave the trust root."""
+    """Sign the whole ledger again with a new key and with a correct chain; leave the trust root unchanged."""
     key, _ = open_keys(Home(scratch), first_use=True)
     entries = Ledger.open(home, write=False).entries()
     last = GENESIS
@@ -225,7 +225,7 @@ def tamper(source: Home, flips: int, seed: int, scratch: Path) -> dict[str, Coun
         count("truncate the ledger", "last entry", "ledger.head")
         own.unlink()
         count("truncate the ledger", "last entry and the home's own head", "head 1", (head,))
-        # An older copy of the home contains a genuine head.
+        # An older copy of the home contains a valid signed head.
         key, _ = open_keys(home, first_use=False)
         own.write_text(key.seal(HEAD_TYPE, Ledger.open(home, write=False).head()._asdict()).decode())
         count("restore an older home", "one entry behind", "head 1", (head,))
@@ -233,7 +233,7 @@ def tamper(source: Home, flips: int, seed: int, scratch: Path) -> dict[str, Coun
 
 
 def slack(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield bytes of an HDF5 file outside all dataset values, which content digests do not cover."""
+    """Yield (offset, kind) of bytes of an HDF5 file outside all dataset values, which content digests do not cover."""
     if path.suffix not in (".h5", ".hdf5"):
         return
     import h5py

@@ -1,11 +1,12 @@
-"""`make bench`: measure how fast the core trains, certifies and acts on this machine.
+"""`make bench`: measure the speed of training, certification and a shielded action on this machine.
 
     python -m benchmarks.training             # all parts
     python -m benchmarks.training training    # measure one part again
     python -m benchmarks.training --page      # docs/studies/speed.md from the kept results
 
-Medians of windows after compilation in which other programs used less than a tenth of a core; the table marks rows
-without such a window. Times to a score need NeoRL-2's episodes and d3rlpy; without them the kept results stay.
+Results are medians of time windows after compilation in which other programs used less than a tenth of a core. The
+table marks a row without such a window as not quiet. The part `score` needs NeoRL-2's episodes and d3rlpy; without them
+its kept results stay.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ WINDOWS = 5
 
 
 def windows(work: Callable[[], Any]) -> float:
-    """Return the median seconds of a call."""
+    """Return the median seconds of a call, over quiet windows."""
     times = []
     for _ in range(WINDOWS):
         started = time.perf_counter()
@@ -61,7 +62,7 @@ def windows(work: Callable[[], Any]) -> float:
 
 
 def training(algorithms: Sequence[str], hidden: int, critics: int, seeds: int) -> list[dict[str, Any]]:
-    """Measure gradient steps per second and compile seconds at one size."""
+    """Measure gradient steps per second and seconds of compilation for networks of one size."""
     _, data = prepare(transitions(ROWS), SPEC)
     found = []
     for name in algorithms:
@@ -151,7 +152,11 @@ def page(result: Mapping[str, Any]) -> str:
         ]
         parts += [
             "## Networks of a plant's size",
-            wrap(f"Measured {when(result['training'])}, on the same rows, networks of 2x64."),
+            wrap(
+                f"Measured {when(result['training'])}, on the same transitions with two layers of 64 units. "
+                "*critics*: number of critics; *steps/s*: gradient steps of all members per second; *compile*: seconds "
+                "of compilation."
+            ),
             pages.table(("algorithm", "critics", "members", "steps/s", "compile, s"), rows),
         ]
     if "certification" in result:
@@ -159,7 +164,7 @@ def page(result: Mapping[str, Any]) -> str:
         latency = (f"{c[f'action_us_p{p}']:.0f} µs" for p in (50, 99))
         parts += [
             "## Shielded policy",
-            wrap(f"Measured {when(c)}, chemical_reactor with a 12-step look-ahead."),
+            wrap(f"Measured {when(c)}, on chemical_reactor with a shield that looks 12 control steps ahead."),
             pages.table(
                 ("certification episodes (60 steps) per second", "one action from Python, median", "99th percentile"),
                 [(f"{c['episodes_per_second']:,.0f}", *latency)],

@@ -1,4 +1,4 @@
-"""Measure beside other work: windows of several programs in turn, kept only if nothing else used the machine."""
+"""Measure programs on a shared machine: in turn, in short time windows, of which only the quiet ones count."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ QUIET = 0.1
 
 
 class Kept(NamedTuple):
-    """Windows of one program."""
+    """Result of one program."""
 
     seconds: float
-    """Median over the quiet windows, or over all if none was quiet."""
+    """Median over the quiet windows; over all windows if none was quiet."""
     windows: int
     quiet: int
 
@@ -29,7 +29,7 @@ class Kept(NamedTuple):
 def _busy() -> float:
     """Return the CPU seconds of the whole machine since it started."""
     times = psutil.cpu_times()
-    # Time stolen by the hypervisor counts as other work; guest time is already part of user time.
+    # "Steal" is time that other virtual machines used. Guest time is already part of user time.
     return times.user + times.nice + times.system + times.irq + times.softirq + getattr(times, "steal", 0.0)
 
 
@@ -47,7 +47,7 @@ def _own() -> float:
 
 
 def timed(work: Callable[[], float | None]) -> tuple[float, float]:
-    """Return the seconds of one call (its own value if it returns a number), and the cores that others used."""
+    """Call `work`; return its seconds (the returned number, if any) and the cores that other processes used."""
     busy, own, started = _busy(), _own(), time.perf_counter()
     value = work()
     elapsed = time.perf_counter() - started
@@ -58,16 +58,16 @@ def timed(work: Callable[[], float | None]) -> tuple[float, float]:
 def interleaved(
     works: Mapping[str, Callable[[], float | None]], rounds: int, limit: float, warm_up: bool = True
 ) -> dict[str, Kept]:
-    """Run all programs in turn until each has `rounds` quiet windows, or `limit` seconds are over.
+    """Run programs in turn until each has `rounds` quiet windows, or until `limit` seconds have passed.
 
     Args:
-        works: calls that make one window; they return None, or the seconds that they measured themselves.
+        works: functions by name. A call is one window; it returns None or the seconds that it measured itself.
         rounds: number of quiet windows of each program.
         limit: seconds after which no new round starts; there is at least one round.
-        warm_up: whether to discard a first call of each program, which compiles.
+        warm_up: whether to call each program once before the measurement, to compile it.
 
     Returns:
-        The windows by name.
+        The result of each program by name.
     """
     if warm_up:
         for work in works.values():

@@ -1,4 +1,4 @@
-"""Backfill: retrain a plant on past windows of its logs."""
+"""Backfill: retrain a plant on several past time windows of its logs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class WindowOutcome(Reference):
-    """Result of retraining on one window."""
+    """Result of the retraining on one time window."""
 
     window: str
     sources: tuple[str, ...]
@@ -40,15 +40,15 @@ class BackfillOutcome(Reference):
 @flow(name="backfill", flow_run_name=run_name_by_config, persist_result=False)
 @refusals_as_states
 def backfill(config: str, data: list[str], windows: list[str]) -> State[BackfillOutcome]:
-    """Retrain a plant on past windows of its logs, one after the other. A refused window does not stop the next ones.
+    """Retrain a plant on several time windows of its logs, in order. After a refusal the next window follows.
 
     Args:
-        config: the run's YAML, with a mapping.
+        config: the run's file, with the key `data.mapping`.
         data: log files.
-        windows: such as 2026-01-05/2026-01-12, in the order of their retraining.
+        windows: BEGIN/END of each window, such as 2026-01-05/2026-01-12 (midnight to midnight, UTC).
 
     Returns:
-        The outcome of each window, as data of the state.
+        The final Prefect state, with the outcome of each window as data.
 
     Raises:
         NeoRLError: if a window is invalid, the rows have no timestamps, a server does not answer, or every window
@@ -61,9 +61,9 @@ def backfill(config: str, data: list[str], windows: list[str]) -> State[Backfill
         run = checked_run(Path(config))
         mapping = mapping_of(run)
         if mapping is None:
-            raise BadInput(f"{config} has no data.mapping, so rows have no timestamps to cut windows by: add one.")
+            raise BadInput(f"{config} has no data.mapping, so NeoRL cannot cut the rows by time: add a mapping.")
         if not windows:
-            raise BadInput(f"'windows' is empty for {plant}: name at least one, such as 2026-01-05/2026-01-12.")
+            raise BadInput(f"'windows' is empty for {plant}: name at least one window, such as 2026-01-05/2026-01-12.")
         spans = [Window.parse(window) for window in windows]
         files = cut(logs_at(home, run, [Path(path) for path in data]), mapping, spans, home.folder("backfill", plant))
         outcomes = []
@@ -79,14 +79,14 @@ def backfill(config: str, data: list[str], windows: list[str]) -> State[Backfill
 
 
 def _retrain_window(config: str, window: str, files: list[Path]) -> WindowOutcome:
-    """Retrain on the files of one window, in a separate flow run."""
+    """Retrain on the log files of one window, in a separate flow run."""
     sources = tuple(map(str, files))
     if not files:
         return WindowOutcome(window=window, sources=(), outcome=None, refused="the logs have no row in this window")
     try:
         outcome = result_of(cast("State[Outcome]", retrain(config, list(sources), return_state=True)))
     except ServiceMissing:
-        raise  # the following windows would fail, too
+        raise  # the next windows would fail, too
     except NeoRLError as error:
         return WindowOutcome(window=window, sources=sources, outcome=None, refused=str(error))
     return WindowOutcome(window=window, sources=sources, outcome=outcome)

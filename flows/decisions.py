@@ -1,4 +1,4 @@
-"""Decisions of people on candidates and champions: recorded in the ledger, then copied to MLflow's aliases."""
+"""Record people's decisions on candidates and champions in the ledger, then update MLflow's aliases."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ class Decided(Reference):
     missing: str | None = None
     """Approvals that the plant's policy still requires, as text."""
     takes_over: str | None = None
-    """Controller in force after a withdrawal, as text."""
+    """Controller that takes over after a withdrawal, as text."""
     standing: str | None = None
-    """Person and time of an identical earlier decision; this decision was then not appended."""
+    """Person and time of an earlier identical decision, as text. The ledger then has no second entry."""
     aliases: Aliases
 
 
 def list_candidates(home: Home, plant: str | None = None) -> tuple[Waiting, ...]:
-    """List the candidates that wait for a decision, of one plant or of all; update MLflow's pages if it answers."""
+    """Return the candidates of a plant, or of all plants, that wait for a decision. Update MLflow if it answers."""
     if not Ledger.exists(home):
         return ()
     entries = Ledger.open(home, write=False).entries()
     if (address := mlflow_address(home)) is not None:
-        # A killed decision may have left MLflow behind the ledger.
+        # A command that was killed during a decision may have left MLflow out of date.
         for each in sorted({entry.plant for entry in entries if entry.kind == "candidate"}):
             reconcile(home, each, Registry(address))
     return tuple(Waiting(plant=e.plant, record=queue.record_of(e)) for e in queue.waiting(entries, plant))
@@ -70,23 +70,23 @@ def approve(
     reviewed: bool = False,
     signatory: Signatory | None = None,
 ) -> Decided:
-    """Approve a waiting candidate; make it champion if the plant's policy requires no further approval.
+    """Approve a waiting candidate, and promote it if the plant's safety policy requires no further approval.
 
     Args:
-        home: folder of the ledger.
+        home: home with the ledger.
         plant: the plant's name.
-        version: version in the registry.
-        by: person who decides.
-        note: reason, for the record.
-        role: role in which they decide.
-        reviewed: record a review only, which is not an approval.
-        signatory: the person with their key; None decides in the home's name.
+        version: version in MLflow's model registry.
+        by: name of the person who decides.
+        note: reason, stored in the ledger.
+        role: the person's role, if the safety policy requires roles.
+        reviewed: record a review, which is not an approval.
+        signatory: signs with the person's key; if None, the decision is recorded in the home's name.
 
     Raises:
         BadInput: if the version is unknown.
-        Refused: if a gate failed, is missing or contradicts the numbers, the candidate was rejected, or the champion
-            changed in the meantime.
-        ServiceMissing: if MLflow does not answer. Nothing is recorded then.
+        Refused: if a gate's verdict is missing, negative or inconsistent with its numbers, if the candidate was
+            rejected, or if the champion has changed since the retraining.
+        ServiceMissing: if MLflow does not answer; nothing is recorded.
     """
     with _deciding(home, plant) as registry:
         before = Ledger.open(home).entries()
@@ -98,12 +98,12 @@ def approve(
 
 
 def reject(home: Home, plant: str, version: str, by: str, note: str, signatory: Signatory | None = None) -> Decided:
-    """Reject a waiting candidate. The champion stays. Arguments as for `approve`.
+    """Reject a waiting candidate. The champion does not change. The arguments are those of `approve`.
 
     Raises:
         BadInput: if the version is unknown.
         Refused: if the version is champion.
-        ServiceMissing: if MLflow does not answer. Nothing is recorded then.
+        ServiceMissing: if MLflow does not answer; nothing is recorded.
     """
     with _deciding(home, plant) as registry:
         before = Ledger.open(home).entries()
@@ -115,10 +115,10 @@ def reject(home: Home, plant: str, version: str, by: str, note: str, signatory: 
 def withdraw(home: Home, plant: str, version: str, by: str, why: str, signatory: Signatory | None = None) -> Decided:
     """Withdraw the champion at once, even if a run has locked the plant or a server is down.
 
-    Arguments as for `approve`; `why` is the reason.
+    The arguments are those of `approve`; `why` is the reason.
 
     Raises:
-        Refused: if another version is champion, or no reason is given.
+        Refused: if another version is champion, or `why` is empty.
     """
     done = withdraw_champion(home, plant, version, by, why, signatory)
     standing = _who_and_when(done.entry, done.entry.body["by"]) if done.before else None
@@ -141,14 +141,14 @@ def withdraw(home: Home, plant: str, version: str, by: str, why: str, signatory:
 def rollback(
     home: Home, plant: str, version: str, by: str, why: str, signatory: Signatory | None = None, *, role: str = ""
 ) -> Decided:
-    """Return an earlier champion to service, after verifying the evidence again.
+    """Verify the evidence of an earlier champion, and make that version champion again.
 
-    Arguments as for `approve`; `why` is the reason.
+    The arguments are those of `approve`; `why` is the reason.
 
     Raises:
-        Refused: if the version was never champion or was ruled out, the certificate is invalid or expired, one of the
-            files was changed, the plant's policy requires more, or another run has locked the plant.
-        ServiceMissing: if MLflow does not answer. Nothing is recorded then.
+        Refused: if the version was never champion, was withdrawn or rejected, or does not meet the safety policy. Also
+            if its certificate is invalid or expired, a file was changed, or another run has locked the plant.
+        ServiceMissing: if MLflow does not answer; nothing is recorded.
     """
     with _deciding(home, plant) as registry:
         before = Ledger.open(home).entries()
@@ -167,10 +167,10 @@ def statement(
     reviewed: bool = False,
     against: bool = False,
 ) -> str:
-    """Sign a decision without recording it, on a machine where the person keeps their key.
+    """Return a signed decision without recording it, for a person with a key on another machine.
 
-    Arguments as for `approve`; the home may be a copy, and `against` rejects the candidate. The returned envelope is
-    for `approve` or `reject` on the home's machine.
+    The home may be a copy on the person's machine. `against` rejects the candidate; the other arguments are those of
+    `approve`. The option --statement of `neorl approve` or `neorl reject` later records the decision in the home.
     """
     entries = Ledger.open(home, write=False).entries()
     candidate = queue.find_candidate(entries, plant, version)
@@ -180,7 +180,7 @@ def statement(
 
 @contextmanager
 def _deciding(home: Home, plant: str) -> Iterator[Registry]:
-    """Lock the plant; after a refused decision, MLflow is still updated from the ledger."""
+    """Lock the plant and yield MLflow's registry. If the decision is refused, still update MLflow from the ledger."""
     registry = Registry(connect(home).mlflow.url)
     with plant_lock(home, plant):
         try:
@@ -191,7 +191,7 @@ def _deciding(home: Home, plant: str) -> Iterator[Registry]:
 
 
 def _earlier(before: Sequence[Entry], entry: Entry) -> str | None:
-    """Return person and time of the decision if the entry existed before."""
+    """Return person and time of an entry's decision if `before` contains the entry, else None."""
     if entry.sequence > len(before):
         return None
     return _who_and_when(entry, entry.body["by"] if "by" in entry.body else approvers(before, entry))
@@ -202,7 +202,7 @@ def _who_and_when(entry: Entry, by: str) -> str:
 
 
 def _decided(home: Home, plant: str, registry: Registry) -> Decided:
-    """Update the aliases and return the plant's state."""
+    """Update MLflow's aliases, and return the plant's champion or shadow."""
     aliases = reconcile(home, plant, registry)
     entries = Ledger.open(home).entries()
     now = champion(entries, plant)

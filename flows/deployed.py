@@ -1,4 +1,4 @@
-"""Former location of flows, for prefect.yaml files that name `flows.deployed`."""
+"""Flows under an earlier module name, because older prefect.yaml files refer to `flows.deployed`."""
 
 from flows.backfill import backfill
 from flows.monitor import monitor

@@ -1,7 +1,7 @@
-"""Retraining of a fleet: one parent flow, and one retraining flow per site, several in parallel.
+"""Retrain a fleet: a parent flow starts one retraining flow per site, and several sites run in parallel.
 
-Each site is retrained like any plant, with its own lock, gates, certificate and lineage. A failed site does not stop
-the others. A killed fleet run is repeated with the same command, which reuses finished sites.
+Each site has a separate lock, certificate and lineage, like any plant. If a site fails, the other sites continue.
+After a kill, repeat the command: finished sites are not retrained.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ LOST = "its process was killed: read the site's log, then repeat the command"
 @flow(name="fleet", flow_run_name=run_name_by_config, persist_result=False)
 @refusals_as_states
 def retrain_fleet(config: str, sites: list[str] | None = None) -> State[FleetOutcome]:
-    """Retrain every site of a fleet from its logs, and compare them.
+    """Retrain the sites of a fleet, each from the site's own logs, and write a report that compares the sites.
 
     Args:
-        config: the fleet's YAML.
-        sites: only these sites; by default all.
+        config: the fleet's file.
+        sites: names of the sites to retrain; None for all.
 
     Returns:
-        The outcome of each site, as data of the state.
+        The final Prefect state, with the outcome of each site as data.
 
     Raises:
         NeoRLError: if the file is invalid, or no site reached a decision.
@@ -82,10 +82,10 @@ def retrain_fleet(config: str, sites: list[str] | None = None) -> State[FleetOut
             try:
                 share(str(path))
             except NeoRLError as error:
-                # Sites use the previous shared weights; a site without any is refused by the site's run.
+                # Sites continue with the previous shared weights. A site's own run fails if there are none.
                 get_run_logger().warning(f"the shared weights of {fleet.fleet} were not updated: {error}")
         ended = _each(home, fleet, path, wanted)
-        # The ledger has no entry about a crashed site.
+        # The ledger does not record crashes, so this run's outcomes are added to the state in the ledger.
         current = tuple(_updated(standing, ended) for standing in standings(path, Ledger.open(home).entries()))
         url = f"{services.prefect.url}/runs/flow-run/{flow_run.id}"
         page = write_page(home, fleet.fleet, current, datetime.now(UTC), {"Prefect run": url})
@@ -105,17 +105,17 @@ def retrain_fleet(config: str, sites: list[str] | None = None) -> State[FleetOut
 
 @task(task_run_name="{site}", cache_policy=NO_CACHE, persist_result=False)
 def retrain_site(site: str, plant: str, config: str, data: list[str], log: str, mapped: bool) -> SiteResult:
-    """Retrain one site in a flow of its own; a refusal or crash is returned as outcome.
+    """Retrain one site in a separate flow run. A refusal or a crash is returned, not raised.
 
     Args:
-        site: name in the fleet's file.
+        site: name of the site in the fleet's file.
         plant: name of the site's plant.
         config: the site's run, as `fleet.yaml#site`.
         data: log files or dataset digests; if empty, all files of the site in the watched folder.
-        log: file for progress messages.
+        log: file to which progress messages are appended.
         mapped: whether the logs are read with a mapping.
     """
-    # Without an eager commit, Prefect would store results of the site's tasks only at the end of this task.
+    # By default Prefect would store the results of the site's tasks only at the end of this task.
     with open(log, "a", buffering=1) as stream, redirect_stderr(stream), transaction(commit_mode=CommitMode.EAGER):
         try:
             given = [str(logs_of(Home.locate(), Path(name), mapped)) for name in data]
@@ -129,13 +129,13 @@ def retrain_site(site: str, plant: str, config: str, data: list[str], log: str, 
             # The other sites continue; Prefect shows the traceback.
             return SiteResult(site=site, plant=plant, crashed=f"{type(error).__name__}: {error}")
         finally:
-            # One process retrains many sites, so memory must not grow with each.
+            # This process retrains further sites, so free the memory of compiled programs.
             forget_programs()
 
 
 @task(cache_policy=NO_CACHE, persist_result=False)
 def share(config: str) -> str:
-    """Train the shared policy on the logs of all sites that pass validation; return the digest of the weights.
+    """Train one policy on the logs of all sites that pass validation, and return the digest of the shared weights.
 
     Raises:
         Refused: if no site passes validation.
@@ -163,7 +163,7 @@ def share(config: str) -> str:
 
 
 def _each(home: Home, fleet: Fleet, path: Path, sites: Sequence[str]) -> dict[str, SiteResult]:
-    """Return the outcome of every site, in order; a site that killed the process is retried once, alone."""
+    """Return each site's outcome by name. If a process was killed, each of its sites is retried once, alone."""
     ended = dict(_submitted(home, fleet, path, sites, fleet.at_once))
     for site in sites:
         if site not in ended:
@@ -175,7 +175,7 @@ def _each(home: Home, fleet: Fleet, path: Path, sites: Sequence[str]) -> dict[st
 def _submitted(
     home: Home, fleet: Fleet, path: Path, named: Sequence[str], at_once: int | None
 ) -> Iterator[tuple[str, SiteResult]]:
-    """Yield outcomes as sites finish; a site is missing if the process was killed."""
+    """Yield name and outcome of each site when the site finishes. Leave out sites of a killed process."""
     from prefect.futures import as_completed
 
     with runner_of(len(named), at_once) as runner:
@@ -205,11 +205,14 @@ def _submitted(
 
 @contextmanager
 def runner_of(sites: int, at_once: int | None) -> Iterator[TaskRunner[Any]]:
-    """Start Prefect's task runner for sites: on the configured Dask cluster, else local processes.
+    """Start a Prefect task runner: on the Dask cluster in NEORL_DASK_SCHEDULER, else with local processes.
+
+    There are at most `at_once` local processes (None: one per core), and not more than `sites`.
 
     Raises:
-        BadInput, ServiceMissing: as `cluster`.
-        Refused: as `check_workers`.
+        BadInput: if the cluster's address is malformed, or on another machine without TLS.
+        ServiceMissing: if the cluster does not answer or has no workers.
+        Refused: if a worker has other sources, packages or processors.
     """
     from prefect.task_runners import ProcessPoolTaskRunner
 
@@ -240,7 +243,7 @@ def end_with_parent() -> None:
 
 
 def _updated(standing: Standing, ended: dict[str, SiteResult]) -> Standing:
-    """Return a site's state from the ledger, updated with the outcome of this run."""
+    """Return a site's state from the ledger, updated with the site's outcome in this run."""
     end = ended.get(standing.site)
     if end is None:
         return standing
@@ -249,12 +252,12 @@ def _updated(standing: Standing, ended: dict[str, SiteResult]) -> Standing:
     if end.refused:
         return standing.model_copy(update={"state": "refused", "verdict": None, "headline": end.refused})
     decided = end.outcome and (end.outcome.decided or end.outcome.verdict)
-    # A repeated decision adds no ledger entry, so the last entry may be an older refusal.
+    # An unchanged decision adds no ledger entry, so the last entry may be a refusal of an earlier run.
     return standing.model_copy(update={"state": "decided", "verdict": decided})
 
 
 def _markdown(outcome: FleetOutcome, current: Sequence[Standing]) -> str:
-    """Return the outcomes as Markdown for Prefect's page."""
+    """Return the outcomes as Markdown for the run's page in Prefect."""
     odd = outliers(ranked(current))
     lines = [outcome.headline, "", *(f"- {each.found}" for each in outcome.sites)]
     lines += ["", "Outliers:", "", *(f"- {line}" for line in odd)] if odd else []

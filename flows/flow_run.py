@@ -1,4 +1,4 @@
-"""Setup and end of a flow run: plant lock, servers, run records, refusals and final states."""
+"""Begin and end a flow run: plant lock, servers, run record, refusals and the final state in Prefect."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Inputs = tuple[Home, OpenedRun, tuple[Path, ...]]
 
 
 def refusals_as_states(function: Callable[P, State[R]]) -> Callable[P, State[R]]:
-    """Turn a NeoRLError of a flow into a failed state with the error's message, without a traceback in the log."""
+    """Decorate a flow: a NeoRLError ends the flow in a failed state with the error's message, without a traceback."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> State[R]:
@@ -62,7 +62,7 @@ def refusals_as_states(function: Callable[P, State[R]]) -> Callable[P, State[R]]
             state = function(*args, **kwargs)
         except NeoRLError as error:
             return failed(error)
-        # Prefect replaces the data of the returned state by another record.
+        # Prefect replaces the state's data, so `result_of` may need this copy.
         _results[str(flow_run.id)] = state.data
         return state
 
@@ -85,22 +85,22 @@ _WITHOUT_TRACEBACK = _WithoutTraceback()
 
 
 def retrain_run_name() -> str:
-    """Return `retrain PLANT`, or `retrain FLEET#SITE`, from the parameters of the flow run."""
+    """Return the name of this flow run in Prefect: `retrain PLANT`, or `retrain FLEET#SITE` for a site."""
     file, mark, site = str(flow_run.parameters["config"]).partition(MARK)
     return f"retrain {Path(file).stem}{mark}{site}"
 
 
 def run_name_by_config() -> str:
-    """Return `FLOW RUN-FILE` from the parameters of the flow run."""
+    """Return the name of this flow run in Prefect: flow and run's file, such as `monitor chemical_reactor`."""
     return f"{flow_run.flow_name} {Path(flow_run.parameters['config']).stem}"
 
 
 @contextmanager
 def retraining(config: Path, data: Sequence[Path]) -> Iterator[Inputs]:
-    """Lock the plant and open the session of a retraining; a refusal is appended to the ledger.
+    """Lock the plant, connect to the servers and find the logs of a retraining. Append a refusal to the ledger.
 
     Args:
-        config: the run's YAML.
+        config: the run's file.
         data: log files; if empty, all files of the plant in the watched folder.
 
     Yields:
@@ -113,7 +113,7 @@ def retraining(config: Path, data: Sequence[Path]) -> Iterator[Inputs]:
     """
     home, run = Home.locate(), checked_run(config)
     run_id = str(flow_run.id)
-    # A deployed run waits, because no person would repeat a refused one.
+    # A deployed run waits for the lock, because no person would repeat a refused run.
     policy = "wait" if deployment.id else run.concurrency
     with (
         recorded_run(home, run_id, run.plant),
@@ -150,10 +150,10 @@ def retraining(config: Path, data: Sequence[Path]) -> Iterator[Inputs]:
 
 @contextmanager
 def operation(config: Path) -> Iterator[tuple[Home, str]]:
-    """Record a flow run other than a retraining, so that it is marked as crashed if the process is killed.
+    """Record a flow run that is not a retraining. After a kill, the record lets a later command report the crash.
 
     Yields:
-        The home and the plant of the run's file.
+        The home, and the name of the plant in the run's file.
     """
     home, plant = Home.locate(), checked_run(config).plant
     with recorded_run(home, str(flow_run.id), plant):
@@ -163,16 +163,16 @@ def operation(config: Path) -> Iterator[tuple[Home, str]]:
 
 
 def _append_refusal(ledger: Ledger, plant: str, body: RefusalBody) -> None:
-    """Append a refusal, unless the plant's last entry is the same refusal."""
+    """Append a refusal to the ledger, unless the plant's last entry is an equal refusal."""
     last = next((entry for entry in reversed(ledger.entries()) if entry.plant == plant), None)
     if last is None or last.kind != "refusal" or last.read(RefusalBody) != body:
         ledger.append("refusal", body, plant=plant)
 
 
 def present(home: Home, run: OpenedRun, path: Path) -> Path:
-    """Return the path of a log file; generate the synthetic log of a simulated plant if it is missing.
+    """Return the path of a log file. If the path is a simulated plant's synthetic log and is missing, generate it.
 
-    A deployment therefore runs on a fresh clone. No other missing file is ever generated.
+    A deployment therefore runs on a fresh clone. Other missing files are never generated.
     """
     path = in_home(home, path)
     if not os.path.exists(path) and is_default_log(home, run, path):
@@ -181,7 +181,7 @@ def present(home: Home, run: OpenedRun, path: Path) -> Path:
         plant, own = plant_of(run), getattr(run.source, "module", "").replace(".", "/")
         with StageProgress("generate") as progress:
             make_default_log(home, plant, f"{own}.py" if own else plant.name, progress)
-        get_run_logger().info(f"generated missing log {path} by simulation: synthetic data, not the plant's")
+        get_run_logger().info(f"generated the missing log {path} by simulation: these are not data of a real plant")
     return path
 
 
@@ -194,7 +194,7 @@ def proceed(validation: Validation) -> None:
     """Stop the run if the dataset failed validation.
 
     Raises:
-        Refused: with the reasons.
+        Refused: if the dataset failed; the message has the reasons.
     """
     if not validation.passed:
         raise Refused(f"the dataset failed validation: {'; '.join(validation.reasons)}")
@@ -203,13 +203,13 @@ def proceed(validation: Validation) -> None:
 def run_key(
     run: OpenedRun, dataset: Dataset, population: Population, evaluation: Evaluation, champion: Champion
 ) -> str:
-    """Return a 16-digit key of everything that a decision depends on; runs with equal keys share the decision."""
+    """Return 16 hexadecimal digits of SHA-256 over all inputs of a decision. Runs with equal keys share a decision."""
     inputs = [dataset.digest, config_digest(run), population.digest, evaluation.selected, champion.digest]
     return digest_json([*inputs, sources_digest(FLOW)])[:16]
 
 
 def conclude(home: Home, run: OpenedRun, outcome: Outcome) -> State[Outcome]:
-    """End a retraining: set tags, log and state message from the outcome.
+    """End a retraining: tag the flow run, log the outcome's headline, and return the final Prefect state.
 
     Raises:
         Refused: if there is no champion, no shadow and no candidate waiting for approval.
@@ -224,7 +224,7 @@ def conclude(home: Home, run: OpenedRun, outcome: Outcome) -> State[Outcome]:
 
 
 def completed(headline: str, result: R) -> State[R]:
-    """Log the headline and return a completed state with it as message and the result as data."""
+    """Log the headline, and return a completed Prefect state: the headline is the message, the result the data."""
     from prefect.states import Completed
 
     get_run_logger().info(headline)
@@ -232,13 +232,13 @@ def completed(headline: str, result: R) -> State[R]:
 
 
 def result_of(state: State[R]) -> R:
-    """Return the result of a flow run of this process.
+    """Return the result of a flow run that this process executed.
 
-    If the server's answer to the run's last message is lost, Prefect's client repeats the message and receives the
-    server's copy of the state without data. The result is then taken from this process.
+    If the server's last answer is lost, Prefect's client asks again and receives the state without data. The result
+    then comes from the copy that `refusals_as_states` kept.
 
     Raises:
-        NeoRLError: the reason for which the run was refused.
+        NeoRLError: if the run was refused.
     """
     run_id = str(state.state_details.flow_run_id)
     if state.is_completed() and state.data is None and run_id in _results:
@@ -247,7 +247,7 @@ def result_of(state: State[R]) -> R:
 
 
 def tag_run(*tags: str) -> None:
-    """Add tags to this flow run, by which Prefect's pages filter."""
+    """Add tags to this flow run. Prefect's pages can filter runs by tag."""
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:

@@ -1,4 +1,4 @@
-"""Drift monitoring: compare newer logs with the training data of a plant's champion."""
+"""Monitor drift: compare newer logs with the training data of a plant's champion or shadow."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
 TAG = "neorl.drift"
-"""MLflow tag of a version: digest of the ledger entry of the last drift check."""
+"""MLflow tag of a version, with the digest of the ledger entry about the last drift check."""
 
 
 class MonitorOutcome(Reference):
@@ -41,14 +41,14 @@ class MonitorOutcome(Reference):
     finding: DriftRecord
     entry: str
     quality: Quality | None
-    """Data quality of the newer logs without the champion's training files; None if no other file remains."""
+    """Data quality of the newer logs, without files of the training data; None if no file remains."""
     worse: tuple[Rise, ...]
-    """Shares of lost rows, bad samples or violations that rose by more than the run allows."""
+    """Shares of lost rows, bad samples or limit violations that rose by more than `shadow.worse_by` of the run."""
     url: str
 
     @property
     def headline(self) -> str:
-        """One-sentence summary."""
+        """Summary in one sentence."""
         quality = f"; data are worse: {', '.join(map(str, self.worse))}" if self.worse else ""
         return f"version {self.version} of {self.plant}: {self.finding.found}{quality}"
 
@@ -61,12 +61,12 @@ def monitor(
     """Compare a plant's newest logs with the champion's training data, and report drift.
 
     Args:
-        config: the run's YAML.
+        config: the run's file.
         data: newer log files; by default all files of the plant in the watched folder.
         alarms_per_year: accepted false alarms per year; by default the run's `shadow.alarms_per_year`.
 
     Returns:
-        The result as data of the state; None if there are no newer logs.
+        The final Prefect state, with the result as data, or None if there are no newer logs.
 
     Raises:
         NeoRLError: if there is no champion, or the logs are unusable.
@@ -75,7 +75,7 @@ def monitor(
         watched_of(Ledger.open(home), plant)
         logs = [Path(path) for path in data] if data else [arrival.path for arrival in arrivals(home, plant)]
         if not logs:
-            return completed(f"no logs to compare with the champion of {plant}: {incoming(home)} is empty", None)
+            return completed(f"{incoming(home)} has no logs of {plant}: nothing was compared with the champion", None)
         try:
             outcome = monitor_plant(home, Path(config), logs, alarms_per_year)
         except NothingNewer:
@@ -94,13 +94,13 @@ def monitor_plant(
 ) -> MonitorOutcome:
     """Compare newer logs with the training data of a plant's champion, or of a log-only plant's shadow.
 
-    The finding is appended to the ledger once. An alarm emits the Prefect event `neorl.drift.detected` once, and worse
-    data quality emits `neorl.data.worsened` once.
+    The finding is appended to the ledger. Prefect receives the event `neorl.drift.detected` for an alarm, and
+    `neorl.data.worsened` for worse data quality. A repeated call adds no second entry and no second event.
 
     Raises:
         BadInput: if configuration or logs are unusable.
-        Refused: if there is no champion or shadow, or it was trained on these logs.
-        ServiceMissing: if a server does not answer. Running again completes the remaining steps.
+        Refused: if there is no champion or shadow, or if that version was trained on these logs.
+        ServiceMissing: if a server does not answer; a repeated call completes the remaining steps.
     """
     run = checked_run(config)
     services = connect(home)
@@ -156,7 +156,7 @@ def _announce(services: Services, event: Event) -> None:
 
 
 def drift_metrics(finding: DriftRecord) -> dict[str, float]:
-    """Return MLflow metrics: evidence as a fraction of the alarm threshold, in total and per watched signal."""
+    """Return the metrics of a drift check for MLflow, by name. Evidence is a fraction of the alarm threshold."""
     threshold = max(finding.log_threshold, 1e-12)
     watched = [signal for signal in finding.signals if signal not in finding.unwatched]
     metrics = {"drift/rows": float(finding.rows), "drift/watched": len(watched) / len(finding.signals)}
@@ -171,7 +171,7 @@ def drift_metrics(finding: DriftRecord) -> dict[str, float]:
 
 
 def drift_lines(finding: DriftRecord) -> list[str]:
-    """Return a finding as lines: the summary and the five signals with the strongest evidence."""
+    """Return a drift finding as text: a summary, then the five signals with the strongest evidence."""
     strongest = sorted(finding.signals, key=lambda signal: -signal.log_evidence)[:5]
     left_out = f" ({finding.left_out} of the champion's own episodes left out)" if finding.left_out else ""
     return [

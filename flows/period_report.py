@@ -1,4 +1,4 @@
-"""The audit report over a period, as one printable HTML file."""
+"""Write the audit report over a period: one printable HTML file."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def report(first: str = "", last: str = "", plant: str | None = None) -> State[P
     """Write the audit report over a period, by default over the previous month.
 
     Args:
-        first: first day, such as 2026-11-01, in UTC.
-        last: last day, included.
+        first: first day of the period in UTC, such as 2026-11-01.
+        last: last day of the period; by default today if `first` is given.
         plant: only this plant; by default all plants.
 
     Returns:
-        The file, as data of the state.
+        The final Prefect state, with the report's path and summary as data.
 
     Raises:
         NeoRLError: if the period is invalid, there is no ledger, or a check of the audit fails.
@@ -56,7 +56,8 @@ def report_period(
 ) -> PeriodReport:
     """Write the ledger's entries of a period and the evidence behind them to one HTML file.
 
-    The file is `reports/by-period/[PLANT_]FIRST_LAST.html` in the home. Days are in UTC and included.
+    The file is `reports/by-period/[PLANT_]FIRST_LAST.html` in the home. The days are in UTC, and the period contains
+    both. Without `plant` the report is about all plants.
 
     Raises:
         BadInput: if the period ends before it begins, begins in the future, or there is no ledger.

@@ -1,4 +1,4 @@
-"""Checks of a run's file that need no server and read no data."""
+"""Check a run's file before any server is started and any data are read."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from configs.home import Home
 from configs.run import OpenedRun
 
 LOG_ONLY_KEYS = ("fallback", "support", "shadow")
-"""Keys without effect on a simulated plant."""
+"""Keys of a run's file that have no effect on a simulated plant."""
 SIMULATOR_KEYS = ("certify", "identify", "evaluate.rollouts")
-"""Keys without effect on a log-only plant."""
+"""Keys of a run's file that have no effect on a log-only plant."""
 
 
 def checked_run(config: Path) -> OpenedRun:
-    """Read a run's file and check the names against the known plants, domains and algorithms.
+    """Read a run's file, and check that the settings fit the plant and the algorithms.
 
     Raises:
-        BadInput: naming the key and the allowed values.
+        BadInput: if a setting is wrong; the message names the key and the allowed values.
     """
     from tasks.models.plants.opening import open_run
 
@@ -34,7 +34,7 @@ def checked_run(config: Path) -> OpenedRun:
 
 
 def logs_at(home: Home, run: OpenedRun, named: Sequence[Path]) -> list[Path]:
-    """Return the log files for paths or dataset digests; `.neorl/...` means the home's folder."""
+    """Return the log files that `named` gives as paths or dataset digests; for `.neorl/...` see `in_home`."""
     from tasks.ingest import logs_of
 
     mapped = run.data.mapping is not None
@@ -42,16 +42,16 @@ def logs_at(home: Home, run: OpenedRun, named: Sequence[Path]) -> list[Path]:
 
 
 def check_logs(home: Home, run: OpenedRun, logs: Sequence[Path]) -> None:
-    """Reject missing log files, except the synthetic log that the run generates itself."""
+    """Raise a BadInput if a log file is missing, except for the synthetic log that the run generates."""
     from tasks.ingest import check_there
 
     check_there(path for path in logs if os.path.exists(path) or not is_default_log(home, run, path))
 
 
 def in_home(home: Home, path: Path) -> Path:
-    """Resolve `.neorl/...` to the home's folder, unless the path exists as written.
+    """Return the path; if it is `.neorl/...` and does not exist, return the same path in the home.
 
-    With this, one prefect.yaml names the logs of any home.
+    The same prefect.yaml therefore works with every home.
     """
     if path.parts[:1] == (".neorl",) and not os.path.exists(path):
         return home.root.joinpath(*path.parts[1:])
@@ -59,7 +59,7 @@ def in_home(home: Home, path: Path) -> Path:
 
 
 def is_default_log(home: Home, run: OpenedRun, path: Path) -> bool:
-    """Return whether the path is the synthetic log that a run of a simulated plant generates if it is missing."""
+    """Return whether the path is the synthetic log of a simulated plant. A run generates this log if it is missing."""
     if not path.resolve().is_relative_to(home.root / "generated"):
         return False
     from tasks.data.synthetic.default_log import default_log
@@ -70,7 +70,7 @@ def is_default_log(home: Home, run: OpenedRun, path: Path) -> bool:
 
 
 def check_protection(run: OpenedRun, config: Path) -> None:
-    """Check 'fallback', 'shield' and 'certify' against the plant."""
+    """Check that 'fallback', 'shield' and 'certify' fit the plant."""
     from tasks.evaluation.claims import claim_of
     from tasks.log_only.protection import check_fallback
     from tasks.models.plants.known import plant_of
@@ -91,7 +91,7 @@ def check_protection(run: OpenedRun, config: Path) -> None:
 
 
 def check_constants(run: OpenedRun) -> None:
-    """Check the constants under 'identify' against the plant's."""
+    """Check that the plant has the constants under 'identify'."""
     from tasks.identify import unknowns_of
     from tasks.models.plants.known import plant_of
 
@@ -100,7 +100,7 @@ def check_constants(run: OpenedRun) -> None:
 
 
 def check_history(run: OpenedRun, config: Path) -> None:
-    """Check the signals and lengths under 'history' against the plant."""
+    """Check that the plant has the signals under 'history', and that the lengths are allowed."""
     from tasks.data.store.histories import observed_spec
 
     try:
@@ -110,7 +110,7 @@ def check_history(run: OpenedRun, config: Path) -> None:
 
 
 def check_training(run: OpenedRun, config: Path) -> None:
-    """Check 'train' against the algorithms and their settings."""
+    """Check that the settings under 'train' fit the algorithms and the plant."""
     from neorl_core.algorithms import check_actions
     from neorl_core.networks import make_body
     from neorl_core.training.loop import schedule
@@ -138,7 +138,7 @@ def check_training(run: OpenedRun, config: Path) -> None:
 
 
 def check_reward(run: OpenedRun) -> None:
-    """Reject a constant reward formula."""
+    """Raise a BadInput if the mapping's reward formula is wrong or contains no signal."""
     from tasks.models.plants.known import plant_of
     from tasks.models.plants.opening import mapping_of
 

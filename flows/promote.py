@@ -1,7 +1,7 @@
 """Flows that approve a candidate or roll back to an earlier champion, without a person's key.
 
-They decide in the home's name, like `neorl approve` without a key. If the plant's policy requires persons' keys, they
-are refused.
+Both flows decide in the home's name, like `neorl approve` without a key. If the plant's safety policy requires
+signatures by persons, both flows are refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def run_name_by_version() -> str:
-    """Return `FLOW PLANT VERSION` from the parameters of the flow run."""
+    """Return the name of this flow run in Prefect: flow, plant and version, such as `promote chemical_reactor 3`."""
     return f"{flow_run.flow_name} {flow_run.parameters['plant']} {flow_run.parameters['version']}"
 
 
@@ -36,15 +36,15 @@ def promote(plant: str, version: str, by: str, note: str) -> State[Decided]:
 
     Args:
         plant: the plant's name.
-        version: version in the registry.
-        by: person who decides.
-        note: reason, for the record.
+        version: version in MLflow's model registry.
+        by: name of the person who decides.
+        note: reason, stored in the ledger.
 
     Returns:
-        The decision, as data of the state.
+        The final Prefect state, with the decision as data.
 
     Raises:
-        NeoRLError: if the candidate is unknown, a gate failed, or the plant's policy requires more approvals.
+        NeoRLError: if the candidate is unknown, a gate failed, or the safety policy requires a person's key.
     """
     with _deciding(plant, {"by": by, "note": note}) as home:
         decided = decisions.approve(home, plant, version, by, note)
@@ -57,19 +57,19 @@ def promote(plant: str, version: str, by: str, note: str) -> State[Decided]:
 @flow(name="rollback", flow_run_name=run_name_by_version, persist_result=False)
 @refusals_as_states
 def rollback(plant: str, version: str, by: str, why: str) -> State[Decided]:
-    """Return an earlier champion to service, after verifying the evidence again.
+    """Verify the evidence of an earlier champion, and make that version champion again.
 
     Args:
         plant: the plant's name.
-        version: a version that was champion before.
-        by: person who decides.
-        why: reason, for the record.
+        version: version of an earlier champion in MLflow's model registry.
+        by: name of the person who decides.
+        why: reason, stored in the ledger.
 
     Returns:
-        The decision, as data of the state.
+        The final Prefect state, with the decision as data.
 
     Raises:
-        NeoRLError: if the version was never champion, the evidence does not verify, or the policy requires more.
+        NeoRLError: if the version was never champion, the evidence is invalid, or the safety policy is not met.
     """
     with _deciding(plant, {"by": by, "why": why}) as home:
         decided = decisions.rollback(home, plant, version, by, why)

@@ -1,4 +1,4 @@
-"""The retraining flow: from logs to a promotion decision. A killed run resumes when it is started again."""
+"""The retraining flow: from logs to a promotion decision. To resume a killed run, start the flow again."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 @flow(name="retrain", flow_run_name=retrain_run_name, persist_result=False)
 @refusals_as_states
 def retrain(config: str = "configs/chemical_reactor.yaml", data: list[str] | None = None) -> State[Outcome]:
-    """Retrain a plant's policy from its logs, certify it, and promote it by rule.
+    """Train a policy from a plant's logs, certify it, and decide by rule whether to promote it.
 
-    A log-only plant is retrained by `flows.retrain_log_only`, because nothing can be certified without a simulator.
+    Log-only plants follow `flows.retrain_log_only` instead, because certification needs a simulator.
 
     Args:
-        config: the run's YAML.
+        config: the run's file.
         data: log files; by default all files of the plant in the watched folder.
 
     Returns:
-        The outcome, as data of the state.
+        The final Prefect state, with the outcome as data.
 
     Raises:
         NeoRLError: if configuration or data are unusable, the data fail validation, or not even the plant's own

@@ -1,4 +1,4 @@
-"""Retraining of a log-only plant: from logs to a shadow or a refusal, without a certificate."""
+"""The retraining of a log-only plant: from logs to a shadow or a refusal, without a certificate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tasks.validate import validate
 
 
 def retrain_log_only(home: Home, run: OpenedRun, sources: tuple[Path, ...]) -> Outcome:
-    """Retrain a policy from logs alone, judge it by the gates that logs support, and start a shadow by rule.
+    """Train a policy from logs alone, judge it by the gates for log-only plants, and start a shadow by rule.
 
     Raises:
         NeoRLError: if the data are unusable or fail validation.

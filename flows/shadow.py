@@ -1,4 +1,4 @@
-"""Shadows of log-only plants: compare their proposals with the plant's actions, and extend their period."""
+"""Compare the proposals of a log-only plant's shadow with the plant's actions, or extend the shadow's period."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
 BEGIN = "### In shadow\n\n"
-"""Heading of the last comparison on a version's page. It comes first, because MLflow cuts long descriptions."""
+"""Heading of the last comparison. The comparison is at the top of a version's page, because MLflow cuts long pages."""
 
 
 class ShadowOutcome(Reference):
@@ -61,11 +61,11 @@ def shadow(config: str, data: list[str] | None = None) -> State[ShadowOutcome]:
     """Compare the proposals of a plant's shadow with the actions in newer logs.
 
     Args:
-        config: the run's YAML.
+        config: the run's file.
         data: newer log files; by default the plant's latest file in the watched folder.
 
     Returns:
-        The comparison, as data of the state.
+        The final Prefect state, with the comparison as data.
 
     Raises:
         NeoRLError: if the plant has no shadow, or the logs are unusable.
@@ -136,7 +136,7 @@ def comparison_markdown(comparison: ShadowComparison) -> str:
 
 
 def _drift_in_words(drift: DriftFinding) -> str:
-    """Return the drift verdict; with too little data it says "not watched" instead of "no alarm"."""
+    """Return the drift verdict as text: an alarm, no alarm, or "not watched" if there are too few data."""
     block = f"blocks of {drift.block_steps} steps"
     if not drift.watched and not drift.blocks:
         return f"**Drift not watched**: no episode of the newer logs has {drift.block_steps} steps (one block)"
@@ -156,13 +156,13 @@ def _drift_in_words(drift: DriftFinding) -> str:
 
 
 def extend(home: Home, plant: str, days: int, by: str, note: str, signatory: Signatory | None = None) -> Extended:
-    """Extend the period of a plant's shadow by some days, from the end, or from now if it has ended.
+    """Extend the period of a plant's shadow by `days` from its end, or from now if the period has ended.
 
-    Other arguments as for `flows.decisions.approve`.
+    The other arguments are those of `flows.decisions.approve`.
 
     Raises:
         Refused: if the plant has no shadow, the period is too long, or the person has a key and did not sign.
-        ServiceMissing: if MLflow does not answer. Nothing is recorded then.
+        ServiceMissing: if MLflow does not answer; nothing is recorded.
     """
     registry, ledger = Registry(connect(home).mlflow.url), Ledger.open(home)
     with plant_lock(home, plant):

@@ -1,4 +1,4 @@
-"""Create the bucket in NEORL_ARTIFACTS_URL when the storage answers, unless it exists."""
+"""Wait for the object storage, and create the bucket of NEORL_ARTIFACTS_URL if it is missing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 CONFIG = Config(connect_timeout=5, read_timeout=10, retries={"mode": "standard", "total_max_attempts": 10})
-"""Waits for some minutes, because the storage may be starting."""
+"""Retry for some minutes, because the storage may be starting."""
 EXISTS = {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}
 
 

@@ -1,7 +1,7 @@
 """Create the passwords, keys and certificates of infra/compose.yaml and infra/kubernetes (`make secrets`).
 
-An existing folder is left unchanged. Only its owner can enter the folder. Its files are readable by any user, because
-containers mount them and run as other users.
+An existing folder is left unchanged. Only the folder's owner can enter it. All users can read the files inside, because
+containers that mount these files run as other users.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tasks.files.certificates import issue_certificate
 
 FOLDER = Path(__file__).parent / "secrets"
 DATABASES = ("ledger", "prefect", "mlflow")
-"""Each database has its own role, so that access to Prefect's database gives no access to the ledger."""
+"""Databases, each with its own user, so that access to Prefect's database gives no access to the ledger."""
 BUCKET = "neorl"
 
 
@@ -67,7 +67,7 @@ def passwords() -> dict[str, str]:
 
 
 def certificates() -> dict[str, str]:
-    """Return Dask's certificate and its authority; the authority's key is not kept."""
+    """Return the files of Dask's certificate and of its authority; the private key of the authority is not kept."""
     made = issue_certificate("neorl dask")
     return {
         "dask-ca.pem": made.authority.decode(),

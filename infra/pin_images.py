@@ -28,12 +28,12 @@ MANIFESTS = (
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 )
-"""Media types of a manifest. For an image for several architectures, the digest is that of its index."""
+"""Media types of image manifests. An image for several architectures has an index, whose digest is pinned."""
 TIME_LIMIT = 30.0
 
 
 def main(folder: Path = INFRA) -> int:
-    """Pin every foreign image in all manifests; return exit code 0, even if a registry does not answer."""
+    """Pin every image that NeoRL does not build. Return exit code 0, even if a registry does not answer."""
     files = [folder / "Dockerfile", folder / "compose.yaml", *sorted((folder / "kubernetes").rglob("*.yaml"))]
     texts = {path: path.read_text() for path in files}
     images = {(found["name"], found["tag"]) for text in texts.values() for found in NAMED.finditer(text)}
@@ -87,7 +87,7 @@ def digest(name: str, tag: str) -> str:
 
 
 def get(url: str, token: str) -> bytes:
-    """Return the body of an answer."""
+    """Return the body of an HTTP answer."""
     headers = {"Accept": ", ".join(MANIFESTS), **({"Authorization": f"Bearer {token}"} if token else {})}
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIME_LIMIT) as answer:
         return bytes(answer.read())

@@ -1,6 +1,6 @@
 """Search tracked files for secrets and pinned packages for known vulnerabilities (`make scan`).
 
-The baseline lists false positives by file and digest, so that lines may move. `make baseline` rewrites it.
+The baseline is a file that lists false positives by file name and digest, but not by line. `make baseline` rewrites it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DIGESTS = "HexHighEntropyString"
 LOCKS = ("requirements.lock", "infra/federation.lock")
 """Lock files of environments."""
 LEFT_OUT = (*LOCKS, "infra/uv.lock", BASELINE, "benchmarks/results/", "tests/golden/")
-"""Generated files with digests and numbers only."""
+"""Generated files that contain only digests and numbers."""
 AUDIT = ("-m", "pip_audit", "--disable-pip", "--progress-spinner", "off", "-f", "json", "-r")
 
 
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> int:
 
 
 def secrets_of(root: Path) -> SecretsCollection:
-    """Return possible secrets in the files that git tracks."""
+    """Return the possible secrets in all files that git tracks."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True).stdout
     names = [name for name in listed.split("\0") if name and not name.startswith(LEFT_OUT) and (root / name).is_file()]
     found = SecretsCollection()
@@ -61,7 +61,7 @@ def secrets_of(root: Path) -> SecretsCollection:
 
 
 def audit(root: Path, lock: str = LOCKS[0]) -> tuple[str, str]:
-    """Return pip-audit's report about a lock file, and the last line of its error output."""
+    """Run pip-audit on a lock file; return its report and the last line of its error output."""
     done = subprocess.run([sys.executable, *AUDIT, lock], cwd=root, capture_output=True, text=True, check=False)
     return done.stdout, (done.stderr.strip().splitlines() or ["no output"])[-1]
 

@@ -1,4 +1,4 @@
-"""Add the API pages of the core to the site, made from its docstrings. A hook of MkDocs, used by `make docs`."""
+"""Hook of MkDocs for `make docs`: add API pages of the core, made from its docstrings."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def interface(title: str, modules: list[str]) -> str:
-    """Return a page that mkdocstrings fills; a package stands for all modules in it."""
+    """Return the Markdown of a page that mkdocstrings fills; the name of a package means all its modules."""
     lines = [f"# {title}", ""]
     for name in modules:
         module = importlib.import_module(f"neorl_core.{name}")

@@ -3,11 +3,11 @@
 Requires Python 3.11 and `cryptography`. Implements docs/reference/evidence-formats.md independently of NeoRL.
 
 It checks the SHA-256 of all files, the signatures of entries, the chain, the Merkle root, the signed head, the files
-that entries name, and the signatures of certificates. TRUST.YAML has the public keys; obtain it through another channel
-than the archive. HEAD files contain signed heads that you kept: a report or a `ledger.head`.
+that entries name, and the signatures of certificates. TRUST.YAML contains the public keys; do not take it from the
+archive. A HEAD file is a report or a `ledger.head` that you stored earlier.
 
-Only `neorl audit verify --archive` checks statistics of certificates, witnesses, replaced and revoked keys, and the
-rules of each kind of entry.
+It does not check the statistics of certificates, witnesses, replaced and revoked keys, and the rules of each kind of
+entry; `neorl audit verify --archive` does.
 """
 
 import base64
@@ -31,11 +31,11 @@ KEPT = r'\{"payload":"[^"]+","payloadType":"[^"]+ledger-head\+json".*?\}\]\}'
 
 
 class Wrong(Exception):
-    """A failed check."""
+    """A check of the archive failed."""
 
 
 def expect(passed: bool, message: str) -> None:
-    """Stop with a message if a check failed."""
+    """Raise `Wrong` with a message unless a check passed."""
     if not passed:
         raise Wrong(message)
 
@@ -46,7 +46,7 @@ def canonical(value: Any) -> bytes:
 
 
 def read_keys(path: str) -> dict[str, Ed25519PublicKey]:
-    """Read the homes' public keys by id (16 digits of the key's SHA-256), without persons' keys."""
+    """Return the homes' public keys by id (first 16 hex digits of the key's SHA-256), without persons' keys."""
     with open(path, encoding="utf-8") as file:
         rows = re.split(r"^\s*- ", file.read(), flags=re.MULTILINE)
     rows = [row for row in rows if not re.search(r"^\s*person: *[^\s'\"]", row.replace("'", "").replace('"', ""), re.M)]
@@ -56,7 +56,7 @@ def read_keys(path: str) -> dict[str, Ed25519PublicKey]:
 
 
 def unsealed(keys: dict[str, Ed25519PublicKey], kind: str, raw: bytes) -> Any:
-    """Verify a DSSE envelope and return its payload: PAE = "DSSEv1" SP len type SP len body."""
+    """Verify the signature of a DSSE envelope and return the payload."""
     envelope = json.loads(raw)
     (signature,), body = envelope["signatures"], base64.b64decode(envelope["payload"], validate=True)
     expect(canonical(envelope) == raw, f"an envelope of {kind} is not canonical")
@@ -78,7 +78,7 @@ def root(leaves: list[bytes]) -> bytes:
 
 
 def files_of(path: str) -> Iterator[tuple[str, str, bytes]]:
-    """Yield path, SHA-256 and (for small files) content of each file, without unpacking."""
+    """Yield path, SHA-256 and content of each file in the archive; the content of large files is empty."""
     with tarfile.open(path, "r:") as archive:
         for member in archive:
             odd = {"", ".", ".."} & set(member.name.split("/"))

@@ -1,4 +1,4 @@
-"""Offline RL in one call: transitions in, policies and learning curves out."""
+"""Train policies on logged transitions in one call: `fit`."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from neorl_core.types import PlantSpec, Transition
 
 
 class FitResult(NamedTuple):
-    """Result of training, with one policy per member of the population."""
+    """Result of `fit` for a population of P members, with L rows in each learning curve."""
 
     algorithm: str
     config: Any
-    """The algorithm's complete `Config`."""
+    """All hyper-parameters of the algorithm, defaults included."""
     policies: tuple[Policy, ...]
     members: tuple[Member, ...]
     sound: Bool[np.ndarray, " P"]
-    """Whether a member's metrics stayed finite and small; do not use the policies of other members."""
+    """(P,) False if the training of a member diverged; do not use the policy of such a member."""
     steps: Int[np.ndarray, " L"]
-    """Updates taken at each row of the curves."""
+    """(L,) Number of updates after which each row of the curves was recorded."""
     curves: dict[str, Float[np.ndarray, "P L"]]
 
     def __str__(self) -> str:
@@ -68,29 +68,29 @@ def fit(
     resume: Callable[[RunState], RunState] | None = None,
     report: Callable[[RunState, int], None] | None = None,
 ) -> FitResult:
-    """Train a population of policies on logged transitions.
+    """Train policies on logged transitions: one policy per seed and point of a hyper-parameter grid.
 
     Args:
-        transitions: (N, ...) in physical units.
-        spec: names and bounds of observations and actions.
+        transitions: N logged steps in physical units; every field has the leading axis N.
+        spec: names, units and bounds of observations and actions.
         algorithm: a name in `ALGORITHMS` or your own `Algorithm`.
-        updates: gradient steps, rounded up as in `schedule`.
-        seeds: one member per seed and point of the grid.
-        overrides: hyper-parameters that differ from the defaults.
-        grid: values of numeric hyper-parameters that members vary.
+        updates: gradient steps of each member; `schedule` may round this number up.
+        seeds: seeds of random numbers; every point of the grid is trained with every seed.
+        overrides: hyper-parameters by name, with values that replace the defaults.
+        grid: numeric hyper-parameters by name, with the values to try; all combinations are trained.
         batch_size: transitions per gradient step.
-        chunk: gradient steps between two calls of `report`; no result depends on it.
-        mesh: devices for members and batches, from `sharding.mesh_of`; one device by default.
-        resume: callback that returns the state to start from, as in `train`.
-        report: callback with the state after each chunk, as in `train`.
+        chunk: gradient steps between two calls of `report`; does not affect the result.
+        mesh: devices that share the members and batches, from `sharding.mesh_of`; one device by default.
+        resume: callback that receives the fresh state and returns the state to start from; see `train`.
+        report: callback that receives the state and the total number of updates after each chunk; see `train`.
 
     Returns:
-        Policies and curves in the order of `members`.
+        Policies and learning curves, both in the order of `FitResult.members`.
 
     Raises:
-        ValueError: on an unknown algorithm or hyper-parameter, an algorithm for the other kind of actions, or
-            transitions that do not fit the spec.
-        FloatingPointError: if every member diverged; the last reported state is the last good one.
+        ValueError: if the algorithm or a hyper-parameter is unknown, the algorithm cannot learn this kind of actions
+            (discrete or continuous), or the transitions do not fit the spec.
+        FloatingPointError: if every member diverged; the state last passed to `report` is still valid.
 
     Example:
         >>> result = fit(transitions, spec, "td3_bc", updates=100_000)  # doctest: +SKIP
@@ -122,14 +122,14 @@ def make_result(
     plan: Plan,
     end: RunState,
 ) -> FitResult:
-    """Return the result of a run.
+    """Build a `FitResult` from the final state of a training run.
 
     Args:
         algorithm: trained algorithm.
-        config: its `Config`.
-        population: the members.
+        config: hyper-parameters of the algorithm.
+        population: the members, in the order of training.
         scaling: scaling of the training data.
-        plan: division of the run.
+        plan: schedule of the run.
         end: final state of the run.
     """
     return FitResult(
@@ -144,10 +144,10 @@ def make_result(
 
 
 def get_algorithm(name: str) -> Algorithm:
-    """Return the algorithm of that name.
+    """Return the algorithm with this name in `ALGORITHMS`.
 
     Raises:
-        ValueError: listing the available names.
+        ValueError: if there is no such algorithm; the message lists the available names.
     """
     if name not in ALGORITHMS:
         raise ValueError(f"unknown algorithm '{name}': choose one of {', '.join(ALGORITHMS)}")
@@ -155,14 +155,14 @@ def get_algorithm(name: str) -> Algorithm:
 
 
 def check_transitions(transitions: Transition, spec: PlantSpec) -> None:
-    """Check that rows fit the spec of a plant.
+    """Check shapes and values of logged transitions against the spec of a plant.
 
     Args:
         transitions: (N, ...) in physical units.
         spec: spec of the plant.
 
     Raises:
-        ValueError: if there are no rows, or shapes, numbers or choices do not fit.
+        ValueError: if there are no rows, a shape is wrong, a number is not finite, or an action is not a choice.
     """
     rows = np.shape(transitions.reward)[0] if np.ndim(transitions.reward) else 0
     if rows == 0:
@@ -175,15 +175,15 @@ def check_transitions(transitions: Transition, spec: PlantSpec) -> None:
             continue
         shape = (rows, *widths.get(name, ()))
         if np.shape(values) != shape:
-            raise ValueError(f"{name} must have shape {shape}, got {np.shape(values)}: compare it with the spec")
-        # A next action of infinity means that none was logged.
+            raise ValueError(f"{name} must have shape {shape}, got {np.shape(values)}: select other columns")
+        # An infinite next action means that no next action was logged.
         valid = np.isfinite(values) | ((name == "next_action") & np.isposinf(values))
         if not valid.all():
             where = tuple(int(i) for i in np.argwhere(~valid)[0])
-            raise ValueError(f"{name} must be finite, got {values[where]} in row {where[0]}: remove such rows")
+            raise ValueError(f"{name} must be finite, got {values[where]} in row {where[0]}: remove this row")
     if spec.choices is not None and not (valid := np.isin(transitions.action, np.arange(len(spec.choices)))).all():
         wrong = np.asarray(transitions.action)[~valid][0]
         raise ValueError(
-            f"actions of {spec.name} must number the choices from 0 to {len(spec.choices) - 1}, got {wrong:g}: check "
+            f"actions of {spec.name} must be choice numbers from 0 to {len(spec.choices) - 1}, got {wrong:g}: check "
             "the action column"
         )

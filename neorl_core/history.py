@@ -1,9 +1,9 @@
-"""Observation histories, for plants with states that a single observation does not show.
+"""Observation histories: add earlier values to an observation that does not show the plant's full state.
 
-A stacked observation (S,) is the plain one (O,) followed by earlier values of some of its components and of some
-actions, each newest first. One step later every earlier value moves on by one place, so the stacked observation is the
-whole memory. One index table describes this move for logs, running controllers, environments and learned models. At the
-start of an episode, the first observation and the initially applied action fill the history.
+A stacked observation has S numbers: the plain observation (O numbers), then earlier values of chosen signals and
+actions, for each signal from the newest to the oldest. With every step, each earlier value moves to the next older
+place. One index table describes this move for logs, running controllers, environments and learned models. At the start
+of an episode, all earlier values equal the first observation and the initially applied action.
 
 Mnih et al. 2015, Human-level control through deep reinforcement learning (Nature 518), stack frames for the same
 purpose.
@@ -30,22 +30,22 @@ MOST = 1_024
 
 
 def parse_history(counts: Mapping[str, int], spec: PlantSpec) -> History | None:
-    """Return the history given by names and counts, or None if `counts` is empty.
+    """Build a `History` from the number of earlier values per signal; return None if `counts` is empty.
 
     Args:
-        counts: earlier values per signal or action. A name that is both means the action, because the observation of a
-            command is older.
+        counts: number of earlier values, by name of a signal or an action. If a signal and an action have the same
+            name, the name means the action, because the signal shows an older value of the action.
         spec: spec of the plant.
 
     Raises:
-        ValueError: on unknown names, counts outside 1 to horizon - 1, or a stacked observation that is too large.
+        ValueError: if a name is unknown, a count is outside 1 to horizon - 1, or S would exceed `MOST`.
     """
     names = (*spec.observation.names, *spec.action.names)
     for name, count in counts.items():
         if name not in names:
             close = difflib.get_close_matches(name, names, n=1)
             cure = f"did you mean '{close[0]}'?" if close else "choose one of these"
-            raise ValueError(f"history can name {', '.join(names)}, got '{name[:80]}': {cure}")
+            raise ValueError(f"history must name signals or actions ({', '.join(names)}), got '{name[:80]}': {cure}")
         if not (isinstance(count, int | np.integer) and 1 <= count < spec.horizon):
             raise ValueError(
                 f"history of '{name}' must be 1 to {spec.horizon - 1} steps (episodes have {spec.horizon}), got "
@@ -54,13 +54,15 @@ def parse_history(counts: Mapping[str, int], spec: PlantSpec) -> History | None:
     if not counts:
         return None
     if spec.choices is not None and (chosen := spec.action.names[0]) in counts:
-        raise ValueError(f"history cannot include '{chosen}', an action of choices without a numeric order: remove it")
+        raise ValueError(f"history cannot include '{chosen}', because its choices have no numeric order: remove it")
     acting = tuple(counts.get(name, 0) for name in spec.action.names)
     observed = tuple(0 if name in spec.action.names else counts.get(name, 0) for name in spec.observation.names)
     history = History(observed, acting)
     earlier = stacked_spec(spec, history).observation.names[len(spec.observation.names) :]
     if doubled := next((name for name in earlier if name in names), None):
-        raise ValueError(f"history needs the signal name '{doubled}', which is taken: rename that signal")
+        raise ValueError(
+            f"history adds a signal '{doubled}', but {spec.name} already uses this name: rename the signal"
+        )
     if stacked_size(history) > MOST:
         raise ValueError(
             f"an observation with history must have at most {MOST:,} numbers, got {stacked_size(history):,}: use fewer "
@@ -70,17 +72,17 @@ def parse_history(counts: Mapping[str, int], spec: PlantSpec) -> History | None:
 
 
 def stacked_size(history: History) -> int:
-    """Return S, the size of a stacked observation."""
+    """Return S, the number of values in a stacked observation."""
     return len(history.observation) + sum(history.observation) + sum(history.action)
 
 
 def longest_lag(history: History) -> int:
-    """Return the age of the oldest value in steps."""
+    """Return the age of the oldest value in a history, in steps."""
     return max(*history.observation, *history.action)
 
 
 def stacked_spec(spec: PlantSpec, history: History | None) -> PlantSpec:
-    """Return the spec as a policy with this history sees it."""
+    """Return the plant's spec with the earlier values as additional signals; unchanged if `history` is None."""
     if history is None:
         return spec
     o, a = spec.observation, spec.action
@@ -99,14 +101,14 @@ def stacked_spec(spec: PlantSpec, history: History | None) -> PlantSpec:
 
 @cache
 def _sources(history: History) -> npt.NDArray[np.int64]:
-    """Return the observation or action component (S - O,) of each earlier value."""
+    """Return, for each earlier value (S - O,), the index of its signal in the observation followed by the action."""
     counts = (*history.observation, *history.action)
     return np.repeat(np.arange(len(counts)), counts)
 
 
 @cache
 def _moved(history: History) -> npt.NDArray[np.int64]:
-    """Return the previous index (S - O,) of each earlier value in the stacked observation followed by the action."""
+    """Return each earlier value's index (S - O,) one step before, in the stacked observation followed by the action."""
     observed, at = len(history.observation), stacked_size(history)
     now = np.append(np.arange(observed), at + np.arange(len(history.action)))
     indices, place = list[int](), observed
@@ -125,7 +127,7 @@ def stack_first(
     Args:
         history: the history; None returns the observation unchanged.
         observation: (..., O) first observation.
-        applied: (..., A) action taken as applied before it.
+        applied: (..., A) action assumed to be in force before the first step.
     """
     if history is None:
         return observation
@@ -154,7 +156,7 @@ def stack_next(
 
 
 def stacked_normaliser(history: History | None, plain: Normaliser) -> Normaliser:
-    """Scale earlier values as current ones, so that a step only moves normalised numbers."""
+    """Return the normaliser of stacked observations; earlier values are scaled like the current value."""
     if history is None:
         return plain
     return plain._replace(
@@ -169,13 +171,13 @@ def stacked_transitions(
     starts: Int[np.ndarray, " E"],
     applied: Float[np.ndarray, "E A"],
 ) -> Transition:
-    """Return logged rows with the history that a controller would have had (`stack_first`, then `stack_next`).
+    """Return logged transitions with stacked observations, as a running controller would have built them.
 
     Args:
         history: the history; None returns the rows unchanged.
-        transitions: (N, ...) rows of each episode in order.
+        transitions: (N, ...) steps of each episode in order of time.
         starts: (E,) first row of each episode, ascending from 0.
-        applied: (E, A) action taken as applied before each episode.
+        applied: (E, A) action assumed to be in force before each episode.
     """
     if history is None:
         return transitions
@@ -196,7 +198,7 @@ def stacked_transitions(
                 own = component - observed
                 stacked[:, place] = np.where(rows - k >= first, action[there, own], applied[episode, own])
             place += 1
-    # The row after the last of an episode stores only its observation; all else moves on from the last row.
+    # The final observation of an episode has no row of its own, so its history is moved from the last row.
     both, after = np.concatenate([stacked, action], axis=1), np.asarray(transitions.next_observation)
     following = np.concatenate([after, both[:, _moved(history)]], axis=1)
     columns: dict[str, np.ndarray] = {"observation": stacked, "next_observation": following}
@@ -204,13 +206,13 @@ def stacked_transitions(
 
 
 def episode_starts(transitions: Transition) -> Int[np.ndarray, " E"]:
-    """Return the rows that do not continue the previous row's next observation bit for bit."""
+    """Return the first row of each episode: its observation differs from the previous row's next observation."""
     observation, after = np.asarray(transitions.observation), np.asarray(transitions.next_observation)
     continued = np.all(after[:-1] == observation[1:], axis=1)
     return np.flatnonzero(np.append(True, ~continued)[: len(observation)])
 
 
 def resting_action(action: npt.ArrayLike, low: Sequence[float], high: Sequence[float]) -> npt.NDArray[np.floating]:
-    """Return the action taken as applied if unknown: the median of the logged actions (N, A), within the bounds."""
+    """Return a substitute for an unknown applied action: the median of logged actions (N, A) within the bounds."""
     rest: npt.NDArray[np.floating] = np.clip(np.median(np.asarray(action), axis=0), low, high)
     return rest

@@ -16,25 +16,24 @@ from neorl_core.recurrent import Recurrence, gru_apply, gru_init, make_recurrenc
 from neorl_core.types import PlantSpec
 
 Params = dict[str, Any]
-"""Weights of one network: `{"Dense_0": {"kernel", "bias"}, ...}`, `"LayerNorm_0": {"scale", "bias"}, ...`, preceded by
-`"gru"` if recurrent; a graph network has `"graph"` alone."""
+"""Weights of one network, by layer: `{"Dense_0": {"kernel", "bias"}, "LayerNorm_0": {"scale", "bias"}, ...}`. A
+recurrent network also has the entry `"gru"`; a graph network has only the entry `"graph"`."""
 
 Ensemble = tuple[Params, ...]
-"""Weights of separate networks of one shape; not stacked, because XLA's batched product is slower on a CPU."""
+"""Weights of several networks with equal shapes, not stacked because XLA's batched product is slow on a CPU."""
 
 LOG_STD_RANGE = (-5.0, 2.0)
 """Bounds of a Gaussian actor's log standard deviation before the tanh, from the code of An et al. 2021 (EDAC, arXiv
 2110.01548); Haarnoja et al. 2018 use -20 as the lower bound."""
 WITHIN = 1.0 - 1e-6
-"""Logged unit actions are clipped to this before atanh, which is infinite at 1."""
+"""Largest absolute unit action in `log_prob`, because atanh is infinite at 1."""
 
 
 @jax.custom_vjp
 def product(x: Float[Array, "*n I"], kernel: Float[Array, "I F"]) -> Float[Array, "*n F"]:
-    """Return `x @ kernel` with the kernel gradient in the memory layout of the kernel.
+    """Return `x @ kernel`, with a kernel gradient in the memory layout of the kernel.
 
-    JAX's own rule computes the transpose of `g^T x`; on a CPU, all later operations (Adam's moments, new weights) then
-    read memory across rows.
+    JAX's own gradient is transposed in memory. On a CPU, this slows down every later operation on the weights.
     """
     return x @ kernel
 
@@ -92,7 +91,7 @@ def mlp_init(key: PRNGKeyArray, inputs: int, features: tuple[int, ...], layer_no
 
 
 def mlp_apply(params: Params, x: Float[Array, "*n I"]) -> Float[Array, "*n F"]:
-    """Apply an MLP (after its GRU, if any) or a graph network; the shape follows from the weights."""
+    """Return the outputs (..., F) of a network for inputs (..., I); the weights determine the kind of network."""
     if "graph" in params:
         return graph_apply(params["graph"], x)
     if "gru" in params:
@@ -110,23 +109,23 @@ def _dense(params: Params) -> int:
 
 
 Body = Recurrence | GraphNetwork | AgentNetwork
-"""Replacement for dense layers on all inputs."""
+"""Network part before the dense layers (GRU) or instead of them (graph network)."""
 
 
 def make_body(spec: PlantSpec, hidden: tuple[int, ...], gru: int = 0, graph: int = 0) -> Body | None:
-    """Return the body of an actor from its hyper-parameters, or None for dense layers.
+    """Return the GRU or graph network that the hyper-parameters of an actor define, or None for dense layers.
 
     Args:
-        spec: spec of the plant as the policy sees it.
+        spec: spec of the plant, with history if the policy uses a history.
         hidden: widths of the hidden layers.
         gru: units of a GRU that reads the history; 0 for none.
         graph: rounds of message passing over the layout; 0 for none.
 
     Raises:
-        ValueError: if both are requested, or the plant has no history or layout.
+        ValueError: if both numbers are positive, a GRU has no history to read, or the plant has no layout for a graph.
     """
     if gru and graph:
-        raise ValueError(f"gru and graph exclude each other, got gru {gru} and graph {graph}: leave one out")
+        raise ValueError(f"gru and graph exclude each other, got gru {gru} and graph {graph}: set one to 0")
     return make_graph_network(spec, graph, hidden) if graph else make_recurrence(spec, gru)
 
 
@@ -157,35 +156,35 @@ def actor_apply(params: Params, observation: Float[Array, "*n O"]) -> Float[Arra
 
 
 class Gaussian(NamedTuple):
-    """A diagonal normal distribution before the tanh."""
+    """Normal distribution with independent components."""
 
     mean: Float[Array, "*n A"]
     log_std: Float[Array, "*n A"]
 
 
 def gaussian_init(key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[int, ...]) -> Params:
-    """Return fresh weights of a tanh-Gaussian actor: an MLP with means, then log deviations, as outputs."""
+    """Return fresh weights of a tanh-Gaussian actor: an MLP with A means and A log standard deviations as outputs."""
     return mlp_init(key, observations, (*hidden, 2 * actions))
 
 
 def gaussian_apply(params: Params, observation: Float[Array, "*n O"]) -> Gaussian:
-    """Return the distribution at normalised observations, with log deviations clipped to `LOG_STD_RANGE`."""
+    """Return the distribution before the tanh at normalised observations (..., O); `LOG_STD_RANGE` limits `log_std`."""
     mean, log_std = jnp.split(mlp_apply(params, observation), 2, axis=-1)
     return Gaussian(mean, jnp.clip(log_std, *LOG_STD_RANGE))
 
 
 def mean_actor(params: Params) -> Params:
-    """Return the weights of the deterministic actor tanh(mean), which ships."""
+    """Convert a tanh-Gaussian actor to the deterministic actor `tanh(mean)`, which is shipped."""
     last = f"Dense_{_dense(params) - 1}"
     actions = params[last]["bias"].shape[-1] // 2
     return {**params, last: jax.tree.map(lambda x: x[..., :actions], params[last])}
 
 
 def squash(distribution: Gaussian, noise: Float[Array, "*n A"]) -> tuple[Float[Array, "*n A"], Float[Array, "*n"]]:
-    """Sample a unit action with standard normal `noise`, and return its log density.
+    """Return unit actions (..., A) sampled with standard normal `noise` (..., A), and their log densities (...,).
 
-    `a = tanh(u)`, `u = mean + std noise`, `log pi(a) = sum log N(u) - log(1 - tanh(u)^2)`, the last term as `2 (log 2 -
-    u - softplus(-2 u))`, which does not underflow.
+    `u = mean + std noise`, `a = tanh(u)`, `log pi(a) = sum log N(u) - log(1 - tanh(u)^2)`. The last logarithm is
+    computed as `2 (log 2 - u - softplus(-2 u))`, which does not underflow.
 
     Reference: Haarnoja et al. 2018 (arXiv 1812.05905), appendix C, equation 26.
     """
@@ -194,7 +193,7 @@ def squash(distribution: Gaussian, noise: Float[Array, "*n A"]) -> tuple[Float[A
 
 
 def log_prob(distribution: Gaussian, action: Float[Array, "*n A"]) -> Float[Array, "*n"]:
-    """Return the log density of a given unit action, clipped to `WITHIN`."""
+    """Return the log densities (...,) of unit actions (..., A) under a tanh-Gaussian, after clipping to `WITHIN`."""
     raw = jnp.arctanh(jnp.clip(action, -WITHIN, WITHIN))
     return _log_density(distribution, (raw - distribution.mean) * jnp.exp(-distribution.log_std), raw)
 
@@ -207,37 +206,36 @@ def _log_density(distribution: Gaussian, noise: Float[Array, "*n A"], raw: Float
 
 
 class NormalActor(NamedTuple):
-    """A normal distribution over unit actions with a tanh mean and a state-independent deviation.
+    """Actor with normally distributed unit actions: the mean is `tanh(MLP)`, the deviation is the same in all states.
 
-    The policy in the code of Kostrikov et al. 2021 (arXiv 2110.06169). Logged actions at the bounds have finite
-    densities, unlike under a tanh-Gaussian.
+    As in the code of Kostrikov et al. 2021 (arXiv 2110.06169). Logged actions at the bounds have finite densities.
     """
 
     mean: Params
-    """Weights of the deterministic actor, which ships."""
+    """Weights of the mean, the deterministic actor that is shipped."""
     log_std: Float[Array, " A"]
 
 
 def normal_init(
     key: PRNGKeyArray, observations: int, actions: int, hidden: tuple[int, ...], body: Body | None = None
 ) -> NormalActor:
-    """Return fresh weights with deviation 1; arguments as in `actor_init`."""
+    """Return fresh weights with standard deviation 1; the arguments are those of `actor_init`."""
     return NormalActor(actor_init(key, observations, actions, hidden, body), jnp.zeros(actions))
 
 
 def normal_apply(actor: NormalActor, observation: Float[Array, "*n O"]) -> Gaussian:
-    """Return the distribution over actions at normalised observations."""
+    """Return the distribution of unit actions at normalised observations (..., O)."""
     mean = actor_apply(actor.mean, observation)
     return Gaussian(mean, _along(mean, jnp.clip(actor.log_std, *LOG_STD_RANGE)))
 
 
 def normal_sample(distribution: Gaussian, noise: Float[Array, "*n A"]) -> Float[Array, "*n A"]:
-    """Return `clip(mean + std noise, -1, 1)` for standard normal noise."""
+    """Return unit actions `clip(mean + std noise, -1, 1)` for standard normal noise (..., A)."""
     return jnp.clip(distribution.mean + jnp.exp(distribution.log_std) * noise, -1.0, 1.0)
 
 
 def normal_log_prob(distribution: Gaussian, action: Float[Array, "*n A"]) -> Float[Array, "*n"]:
-    """Return the log density of a given action: `-sum ((a - mean) / std)^2 / 2 + log std + log(2 pi) / 2`."""
+    """Return the log densities (...,) of actions a: `-sum (((a - mean) / std)^2 / 2 + log std + log(2 pi) / 2)`."""
     noise = (action - distribution.mean) * jnp.exp(-distribution.log_std)
     total: Float[Array, "*n"] = jnp.sum(-0.5 * noise**2 - distribution.log_std - 0.5 * math.log(2 * math.pi), axis=-1)
     return total
@@ -261,7 +259,7 @@ def critics_init(
         hidden: widths of the hidden layers.
         count: number of critics C.
         layer_norm: normalise hidden layers.
-        body: a graph network; critics of recurrent actors and of agents are dense.
+        body: graph network of the critics; with any other body the critics are dense.
     """
     keys = jax.random.split(key, count)
     if isinstance(body, GraphNetwork):
@@ -270,7 +268,7 @@ def critics_init(
 
 
 def value_init(key: PRNGKeyArray, observations: int, hidden: tuple[int, ...], body: Body | None = None) -> Params:
-    """Return fresh weights of a state-value network, evaluated by `mlp_apply`; arguments as in `critics_init`."""
+    """Return fresh weights of a state-value network, evaluated by `mlp_apply` (see `critics_init`)."""
     if isinstance(body, GraphNetwork):
         return graph_critic_init(key, body, acting=False)
     return mlp_init(key, observations, (*hidden, 1))
@@ -285,15 +283,15 @@ def critics_apply(
 
 
 class Normaliser(NamedTuple):
-    """Scale between physical units and the numbers that networks see; ships with the policy."""
+    """Conversion between physical units and the normalised numbers of networks; part of every policy."""
 
     mean: Float[Array, " O"]
     scale: Float[Array, " O"]
     action_centre: Float[Array, " A"]
     action_half_range: Float[Array, " A"]
     choices: Float[Array, " C"] | None = None
-    """Numbers of the choices of a discrete action, or None for continuous actions. Its unit action has one component
-    per choice: logged actions are one-hot, otherwise the greatest component counts."""
+    """Numbers of the C choices of a discrete action; None for continuous actions. A discrete unit action has one
+    component per choice, and the greatest component determines the choice."""
 
 
 def _along(x: Float[Array, "*n D"], vector: Float[Array, " D"]) -> Float[Array, "*n D"]:
@@ -306,7 +304,7 @@ def normalise(n: Normaliser, observation: Float[Array, "*n O"]) -> Float[Array, 
 
 
 def to_physical(n: Normaliser, unit_action: Float[Array, "*n U"]) -> Float[Array, "*n A"]:
-    """Return the action in physical units.
+    """Return the actions (..., A) in physical units for unit actions (..., U).
 
     For discrete actions, return the number of the choice with the greatest component, or NaN if a component is not
     finite.
@@ -318,7 +316,7 @@ def to_physical(n: Normaliser, unit_action: Float[Array, "*n U"]) -> Float[Array
 
 
 def to_unit(n: Normaliser, action: Float[Array, "*n A"]) -> Float[Array, "*n U"]:
-    """Return the unit action (U = A) or one-hot choice (U = C), the inverse of `to_physical`; keep NaN and infinity."""
+    """Return unit actions (U = A) or one-hot choices (U = C) for physical actions (..., A); keep NaN and infinity."""
     if n.choices is not None:
         each = jnp.broadcast_to(action, (*action.shape[:-1], n.choices.size))
         hot = (each == _along(each, n.choices.astype(each.dtype))).astype(n.choices.dtype)
@@ -334,9 +332,9 @@ class Policy(NamedTuple):
 
 
 def preferences(policy: Policy, observation: Float[Array, "*n O"]) -> Float[Array, "*n U"]:
-    """Return the unit action at physical observations (..., O).
+    """Return the policy's unit actions (..., U) at physical observations (..., O).
 
-    For discrete policies, return the outputs of the network (logits or values); the greatest one is chosen.
+    For discrete actions, return one output per choice; the policy takes the choice with the greatest output.
     """
     apply = actor_apply if policy.normaliser.choices is None else mlp_apply
     return apply(policy.params, normalise(policy.normaliser, observation))

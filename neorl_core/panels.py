@@ -1,6 +1,6 @@
-"""Panels for pictures of an episode: each controlled quantity with its set point and limit in one unit.
+"""Panels of episode plots: each panel shows a controlled quantity with its set point and limit in one unit.
 
-A plant may define its panels (`Plant.drawn`); otherwise they are derived from the names of signals and limits.
+A plant may define its panels (`Plant.drawn`). Otherwise `make_panels` derives them from names of signals and limits.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ CELSIUS = ("°C", "degC")
 
 
 class Curve(NamedTuple):
-    """Values of a panel over H steps, in one unit."""
+    """Values to plot in a panel over H steps, all in the unit of the panel."""
 
     values: Float[np.ndarray, "H S"]
-    """(H, S) one or more quantities that share a limit."""
+    """(H, S) values of S quantities that share a limit."""
     set_point: Float[np.ndarray, " H"] | None
     low: float
     high: float
 
 
 def set_points(spec: PlantSpec) -> dict[str, str]:
-    """Map observations to their set points by name: `x_setpoint` of `x`, `target_1` of `position_1`."""
+    """Return the name of the set point of each controlled signal: `x_setpoint` of `x`, `target_1` of `position_1`."""
     names, units = spec.observation.names, spec.observation.units
     goals = {}
     for goal in names:
@@ -47,7 +47,7 @@ def set_points(spec: PlantSpec) -> dict[str, str]:
 
 
 def limited_signals(spec: PlantSpec) -> dict[str, Constraint]:
-    """Map observations to limits: the same unit, most common words, then fewest other words."""
+    """Return the limit of each limited signal, found by equal units and similar names."""
     names, units = spec.observation.names, spec.observation.units
     goals = set(set_points(spec).values())
     limits: dict[str, Constraint] = {}
@@ -64,17 +64,17 @@ def limited_signals(spec: PlantSpec) -> dict[str, Constraint]:
 
 
 def make_panels(spec: PlantSpec, drawn: Sequence[Panel] = ()) -> tuple[Panel, ...]:
-    """Return the panels of a plant: its own, else limited quantities, then quantities with a set point.
+    """Return the plant's own panels or, if the plant has none, panels of all limits and set points.
 
-    A limit on an unmeasured quantity is shown by its margin. Without limits and set points, the first four signals are
-    shown.
+    A panel shows the margin of a limit if the limited quantity is not measured. Without limits and set points, the
+    panels show the first four signals.
 
     Args:
         spec: names, units and limits.
         drawn: the plant's own panels.
 
     Raises:
-        ValueError: if a panel names an unknown signal or limit, or units cannot be combined.
+        ValueError: if a panel names an unknown signal or limit, or combines units that cannot be converted.
     """
     if drawn:
         for panel in drawn:
@@ -94,7 +94,7 @@ def make_panels(spec: PlantSpec, drawn: Sequence[Panel] = ()) -> tuple[Panel, ..
 
 
 def unit_of(panel: Panel, spec: PlantSpec) -> str:
-    """Return the unit of a panel: its own, else its signals', else its limit's."""
+    """Return the unit of a panel: its own unit, else the unit of its first signal, else the unit of its limit."""
     own = [spec.observation.units[spec.observation.names.index(name)] for name in panel.signals]
     return panel.unit or (own[0] if own else _limit(panel, spec).unit)
 
@@ -105,16 +105,16 @@ def curve(
     observations: Float[np.ndarray, "H O"],
     margins: Float[np.ndarray, "H K"] | None,
 ) -> Curve | None:
-    """Return the values of a panel, or None if it needs margins and there are none.
+    """Return the values to plot in a panel, or None if the panel shows a margin and `margins` is None.
 
-    A limit beyond the range of the sensor is omitted. An unmeasured quantity is the limit minus the margin if the limit
-    is one-sided; otherwise the margin itself is shown, with a limit at 0.
+    A limit outside the sensor's range is omitted. If a limited quantity is not measured, its value is computed from
+    limit and margin. This is impossible for a two-sided limit; its margin is shown instead, with a limit at 0.
 
     Args:
         panel: panel to show.
         spec: spec of the plant.
-        observations: (H, O) before each step.
-        margins: (H, K) to each limit during each step.
+        observations: (H, O) before each step, in the units of the spec.
+        margins: (H, K) distance to each limit during each step, positive within the limit.
     """
     unit, names = unit_of(panel, spec), spec.observation.names
 

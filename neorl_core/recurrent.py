@@ -1,11 +1,11 @@
 """A gated recurrent unit (GRU) that reads the history of an observation from the oldest step to the newest.
 
-The policy sees a stacked observation (`neorl_core.history`). Unlike dense layers, a GRU uses the same weights at every
-step, so the number of weights does not grow with the history. It restarts at each decision from the history alone: no
-hidden state is carried, saved or lost, and a logged row contains everything the policy would have known.
+A GRU uses the same weights at every step, so the number of weights does not grow with the history. At each decision,
+the GRU starts from a zero hidden state and reads the stacked observation (`neorl_core.history`). So no hidden state is
+stored between decisions, and a logged row contains the complete input of the policy.
 
-Cho et al. 2014, Learning phrase representations using RNN encoder-decoder (arXiv 1406.1078), with the reset gate after
-the recurrent product, as in cuDNN.
+Cho et al. 2014, Learning phrase representations using RNN encoder-decoder (arXiv 1406.1078). As in cuDNN, the reset
+gate acts after the recurrent product.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from neorl_core.types import History, PlantSpec
 
-# The numbers of a history determine array shapes. Every module with a history in a pytree imports `networks`, and so
-# this registration; `types` itself does not import JAX.
+# The counts of a history determine array shapes, so JAX must treat them as static. `types` cannot register the class,
+# because it does not import JAX.
 jax.tree_util.register_static(History)
 
 GATES = 3
-"""Reset, update and candidate, concatenated in every kernel."""
+"""Number of gates: reset, update and candidate. Every kernel contains their weights side by side."""
 
 
 class Recurrence(NamedTuple):
@@ -37,10 +37,10 @@ class Recurrence(NamedTuple):
 
 
 def make_recurrence(spec: PlantSpec, units: int) -> Recurrence | None:
-    """Return the recurrence of a policy, or None for zero units.
+    """Return the settings of a policy's GRU, or None if `units` is 0.
 
     Args:
-        spec: spec from `stacked_spec`.
+        spec: spec of the plant with history, from `stacked_spec`.
         units: size of the hidden state.
 
     Raises:
@@ -50,8 +50,7 @@ def make_recurrence(spec: PlantSpec, units: int) -> Recurrence | None:
         return None
     if spec.history is None:
         raise ValueError(
-            f"gru: {units} needs a history, but {spec.name} has no earlier values: name some in 'history', or leave "
-            "out 'gru'"
+            f"gru: {units} needs a history, but {spec.name} has no earlier values: set 'history', or leave out 'gru'"
         )
     return Recurrence(spec.history, units)
 
@@ -60,8 +59,8 @@ def make_recurrence(spec: PlantSpec, units: int) -> Recurrence | None:
 def _sequence(history: History) -> npt.NDArray[np.int64]:
     """Return (T, F) indices into the stacked observation for each step, oldest first.
 
-    A step has the signals with a history and the actions that led to it; values older than a signal's history repeat
-    its oldest one.
+    Each step has F values, signals with a history and the actions before the step. Short histories repeat their oldest
+    value.
     """
     steps = max(max(history.observation) + 1, max(history.action))
     columns, place = list[list[int]](), len(history.observation)
@@ -77,7 +76,7 @@ def _sequence(history: History) -> npt.NDArray[np.int64]:
 
 
 def gru_init(key: PRNGKeyArray, recurrence: Recurrence) -> dict[str, Any]:
-    """Return fresh weights: LeCun normal input kernels, orthogonal state kernels."""
+    """Return fresh weights of a GRU: LeCun normal input kernels, orthogonal state kernels."""
     units, read = recurrence.units, _sequence(recurrence.history).shape[1]
     input_key, state_key = jax.random.split(key)
     orthogonal = jax.nn.initializers.orthogonal()
@@ -93,18 +92,19 @@ def gru_init(key: PRNGKeyArray, recurrence: Recurrence) -> dict[str, Any]:
 
 
 def gru_apply(params: dict[str, Any], x: Float[Array, "*n S"]) -> Float[Array, "*n OH"]:
-    """Return the plain observation concatenated with the hidden state after the last step of its history.
+    """Return (..., O + H): the plain observation, and the hidden state after the newest step of the history.
 
-    `r, z = sigmoid(W x + b + U h)`, `c = tanh(W x + b + r (U h + d))`, `h' = (1 - z) c + z h`, from `h = 0`.
+    `r, z = sigmoid(W x + b + U h)`, `c = tanh(W x + b + r (U h + d))`, `h' = (1 - z) c + z h`, from `h = 0`, with reset
+    gate r, update gate z, candidate c, input x and hidden state h.
 
     Args:
-        params: weights with their history.
+        params: weights and history of the GRU.
         x: (..., S) stacked observations.
     """
     history: History = params["history"]
     read, state = params["input"], params["state"]
     rows = jnp.moveaxis(x[..., _sequence(history)], -2, 0)
-    # The input does not depend on the state: one product serves all steps.
+    # The inputs do not depend on the state, so one matrix product serves all steps.
     inputs = rows @ read["kernel"] + read["bias"]
 
     def step(h: Float[Array, "*n H"], inputs: Float[Array, "*n G"]) -> tuple[Float[Array, "*n H"], None]:

@@ -1,4 +1,4 @@
-"""A mapping from names to members of modules, each module imported on first access."""
+"""A read-only mapping that imports the module of an entry at the first access."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ Member = TypeVar("Member")
 
 
 class Table(Mapping[str, Member]):
-    """A read-only dictionary with lazily imported values.
+    """A read-only mapping from module names to values, with modules imported at the first access.
 
-    Importing one module per member keeps cached results of one member independent of the source of the others.
+    If each value has a module of its own, a change of one module does not invalidate cached results of the others.
 
     Args:
         package: full name of the package that contains the modules.
-        names: names of the modules, in the order of the table.
-        member: extracts the value from a module.
+        names: names of the modules, in the order of the mapping.
+        member: function that returns the value of an imported module.
     """
 
     def __init__(self, package: str, names: Sequence[str], member: Callable[[Any], Member]) -> None:
@@ -25,10 +25,10 @@ class Table(Mapping[str, Member]):
         self._loaded: dict[str, Member] = {}
 
     def module(self, name: str) -> str:
-        """Return the full module name of a member.
+        """Return the full module name of an entry.
 
         Raises:
-            KeyError: if there is no such member.
+            KeyError: if there is no such entry.
         """
         if name not in self._names:
             raise KeyError(name)

@@ -17,8 +17,8 @@ Params = Any
 
 
 def varies(mean: Any, deviation: Any) -> Any:
-    """Return whether deviations exceed the rounding of means in single precision; NaN counts as no variation."""
-    # Single precision, and the smallest normal number.
+    """Return True where a standard deviation exceeds the float32 rounding error of the mean; False for NaN."""
+    # Relative precision of float32, and its smallest normal number.
     return (deviation > 2.0**-23 * abs(mean)) & (deviation > 2.0**-126)
 
 
@@ -45,7 +45,7 @@ class Constraint(NamedTuple):
 
 
 class History(NamedTuple):
-    """Number of earlier values of each signal in a stacked observation; static structure in pytrees."""
+    """Number of earlier values of each signal and action in a stacked observation."""
 
     observation: tuple[int, ...]
     """(O,) per observation component."""
@@ -58,7 +58,7 @@ class Clock(NamedTuple):
 
     name: str
     end: float
-    """Reading after the episode's last step, and after no other."""
+    """Value of the observation after the last step of an episode, and after no other step."""
 
 
 class PlantSpec(NamedTuple):
@@ -72,21 +72,20 @@ class PlantSpec(NamedTuple):
     """Control period in `time_unit`."""
     time_unit: str
     horizon: int
-    """Steps of an episode; reaching it truncates and never terminates."""
+    """Largest number of steps of an episode. An episode that reaches it is truncated, not terminated."""
     score_range: tuple[float, float]
-    """Returns that score 0 and 100 (double_mass: the published NeoRL-2 normalisation)."""
+    """Returns that score 0 and 100 points."""
     history: History | None = None
-    """Earlier values in a stacked observation; None for the plant itself."""
+    """Earlier values in the observation; None if the observation has current values only."""
     choices: tuple[str, ...] | None = None
-    """Names of the choices of a discrete action, a single component that numbers them from 0; None if continuous."""
+    """Names of the choices of a discrete action, which are numbered from 0; None for continuous actions."""
     layout: Layout | None = None
     """Graph layout of observation and action for graph policies; None without a graph."""
     clock: Clock | None = None
-    """Clock of a plant that runs in batches, so that learners do not bootstrap past a batch's end; None for
-    continuous operation."""
+    """Clock of a plant that runs in batches; learners expect no rewards after a batch. None without batches."""
 
     def over(self, observation: Any) -> Bool[np.ndarray, "*n"]:
-        """Return whether the clock in observations (..., O) shows the end, within 1e-6; all False without a clock."""
+        """Return (...,) whether the clock shows the episode's end at observations (..., O); False without a clock."""
         import numpy as np
 
         values = np.asarray(observation)
@@ -97,12 +96,12 @@ class PlantSpec(NamedTuple):
 
     @property
     def acting(self) -> int:
-        """Size of an action as learners see it: its components, or one per choice."""
+        """Size U of a unit action: the number of components, or of choices if the action is discrete."""
         return self.action.size if self.choices is None else len(self.choices)
 
 
 class Transition(NamedTuple):
-    """Logged steps, flat over time; leading axes are (N,) or (B,)."""
+    """Logged steps; every field has the leading axis (N,) in a dataset or (B,) in a batch."""
 
     observation: Float[Array, "*n O"]
     action: Float[Array, "*n A"]
@@ -111,8 +110,7 @@ class Transition(NamedTuple):
     next_observation: Float[Array, "*n O"]
     terminated: Float[Array, "*n"]
     next_action: Float[Array, "*n A"] | None = None
-    """Action logged at `next_observation`, +inf if none (not NaN, which would not compare equal); set by
-    `training.prepare`."""
+    """Action logged at `next_observation`, or +inf if no action was logged; set by `training.prepare`."""
 
 
 class Timestep(NamedTuple):
@@ -121,7 +119,7 @@ class Timestep(NamedTuple):
     observation: Float[Array, " O"]
     reward: Float[Array, ""]
     margins: Float[Array, " K"]
-    """Signed distance to each limit in the unit of the limit, positive within it."""
+    """Signed distance to each limit, in the unit of the limit; negative if the limit is violated."""
     terminated: Bool[Array, ""]
     truncated: Bool[Array, ""]
 
@@ -129,8 +127,8 @@ class Timestep(NamedTuple):
 class Controller(NamedTuple):
     """A map from observations to physical actions: PID, LQR, a trained policy or the shielded composite.
 
-    `applied` is the action that was in force during the step before `observation`. A shield or an operator may have
-    overridden the controller, so integral action can track it without a bump.
+    `applied` is the action in force during the step before `observation`. It may differ from the controller's last
+    action, because a shield or an operator can override the controller. Integral action starts from `applied`.
     """
 
     init: Callable[[Params, Float[Array, " O"]], Params]
@@ -140,27 +138,27 @@ class Controller(NamedTuple):
 
 
 class AgentView(NamedTuple):
-    """Observation and action components of one of several agents."""
+    """Components of the plant's observation and action that belong to one agent."""
 
     name: str
     observation: tuple[int, ...]
-    """Components of the plant's observation."""
+    """Indices into the plant's observation."""
     action: tuple[int, ...]
-    """Components of the plant's action; each belongs to exactly one agent."""
+    """Indices into the plant's action; each component belongs to exactly one agent."""
 
 
 class Panel(NamedTuple):
-    """A controlled quantity in pictures, with its set point and limit in one unit."""
+    """Plot of a controlled quantity, with its set point and limit in one unit."""
 
     name: str
     signals: tuple[str, ...] = ()
-    """Observation components; if empty, the margin of the limit is drawn."""
+    """Names of the signals to plot; if empty, the margin of the limit is plotted."""
     set_point: str = ""
-    """Observation component that is the set point."""
+    """Name of the signal that is the set point."""
     limit: str = ""
     """Name of the limit."""
     unit: str = ""
-    """Unit to draw in; by default that of the signals, else of the limit. Kelvin and degrees Celsius convert."""
+    """Unit of the plot; by default the unit of the signals, or of the limit. K and °C are converted."""
 
 
 class Plant(NamedTuple):
@@ -178,28 +176,27 @@ class Plant(NamedTuple):
     step: Callable[[PRNGKeyArray, Params, Float[Array, " A"], Params], tuple[Params, Timestep]]
     """(key, state, action, params) -> (state, timestep)."""
     predict: Callable[[Float[Array, " O"], Float[Array, " A"], Params], tuple[Float[Array, " O"], Float[Array, " K"]]]
-    """(observation, action, params) -> (next observation, smallest margins during the step): the shield's noise-free
-    model."""
+    """(observation, action, params) -> (next observation, smallest margins during the step), without noise."""
     applied: Callable[[Float[Array, " O"]], Float[Array, " A"]]
-    """The action in force at `observation`, as far as it shows; else the resting action."""
+    """observation -> action in force, or the resting action if the observation does not show it."""
     fallback: Controller
     """The plant's own controller (PI or LQR)."""
     fallback_params: Params
-    """Well-tuned parameters: the fallback of the shield, and the baseline of gates and tables."""
+    """Well-tuned parameters of the fallback, which is also the baseline of gates and tables."""
     found_params: Params = None
-    """Parameters as found on the plant, which wrote its logs; None if equal to `fallback_params`."""
+    """Parameters of the controller that produced the logs; None if equal to `fallback_params`."""
     reference: Controller | None = None
-    """Best known controller (from a search or a planner), the top of the scale; for comparison only."""
+    """Best known controller, found by a search or a planner; for comparison only."""
     reference_params: Params = None
     idle: tuple[float, ...] | None = None
-    """(A,) constant action of sensible idling, which scores 0; None to keep the action in force at the start."""
+    """(A,) constant idle action, which scores 0; None if the idle action is the action in force at the start."""
     resume: Callable[[PRNGKeyArray, Params, Float[Array, " O"], Params], tuple[Params, Params]] | None = None
-    """(key, state, observation, params) -> (state, params) that match an observation of the plant: measurement noise is
-    sampled and subtracted, and anything the observation does not show stays. None if not implemented."""
+    """(key, state, observation, params) -> (state, params) that match an observation of the plant, after subtraction of
+    sampled measurement noise. Parts that the observation does not show stay unchanged. None if not implemented."""
     agents: tuple[AgentView, ...] = ()
-    """Views of several agents that share the plant (inverters on a feeder, stages of a supply chain)."""
+    """Agents that control the plant together, such as inverters on a feeder; empty for a single controller."""
     drawn: tuple[Panel, ...] = ()
-    """Panels of pictures; if empty, `panels.make_panels` derives them from the names."""
+    """Panels of episode plots; if empty, `panels.make_panels` derives them from names of signals and limits."""
 
 
 class Process(NamedTuple):

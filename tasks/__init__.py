@@ -1,3 +1,3 @@
-"""The steps of a retraining, and all that they keep; flows chain them."""
+"""Tasks: the steps that flows run in order, and the code that stores the results of each step."""
 
-import configs  # noqa: F401  # what it sets must be set before NumPy and SciPy are loaded
+import configs  # noqa: F401  # sets environment variables that NumPy and SciPy read when they are loaded

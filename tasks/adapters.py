@@ -1,6 +1,6 @@
 """Old import path of the MLflow models that NeoRL logged before `tasks.models.mlflow_entry` existed.
 
-Their stored code imports `tasks.adapters.models.bundle`. Nothing else uses this module.
+The code stored with these MLflow models imports `tasks.adapters.models.bundle`. No other code uses this module.
 """
 
 import sys

@@ -68,21 +68,21 @@ COUNTED_BY = (
     "neorl_core.identify.domain",
     "tasks.evaluation.guarded",
 )
-"""Modules that determine the counts of a test, in addition to the plant's modules."""
+"""Modules whose code decides which episodes violate a limit. The plant's own modules are added to this list."""
 ANY_DATASET = "none"
-"""Replaces the dataset's digest if the composite learned nothing from data."""
+"""Stands in place of a dataset's digest if neither a policy nor a simulator's constants were fitted to data."""
 
 
 def simulator_digest(known: KnownPlant, simulator: Plant) -> str:
-    """Return the digest of a claim's simulator: spec, constants and source."""
+    """Return one digest over a simulator's spec, constants and source code."""
     return digest_json([spec_record(simulator.spec), simulator.params._asdict(), known.sources()])
 
 
 def materials_here(folder: Path, source: UserCode | None, claim: Claim) -> dict[str, str]:
-    """Return the digests of a test's materials on this machine, by the names in a certificate.
+    """Return the digests that a test of this bundle would record on this machine, by their names in a certificate.
 
     Raises:
-        Refused: if this machine does not have the plant that the bundle needs.
+        Refused: if the bundle's plant is missing on this machine.
     """
     known = plant_of_bundle(folder, read_manifest(folder), source)
     composite = load_bundle(folder, source=source)[1]
@@ -104,7 +104,7 @@ def certify_fallback(
     progress: Report | None = None,
     identification: Identification = KNOWN,
 ) -> Certificate:
-    """Certify the tuned controller alone, because it may become champion if the candidate fails."""
+    """Certify the tuned controller, which may become champion if the candidate fails a gate."""
     return certify(home, run, fallback, identification=identification, progress=progress)
 
 
@@ -119,7 +119,7 @@ def certify_candidate(
     progress: Report | None = None,
     identification: Identification = KNOWN,
 ) -> Certification:
-    """Certify the selected member; makes no attempt unless every earlier gate passed."""
+    """Certify the candidate if every earlier gate passed; otherwise return a result without a certificate."""
     if not may_certify(screening.gates):
         return Certification()
     bundle = population.members[evaluation.selected].bundle
@@ -137,11 +137,11 @@ def certify(
     """Certify a bundle, or return the result of an earlier attempt with the same inputs.
 
     Args:
-        dataset: digest of the training data, or of the logs used for identification.
+        dataset: digest of the training data. Default: the logs that identified the simulator's constants, if any.
 
     Raises:
-        Refused: if the bundle does not have its digest.
-        BadInput: if the test could not pass even without a violation.
+        Refused: if the bundle's files do not match the digest, or an earlier certificate's file is missing.
+        BadInput: if `certify.max_episodes` is too small to pass the test, even without a violation.
     """
     known_plant = plant_of(run)
     plant, composite = known_plant.simulator(), load_bundle(bundle.folder, bundle.digest, run.source)[1]
@@ -164,8 +164,8 @@ def certify(
         least = betting_episodes(claim.p0, 0, attempt_alpha(claim.confidence, number))
         if claim.max_episodes < least:
             raise BadInput(
-                f"certify.max_episodes is {claim.max_episodes}, attempt {number} needs {least} without a violation: "
-                "raise it; no error probability was spent"
+                f"certify.max_episodes is {claim.max_episodes}, but attempt {number} needs at least {least} episodes "
+                "without a violation: raise certify.max_episodes (no error probability was spent)"
             )
         attempt = open_attempt(ledger, inputs, claim)
     claim, seed = attempt.body.scope, draw_seed(ledger, attempt)
@@ -197,11 +197,11 @@ def certify(
 
 
 def _reused(home: Home, known: Entry) -> Certificate:
-    """Return the certificate of an earlier attempt; spends no error probability."""
+    """Return the certificate of an earlier attempt, which costs no further error probability."""
     result, file = known.read(ResultBody), certificate_file(known)
     path = home.root / (file.path if file else CERTIFICATES)
     if not path.is_file():
-        raise Refused(f"the certificate of attempt {result.number} is missing at {path}: restore it from a backup")
+        raise Refused(f"the certificate of attempt {result.number} is missing at {path}: restore this file from backup")
     return _certificate(result, path, reused=True)
 
 
@@ -231,7 +231,7 @@ def _count(
     source: Origin | None,
     progress: Report | None,
 ) -> Counts:
-    """Run the sequential test of one attempt; the claim makes it repeatable."""
+    """Simulate episodes until the test of one attempt passes or reaches the claim's largest number of episodes."""
     limits = len(plant.spec.constraints)
     with episodes_of(claim, plant, composite, seed, folder, source) as results:
         for counts in certify_results(
@@ -244,19 +244,17 @@ def _count(
 
 
 def repeat_with(bundle: Path, source: UserCode | None = None) -> Repeat:
-    """Return a function that repeats a certificate's test on this machine, used by `neorl certificate verify`.
+    """Return a function that repeats a certificate's test on this machine, for `neorl certificate verify`.
 
     Returns:
-        (predicate, seed) -> counts, for `verify_certificate`.
+        A function of the certificate's content and the seed, which returns counts of episodes and violations.
     """
 
     def repeat(predicate: Predicate, seed: bytes) -> Counts:
         plant, composite = load_bundle(bundle, source=source)
         if not isinstance(plant, Plant):
-            raise Refused(
-                f"{bundle} is a bundle of a log-only plant, which has no certificate: name one for a simulator"
-            )
-        # A challenge uses the alpha of the certificate's attempt.
+            raise Refused(f"{bundle} is of a log-only plant, which has no certificate: name a bundle with a simulator")
+        # The test ends earlier or later with another alpha, so the repetition uses the alpha of the attempt.
         return _count(plant, composite, predicate.scope, seed, predicate.attempt.alpha, bundle, source, None)
 
     return repeat

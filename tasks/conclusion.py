@@ -1,4 +1,4 @@
-"""Conclude a retraining: register the candidate, propose, decide, report."""
+"""Last tasks of a retraining: register the candidate, propose a promotion, and report the outcome."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ from tasks.stages import config_digest, current, effect
 
 @effect(name="reconcile")
 def reconcile_aliases(home: Home, run: OpenedRun, decision: Decision | None = None) -> Aliases:
-    """Make MLflow's aliases and pages follow the ledger, at the start of a run and after a decision."""
+    """Update MLflow's aliases and pages from the ledger, at the start of a run and after a decision."""
     return reconcile(home, run.plant, Registry(current().mlflow))
 
 
 @effect(name="register")
 def register_candidate(home: Home, findings: Learned) -> Candidate:
-    """Register the selected member in MLflow and log it as a candidate, each once."""
+    """Register the candidate in MLflow and log it in the ledger; a repeated run adds nothing."""
     verdict: Literal["passed", "refused"] = "passed" if findings.judgement.passed else "refused"
     record = _record(home, findings, verdict, "candidate")
     plots = draw_plots(home.folder("runs", findings.run.plant, findings.run_key, "plots"), record)
@@ -62,10 +62,10 @@ def register_candidate(home: Home, findings: Learned) -> Candidate:
 
 @effect(name="propose")
 def propose_promotion(home: Home, findings: Findings, candidate: Candidate) -> Proposal:
-    """Apply the promotion rule; register the tuned controller if the rule proposes it."""
+    """Apply the promotion rule. If the rule proposes the tuned controller, register that controller in MLflow."""
     plant, run = findings.run.plant, findings.run
     entries = Ledger.open(home).entries()
-    # A rerun after a kill must make the same proposal.
+    # A run that is repeated after a kill must make the same proposal.
     before = before_run(entries, plant, findings.run_key)
     rejected = was_rejected(entries, plant, candidate.record.composite)
     stands = findings.protection.passed and not was_rejected(entries, plant, findings.fallback.digest)
@@ -74,7 +74,7 @@ def propose_promotion(home: Home, findings: Findings, candidate: Candidate) -> P
     verdict = verdict_of(role, candidate.record, findings.fallback.digest, in_force, run.approval == "auto")
     proposed = candidate if role == "candidate" else None
     if role == "fallback":
-        # The version only states that the controller is certified: nothing is decided yet.
+        # "passed" only states that the controller is certified, because the decision comes later.
         record = _record(home, findings, "passed", "fallback")
         proposed = _registered(home, findings, record, "fallback", candidate.plots)
     return Proposal(verdict=verdict, reason=reason, rejected=rejected, candidate=candidate, proposed=proposed)
@@ -88,7 +88,7 @@ def propose_shadow(home: Home, findings: ProcessFindings, candidate: Candidate) 
     watched = shadows.shadow(entries, findings.run.plant)
     proposal = partial(Proposal, rejected=rejected, candidate=candidate)
     if watched is not None and watched.entry.body["candidate"] == candidate.entry:
-        # A rerun after a kill must make the same proposal.
+        # A run that is repeated after a kill must make the same proposal.
         return proposal(verdict="shadow", reason="the candidate passed every gate", proposed=candidate)
     if watched is not None and watched.entry.body["composite"] == record.composite:
         runs = "already runs in shadow" if watched.runs(datetime.now(UTC)) else "was in shadow, and the period is over"
@@ -140,7 +140,7 @@ def report_outcome(home: Home, findings: Learned, decision: Decision) -> Outcome
 
 
 def earlier_outcome(home: Home, run: OpenedRun, key: str) -> Outcome | None:
-    """Return the outcome of an earlier run with the same key; None if this run must decide."""
+    """Return the outcome of an earlier run with the same inputs, or None if this run must decide."""
     entries = Ledger.open(home).entries("decision", run.plant)
     found = next((entry for entry in reversed(entries) if entry.body["run_key"] == key), None)
     if found is None or (run.approval == "auto" and found.body["verdict"].endswith("waiting")):
@@ -180,7 +180,7 @@ def _registered(home: Home, findings: Learned, record: Record, role: Role, plots
     plant, registry = findings.run.plant, Registry(current().mlflow)
     bundle = findings.fallback if role == "fallback" else findings.selected.bundle
     version = register(record, registry, bundle, plots)
-    # The record lists every file of the model, because loading executes its code.
+    # The ledger's record lists every file of the MLflow model, because loading the model executes code in these files.
     served = listed_model(home, registry, plant, version.version)
     return record_candidate(home, findings, version, bundle.folder, served, role, plots)
 
@@ -193,7 +193,7 @@ def _record(
     version: Version | None = None,
     decision: Decision | None = None,
 ) -> Record:
-    """Return the record of everything known so far, for registry and report."""
+    """Collect the results of the retraining so far, for the registry and the report."""
     run, session, ledger = findings.run, current(), Ledger.open(home)
     entries = ledger.entries()
     certificate = findings.certificate_of(role)
@@ -244,7 +244,7 @@ def _record(
 
 
 def _in_force(home: Home, plant: str) -> tuple[ChampionInForce | None, ShadowInForce | None, tuple[str, ...]]:
-    """Return champion, shadow, and versions that wait for approval."""
+    """Return the plant's champion, its shadow, and the versions that wait for approval."""
     entries = Ledger.open(home).entries()
     queue = tuple(record_of(entry).version for entry in waiting(entries, plant))
     return _champion(entries, plant), _shadow(entries, plant), queue

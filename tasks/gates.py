@@ -1,7 +1,7 @@
-"""The gates of a candidate: verdicts by the newest version of the rules, each with its numbers in words.
+"""The gates of a candidate: a verdict for each gate, with its numbers in words.
 
-`judge` is pure. The verdicts come from `tasks.versions`, where the ledger's rules and the audit find them again; the
-details are only shown, so their wording may change at any time.
+`judge` has no side effects. The rules for verdicts are in `tasks.versions`, because the audit applies the same rules.
+The words are only shown, so they may change.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tasks.versions import verdicts
 from tasks.versions.versions import current
 
 REQUIRED = tuple(current().simulated)
-"""Gates of a candidate with a simulator, in order of cost."""
+"""Gates of a candidate for a plant with a simulator, cheapest first."""
 REQUIRED_LOG_ONLY = tuple(current().log_only)
-"""Gates of a candidate of a log-only plant, in order of cost."""
+"""Gates of a candidate for a log-only plant, cheapest first."""
 ABSENT_LOG_ONLY = {
     "simulator": "there is no simulator to compare with the logs",
     "rollouts": "there is no simulator to roll out on; the learned model only gives an estimate",
@@ -35,25 +35,25 @@ ABSENT_LOG_ONLY = {
 }
 """Gates that a log-only plant cannot have, with the reason."""
 BEFORE_CERTIFICATION = REQUIRED[: REQUIRED.index("statistical")]
-"""An attempt spends error probability, so it is only made if these gates passed."""
+"""Gates that must pass before a certification attempt, because an attempt spends error probability."""
 
 MODEL_CURES = {
     "persistence": "use logs in which the signals move more, or add the tags that drive them",
     "linear autoregression": "use more logs, from more of the operating range, or a longer history; for a plant "
     "that is so linear, a linear controller is enough",
 }
-"""Cure if the learned model does not beat a naive predictor."""
+"""Advice to the user, by the naive predictor that the learned model did not beat."""
 NEARER = "use logs in which the actions vary more, or a policy that stays nearer to them (train.algorithm: td3_bc)"
 
 
 def judge(evidence: Evidence | ProcessEvidence) -> tuple[Gate, ...]:
-    """Judge every required gate, in order.
+    """Judge every required gate of a candidate, cheapest first.
 
     Args:
-        evidence: the numbers of a plant with a simulator or of a log-only plant; None for parts that were not tried.
+        evidence: the candidate's numbers; a number is None if its check did not run.
 
     Returns:
-        One gate for each required name; `passed` is None if an earlier gate made an attempt pointless.
+        One gate for each required name; `passed` is None if the gate did not run because an earlier gate failed.
     """
     details = LOG_ONLY_DETAILS if isinstance(evidence, ProcessEvidence) else DETAILS
     return tuple(

@@ -1,6 +1,6 @@
-"""Estimate unknown constants of a simulated plant from training episodes.
+"""Estimate unknown constants of a simulator from training episodes.
 
-The estimate becomes the nominal value, and the operating domain draws the constants from the posterior.
+Each estimate becomes the constant's nominal value. The operating domain draws the constants from their posterior.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from tasks.references import KNOWN, Dataset, Identification, IdentifiedConstant
 from tasks.stages import cached
 
 MOST_ROWS = 20_000
-"""Largest number of logged steps for estimation, after padding short episodes; bounds time and memory."""
+"""Largest number of logged steps used, including padding of short episodes, to limit time and memory."""
 LEAST_EPISODES = 10
-"""Minimum number of episodes to use, even if they are long: each episode is one sample for the intervals."""
+"""Smallest number of episodes to use if the logs have so many, because intervals are computed from episodes."""
 KEYS = ("observations", "actions", "next_observations")
 CONFIDENCE = 0.95
 
@@ -42,7 +42,7 @@ def unknowns_of(run: OpenedRun, plant: Plant) -> tuple[Unknown, ...]:
     """Return the constants that a run estimates, with their priors.
 
     Raises:
-        BadInput: if the plant has no such constant, entry or signal, or a prior is impossible.
+        BadInput: if the plant lacks a named constant or signal, or if a prior does not fit the constant's value.
     """
     if run.identify is None:
         return ()
@@ -59,8 +59,8 @@ def unknowns_of(run: OpenedRun, plant: Plant) -> tuple[Unknown, ...]:
         entry = int(rest.removesuffix("]")) if rest else None
         centre = _nominal(plant, name, entry)
         if centre == 0 or (prior.law == "log-normal" and centre < 0):
-            cure = "give it another value in the plant's file" + (", or law: normal" if centre < 0 else "")
-            raise BadInput(f"{label} is {centre:g}, and cannot have a relative deviation under law {prior.law}: {cure}")
+            cure = f"change {label} in the plant's file" + (", or set law: normal" if centre < 0 else "")
+            raise BadInput(f"{label} is {centre:g}, so a relative deviation under law {prior.law} is undefined: {cure}")
         scale = abs(centre) if prior.law == "normal" else 1.0
         found.append(Unknown(name, scale * prior.deviation, prior.law, entry=entry))
     return tuple(found)
@@ -77,12 +77,13 @@ def _nominal(plant: Plant, name: str, entry: int | None) -> float:
     known = entry is None if value.ndim == 0 else value.ndim == 1 and entry is not None and entry < len(value)
     if not known:
         cure = f"write {name}[0] to {name}[{len(value) - 1}]" if value.ndim == 1 else f"write {name} alone"
-        raise BadInput(f"{name if entry is None else f'{name}[{entry}]'} is not a single number of {name}: {cure}")
+        label = name if entry is None else f"{name}[{entry}]"
+        raise BadInput(f"identify.constants names {label}, which is not a single number of {name}: {cure}")
     return float(value if entry is None else value[entry])
 
 
 def simulator_of(known: KnownPlant, identification: Identification) -> Plant:
-    """Return the plant's simulator, whose domain draws estimated constants from their posterior."""
+    """Return the plant's simulator with an operating domain that draws estimated constants from their posterior."""
     plant = known.simulator()
     if not identification.constants:
         return plant
@@ -92,10 +93,10 @@ def simulator_of(known: KnownPlant, identification: Identification) -> Plant:
 
 @cached()
 def identify(home: Home, run: OpenedRun, dataset: Dataset) -> Identification:
-    """Estimate the plant's unknown constants from training episodes; held-out episodes validate the simulator.
+    """Estimate the plant's unknown constants from training episodes, or return `KNOWN` if the run estimates none.
 
     Raises:
-        BadInput: if a name is unknown, or the logs allow no estimate.
+        BadInput: if a constant or signal is unknown, or if the logs allow no estimate.
         Refused: if the estimate does not converge.
     """
     if run.identify is None:
@@ -127,7 +128,7 @@ def identify(home: Home, run: OpenedRun, dataset: Dataset) -> Identification:
 
 
 def settled_fields(unknowns: tuple[Unknown, ...], posterior: Posterior) -> dict[str, float]:
-    """Return the fields that a posterior adds to the plant's domain, `posterior_fields`.
+    """Return the domain fields of a posterior by `posterior_fields`, after a check that the estimate converged.
 
     Raises:
         Refused: if the estimate diverged.
@@ -139,14 +140,14 @@ def settled_fields(unknowns: tuple[Unknown, ...], posterior: Posterior) -> dict[
         fields = {}
     if not fields or not all(map(np.isfinite, fields.values())):
         raise Refused(
-            f"the estimate of {', '.join(map(str, unknowns))} does not converge: name fewer constants under "
-            "'identify', with smaller deviations, or use other logs"
+            f"the estimate of {', '.join(map(str, unknowns))} does not converge: estimate fewer constants under "
+            "'identify', give them smaller deviations, or use other logs"
         )
     return fields
 
 
 def _episodes(store: StoredDataset, candidates: npt.NDArray[np.int64]) -> Episodes:
-    """Return the first steps of evenly spaced episodes, at most MOST_ROWS in all."""
+    """Read the first steps of evenly spaced episodes, at most MOST_ROWS steps in all."""
     bounds = store.episodes
     chosen, most = _chosen(candidates, np.diff(bounds))
     lengths = np.minimum(np.diff(bounds)[chosen], most)
@@ -158,9 +159,9 @@ def _episodes(store: StoredDataset, candidates: npt.NDArray[np.int64]) -> Episod
 
 
 def _chosen(episodes: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], int]:
-    """Return evenly spaced episodes and the largest number of steps of each.
+    """Return the indices of evenly spaced episodes, and the number of steps after which each episode is cut.
 
-    The number of episodes is MOST_ROWS divided by their mean length, at least LEAST_EPISODES; longer ones are cut.
+    The number of episodes is MOST_ROWS divided by the mean length of an episode, but at least LEAST_EPISODES.
     """
     fitting = int(MOST_ROWS * len(episodes) / lengths[episodes].sum())
     count = min(len(episodes), max(LEAST_EPISODES, fitting))
@@ -193,7 +194,7 @@ def _constant(
 
 
 def _at_rest(episodes: Episodes) -> npt.NDArray[np.floating]:
-    """Return the logged observation with the smallest change afterwards, in standard deviations of the signals."""
+    """Return the logged observation that changes least in one step, relative to the signals' standard deviations."""
     seen = np.asarray(episodes.observations)
     spread = np.nanstd(seen.reshape(-1, seen.shape[-1]), axis=0)
     moved = np.abs(np.diff(seen, axis=1)) / np.where(spread > 0, spread, 1.0)

@@ -45,22 +45,22 @@ if TYPE_CHECKING:
 
 AS_USUAL = Data()
 DIGITS = "[0-9a-f]{6,64}"
-"""Prefix of a dataset's digest."""
+"""Pattern of a dataset's digest, whole or shortened."""
 MOST_NAMED = 10
 
 
 @cached()
 def ingest(home: Home, run: OpenedRun, sources: Sequence[Path], progress: Report | None = None) -> Dataset:
-    """Ingest source files into a dataset; unchanged sources are not read again.
+    """Read log files into a dataset. Sources that were ingested before and have not changed are not read again.
 
-    Missing or altered shards, views, cards and quarantine files are written again.
+    If stored files of the dataset are missing or altered, they are written again.
 
     Args:
-        sources: files, in the order of their rows in the dataset.
+        sources: files or folders of logs, in the order that their rows get in the dataset.
 
     Raises:
         BadInput: if a source or the mapping cannot be read, or there are no rows.
-        Refused: if more raw rows or control steps are lost than the run accepts; the quarantine stays.
+        Refused: if more rows or control steps are lost than the run allows. Rejected rows stay in quarantine.
     """
     if not sources:
         raise BadInput(f"{run.plant} has no source files: name the plant's logs")
@@ -74,10 +74,10 @@ def ingest(home: Home, run: OpenedRun, sources: Sequence[Path], progress: Report
 
 
 def check_there(sources: Iterable[Path]) -> None:
-    """Check that sources exist and that this account may read them, including everything in folders.
+    """Check that all sources exist and that this account may read them, including all files in folders.
 
     Raises:
-        BadInput: if a path is missing or may not be read.
+        BadInput: if a path is missing or not readable.
     """
     for source in sources:
         # pathlib's `exists` and `rglob` raise on long names and skip folders that may not be read.
@@ -86,7 +86,7 @@ def check_there(sources: Iterable[Path]) -> None:
         inside = (os.path.join(folder, name) for folder, *names in os.walk(source) for name in chain(*names))
         for path in (os.fspath(source), *inside):
             if os.path.exists(path) and not os.access(path, os.R_OK | (os.X_OK if os.path.isdir(path) else 0)):
-                raise BadInput(f"this account may not read {path}: change its owner or mode")
+                raise BadInput(f"this account may not read {path}: change the owner or the permissions")
 
 
 def ingest_file(
@@ -96,26 +96,26 @@ def ingest_file(
     allowed: Data = AS_USUAL,
     progress: Report | None = None,
 ) -> Dataset:
-    """Recognise a file and ingest it; without a known plant the spec is inferred from the data.
+    """Recognise the format of a file and ingest the file. If no plant is named, infer the spec from the data.
 
     Returns:
         The dataset, with notes on points to check.
 
     Raises:
-        BadInput: if the format is unknown, the file is damaged, or it does not fit the plant.
-        Refused: if too many rows fail; the quarantine stays.
+        BadInput: if the format is unknown, the file is damaged, or the file does not fit the plant.
+        Refused: if too many rows fail the checks. The rejected rows stay in quarantine.
     """
     plant, mapping, horizon, declared = options
     if declared is not None and plant is not None:
-        raise BadInput(f"plant {plant} and --spec {declared.name} exclude each other: omit one")
+        raise BadInput(f"--plant {plant} and --spec {declared.name} cannot be used together: leave out one of them")
     if mapping is not None:
         named = load_yaml(mapping, HistorianMapping)
         if horizon is not None or declared is not None or plant not in (None, named.subject):
-            raise BadInput(f"{mapping} is a mapping of {named.subject}: leave out --spec, --horizon and other plants")
+            raise BadInput(f"{mapping} is a mapping of {named.subject}: omit --spec, --horizon and another --plant")
         data = allowed.model_copy(update={"mapping": mapping.resolve()})
         run = OpenedRun(plant=named.subject, data=data)
         made = ingest(home, run, [path], progress)
-        note = f"{path.name}: a historian's export, read by {mapping.name} as {named.subject}"
+        note = f"{path.name}: a historian's export of {named.subject}, read with the mapping {mapping.name}"
         return made.model_copy(update={"notes": (note, *made.notes)})
     check_there([path])
     source = recognise(path, horizon)
@@ -133,7 +133,7 @@ def ingest_file(
 def _meaning(
     source: FoundSource, plant: str | None, declared: Path | None
 ) -> tuple[KnownPlant, Callable[[], Blocks], FileSpec | None]:
-    """Return a source's plant (known, declared, or inferred from the rows), its rows, and the declaration if any."""
+    """Return the plant of a source (named, declared or inferred), a function that yields rows, and the spec file."""
     if plant is not None:
         known = plant_at(plant)
         return known, for_plant(source, known.spec, known.logged), None
@@ -143,7 +143,7 @@ def _meaning(
         return KnownPlant(spec, None, None), source.blocks, None
     file = load_yaml(declared, FileSpec)
     if file.name in NAMES:
-        raise BadInput(f"{declared} declares {file.name}, the name of a built-in plant: rename it")
+        raise BadInput(f"{declared} declares {file.name}, the name of a built-in plant: choose another name")
     try:
         spec = declared_spec(file, spec, source.choices)
         costs = cost_formulas(file, spec)
@@ -157,7 +157,7 @@ class FoundDataset(NamedTuple):
 
     held: StoredDataset
     made: Dataset | None
-    """Result of ingestion, if the argument is a source."""
+    """Result of the ingestion; None if the dataset already existed."""
 
     def lines(self) -> list[str]:
         """Return notes about the ingestion, one per line."""
@@ -171,21 +171,21 @@ def find_dataset(
     folder: Path | None = None,
     progress: Report | None = None,
 ) -> FoundDataset:
-    """Find the dataset of a digest or of a plant with a single dataset, or ingest a source.
+    """Find a dataset in the home by its digest or its plant, or ingest a source file.
 
     Args:
-        named: a source for `ingest_file`, six or more digits of a digest, or a plant's name.
+        named: a source file, six or more digits of a digest, or the name of a plant with a single dataset.
         folder: folder of a dataset that was generated outside the home.
 
     Raises:
-        BadInput: if the argument names no dataset or several; or as `ingest_file`.
+        BadInput: if the argument names no dataset or several datasets; or as `ingest_file`.
         Refused: as `ingest_file` and `StoredDataset.open`.
     """
     if named.exists() and folder is None:
         made = ingest_file(home, named, options, AS_USUAL, progress)
         return FoundDataset(StoredDataset.open(made.store, made.digest, verify=False), made)
     if options != NO_OPTIONS:
-        raise BadInput(f"--plant, --mapping, --spec and --horizon need a file, got {named}: name a file")
+        raise BadInput(f"--plant, --mapping, --spec and --horizon need a file, got {named}: name a file or omit them")
     root, name = home.root / "datasets", str(named)
     plants = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
     if re.fullmatch(DIGITS, name):
@@ -200,20 +200,20 @@ def find_dataset(
     if named.suffix or named.parent != Path():
         raise BadInput(f"there is no source {named}: check the path")
     raise BadInput(
-        f"'{name[:80]}' is no file, digest of a dataset (six or more digits) or plant with a dataset: "
+        f"'{name[:80]}' is neither a file, nor six digits of a dataset's digest, nor a plant with a dataset: "
         + (nearest(name, [path.name for path in plants]) if plants else "ingest logs first")
     )
 
 
 def logs_of(home: Home, named: Path, mapped: bool) -> Path:
-    """Return the log file of a run: the path itself, or the view of a dataset in the home.
+    """Return the log file of a run. For a dataset in the home, return the one file that shows all its rows.
 
     Args:
-        named: a path, or a dataset as for `find_dataset`.
-        mapped: whether the run reads logs by a mapping.
+        named: path of a log file, or a dataset as for `find_dataset`.
+        mapped: whether the run reads logs with a mapping.
 
     Raises:
-        BadInput: if a run with a mapping names a dataset, or the name is ambiguous.
+        BadInput: if a run with a mapping names a dataset, or if several datasets have this name.
     """
     known = re.fullmatch(DIGITS, str(named)) or (home.root / "datasets" / named / "manifests").is_dir()
     if os.path.exists(named) or not known:
@@ -221,19 +221,19 @@ def logs_of(home: Home, named: Path, mapped: bool) -> Path:
     held = find_dataset(home, named).held
     if mapped:
         raise BadInput(
-            f"a run with a mapping needs logs, got dataset {held.digest[:12]}: name the dataset's source files, which "
-            "are not read again"
+            f"a run with a mapping needs logs, got dataset {held.digest[:12]}: name the dataset's source files; files "
+            "that have not changed are not read again"
         )
     return held.view_path
 
 
 def _skipped(sources: Sequence[Path]) -> Iterator[str]:
-    """Yield a line for each folder with files that are no tables, or with links that are not followed."""
+    """Yield a line for each folder with files that were left out: files that are no tables, and links."""
     from tasks.data.historian.dialects import links_not_followed, skipped_files
 
     whys = (
-        (skipped_files, "no table by name"),
-        (links_not_followed, "a link to a folder, or broken"),
+        (skipped_files, "file names are not those of tables"),
+        (links_not_followed, "links to folders, or broken links"),
     )
     for source in sources:
         for found_in, why in whys:
@@ -251,7 +251,7 @@ def _ingest(
     allowed: Data,
     progress: Report | None,
 ) -> Dataset:
-    """Add all sources to one dataset, and commit it if losses are acceptable."""
+    """Add all sources to one dataset, and store the dataset if the losses are acceptable."""
     root = home.folder("datasets", spec.name)
     paths, records = list[Path](), list[IngestedSource]()
     with DatasetWriter(root, spec) as writer:
@@ -272,7 +272,7 @@ def _ingest(
 def _reference(
     held: StoredDataset, spec: PlantSpec, recipe: Provenance, records: Sequence[IngestedSource], paths: Sequence[Path]
 ) -> Dataset:
-    """Return the reference to a dataset, and write the card if there is none."""
+    """Return the reference to a dataset, and write the dataset's card if it does not exist."""
     card = write_card(held, spec)
     return Dataset(
         digest=held.digest,
@@ -280,7 +280,7 @@ def _reference(
         format=str(recipe.format),
         store=held.root,
         manifest=held.manifest_path,
-        # Sources that begin with the same rows share shards.
+        # Sources that begin with the same rows share shards, so each shard is listed once.
         shards=tuple(dict.fromkeys(map(held.shard_path, held.manifest.shards))),
         view=held.view_path,
         card=card.page,
@@ -308,7 +308,7 @@ def _reasons(records: Sequence[IngestedSource]) -> Counter[str]:
 
 
 def _quarantine_folder(root: Path, records: Sequence[IngestedSource]) -> Path | None:
-    """Return the folder of the only source with quarantined rows, or the common folder."""
+    """Return the quarantine folder of the one source with rejected rows, or the common folder of several sources."""
     folders = {root / "quarantine" / Path(part.file).parts[1] for record in records for part in _parts(record)}
     if len(folders) > 1:
         return root / "quarantine"
@@ -329,6 +329,6 @@ def _hold_to_threshold(records: Sequence[IngestedSource], allowed: Data, root: P
             there = _quarantine_folder(root, records)
             raise Refused(
                 f"{loss.share:.2%} of the {loss.kind} are lost ({loss.reasons.total():,} of {loss.read:,}), at most "
-                f"{most:.2%} may be{by_reason(dict(loss.reasons.most_common(5)))}; "
+                f"{most:.2%} are allowed{by_reason(dict(loss.reasons.most_common(5)))}; "
                 f"{f'see {there} and ' if there else ''}correct the source or its mapping, or raise data.{loss.key}"
             )

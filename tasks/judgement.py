@@ -1,4 +1,4 @@
-"""Judge a candidate, of a simulated or a log-only plant: first gates, servability check, and all gates."""
+"""Judge a candidate in three tasks: judge the early gates, check servability, judge all gates."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def screen(
     champion: Champion,
     protection: Certificate,
 ) -> Judgement:
-    """Judge the gates before certification, so that no attempt is spent on a candidate that fails one."""
+    """Judge the gates before certification, because a candidate that fails here gets no certification attempt."""
     evidence = Evidence(
         beat_plant=run.gates.beat_plant,
         data=validation.reasons,
@@ -58,7 +58,7 @@ def screen(
 def screen_process(
     run: OpenedRun, validation: Validation, model: LearnedModel, evaluation: Evaluation, protection: Protection
 ) -> Judgement:
-    """Judge the gates before the servability check.
+    """Judge a log-only plant's candidate by the gates before the servability check.
 
     Args:
         model: learned model with its prediction errors.
@@ -87,10 +87,10 @@ def check_service(
     screening: Judgement,
     certification: Certification | None = None,
 ) -> Service:
-    """Load the selected bundle in a fresh process, if every earlier gate passed.
+    """Check in a new process that the candidate's bundle loads and answers, if every earlier gate passed.
 
     Args:
-        certification: the candidate's certificate; None for a log-only plant, which needs none.
+        certification: result of certification; None for a log-only plant, which is not certified.
     """
     if certification is None:
         ready = may_serve(screening.gates)
@@ -105,7 +105,7 @@ def check_service(
 
 @effect()
 def judge_candidate(screening: Judgement, service: Service, certification: Certification | None = None) -> Judgement:
-    """Judge all gates; a log-only plant has no certification."""
+    """Judge all gates by the results of screening, servability check and certification (None for a log-only plant)."""
     found = {"certificate": certification.certificate} if certification else {}
     evidence = screening.evidence.model_copy(update={**found, "servability": service.check})
     return Judgement(evidence=evidence, gates=judge(evidence))

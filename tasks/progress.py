@@ -1,4 +1,4 @@
-"""Progress of a long task with rate and time left: a bar on a terminal, lines in a log, an artifact in Prefect."""
+"""Show the progress of a long task: a bar on a terminal, lines in a log, an artifact in Prefect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,27 +18,29 @@ if TYPE_CHECKING:
     from tasks.references import Learning
 
 Report = Callable[[int, int, str], None]
-"""Progress callback: (done, total, unit)."""
+"""Progress callback: number of units done, number in total, name of the unit."""
 
 
 class CurveLog(Protocol):
-    """Record of a training's learning curves while they grow."""
+    """Receiver of learning curves during a training."""
 
     def log(self, curves: Mapping[str, np.ndarray], updates: int) -> None:
-        """Log the (P, L) values of each metric; NaN beyond the current update, L points over all updates."""
+        """Log each metric's curves (P members, L points over the training); points after `updates` are NaN."""
 
     def end(self, sound: np.ndarray) -> None:
-        """End the record; members that are not `sound` (P,) have failed."""
+        """End the log of a training; `sound` (P,) is False for failed members."""
 
 
 FollowLearning = Callable[["Learning"], AbstractContextManager[CurveLog]]
 
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_ARTIFACTS = 2.0
+SHARE_BEFORE_ESTIMATE = 0.05
+"""Share of the work to finish, after at least SECONDS_BETWEEN_LINES, before the time left is shown."""
 
 
 class StageProgress:
-    """Show the progress of one task; use it as a context manager and call it.
+    """Show the progress of one task. The object is a context manager and a progress callback.
 
     Args:
         stage: name of the task, shown before the bar and on the artifact.
@@ -64,26 +66,34 @@ class StageProgress:
         now = self._clock()
         if self._bar is None and self._console.is_terminal:
             columns = (TextColumn("{task.description:>10}"), BarColumn(), TextColumn("{task.fields[rate]}"))
-            self._bar = Progress(*columns, TimeRemainingColumn(), console=self._console)
+            self._bar = Progress(*columns, console=self._console)
             self._bar.add_task(self._stage, total=total, rate="")
             self._bar.start()
         if self._first is None:
-            # Work before a resume, or during compilation, does not count for the rate.
+            # The rate excludes work before a resume and the time of compilation.
             self._first, self._start, self._published = done, now, now - SECONDS_BETWEEN_ARTIFACTS
             self._line = now
-        rate = (done - self._first) / max(now - self._start, 1e-9) if done > self._first else 0.0
-        left = f", {(total - done) / rate:,.0f} s left" if rate and done < total else ""
-        text = f"{done:,} of {total:,} {unit}" + (f", {rate:,.0f} {unit}/s{left}" if rate else "")
+        speed = self._speed(done, total, unit, now - self._start)
+        text = f"{done:,} of {total:,} {unit}{speed}"
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=done, total=total, rate=text.split(", ")[0])
-            if rate:
-                self._bar.update(self._bar.task_ids[0], rate=f"{done:,}/{total:,}  {rate:,.0f} {unit}/s")
+            rate = f"{done:,}/{total:,}{speed.replace(', ', '  ', 1)}"
+            self._bar.update(self._bar.task_ids[0], completed=done, total=total, rate=rate)
         elif now - self._line > SECONDS_BETWEEN_LINES or done >= total:
             print(f"  {self._stage}: {text}", file=sys.stderr, flush=True)
             self._line = now
         if now - self._published >= SECONDS_BETWEEN_ARTIFACTS or done >= total:
             self._publish(100.0 * done / max(total, 1), text)
             self._published = now
+
+    def _speed(self, done: int, total: int, unit: str, seconds: float) -> str:
+        """Return the rate and, once enough is done, the time left, such as ", 4 s/controller, 2 min left"."""
+        new = done - (self._first or 0)
+        if new <= 0:
+            return ""
+        each = max(seconds, 1e-9) / new
+        rate = f"{1 / each:,.0f} {unit}/s" if each <= 1 else f"{_duration(each)}/{unit.removesuffix('s')}"
+        enough = seconds >= SECONDS_BETWEEN_LINES and new >= SHARE_BEFORE_ESTIMATE * (new + total - done)
+        return f", {rate}" + (f", {_duration(each * (total - done))} left" if enough and done < total else "")
 
     def _publish(self, percent: float, text: str) -> None:
         if self._mute or "prefect" not in sys.modules:  # without a flow, do not import Prefect, which takes a second
@@ -111,3 +121,9 @@ class StageProgress:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration in hours, minutes or seconds, such as "1.5 min"."""
+    size, unit = (3600, "h") if seconds >= 5400 else (60, "min") if seconds >= 90 else (1, "s")
+    return f"{seconds / size:.2g} {unit}" if seconds / size < 9.95 else f"{seconds / size:,.0f} {unit}"

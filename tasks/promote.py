@@ -1,4 +1,4 @@
-"""Promotion: proposals by rule, and decisions of people."""
+"""Propose promotions by a rule, and log the decisions of people."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ from tasks.stages import config_digest, effect
 from tasks.versions.versions import version_of
 
 FLOW = "flows.retrain"
-"""Module of the flow: a decision depends on the source and imports. A worker may load it under another name."""
+"""Module of the retraining flow, named here because a worker may load this module under another name."""
 
 
 @effect()
 def drift_reference(home: Home, run: OpenedRun, dataset: Dataset) -> DriftReference:
-    """Find the reference for drift: the dataset of the last champion or shadow with a different dataset."""
+    """Find the dataset against which drift is measured: that of the newest champion or shadow with other data."""
     entries = Ledger.open(home).entries()
     newest = champions.champion(entries, run.plant) or shadows.last_shadow(entries, run.plant)
     for _, candidate in _backwards(entries, newest):
         earlier = record_of(candidate).dataset
         if earlier.digest != dataset.digest:
-            # The ledger has paths of the home at that time; the home may have moved.
+            # The home may have been moved since the ledger recorded the dataset's path.
             return DriftReference(dataset=earlier.at(home.root / "datasets" / earlier.plant))
     return DriftReference()
 
 
 def _backwards(entries: Sequence[Entry], newest: Entry | None) -> Iterator[tuple[Entry, Entry]]:
-    """Yield a champion or shadow and each predecessor, newest first, with the candidate."""
+    """Yield pairs of a promotion (or shadow) and its candidate, from the newest back through all predecessors."""
     by_digest = {entry.digest: entry for entry in entries}
     while newest is not None:
         yield newest, by_digest[newest.body["candidate"]]
@@ -67,10 +67,10 @@ def _backwards(entries: Sequence[Entry], newest: Entry | None) -> Iterator[tuple
 
 @effect()
 def incumbent(home: Home, run: OpenedRun, dataset: Dataset, fallback: Bundle) -> Champion:
-    """Find the champion to compare with: the champion before this run promoted a candidate.
+    """Find the champion to compare the candidate with.
 
-    A repeated run compares with the champion at the time, so that it gives the same result. A repetition has the same
-    configuration, data and sources. The tuned controller is no trained champion; the champion that it replaced counts.
+    The function skips champions from the same configuration, data and source code, so that a repeated run gives the
+    same result. It also skips the tuned controller, which has no trained policy.
     """
     entries = Ledger.open(home).entries()
     same = (config_digest(run), dataset.digest, sources_digest(FLOW))
@@ -84,7 +84,7 @@ def incumbent(home: Home, run: OpenedRun, dataset: Dataset, fallback: Bundle) ->
     else:
         return Champion()
     folder = home.folder("bundles", run.plant) / digest[:24]
-    # A champion made for other limits is replaced without a comparison: it does not run on this simulator.
+    # A champion made for other limits does not run on this simulator, so it is replaced without a comparison.
     comparable = is_current(folder, plant_of(run))
     return Champion(digest=digest, bundle=Bundle(digest=digest, plant=run.plant, folder=folder) if comparable else None)
 
@@ -98,7 +98,7 @@ def record_candidate(
     role: Role,
     plots: dict[str, Path],
 ) -> Candidate:
-    """Log a candidate with its files, or find the entry with the same run key and composite."""
+    """Log a candidate and its files in the ledger, or return the earlier entry with this run key and composite."""
     ledger = Ledger.open(home)
     plant, dataset = findings.run.plant, findings.dataset
     known = candidate_with(ledger.entries("candidate", plant), run_key=findings.run_key, composite=version.digest)
@@ -144,8 +144,8 @@ def propose(
 ) -> tuple[Role | None, str]:
     """Apply the promotion rule.
 
-    The rule proposes a candidate that passed every gate and was not rejected. Otherwise it proposes the tuned
-    controller if that is certified and there is no champion.
+    The rule proposes a candidate that passed every gate and was not rejected. Otherwise, if there is no champion, the
+    rule proposes the tuned controller, which must be certified and not rejected.
 
     Args:
         fallback: digest of the tuned controller's composite.
@@ -171,7 +171,7 @@ def propose(
 def verdict_of(
     role: Role | None, candidate: CandidateRecord, fallback: str, current: str | None, auto: bool
 ) -> Verdict:
-    """Return the verdict of a proposal.
+    """Return the verdict that follows from the proposed role.
 
     Args:
         fallback: digest of the tuned controller's composite.
@@ -188,7 +188,7 @@ def verdict_of(
 
 
 def before_run(entries: Sequence[Entry], plant: str, key: str) -> CandidateRecord | None:
-    """Return the record of the champion in force before a run."""
+    """Return the record of the plant's champion before a run, or None if there was no champion."""
     earlier = _backwards(entries, champions.champion(entries, plant))
     return next(
         (r for entry, candidate in earlier if entry.kind != VOID and (r := record_of(candidate)).run_key != key), None
@@ -197,7 +197,7 @@ def before_run(entries: Sequence[Entry], plant: str, key: str) -> CandidateRecor
 
 @effect()
 def decide(home: Home, run: OpenedRun, proposal: Proposal) -> Decision:
-    """Promote the proposed composite if the rule decides; otherwise it waits for a person."""
+    """Promote the proposed composite if the run approves automatically. Otherwise the composite waits for a person."""
     about = proposal.proposed or proposal.candidate
     verdict, promotion = proposal.verdict, None
     if proposal.proposed is not None and run.approval == "auto":
@@ -231,16 +231,15 @@ def promote_candidate(
     """Approve a candidate that passed every gate, and promote it; for a log-only plant, start its shadow.
 
     Args:
-        reviewed: log a review only, which is no approval.
-        signatory: the person with their key; None to sign by the home's key.
+        reviewed: log a review, which is no approval and promotes nothing.
+        signatory: the person with their key; None to sign with the home's key.
 
     Returns:
-        The entry of the promotion or shadow, also if it exists already; the approval if the safety policy requires
-        further approvals.
+        The entry of the promotion or shadow, or of this approval or review if further approvals are required.
 
     Raises:
-        Refused: if a gate failed, is missing or contradicts its numbers, the candidate was rejected, its shadow period
-            is over, or the champion has changed.
+        Refused: if a gate failed, is missing, or does not agree with its numbers. Also if the candidate was rejected,
+            its shadow period is over, or the champion has changed.
     """
     ledger = Ledger.open(home)
     plant, record = candidate.plant, record_of(candidate)
@@ -254,7 +253,7 @@ def promote_candidate(
     current = in_force(entries, plant, record.evidence)
     rejected = verdict_against(entries, plant, record.composite)
     same = current is not None and current.body["composite"] == record.composite
-    # The composite is champion or shadow already, whichever run proposed it; but a rejection ends a shadow.
+    # The composite may be champion or shadow already, proposed by this or another run. A rejection ends a shadow.
     if current is not None and same and (rejected is None or current.kind in champions.IN_FORCE):
         if current.kind == "shadow":
             shadows.check_runs(entries, plant, clock())
@@ -266,8 +265,8 @@ def promote_candidate(
         )
     if (current.digest if current else None) != record.champion:
         raise Refused(
-            f"version {record.version} of {plant} was compared with promotion {str(record.champion)[:12]}, but now "
-            f"{current.digest[:12] if current else None} is in force: retrain, so that the two are compared"
+            f"version {record.version} of {plant} was compared with promotion {str(record.champion)[:12]}, but the "
+            f"newest promotion is {current.digest[:12] if current else None}: retrain to compare with the new champion"
         )
     said = verdict_on(candidate, by, note, role, reviewed=reviewed)
     if record.shadow_days is not None:
@@ -287,15 +286,15 @@ def promote_candidate(
 
 
 def _approved(ledger: Ledger, candidate: Entry, verdict: approvals.VerdictBody, signatory: Signatory | None) -> Entry:
-    """Log an approval, and the promotion if the safety policy requires no further approval."""
+    """Log an approval. If the safety policy requires no further approval, also log the promotion."""
     plant, record, entries = candidate.plant, record_of(candidate), ledger.entries()
-    # Check before the approval is logged, so that no useless approval remains.
+    # These checks precede the approval, because a failed promotion must not leave an approval in the ledger.
     champions.check_certified(entries, plant, record.composite)
     check_pinned(entries, ledger.trust, plant)
     approval = verdicts.approve(ledger, plant, verdict, signatory)
     if verdicts.missing_approvals(ledger.entries(), plant, approval) is not None:
         return approval
-    # The last approval may be by a different person if this one was logged before.
+    # If this approval was logged earlier, the last approval may be another person's.
     last = approvals.open_approval(ledger.entries(), plant, record.composite) or approval
     promotion = champions.PromotionBody(
         composite=record.composite,
@@ -310,7 +309,7 @@ def _approved(ledger: Ledger, candidate: Entry, verdict: approvals.VerdictBody, 
 def verdict_on(
     candidate: Entry, by: str, note: str, role: str = "", *, reviewed: bool = False, against: bool = False
 ) -> approvals.VerdictBody:
-    """Return the body of a decision on a candidate, before signing."""
+    """Return the unsigned content of a person's approval, review or rejection of a candidate."""
     record = record_of(candidate)
     approved: Meaning = "approved for closed loop" if record.shadow_days is None else "approved for shadow"
     return approvals.VerdictBody(
@@ -325,10 +324,10 @@ def verdict_on(
 
 
 def reject_candidate(home: Home, candidate: Entry, by: str, note: str, signatory: Signatory | None = None) -> Entry:
-    """Log the rejection of a candidate, once.
+    """Log the rejection of a candidate, or return the entry of an earlier rejection.
 
     Args:
-        signatory: the person with their key; None to sign by the home's key.
+        signatory: the person with their key; None to sign with the home's key.
 
     Raises:
         Refused: if the candidate is champion.

@@ -1,4 +1,4 @@
-"""Record of a retraining, and the sentences for its verdict."""
+"""Record of all results of a retraining, and the sentences for the verdict."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Record(Reference):
     certificate: Certificate | None = None
     """Certificate of the candidate."""
     model: LearnedModel | None = None
-    """Learned model of a log-only plant; the next two fields also apply only there."""
+    """Learned model of a log-only plant. The fields `protection` and `estimate` also apply to log-only plants only."""
     protection: Protection | None = None
     estimate: ModelEstimate | None = None
     gates: tuple[Gate, ...]
@@ -125,7 +125,7 @@ class Record(Reference):
 
 
 def verdict_text(verdict: RecordVerdict, gates: Sequence[Gate], champion: ChampionInForce | None) -> str:
-    """Return the sentence for a verdict; a refusal without a champion says that there is none.
+    """Return a verdict as a sentence. After a refusal, the sentence says whether there is a champion.
 
     Args:
         verdict: verdict of the run.
@@ -147,7 +147,7 @@ def mark(gate: Gate) -> Literal["pass", "FAIL", "not run"]:
 
 
 def process_claims(record: Record) -> tuple[str, ...]:
-    """Return the claims about a log-only plant's composite, with the kind of each; () for a plant with a simulator."""
+    """Return the claims about a log-only plant's composite, one sentence each; () for a plant with a simulator."""
     if record.protection is None or record.model is None or record.estimate is None:
         return ()
     protection, evaluation = record.protection, record.evaluation
@@ -182,10 +182,10 @@ def headline(gates: Sequence[Gate], rollouts: Rollouts | None) -> str:
 
 
 def champion_in_force(promotion: Entry, entries: Sequence[Entry]) -> ChampionInForce:
-    """Return the champion of a promotion.
+    """Return version, composite, approver and claim of the current champion.
 
     Args:
-        promotion: the promotion in force.
+        promotion: ledger entry that made the composite champion.
         entries: ledger entries, including the promotion's candidate and approval.
     """
     from tasks.evidence.decisions.approvals import approvers
@@ -202,10 +202,10 @@ def champion_in_force(promotion: Entry, entries: Sequence[Entry]) -> ChampionInF
 
 
 def shadow_in_force(shadow: shadows.ShadowInForce, entries: Sequence[Entry]) -> ShadowInForce:
-    """Return the shadow of a log-only plant.
+    """Return version, composite, period and approver of a log-only plant's shadow.
 
     Args:
-        shadow: shadow from `tasks.evidence.decisions.shadows`.
+        shadow: the shadow according to `tasks.evidence.decisions.shadows`.
         entries: ledger entries, including the shadow's candidate and approval.
     """
     by_digest, body = {entry.digest: entry for entry in entries}, shadow.entry.body

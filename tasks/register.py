@@ -19,7 +19,7 @@ def register(record: Record, registry: Registry, bundle: Bundle, plots: Mapping[
 
     Raises:
         ServiceMissing: if MLflow stops answering; a rerun completes the registration.
-        Refused: if the bundle does not have its digest.
+        Refused: if the bundle's files do not match the digest.
     """
     plant = record.run.plant
     rate_members(registry, plant, list(rated(record)))
@@ -63,9 +63,9 @@ def conclude(record: Record, registry: Registry, version: Version, files: Report
 
 
 def description(record: Record, run_url: str, run_id: str) -> str:
-    """Return the findings about a version as Markdown, with the picture from the run's plots.
+    """Return the text of a version's page in MLflow as Markdown, with a picture from the run's plots.
 
-    Decisions are not part of it: they change, and `tasks.lifecycle.pages` puts them above it.
+    The text contains no decisions, because these change later. `tasks.lifecycle.pages` adds decisions above the text.
     """
     passed = record.of_fallback or all(gate.passed for gate in record.gates)
     record = record.model_copy(update={"verdict": "passed" if passed else "failed"})
@@ -99,7 +99,7 @@ def rated(record: Record) -> Iterator[RatedMember]:
 
 
 def tags(record: Record) -> dict[str, str]:
-    """Return a run's tags: every digest, and the ledger's signed head."""
+    """Return the tags of a run in MLflow: all digests, and the ledger's signed head."""
     found = {f"neorl.{name}": value for name, value in record.digests if value}
     return found | ({HEAD: record.ledger.signed} if record.ledger else {})
 
@@ -143,7 +143,7 @@ def parameters(record: Record) -> Iterator[tuple[str, str]]:
 
 
 def metrics(record: Record) -> Iterator[tuple[str, float]]:
-    """Yield the numbers for comparing runs; for the tuned controller, only the numbers about the tuned controller."""
+    """Yield the metrics of a run in MLflow. A run of the tuned controller has only the numbers of that controller."""
     shown = view(record)
     if not record.of_fallback and record.rollouts is not None:
         yield "score", record.rollouts.score

@@ -48,7 +48,7 @@ TONES: dict[str, Literal["good", "bad", "wait"]] = {
 }
 """Colour of a verdict's headline; other verdicts wait for a person."""
 GAP = "\u2003\u2060"
-"""Space between columns, which MLflow lacks: an em space, and a joiner so that Markdown does not trim it."""
+"""Space between columns of a table, because MLflow shows none. The word joiner stops Markdown from trimming."""
 CERTIFIED = "The tuned controller is certified"
 """Verdict of the tuned controller's version at registration."""
 NO_SIMULATOR = (
@@ -69,7 +69,7 @@ class ReportFiles(Reference):
 
 
 class GateRow(NamedTuple):
-    """A gate on the pages."""
+    """A row of the table of gates."""
 
     title: str
     mark: Literal["pass", "FAIL", "not run"]
@@ -77,7 +77,7 @@ class GateRow(NamedTuple):
 
 
 class MemberRow(NamedTuple):
-    """A member of the population with its estimates."""
+    """A row of the table of members."""
 
     member: Member
     estimate: MemberEvaluation
@@ -87,7 +87,7 @@ class MemberRow(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """Data of both templates, in addition to the record."""
+    """Data that the HTML and Markdown templates show in addition to the record."""
 
     title: str
     verdict: str
@@ -103,13 +103,13 @@ class View:
     limits: tuple[Constraint, ...]
     confidence: str
     claims: tuple[str, ...]
-    """Claims about a log-only plant; otherwise the certificate has the claim."""
+    """Claims about a log-only plant; empty if there is a simulator, because then the certificate has the claim."""
     absent: dict[str, str]
     """Gates that do not apply to the plant, with the reason."""
 
 
 def view(record: Record) -> View:
-    """Return the data of the templates."""
+    """Return what the report's templates show."""
     rollouts, own = record.rollouts, record.certificate
     # The first screen shows the certificate that the verdict is based on.
     by_fallback = record.of_fallback or record.verdict in ("fallback", "fallback_waiting")
@@ -149,12 +149,12 @@ def view(record: Record) -> View:
 
 
 def draw_plots(folder: Path, record: Record) -> dict[str, Path]:
-    """Draw learning curves, trajectories, intervals, and OPE against rollouts.
+    """Draw learning curves, trajectories, intervals, and off-policy estimates (OPE) against rollouts.
 
     The pictures do not depend on the verdict, so they are drawn once, before registration.
 
     Returns:
-        Pictures by name; without rollouts only curves and prediction.
+        Paths of the pictures by name. Without rollouts, only curves and prediction are drawn.
     """
     plots: dict[str, Path] = {}
     member = record.selected
@@ -203,7 +203,7 @@ def draw_glance(folder: Path, record: Record) -> Path | None:
 
 
 def _estimates(record: Record, shown: View) -> dict[str, dict[str, Interval]]:
-    """Return estimates by axis label and name, for the selected member."""
+    """Return the candidate's estimates for the picture of intervals, by axis label and name."""
     differences = {f"rollouts, vs {name}": found for name, found in shown.differences.items()}
     differences["logs (OPE), vs logged controller"] = record.evaluation.difference
     selected = next(row.estimate for row in shown.members if row.selected)
@@ -230,7 +230,7 @@ def read_trajectories(rollouts: Rollouts) -> dict[str, Trajectory]:
         *(name for name in CONTROLLERS if name in names),
         *(name for name in names if name not in CONTROLLERS),
     ]
-    # Early rollouts have no margins.
+    # Rollouts from older versions of NeoRL have no margins.
     kinds = ["observations", "actions", *(["margins"] if f"{ordered[0]}/margins" in arrays else [])]
     return {name: Trajectory(*(arrays[f"{name}/{kind}"] for kind in kinds)) for name in ordered}
 
@@ -307,7 +307,7 @@ def interval(value: Interval | None, difference: bool = False, absent: str = "â€
 
 
 def limit(constraint: Constraint) -> str:
-    """Describe a hard limit."""
+    """Describe a hard limit in words, such as `level at most 1.8 m`."""
     low, high = math.isfinite(constraint.low), math.isfinite(constraint.high)
     bounds = f"within {constraint.low:g} to {constraint.high:g}" if low and high else ""
     bounds = bounds or (f"at most {constraint.high:g}" if high else f"at least {constraint.low:g}")

@@ -1,6 +1,6 @@
 """Rollouts of controllers on the simulator, and prediction errors of the simulator on held-out logs.
 
-Rollouts do not select policies; off-policy evaluation has selected before.
+Rollouts do not select the candidate: off-policy evaluation selects it before the rollouts.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
     from tasks.progress import Report
 
 STEPS_AHEAD = (1, 10)
-"""Prediction horizons: errors of constants accumulate over steps, noise hardly does."""
+"""Prediction horizons in steps. Errors of constants grow with the horizon; errors by noise hardly grow."""
 SIMULATED_PLANTS = 32
-"""Plants drawn from the domain: a plant of the domain exceeds all of them in a signal with probability 1/33."""
+"""Number of plants drawn from the domain. One more plant has the largest error of a signal with probability 1/33."""
 SIMULATED_ROWS, LONGEST_EPISODE = 2_048, 256
-"""Largest number of held-out steps that each drawn plant replays, and largest steps per episode."""
+"""Largest number of held-out steps that each drawn plant replays, in total and in one episode."""
 
 ROLLOUT_SEED = 20_260_000
-"""Offset of the run's seed, so that evaluation uses other random numbers than training and certification."""
+"""Added to the run's seed, because training and certification must not use the same random numbers."""
 
 PUBLISHED_SCORES = {
     "double_mass": {
@@ -70,7 +70,7 @@ PUBLISHED_SCORES = {
         "MOBILE": 64.4,
     }
 }
-"""NeoRL-2 (arXiv 2503.19267): best seed-averaged scores, selected online."""
+"""Scores from NeoRL-2 (arXiv 2503.19267), averaged over seeds, for settings selected by rollouts."""
 
 
 def domain_of(plant: Plant, run: OpenedRun) -> Any:
@@ -79,7 +79,7 @@ def domain_of(plant: Plant, run: OpenedRun) -> Any:
 
 
 def score(spec: PlantSpec, ret: float) -> float:
-    """Return 100 (return - low) / (high - low), by the plant's score range."""
+    """Return the score of a return: 0 at the lower end and 100 at the upper end of the plant's score range."""
     low, high = spec.score_range
     return 100.0 * (ret - low) / (high - low)
 
@@ -97,10 +97,10 @@ def simulate(
     """Roll out every member, the champion and the tuned controller on the same simulated episodes.
 
     Args:
-        champion: rolled out if it runs on this simulator and is not the candidate.
+        champion: the champion, which is rolled out if it runs on this simulator and is not the candidate.
 
     Returns:
-        Statistics of each controller, paired differences of the candidate, and scores of members without shield.
+        Statistics of each controller, the candidate's paired differences, and each member's score without shield.
     """
     plant = simulator_of(plant_of(run), identification)
     domain = domain_of(plant, run)
@@ -163,7 +163,7 @@ def _summary(spec: PlantSpec, result: EpisodeResult, confidence: float) -> Contr
 
 
 def _first_episodes(results: dict[str, EpisodeResult]) -> dict[str, np.ndarray]:
-    """Return one episode of each controller under common randomness, as arrays such as 'candidate/observations'."""
+    """Return the first episode of each controller as arrays with names such as 'candidate/observations'."""
     return {
         f"{name}/{field}": np.asarray(getattr(result.trajectory, field)[0])
         for name, result in results.items()
@@ -175,14 +175,14 @@ def _first_episodes(results: dict[str, EpisodeResult]) -> dict[str, np.ndarray]:
 def validate_simulator(
     home: Home, run: OpenedRun, dataset: Dataset, identification: Identification = KNOWN
 ) -> SimulatorErrors:
-    """Compare the simulator's prediction errors on held-out logs with those on plants drawn from its domain.
+    """Compare the simulator's prediction errors on held-out logs with its errors on plants drawn from the domain.
 
-    Noise, disturbances, hidden states and constants within the operating domain cause prediction errors for plants of
-    the domain too. Larger errors on logs show a plant that the domain does not cover. Set points are left out, because
+    The simulator also mispredicts plants of the operating domain, because of noise, disturbances and other constants.
+    If the errors on the logs are larger, the domain does not cover the real plant. Set points are left out, because
     operators move them.
 
     Returns:
-        RMS errors of every moving signal, for one and several steps ahead.
+        Root mean square errors of every signal that moves, one step and several steps ahead.
     """
     plant = simulator_of(plant_of(run), identification)
     store = reader.StoredDataset.open(dataset.store, dataset.digest)
@@ -208,7 +208,7 @@ def signal_errors(
     for k, steps in enumerate(horizons):
         ahead = "" if steps == 1 else f", {steps} steps ahead"
         for i, name in enumerate(names):
-            # A signal with NaN spread stays in, and fails.
+            # A signal with NaN spread is included, so that the gate fails.
             if not found.held[i] and not spread[i] <= 0:
                 largest = float(np.max(found.simulated[:, k, i]))
                 error = SignalError(logs=float(found.logged[k, i]), domain=largest, spread=float(spread[i]))
@@ -217,7 +217,7 @@ def signal_errors(
 
 
 def _chosen(logs: Logs) -> LoggedEpisodes:
-    """Return beginnings of held-out episodes, evenly spaced, within the budget of simulated steps."""
+    """Return the first steps of evenly spaced held-out episodes, at most SIMULATED_ROWS steps in all."""
     lengths = np.diff(np.append(logs.starts, len(logs.episode)))
     most = int(min(lengths.max(), LONGEST_EPISODE))
     which = np.unique(np.linspace(0, len(lengths) - 1, max(SIMULATED_ROWS // most, 1)).round().astype(int))

@@ -1,4 +1,4 @@
-"""Read sources into checked rows of a dataset; sources that the same code has already read are reused."""
+"""Read sources into checked rows of a dataset. Rows that the same code read earlier from the same source are reused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tasks.models.plants.known import KnownPlant
 
 
 class SourceStream(NamedTuple):
-    """A source that is being read."""
+    """Rows of a source that is being read, and the count of its control steps."""
 
     blocks: Iterator[Rows]
     account: Callable[[], StepAccount | None]
@@ -33,16 +33,16 @@ class SourceStream(NamedTuple):
 
 
 class OpenSource(NamedTuple):
-    """A source that is ready to be read."""
+    """A source that is ready to be read: its digest, its files, and the function that starts reading."""
 
     sha256: str
     files: Mapping[Path, FileState]
-    """State of each file just before hashing."""
+    """State of each file (such as its time of change) just before its digest was computed."""
     stream: Callable[[RawQuarantine], SourceStream]
     """Starts reading; unusable raw rows go to the quarantine."""
 
     def check_unchanged(self) -> None:
-        """Check that no file changed since hashing, because the digest would not match the rows.
+        """Check that no file changed after its digest was computed, because the digest must match the rows.
 
         Raises:
             BadInput: if a file changed.
@@ -55,10 +55,10 @@ class OpenSource(NamedTuple):
 def recipe_of(
     plant: KnownPlant, kind: str, mapping: HistorianMapping | None = None, horizon: int | None = None
 ) -> Provenance:
-    """Return the inputs other than a source's content that determine its rows.
+    """Return everything that determines the rows of a source, except the source's content.
 
     Args:
-        plant: plant of the rows.
+        plant: plant that the logs come from.
         kind: format family of the sources.
         mapping: mapping of a historian source.
         horizon: steps after which episodes were truncated, if the file does not say.
@@ -74,7 +74,7 @@ def recipe_of(
 
 
 def recorded(source: Source, blocks: Callable[[], Iterator[Rows]]) -> OpenSource:
-    """Open a source whose rows are already transitions."""
+    """Open a source with complete transitions in its rows, which need no mapping."""
     files = {file: file_state(file) for file in files_of(source)}
     return OpenSource(digest_of(source), files, lambda _: SourceStream(blocks(), lambda: None))
 
@@ -84,11 +84,11 @@ def open_source(source: Path, plant: KnownPlant, mapping: HistorianMapping | Non
 
     Args:
         source: file or folder.
-        plant: plant of the rows.
+        plant: plant that the logs come from.
         mapping: mapping of a historian source.
 
     Raises:
-        BadInput: if the format is unknown, the source is damaged, or it does not fit the plant.
+        BadInput: if the format is unknown, the source is damaged, or the source does not fit the plant.
     """
     if mapping is None:
         recognised = recognise(source)
@@ -127,7 +127,7 @@ def add_source(writer: DatasetWriter, source: OpenSource, spec: PlantSpec, recip
         writer.adopt_shards(earlier.shards)
         return earlier
     quarantine = Quarantine(writer.root / "quarantine" / key, spec)
-    # Identified by digest, because file names change.
+    # The checker names the source by its digest, because file names change.
     checker = RowChecker(spec, quarantine, source.sha256[:16])
     raw = RawQuarantine(writer.root / "quarantine" / key / "raw")
     first = len(writer.shards)

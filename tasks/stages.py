@@ -1,10 +1,10 @@
-"""Stages: functions that are Prefect tasks inside a flow and plain functions outside.
+"""Tasks of flows: functions that run as Prefect tasks inside a flow, and as plain functions outside.
 
-A *cached* stage is pure: its result is reused if arguments and source have the same content. An *effect* changes
-something outside and runs every time; it is idempotent by content. Both keep the function's signature, so that type
-checkers see every argument, and Prefect sees every dependency as long as whole references are passed.
+A *cached* task has no side effects. Its stored result is reused if neither the arguments nor the source code changed.
+An *effect* changes files, the ledger or MLflow, and runs every time. A repeated effect with the same arguments changes
+nothing. Pass whole references to a task, because Prefect's graph shows dependencies only between whole references.
 
-A cached result is used only if it is JSON and the home's key has sealed its digest.
+A stored result is used only if it is JSON and its seal is valid. The seal is the home's signature of the file's digest.
 """
 
 from __future__ import annotations
@@ -40,47 +40,47 @@ if TYPE_CHECKING:
 
 
 class Stage(NamedTuple):
-    """Static facts about a stage."""
+    """Name of a task, and whether its results are cached."""
 
     name: str
     cached: bool
 
 
 STAGES: dict[str, Stage] = {}
-"""Stages by the full name of their function, filled when modules are imported."""
+"""Tasks by the full name of their function, filled when modules are imported."""
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=Reference)
 Modules = Callable[[OpenedRun], Sequence[str]]
 Came = Reference | str
-"""Result of a stage, or the reason for its failure."""
+"""Result of a task, or the reason for its failure."""
 
 
 @dataclass
 class Session:
-    """State that the stages of one flow run share."""
+    """State that all tasks of one flow run share."""
 
     probe: Callable[[], object]
-    """Checks before each stage that the servers answer; Prefect itself would continue without its server."""
+    """Checks before each task that the servers answer, because Prefect would continue without its server."""
     seal: Callable[[str, str, str], None]
-    """Signs a stored result: (stage, key, SHA-256 of the file)."""
+    """Signs a stored result, given the task's name, the cache key and the SHA-256 of the file."""
     sealed: Callable[[str, str, str], bool]
-    """Whether a stored result has this signature."""
+    """Returns whether a stored result was signed; the arguments are those of `seal`."""
     progress: Callable[[str], AbstractContextManager[Report]]
-    """Returns the progress display of a stage; passed in, because cache keys must not depend on the display."""
+    """Returns the progress display of a task. Tasks do not import the display, which would change cache keys."""
     learning: FollowLearning
     mlflow: str
     flow_run: str
     url: str
     follow: Callable[[str, Iterable[object]], Callable[[Came], None]] = lambda name, given: lambda came: None
-    """Called with each stage and its arguments at the start; returns a callback for the result."""
+    """Called at the start of a task with its name and arguments; returns a callback for the result."""
     seconds: dict[str, float] = field(default_factory=dict)
     reused: list[str] = field(default_factory=list)
     produced: dict[int, tuple[Reference, State[Any]]] = field(default_factory=dict)
-    """Results by identity, with the states of their task runs: the edges of Prefect's graph."""
+    """Results by `id`, each with the state of its Prefect task run, to link the tasks in Prefect's graph."""
 
     def upstream(self, values: Iterable[object]) -> list[State[Any]]:
-        """Return the states of the task runs that produced arguments or references inside them."""
+        """Return the states of the Prefect task runs that produced these values or references inside the values."""
         found: list[State[Any]] = []
         for value in values:
             if id(value) in self.produced:
@@ -95,7 +95,7 @@ _session: ContextVar[Session | None] = ContextVar("session", default=None)
 
 @contextmanager
 def session(found: Session) -> Iterator[Session]:
-    """Run stages inside the context as Prefect tasks of this session."""
+    """Run the tasks that are called inside the context as Prefect tasks of this session."""
     token = _session.set(found)
     try:
         yield found
@@ -116,20 +116,20 @@ def current() -> Session:
 
 
 PROGRESS = ("progress", "learning")
-"""Arguments for progress: the session supplies them, and they change no result."""
+"""Arguments that the session supplies to show progress. They do not change results, so cache keys leave them out."""
 
 
 def config_digest(run: OpenedRun) -> str:
-    """Return the SHA-256 of all settings that results depend on; a mapping counts by the content of its file."""
+    """Return the SHA-256 of all settings that results depend on, including the content of the mapping file."""
     parts = (name for name in OpenedRun.model_fields if name not in NO_RESULT)
     return digest_json(content(run.part(*parts)))
 
 
 def content(value: object) -> Any:
-    """Return the content of a value for a cache key: digests, never paths.
+    """Convert a value to JSON for a cache key. Digests replace files and paths, so that moved files do not matter.
 
     Returns:
-        JSON: a reference's digest, or its fields without files; a file's SHA-256; the fields of other models.
+        The digest or the fields of a reference, the SHA-256 of a file, or the fields of another model.
     """
     if isinstance(value, Reference):
         digest = getattr(value, "digest", None)
@@ -160,15 +160,15 @@ def path_content(path: Path) -> str:
 
 
 def cached(*, also: Modules | None = None, name: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a function a cached stage.
+    """Make a function a cached task of flows.
 
-    The key covers the content of the arguments and the source of the function's module, its imports and the plant's
-    module. The result is computed again if source or arguments changed, a named file is missing, or the seal is
+    The cache key covers the content of the arguments and the source code of the function's module, its imports and the
+    plant's module. The result is computed again if the key changed, a file of the result is missing, or the seal is
     invalid.
 
     Args:
-        also: returns further modules whose source counts, given the run (such as the algorithm's).
-        name: name of the stage. Default: the function's name.
+        also: function of the run that names further modules for the cache key, such as the algorithm's module.
+        name: name of the task. Default: the function's name.
 
     Example:
         >>> @cached()  # doctest: +SKIP
@@ -183,10 +183,10 @@ def cached(*, also: Modules | None = None, name: str = "") -> Callable[[Callable
 
 
 def effect(*, name: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a function a stage that changes something outside and runs every time.
+    """Make a function a task that changes files, the ledger or MLflow, and runs every time.
 
     Args:
-        name: name of the stage. Default: the function's name.
+        name: name of the task. Default: the function's name.
     """
 
     def run(running: Session, stage: str, function: Callable[P, R], given: inspect.BoundArguments) -> R:
@@ -260,7 +260,7 @@ def _found_or_computed(
         _log(f"{stage} is computed again: {why}")
     state = _run_task(running, task, given)
     if state.is_failed():
-        # Prefect stores a returned state's error as if it were a result.
+        # Prefect stores the error of a failed state as if the error were a result.
         path.unlink(missing_ok=True)
     result: R = state.result()
     if state.name == "Cached" and not result.complete:
@@ -280,7 +280,7 @@ def _run_task(running: Session, task: Task[..., R], given: inspect.BoundArgument
     """Run a task to its final state.
 
     Prefect searches all parts of the arguments for earlier results, and mistakes equal names and small numbers for
-    dependencies. Therefore its memory of results is cleared, arguments are quoted, and upstream task runs are named.
+    dependencies. To prevent this, clear Prefect's memory of results, quote arguments, and name upstream task runs.
     """
     from prefect.context import FlowRunContext
     from prefect.utilities.annotations import quote
@@ -309,7 +309,7 @@ def _unusable(running: Session, stage: str, key: str, path: Path) -> str | None:
     try:
         kind = json.loads(data)["metadata"]["serializer"]["type"]
     except (ValueError, KeyError, TypeError):
-        return f"{path.name} is no stored result"
+        return f"{path.name} is not a stored result of Prefect"
     if kind != "json":
         return f"{path.name} has serializer {kind!r}, only JSON is read"
     if not running.sealed(stage, key, sha256_hex(data)):
@@ -319,7 +319,7 @@ def _unusable(running: Session, stage: str, key: str, path: Path) -> str | None:
 
 @functools.cache
 def _task(stage: str, function: Callable[..., R]) -> Task[..., R]:
-    """Return the Prefect task of a stage, which shows progress and logs the result in one line."""
+    """Return a function as a Prefect task, which shows progress and logs the result in one line."""
     from prefect import Task
 
     signature = inspect.signature(function)
@@ -340,7 +340,7 @@ def _task(stage: str, function: Callable[..., R]) -> Task[..., R]:
         _log(result.found)
         return result
 
-    # Prefect takes a returned state for the result in it.
+    # The type is R, because Prefect replaces a returned state by the state's result.
     return Task(cast("Callable[..., R]", run), name=stage, task_run_name=stage)
 
 

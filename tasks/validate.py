@@ -32,14 +32,14 @@ NONE_EARLIER = DriftReference()
 MIN_EPISODES = 2
 """Smallest number of training and of held-out episodes; a single episode shows no variation."""
 MIN_DEVIATION = 1e-3
-"""Smallest standard deviation of an action, as a share of the range."""
+"""Smallest standard deviation of an action, as a share of the action's range."""
 MIN_COVERED = 0.1
-"""Share of an action's range between the 5 % and 95 % quantiles below which a warning is given."""
+"""Smallest distance between an action's 5 % and 95 % quantiles without a warning, as a share of the action's range."""
 MAX_VIOLATING = 0.05
 MAX_LOST = 0.01
 """Largest share of rows lost without a warning."""
 MAX_DOUBLED = 0.001
-"""Largest share of time in several episodes without a warning; clocks jitter."""
+"""Largest share of time that several episodes cover, without a warning. Jitter of clocks causes small overlaps."""
 MAX_SHIFT = 0.5
 MAX_STABILITY_INDEX = 0.25
 
@@ -52,13 +52,13 @@ def validate(
     earlier: DriftReference = NONE_EARLIER,
     progress: Report | None = None,
 ) -> Validation:
-    """Validate a dataset; the caller refuses a dataset that does not pass.
+    """Check a dataset for training and evaluation. The caller must refuse a dataset that does not pass.
 
     Args:
-        home: home; summary and Data Docs are written to runs/<plant>/<first 12 digits of the digest>.
-        run: plant and held-out share.
+        home: home; summary and Data Docs are written to a folder of `runs/<plant>/`.
+        run: names the plant and the share of held-out episodes.
         dataset: dataset from `ingest`.
-        earlier: dataset that drift is measured against, usually the champion's.
+        earlier: dataset against which drift is measured, usually the champion's.
         progress: called with (done, total, "rows").
 
     Returns:
@@ -135,7 +135,7 @@ def validate_dataset(
 
 
 class Expectations:
-    """Summary numbers of a dataset, and the checks on them and on the table of episodes."""
+    """Summary numbers of a dataset, with checks of these numbers and of the table of episodes."""
 
     def __init__(self) -> None:
         self.table: dict[str, float] = {}
@@ -172,7 +172,7 @@ def dataset_checks(
     held_out: int,
     sources: Sequence[SourceRecord] = (),
 ) -> tuple[dict[str, float], list[Check]]:
-    """Return the summary numbers of a dataset by name, and the checks on them and on the table of episodes.
+    """Return the summary numbers of a dataset by name, and the checks of these numbers and of the episodes.
 
     Args:
         summary: statistics of the dataset.
@@ -237,7 +237,7 @@ def _expect_enough(expectations: Expectations, summary: Statistics, train: int, 
     expectations.expect(
         "share of time in several episodes",
         summary.doubled,
-        f"{summary.doubled:.1%} of the time is in several episodes, so training and held-out split may share rows: "
+        f"several episodes cover {summary.doubled:.1%} of the time, so training and held-out split may share rows: "
         "put the files in one folder and name the folder as one source",
         high=MAX_DOUBLED,
         refuses=False,
@@ -272,8 +272,8 @@ def _expect_varied(expectations: Expectations, name: str, signal: Signal, span: 
     expectations.expect(
         f"{name}: deviation / range",
         deviation,
-        f"the deviation of {name} is {deviation:.2%} of the range, at least {MIN_DEVIATION:.1%} is needed: log step "
-        "tests or a small dither, because constant actions do not show their effect",
+        f"the standard deviation of {name} is {deviation:.2%} of the range, at least {MIN_DEVIATION:.1%} is needed: "
+        "log step tests or a small dither, because constant actions do not show their effect",
         low=MIN_DEVIATION,
     )
     if math.isfinite(span):

@@ -1,4 +1,4 @@
-"""Run the missing measurements, keep the record of this device and write the page."""
+"""Run the missing measurements on this device, keep the results and write the page."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ SOURCES = (
 PARTS = ("scores", "speed")
 RUNS = (("bptt", "float32"), ("td3_bc", "float32"), ("bptt", "bfloat16"), ("td3_bc", "bfloat16"))
 EXACT = (("bptt", "float32, exact"), ("td3_bc", "float32, exact"))
-"""Trained last, and only on an accelerator: a CPU's float32 products are exact."""
+"""Trainings that run last and only on an accelerator, because float32 products of a CPU are exact."""
 SEEDS = {"cpu": 8, "accelerator": 128}
 
 
 class Records:
-    """The records of all devices, in a file that is rewritten atomically after every row."""
+    """The results of all devices, in a file that is rewritten after every result."""
 
     def __init__(self, path: Path, at: str) -> None:
         self._path, self._all = path, records(path)
@@ -68,7 +68,7 @@ class Records:
         self.own: dict[str, Any] = kept
 
     def write(self) -> None:
-        """Write all records, with the date and the peak memory of this device."""
+        """Write the results of all devices; update date and peak memory of this device."""
         stats = self.device.memory_stats() or {}
         peak = max(stats.get("peak_bytes_in_use", 0), self.own.get("memory_peak_bytes") or 0)
         self.own |= {"date": datetime.now(UTC).date().isoformat(), "memory_peak_bytes": peak or None}
@@ -78,14 +78,14 @@ class Records:
         os.replace(beside, self._path)
 
     def add(self, part: str, row: dict[str, Any]) -> None:
-        """Keep a row, and print it without the members' scores."""
+        """Add a result to the file, and print the result without the members' scores."""
         self.own[part].append(row)
         self.write()
         print(json.dumps({name: value for name, value in row.items() if name != "scores"}), flush=True)
 
 
 def records(path: Path) -> dict[str, Any]:
-    """Return the records by device; empty if nothing was measured."""
+    """Return the kept results by device; empty without a file."""
     kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return kept
 
@@ -96,7 +96,7 @@ def _cores() -> int:
 
 
 def train_and_score(kept: Records, runs: tuple[tuple[str, str], ...], seeds: int, end: float) -> None:
-    """Run the trainings without a row."""
+    """Run the trainings that have no result."""
     done = {(row["algorithm"], row["precision"]) for row in kept.own["scores"]}
     wanted = [run for run in runs if run not in done and (kept.accelerated or run[1] == "float32")]
     if not wanted or time.monotonic() > end:
@@ -115,7 +115,7 @@ def train_and_score(kept: Records, runs: tuple[tuple[str, str], ...], seeds: int
 
 
 def time_steps(kept: Records, populations: list[int] | None, side_by_side: int, end: float) -> None:
-    """Time the programs without a row, for each population."""
+    """Measure the programs that have no result, for each population size."""
     groups = [
         group
         for group in (speed.ON_ACCELERATORS if kept.accelerated else speed.ON_CPUS)
@@ -130,7 +130,7 @@ def time_steps(kept: Records, populations: list[int] | None, side_by_side: int, 
         print(f"timing {group.members} members in {group.precision}", flush=True)
         for row in speed.measured(bench, group, speed.missing(kept.own["speed"], group), side_by_side):
             kept.add("speed", row)
-        # Later populations do not need these programs, which occupy memory.
+        # Free the memory of these programs, which later populations do not need.
         jax.clear_caches()
 
 

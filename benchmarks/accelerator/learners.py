@@ -1,4 +1,4 @@
-"""Learners with the sizes of a default retrain, and precisions of matrix products."""
+"""Learners with the network sizes of a default retraining, and precisions of matrix products."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "cql": {},
     "bptt": {"support": 0.3},
 }
-"""Overrides of the algorithms' defaults: the first grid points of the default population in configs/run.py. That module
-needs the pipeline's packages, so a test compares the two."""
+"""Hyper-parameters of each learner: the first grid point of the default population in configs/run.py. This module must
+not import configs/run.py, which needs the pipeline's packages; a test compares both."""
 UPDATES = {"bptt": 4_000, "td3_bc": 16_000}
 """Gradient steps of the two learners that are trained and scored, as in the default population."""
 PRECISIONS: dict[str, str | None] = {"float32": None, "bfloat16": PRODUCTS, "float32, exact": "highest"}
@@ -34,7 +34,7 @@ GPUs since Ampere round operands to TF32 (10 bits of mantissa)."""
 
 @lru_cache(maxsize=16)
 def at_precision(algorithm: Algorithm, precision: str) -> Algorithm:
-    """Return the algorithm with matrix products at one of `PRECISIONS`; the same object for the same arguments."""
+    """Return the algorithm with a precision in `PRECISIONS`; equal arguments give the same object."""
     if precision in ("float32", "bfloat16"):
         return mixed_precision(algorithm) if precision == "bfloat16" else algorithm
 
@@ -49,11 +49,11 @@ def at_precision(algorithm: Algorithm, precision: str) -> Algorithm:
 
 
 class Program(NamedTuple):
-    """One compiled program."""
+    """A learner's program that is compiled and measured separately."""
 
     algorithm: str
     warming: bool
-    """Whether this is the warm-up, in which `bptt` learns the model."""
+    """Whether this is the warm-up: `bptt` first trains its model."""
 
     @property
     def words(self) -> str:

@@ -21,25 +21,38 @@ Row = Mapping[str, Any]
 
 
 def page(records: Sequence[Record]) -> str:
-    """Return the page; accelerators come before CPUs."""
+    """Return the page for the kept results of all devices, with accelerators before CPUs."""
     order = sorted(records, key=lambda record: record["platform"] == "cpu")
-    parts = [devices(order), wrap(_DEVICES), "## Gradient steps per second", wrap(_SPEED), speeds(order)]
-    parts += [machines(order), "## Scores", wrap(_SCORES), scores(order)]
+    parts = [devices(order), wrap(_DEVICES), "## Gradient steps per second", wrap(_SPEED), _COLUMNS, speeds(order)]
+    parts += [machines(order), "## Scores", wrap(_SCORES), _DISTRIBUTION, scores(order)]
     return pages.study("Accelerators", QUESTION, answer(order), COMMAND, *parts)
 
 
-QUESTION = "How many members does an accelerator train in the time of one, and what does bfloat16 cost in score?"
-COMMAND = """`make bench-accelerator` measures the device that JAX finds, continues with missing results and keeps one
-record per device. `python -m benchmarks.accelerator --page` only writes this page."""
-_DEVICES = """The product error is that of 256 rows through a layer of 64 units, relative to float64. By default JAX
-lets the device choose the precision of float32 products; NVIDIA GPUs since Ampere round operands to 10 bits of
-mantissa."""
-
-_SPEED = f"""Steps of all members count, in float32 unless the column says bfloat16. {ROWS:,} random transitions with
-11 observations and 3 actions are on the device, batch 256, networks of a default retrain (`edac` and `cql`: the
-algorithm's defaults). Medians of windows after compilation. Memory is the compiled program's planned memory."""
-_SCORES = f"""Whole trainings on generated {BEHAVIOUR} episodes of `{PLANT}`, with one seed per member and the settings
-of a default retrain. Each member's mean score is over the same simulated episodes in float32, without a shield."""
+QUESTION = "How fast does an accelerator train many members at once, and how much score does bfloat16 cost?"
+COMMAND = """`make bench-accelerator` measures the device that JAX finds, and makes only the missing measurements.
+`python -m benchmarks.accelerator --page` only writes this page."""
+_DEVICES = """A *product error* is the relative error of a matrix product, 256 rows times the weights of a layer with
+64 units, compared with float64. *float32* is JAX's default: the device chooses the precision, and NVIDIA GPUs since
+Ampere round the factors to 10 bits of mantissa. *float32, exact* forces full precision. *Peak memory* is the largest
+device memory in use."""
+_SPEED = f"""Every program trains on {ROWS:,} random transitions with 11 observations and 3 actions, which are in the
+device's memory. A batch has 256 rows. Networks have the sizes of a default retraining; `edac` and `cql` use the
+algorithm's own defaults. Rates are medians over several time windows after compilation."""
+_COLUMNS = """- *learner*: `bptt` has two rows, because it trains first a model and then a policy
+- *members*: policies that are trained at the same time
+- *steps/s*: gradient steps of all members together per second, in float32
+- */ one member*: this rate divided by the rate with one member
+- *bfloat16*: gradient steps per second with matrix products in bfloat16
+- */ float32*: the bfloat16 rate divided by the float32 rate
+- *memory*: device memory that the compiled program plans to use
+- *compile*: seconds of tracing and compiling"""
+_SCORES = f"""Each row is one training of a whole population on generated `{BEHAVIOUR}` episodes of `{PLANT}`, with the
+settings of a default retraining and one seed per member. All members play the same simulated episodes, in float32 and
+without a shield."""
+_DISTRIBUTION = """- *products*: precision of matrix products in the training
+- *seconds*: wall-clock time of the training; *compiling*: seconds of it spent on compilation
+- *mean* to *95 %*: mean, minimum, quantiles and median of the members' scores
+- *diverged*: number of members with a diverged training"""
 
 
 def answer(records: Sequence[Record]) -> str:
@@ -53,9 +66,9 @@ def answer(records: Sequence[Record]) -> str:
     costs = _costs(first["scores"])
     loss = max((-gain.value for _, precision, gain, _ in costs if precision == "bfloat16"), default=float("nan"))
     return (
-        f"{most:,} members on {first['device']} make {min(factors, default=1):.0f} to {max(factors, default=1):.0f} "
-        f"times the steps of one member. bfloat16 costs at most {loss:.2f} points of score and makes most large "
-        "populations slower."
+        f"With {most:,} members, {first['device']} makes {min(factors, default=1):.0f} to "
+        f"{max(factors, default=1):.0f} times as many gradient steps per second as with one member. bfloat16 costs at "
+        f"most {loss:.2f} points of score and makes most large populations slower."
     )
 
 
@@ -100,7 +113,7 @@ def _speed(rows: Sequence[Row]) -> str:
             ]
             table.append(cells)
     most = max((row.get("side_by_side", 1) for row in rows), default=1)
-    note = f"\n\nUp to {most} programs compiled at the same time." if most > 1 else ""
+    note = f"\n\nUp to {most} programs compiled at the same time, which takes longer for each." if most > 1 else ""
     return pages.table(head, table) + note
 
 
@@ -109,12 +122,14 @@ def machines(records: Sequence[Record]) -> str:
     cpus = [record for record in records if record["platform"] == "cpu"]
     others = [record for record in records if record["platform"] != "cpu"]
     if not cpus or not others:
-        return "No CPU was measured beside an accelerator."
+        return "No CPU was measured for comparison."
     cpu = cpus[0]
     theirs = _rates(cpu["speed"])
     lines = [
         "### Compared with a CPU",
-        wrap(f"Steps per second in float32 / those of {cpu['device']}. The last column compares the best populations."),
+        wrap(
+            f"Float32 steps/s divided by those of {cpu['device']}. *best of each*: with the fastest population of each."
+        ),
     ]
     for record in others:
         ours = _rates(record["speed"])
@@ -159,7 +174,7 @@ def _ratio(one: float | None, other: float | None) -> str:
 
 
 def scores(records: Sequence[Record]) -> str:
-    """Return the distribution of the members' scores, and the cost of a precision seed by seed."""
+    """Return a table of the members' scores, and score differences between the precisions."""
     table, notes = [], []
     for record in records:
         rows = sorted(record["scores"], key=_place)
@@ -189,13 +204,14 @@ def _about(record: Record, rows: Sequence[Row]) -> str:
         return ""
     updates = ", ".join(f"{name} {number:,}" for name, number in {r["algorithm"]: r["updates"] for r in done}.items())
     return wrap(
-        f"{record['device']}: {done[0]['rows']:,} rows, gradient steps {updates}, {done[0]['episodes']} episodes per "
-        f"score. The logged controller scores {record['behaviour']:.1f}, the tuned one {record['controller']:.1f}."
+        f"{record['device']}: {done[0]['rows']:,} training rows; gradient steps: {updates}; {done[0]['episodes']} "
+        f"episodes per score. The logged controller scores {record['behaviour']:.1f}, the tuned controller "
+        f"{record['controller']:.1f}."
     )
 
 
 def _costs(rows: Sequence[Row]) -> list[tuple[str, str, Any, float]]:
-    """Return differences of scores from float32, seed by seed, and of the 5 % quantiles."""
+    """Return for each learner and precision the score difference from float32 and that of the 5 % quantiles."""
     known = {(row["algorithm"], row["precision"]): row["scores"] for row in rows if "error" not in row}
     found = []
     for (name, precision), values in known.items():
@@ -214,5 +230,10 @@ def costs(device: str, rows: Sequence[Row]) -> str:
     ]
     if not table:
         return ""
-    about = wrap(f"Difference from default float32 on {device}, seed by seed, with 95 % intervals over seeds:")
-    return f"{about}\n\n" + pages.table(("learner", "products", "mean score", "5 % quantile"), table)
+    about = wrap(
+        f"On {device}, these are the differences from the scores of the same seeds with default float32. Intervals are "
+        "95 % intervals over the seeds."
+    )
+    return f"{about}\n\n" + pages.table(
+        ("learner", "products", "mean difference", "difference of 5 % quantiles"), table
+    )

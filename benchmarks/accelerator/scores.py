@@ -29,10 +29,10 @@ from tasks.data.synthetic.behaviours import policy_of, score
 
 PLANT, BEHAVIOUR = "double_mass", "medium"
 LOGGED, PLAYED = 400, 256
-"""Training episodes, as many as a run of `make study` has after the held-out fifth, and episodes for each score."""
+"""Number of training episodes, and of episodes for each score. A run of `make study` trains on as many episodes."""
 LOG_SEED, PLAY_SEED = 0, 20_261_126
 CHUNK = 500
-"""Gradient steps between two returns to Python, as in `fit`."""
+"""Gradient steps of one compiled call, as in `fit`."""
 NOT_FINITE = -1_000.0
 """Score of an episode with a non-finite return."""
 
@@ -48,7 +48,7 @@ class Logs(NamedTuple):
 
 
 def logs(logged: int = LOGGED, played: int = PLAYED) -> Logs:
-    """Play the training episodes on the CPU, so that they are the same for every device."""
+    """Return training data and reference scores; both are computed on the CPU, so that all devices get the same."""
     plant = PLANTS[PLANT]
     with jax.default_device(jax.devices("cpu")[0]):
         made = policy_of(plant, BEHAVIOUR)
@@ -78,7 +78,7 @@ def _play_keys(episodes: int) -> jax.Array:
 
 @lru_cache(maxsize=4)
 def _played(episodes: int) -> Callable[[Params, Normaliser], jax.Array]:
-    """Return a program that plays P policies in the same E episodes and gives the returns (P, E)."""
+    """Return a program that plays P policies in the same E episodes and returns their returns (P, E)."""
     plant = PLANTS[PLANT]
     bare = bare_controller(plant)
 
@@ -90,7 +90,7 @@ def _played(episodes: int) -> Callable[[Params, Normaliser], jax.Array]:
 
 
 def scored(weights: Params, normaliser: Normaliser, episodes: int) -> npt.NDArray[np.float64]:
-    """Return the mean scores (P,) of policies with stacked weights, in float32 for every training precision."""
+    """Return the mean scores (P,) of P policies, whose weights are stacked, played in float32."""
     with jax.default_matmul_precision("highest"):
         returns = np.asarray(_played(episodes)(weights, normaliser), np.float64)
     found = score(PLANTS[PLANT], returns)
@@ -149,7 +149,7 @@ def trained(
 
 
 def beyond_the_others(marks: Sequence[tuple[int, float]], warm_up: int) -> float:
-    """Return the compilation time: seconds of each program's first chunk beyond the median of the other chunks."""
+    """Estimate the seconds of compilation: how much longer each program's first chunk takes than the median chunk."""
     chunks = [(done < warm_up, after - before) for (done, before), (_, after) in pairwise(marks)]
     parts = [[seconds for of_warm_up, seconds in chunks if of_warm_up is which] for which in (True, False)]
     return sum(max(part[0] - statistics.median(part[1:]), 0.0) for part in parts if len(part) > 1)

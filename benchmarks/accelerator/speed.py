@@ -1,4 +1,4 @@
-"""Measure gradient steps per second of whole populations (all members count), and compilation times."""
+"""Measure gradient steps per second of all members of a population together, and compilation times."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ from neorl_core.training.preparation import prepare
 from neorl_core.types import Transition
 
 CHUNK = 10
-"""Gradient steps per call. A call with a thousand members takes seconds; calls with few members are queued, which hides
-the overhead in Python."""
+"""Gradient steps of one call. More steps would make calls with a thousand members too long."""
 WINDOWS, WINDOW_SECONDS, LIMIT = 5, 0.4, 4.0
 
 
 class Group(NamedTuple):
-    """Programs of one population size and precision; they compile together."""
+    """Population size and precision of programs that are compiled at the same time."""
 
     members: int
     precision: str
@@ -38,16 +37,16 @@ ON_ACCELERATORS = (
     *(Group(size, "float32") for size in (512, 8)),
     Group(512, "bfloat16"),
 )
-"""Most interesting populations first, in case the run is stopped."""
+"""Populations in the order of measurement, the most interesting ones first."""
 ON_CPUS = tuple(Group(size, "float32") for size in (1, 8, 32, 128))
 
 
 class Bench:
-    """The transitions on the device, and fresh populations; a smaller one is the first members of a larger one."""
+    """Transitions on the device, and new populations; a population has the first members of each larger one."""
 
     def __init__(self, largest: int, rows: int = ROWS, names: Iterable[str] = LEARNERS) -> None:
         self.data: Transition = prepare(transitions(rows), SPEC)[1]
-        # Initialised once for the largest size, because each size would compile its own program; kept on the host.
+        # One initialisation for the largest size saves the compilation for other sizes. It stays in host memory.
         self._fresh: dict[str, TrainState] = {name: self._drawn(name, largest) for name in names}
 
     @staticmethod
@@ -58,12 +57,12 @@ class Bench:
         return drawn
 
     def population(self, name: str, size: int) -> TrainState:
-        """Return the first members on the device."""
+        """Return the first `size` members, in the device's memory."""
         first: TrainState = jax.tree.map(lambda x: jnp.asarray(x[:size]), self._fresh[name])
         return first
 
     def shapes(self, name: str, size: int) -> TrainState:
-        """Return shapes and dtypes of the first members."""
+        """Return shapes and dtypes of the first `size` members."""
         shaped: TrainState = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype), self._fresh[name]
         )
@@ -77,7 +76,7 @@ class Compiled(NamedTuple):
     seconds: float
     """Seconds of tracing and compiling."""
     megabytes: float
-    """Planned device memory of a call: arguments, outputs and temporaries."""
+    """Device memory that a call plans to use [MB]: arguments, outputs and temporary values."""
 
 
 def compiled(program: Program, group: Group, shapes: TrainState, data: Transition) -> Compiled:
@@ -110,13 +109,13 @@ def steps_per_second(call: Any, population: TrainState, data: Transition) -> tup
 
 
 def measured(bench: Bench, group: Group, wanted: Sequence[Program], side_by_side: int = 1) -> Iterator[dict[str, Any]]:
-    """Yield a row for each program of one population and precision.
+    """Compile and measure programs, and yield a result for each.
 
     Args:
         bench: data and populations.
-        group: population and precision.
-        wanted: programs.
-        side_by_side: programs that compile at the same time; nothing is timed meanwhile.
+        group: population size and precision.
+        wanted: programs to measure.
+        side_by_side: number of programs that compile at the same time; speeds are measured afterwards.
     """
     about = {"members": group.members, "precision": group.precision}
 
@@ -144,11 +143,11 @@ def measured(bench: Bench, group: Group, wanted: Sequence[Program], side_by_side
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of an error of the device or the compiler."""
+    """Return the first line of an error message, at most 200 characters."""
     return str(error).splitlines()[0][:200]
 
 
 def missing(rows: Sequence[dict[str, Any]], group: Group) -> list[Program]:
-    """Return the programs without a row in a group."""
+    """Return the programs of a group that have no result."""
     known = {(row["program"], row["members"], row["precision"]) for row in rows}
     return [program for program in programs() if (program.words, *group) not in known]

@@ -1,10 +1,11 @@
-"""`make calibration`: count false certificates in 10,000 trials of each attempt to cheat, with the true p equal to p0.
+"""`make calibration`: count false certificates in 10,000 trials of each attempt to cheat.
 
     python -m benchmarks.calibration                      # 10,000 trials of each; continues
     python -m benchmarks.calibration --trials 200         # fewer
     python -m benchmarks.calibration --only grinding      # attempts with this in their name
 
-Results are kept in benchmarks/results/calibration.json; the table goes into docs/studies/calibration.md.
+The true probability of a violation equals the claimed p0, so every certificate is false. Results are kept in
+benchmarks/results/calibration.json. The command writes only the table of docs/studies/calibration.md.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "calibration.json"
 PAGE = ROOT / "docs" / "studies" / "calibration.md"
 BEGIN, END = "<!-- calibration: begin -->", "<!-- calibration: end -->"
 LIMIT = 0.0569
-"""Largest share of false certificates in 10,000 trials: three standard deviations above 5 %."""
+"""Largest accepted share of false certificates in 10,000 trials: 5 % and about three standard deviations more."""
 BLOCK = 250
 """Trials between two writes of the results."""
 MEMORY = Path("/dev/shm")
@@ -40,7 +41,7 @@ Trial = Callable[[], bool]
 
 
 class Row(Strict):
-    """Result of one attempt in one world."""
+    """Result of one kind of attempt on one simulator."""
 
     way: str
     world: str
@@ -51,14 +52,14 @@ class Row(Strict):
 
 
 class Results(Strict):
-    """All rows."""
+    """Content of the file of results."""
 
     rows: list[Row]
 
 
 @contextmanager
 def trial_of(row: Row, worlds: dict[str, World], folder: Path) -> Iterator[Trial]:
-    """Yield one trial of a row; each call draws again."""
+    """Yield a function that makes one trial of a row and returns whether the test certifies."""
     chance = np.random.default_rng()
     if row.way in NAIVE:
         yield lambda: NAIVE[row.way](chance)
@@ -75,7 +76,7 @@ def trial_of(row: Row, worlds: dict[str, World], folder: Path) -> Iterator[Trial
 
 
 def planned() -> tuple[list[Row], dict[str, World]]:
-    """Return the rows, and the worlds by name."""
+    """Return the planned rows without results, and the simulators by name."""
     rare, seldom, often = coin(1e-3, 16_384), coin(1e-2, 2048), coin(5e-2, 640)
     rows = [Row(way="single", world=world.name) for world in (rare, seldom, WALKS[1])]
     rows += [Row(way=way, world=often.name) for way in (*FREE, *WATCHED)]
@@ -87,14 +88,14 @@ def planned() -> tuple[list[Row], dict[str, World]]:
 
 
 def done_before(rows: list[Row], path: Path) -> list[Row]:
-    """Return the rows with the kept results."""
+    """Return the rows with their kept results, as far as known."""
     known = Results.model_validate(read_json(path)).rows if path.exists() else []
     before = {(row.way, row.world): row for row in known}
     return [before.get((row.way, row.world), row) for row in rows]
 
 
 def table(rows: list[Row]) -> str:
-    """Return the table."""
+    """Return the table of the page, between its two marks."""
     lines = [
         "| attempt | simulator | trials | false certificates | share | 99 % interval |",
         "|:--|:--|--:|--:|--:|:--|",
@@ -113,7 +114,7 @@ def table(rows: list[Row]) -> str:
 
 
 def measure(rows: list[Row], worlds: dict[str, World], trials: int, only: str, keep: Path, folder: Path) -> list[Row]:
-    """Run the missing trials, and keep the results after each block."""
+    """Run the missing trials of rows with `only` in their name, and write the file `keep` after each block."""
     for number, row in enumerate(rows):
         if only not in f"{row.way}, {row.world}":
             continue
@@ -135,10 +136,10 @@ def measure(rows: list[Row], worlds: dict[str, World], trials: int, only: str, k
 
 
 def main() -> int:
-    """Run the trials; return 1 if an attempt within the product has too many false certificates."""
+    """Run the trials; return 1 if a row that is not naive has too many false certificates."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=10_000)
-    parser.add_argument("--only", default="", help="rows with this in their name")
+    parser.add_argument("--only", default="", help="part of the name of the rows to run")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     rows, worlds = planned()

@@ -1,4 +1,4 @@
-"""Naive certification methods at a violation probability of exactly p0."""
+"""Naive certification methods that NeoRL does not use, at a true violation probability of p0."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LONGEST = 20_000
 
 
 def _violations(chance: np.random.Generator, episodes: int) -> np.ndarray:
-    """Draw the number of violated episodes."""
+    """Draw the numbers of the violated episodes, counted from 1."""
     gaps = chance.geometric(P0, size=int(episodes * P0 * 3) + 60)
     found = np.cumsum(gaps)
     return found[found <= episodes]
@@ -28,7 +28,7 @@ def t_test(chance: np.random.Generator) -> bool:
 
 
 def peeking(chance: np.random.Generator) -> bool:
-    """Return whether a Clopper-Pearson bound for a fixed number of episodes certifies at any of up to 20,000 looks."""
+    """Return whether a Clopper-Pearson bound certifies if it is computed after every episode, up to 20,000 times."""
     found = _violations(chance, LONGEST)
     return any(
         (found[k] if k < len(found) else LONGEST + 1) > needed
@@ -38,7 +38,7 @@ def peeking(chance: np.random.Generator) -> bool:
 
 
 _NEEDED = [rollouts_needed(P0, k, ALPHA) for k in range(15)]
-"""Return the number of episodes after which k violations certify."""
+"""Element k: number of episodes that certify with k violations."""
 
 
 def best_of_ten(chance: np.random.Generator) -> bool:

@@ -1,4 +1,4 @@
-"""Trials of certification: attempts of an owner to get a false certificate."""
+"""Attempts of a home's owner to get a false certificate. Each function returns whether one trial certifies."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ CONFIDENCE = 0.95
 TRIES = 10
 """Attempts of a lineage."""
 GUESSES = 20
-"""Secrets tried offline before committing to one."""
+"""Secrets that the owner tries offline before the commitment."""
 NOBODY = sha256_hex(b"")
 
 
 class Killed(Exception):
-    """The process was killed here."""
+    """Stands for a kill of the process."""
 
 
 def single(world: World) -> bool:
@@ -66,7 +66,7 @@ def retries(world: World) -> bool:
 
 
 def best_of_ten(world: World) -> bool:
-    """Certify ten composites and show the best; the lineage counts all."""
+    """Certify ten composites and show the best; each is an attempt of the same lineage."""
     found = [world.test(secrets.token_bytes(32), attempt_alpha(CONFIDENCE, j)) for j in range(1, TRIES + 1)]
     return max(found, key=lambda counts: counts.log_e).certified or any(counts.certified for counts in found)
 
@@ -85,7 +85,7 @@ class Bench(NamedTuple):
         return self._replace(home=Home(root), trust=replace(self.trust, source=root / "trust.yaml"))
 
     def ledger(self, dies: Callable[[str], None] = lambda _: None) -> Ledger:
-        """Return the ledger of a freshly started process, which may be killed at a request."""
+        """Return the ledger as a new process opens it; `dies` is called around each request and may raise `Killed`."""
         own = Ledger(self.home, connect(self.home.ledger_url), self.trust, None)
         # Decrypting the key is most of the cost of starting a signer, so keep it decrypted.
         witnesses = WitnessClient(self.home, own, self.key, direct(self.witness), own=False)
@@ -127,7 +127,7 @@ class Bench(NamedTuple):
 
 @contextmanager
 def benches(folder: Path) -> Iterator[Iterator[Bench]]:
-    """Yield benches, each with a new ledger of the same key and a witness that knows only that key."""
+    """Yield benches. All have the same key; each has a new ledger and a new witness that knows only this key."""
     before = os.environ.get("XDG_CONFIG_HOME")
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         # Folder of the passphrases of these keys.
@@ -200,7 +200,7 @@ def grinding(world: World, bench: Bench, chance: np.random.Generator) -> bool:
 
 
 def ground(world: World, alpha: float) -> bytes:
-    """Return the first secret that would certify if the seed depended on the secret alone, or the last secret."""
+    """Return the first of 20 secrets that would certify if the seed depended on the secret alone; else the last one."""
     for _ in range(GUESSES):
         secret = secrets.token_bytes(32)
         if world.test(derive_seed(secret, ()), alpha).certified:
@@ -209,7 +209,7 @@ def ground(world: World, alpha: float) -> bytes:
 
 
 def deletion_and_new_homes(world: World, bench: Bench, chance: np.random.Generator) -> bool:
-    """After a failed attempt delete, empty or restore the ledger, or start a new home, and try again."""
+    """After a failed attempt delete or empty the ledger or start a new home, and try again."""
     ledger = bench.ledger()
     attempt = bench.opened(ledger, world)
     certified = world.test(draw_seed(ledger, attempt), attempt.alpha).certified
@@ -235,7 +235,7 @@ def _delete(bench: Bench) -> Bench:
 
 
 def _empty(bench: Bench) -> Bench:
-    """Put an empty table in place, and remove the home's head."""
+    """Replace the ledger with an empty one, and remove the home's signed head."""
     bench.home.ledger.unlink()
     (bench.home.root / "ledger.head").unlink()
     create(connect(bench.home.ledger_url))
@@ -243,7 +243,7 @@ def _empty(bench: Bench) -> Bench:
 
 
 def _begin_anew(bench: Bench) -> Bench:
-    """Make a new home with a new key that claims to be the same ledger."""
+    """Make a new home with a new key under the name of the old ledger."""
     home = bench.home
     asked = (home.root / "witnesses.yaml").read_bytes()
     shutil.rmtree(home.root)
@@ -253,10 +253,10 @@ def _begin_anew(bench: Bench) -> Bench:
 
 
 FREE: dict[str, Callable[[World], bool]] = {"single": single, "retries": retries, "best of ten": best_of_ten}
-"""Attempts without a ledger, which would only add numbers."""
+"""Attempts that need no ledger, by name."""
 WATCHED: dict[str, Callable[[World, Bench, np.random.Generator], bool]] = {
     "kills and resumes": kills_and_resumes,
     "grinding of seeds": grinding,
     "deletion and new homes": deletion_and_new_homes,
 }
-"""Attempts with a ledger and a witness."""
+"""Attempts that use a ledger and a witness, by name."""

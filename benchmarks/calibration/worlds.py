@@ -15,11 +15,11 @@ from neorl_core.safety.certify import CertificationCounts, Run, certify_batches
 from neorl_core.types import Constraint, Controller, Params, Plant, PlantSpec, Space, Timestep
 
 ROOM = 10
-"""Number of violations that a claim of the product allows."""
+"""Number of violations that a claim of NeoRL allows."""
 
 
 class Walk(NamedTuple):
-    """x' = 0.9 x + 0.1 w with w ~ N(0, 1), x = 0 at first."""
+    """Random walk x' = 0.9 x + 0.1 w with w ~ N(0, 1) from x = 0."""
 
     bound: float | Array = 0.8
 
@@ -69,7 +69,7 @@ class World(NamedTuple):
     batch: int
 
     def test(self, seed: bytes, alpha: float) -> CertificationCounts:
-        """Run the product's test of "p < p0" at p0 = p, where every certificate is false."""
+        """Test the claim p < p0 with NeoRL's test at p0 = p, so that every certificate is false."""
         most = betting_episodes(self.p, ROOM, alpha)
         *_, last = certify_batches(
             WALK,
@@ -88,7 +88,7 @@ class World(NamedTuple):
 
 @cache
 def _flips(p: float) -> Run:
-    """Return an episode function that is violated with probability p, by the key of the episode."""
+    """Return a function that plays an episode, which is violated with probability p."""
 
     @jax.jit
     def drawn(keys: Array) -> Array:
@@ -103,7 +103,7 @@ def _flips(p: float) -> Run:
 
 
 def coin(p: float, batch: int) -> World:
-    """Return a world of plain draws, which are cheap."""
+    """Return a simulator without dynamics: each episode is violated with probability p."""
     return World(f"draws with p = {p:g}", p, 0.0, _flips(p), batch)
 
 
@@ -111,4 +111,4 @@ WALKS = (
     World("walk within 0.8", 0.04726868, 0.8, rollouts, 320),
     World("walk within 0.9", 0.00967962, 0.9, rollouts, 1536),
 )
-"""Return violation probabilities by quadrature."""
+"""Two walks with their violation probabilities, computed by quadrature."""

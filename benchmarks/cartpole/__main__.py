@@ -4,8 +4,8 @@
     python -m benchmarks.cartpole --seeds 2 --updates 4000 --algorithms discrete_cql
     python -m benchmarks.cartpole --page                # docs/studies/cartpole.md from the kept results
 
-Minari writes episodes of a linear-quadratic regulator with 10 %, 40 % and 70 % random pushes; `neorl train` learns from
-the dataset; every policy is scored on 200 fresh episodes of CartPole-v1's physics.
+Minari writes episodes of a linear-quadratic regulator with 10 %, 40 % or 70 % random pushes. `neorl train` learns from
+this dataset. Every policy then plays 200 new episodes of CartPole-v1.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def write_minari(folder: Path, result: EpisodeResult) -> Path:
 
 
 def train(data: Path, algorithm: str, seeds: int, updates: int, out: Path) -> list[Policy]:
-    """Train with `neorl train` and return the policies, one per seed."""
+    """Train policies with `neorl train`, one per seed, and return them."""
     command = [sys.executable, "-m", "flows", "train", str(data), "--algorithm", algorithm, "--json"]
     command += ["--seeds", str(seeds), "--updates", str(updates), "--out", str(out)]
     home = {"NEORL_HOME": str(out.parent / "home"), "PYTHONPATH": str(ROOT)}
@@ -111,7 +111,7 @@ def train(data: Path, algorithm: str, seeds: int, updates: int, out: Path) -> li
 
 
 def returns(policy: Policy, episodes: int = SCORED, seed: int = 1) -> npt.NDArray[np.float64]:
-    """Returns of a policy on fresh episodes."""
+    """Return the returns (episodes,) of a policy in new episodes."""
     keys = jax.random.split(jax.random.key(seed), episodes)
     return np.asarray(rollouts(PLANT, bare_controller(PLANT), policy, keys, PLANT.domain).ret, np.float64)
 
@@ -123,17 +123,17 @@ def page(found: Mapping[str, Any]) -> str:
     return pages.study(
         "Discrete learners on CartPole",
         "Do the learners for discrete actions solve CartPole-v1 from a Minari dataset?",
-        f"With every seed: {listed(solved)}. The other learners fail with some seeds.",
+        f"These learners solve it with every seed: {listed(solved)}. The other learners fail with at least one seed.",
         "`make cartpole`.",
         wrap(
-            f"Minari writes {found['episodes']} episodes ({found['rows']:,} steps, mean return {found['logged']:.0f} "
-            "of "
-            f"{PLANT.spec.horizon}) of a linear-quadratic regulator with 10, 40 and 70 % random pushes. `neorl "
-            f"train FOLDER --algorithm NAME` makes {found['updates']:,} updates. Policies are scored on "
-            f"{found['scored']} fresh episodes of Gymnasium's physics in JAX; a mean return of {SOLVED:g} counts as "
-            "solved."
+            f"Minari writes a dataset of {found['episodes']} episodes ({found['rows']:,} steps). A linear-quadratic "
+            "regulator controls the cart; in a third of the episodes each, 10, 40 or 70 % of the pushes are random. "
+            f"`neorl train FOLDER --algorithm NAME` makes {found['updates']:,} gradient steps per seed. Each policy "
+            f"then plays {found['scored']} new episodes in a JAX version of Gymnasium's simulator. The return is the "
+            f"number of steps before the pole falls, at most {PLANT.spec.horizon}. A mean of {SOLVED:g} counts as "
+            f"solved; the mean of the logs is {found['logged']:.0f}."
         ),
-        pages.table(("learner", "mean return of each seed", "lowest"), rows),
+        pages.table(("learner", "mean return of each seed", "lowest mean return"), rows),
     )
 
 

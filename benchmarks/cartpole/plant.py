@@ -24,13 +24,13 @@ from scipy.linalg import solve_discrete_are
 from neorl_core.types import Constraint, Controller, Plant, PlantSpec, Space, Timestep
 
 SECONDS = 0.02
-"""Time between two pushes, one Euler step [s]."""
+"""Control step, which is one Euler step [s]."""
 MOST_ANGLE = 12 * 2 * math.pi / 360
 """Angle at which the pole has fallen [rad]."""
 MOST_PLACE = 2.4
 """End of the track [m]."""
 START = 0.05
-"""Half range of all initial values."""
+"""Initial values are uniform between minus and plus this number."""
 HORIZON = 500
 
 SPEC = PlantSpec(
@@ -77,7 +77,7 @@ class State(NamedTuple):
 
 
 def advance(motion: jax.Array, push: jax.Array, params: Params) -> jax.Array:
-    """Return the motion one step later; 0 pushes left, 1 right."""
+    """Return the motion one step later. A push of 0 goes left, 1 goes right."""
     _, speed, angle, turning = motion
     total, moment = params.cart + params.pole, params.pole * params.half_length
     sine, cosine = jnp.sin(angle), jnp.cos(angle)
@@ -99,7 +99,7 @@ def reset(key: jax.Array, params: Params) -> tuple[State, jax.Array]:
 
 
 def step(key: jax.Array, state: State, action: jax.Array, params: Params) -> tuple[State, Timestep]:
-    """Make one push; every push has reward 1, even the last one."""
+    """Advance by one push. The reward of every push is 1, also of the push after which the pole falls."""
     motion = advance(state.motion, jnp.round(action[0]), params)
     margins = margins_of(motion)
     following = State(motion, state.step + 1)
@@ -119,7 +119,7 @@ def predict(observation: jax.Array, action: jax.Array, params: Params) -> tuple[
 
 
 def regulator(params: Params) -> tuple[float, ...]:
-    """Return the gains of the linear-quadratic regulator; the sign of the feedback is the push."""
+    """Return the gains of the linear-quadratic regulator. The sign of gains · observation decides the push."""
     with jax.enable_x64(True):
         upright = jnp.zeros(4)
         a, b = jax.jacfwd(lambda m, p: advance(m, p, params), (0, 1))(upright, jnp.asarray(0.5))
@@ -132,7 +132,7 @@ balance = Controller(
     lambda gain, observation: (),
     lambda gain, state, observation, applied: (state, (observation @ jnp.asarray(gain) < 0)[None].astype(jnp.float32)),
 )
-"""Push to the side that the regulator chooses."""
+"""Controller that pushes to the side that the regulator chooses."""
 
 PLANT = Plant(
     spec=SPEC,

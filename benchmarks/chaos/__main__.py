@@ -54,7 +54,7 @@ class Trial(NamedTuple):
 
 
 def trial(site: Site, name: str, number: int, at: str) -> Trial | None:
-    """Strike one retraining; return None if this machine cannot produce the fault.
+    """Retrain once and cause a fault meanwhile; return None if this machine cannot produce the fault.
 
     Args:
         site: site with running servers.
@@ -106,7 +106,7 @@ def main() -> int:
         type=int,
         nargs="+",
         default=[],
-        help="trials of that site to repeat after a fix",
+        help="numbers of trials of that site to repeat after a fix",
     )
     parser.add_argument("--page", action="store_true", help="only write the page")
     given = parser.parse_args()
@@ -133,7 +133,7 @@ def results(site: str) -> Path:
 
 
 def kept(site: str, which: str = "trials") -> list[Trial]:
-    """Return the trials of a site; with `earlier`, the first results of repeated trials."""
+    """Return the kept trials of a site; `which="earlier"` gives the first results of repeated trials."""
     path = results(site)
     return [Trial(**row) for row in json.loads(path.read_text()).get(which, [])] if path.exists() else []
 
@@ -146,7 +146,7 @@ def keep(site: str, trials: Sequence[Trial], earlier: Sequence[Trial]) -> None:
 
 @contextmanager
 def opened(folder: Path, name: str) -> Iterator[Site]:
-    """Yield a site of one of the two kinds with running servers."""
+    """Yield a site with running servers; `name` is its kind, "one machine" or "team"."""
     with ExitStack() as stack:
         if name == "team":
             from tests.servers import postgres
@@ -162,7 +162,7 @@ def opened(folder: Path, name: str) -> Iterator[Site]:
 
 
 def campaign(folder: Path, name: str, count: int, end: float, again: Sequence[int] = ()) -> None:
-    """Run the missing and the repeated trials of a site, and keep each."""
+    """Run the missing trials of a site and those to repeat; write each result to disk at once."""
     at, found, earlier = commit(SOURCES), kept(name), kept(name, "earlier")
     earlier += [one for one in found if one.number in again]
     found = [one for one in found if one.number not in again]
@@ -213,23 +213,22 @@ def page(
         rows.append((name, len(own), struck, counts["message"], counts["through"], wrong))
     mended = [one for one in earlier if one.violations]
     struck, races_wrong = sum(one.struck for one in found), sum(bool(one["violations"]) for one in raced)
-    heading = "Found by earlier trials and fixed; these trials were repeated:"
+    heading = "Earlier trials had these violations. Their causes were fixed, and the trials were repeated:"
     return pages.study(
         "Faults during retrainings",
-        "Does a fault at any moment of a retraining leave a wrong champion, a lost dataset or an unverifiable ledger?",
+        "Can a fault during a retraining cause a wrong champion, a lost dataset or a ledger that fails the audit?",
         f"{struck} faults in {len(found)} retrainings caused {len(violated) or 'no'} violations. {len(raced)} races "
-        "between two "
-        f"approvals caused {races_wrong or 'none'}.",
-        f"`make chaos`: up to three hours; continues until {wanted} faults and {races_wanted} races.",
+        f"between two approvals caused {races_wrong or 'none'}.",
+        f"`make chaos` runs up to three hours; repeat it until there are {wanted} faults and {races_wanted} races.",
         wrap(
-            "Each retraining is struck once at a random moment. There are two homes: one machine with all state in a "
-            "folder, and a team with ledger, Prefect and MLflow in PostgreSQL on another host (a network namespace). "
-            "Afterwards the fault is repaired and the same retraining runs again. Violations are: a traceback, a "
-            "missing "
-            "message or a hanging command; a second run without a decision; a ledger or file that does not verify; a "
-            "champion that did not pass every gate, or a different one in MLflow; a lost dataset; a worker's run that "
-            "does not end; an event that starts no run or two."
+            "Each trial starts a retraining and causes one fault at a random moment. Then the trial repairs the fault "
+            "as an operator would, and runs the same retraining again. There are two homes. *One machine* has all "
+            "state in a folder. *Team* has ledger, Prefect and MLflow in PostgreSQL on another host, simulated by a "
+            "network namespace. In a race, two processes approve two candidates at the same time. Violations are:"
         ),
+        VIOLATIONS,
+        "Columns of the table count trials:",
+        COLUMNS,
         pages.table(("fault", "trials", "during the run", "ended with a message", "went through", "violations"), rows),
         "\n".join(map(_violation, violated)) or "No violation.",
         "\n".join([heading, "", *map(_violation, mended)]) if mended else "",
@@ -237,8 +236,21 @@ def page(
     )
 
 
+VIOLATIONS = """- a command hangs, or ends with a traceback or without a message
+- the second retraining ends without a decision
+- the ledger or a file fails the audit
+- the champion did not pass every gate, or MLflow has a different champion
+- a dataset is lost
+- a run of Prefect's worker does not end, or an event starts no run or two runs"""
+COLUMNS = """- *trials*: all trials with this fault
+- *during the run*: the fault came before the retraining ended, and the target of the fault existed
+- *ended with a message*: the retraining stopped with an error message
+- *went through*: the retraining ended normally (in the remaining trials the fault killed it)
+- *violations*: trials with at least one violation"""
+
+
 def _violation(one: Trial) -> str:
-    return f"- {one.site} {one.number} at {one.commit[:7]}, {one.what}: {'; '.join(one.violations)}"
+    return f"- {one.site}, trial {one.number} at {one.commit[:7]}, {one.what}: {'; '.join(one.violations)}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The faults: target of each, and the operator's repair."""
+"""The faults, each with its target and the repair by an operator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.chaos.site import Ended, Site, ended
 
 Cure = Callable[[], None]
 FILES = ("datasets/*/shards/*", "results/**/*", "checkpoints/**/*", "bundles/*/*/*", "certificates/**/*")
-"""Files of a home in which bits are flipped."""
+"""Files of a home in which the fault `bit flipped` changes a bit."""
 FOLDERS = ("datasets", "results", "checkpoints", "bundles", "runs", "certificates")
 """Folders of a home that become read-only."""
 
@@ -29,9 +29,9 @@ class Blow(NamedTuple):
     what: str
     cure: Cure = lambda: None
     besides: Callable[[], list[Ended]] = lambda: []
-    """Wait for further commands that the fault started."""
+    """Wait for commands that the fault started, and return their results."""
     left: Callable[[], list[str]] = lambda: []
-    """Wait for the worker's runs and return violations."""
+    """Wait for the runs of Prefect's worker, and return violations."""
 
 
 MISSED = Blow("it missed")
@@ -47,7 +47,7 @@ class Fault(NamedTuple):
 
 
 class WorkersFault(NamedTuple):
-    """A kind of fault in a deployment's run, which the fault starts itself at Prefect's worker."""
+    """A kind of fault that starts its own retraining at Prefect's worker."""
 
     strike: Callable[[Site, int, random.Random], Blow]
     """The second argument is the number of the trial."""
@@ -116,7 +116,7 @@ def _decay(site: Site, process: subprocess.Popen[str], chance: random.Random) ->
     path.write_bytes(wrong)
 
     def cure() -> None:
-        # A file that was rewritten meanwhile is correct.
+        # If the file was rewritten meanwhile, the bit is correct again.
         if path.exists() and path.read_bytes() == wrong:
             path.write_bytes(whole)
 
@@ -157,7 +157,7 @@ def _worker(site: Site, number: int, chance: random.Random) -> Blow:
 
 
 def _twice(site: Site, number: int, chance: random.Random) -> Blow:
-    """Send one event twice and another like it; each must start one run, and both must end."""
+    """Send one event twice and a second event; each event must start one run, and both runs must end."""
     begun = site.arrive(number)
     wrong = [] if begun == 2 else [f"two events, one of which came twice, started {begun} runs"]
     return Blow(f"two events, one of which came twice, started {begun} runs", left=lambda: wrong + site.hanging())
@@ -194,7 +194,7 @@ def _network(site: Site, process: subprocess.Popen[str], chance: random.Random) 
 
 
 def _nothing(what: str) -> Callable[[Site, subprocess.Popen[str], random.Random], Blow]:
-    """Do nothing more, because the fault is in the way the retraining is started."""
+    """Return a fault without an action, because the options that start the retraining cause the fault."""
     return lambda site, process, chance: Blow(what)
 
 
@@ -222,11 +222,11 @@ SITES = {
     "one machine": tuple(name for name in FAULTS if name not in OF_DATABASE),
     "team": ("PostgreSQL killed", "network cut", "flow killed", "Prefect killed", "MLflow killed", "signer killed"),
 }
-"""Faults of the two homes: with state in a folder, and with state in PostgreSQL on another host."""
+"""Faults of each home: with all state in a folder, and with state in PostgreSQL on another host."""
 
 
 def options(name: str, chance: random.Random) -> dict[str, object] | None:
-    """Return options for starting the retraining; None if this machine cannot produce the fault."""
+    """Return the options of `Site.start` that cause the fault; None if this machine cannot produce the fault."""
     if name == "disk full":
         return {"largest_file": int(2 ** chance.uniform(10, 22))}
     if name == "clock set back":

@@ -16,7 +16,7 @@ class Host(NamedTuple):
     name: str
     """Name of the namespace."""
     cable: str
-    """Our end of the cable."""
+    """Name of the cable's end on this host."""
     address: str
 
     @property

@@ -1,4 +1,4 @@
-"""Races: two processes approve two candidates at once, and exactly one becomes champion."""
+"""Races: two processes approve two candidates at the same time; exactly one candidate may become champion."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def kept_races() -> list[dict[str, Any]]:
 
 
 def races(count: int, end: float) -> None:
-    """Run the missing races and keep each.
+    """Run the missing races, and write each result to disk.
 
     Args:
-        count: number of all races.
+        count: number of races, kept ones included.
         end: monotonic time after which no race starts.
     """
     from tasks.lifecycle.policy import sign
@@ -63,7 +63,7 @@ def races(count: int, end: float) -> None:
 
 
 def _race(served: Any) -> dict[str, Any]:
-    """Approve two candidates from two processes and return violations."""
+    """Approve two candidates from two processes, and return the result of the race with its violations."""
     from tests.evidence import PLANT
 
     begun = time.monotonic()

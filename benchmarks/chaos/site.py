@@ -1,4 +1,4 @@
-"""A home for the trials: servers, commands, and the conditions that must always be true."""
+"""A home for the trials, with its servers, and the search for violations."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ deployments:
         expect: [neorl.chaos.arrived]
         parameters: {config: "{{ event.payload.config }}", data: "{{ event.payload.data }}"}
 """
-"""Deployments of the campaign; `neorl up` reads them from the current folder."""
+"""Deployments of the trials; `neorl up` reads this file from the current folder."""
 FAKETIME = re.compile(r"Exception in thread .*?time\.sleep\(1\)\nOSError: \[Errno 22\] Invalid argument\n", re.DOTALL)
-"""An error that libfaketime 0.9.10 causes in `time.sleep` of a Prefect thread; a real clock does not."""
+"""Message of an error in `time.sleep` of a Prefect thread that only libfaketime 0.9.10 causes, not a real clock."""
 PATIENCE = 300.0
 """Seconds after which a command or a run's state counts as hanging."""
 
@@ -76,7 +76,7 @@ class Ended(NamedTuple):
 
     @property
     def fault(self) -> str:
-        """The violation: a traceback, or a failure without a message."""
+        """The violation, which is a traceback or a failure without a message; empty if there is none."""
         stderr = FAKETIME.sub("", self.stderr)
         if "Traceback" in stderr:
             return f"a traceback: {stderr[stderr.index('Traceback') :].strip()[-600:]}"
@@ -89,7 +89,7 @@ class Site:
     """A home with servers."""
 
     def __init__(self, folder: Path, database: Postgres | None = None, elsewhere: Host | None = None) -> None:
-        """Use a folder, and PostgreSQL on another host for ledger, Prefect and MLflow if given."""
+        """Use a home in a folder, or with ledger, Prefect and MLflow in a database on the host `elsewhere`."""
         self.folder, self.home, self.database, self.elsewhere = folder, Home(folder / "home"), database, elsewhere
         self.log, self.seconds = folder / "log" / "historian.parquet", 30.0
         self.environment = {
@@ -179,14 +179,14 @@ class Site:
             time.sleep(1.0)
 
     def deployed(self, seed: int) -> str:
-        """Start a retraining at the worker and return the run's id in Prefect."""
+        """Start a retraining at Prefect's worker and return the id of its run in Prefect."""
         deployment = self.ask_prefect("deployments/name/retrain/struck")["id"]
         parameters = {"config": str(self.config(seed)), "data": [str(self.log)]}
         run = self.ask_prefect(f"deployments/{deployment}/create_flow_run", {"parameters": parameters})
         return str(run["id"])
 
     def arrive(self, seed: int) -> int:
-        """Send one event twice and another like it, and return the number of started runs."""
+        """Send one event twice and then a second event, and return the number of started runs."""
         event = {
             "occurred": datetime.now(UTC).isoformat(),
             "event": "neorl.chaos.arrived",
@@ -232,15 +232,15 @@ class Site:
         return []
 
     def datasets(self) -> set[str]:
-        """Return the names of all manifests and shards."""
+        """Return the paths of all manifests and shards, relative to the folder of datasets."""
         kept = self.home.root / "datasets"
         return {str(path.relative_to(kept)) for part in ("manifests", "shards") for path in kept.glob(f"*/{part}/*")}
 
     def faults(self, before: set[str]) -> list[str]:
-        """Return the violations.
+        """Return the violations in the state of the home.
 
         Args:
-            before: names of the datasets before the trial.
+            before: result of `datasets` before the trial.
         """
         found = [f"{name} is lost" for name in sorted(before - self.datasets())]
         found += [str(check) for check in audit(self.home).failures]
@@ -265,7 +265,7 @@ class Site:
 
 
 def ended(process: subprocess.Popen[str]) -> Ended:
-    """Wait for a command and kill it if it hangs."""
+    """Wait for a command and return its result; kill a command that hangs."""
     try:
         out, stderr = process.communicate(timeout=PATIENCE)
     except subprocess.TimeoutExpired:

@@ -56,7 +56,7 @@ def table(cells: Cells) -> str:
                     for number in (mean(cell, fleet), min(cell[fleet]["sites"]))
                 )
                 rows.append((method, episodes, *scores, f"{cell['cpu_seconds']:.0f}"))
-    head = ("method", "episodes per site", "training sites", "worst", "new sites", "worst", "CPU s")
+    head = ("method", "episodes per site", "training sites", "lowest", "new sites", "lowest", "CPU s")
     return pages.table(head, rows)
 
 
@@ -94,9 +94,10 @@ def answer(cells: Cells) -> str:
         return "{:.1f} ({})".format(*max(scores)) if scores else "–"
 
     return (
-        f"With 20 episodes per site, sites alone score {score('local', 20)}, the best federated method {best(20)}, "
-        f"pooled rows {score('pooled', 20)} and the pooled policy fine-tuned at each site {score('fine-tuned', 20)}. "
-        f"With 2 episodes, sites alone fail ({score('local', 2)}) and the best federated method scores {best(2)}."
+        f"With 20 logged episodes per site, the score is {score('local', 20)} if each site trains alone, {best(20)} "
+        f"with the best federated method, {score('pooled', 20)} with one policy for all rows, and "
+        f"{score('fine-tuned', 20)} if each site trains that policy further. With 2 episodes, training alone fails "
+        f"({score('local', 2)}) and the best federated method scores {best(2)}."
     )
 
 
@@ -108,19 +109,27 @@ def page(cells: Cells) -> str:
         "Learning over similar sites",
         QUESTION,
         answer(cells),
-        "`make fleet-study` takes an hour; started again, the command runs only the missing cells.",
+        "`make fleet-study` takes an hour; started again, the command runs only the missing rows.",
         SETTING,
+        METHODS_AND_COLUMNS,
+        "Criteria for the scores on the training sites, set before the study:",
         criteria(cells),
+        "All results:",
         table(cells),
-        f"Every number is from {runs}; differences of a point or two may be chance.",
+        f"Every number is from {runs}, so differences of one or two points may be chance.",
         f"Commits: {listed(sorted(commit[:7] for commit in commits))}.",
     )
 
 
-QUESTION = "How much do twenty similar plants gain by learning together, with and without sharing their rows?"
+QUESTION = "How much do twenty similar plants gain if they train together, with and without sharing their rows?"
 SETTING = wrap(
-    """Twenty reactors have k0 and UA within 3 % of the nominal values, and 2, 20 or 200 logged episodes each. TD3+BC
-    makes 4,000 gradient steps at each site. *local* trains every site alone; *pooled* has all rows in one place;
-    *fine-tuned* continues the pooled policy at each site for at most thirty passes over its rows, and 1,000 steps.
-    Scores are on the training sites and on twenty new sites, where *local* uses another site's policy."""
+    """Twenty simulated reactors have a reaction rate k0 and a heat transfer UA within 3 % of the nominal values. Each
+    site has 2, 20 or 200 logged episodes. TD3+BC makes 4,000 gradient steps. Methods and columns:"""
 )
+METHODS_AND_COLUMNS = """- *local*: every site trains alone; a new site uses the policy of a training site
+- *pooled*: one policy trains on the rows of all sites in one place
+- *fine-tuned*: each site trains the pooled policy further, for at most 30 passes over its rows and 1,000 steps
+- *fedavg*, *fedprox*, *scaffold*, *fedora*: federated methods, in which sites share parameters instead of rows
+- *training sites*, *new sites*: mean score on the twenty training sites and on twenty other sites
+- *lowest*: score of the worst of these sites
+- *CPU s*: CPU seconds of logs, training and scoring"""

@@ -6,10 +6,10 @@
 
 Four cells, kept in benchmarks/results/graph:
 
-- `optimum`: policies for 33 buses, learned from the logs of an imperfect dispatcher, compared with all 50,751
-  topologies on each load, and with outages that are in no log.
-- `transfer`: the same weights tuned on 118 buses, compared with training from scratch.
-- `speed`: time of a decision on one core, by size of the feeder.
-- `agents`: units that see their own part and exchange messages over lossy links, compared with the tuned controller and
-  the optimal flow.
+- `optimum`: train policies for 33 buses on the logs of an imperfect dispatcher. Compare them with all 50,751 topologies
+  for each load, also during outages that are in no log.
+- `transfer`: train the weights of 33 buses further on 118 buses. Compare with training from scratch.
+- `speed`: measure the time of a decision on one core, by size of the feeder.
+- `agents`: train agents that see their own part of the feeder and exchange messages over links that may fail. Compare
+  them with the tuned controller and the optimal flow.
 """

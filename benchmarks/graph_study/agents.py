@@ -1,4 +1,4 @@
-"""The cell of distributed agents: units that see their own part and exchange messages over lossy links."""
+"""The cell `agents`: agents that see their own part of the feeder and exchange messages over links that may fail."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 ROUNDS, WIDTH, RATE = 2, 32, 8e-3
 KINDS = {"alike": None, "each its own": tuple(range(len(PLANT.agents))), "all the same": (0,) * len(PLANT.agents)}
-"""Agents that share weights."""
+"""Agents that share weights, by name: a number for each agent; agents with equal numbers share. None is the default."""
 CENTRAL = "one dense policy that sees everything"
 UPDATES = 5
-"""Factor on the updates of the other cells, because small errors add up over a day."""
+"""Factor on the number of updates; agents need more than the other cells, because errors add up over a day."""
 SHARES = (0.25, 0.5, 0.75)
 USUAL, LOGS, TRIALS = 11, 12, 47
 """Seeds of the days for initial schedules, of the logs, and of the comparison."""
 
 
 def conditions() -> dict[str, tuple[Any, float]]:
-    """Return the probabilities that each link is down and that it is drawn again at a step, by name."""
+    """Return for each condition: the probability of each link to be down, and that of a new draw per step."""
     up = np.zeros(len(LINKS), np.float32)
     found: dict[str, tuple[Any, float]] = {"all up": (up, 1.0)}
     for k, link in enumerate(LINKS):
@@ -48,14 +48,14 @@ def conditions() -> dict[str, tuple[Any, float]]:
 
 @cache
 def talking(kinds: tuple[int, ...] | None = None) -> Plant:
-    """Return the feeder with links."""
+    """Return the feeder with links between its agents."""
     return linked(PLANT, LINKS, kinds=kinds)
 
 
 def interval(gains: np.ndarray) -> tuple[float, float]:
-    """Return mean and half width at 95 % of gains (seeds, days), with seeds and days as independent random effects.
+    """Return mean and half width of the 95 % interval of gains (S seeds, D days), with both as random effects.
 
-    `t √(s²_seeds / S + s²_days / D)`, s of the means, t with the smaller number of degrees of freedom.
+    The half width is t √(s²_seeds / S + s²_days / D) with the variances s² of the means by seed and by day.
     """
     parts = [(gains.mean(1), gains.shape[0]), (gains.mean(0), gains.shape[1])]
     known = [(means.var(ddof=1) / count, count - 1) for means, count in parts if count > 1]
@@ -64,7 +64,7 @@ def interval(gains: np.ndarray) -> tuple[float, float]:
 
 
 def judged(plant: Plant, policies: tuple[Policy, ...], own: np.ndarray, lost: Any, redraw: float) -> dict[str, Any]:
-    """Return the gains of policies over the tuned controller on the same days."""
+    """Return the gains of policies over `own`, the returns [$] of the tuned controller on the same days."""
     domain = plant.domain._replace(link_loss=jnp.asarray(lost), link_redraw=jnp.float32(redraw))
     found = [_played(plant, policy, domain, len(own)) for policy in policies]
     gains = np.stack([np.asarray(each.ret, np.float64) for each in found]) - own
@@ -97,7 +97,7 @@ def _own(params: Any, days: int) -> np.ndarray:
 
 
 def cell_agents(size: Size) -> dict[str, Any]:
-    """Train agents on optimal days, and compare with the tuned controller and the optimal flow on the same days."""
+    """Train agents on days of the optimal flow; compare with the tuned controller and the optimal flow on new days."""
     steps = max(size.updates // 25, 1)
     first = optimal_flow.usual(PLANT, USUAL, 16 if size.days > 16 else 2, steps)
     began = time.process_time()

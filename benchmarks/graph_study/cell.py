@@ -42,7 +42,7 @@ class Size(NamedTuple):
     trials: int = 64
     """Days in the comparison of agents."""
     seeds: int = 5
-    """Policies of each kind of agents."""
+    """Number of policies for each kind of agents, one for each seed."""
 
 
 FULL = Size()
@@ -58,20 +58,20 @@ LEARNERS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "MLP, td3_bc": ("td3_bc", DENSE | {"critic_lr": 1e-3, "discount": 0.0, "alpha": 0.5}),
     "MLP, iql": ("iql", DENSE | {"critic_lr": 1e-3, "discount": 0.0}),
 }
-"""Learner of each policy. The discount is 0, because an hour's loss depends on that hour's switches only."""
+"""Learner and settings of each policy. The discount is 0: the loss of an hour depends on this hour's switches only."""
 RATES = (3e-3, 1e-3)
 """Learning rates of the actors on 118 buses."""
 Act = Callable[[jax.Array], jax.Array]
 
 
 def grid_of(feeder: Feeder, plant: Plant) -> Grid:
-    """Return the feeder with derived data, as in the plant."""
+    """Return the feeder with the derived data that the plant uses."""
     impedance = np.stack([feeder.resistance, feeder.reactance], -1)
     return Grid(feeder, meshed_of(feeder), leaving(feeder), impedance, plant.params)
 
 
 def deciding(grid: Grid, act: Callable[[Any, jax.Array], jax.Array]) -> Callable[[Any, Case], Any]:
-    """Return a function that gives losses [MW] and lowest voltages [pu] of a policy's lines under each load."""
+    """Return a function that opens a policy's lines and returns loss [MW] and lowest voltage [pu] for each load."""
 
     def one(policy: Any, observation: jax.Array, active: jax.Array, reactive: jax.Array, params: Any) -> Any:
         chosen = topology(grid, act(policy, observation), in_service_of(grid, params, observation.dtype))
@@ -82,13 +82,13 @@ def deciding(grid: Grid, act: Callable[[Any, jax.Array], jax.Array]) -> Callable
 
 
 def outcome(grid: Grid, act: Act, on: Case) -> tuple[np.ndarray, np.ndarray]:
-    """Return losses [MW] and lowest voltages [pu] under each load."""
+    """Return loss [MW] and lowest voltage [pu] for each load, with the lines that `act` opens."""
     loss, lowest = deciding(grid, lambda _, x: act(x))(None, on)
     return np.asarray(loss, np.float64), np.asarray(lowest, np.float64)
 
 
 def optimum(grid: Grid, on: Case) -> tuple[np.ndarray, np.ndarray]:
-    """Return the least loss of all topologies under each load, and the lowest voltage there."""
+    """Return for each load the least loss [MW] of all topologies, and the lowest voltage [pu] of that topology."""
     positions = enumerated.positions()
     impedance = jnp.asarray(grid.impedance, jnp.float32) * jnp.asarray(on.params.impedance_scale)[:, None, None]
     source = jnp.asarray(on.params.source_voltage[0])
@@ -100,7 +100,7 @@ def optimum(grid: Grid, on: Case) -> tuple[np.ndarray, np.ndarray]:
 
 
 def judged(grid: Grid, act: Act, on: Case, best: np.ndarray) -> dict[str, float]:
-    """Compare a policy with the optimum."""
+    """Compare the losses of a policy with `best`, the least loss [MW] for each load."""
     loss, lowest = outcome(grid, act, on)
     ratio = loss / best
     return {
@@ -119,8 +119,8 @@ def learned(data: Transition, plant: Plant, name: str, size: Size) -> FitResult:
 
 
 def direct_value(held_out: Transition, plant: Plant, size: Size) -> Callable[[Act], float]:
-    """Return a function that estimates a policy's value on held-out days by the direct method: a critic of the hour's
-    reward is fitted to these days and evaluated at the policy's actions (Dudík et al. 2011, arXiv 1103.4601).
+    """Return a function that estimates a policy's value: a critic learns the reward of an hour from held-out days, and
+    the value is its mean at the policy's actions (direct method, Dudík et al. 2011, arXiv 1103.4601).
     """
     overrides = dict(LEARNERS["graph, td3_bc"][1])
     known: list[Any] = []
@@ -147,7 +147,7 @@ def direct_value(held_out: Transition, plant: Plant, size: Size) -> Callable[[Ac
 
 
 def cell_optimum(size: Size = FULL) -> dict[str, Any]:
-    """33 buses: train every policy, estimate it on held-out days, then compare with the optimum."""
+    """On 33 buses: train every policy, estimate its value from held-out days, then compare with the optimum."""
     plant = plant_of(FEEDER)
     grid, (known, unknown) = grid_of(FEEDER, plant), loops(FEEDER)
     ours, held_out = logs(plant, FEEDER, size.days, 1), logs(plant, FEEDER, max(size.days // 4, 2), 2)
@@ -174,7 +174,7 @@ def cell_optimum(size: Size = FULL) -> dict[str, Any]:
 
 
 def _estimate(value: Callable[[Act], float], grid: Grid, act: Act) -> float:
-    """Return the estimate of the opened lines, not of the raw preferences."""
+    """Return the estimated value of the lines that a policy opens, instead of its raw output."""
 
     def opened(x: jax.Array) -> jax.Array:
         return 2.0 * topology(grid, act(x), split_observation(grid.feeder, x).in_service).opened - 1.0
@@ -183,10 +183,10 @@ def _estimate(value: Callable[[Act], float], grid: Grid, act: Act) -> float:
 
 
 def cell_transfer(size: Size = FULL) -> dict[str, Any]:
-    """118 buses: tune weights of 33 buses, train from scratch, and compare the losses with those of the plant's rule.
+    """On 118 buses: train weights of 33 buses further, train from scratch, and compare with the plant's own rule.
 
-    Each number of updates is a separate training with a cosine schedule, because with a constant rate single results
-    vary too much. Both variants use each of the rates, so that neither is limited by an unsuitable rate.
+    Each number of updates is a separate training with a cosine schedule, because results with a constant rate vary too
+    much. Both variants are trained with every learning rate in `RATES`.
     """
     small, large = plant_of(FEEDER), plant_of(CASE118ZH)
     grid = grid_of(CASE118ZH, large)
@@ -223,7 +223,7 @@ def cell_transfer(size: Size = FULL) -> dict[str, Any]:
 def _beside(
     decide: Callable[[Any, Case], Any], policies: Sequence[Policy], on: Case, own: np.ndarray
 ) -> dict[str, list[float]]:
-    """Return each policy's mean loss / that of the plant's own rule, and the share of loads with a low voltage."""
+    """Return for each policy: mean loss / loss of the plant's own rule, and share of loads with low voltage."""
     found = [tuple(map(np.asarray, decide(policy, on))) for policy in policies]
     return {
         "loss": [float(np.mean(loss / own)) for loss, _ in found],
@@ -241,7 +241,7 @@ def _begun_with(algorithm: Algorithm, actor: Any) -> Algorithm:
 
 
 def cell_speed(size: Size = FULL) -> dict[str, Any]:
-    """Measure microseconds from an observation on the device to the open lines, one at a time on one core."""
+    """Measure the microseconds from an observation to the open lines, one decision after the other on one core."""
     return on_one_core(rows, size.decisions, GRAPH) | {"rounds": GRAPH["graph"], "width": GRAPH["hidden"][0]}
 
 

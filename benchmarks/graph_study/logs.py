@@ -14,7 +14,7 @@ from neorl_core.plants.power_grid.switching import Domain, Params, split_observa
 from neorl_core.types import Plant, Transition
 
 ERRORS = (0.1, 0.5, 1.5)
-"""Standard deviations of the dispatcher's error in the logarithm of a line's load, for a third of the days each."""
+"""Standard deviation of the dispatcher's error in the logarithm of a line's load; each is for a third of the days."""
 DOMAIN = Domain()
 
 
@@ -28,7 +28,7 @@ class Case(NamedTuple):
 
 
 def loops(feeder: Feeder) -> tuple[np.ndarray, np.ndarray]:
-    """Return lines on loops: those that are out of service in the logs, and every second line, which never is."""
+    """Return two halves of the lines on loops: those that fail in the logs, and those that never fail there."""
     lines = np.flatnonzero(np.abs(feeder.loops).sum(0))
     return lines[::2], lines[1::2]
 
@@ -41,7 +41,7 @@ def _day_of(plant: Plant, key: jax.Array, lines: np.ndarray, share: float) -> Pa
 
 
 def logs(plant: Plant, feeder: Feeder, days: int, seed: int) -> Transition:
-    """Play days of 24 decisions; the dispatcher opens the lines with the least estimated load in the closed network."""
+    """Play days of 24 decisions of a dispatcher, who opens the lines with the least estimated load."""
     lines = loops(feeder)[0]
 
     def day(key: jax.Array) -> Any:
@@ -71,12 +71,12 @@ def logs(plant: Plant, feeder: Feeder, days: int, seed: int) -> Transition:
 
 
 def cases(plant: Plant, feeder: Feeder, lines: np.ndarray, share: float, count: int, seed: int) -> Case:
-    """Return loads at the first hour of separate days, with a line out of service in a share of them."""
+    """Return `count` loads from separate days; in a `share` of them one of `lines` is out of service."""
 
     def one(key: jax.Array) -> Any:
         key_day, key_reset = jax.random.split(key)
         params = _day_of(plant, key_day, lines, share)
-        # At midnight the load curve is at 72 % of the peak: draw loads of the whole range, without noise.
+        # At midnight all loads are near 72 % of the peak, so scale them over the whole range. Leave out noise.
         params = params._replace(load_scale=params.load_scale / 0.72, meter_noise=0.0)
         _, observation = plant.reset(key_reset, params)
         return observation, params

@@ -1,16 +1,15 @@
 """The optimal flow of the feeder's days in hindsight: an upper bound, and logs for learning.
 
-The optimal flow of a day is the schedule of all units that would have earned the most within the voltage limits, with
-load, sky and noise known: a multi-period optimal power flow, with gradients through the plant's steps. A controller
-that must act without this knowledge cannot be expected to earn as much. Agents that see their own part learn from
-solved past days, as in Dobbe et al. 2020 (arXiv 1806.06790) and Karagiannopoulos et al. 2019 (IEEE Trans. Smart Grid
-10(6)). Lines stay as set by the plant's own controller, in the state with the least loss over a day.
+The optimal flow of a day is the schedule of all units that earns the most within the voltage limits, if load, sky and
+noise are known in advance. It is a multi-period optimal power flow, solved with gradients through the plant's steps. A
+real controller knows less and earns less. Agents learn from solved past days, as in Dobbe et al. 2020 (arXiv
+1806.06790) and Karagiannopoulos et al. 2019 (IEEE Trans. Smart Grid 10(6)). The plant's own controller sets the lines.
 
-Optimal days alone do not show how to recover. So batteries start the logged days with any charge, sometimes get other
-orders for an hour or two, and in some steps all powers, and sometimes lines, are disturbed for a quarter of an hour
-(noise injection: Laskey et al. 2017, arXiv 1703.09327). Rows with such orders are left out; later rows show the
-recovery. Without disturbances a battery learns to copy its own past action, visible in its voltage, and never starts
-(de Haan et al. 2019, arXiv 1905.11979).
+Optimal days alone do not show how to recover from errors. So the logged days contain disturbances (noise injection:
+Laskey et al. 2017, arXiv 1703.09327). Batteries start with any charge and sometimes get other orders for one or two
+hours. In some steps all powers, and sometimes lines, are disturbed for a quarter of an hour. Rows with disturbed
+actions are left out, and later rows show the recovery. Without disturbances, a battery learns to copy its own past
+action, which its voltage shows, and never starts (de Haan et al. 2019, arXiv 1905.11979).
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from neorl_core.plants.power_grid import units
 from neorl_core.types import Params, Plant, Transition
 
 START_SPREAD = 0.5
-"""Half range of the batteries' charge at midnight of logged days, around one half [1]."""
+"""On logged days, the charge of a battery at midnight is uniform in 0.5 ± this number (share of the capacity)."""
 ORDERS, SHORTEST, LONGEST = 1, 4, 8
-"""Orders to each battery in a logged day, and quarters of an hour of each."""
+"""Orders to each battery in a logged day, and shortest and longest duration of an order in quarters of an hour."""
 UPSET, LINES = 0.2, 0.3
-"""Share of steps with disturbed powers, and share of those with disturbed lines."""
+"""Share of steps with disturbed powers; share of these steps in which lines are disturbed as well."""
 SCHEDULED = 2 * len(units.UNITS)
 """Scheduled components of the action: all except the switches."""
 RESERVE = 0.004
@@ -104,7 +103,7 @@ def solved(plant: Plant, keys: jax.Array, domain: Params, first: Any, ordered: A
 
 
 def free(days: int) -> np.ndarray:
-    """Return (D, 96, 17) without orders."""
+    """Return (D, 96, 17) orders in which everything is free, which means NaN."""
     return np.full((days, units.HORIZON, SCHEDULED + units.SWITCHES), np.nan, np.float32)
 
 
@@ -128,7 +127,7 @@ def orders(days: int, seed: int) -> np.ndarray:
 
 
 def usual(plant: Plant, seed: int, days: int, steps: int) -> jax.Array:
-    """Return the mean of some days' schedules, started from the plant's own controller."""
+    """Return the mean of the best schedules of some days; the search starts from the plant's own controller."""
     keys = jax.random.split(jax.random.key(seed), days)
     params = jax.tree.map(np.float32, plant.fallback_params)
     trajectory = rollouts(plant, plant.fallback, params, keys, plant.domain, trace=True).trajectory
@@ -138,7 +137,7 @@ def usual(plant: Plant, seed: int, days: int, steps: int) -> jax.Array:
 
 
 def logs(plant: Plant, talking: Plant, first: jax.Array, days: int, seed: int, steps: int) -> Transition:
-    """Return rows of optimal days; each day loses links with a different probability between 0 and 1.
+    """Return rows of optimal days. On each day links are down with another probability between 0 and 1.
 
     Args:
         plant: the feeder.

@@ -34,9 +34,9 @@ Act = Callable[[jax.Array], jax.Array]
 
 
 def on_one_core(work: Callable[..., dict[str, Any]], *given: Any) -> dict[str, Any]:
-    """Run work in a process with one core, because running threads keep their cores.
+    """Call `work` in a new process on one core; running threads would keep their cores.
 
-    The core is the last that this process may use; `pinned` is false if the system cannot pin.
+    In the result, `pinned` is false if this system cannot pin a process to a core.
     """
     if not hasattr(os, "sched_setaffinity"):
         return work(*given) | {"pinned": False}
@@ -98,8 +98,9 @@ def padded_act(policy: Policy, x: jax.Array) -> jax.Array:
 
 
 def decide(feeder: Feeder, preferring: Act, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return preferences and open lines. Without the preferences the compiler would remove the network of a feeder
-    that has nothing to open.
+    """Return the policy's preferences and the lines to open.
+
+    Without the preferences, the compiler would remove the network of a feeder with nothing to open.
     """
     preference = preferring(x)
     usable = split_observation(feeder, x).in_service > 0.5

@@ -1,25 +1,26 @@
-"""Identify the thermal model of CityLearn's building and its weather, and measure its forecasts of the next day.
+"""Identify a thermal model of CityLearn's building and a model of its weather; measure forecasts of the next day.
 
     python -m benchmarks.identify.hvac [FOLDER]
 
-FOLDER contains `Building_1.csv` and `weather.csv` of the CityLearn Challenge 2023, phase 1, hourly over one June
+FOLDER contains `Building_1.csv` and `weather.csv` of the CityLearn Challenge 2023, phase 1, with hourly rows of a June
 (intelligent-environments-lab/CityLearn, MIT; default: ../shared/data/citylearn). The first 20 days are for
-identification, the last 10 for validation. Writes benchmarks/results/hvac.json; `neorl_core/plants/hvac_control` uses
-these numbers, rounded.
+identification, the last 10 for validation. The command writes benchmarks/results/hvac.json. The plant
+`neorl_core/plants/hvac_control` uses these numbers, rounded.
 
-The model is one air node and one node of walls and furniture, exactly discretised for inputs held over an hour:
+The model has one node for the air (a) and one for walls and furniture (m). Each has a heat capacity C and a temperature
+T; each conductance U connects two nodes or a node and the outdoors (o). Inputs are constant over an hour:
 
     Ca dTa/dt = Uao (To − Ta) + Uam (Tm − Ta) + A I + G − Q,   Cm dTm/dt = Uam (Ta − Tm) + Umo (To − Tm)
 
-with the outdoor temperature To, global irradiance I, internal gains G = g0 + gl load + go occupants, and the cooling
-demand Q. Parameters minimise the squared error of forecasts over the next 24 hours with known weather, cooling and
+I is the global irradiance, A the window aperture, Q the cooling demand and G = g0 + gl load + go occupants the internal
+gain. The parameters minimise the squared error of forecasts over the next 24 hours with known weather, cooling and
 gains. The wall temperature is not measured; the model estimates it from the measured air temperature.
 
-The record cannot separate the sun from the warm air that comes with it: a free aperture A is 0.7 m² on the first 14
-days and 0.01 m² on the first 20. A is fixed at 1 m², a modest window. Errors on days 15 to 20 of models identified on
-days 1 to 14: A free 0.857 K; A = 0.5, 1 and 2 m² 0.839, 0.879 and 0.970 K; 70 % or all of the sun on the walls 0.928
-and 0.956 K; separate apertures for diffuse and direct sun 1.005 K. The errors on the last ten days, 0.696 to 0.752 K,
-were known when this was decided.
+The record cannot separate the effects of sun and warm air. If A is free, identification gives 0.7 m² on the first 14
+days and 0.01 m² on the first 20. So A is fixed at 1 m², a modest window. Models that were identified on days 1 to 14
+have these errors on days 15 to 20. A free: 0.857 K. A = 0.5, 1 and 2 m²: 0.839, 0.879 and 0.970 K. 70 % or all of the
+sun on the walls: 0.928 and 0.956 K. Separate apertures for diffuse and direct sun: 1.005 K. The errors on the last ten
+days, 0.696 to 0.752 K, were known before this choice.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ from neorl_core.plants.hvac_control import weather
 
 ROOT = Path(__file__).parents[2]
 DAYS, HOURS = 20, 24
-"""Days for identification; hours of a forecast."""
+"""Number of days for identification, and of hours in a forecast."""
 NAMES = ("air_capacity", "mass_capacity", "air_loss", "air_to_mass", "mass_loss", "per_load", "per_occupant")
 UNITS = ("kWh/K", "kWh/K", "kW/K", "kW/K", "kW/K", "1", "kW")
 LAGS = (1, 3, 24)
 APERTURE = 1.0
-"""Aperture [m²], assumed."""
+"""Assumed window aperture [m²]."""
 
 
 class Record(NamedTuple):
@@ -65,7 +66,7 @@ class Record(NamedTuple):
 
 
 def read(folder: Path) -> Record:
-    """Read the building's record; direct irradiance is projected with the sun's height in the middle of the hour."""
+    """Read the building's record. The global irradiance uses the sun's height in the middle of the hour."""
     house = np.genfromtxt(folder / "Building_1.csv", delimiter=",", names=True)
     sky = np.genfromtxt(folder / "weather.csv", delimiter=",", names=True)
     height = np.asarray(weather.sun(house["hour"] - 0.5)[0], float)
@@ -87,7 +88,7 @@ def inputs(record: Record) -> np.ndarray:
 
 
 def discrete(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return A (2, 2) and B (2, 6) over one hour for parameters x = (logarithms of `NAMES`, g0 in kW)."""
+    """Return the matrices A (2, 2) and B (2, 6) of a one-hour step; x has the logarithms of `NAMES`, then g0 [kW]."""
     ca, cm, uao, uam, umo, per_load, per_occupant = np.exp(x[:7])
     rate = np.array([[-(uao + uam) / ca, uam / ca], [uam / cm, -(uam + umo) / cm]])
     push = np.array([[uao, APERTURE, per_load, per_occupant, x[7], -1.0], [umo, 0, 0, 0, 0, 0]]) / [[ca], [cm]]
@@ -96,7 +97,7 @@ def discrete(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def forecast(x: np.ndarray, record: Record, starts: np.ndarray) -> np.ndarray:
-    """Return forecasts (starts, 24) of the indoor temperature from the inputs of those hours."""
+    """Return forecasts (starts, 24) of the indoor temperature [°C], computed with the measured inputs."""
     a, b = discrete(x)
     acting = inputs(record)
     driven = a[1, 0] * record.indoor[:-1] + acting[1:] @ b[1]
@@ -112,7 +113,7 @@ def forecast(x: np.ndarray, record: Record, starts: np.ndarray) -> np.ndarray:
 
 
 def autoregression(record: Record, starts: np.ndarray, days: int, lags: int, inputs_too: bool) -> np.ndarray:
-    """Return forecasts (starts, 24) of a linear autoregression that is fitted to one-hour steps and iterated."""
+    """Return forecasts (starts, 24) of a linear autoregression, which is fitted to one-hour steps and then iterated."""
     acting = inputs(record) if inputs_too else np.ones((len(record.hour), 1))
 
     def features(past: np.ndarray, at: np.ndarray) -> np.ndarray:
@@ -136,12 +137,12 @@ def happened(record: Record, starts: np.ndarray) -> np.ndarray:
 
 
 def identify(record: Record, days: int = DAYS, evaluations: int = 100, every: int = 2) -> np.ndarray:
-    """Fit the parameters to forecasts of the next day, started at every second hour of the first days."""
+    """Return the parameters with the least error of 24-hour forecasts, which start at every second hour."""
     starts = np.arange(HOURS, days * 24 - HOURS, every)
     start = np.concatenate([np.log([1.0, 8.0, 0.1, 1.0, 0.1]), np.full(2, -1.0), [0.0]])
 
     def error(x: np.ndarray) -> np.ndarray:
-        # A weak prior keeps unidentified parameters from diverging.
+        # A weak prior, because the data do not determine all parameters.
         return np.concatenate([(forecast(x, record, starts) - happened(record, starts)).ravel(), 0.01 * x])
 
     return np.asarray(least_squares(error, start, max_nfev=evaluations).x)
@@ -163,7 +164,7 @@ def forecast_errors(x: np.ndarray, record: Record, days: int = DAYS) -> dict[str
 
 
 def identify_weather(record: Record) -> dict[str, float]:
-    """Fit the daily temperature wave by least squares, and AR(1) deviations from it and from the clear sky."""
+    """Return the daily temperature wave, and AR(1) models of the deviations from this wave and from clear sky."""
     hour = record.hour - 0.5
     angle = np.pi / 12 * hour
     waves = np.stack([np.ones_like(angle), np.cos(angle), np.sin(angle), np.cos(2 * angle), np.sin(2 * angle)], 1)

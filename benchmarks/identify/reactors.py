@@ -1,11 +1,12 @@
-"""`make identify`: identify reactors from their logs, and certify a controller over the posterior.
+"""`make identify`: identify constants of reactors from logs, and certify a controller over the posterior.
 
     python -m benchmarks.identify.reactors                # 100 reactors, 1,000 trials
     python -m benchmarks.identify.reactors --trials 100   # fewer trials
     python -m benchmarks.identify.reactors --page         # docs/studies/identify.md from the kept results
 
-Each reactor has k0 and UA within 5 % of nominal, logs of 10 episodes of 60 steps of 26 s with the PI controller, and
-four held-out episodes. Results are kept in benchmarks/results/identify.json.
+Each reactor has a reaction rate k0 and a heat transfer UA within 5 % of the nominal values. The PI controller logs 10
+episodes for identification and four held-out episodes, each with 60 steps of 26 s. Results are kept in
+benchmarks/results/identify.json.
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ PLANT = reactor.PLANT
 UNKNOWNS = (Unknown("reaction_rate", 0.03), Unknown("cooling_rate", 0.03))
 NAMES = ("k0", "UA")
 SPREAD = 0.05
-"""Half range of the true constants; the prior's deviation is 0.03."""
+"""Largest relative difference of the true constants from the nominal ones. The prior's standard deviation is 0.03."""
 EPISODES, HELD_OUT = 10, 4
 """Logged episodes for identification, and held-out episodes."""
 WRONG = ((1.05, 1.0), (0.95, 1.0), (1.0, 1.05), (1.0, 0.95), (1.05, 1.05), (0.95, 0.95))
 """Factors on k0 and UA of a wrong simulator."""
 P0, ALPHA, BUDGET = 0.05, 0.05, 400
-"""Settings of a small certificate, which needs 65 episodes without a violation and 50 more for each violation."""
+"""p0, error probability and most episodes of a certificate, which needs 65 episodes and 50 more for each violation."""
 UNSAFE = 0.3
-"""Share of true plants with a risk above p0; the limits are chosen for it."""
+"""Wanted share of plants with a risk above p0; the limits are narrowed until this share is reached."""
 TRUE_EPISODES = 1024
-"""Episodes that measure a risk; the standard error at p0 is 0.007."""
+"""Episodes that measure a risk, the probability of a violated episode. The standard error at p0 is 0.007."""
 
 
 class Logged(NamedTuple):
@@ -161,7 +162,7 @@ def logged_episodes(episodes: Episodes) -> LoggedEpisodes:
 
 
 def tightened(plant: Plant, by: float) -> Plant:
-    """Return the plant with narrower limits, in the limits' units; the plant trips there."""
+    """Return the plant with both limits moved inwards by `by`, in the unit of the limits; the plant trips there."""
 
     def step(key: Array, state: Any, action: Array, params: Any) -> tuple[Any, Timestep]:
         following, now = plant.step(key, state, action, params)
@@ -172,7 +173,7 @@ def tightened(plant: Plant, by: float) -> Plant:
 
 
 def set_limits(plant: Plant, domains: Sequence[Any], key: Array) -> float:
-    """Return how much to narrow the limits so that about a share UNSAFE of the domains has a risk above p0."""
+    """Return how far to move the limits inwards, so that about a share UNSAFE of the domains has a risk above p0."""
     controller, composite = composite_controller(plant), make_composite(plant)
     keys = jax.random.split(key, TRUE_EPISODES)
     least = [np.min(rollouts(plant, controller, composite, keys, domain).min_margins, axis=1) for domain in domains]
@@ -193,7 +194,7 @@ def trials(count: int, seed: int) -> dict[str, Any]:
         posterior = in_parts(logged.episodes)
         covered.append(accuracy(logged.true, posterior))
         plant, domains = domains_of(PLANT, posterior)
-        # One object each, or everything is compiled again.
+        # Use one object per plant, because a new object would compile all programs again.
         plant = _TIGHT.setdefault(plant, tightened(plant, by))
         controller, composite = composite_controller(plant), make_composite(plant)
 
@@ -269,9 +270,9 @@ def page(found: dict[str, Any]) -> str:
         for name in NAMES
     ]
     trials = [
-        ("risk over the posterior above p0", many["unsafe"]),
+        ("trials with a risk over the posterior above p0", many["unsafe"]),
         ("certified among these", f"{many['falsely_certified']} (95 % interval {low:.1%} to {high:.1%})"),
-        ("certified among the others", f"{many['certified_of_safe']:.0%}"),
+        ("certified among the other trials", f"{many['certified_of_safe']:.0%}"),
         (
             f"share of the {many['certified']} certified plants whose true risk is at most p0",
             f"{many['true_risk_below_p0_of_certified']:.1%}",
@@ -280,29 +281,36 @@ def page(found: dict[str, Any]) -> str:
     ]
     return pages.study(
         "Constants from logs",
-        "Does identification find a plant's constants from logs, and is a certificate over the posterior valid?",
+        "Does identification find a plant's constants from logs, and are certificates for identified plants valid?",
         f"Identification reduces the error of k0 from {one['k0']['prior_rms_percent']:.1f} % to "
         f"{one['k0']['rms_percent']:.2f} % and of UA from {one['UA']['prior_rms_percent']:.1f} % to "
-        f"{one['UA']['rms_percent']:.2f} %. Of {many['unsafe']} identified plants with too high a risk, "
-        f"{many['falsely_certified']} are certified.",
-        f"`make identify`: {found['seconds']:.0f} s.",
+        f"{one['UA']['rms_percent']:.2f} %. Of {many['unsafe']} identified plants with a risk above the "
+        f"claimed one, {many['falsely_certified']} get a certificate.",
+        f"`make identify` takes {found['seconds']:.0f} s.",
         wrap(
-            f"{one['reactors']} reactors have k0 and UA within 5 % of nominal, a prior of 3 % and logs of 10 episodes "
-            "of "
-            "60 steps with the PI controller. The simulator gate passes "
-            f"{gate['passed']:.0%} of the identified simulators and refuses {gate['refused']:.1%} of those with "
-            "constants "
-            "that are 5 % wrong."
+            f"{one['reactors']} simulated reactors have a reaction rate k0 and a heat transfer UA within 5 % of the "
+            "nominal values. Each has 10 logged episodes of 60 steps with the PI controller. Before identification "
+            "both constants are known to 3 % (the prior); the posterior is the estimate with its uncertainty. The "
+            f"simulator gate passes {gate['passed']:.0%} of the identified simulators and refuses "
+            f"{gate['refused']:.1%} of simulators with constants that are 5 % wrong. Columns:"
         ),
+        COLUMNS,
         pages.table(("constant", "rms error", "prior", "worse than prior", "covered by the 95 % interval"), constants),
         wrap(
-            f"Identify and certify {many['trials']} times: PI controller within {many['limits'][0]:.2f} to "
-            f"{many['limits'][1]:.2f} K, p0 = {many['p0']:g}, α = {many['alpha']:g}, at most {many['episodes']} "
-            "episodes. "
-            "Risks are measured with 1,024 episodes."
+            f"In each of {many['trials']} trials, a new reactor is identified and the PI controller is certified for "
+            f"the posterior. The claim: the temperature leaves {many['limits'][0]:.2f} to {many['limits'][1]:.2f} K "
+            f"with a probability below p0 = {many['p0']:g}, with error probability α = {many['alpha']:g} and at most "
+            f"{many['episodes']} episodes. A *risk* is the share of {TRUE_EPISODES:,} episodes that violate a limit. "
+            "*Over the posterior*, each episode has constants drawn from it; the true risk has the true constants."
         ),
-        pages.table(("trials", "result"), trials),
+        pages.table(("quantity", "result"), trials),
     )
+
+
+COLUMNS = """- *rms error*: root mean square relative error of the identified constant
+- *prior*: the same error before identification
+- *worse than prior*: share of reactors with a larger error after identification
+- *covered by the 95 % interval*: share of reactors with the true constant inside the interval"""
 
 
 def main() -> None:

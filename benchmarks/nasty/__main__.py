@@ -1,4 +1,4 @@
-"""`make nasty`: ingest a hundred odd files, and check that each ends in a dataset or in a clear error.
+"""`make nasty`: ingest a hundred odd files, and check that each becomes a dataset or gets a clear error message.
 
 python -m benchmarks.nasty           # every file; writes docs/studies/import-files.md
 python -m benchmarks.nasty --page    # the page from benchmarks/results/import-files.json
@@ -31,7 +31,7 @@ def row(outcome: Outcome) -> dict[str, str]:
 
 
 def page(rows: Sequence[Mapping[str, str]]) -> str:
-    """Return docs/studies/import-files.md: the oddities by result."""
+    """Return docs/studies/import-files.md: a table of the files by result."""
     used = sum(row["result"] == "dataset" for row in rows)
     by_result: dict[str, list[str]] = {}
     for row in sorted(rows, key=lambda row: (row["result"], bool(row["loss"]))):
@@ -40,18 +40,22 @@ def page(rows: Sequence[Mapping[str, str]]) -> str:
     shown = [(result, "; ".join(dict.fromkeys(abouts))) for result, abouts in by_result.items()]
     return pages.study(
         "Odd files",
-        "Does every odd file of a plant end in a correct dataset or in an error that states a cure?",
+        "Does every odd file become a correct dataset, or get an error message that says what to do?",
         f"Of {len(rows)} small files {used} become a dataset and {len(rows) - used} are refused with an error message. "
-        "In every dataset the used and the lost rows sum to the rows that were read.",
-        "`make nasty`: a minute. The files and the expected messages are in `benchmarks/nasty/cases.py`. No case may "
-        "end "
-        f"in a traceback, take {MOST_SECONDS:.0f} s or {MOST_MB:.0f} MB.",
-        pages.table(("result", "oddity"), shown),
+        "For every dataset the used and the lost rows add up to the rows in the file.",
+        "`make nasty` takes a minute. The files and the expected messages are in `benchmarks/nasty/cases.py`. A case "
+        f"fails if it ends in a traceback, takes more than {MOST_SECONDS:.0f} s or more than {MOST_MB:.0f} MB.",
+        pages.wrap(
+            "*Result* is the same for all files of a row. It shows the number of rows that were lost (quarantined or "
+            "left out) and the reason. *File* says what is odd about each file; *declared* means that the mapping says "
+            "so."
+        ),
+        pages.table(("result", "file"), shown),
     )
 
 
 def main() -> int:
-    """Run all cases; return 1 if one does not end as expected."""
+    """Run all cases; return 1 if any case has another outcome than expected."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--page", action="store_true", help="only write the page")
     if parser.parse_args().page:

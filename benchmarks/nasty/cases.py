@@ -1,4 +1,4 @@
-"""The cases: odd files of plants, and the expected outcome of each."""
+"""The cases: odd files, and the expected outcome of each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from benchmarks.nasty.tables import (
 
 
 def strays() -> list[Case]:
-    """Return rows with wrong timestamps."""
+    """Return files with rows that have impossible timestamps."""
     one = "1 lost|3 lost: timestamp"
     return [
         used(
@@ -43,7 +43,7 @@ def strays() -> list[Case]:
 
 
 def clocks() -> list[Case]:
-    """Return wrong times."""
+    """Return files with problems of clocks, such as the change to winter time."""
     local = WIDE.replace("tags:", "clock: {zone: Europe/Berlin}\ntags:", 1)
     autumn = [(datetime(2024, 10, 27) + timedelta(minutes=i)).strftime("%Y-%m-%d %H:%M") for i in range(ROWS)]
     spring = [(datetime(2024, 3, 31) + timedelta(minutes=i)).strftime("%Y-%m-%d %H:%M") for i in range(ROWS)]
@@ -69,7 +69,7 @@ def clocks() -> list[Case]:
 
 
 def stamps() -> list[Case]:
-    """Return ambiguous times and incomplete logs."""
+    """Return files with ambiguous times or missing rows."""
     return [
         refused(
             "epoch.csv",
@@ -118,7 +118,7 @@ def stamps() -> list[Case]:
 
 
 def values() -> list[Case]:
-    """Return wrong cells."""
+    """Return files with wrong cells."""
     few = {3, 50, 51, 200}
     return [
         used("empty-cells.csv", "a few empty cells", with_cells("P", lambda i, x: None if i in few else x)),
@@ -162,7 +162,7 @@ def values() -> list[Case]:
 
 
 def texts() -> list[Case]:
-    """Return wrong text files."""
+    """Return text files with wrong or unusual formats."""
     return [
         refused("all-words.csv", "a column without numbers", with_cells("P", lambda i, x: "n/a"), "max_quarantined"),
         refused("constant-text.csv", "a tag that is always ON", with_cells("V", lambda i, x: "ON"), "max_quarantined"),
@@ -210,7 +210,7 @@ def texts() -> list[Case]:
 
 
 def tags() -> list[Case]:
-    """Return wrong names, units and statuses."""
+    """Return files with wrong names, units or statuses."""
     more = table().with_columns(**{f"X{i}": pl.lit(1.0) for i in range(12)})
     da = tall(192).with_columns(
         status=pl.when(pl.int_range(3 * ROWS) % 40 == 0).then(pl.lit(24)).otherwise(pl.lit(192))
@@ -245,7 +245,7 @@ def tags() -> list[Case]:
 
 
 def kinds() -> list[Case]:
-    """Return columns of a wrong type."""
+    """Return files with columns of a wrong type."""
     return [
         refused("status-words.parquet", "unknown status words", parquet(tall("Prima")), "'Prima'", LONG),
         refused(
@@ -280,7 +280,7 @@ def kinds() -> list[Case]:
 
 
 def rare() -> list[Case]:
-    """Return columns of a rare type, and missing rows and columns."""
+    """Return files with columns of a rare type, or with missing rows or columns."""
     return [
         refused(
             "value-structs.parquet",

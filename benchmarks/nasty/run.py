@@ -79,7 +79,7 @@ def _memory() -> float:
 
 
 def _imbalances(case: Case, made: Dataset) -> list[str]:
-    """Return cases in which used and lost rows, counted on disk, do not sum to the rows that were read."""
+    """Count used and lost rows on disk, and return a message for each sum that differs from the rows that were read."""
     held = StoredDataset.open(made.store, made.digest)
     (account,) = made.accounts
     kept = [pl.read_parquet(path) for path in made.quarantine_files]

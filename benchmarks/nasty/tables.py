@@ -40,14 +40,14 @@ class Case(NamedTuple):
     files: Files
     mapping: str | None
     says: str
-    """Pattern in the error message or in the account of rows."""
+    """Regular expression that must match in the error message or in the account of rows."""
     refused: bool
     spec: str | None = None
     """File specification of a file of transitions."""
 
 
 def table() -> pl.DataFrame:
-    """Return a correct log: one row per minute, three moving signals."""
+    """Return a correct log: one row per minute with three changing signals."""
     k = np.arange(ROWS)
     rng = np.random.default_rng(7)
     return pl.DataFrame(
@@ -61,12 +61,12 @@ def table() -> pl.DataFrame:
 
 
 def stamped() -> pl.DataFrame:
-    """Return the log with datetimes."""
+    """Return the correct log with times as datetimes."""
     return table().with_columns(pl.col("time").str.to_datetime(ISO, time_zone="UTC", time_unit="us"))
 
 
 def tall(status: object = "Good") -> pl.DataFrame:
-    """Return the log with one row per tag."""
+    """Return the correct log with one row per time and tag."""
     return (
         stamped()
         .rename({"time": "timestamp"})
@@ -99,14 +99,14 @@ def sheet(rows: Iterable[Iterable[object]]) -> bytes:
 
 
 def with_row(place: int, row: str) -> bytes:
-    """Return the log with one more line."""
+    """Return the correct log as CSV with one more line."""
     lines = text().decode().splitlines()
     lines.insert(place + 1, row)
     return ("\n".join(lines) + "\n").encode()
 
 
 def with_cells(column: str, change: Callable[[int, object], object], kind: type[pl.DataType] = pl.String) -> bytes:
-    """Return the log with changed cells in a column."""
+    """Return the correct log as CSV with changed cells in a column."""
     cells = [change(i, cell) for i, cell in enumerate(table()[column])]
     return text(table().with_columns(pl.Series(column, cells, dtype=kind, strict=False)))
 

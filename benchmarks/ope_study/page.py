@@ -47,7 +47,7 @@ def criteria(results: Results) -> str:
         ("95 % intervals cover at least 90 % on eight plants", covering >= MOST_PLANTS, f"{covering} {count}"),
         ("at most 5 % of lower bounds above the true value", above <= 0.05, f"{above:.1%}"),
         ("at least 40 % of policies supported on eight plants", enough >= MOST_PLANTS, f"{enough} {count}"),
-        ("the clone is always supported", clones == every, f"all cells of {clones} {count}"),
+        ("the clone of the logged controller is always supported", clones == every, f"all cells of {clones} {count}"),
         ("median width at most half the range of true values", narrow == every, f"{narrow} {count}{overall}"),
     ]
     whole = len(results) == every * len(BEHAVIOURS)
@@ -88,7 +88,7 @@ def beside_peers(results: Results) -> str:
             peer = ordering([theirs[i] for i in at], known, policies)
             numbers = (f"{one[name]:.2f}" for name in ("rank", "regret") for one in (ours, peer))
             rows.append((result["plant"], result["behaviour"], f"{which} {len(at)}", *numbers))
-    head = ("plant", "logs", "policies", "rank correlation, ours", "d3rlpy", "regret, ours", "d3rlpy")
+    head = ("plant", "logs", "policies", "rank correlation, ours", "of d3rlpy", "regret, ours", "of d3rlpy")
     return pages.table(head, rows) if rows else "No cell was evaluated by d3rlpy."
 
 
@@ -109,6 +109,7 @@ def page() -> str:
     missing = len(DEVELOPMENT + OTHERS) * len(BEHAVIOURS) - len(results)
     commits = sorted({result["commit"][:7] for result in results})
     parts = [
+        SETTING,
         criteria(results) if results else "No cell is finished.",
         wrap(f"{kept.NOTE} {missing} of {missing + len(results)} cells are missing." if missing else kept.NOTE),
         "## By plant",
@@ -124,16 +125,27 @@ def page() -> str:
     return pages.study("Off-policy evaluation", QUESTION, answer(results), COMMAND, *parts)
 
 
-QUESTION = "Do the estimates and intervals from held-out logs agree with the true values of policies?"
-COMMAND = f"""`make ope-study` takes hours; started again, the command runs only the missing cells. A cell is a plant
-with one kind of logs: 50,000 generated rows and 22 policies. These policies are final and early policies of cloning,
-TD3+BC, IQL and `bptt`, and clones with noisy weights. True values are means of 256 rollouts. The estimator was
-developed on {", ".join(DEVELOPMENT)}; the other plants have fresh seeds."""
-COLUMNS = wrap(
-    """All columns but *supported* cover only the policies that the logs support. Widths and regrets are divided by the
-    range of the true values. Regret is that of the policy with the highest estimate."""
+QUESTION = "Does off-policy evaluation estimate the true values of policies from held-out logs?"
+COMMAND = "`make ope-study` takes hours; started again, the command runs only the missing cells."
+SETTING = wrap(
+    f"""A cell is a plant with one kind of logs: 50,000 generated rows and 22 policies. These are final and early
+    policies of cloning, TD3+BC, IQL and `bptt`, and clones with noisy weights. A *value* is a mean discounted return.
+    The true value of a policy is its mean over 256 rollouts; the estimate is computed from held-out logs only. The
+    logs *support* a policy if its actions stay near the logged data. The estimator was developed on
+    {", ".join(DEVELOPMENT)}; the other plants have seeds that were not used before. Criteria that were set before the
+    study:"""
 )
+COLUMNS = """All columns except *supported* are about the supported policies only:
+
+- *supported*: share of the policies that the logs support
+- *coverage*: share of the 95 % intervals that contain the true value
+- *lower bounds too high*: lower bounds above the true value, as a number or a share
+- *width*, *median width*: median width of the intervals / range of the true values in the cell
+- *rank correlation*: correlation of estimates and true values by rank, 1 if the order is the same
+- *regret*: best true value of all policies minus the true value of the policy with the highest estimate, divided by
+  the range of the true values"""
 PEERS = wrap(
-    """`benchmarks/peers/fqe_d3rlpy.py` runs d3rlpy's fitted Q evaluation on the same held-out steps. d3rlpy marks no
-    policy as unsupported."""
+    """`benchmarks/peers/fqe_d3rlpy.py` runs fitted Q evaluation (FQE) of the library d3rlpy on the same held-out steps.
+    d3rlpy marks no policy as unsupported, so the table has a row for the supported and a row for all policies. *ours*
+    is NeoRL; rank correlation and regret as above."""
 )

@@ -33,15 +33,15 @@ LEARNERS: dict[str, tuple[dict[str, Any], dict[str, list[float]]]] = {
     "iql": ({"actor_lr": 1e-3, "critic_lr": 1e-3, "discount": 0.97}, {}),
     "bptt": ({"discount": 0.97}, {"penalty": [0.1, 2.0]}),
 }
-"""Overrides and grid of each learner. The clone is that of the default population."""
+"""Hyper-parameters and grid of each learner; `bc` has those of the default population."""
 EARLY = {"bptt": 5 / 6}
-"""Share of the updates after which an early policy is kept. `bptt` only clones for the first two thirds."""
+"""Share of the updates after which an early policy is kept. `bptt` only imitates the logs in the first two thirds."""
 NOISES = (0.03, 0.1, 0.2, 0.4)
 """Standard deviations of the noise on the clone's weights, relative to their root mean square."""
 
 
 class Candidates(NamedTuple):
-    """Policies by name; the first is the clone of the logged controller."""
+    """Policies and their names; the first policy is the clone of the logged controller."""
 
     names: list[str]
     policies: list[Policy]
@@ -95,7 +95,7 @@ def _keep(kept: dict[int, RunState], state: RunState, _: int) -> None:
 
 
 def shaken(params: dict[str, Any], key: jax.Array, noise: float) -> dict[str, Any]:
-    """Return weights with normal noise, scaled by each array's root mean square."""
+    """Return weights plus normal noise; `noise` is its standard deviation / root mean square of each array."""
     leaves, structure = jax.tree.flatten(params)
     keys = jax.random.split(key, len(leaves))
     moved = [
@@ -106,7 +106,7 @@ def shaken(params: dict[str, Any], key: jax.Array, noise: float) -> dict[str, An
 
 
 def true_values(plant: str, found: Sequence[Policy], discount: float, episodes: int) -> list[list[float]]:
-    """Return the mean discounted return of each policy on the simulator and its standard error."""
+    """Return for each policy [mean discounted return in rollouts, standard error]."""
     simulator = PLANTS[plant]
     keys = jax.random.split(jax.random.key(TRUTH_SEED), episodes)
     weight = discount ** np.arange(simulator.spec.horizon)
@@ -122,7 +122,7 @@ def true_values(plant: str, found: Sequence[Policy], discount: float, episodes: 
 def evaluated(
     logs: Logs, dataset: str, plant: str, updates: int, cloned: int, discount: float, episodes: int, home: Home
 ) -> tuple[Candidates, list[list[float]]]:
-    """Return `candidates` and their `true_values`, cached in the home by episodes and sources.
+    """Return the results of `candidates` and `true_values`, from the cache in the home if it has them.
 
     Args:
         logs: training episodes.
@@ -153,6 +153,6 @@ def evaluated(
     truth = true_values(plant, found.policies, discount, episodes)
     for i, policy in enumerate(found.policies):
         save_policy(folder / f"{i}.npz", policy, PLANTS[plant].spec, MadeBy())
-    # Written last: a folder without an index is incomplete and is made again.
+    # Write the index last, because a folder without an index counts as incomplete.
     write_json(index, {"names": found.names, "truth": truth})
     return found, truth

@@ -21,26 +21,27 @@ OTHERS = ("double_mass", "supply_chain", "industrial_benchmark", "steel_annealin
 BEHAVIOURS = ("medium", "pid", "mixed")
 Floats = npt.NDArray[Any]
 FRESH_SEED = 1300
-"""First seed of the plants that were not used for development. Smaller seeds were seen while the estimator was made."""
+"""First seed of the plants that were not used for development. Smaller seeds were used to develop the estimator."""
 NOTE = (
-    "Intervals miss some true values of robot_assembly, because no log contains a peg that trips the force limit at "
-    "the face of the block."
+    "On robot_assembly some intervals miss the true value, because no log contains an episode in which the peg exceeds "
+    "the force limit at the face of the block."
 )
-"""Remark on the kept cells."""
+"""Remark of the page about the kept cells."""
 
 
 class Supported(NamedTuple):
-    """Supported policies of a cell: covered, lower bound too high, interval width / spread of true values."""
+    """Arrays over the supported policies of a cell: interval covers the true value, lower bound above it, width."""
 
     covered: Floats
     above: Floats
     width: Floats
+    """Width of the interval / range of the true values."""
 
 
 def supported(result: Mapping[str, Any]) -> Supported:
-    """Return whether each interval covers the true value, whether its lower bound is above it, and its width.
+    """Compare the interval of each supported policy with the true value.
 
-    An interval covers a true value if the value, give or take two standard errors of the rollouts, lies within it.
+    An interval that misses a true value by at most two standard errors of the rollouts still covers it.
     """
     known = [row for row in result["policies"] if row["supported"]]
     columns = ("lower", "upper", "truth", "truth_error")
@@ -55,7 +56,7 @@ def spread(rows: Sequence[Mapping[str, Any]]) -> float:
 
 
 def summary(result: Mapping[str, Any]) -> dict[str, float]:
-    """Return the statistics of a cell, over the supported policies."""
+    """Return the statistics of a cell by name: number of policies, shares, and statistics of the supported policies."""
     every = result["policies"]
     known = [row for row in every if row["supported"]]
     found = {"policies": len(every), "supported": len(known) / len(every), "clone": float(every[0]["supported"])}
@@ -72,12 +73,12 @@ def summary(result: Mapping[str, Any]) -> dict[str, float]:
 def ordering(
     value: Sequence[float], known: Sequence[Mapping[str, Any]], every: Sequence[Mapping[str, Any]]
 ) -> dict[str, float]:
-    """Return the rank correlation of estimates, and the regret of the highest estimate / spread of true values.
+    """Return the rank correlation of estimates and true values, and the regret of the policy with the highest estimate.
 
     Args:
         value: estimates of `known`.
         known: policies with an estimate.
-        every: all policies; regret is relative to the best of them.
+        every: all policies. Regret is the best true value minus that of the chosen policy, / range of true values.
     """
     true, best = np.array([row["truth"] for row in known]), max(row["truth"] for row in every)
     found = {"regret": float(best - true[int(np.argmax(value))]) / spread(every)}

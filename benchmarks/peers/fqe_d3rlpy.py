@@ -1,12 +1,13 @@
-"""Run d3rlpy's fitted Q evaluation on the policies of cells of the study, with a Python that has d3rlpy.
+"""Evaluate policies of `make ope-study` with d3rlpy's fitted Q evaluation (FQE), in a Python that has d3rlpy.
 
     PYTHON benchmarks/peers/fqe_d3rlpy.py LOGS/PLANT-BEHAVIOUR.npz ...
 
-Development only: d3rlpy 2.8.1 and a CPU build of torch. `python -m benchmarks.ope_study --peers LOGS` writes the
-archives. A policy is represented by its actions on the held-out steps. d3rlpy's FQE uses its defaults (2x256, learning
-rate 1e-4, batches of 100, a target copied every 100 steps) and the cell's discount. It gets the next observation of
-truncated steps, which d3rlpy's dataset drops, and rewards scaled to unit deviation. Writes
-benchmarks/results/ope/peers/PLANT-BEHAVIOUR.json with the mean Q at the first observations, in the plant's unit.
+For development only; requires d3rlpy 2.8.1 and a CPU build of torch. `python -m benchmarks.ope_study --peers LOGS`
+writes the archives, which represent a policy by its actions on the held-out steps. FQE uses d3rlpy's defaults (two
+layers of 256 units, learning rate 1e-4, batches of 100, a target copied every 100 steps) and the cell's discount. The
+script adds the next observations of truncated steps, which d3rlpy's dataset drops, and scales rewards to a standard
+deviation of 1. It writes benchmarks/results/ope/peers/PLANT-BEHAVIOUR.json with the mean Q value at the first
+observations, in the unit of the plant's reward.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from d3rlpy.torch_utility import TorchMiniBatch
 
 OUT = Path(__file__).resolve().parents[1] / "results" / "ope" / "peers"
 STEPS = 10_000
-"""Gradient steps for each policy: a hundred copies of the target, the horizon of a discount of 0.99."""
+"""Gradient steps for each policy: a hundred copies of the target, which is the horizon of a discount of 0.99."""
 SEED = 0
 
 
 class Logged:
-    """An algorithm with fixed actions on the steps of a batch."""
+    """A d3rlpy algorithm whose actions on the steps of a batch are given."""
 
     def __init__(self) -> None:
         self.actions = torch.zeros(0)
@@ -43,7 +44,7 @@ class Logged:
 def value(
     data: dict[str, torch.Tensor], next_action: torch.Tensor, initial_action: torch.Tensor, discount: float
 ) -> float:
-    """Return the mean Q at the first observation of each episode and the policy's action."""
+    """Return the mean Q value at the first observation of each episode and the policy's action there."""
     d3rlpy.seed(SEED)
     policy = Logged()
     found: Any = FQE(SimpleNamespace(impl=policy), FQEConfig(gamma=discount))

@@ -4,10 +4,10 @@ Development only, in an environment with d3rlpy 2.8.1 and a CPU build of torch:
 
     PYTHON benchmarks/peers/golden_d3rlpy.py
 
-Each algorithm makes one `inner_update` with plain gradient descent. The file contains under `algorithm/part`:
-parameters before and after, gradients, all random numbers in order, and the bootstrapped `target`; under `batch` the
-transitions; under `config` the settings as JSON. A network is one vector: kernel (inputs, outputs) and bias of each
-layer; a Gaussian actor's last layer has the means, then the log deviations.
+Each algorithm makes one `inner_update` with plain gradient descent. Keys `algorithm/part` of the file have the
+parameters before and after, the gradients, all random numbers in order, and the bootstrapped `target`. `batch` has the
+transitions and `config` the settings as JSON. A network is one vector: kernel (inputs, outputs) and bias of each layer.
+The last layer of a Gaussian actor has the means, then the logarithms of the standard deviations.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ PARTS = {
     "log_temperature": ("log_temp",),
     "log_alpha": ("log_alpha",),
 }
-"""Our names of d3rlpy's modules; `networks` adds the lists of critics."""
+"""d3rlpy's names of each network; `networks` adds the critics."""
 
 
 def networks(impl: Any) -> dict[str, torch.nn.Module]:
-    """Return every module with parameters by our names."""
+    """Return all networks with parameters, under NeoRL's names."""
     modules = impl._modules
     found = {ours: getattr(modules, name) for ours, names in PARTS.items() for name in names if hasattr(modules, name)}
     for ours, name in (("critic", "q_funcs"), ("critic_target", "targ_q_funcs")):
@@ -84,7 +84,7 @@ def networks(impl: Any) -> dict[str, torch.nn.Module]:
 
 
 def vectors(module: torch.nn.Module, of: str) -> dict[str, np.ndarray[Any, Any]]:
-    """Return `data` or `grad` of a network as one vector; a separate log deviation is a second vector."""
+    """Return `data` or `grad` of a network as one vector; a separate log standard deviation is a second vector."""
     named = {name: getattr(p, of) for name, p in module.named_parameters()}
     if any(x is None for x in named.values()):
         return {}

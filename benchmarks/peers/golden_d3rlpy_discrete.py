@@ -4,7 +4,7 @@ Development only, in the environment of `golden_d3rlpy.py`; the format is the sa
 
     PYTHON benchmarks/peers/golden_d3rlpy_discrete.py
 
-d3rlpy has no discrete IQL. Rewards are small, so that no error reaches the linear part of the Huber loss.
+d3rlpy has no discrete IQL. Rewards are so small that all errors are in the quadratic part of the Huber loss.
 """
 
 from __future__ import annotations

@@ -26,11 +26,11 @@ OUT = Path(__file__).resolve().parents[2] / "tests" / "golden" / "federated.npz"
 SITES, HOSTILE, KEPT, TRIMMED = 11, 2, 4, 0.2
 DELTA = 1e-5
 MECHANISMS = ((1.1, 256 / 60000, 14062), (1.1, 0.01, 10_000), (5.0, 0.5, 100), (0.8, 1.0, 3), (2.0, 0.05, 1))
-"""Noise multiplier, sampling rate, rounds."""
+"""Noise multiplier, sampling rate and number of rounds of each case."""
 
 
 def replies(weights: np.ndarray, bias: np.ndarray, examples: np.ndarray) -> list[Message]:
-    """Return the parameters of the sites."""
+    """Return the replies of the sites as Flower's messages, with parameters and numbers of examples."""
     found = []
     for i in range(SITES):
         arrays = ArrayRecord({"weights": Array(weights[i]), "bias": Array(bias[i])})
@@ -41,7 +41,7 @@ def replies(weights: np.ndarray, bias: np.ndarray, examples: np.ndarray) -> list
 
 
 def epsilons(noise: float, rate: float, rounds: int) -> dict[str, float]:
-    """Return epsilons of both accountants."""
+    """Return the privacy loss epsilon by each of the two accountants of dp-accounting."""
     event = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise))
     found = {"noise": noise, "rate": rate, "rounds": rounds}
     for name, accountant in (("renyi", RdpAccountant()), ("loss", PLDAccountant())):

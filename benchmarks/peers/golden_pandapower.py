@@ -4,10 +4,10 @@ Development only, in an environment with pandapower 3.5.6:
 
     PYTHON benchmarks/peers/golden_pandapower.py
 
-Each case opens five lines that leave a tree, and draws power at every bus, part of it fed in. The feeder is
-pandapower's `case33bw`, which also checks our lines. The file contains for each case: `open (5,)` lines from zero,
-`active` and `reactive` power drawn at buses 1 to 32 [MW, Mvar], `voltage` [pu] and `angle` [degree] there, and `loss`
-[MW]; under `config` the settings as JSON.
+In each case five lines are open, so that the rest is a tree, and every bus draws or feeds in random power. The feeder
+is pandapower's `case33bw`, so the comparison also checks NeoRL's lines. The file contains for each case: `open (5,)`
+lines, counted from zero; `active` and `reactive` power drawn at buses 1 to 32 [MW, Mvar]; `voltage` [pu] and `angle`
+[degree] there; and `loss` [MW]. `config` has the settings as JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pandapower.networks
 
 CASES, SEED, TOLERANCE = 20, 0, 1e-10
 LOWEST = 0.8
-"""Least voltage [pu]; cases below it are drawn again, because they are close to collapse."""
+"""Least voltage [pu]. Cases with a lower voltage are drawn again, because they are close to voltage collapse."""
 
 
 def is_tree(ends: np.ndarray) -> bool:

@@ -2,8 +2,8 @@
 
     PYTHON benchmarks/peers/golden_torch.py
 
-Development only: torch 2.13.0. Torch orders the gates as reset, update, candidate with two biases each; ours has a
-state bias in the candidate only, so the others are zero.
+For development only; requires torch 2.13.0. Torch has the gates reset, update and candidate with two biases each.
+NeoRL's GRU has a state bias in the candidate only, so the other state biases are zero here.
 """
 
 from __future__ import annotations

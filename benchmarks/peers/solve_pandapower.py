@@ -2,9 +2,9 @@
 
     PYTHON benchmarks/peers/solve_pandapower.py CASES.npz
 
-CASES.npz contains `open (n, 5)` lines from zero, `active` and `reactive (n, 32)` power drawn [MW, Mvar]. Each line
-`count` on standard input is answered with `seconds lowest_voltage_of_the_last` for that many cases in turn, each one
-`runpp` of pandapower's `case33bw` with default settings and numba if installed.
+CASES.npz contains `open (n, 5)` lines, counted from zero, and `active` and `reactive (n, 32)` power drawn [MW, Mvar].
+For each number n on standard input the script solves n cases, one `runpp` of pandapower's `case33bw` each, with default
+settings and with numba if it is installed. It answers with the seconds and the lowest voltage of the last case.
 """
 
 from __future__ import annotations

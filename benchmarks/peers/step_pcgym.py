@@ -1,6 +1,7 @@
 """Step pc-gym's reactor for benchmarks/plants/speed.py, with a Python that has pc-gym 0.1.8 (NEORL_PEERS_PYTHON).
 
-Prints "ready", and answers every line with the steps per second over about one second.
+The script prints "ready". For every line on standard input it steps for about one second and prints the steps per
+second.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 WINDOW = 1.0
-"""Seconds of a window."""
+"""Seconds of a time window."""
 
 
 def pcgym() -> Callable[[], None]:

@@ -2,13 +2,13 @@
 
     PYTHON benchmarks/peers/train_d3rlpy.py TRANSITIONS.npz WIDTH BATCH
 
-Each line `algorithm steps` on standard input is answered with `seconds seconds_of_sampling`. A step samples a batch and
-updates, like d3rlpy's training loop without logger and progress bar.
+For each line `algorithm steps` on standard input the script trains, and answers with the seconds and the seconds spent
+on sampling. A step samples a batch and updates, like d3rlpy's training loop without logger and progress bar.
 
     PYTHON benchmarks/peers/train_d3rlpy.py DMSD.npz --train ALGORITHM
 
-Trains one algorithm with d3rlpy's defaults on a NeoRL-2 archive. `train seconds` is answered with `{"steps": so far}`,
-`act [[...], ...]` with the policy's actions at these observations.
+Trains one algorithm with d3rlpy's defaults on a NeoRL-2 archive. For a line `train seconds` the script trains on and
+answers `{"steps": STEPS SO FAR}`. For a line `act [[...], ...]` it answers the policy's actions at these observations.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EPISODE = 1000
 
 
 def algorithms(width: int, batch: int) -> dict[str, Any]:
-    """d3rlpy's algorithms with default settings, which equal the papers' and ours except the network size."""
+    """Return d3rlpy's algorithms with its default settings and the given network size and batch size."""
     encoder = VectorEncoderFactory([width, width])
     shared = {"batch_size": batch, "actor_encoder_factory": encoder, "critic_encoder_factory": encoder}
     return {
@@ -40,7 +40,7 @@ DEFAULTS = {"td3_bc": d3rlpy.algos.TD3PlusBCConfig, "iql": d3rlpy.algos.IQLConfi
 
 
 def train(path: str, name: str) -> None:
-    """Train with defaults for the requested time."""
+    """Train with d3rlpy's defaults, and answer the lines on standard input."""
     data = np.load(path, allow_pickle=False)
     done, truncated = (np.asarray(data[key], np.float32).ravel() for key in ("done", "truncated"))
     timeouts = np.maximum(truncated * (1 - done), np.arange(1, len(done) + 1) == len(done)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""`make audit-picture`: picture of the audit report over the day of the home's newest ledger entry."""
+"""`make audit-picture`: make a picture of the audit report about the day of the home's newest ledger entry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDTH, HEIGHT = 1120, 1180
 
 
 def main() -> int:
-    """Write the picture; return 1 without a browser."""
+    """Write the picture; return 1 if there is no browser."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
         print("no picture: install Chromium with `make services`")

@@ -1,4 +1,4 @@
-"""Headless Chromium, logged in to a home's servers, for pictures of their pages."""
+"""Take pictures of the pages of a home's servers with Chromium."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Page:
 
     async def open(self, url: str, seconds: float = SECONDS) -> None:
         """Open a page and wait until it is rendered."""
-        # A URL that differs only in the fragment would not be loaded again.
+        # Open an empty page first, because Chromium does not load a URL again that differs only in the fragment.
         await self.call("Page.navigate", url="about:blank")
         await self.call("Page.navigate", url=url)
         await asyncio.sleep(seconds)
 
     async def log_in(self, prefect: str, login: str) -> None:
-        """Log in to the home's servers: Prefect's pages store the login, MLflow gets it with each request."""
+        """Log in to the home's servers. Prefect's pages store the login; MLflow gets it with each request."""
         secret = base64.b64encode(login.encode()).decode()
         await self.open(prefect, 2.0)
         await self.call("Runtime.evaluate", expression=f"localStorage.setItem('prefect-password', '{secret}')")
@@ -63,7 +63,7 @@ class Page:
 
 @asynccontextmanager
 async def chromium(command: str, width: int = 1500, height: int = 1000) -> AsyncIterator[Page]:
-    """Yield a page of a browser that ends with the context.
+    """Start a browser and yield its page; stop the browser at the end of the block.
 
     Args:
         command: Chromium's command.

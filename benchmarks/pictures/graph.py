@@ -1,7 +1,4 @@
-"""Write the picture of a finished retraining's graph: docs/explanation/graph.png.
-
-A screenshot of Prefect's page of the home's last retraining, in headless Chromium and logged in. Run `make run` first.
-"""
+"""Write docs/explanation/graph.png, a screenshot of the last retraining in Prefect. Run `make run` first."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ def last_run(home: Home) -> tuple[str, str, str] | None:
         return None
     wanted = {"sort": "START_TIME_DESC", "limit": 200, "flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
     found: list[dict[str, Any]] = services.ask_prefect("flow_runs/filter", wanted)
-    # A run without new data skips half of the tasks.
+    # Leave out runs without a decision: without new data, a run skips half of the tasks.
     runs = [run for run in found if "unchanged" not in run["tags"]]
     login = environment(services).get("PREFECT_API_AUTH_STRING", "")
     return (services.prefect.url, login, str(runs[0]["id"])) if runs else None

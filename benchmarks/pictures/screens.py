@@ -1,6 +1,6 @@
 """`make screens`: pictures of the first pages that each user sees, for docs/studies/screens.md.
 
-A browser opens the home's servers and reports after a retraining (`make run` makes one).
+Run `make run` first. A browser then opens the pages of the home's servers, and the report.
 """
 
 from __future__ import annotations
@@ -92,19 +92,19 @@ def page(shown: list[Screen]) -> str:
     pictures = [f"## {s.user}: {s.name}\n\n{s.about}\n\n![{s.about}](screens/{s.name}.png)" for s in shown]
     return pages.study(
         "First screens",
-        "What does each user see first?",
-        "Prefect shows deployments and runs, and MLflow runs, versions and decisions. The report is a single file.",
-        "`make screens`, after `make run`.",
+        "Which page does each user see first?",
+        "Prefect shows deployments and runs; MLflow shows trainings, versions and decisions. The report is one file.",
+        "`make run` makes a retraining; then `make screens` takes the pictures.",
         *pictures,
     )
 
 
 async def take(command: str, home: Home) -> None:
-    """Take all pictures."""
+    """Take the pictures of all pages of a home."""
     services, found = connect(home), last_run(home)
     login = found[1] if found else ""
     for screen in screens(home):
-        # A new browser without stored state for each page.
+        # Start a new browser for each page, so that no stored state changes the picture.
         async with chromium(command, WIDTH, HEIGHT) as page:
             if not screen.url.startswith("file:"):
                 await page.log_in(services.prefect.url, login)

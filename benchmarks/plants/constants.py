@@ -1,4 +1,4 @@
-"""Collect the constants of the plants and their sources from the docstrings of the plants' modules."""
+"""Collect the constants of the plants, and their sources from the docstrings of the plants' modules."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from neorl_core.plants import PLANTS
 from neorl_core.types import Plant
 
 DRAWS = 1_024
-"""Number of draws from the operating domain that give a constant's range."""
+"""Number of draws from the operating domain that determine the range of a constant."""
 OURS = "ours"
-"""Beginning of the source of a constant without an outside source."""
+"""The source of a constant begins with this word if there is no outside source."""
 MOST = 6
-"""Constants with more numbers have an empty value."""
+"""Most numbers that are shown as the value of a constant."""
 
 
 class Constant(NamedTuple):
@@ -57,7 +57,7 @@ def sources(name: str) -> dict[str, str]:
 
 
 def constants(name: str) -> list[Constant]:
-    """Return the constants of a plant: the fields of its parameters, then others that its tables of sources name."""
+    """Return the constants of a plant: fields of its parameters, then other constants in its tables of sources."""
     plant, known = PLANTS[name], sources(name)
     drawn, about = dict(_drawn(plant)), _about(plant.params)
     found = []

@@ -15,7 +15,7 @@ PICTURES = STUDIES / "plants"
 
 
 def kept(part: str) -> Any:
-    """Return the last result of a part about all plants; None if it was never run."""
+    """Return the kept result of a part about all plants; None if there is none."""
     return _read(RESULTS / f"plants-{part}.json")
 
 

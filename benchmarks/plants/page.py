@@ -23,7 +23,7 @@ COLOURS = 32
 
 
 def draw(name: str) -> Path:
-    """Draw an episode of a plant with the tuned and the best known controller, and the limits."""
+    """Draw an episode of a plant for the tuned and the best known controller, with the limits, and return the file."""
     PICTURES.mkdir(exist_ok=True)
     path = PICTURES / f"{name}.png"
     draw_plant(PLANTS[name], path, seed=0, episodes=1)
@@ -83,31 +83,38 @@ def without_row(rows: Mapping[str, Any]) -> str:
     return f"Not measured yet: {', '.join(missing)}." if rows and missing else ""
 
 
-QUESTION = """Do the simulated plants agree with published values and other simulators, and how good and how fast are
-the tuned controllers and the simulators?"""
-COMMAND = """`make plants` (an hour) and `make tune` (half an hour) measure; `python -m benchmarks.plants page` only
-writes this page. Signals and limits of each plant are in the [reference](../reference/plants.md)."""
-OUTSIDE = """Values that the plants' tests compare with sources outside this project. Every single value is in
-`benchmarks/results/plants-truths.json`."""
-CONTROLLERS = wrap(
-    """Scores, the tuned controller's mean return with a 95 % interval, and the episodes of each controller that violate
-    a limit, of 1,000 (planners: 100). The controller as found plays the `pid` logs; the tuned controller is the
-    shield's fallback and the reference of gates. The [reference](../reference/plants.md) describes them; a better
-    controller than the best known may exist."""
-)
-SEARCH = wrap(
-    f"""`make tune` starts from 1,000 uniform draws of the controller's own parameters, then uses successive halving on
-    paired episodes and the cross-entropy method. Fresh episodes compare the result with the controllers as found and
-    as tuned. A controller counts as tuned if the search gains at most {report.BAR:g} points; a violation in 0.01 % of
-    the episodes costs one point. *Violated* is for as found, tuned and searched."""
-)
+QUESTION = """Do the simulated plants agree with published values and other simulators, how good are the tuned
+controllers, and how fast are the simulators?"""
+COMMAND = """`make plants` takes an hour and `make tune` half an hour; `python -m benchmarks.plants page` only writes
+this page. Signals and limits of each plant are in the [reference](../reference/plants.md)."""
+OUTSIDE = """The plants' tests compare values of the simulators with sources outside this project. A value agrees if
+its error is at most the tolerance. All values are in `benchmarks/results/plants-truths.json`."""
+CONTROLLERS = f"""The [reference](../reference/plants.md) describes the controllers of each plant. Columns:
+
+- *idle* to *best known*: scores of four controllers; – if a plant has none. *Idle* is a constant action, *as found*
+  the controller that made the `pid` logs, *tuned* the shield's fallback, which a candidate must exceed
+- *return of tuned*: mean return of an episode with a 95 % interval, in the plant's unit of reward
+- *violated episodes*: episodes with a violated limit, for each controller in the order of the columns, of
+  {scores.EPISODES:,} ({scores.PLANNED_EPISODES} for a *best known* controller that plans online)
+
+A controller better than the best known may exist."""
+SEARCH = f"""`make tune` searches for better parameters of each tuned controller. It draws 1,000 parameter sets, drops
+the worst in several rounds and improves the rest by the cross-entropy method. The results are compared in new
+episodes. A controller counts as tuned if the search gains at most {report.BAR:g} points. Columns:
+
+- *parameters*: number of parameters; *CPU s*: CPU seconds of the search
+- *as found*, *tuned*, *searched*: scores in the new episodes
+- *gain over tuned*: difference in points with a 95 % interval; a violation in 0.01 % of the episodes costs one point
+- *violated*: episodes with a violated limit, as found, tuned and searched"""
 STEPS = wrap(
-    """Errors with each plant's own number of substeps, against eight times as many: four episodes with the same actions
-    in double precision. Plants without a row are discrete-time by definition, or
-    were not measured."""
+    """Each plant divides a control step into substeps. The table compares with eight times as many substeps, in double
+    precision: four episodes of the tuned controller, with the same actions. A *margin* is the distance to a limit; the
+    score's error is in points. A plant without a row needs no substeps or was not measured."""
 )
 SENSITIVITY = wrap(
-    """Each constant without an outside source was changed by a fifth in both directions (the end of a range by a fifth
-    of the range), with the tuned controller unchanged. The table shows violated episodes with nominal constants and
-    after the worst change. All changes are in `benchmarks/results/plants`."""
+    """Each constant without an outside source was made lower and higher by a fifth (the end of a range by a fifth of
+    the range). The tuned controller stays the same. *Violated* counts episodes with nominal constants. *Worst change*
+    is the constant and direction with the most violated episodes, *then violated* their number, and *then least margin*
+    the smallest distance to a limit; a negative distance is beyond the limit. All changes are in
+    `benchmarks/results/plants`."""
 )

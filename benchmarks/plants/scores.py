@@ -22,7 +22,7 @@ from tasks.simulate import score
 EPISODES = 1_000
 PLANNED_EPISODES = 100
 WHO = ("idle", "as_found", "tuned", "best_known")
-"""Controllers, from the bottom to the top of the scale."""
+"""Names of the controllers, in ascending order of expected score."""
 
 
 def scores(names: list[str]) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def scores(names: list[str]) -> dict[str, Any]:
 
 
 def controllers(plant: Plant) -> dict[str, tuple[Controller, Params]]:
-    """Return the controllers that define a plant's scale."""
+    """Return the controllers of a plant by name, each with its parameters."""
     found = plant.fallback_params if plant.found_params is None else plant.found_params
     known: dict[str, tuple[Controller, Params]] = {
         "idle": (idle(plant), ()),

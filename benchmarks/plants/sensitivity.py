@@ -26,7 +26,7 @@ SIDES = {"down": "lower", "up": "higher"}
 
 @partial(jax.jit, static_argnames="plant")
 def moved(plant: Plant, domain: Params, factors: dict[str, Array], params: Params, keys: Array) -> EpisodeResult:
-    """Play episodes of the tuned controller on plants with constants that are drawn and multiplied by factors."""
+    """Play episodes of the tuned controller on plants with drawn constants, some of them multiplied by factors."""
 
     def episode(key: PRNGKeyArray) -> EpisodeResult:
         key_constants, key_run = jax.random.split(key)
@@ -38,11 +38,7 @@ def moved(plant: Plant, domain: Params, factors: dict[str, Array], params: Param
 
 
 def measure(name: str) -> dict[str, Any]:
-    """Count violated episodes and least margins with each constant of our own a fifth lower and higher.
-
-    Args:
-        name: plant; the tuned controller stays the same.
-    """
+    """Change each constant without an outside source by a fifth; return violated episodes and least margins."""
     plant = PLANTS[name]
     keys = jax.random.split(jax.random.key(3), EPISODES)
     ours = [each for each, source in sources(name).items() if source.startswith(OURS)]
@@ -75,7 +71,7 @@ def measure(name: str) -> dict[str, Any]:
 
 
 def _width(domain: Params, name: str) -> float:
-    """Return the quantity to take the share of: the number, or the width of the range that it ends."""
+    """Return the quantity of which a fifth is added: the constant, or the width of its range."""
     stem, _, end = name.rpartition("_")
     if end in ("low", "high"):
         return float(getattr(domain, f"{stem}_high") - getattr(domain, f"{stem}_low"))
@@ -83,7 +79,7 @@ def _width(domain: Params, name: str) -> float:
 
 
 def row(name: str, found: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the row of a plant: violations and margins with nominal constants, and with the worst change."""
+    """Return a plant's row of the table: violations with nominal constants, the worst change, and its effect."""
     limits, base = PLANTS[name].spec.constraints, found["base"]
     changes = [
         (change["violated"], -min(_shares(change, base)), each, SIDES[side], change)
@@ -99,7 +95,7 @@ def row(name: str, found: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _shares(change: Mapping[str, Any], base: Mapping[str, Any]) -> list[float]:
-    """Return the margins as shares of those with nominal constants."""
+    """Return the least margins divided by those with nominal constants."""
     return [x / b if b > 0 else x for x, b in zip(change["least"], base["least"], strict=True)]
 
 

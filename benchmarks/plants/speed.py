@@ -1,7 +1,7 @@
-"""Measure environment steps per second of every plant, vectorised and single, and of peers.
+"""Measure environment steps per second of every plant and of other simulators (peers).
 
-Speeds are medians of windows in which other processes used less than a tenth of a core; our windows alternate with the
-peers'.
+Speeds are medians of time windows in which other processes used less than a tenth of a core. Windows of NeoRL and of a
+peer alternate.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ STEPS = 50
 """Steps of each plant in a vectorised window."""
 ROUNDS, LIMIT = 5, 20.0
 MEASURED = {"industrial_benchmark": ("Siemens' NumPy code on another machine", 13_000.0)}
-"""References that are on no package index, with steps/s on another machine; the table shows no ratio to them."""
+"""Simulators that no package index has, with steps/s on another machine. The table shows no ratio to them."""
 PEERS = {"chemical_reactor": "pc-gym 0.1.8"}
-"""References that run beside ours."""
+"""Other simulators that are measured on the same machine."""
 
 
 def vectorised(plant: Plant) -> Callable[[], float]:
@@ -107,7 +107,7 @@ def pcgym(python: str | None) -> Iterator[Callable[[], float] | None]:
 
 
 def speed(python: str | None) -> dict[str, Any]:
-    """Measure every plant, vectorised and single, and the peers, in one run."""
+    """Measure every plant, and the peers if `python` names an interpreter that has them."""
     rates: dict[str, Any] = {}
     for name, plant in PLANTS.items():
         works: dict[str, Callable[[], float | None]] = {"vectorised": vectorised(plant), "single": single(plant)}
@@ -145,8 +145,9 @@ def section(kept: Mapping[str, Any]) -> str:
         rows.append((name, *rates, shown, ratio))
     parts = [
         wrap(
-            f"Environment steps per second on {kept['cores']} cores: {BATCH} plants in one compiled call with random "
-            "actions, and one plant stepped from Python."
+            f"Control steps per second on {kept['cores']} cores. *Vectorised*: {BATCH} plants in one "
+            "compiled call with random actions. *Single*: one plant with one step per call. *Reference*: another "
+            "simulator with its speed. *Ratio*: vectorised speed divided by that of the reference on this machine."
         ),
         table(("plant", "vectorised", "single", "reference", "ratio"), rows),
     ]
@@ -155,8 +156,9 @@ def section(kept: Mapping[str, Any]) -> str:
         quiet = "" if all(each["quiet"] for each in flows.values()) else " (not quiet)"
         parts.append(
             wrap(
-                "AC power flow of the 33-bus feeder, with random loads and a random radial topology in each case: "
-                f"{ours:,.0f} flows per second. pandapower 3.5.6 (`runpp` with numba) solves {theirs:,.0f}{quiet}."
+                "For the 33-bus feeder with random loads and a random radial topology in each case, NeoRL solves "
+                f"{ours:,.0f} AC power flows per second. pandapower 3.5.6 (`runpp` with numba) solves "
+                f"{theirs:,.0f}{quiet}."
             )
         )
     return "\n\n".join(parts)

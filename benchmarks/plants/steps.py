@@ -1,4 +1,4 @@
-"""Measure the integration error of each plant against steps an eighth as long, with the same actions."""
+"""Measure the integration error of each plant: compare with steps an eighth as long and the same actions."""
 
 from __future__ import annotations
 
@@ -36,21 +36,17 @@ INTEGRATED = {
     "steel_annealing": Integrated("steel_annealing.plant", "advance"),
     "water_treatment": Integrated("water_treatment", "integrate"),
 }
-"""The other plants are discrete-time by definition, hence exact."""
+"""Plants that integrate equations. The other plants are discrete-time by definition and have no such error."""
 EPISODES = 4
 FINEST = 8
-"""Factor on the number of substeps that gives the reference solution."""
+"""Factor on the number of substeps for the reference solution."""
 FACTORS = (1, 2)
 REPEATED = Controller(lambda params, observation: 0, lambda params, at, observation, applied: (at + 1, params[at]))
 """Controller that plays a sequence of actions."""
 
 
 def measure(name: str) -> dict[str, Any] | None:
-    """Return the largest errors of margins and scores, by factor on the plant's number of substeps.
-
-    Args:
-        name: plant; the result is None for a discrete-time plant.
-    """
+    """Return the largest errors of margins and scores, by factor on the number of substeps; None for discrete time."""
     if name not in INTEGRATED:
         return None
     plant = PLANTS[name]
@@ -105,4 +101,4 @@ def section() -> str:
             worst = max(range(len(limits)), key=lambda k: errors["margins"][k] / abs(limits[k].high))
             margins = f"{errors['margins'][worst]:.2g} {limits[worst].unit} ({limits[worst].name})"
             rows.append((name, margins, f"{errors['points']:.2g}"))
-    return table(("plant", "largest error of a margin", "of a score"), rows)
+    return table(("plant", "largest error of a margin", "largest error of a score"), rows)

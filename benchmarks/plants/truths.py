@@ -17,10 +17,10 @@ from neorl_core.plants import NAMES
 
 
 def truths(names: Sequence[str] = NAMES) -> list[dict[str, Any]]:
-    """Run the plants' tests and return every value that their `truth` fixture compared.
+    """Run the plants' tests and return every value that the tests compared with an outside source.
 
     Args:
-        names: plants. With fewer than all plants, only their own test files run, and kept values of others stay.
+        names: plants. If some plants are left out, their test files do not run and their kept values stay.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
@@ -42,7 +42,7 @@ def truths(names: Sequence[str] = NAMES) -> list[dict[str, Any]]:
 
 
 def section(rows: list[dict[str, Any]]) -> str:
-    """Return the number of compared values and the largest error, by plant and source, as a table."""
+    """Return a table with the number of compared values and the largest error, by plant and source."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["plant"], row["source"]), []).append(row)
@@ -54,5 +54,5 @@ def section(rows: list[dict[str, Any]]) -> str:
 
 
 def _share(row: dict[str, Any]) -> float:
-    """Return the error of a value as a share of its tolerance; an exact value has none."""
+    """Return error / tolerance of a value; 0 if its tolerance is 0."""
     return float(abs(row["ours"] - row["theirs"]) / row["allowed"]) if row["allowed"] else 0.0

@@ -37,7 +37,7 @@ MARKS = {True: "pass", False: "**fail**", None: "–"}
 
 
 def neorl(*arguments: str) -> tuple[int, dict[str, Any], str]:
-    """Run a command and return exit code, JSON and standard error."""
+    """Run a `neorl` command and return exit code, JSON answer and standard error."""
     command = [sys.executable, "-m", "flows", *arguments, "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines()
@@ -77,7 +77,7 @@ def run(plant: str, configs: Path, home: Home) -> dict[str, Any]:
 
 
 def page(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return docs/studies/pipeline.md: verdict and gates of every plant, the simulator gate and certification."""
+    """Return docs/studies/pipeline.md: verdicts of all plants, power of the simulator gate, and certification."""
     gates = list(dict.fromkeys(gate["name"] for row in rows.values() for gate in row["gates"]))
     verdicts = []
     for plant in NAMES:
@@ -96,29 +96,37 @@ def page(rows: Mapping[str, Mapping[str, Any]]) -> str:
     return pages.study(
         "Every plant through the pipeline",
         "Which plants get a learned champion from a retraining with the shipped configuration on generated logs?",
-        f"{len(promoted)} of {len(rows)}: {listed(promoted)}. On {fallback} plants the candidate fails a gate, and the "
-        "certified fallback controller becomes champion.",
-        "`make plants-pipeline`: an hour; `python -m benchmarks.plants_pipeline --page` only writes this page.",
-        "`neorl generate PLANT`, then `neorl retrain configs/PLANT.yaml`. *Gain* is the return per episode on the "
-        "simulator\nminus that of the tuned controller. All gate results are in "
-        "`benchmarks/results/plants-pipeline.json`.",
+        f"{len(promoted)} of {len(rows)} plants get one: {listed(promoted)}. On {fallback} plants the candidate fails "
+        "a gate, and the certified fallback controller becomes champion.",
+        "`make plants-pipeline` takes an hour; `python -m benchmarks.plants_pipeline --page` only writes this page.",
+        COLUMNS,
         pages.table(("plant", "verdict", *gates, "gain", "seconds"), verdicts),
-        f"Measured: {listed(' at '.join(each) for each in sorted(commits))}.",
+        f"Measured on {listed(' at commit '.join(each) for each in sorted(commits))}.",
         f"## Power of the simulator gate\n\n{GATE}\n\n{simulator_gate.table(kept)}" if kept else "",
         f"## Rare violations\n\n{certification.table(certified)}" if certified else "",
     )
 
 
 def _gain(row: Mapping[str, Any]) -> str:
-    """Return the interval of the rollouts gate."""
+    """Return the gain and its interval from the text of the gate `rollouts`."""
     detail = next((gate["detail"] for gate in row["gates"] if gate["name"] == "rollouts"), "")
     found = re.search(r"([+-][0-9.e+]+), interval (\[.*?\])", detail)
     return " ".join(found.groups()) if found else "–"
 
 
+COLUMNS = """For each plant, `neorl generate PLANT` makes logs and `neorl retrain configs/PLANT.yaml` retrains. Columns:
+
+- *verdict*: *promoted*: the learned policy is champion; *fallback*: the fallback controller is champion
+- *data* to *servability*: result of each gate; – if an earlier gate failed
+- *gain*: return per episode on the simulator minus that of the tuned controller, with its interval
+- *seconds*: duration of the retraining
+
+All gate results are in `benchmarks/results/plants-pipeline.json`."""
 GATE = wrap(
-    """`python -m benchmarks.plants_pipeline.simulator_gate` plays logs on plants of the operating domain, unchanged or
-    with one constant 5 % wrong. The gate must pass the former and refuse the latter."""
+    """The simulator gate must pass logs of a true plant and refuse logs of a wrong plant. The module
+    `benchmarks.plants_pipeline.simulator_gate` generates both. A true plant has constants of the operating domain; a
+    wrong plant has one of the *constants* 5 % higher or lower. *logs* names the logged controller. *not always refused*
+    names the wrong constants that the gate passed at least once."""
 )
 
 

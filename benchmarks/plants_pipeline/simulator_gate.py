@@ -1,11 +1,11 @@
-"""Measure false refusals and power of the simulator gate.
+"""Count how often the simulator gate refuses logs of true plants and of plants with a wrong constant.
 
     python -m benchmarks.plants_pipeline.simulator_gate                    # every plant
     python -m benchmarks.plants_pipeline.simulator_gate water_treatment    # one plant; kept results of the others stay
 
-Logs are played on plants drawn from the operating domain, unchanged or with one constant 5 % too high or too low, and
-judged by the gate as in a retraining. Results are kept in benchmarks/results/simulator-gate.json and shown by
-`python -m benchmarks.plants_pipeline --page`.
+Controllers make logs on plants that are drawn from the operating domain, unchanged or with one constant 5 % too high or
+too low. The gate checks these logs as in a retraining. Results are kept in benchmarks/results/simulator-gate.json;
+`python -m benchmarks.plants_pipeline --page` writes them into docs/studies/pipeline.md.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CONSTANTS: Mapping[str, tuple[str, ...]] = {
     "supply_chain": ("mean_demand",),
     "water_treatment": ("pump", "valve", "area", "outlet"),
 }
-"""Constants of the dynamics that are made wrong; the Siemens benchmark has none."""
+"""Constants of each plant that are changed by 5 %; industrial_benchmark has no such constants."""
 
 
 @partial(jax.jit, static_argnames=("plant", "base"))

@@ -1,9 +1,9 @@
-"""`make redteam`: play attacks on copies of a finished home, and write the results into docs/studies/red-team.md.
+"""`make redteam`: make attacks on copies of a finished home, and write the table of docs/studies/red-team.md.
 
     python -m benchmarks.redteam [--home HOME] [--flips 60]
 
-Needs a home with a champion, such as that of `make run`; the home itself is only read. Each attack is played twice:
-with the home's witness, and with one that the attacker cannot reach.
+The home must have a champion; `make run` makes one. The command only reads this home. Each attack is made twice: with
+the home's witness, and with a witness that the attacker cannot reach.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tasks.evidence.witness.server import open_witness
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "studies" / "red-team.md"
 BEGUN = "e" * 64
-"""Composite of an open attempt."""
+"""Invented digest of the composite of an open attempt."""
 BEGIN, END = "<!-- red team: begin -->", "<!-- red team: end -->"
 
 
@@ -40,7 +40,7 @@ HELD = ("refused", "found")
 
 
 class Result(NamedTuple):
-    """Outcome of an attack with a local and with an external witness."""
+    """Outcomes of an attack: with a local and with an external witness."""
 
     number: str
     name: str
@@ -48,7 +48,7 @@ class Result(NamedTuple):
     local: str
     external: str
     message: str
-    """Message with the external witness."""
+    """Message of the refusal or finding with the external witness."""
 
     @property
     def held(self) -> bool:
@@ -57,14 +57,14 @@ class Result(NamedTuple):
 
 
 def attacked(attack: Attack, source: Home, plant: str, scratch: Path) -> Result:
-    """Play an attack on copies of a home, with a local and with an external witness."""
+    """Make an attack on two copies of a home, with a local and with an external witness."""
     local, _ = _played(attack, under_local(copy_home(source, scratch / "local" / "home"), plant))
     external = under_external(copy_home(source, scratch / "external" / "home"), plant, scratch / "elsewhere")
     return Result(attack.number, attack.name, attack.power, local, *_played(attack, external))
 
 
 def _played(attack: Attack, stage: Stage) -> tuple[str, str]:
-    """Return the outcome and the message."""
+    """Make an attack on one copy; return the outcome and the message."""
     try:
         message = attack.play(stage)
     except NeoRLError as error:
@@ -73,7 +73,7 @@ def _played(attack: Attack, stage: Stage) -> tuple[str, str]:
 
 
 def under_local(home: Home, plant: str) -> Stage:
-    """Use the home's own witness."""
+    """Return a stage with the home's own witness."""
     witness = open_witness(home.root / "witness", LOCAL, open_to_all=True)
     if not (home.root / FILE).exists():
         pin_witnesses(home, witness)
@@ -81,7 +81,7 @@ def under_local(home: Home, plant: str) -> Stage:
 
 
 def under_external(home: Home, plant: str, folder: Path) -> Stage:
-    """Use a witness that no attack reaches and that knows the home's key."""
+    """Return a stage with a witness that no attack can change and that knows the home's key."""
     shutil.rmtree(home.root / "witness", ignore_errors=True)
     (home.root / "witnessed.head").unlink(missing_ok=True)
     witness = witness_in(folder, "witness.example/w1", open_to_all=False)
@@ -123,7 +123,7 @@ def table(results: list[Result]) -> str:
 
 
 def main() -> int:
-    """Play all attacks; return 1 if one is neither refused nor found."""
+    """Make all attacks; return 1 if any attack is neither refused nor found with the external witness."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--home", type=Path, default=Home.locate().root, help="home to copy (default: the current one)")
     parser.add_argument("--flips", type=int, default=60)

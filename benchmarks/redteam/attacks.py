@@ -1,4 +1,4 @@
-"""The attacks, each with the required access; `play` returns the finding."""
+"""The attacks, each with the access that it needs."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ from tasks.references import CandidateRecord
 from tasks.registry.serving import check_aliases
 
 Power = Literal["home", "key", "MLflow", "YAML"]
-"""home: its files and a signer that answers; key: also the decrypted key; MLflow: its login; YAML: a run's file."""
+"""`home`: files and a running signer; `key`: also the decrypted key; `MLflow`: the login; `YAML`: the file of a run."""
 
 C = "c" * 64
-"""Composite that does not exist."""
+"""Digest of a composite that does not exist."""
 
 
 class Attack(NamedTuple):
-    """An attack; all checks of the audit pass before it."""
+    """An attack on a home that passes the audit."""
 
     number: str
-    """Number in the list; a letter separates variants."""
+    """Number in the table; letters distinguish attacks on the same target."""
     name: str
     power: Power
     play: Callable[[Stage], str | None]
-    """Play the attack and return the finding, or None. A refusal is raised."""
+    """Make the attack. Return the finding of the audit, or None without a finding; raise the error of a refusal."""
 
 
 def _weak(stage: Stage) -> Claim:
@@ -121,7 +121,7 @@ def use_an_edited_policy(stage: Stage) -> str | None:
 
 
 def sign_a_laxer_policy(stage: Stage) -> str | None:
-    """The signer signs the weaker policy; the auditor has the pinned policies."""
+    """Let the signer sign a weaker safety policy. The auditor has the original policies."""
     kept = stage.home.root.with_name("kept")
     shutil.copytree(stage.home.root / "policies", kept / "policies")
     shutil.copy(stage.home.trust, kept / "trust.yaml")
@@ -154,7 +154,7 @@ def use_an_old_certificate(stage: Stage) -> str | None:
 
 
 def choose_the_claim_after_looking(stage: Stage) -> str | None:
-    """Use counts that show p0 = 0.99 for the attempt of a stronger claim."""
+    """In an attempt with a strong claim, use counts that only show p0 = 0.99."""
     ledger, claim = stage.ledger(), stage.claim
     digest = sha256_hex(b"invented")
     attempt = open_attempt(ledger, Inputs(lineage=lineage_of(claim), composite=C, dataset=digest, config=digest), claim)
@@ -201,7 +201,7 @@ def rerun_something_else(name: str) -> Callable[[Stage], str | None]:
 
 
 def crash_where_it_would_violate(stage: Stage) -> str | None:
-    """A simulator with a step that raises an error: its episodes do not count as safe."""
+    """Use a simulator that raises an error where it would violate. Its episodes must not count as safe."""
 
     def crash(reward: np.ndarray) -> np.ndarray:
         raise ArithmeticError("the integrator gave up")
@@ -210,7 +210,7 @@ def crash_where_it_would_violate(stage: Stage) -> str | None:
 
 
 def hang_where_it_would_violate(stage: Stage) -> str | None:
-    """A simulator with a step that does not return."""
+    """Use a simulator that never returns where it would violate."""
     released = Event()
 
     def hang(reward: np.ndarray) -> np.ndarray:

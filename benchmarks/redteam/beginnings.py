@@ -1,4 +1,4 @@
-"""Attacks on beginnings: seeds chosen after looking, restarted ledgers, wrong clocks."""
+"""Attacks on seeds, on the start of the ledger, and on clocks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tasks.files.canonical import write_secret
 from tasks.files.merkle import leaf_hash
 
 SECRETS = [hashlib.sha256(bytes([number])).digest() for number in range(50)]
-"""Offline seeds of the attacker."""
+"""Secrets that the attacker tries offline."""
 GAINED = "the seed that runs is none of those that were tried: a nonce is in it that was given later"
 
 
@@ -44,7 +44,7 @@ def _put(stage: Stage, attempt: Attempt, secret: bytes) -> None:
 
 
 def try_seeds_before_one_is_drawn(stage: Stage) -> str | None:
-    """Kill the process after the attempt is logged, and put a chosen secret where the seed is drawn."""
+    """Kill the process after the attempt is logged, and write a chosen secret into the seed file."""
     ledger = stage.ledger()
     attempt = _opened(stage, ledger)
     _put(stage, attempt, SECRETS[7])
@@ -63,7 +63,7 @@ def change_the_secret_once_the_nonce_is_known(stage: Stage) -> str | None:
 
 
 def ask_for_unlogged_nonces(stage: Stage) -> str | None:
-    """With such nonces an attacker could look before committing."""
+    """Ask the witness for nonces of entries that are not logged, which would show the seed before the commitment."""
     assert stage.witness is not None
     ledger = stage.ledger()
     draw_seed(ledger, _opened(stage, ledger))
@@ -78,7 +78,7 @@ def ask_for_unlogged_nonces(stage: Stage) -> str | None:
 
 
 def set_the_ledger_back_for_another_commitment(stage: Stage) -> str | None:
-    """The nonce does not suit, so truncate the ledger before the commitment, with the home's heads."""
+    """Truncate ledger and heads to a state before the commitment, in order to get another nonce."""
     ledger = stage.ledger()
     attempt = _opened(stage, ledger)
     size = len(ledger.entries())
@@ -90,7 +90,7 @@ def set_the_ledger_back_for_another_commitment(stage: Stage) -> str | None:
 
 
 def set_the_witness_back_too(stage: Stage) -> str | None:
-    """The same, and restore the witness's folder if the attacker can reach it."""
+    """Truncate the ledger likewise, and restore the witness's folder if the attacker can reach it."""
     assert stage.witness is not None
     ledger = stage.ledger()
     attempt = _opened(stage, ledger)
@@ -107,7 +107,7 @@ def set_the_witness_back_too(stage: Stage) -> str | None:
 
 
 def make_the_nonce_oneself(stage: Stage) -> str | None:
-    """Use all keys, including that of a local witness, which belongs to the same user."""
+    """Sign a nonce with all reachable keys; the key of a local witness belongs to the same user."""
     assert stage.witness is not None
     ledger = stage.ledger()
     attempt = _opened(stage, ledger)
@@ -140,7 +140,7 @@ def delete_the_ledger(stage: Stage) -> str | None:
 
 
 def put_an_empty_ledger_in_its_place(stage: Stage) -> str | None:
-    """Delete the heads in the home as well."""
+    """Replace the ledger with an empty one, and delete the heads in the home."""
     stage.home.ledger.unlink()
     for name in ("ledger.head", "witnessed.head"):
         (stage.home.root / name).unlink(missing_ok=True)
@@ -162,7 +162,7 @@ def truncate_the_ledger_and_its_head(stage: Stage) -> str | None:
 
 
 def restore_an_older_home_whole(stage: Stage) -> str | None:
-    """Include the witness's folder if it is in the home."""
+    """Restore an older copy of the home, with the witness's folder if it is in the home."""
     older = stage.home.root.with_name("older")
     shutil.copytree(stage.home.root, older)
     ledger = stage.ledger()
@@ -175,7 +175,7 @@ def restore_an_older_home_whole(stage: Stage) -> str | None:
 
 
 def begin_a_new_home(stage: Stage) -> str | None:
-    """A new key, attempt 1, and the full error probability."""
+    """Start a new home with a new key, whose first attempt has the full error probability."""
     claim, digest = stage.claim, "d" * 64
     other = Home(stage.home.root.with_name("new"))
     Signer.open(other)
@@ -205,7 +205,7 @@ def date_an_entry_2099(stage: Stage) -> str | None:
 
 
 def go_on_after_2099(stage: Stage) -> str | None:
-    """Set the clock ahead for an entry without a witness, then back."""
+    """Set the clock to 2099 for an entry without a witness, then set it back."""
     stage.ledger(lambda: now() + timedelta(days=365 * 73)).append("note", NoteBody(text="from the future"))
     stage.ledger().append("note", NoteBody(text="dated 2099, too"))
     return None

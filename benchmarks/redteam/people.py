@@ -33,7 +33,7 @@ LOGIN = "ada"
 
 
 class Persons:
-    """Return a copy of the home with keys for Ada and Ben, and a policy that requires keys."""
+    """A copy of the home in which Ada and Ben have keys and the safety policy requires keys."""
 
     def __init__(self, stage: Stage, **approvers: object) -> None:
         self.stage, self.ledger = stage, stage.ledger()
@@ -65,20 +65,20 @@ class Persons:
 
 
 def key_body(key: SigningKey, person: str, roles: Sequence[str] = (), by: str = "an administrator") -> KeyBody:
-    """Return a key as a person would enrol it."""
+    """Return the body of an entry that enrols a person's key."""
     own = PersonKey(person=person, public=public_text(key.public), login=person.lower())
     possession = key.seal(KEY_TYPE, own.model_dump()).decode()
     return KeyBody(**own.model_dump(), roles=tuple(roles), possession=possession, by=by, why="known")
 
 
 def pin(ledger: Ledger) -> None:
-    """Copy the ledger's keys into the trust root, as the home's owner can."""
+    """Copy the keys of the ledger into the trust root, as the owner of the home can."""
     trust = TrustRoot.read(ledger.trust.source)
     rotation.write_pins(trust.source, rotation.pins_of(trust, ledger.entries()))
 
 
 def decide_as(name: str) -> Callable[[Stage], str | None]:
-    """Approve with a typed name through the home's signer."""
+    """Return an attack that approves with a typed name through the home's signer."""
 
     def play(stage: Stage) -> str | None:
         persons = Persons(stage)
@@ -136,7 +136,7 @@ def keep_an_approval_for_another_policy(stage: Stage) -> str | None:
 
 
 def edit_a_statement(stage: Stage) -> str | None:
-    """Put another note under Ada's signature."""
+    """Change the note of a statement that Ada has signed."""
     persons = Persons(stage)
     body = verdict_on(persons.candidate, ADA, "only for the summer")
     kept = signed(persons.ledger.entries(), "approval", stage.plant, body, persons.signs)
@@ -223,7 +223,7 @@ def reject_the_champion_below_the_lock(stage: Stage) -> str | None:
 
 
 def let_a_page_say_otherwise(stage: Stage) -> str | None:
-    """Edit the page of a version to look like the champion."""
+    """Edit the MLflow page of a version so that it looks like the champion's page."""
     entries = stage.ledger().entries()
     wanted = wanted_pages(entries, stage.plant, datetime.now(UTC))
     composites = {e.body["version"]: e.body["composite"] for e in entries if e.kind == "candidate"}

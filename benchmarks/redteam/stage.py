@@ -1,4 +1,4 @@
-"""The attacker's access: a copy of a finished home, the signer, and the decrypted key."""
+"""Everything that an attack may use: a copy of a finished home, its signer and its decrypted key."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ class Stage:
     home: Home
     plant: str
     witness: Witness | None = None
-    """Witness of the home; an attack may change a witness in the home."""
+    """Witness of the home. An attack may change a witness that is in the home."""
 
     def ledger(self, clock: Callable[[], datetime] = now) -> Ledger:
-        """Return the ledger with the home's signer, as any program of the user can."""
+        """Open the ledger with the home's signer, as any program of the user can do."""
         return Ledger.open(self.home, ask=self.signer(clock).answer)
 
     def later(self, days: int) -> Ledger:
-        """Return the ledger some days later by the clocks of home and witness."""
+        """Open the ledger with the clocks of home and witness set ahead by some days."""
 
         def clock() -> datetime:
             return now() + timedelta(days=days)
@@ -95,27 +95,27 @@ class Stage:
 
     @property
     def pinned(self) -> Witnesses:
-        """Return the transport to the witnesses."""
+        """Return the pinned witnesses of the home."""
         found = pinned(self.home, self.ledger().trust)
         assert found is not None, "pin a witness first"
         return found
 
     def beside(self, other: Home) -> Witness | None:
-        """Return the witness of a new home: a copy of a local one, else the same."""
+        """Return the witness for another home: a copy of a local witness, or the same external witness."""
         if self.witness is None or not self.watched_from_here:
             return self.witness
         return open_witness(other.root / self.witness.folder.relative_to(self.home.root), open_to_all=True)
 
     @property
     def champion(self) -> Entry:
-        """Return the current promotion."""
+        """Return the promotion entry of the champion."""
         found = champion(self.ledger().entries(), self.plant)
         assert found is not None, "finish a retraining first"
         return found
 
     @property
     def candidate(self) -> Entry:
-        """Return the champion's candidate."""
+        """Return the candidate entry of the champion."""
         return self.ledger().entry(self.champion.body["candidate"])
 
     @property
@@ -132,7 +132,7 @@ class Stage:
         return attempts[-1].read(AttemptBody).scope
 
     def certified(self, ledger: Ledger, composite: str, claim: Claim) -> Entry:
-        """Certify a composite with invented counts; nothing is simulated."""
+        """Log a certificate of a composite with invented counts, without a simulation."""
         digest = sha256_hex(b"invented")
         inputs = Inputs(lineage=lineage_of(claim), composite=composite, dataset=digest, config=digest)
         attempt = open_attempt(ledger, inputs, claim)
@@ -153,7 +153,7 @@ class Stage:
         return close_attempt(ledger, attempt, found, [artefact(self.home, path)])
 
     def record(self, result: Entry, replaces: str | None, role: Role = "candidate") -> CandidateRecord:
-        """Log a candidate that passes every gate, with a certificate in the ledger."""
+        """Return the record of a candidate that passes every gate, with a certificate of the ledger."""
         body = result.body
         names = ("claim", "passed", "alpha", "episodes", "violations", "upper_bound", "handovers", "composite")
         own = Certificate(
@@ -188,24 +188,24 @@ class Stage:
         return self.candidate.read(CandidateRecord).model_copy(update=changes)
 
     def approval(self, candidate: Entry, by: str = "Somebody Else", role: str = "") -> VerdictBody:
-        """Approve a candidate."""
+        """Return the body of an approval of a candidate."""
         return VerdictBody(composite=candidate.body["composite"], by=by, role=role, candidate=candidate.digest)
 
     def promotion(self, approval: Entry, replaces: str | None) -> PromotionBody:
-        """Promote the approved candidate."""
+        """Return the body of a promotion of the approved candidate."""
         body = approval.body
         return PromotionBody(
             composite=body["composite"], approval=approval.digest, replaces=replaces, candidate=body["candidate"]
         )
 
     def audited(self, heads: Sequence[str] = ()) -> str | None:
-        """Return the audit's findings, or None."""
+        """Return the findings of the audit as text; None if the audit passes."""
         failures = audit(self.home, heads).failures
         return f"{failures[0].name}: {failures[0].detail}" if failures else None
 
 
 def invented(p0: float, alpha: float) -> Counts:
-    """Return counts without a violation that certify."""
+    """Return invented counts without a violation that are sufficient for a certificate."""
     n = betting_episodes(p0, 0, alpha)
     return Counts(
         episodes=n,
@@ -232,7 +232,7 @@ def forge(
     timestamp: str = "",
     key: SigningKey | None = None,
 ) -> Entry:
-    """Append an entry without the signer and its rules, using a decrypted key."""
+    """Append an entry with a decrypted key, without the signer and its rules."""
     key = key or open_keys(home, first_use=False)[0]
     ledger = Ledger.open(home, write=False)
     history = ledger.entries()

@@ -1,4 +1,4 @@
-"""Witnesses in this process: real code without a network."""
+"""Witnesses that run in this process: NeoRL's own code without a network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Clock = Callable[[], datetime]
 
 
 def now() -> datetime:
-    """Clock of witnesses and signers."""
+    """Return the current time for witnesses and signers."""
     return datetime.now(UTC)
 
 
@@ -73,6 +73,6 @@ def watched(home: Home, transport: Transport, clock: Clock = now) -> Ledger:
 
 
 def log_key(ledger: Ledger, home: Home) -> Verifier:
-    """Return the key by which a witness identifies the home's log."""
+    """Return the public key by which a witness knows the home's ledger."""
     key, _ = open_keys(home, first_use=False)
     return Verifier.of(ORIGIN, SIGNATURE, key)

@@ -58,13 +58,13 @@ def main() -> int:
 
 
 def play(home: Home, days: int, out: Path, at: str) -> list[Day]:
-    """Run the missing days and keep all of them.
+    """Run the missing days, and write the results after each day.
 
     Args:
-        home: home of the season; servers are started if none answers.
+        home: home of the season; its servers are started if they do not run.
         days: number of days.
         out: JSON file of the results.
-        at: commit that new days are played at.
+        at: commit of the sources for the new days.
     """
     from flows.preflight import checked_run
     from flows.services.servers import environment, up
@@ -117,7 +117,7 @@ def one_day(home: Home, config: Path, day: int) -> Day:
 
 
 def monitored(home: Home, config: Path, log: Path) -> tuple[float | None, bool, int]:
-    """Return drift evidence / alarm level, whether there is an alarm, and the monitored steps."""
+    """Monitor a day's log; return drift evidence / alarm level, whether there is an alarm, and the monitored steps."""
     from flows.monitor import monitor_plant
 
     try:
@@ -129,12 +129,12 @@ def monitored(home: Home, config: Path, log: Path) -> tuple[float | None, bool, 
 
 
 def retrained(config: Path, files: list[Path]) -> tuple[str, tuple[str, ...], str]:
-    """Return the verdict of a retraining, the failed gates, and the error of a refused one."""
+    """Retrain; return the verdict, the failed gates, and the error message if the retraining is refused."""
     from flows.flow_run import result_of
     from flows.retrain import retrain
 
     try:
-        # The decorators hide that the flow returns a state.
+        # With `return_state`, the flow returns a Prefect state; the decorators hide this type.
         ended = retrain(str(config), [str(path) for path in files], return_state=True)
         outcome = result_of(cast("object", ended))  # type: ignore[arg-type]
     except NeoRLError as error:
@@ -143,7 +143,7 @@ def retrained(config: Path, files: list[Path]) -> tuple[str, tuple[str, ...], st
 
 
 def in_service(home: Home) -> tuple[str, Path | None]:
-    """Return version and bundle of the champion; empty if there is none."""
+    """Return version and bundle folder of the champion; ("", None) if there is no champion."""
     from tasks.evidence.decisions.champions import champion
     from tasks.evidence.ledger.ledger import Ledger
 
@@ -162,7 +162,7 @@ def bundle_of(home: Home, candidate: str) -> Path:
 
 
 def review(home: Home, day: int) -> str:
-    """Roll back a champion of yesterday that is worse than the previous one, and return its version."""
+    """Roll back yesterday's new champion if it is worse; return its version, or an empty text."""
     from flows.decisions import rollback
     from tasks.evidence.ledger.ledger import Ledger
 

@@ -17,11 +17,11 @@ from neorl_core.safety.drift_detection import YEAR
 from tasks.log_only.drift import step_seconds
 
 SPARE = 2
-"""Least number of champions for a rollback."""
+"""Number of champions that a rollback needs."""
 LEVEL = 0.01
 """Significance level of the test for a worse champion."""
 FEW = 10
-"""Number of days at the start and at the end with compared durations."""
+"""Number of days at the start and at the end whose durations are compared."""
 ALARMS_PER_YEAR = Shadow().alarms_per_year
 """The default rate of false alarms of `neorl monitor`."""
 
@@ -70,7 +70,7 @@ class Day(BaseModel):
 
     @property
     def line(self) -> str:
-        """One line about the day."""
+        """Return a line about the day for the terminal."""
         evidence = "not monitored" if self.evidence is None else f"evidence {self.evidence:+.2f}"
         back = f", version {self.rolled_back} rolled back" if self.rolled_back else ""
         failed = f" ({', '.join(self.failed)})" if self.failed else ""
@@ -102,19 +102,19 @@ class Season(BaseModel):
     """Monitored steps before fouling began."""
     false_alarms: int
     expected: float
-    """Expected false alarms in these steps at the stated rate, at most."""
+    """Largest expected number of false alarms in these steps, at the set rate."""
     first_alarm: int | None
     """Day of the first alarm after fouling began."""
     alarms: int
     """Days with an alarm while fouled."""
     ratio: float
-    """Median duration of the last retrainings / that of the first ones, without day 0."""
+    """Median duration of the last retrainings / median duration of the first retrainings after day 0."""
     processor_ratio: float
-    """The same for CPU time."""
+    """The same ratio for CPU time."""
 
 
 def summary(days: Sequence[Day]) -> Season:
-    """Return the statistics; durations leave out day 0, which compiles the programs."""
+    """Return the statistics of a season; durations are without day 0, on which programs are compiled."""
     calm = [day for day in days if day.day < CALM]
     drifted = [day for day in days if CALM <= day.day < CLEANED]
     few = min(FEW, max((len(days) - 1) // 2, 1))

@@ -15,7 +15,7 @@ PICTURE = STUDIES / "season.png"
 
 
 def page(days: Sequence[Day]) -> str:
-    """Return the page; draw its picture."""
+    """Draw the picture, and return the page."""
     draw(days, PICTURE)
     found = summary(days)
     few = min(FEW, len(days) // 2)
@@ -26,13 +26,13 @@ def page(days: Sequence[Day]) -> str:
         ("rollbacks", found.rollbacks),
         (
             "false drift alarms while clean",
-            f"{found.false_alarms} in {found.calm_steps:,} steps; expected at {ALARMS_PER_YEAR:g} per year: "
-            f"{found.expected:.4f}",
+            f"{found.false_alarms} in {found.calm_steps:,} control steps; {found.expected:.4f} are expected at the set "
+            f"rate of {ALARMS_PER_YEAR:g} per year",
         ),
         ("drift alarms while fouled", f"{found.alarms} of {fouled} days, the first on day {first}"),
         (
-            f"last {few} retrainings / first {few} after day 0",
-            f"{found.ratio:.2f} of the time, {found.processor_ratio:.2f} of the CPU time",
+            f"median duration of the last {few} retrainings / of the first {few} after day 0",
+            f"{found.ratio:.2f} in wall-clock time, {found.processor_ratio:.2f} in CPU time",
         ),
         *(("refused", reason) for reason in sorted({day.refused for day in days if day.refused})),
     ]
@@ -53,31 +53,34 @@ def page(days: Sequence[Day]) -> str:
     sizes = ("day", "ledger, MB", "Prefect, MB", "MLflow, MB", "home, MB", "memory, MB", "monitor, s", "retrain, s")
     return pages.study(
         "A season of retrainings",
-        f"Does the program detect a slow change of the plant over {len(days)} days of daily retrainings, and how does "
-        "a "
-        "home grow?",
+        f"Does NeoRL detect a slow change of the plant in {len(days)} daily retrainings, and how does a home grow?",
         f"Drift is first reported on day {first}, {found.false_alarms} alarms are false, and "
         f"{found.verdicts.get('promoted', 0)} of {len(days)} candidates are promoted. Retraining does not slow down, "
-        "and "
-        f"the home grows to {days[-1].sizes.home:.0f} MB.",
+        f"and the home grows to {days[-1].sizes.home:.0f} MB.",
         "`make season` takes hours; started again, the command runs only the missing days.",
         wrap(
             f"The reactor's heat exchanger is clean until day {CALM}, loses {FOULING:.2%} of its heat transfer per day "
-            f"from then on, and is cleaned on day {CLEANED}. Every evening the day's log is monitored and a policy is "
-            "retrained on the last ten days, with real servers, gates and certificates and small budgets. After a "
-            "promotion the new and the previous champion play the same episodes; a worse one is rolled back."
+            f"from then on, and is cleaned on day {CLEANED}. At the end of each day, `neorl monitor` compares the "
+            "day's log with the training data, and a policy is retrained on the logs of the last ten days. Servers, "
+            "gates and certificates are real; training is short. After a promotion the new and the previous champion "
+            "play the same episodes, and a worse new champion is rolled back."
         ),
         "![Drift, decision and duration of each day](season.png)",
         pages.table(("measure", "result"), rows),
         "## Growth",
+        "Sizes of databases, home and memory after the retraining, and seconds of monitoring and retraining:",
         pages.table(sizes, growth),
         "## Days with a new decision",
+        wrap(
+            "*Fouled*: lost share of the heat transfer. *Drift / alarm level*: evidence of drift, 1 at an alarm. "
+            "*Decision*: result of the retraining with the failed gates. *Champion*: champion after the decision."
+        ),
         pages.table(("day", "fouled", "drift / alarm level", "decision (failed gates)", "champion"), _turns(days)),
     )
 
 
 def _turns(days: Sequence[Day]) -> list[tuple[object, ...]]:
-    """Return a row for each day with another decision than the day before."""
+    """Return a row for each day on which decision, failed gates or alarm differ from the day before."""
     rows: list[tuple[object, ...]] = []
     before = None
     for day in days:

@@ -1,4 +1,4 @@
-"""The reactor of a season: fouling, a day's log, and a champion's day."""
+"""The reactor of a season: its fouling, the log of a day, and the episodes of a champion."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ CALM, CLEANED = 30, 70
 FOULING = 0.0015
 """Share of the heat transfer that is lost per day."""
 EPISODES, SERVED = 20, 64
-"""Episodes of a day's log, and of a champion's day."""
+"""Number of episodes in the log of a day, and of episodes that a champion plays."""
 
 
 class Service(NamedTuple):
     """Simulated episodes of a champion on one day."""
 
     returns: npt.NDArray[np.float64]
-    """(E,)"""
+    """(E,) returns of the episodes."""
     violated: int
     """Episodes that violate a limit."""
 
@@ -48,7 +48,7 @@ def fouled(day: int) -> float:
 
 
 def write_day(day: int, path: Path) -> Path:
-    """Write a day's episodes with the controller as found, in D4RL's layout; repeated calls give the same bytes.
+    """Write the episodes of a day with the controller as found, in D4RL's layout. Repeated calls write the same bytes.
 
     Args:
         day: day from 0; negative days are before the season.
@@ -69,7 +69,7 @@ def write_day(day: int, path: Path) -> Path:
 
 
 def serve(bundle: Path, day: int) -> Service:
-    """Play a champion on a day's plant; the episodes are the same for every champion."""
+    """Play episodes of a champion on the plant of a day. The episodes are the same for every champion."""
     composite = load_bundle(bundle)[1]
     keys = jax.random.split(_key(day, 1), SERVED)
     played = _played(composite_controller(PLANT), composite, keys, jnp.asarray(fouled(day)))

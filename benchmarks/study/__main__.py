@@ -69,12 +69,12 @@ def run(options: argparse.Namespace) -> None:
         if time.monotonic() > end:
             return
         home = Home(Home.locate().folder("study", f"{plant}-{behaviour}-{seed}"))
-        # Remains of a killed run would be resumed, with another commit and a clock that starts late.
+        # Delete remains of a killed run. Otherwise it would be resumed, and its seconds would be too few.
         shutil.rmtree(home.root, ignore_errors=True)
         result = one_run(plant, behaviour, seed, home, data=data) | {"commit": at}
         runs = [*runs_of(plant, behaviour), result]
         write_json(path_of(plant, behaviour), {"plant": plant, "behaviour": behaviour, "runs": runs})
-        # Checkpoints and bundles of eighty runs would fill the disk.
+        # Delete checkpoints and bundles, because those of eighty runs would fill the disk.
         shutil.rmtree(home.root)
         forget_programs()
         verdict = "" if ships(result) else ", refused"

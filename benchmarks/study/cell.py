@@ -1,4 +1,4 @@
-"""One run: generate episodes, train the default population, select a member, then score everything."""
+"""One run: generate episodes, train the default population, select a member, then score all controllers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ SMALL = Size(
 
 
 def configured(plant: str, seed: int, size: Size) -> OpenedRun:
-    """Return the plant's run of configs/ with the default learners."""
+    """Return the plant's configuration in configs/ with the default learners."""
     known = load_run(ROOT / "configs" / f"{plant}.yaml")
     evaluated = known.evaluate.model_copy(update=dict(size.evaluate))
     trained = Train.model_validate(dict(size.train))
@@ -79,14 +79,15 @@ def one_run(
 
     Args:
         plant: name of the plant.
-        behaviour: name of the logged controller. With `data` any name will do, and the logged controller is not scored.
+        behaviour: name of the logged controller. With `data` the name has no effect on the data, and this controller is
+            not scored.
         seed: seed of episodes, training, estimates and scoring.
         home: home that stores everything.
         size: size of the run.
-        data: files with episodes, instead of generated ones.
+        data: files with episodes; default: generate episodes.
 
     Returns:
-        Scores, the estimates that selection used, and the wall-clock seconds from the file to the selection.
+        Scores, the estimates that the selection used, and the wall-clock seconds from reading the file to selecting.
     """
     run = configured(plant, seed, size)
     files = list(data) or [generated(plant, behaviour, seed, home, size)]
@@ -117,7 +118,7 @@ def one_run(
 
 
 def _processor() -> float:
-    """Return the CPU seconds of this process and of its finished children, which may train members."""
+    """Return the CPU seconds of this process and of its finished child processes, which may train members."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 

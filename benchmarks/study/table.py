@@ -22,7 +22,7 @@ RUNS = {"medium": 5, "pid": 2, "mixed": 2, "official": 10}
 """Number of runs of a cell. `official` is double_mass on the episodes that NeoRL-2 publishes."""
 OFFICIAL = "double_mass", "official"
 FRESH_SEED, OFFICIAL_SEED = 3800, 9000
-"""First seeds of the plants that were not used for development, and of NeoRL-2's episodes. Seeds count up from here."""
+"""First seed of the plants that were not used for development, and of NeoRL-2's episodes; later seeds count up."""
 FEW = 3
 """Least number of runs for an interval over runs."""
 MODEL_FREE = ("bc", "iql", "td3_bc")
@@ -30,7 +30,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Cell(NamedTuple):
-    """Statistics of a cell's runs, in points of the plant's scale. Scores are means over the runs that ship."""
+    """Statistics of a cell. Scores are means over the runs that are not refused, in points of the plant's scale."""
 
     runs: int
     unsupported: int
@@ -46,7 +46,7 @@ class Cell(NamedTuple):
     regret: float
     """Score of the best member minus that of the selected one."""
     seconds: float
-    """Duration of the longest run, see `seconds`."""
+    """Duration of the longest run, computed by the function `seconds`."""
     shown: int
     """Runs with a proven gain: the lower bound on separate held-out episodes is above 0."""
     shown_rightly: int
@@ -92,15 +92,15 @@ def summary(result: Mapping[str, Any]) -> Cell:
 
 
 def seconds(run: Mapping[str, Any]) -> float:
-    """Return the duration of a run: CPU seconds, or wall-clock seconds if two cores shared the work.
+    """Return the duration of a run: the smaller one of CPU seconds and wall-clock seconds.
 
-    Wall-clock time of a run beside other runs would include their work.
+    Wall-clock time is too long if other runs used the machine; CPU time is too long if two cores shared the work.
     """
     return float(min(run["seconds"], run["cpu_seconds"]))
 
 
 def ships(run: Mapping[str, Any]) -> bool:
-    """Return whether the estimate is supported and separate held-out episodes expect a gain."""
+    """Return whether the run is not refused: the logs support the estimate, and a gain is expected."""
     return bool(run["supported"] and (run["expected"] or 0.0) > 0)
 
 
@@ -121,10 +121,10 @@ def regret(run: Mapping[str, Any]) -> float:
 
 
 def gain(runs: Sequence[Mapping[str, Any]], over: str) -> Interval:
-    """Return the mean score difference to another controller in the same episodes, with a 95 % interval.
+    """Return the mean score difference between selected members and another controller, with a 95 % interval.
 
-    With `FEW` runs or more the interval is Student's t over runs. With fewer it covers episodes only, and says nothing
-    about other runs.
+    With at least `FEW` runs, it is Student's t interval over runs. With fewer runs, it is an interval over episodes,
+    which says nothing about other runs.
     """
     found = [run["gains"][over] for run in runs if over in run["gains"]]
     if not found:
@@ -150,7 +150,7 @@ def select(members: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def model_free(run: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the member that the pipeline would select from the model-free ones."""
+    """Return the member that the pipeline would select among the members of model-free learners."""
     return select([member for member in run["members"] if member["algorithm"] in MODEL_FREE])
 
 

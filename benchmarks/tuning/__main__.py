@@ -4,9 +4,9 @@
     python -m benchmarks.tuning water_treatment   # one plant
     python -m benchmarks.tuning --idle            # the best constant actions, which score 0
 
-The search starts from 1,000 uniform draws, uses successive halving on paired episodes and then the cross-entropy method
-(`neorl_core.control.search`). Fresh episodes compare the result with the controllers as tuned and as found. A
-controller counts as tuned if the search gains at most two points.
+The search (`neorl_core.control.search`) draws 1,000 parameter sets, drops the worst by successive halving on paired
+episodes, and improves the rest by the cross-entropy method. New episodes compare the result with the tuned controller
+and the controller as found. A controller counts as tuned if the search gains at most two points.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ EFFORTS = {
     "power_grid": Effort(episodes=4, rounds=16, draws=48, draw_episodes=16),
     "robot_assembly": Effort(episodes=1, rounds=10, draws=32, draw_episodes=16),
     "steel_annealing": Effort(episodes=2, draws=48, draw_episodes=16),
-    # Violations are rare: fewer episodes show none.
+    # Violations are so rare that fewer episodes would not show any.
     "supply_chain": Effort(episodes=32, draw_episodes=512, fresh=16_384),
 }
-"""Efforts of plants with slow episodes or many parameters."""
+"""Size of the search for plants with slow episodes or many parameters."""
 
 
 def fresh_keys(effort: Effort) -> jax.Array:
@@ -50,7 +50,7 @@ def fresh_keys(effort: Effort) -> jax.Array:
 
 
 def measure(plant: Plant, effort: Effort) -> dict[str, Any]:
-    """Search, and compare the result with the tuned and the as-found parameters on the same fresh episodes."""
+    """Search; compare the result with the tuned and the as-found parameters in the same new episodes."""
     # CPU time, because the machine may be shared.
     space, started = SPACES[plant.spec.name], time.process_time()
     best = search(plant, plant.fallback, space, jax.random.key(SEED), effort)
@@ -62,7 +62,7 @@ def measure(plant: Plant, effort: Effort) -> dict[str, Any]:
         for params in (plant.fallback_params, found)
     )
     low, high = plant.spec.score_range
-    # Violations cost points: earning more by violating limits is not better.
+    # Violations cost points, so that a controller does not gain by violating limits.
     ours, theirs = (
         100.0 * np.asarray(returns, np.float64) / (high - low) - VIOLATION_COST * np.asarray(violated)
         for returns, violated in ((best.returns, best.violated), (tuned.ret, tuned.violated))

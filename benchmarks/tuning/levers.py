@@ -1,4 +1,4 @@
-"""Compare the levers of the feeder's tuned controller: batteries, reactive power, switching.
+"""Measure the worth of the levers of the feeder's tuned controller: batteries, reactive power, switching.
 
     python -m benchmarks.tuning.levers
 
@@ -25,7 +25,7 @@ LEVERS = ("batteries", "reactive power", "switching")
 
 
 def resting(params: VoltVarParams, levers: frozenset[str]) -> VoltVarParams:
-    """Return the controller with all other levers at rest."""
+    """Return the parameters of a controller that uses only these levers; the others stay at rest."""
     if "batteries" not in levers:
         params = params._replace(charge_power=0.0, discharge_power=0.0)
     if "reactive power" not in levers:

@@ -1,4 +1,4 @@
-"""Search spaces of the plants' controllers: parameters and their ranges."""
+"""Search spaces of the plants' controllers, with the parameters and their ranges."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Numbers = Float[Array, " n"]
 
 
 class Range(NamedTuple):
-    """Range of one number, or of several of a kind."""
+    """Range of one parameter, or of several similar parameters."""
 
     name: str
     low: float
@@ -44,7 +44,7 @@ def _reactor(z: Numbers) -> PIDParams:
 
 
 def _masses(z: Numbers) -> LinearParams:
-    """Use the same gains for both masses, which are identical."""
+    """Return the parameters of a controller with the same gains for both masses, which are identical."""
     own, other = z[0::2], z[1::2]
     rows = [[own[i], other[i]] for i in range(3)], [[other[i], own[i]] for i in range(3)]
     gain = jnp.stack([jnp.stack([x for pair in row for x in pair]) for row in rows])
@@ -64,7 +64,7 @@ def _tanks(z: Numbers) -> tuple[PIDParams, ...]:
 
 
 def _grid(z: Numbers) -> VoltVarParams:
-    """Return a volt-var curve that falls on both sides of a dead band."""
+    """Return the parameters of a volt-var curve that falls on both sides of a dead band."""
     voltages = jnp.stack([z[0] - z[1] - z[2], z[0] - z[1], z[0] + z[1], z[0] + z[1] + z[2]])
     reactive = jnp.stack([z[3], jnp.zeros_like(z[3]), jnp.zeros_like(z[3]), -z[3]])
     return VoltVarParams(voltages, reactive, *z[4:])
@@ -142,7 +142,7 @@ SPACES = {
 
 
 def constant_of(plant: Plant) -> Space:
-    """Return the space of constant actions; the best one defines the idle controller."""
+    """Return the search space of constant actions; the best constant action is the idle controller."""
     action = plant.spec.action
     return Space(action.names, action.low, action.high, lambda z: z)
 

@@ -9,7 +9,6 @@ import typer
 
 from configs.errors import NeoRLError, Refused
 from configs.home import Home
-from flows.cli.certificate import Trust
 from flows.cli.common import AsJson, emit, emit_checks, group
 
 if TYPE_CHECKING:
@@ -17,23 +16,29 @@ if TYPE_CHECKING:
     from tasks.evidence.ledger.signing import TrustRoot
     from tasks.registry.registry import Registry
 
-audit = group("Check that nothing was altered.")
+audit = group("Verify the ledger and all evidence, or export both for an auditor.")
 
 
 @audit.command("verify")
 def audit_verify(
     head: Annotated[
-        list[Path] | None, typer.Option("--head", help="Report or signed head kept elsewhere; repeatable.")
+        list[Path] | None, typer.Option("--head", help="Report or signed head kept outside the home; repeatable.")
     ] = None,
-    archive: Annotated[Path | None, typer.Option(help="Archive of 'neorl audit export', instead of this home.")] = None,
-    trust: Trust = None,
+    archive: Annotated[Path | None, typer.Option(help="Archive to verify instead of the home.")] = None,
+    trust: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of accepted public keys; default: configs/trust.yaml, else the home's. For --archive the "
+            "default is the file in the archive, which proves nothing about the archive's origin."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Verify the ledger and every file that it names. Exit code 1 if a check fails.
+    """Verify the ledger and every file that the ledger names. Exit code 1 if a check fails.
 
     The ledger is compared with the signed heads in this home's reports, in MLflow's tags and in the files given with
-    --head. MLflow's aliases and files are compared with the ledger. An archive is verified without a home; use --trust
-    with keys that you received through another channel.
+    --head. MLflow's aliases and files are compared with the ledger. To verify an archive, no home is needed: use
+    --trust with a file of keys that you received separately from the archive.
 
     Example: neorl audit verify --head report-from-last-month.html
     """
@@ -64,27 +69,30 @@ def audit_verify(
 @audit.command("export")
 def audit_export(
     file: Annotated[Path, typer.Argument(help="The archive to write, such as november.tar.")],
-    data: Annotated[bool, typer.Option(help="Include datasets, which may be large, or only their digests.")] = True,
+    data: Annotated[bool, typer.Option(help="Include the datasets, which may be large, or only the digests.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Export the ledger and the files that it names to an archive, for an auditor without this home.
+    """Export the ledger, and all files that the ledger names, to an archive for an auditor without this home.
 
-    Verify it with 'neorl audit verify --archive', or with infra/verify_archive.py, which is independent of NeoRL's
-    code. The same ledger gives the same bytes: send the printed SHA-256 through another channel.
+    The auditor verifies the archive with 'neorl audit verify --archive', or with infra/verify_archive.py, which is
+    independent of NeoRL's code. Send the printed SHA-256 and the file of keys, trust.yaml, separately from the
+    archive. The same ledger always gives the same bytes.
 
     Example: neorl audit export november.tar --no-data
     """
     from tasks.evidence.archive.export import export
+    from tasks.evidence.ledger.signing import TrustRoot
 
-    done = export(Home.locate(), file, data)
+    home = Home.locate()
+    done = export(home, file, data)
     left_out = f", {done.left_out} dataset files left out" if done.left_out else ""
     lines = [f"{done.path}: {done.entries} entries, {done.files} files{left_out}", f"SHA-256 {done.sha256}"]
-    lines.append(f"next: neorl audit verify --archive {done.path}")
+    lines.append(f"next: neorl audit verify --archive {done.path} --trust {TrustRoot.locate(home).source}")
     emit({**done._asdict(), "path": str(done.path)}, as_json, lines)
 
 
 def _answering_registry(home: Home) -> Registry | None:
-    """Return MLflow's registry if MLflow answers; an audit works without it."""
+    """Return MLflow's registry, or None if MLflow does not answer."""
     from flows.services.servers import mlflow_address
 
     address = mlflow_address(home)
@@ -96,7 +104,7 @@ def _answering_registry(home: Home) -> Registry | None:
 
 
 def _copied_heads(home: Home, trust: TrustRoot) -> tuple[list[str], list[Check]]:
-    """Return the signed heads in the folders that witnesses.yaml names, and a failed check per missing folder."""
+    """Return the signed heads in the folders that witnesses.yaml names, and a failed check for each missing folder."""
     from tasks.evidence.certificate import Check
     from tasks.evidence.witness.client import head_folders, stored_heads
     from tasks.evidence.witness.pinned import pinned

@@ -19,16 +19,14 @@ if TYPE_CHECKING:
 def bom(
     plant: Annotated[str | None, typer.Argument(help="The plant's name.")] = None,
     version: Annotated[str, typer.Option(help="Version in the registry; by default the champion.")] = "",
-    lock: Annotated[
-        Path | None, typer.Option(help="A lock file, such as requirements.lock, instead of a plant.")
-    ] = None,
+    lock: Annotated[Path | None, typer.Option(help="Lock file, such as requirements.lock, instead of a plant.")] = None,
     out: Annotated[Path | None, typer.Option(help="File to write; by default bom-PLANT-VERSION.cdx.json.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the bill of materials (CycloneDX 1.6) of a version, or of a lock file's packages.
+    """Write the bill of materials (CycloneDX 1.6) of a plant's version, or of the packages in a lock file.
 
-    For a version it contains the digests of files, dataset and code, a model card, and the certificate. Every file is
-    checked against the ledger first.
+    The bill of a version contains the digests of files, dataset and code, a model card, and the certificate. Before
+    writing, the command compares every file with the ledger.
 
     Example: neorl bom chemical_reactor --version 3
     """
@@ -36,7 +34,7 @@ def bom(
         given = f"got both '{plant}' and '{lock}'" if plant else "got neither"
         raise BadInput(f"name either a plant or --lock FILE, {given}: write 'neorl bom chemical_reactor'.")
     if version and lock:
-        raise BadInput(f"--version {version} does not apply to --lock {lock}: omit it.")
+        raise BadInput(f"--version {version} does not apply to --lock {lock}: omit --version.")
     program = metadata.version("neorl")
     if lock is not None:
         from tasks.evidence.bills.cyclonedx import lock_bill

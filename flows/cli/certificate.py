@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
 certificate = group("Show or check a safety certificate.")
 
-Certificate = Annotated[Path, typer.Argument(help="The certificate, *.dsse.json.")]
-Trust = Annotated[Path | None, typer.Option(help="File of pinned public keys; by default the project's.")]
+Certificate = Annotated[Path, typer.Argument(help="The certificate's file, *.dsse.json.")]
+Trust = Annotated[
+    Path | None, typer.Option(help="File of accepted public keys; default: configs/trust.yaml, else the home's.")
+]
 
 
 @certificate.command("show")
 def certificate_show(file: Certificate, trust: Trust = None, as_json: AsJson = False) -> None:
-    """Check a certificate's signature and print the contents.
+    """Check a certificate's signature, and print the certificate's contents.
 
     Example: neorl certificate show certificate.dsse.json
     """
@@ -38,19 +40,19 @@ def certificate_show(file: Certificate, trust: Trust = None, as_json: AsJson = F
 @certificate.command("verify")
 def certificate_verify(
     file: Certificate,
-    rerun: Annotated[bool, typer.Option("--rerun", help="Repeat every rollout and compare the counts.")] = False,
-    challenge: Annotated[str, typer.Option(help="Repeat the test with this seed (hexadecimal).")] = "",
-    bundle: Annotated[Path | None, typer.Option(help="The certified bundle; by default the home's.")] = None,
+    rerun: Annotated[bool, typer.Option("--rerun", help="Repeat every rollout and compare the violations.")] = False,
+    challenge: Annotated[str, typer.Option(help="Repeat the test with your own seed (hexadecimal).")] = "",
+    bundle: Annotated[Path | None, typer.Option(help="Folder of the certified bundle; by default in the home.")] = None,
     plant: Annotated[
-        str | None, typer.Option(help="File of an own plant, such as plants/tank.py, for repeating the test.")
+        str | None, typer.Option(help="The plant's file, such as plants/tank.py, if the plant is not built in.")
     ] = None,
     trust: Trust = None,
     as_json: AsJson = False,
 ) -> None:
     """Verify a certificate offline. Exit code 1 if a check fails.
 
-    Skipped checks are listed. --rerun and --challenge need the same composite, simulator, shield, code and lock file
-    as the certificate.
+    The output also lists skipped checks. --rerun and --challenge need exactly the composite, simulator, shield, code
+    and lock file that were certified.
 
     Example: neorl certificate verify certificate.dsse.json --rerun
     """

@@ -1,4 +1,4 @@
-"""Command `neorl check`: report everything that a retraining still needs, using the retraining's own checks."""
+"""Command `neorl check`: run a retraining's checks before the retraining, and print a cure for each problem."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 def check(
     config: Annotated[
-        Path | None, typer.Argument(help="The run's YAML; by default the only one in configs/.", show_default=False)
+        Path | None, typer.Argument(help="The run's file; by default the only one in configs/.", show_default=False)
     ] = None,
     data: Logs = None,
     as_json: AsJson = False,
 ) -> None:
-    """List everything that a retraining still needs, in order, with cures. Exit code 1 if something is missing.
+    """Check everything that a retraining needs, and print a cure for each problem. Exit code 1 if there is a problem.
 
-    Without --data the logs of the deployment in prefect.yaml are used. They are ingested here, so the retraining need
-    not read them again.
+    Without --data, the command uses the logs that the run's deployment in prefect.yaml names. The command ingests the
+    logs, so that a retraining need not read the logs again.
 
     Example: neorl check configs/wind_turbine.yaml --data scada.csv
     """
@@ -52,18 +52,20 @@ class Finding(NamedTuple):
 
 
 def only_run(folder: Path) -> Path:
-    """Return the only run's file of a project."""
+    """Return the run's file in configs/ of a project. Raise a BadInput unless there is exactly one run's file."""
     files = sorted(folder.glob("configs/*.yaml"))
     if not files:
-        raise BadInput(f"no run's file in {folder / 'configs'}: create a project with 'neorl init NAME', or cd to it.")
+        raise BadInput(
+            f"no run's file in {folder / 'configs'}: run 'neorl init NAME', or change to a project's folder."
+        )
     if len(files) > 1:
         names = ", ".join(path.name for path in files[:5])
-        raise BadInput(f"{len(files)} files in {folder / 'configs'} ({names}): name one of them.")
+        raise BadInput(f"{len(files)} files in {folder / 'configs'} ({names}): name one of them as argument.")
     return files[0]
 
 
 def examine_run(home: Home, config: Path, data: Sequence[Path]) -> Iterator[Finding]:
-    """Yield the results of all checks; checks of the run stop at the first failure."""
+    """Yield the result of each check. After the first failure, only the checks of services and key follow."""
     checks = _Checks(home, config, data)
     for name, step in (
         ("configuration", checks.configuration),
@@ -93,7 +95,7 @@ def _finding(name: str, step: Callable[[], str]) -> Finding:
 
 
 class _Checks:
-    """One method per check: returns a description, or raises a NeoRLError. Later checks use results of earlier ones."""
+    """Checks, one per method: return the finding, or raise a NeoRLError. Later checks use results of earlier checks."""
 
     run: OpenedRun
 
@@ -209,7 +211,7 @@ class _Checks:
         if any(statuses[name].state == "not answering" for name in SERVERS):
             servers.connect(self.home)
         stopped = [TITLES[name] for name in SERVERS if statuses[name].state == "stopped"]
-        return f"{' and '.join(stopped)} will be started" if stopped else "they answer"
+        return f"{' and '.join(stopped)} will be started" if stopped else "Prefect and MLflow answer"
 
     def key(self) -> str:
         from flows.cli.doctor import examine_key
@@ -219,7 +221,7 @@ class _Checks:
         if not finding.ok:
             raise BadInput(f"signing key of {self.home.root}: {finding.detail}: {finding.cure}.")
         if must_be_asked_for(self.home) and not os.environ.get(PASSPHRASE) and not sys.stdin.isatty():
-            raise Refused(f"the passphrase of {finding.detail} is not set: set {PASSPHRASE_FILE} to the file with it.")
+            raise Refused(f"no passphrase for {finding.detail}: set {PASSPHRASE_FILE} to the passphrase's file.")
         return finding.detail
 
     def _simulated(self) -> bool:

@@ -22,14 +22,14 @@ from tasks.files.provenance import COMPILED, compiling
 if TYPE_CHECKING:
     from tasks.evidence.certificate import Check
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-ConfigFile = Annotated[Path, typer.Argument(help="The run's YAML, such as configs/chemical_reactor.yaml.")]
-Logs = Annotated[list[Path] | None, typer.Option("--data", help="Log file or dataset digest; repeatable.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON on the standard output.")]
+ConfigFile = Annotated[Path, typer.Argument(help="The run's file, such as configs/chemical_reactor.yaml.")]
+Logs = Annotated[list[Path] | None, typer.Option("--data", help="Log file, or a dataset's digest; repeatable.")]
 Plant = Annotated[str, typer.Argument(help="The plant's name, such as chemical_reactor.")]
 
 
 class Commands(TyperGroup):
-    """A group that suggests the nearest command for an unknown one."""
+    """Command group that suggests the nearest command if a command is unknown."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and not args[0].startswith("-") and args[0] not in self.commands:
@@ -45,7 +45,7 @@ def group(help_text: str, *, completion: bool = False) -> typer.Typer:
 
 
 def emit(result: object, as_json: bool, lines: Iterable[str] = ()) -> None:
-    """Print a result (a model, or JSON values) as one JSON object, or else the lines."""
+    """Print `result` (a pydantic model or JSON values) as one line of JSON if `as_json`, else print `lines`."""
     if as_json:
         value = json.loads(result.model_dump_json()) if hasattr(result, "model_dump_json") else result
         print(canonical_json(value).decode(), flush=True)
@@ -55,7 +55,7 @@ def emit(result: object, as_json: bool, lines: Iterable[str] = ()) -> None:
 
 
 def emit_or_refuse(refusal: str, as_json: bool, lines: Sequence[str], **result: object) -> None:
-    """Print a result, then raise a Refused if `refusal` is not empty; with --json the error carries the result."""
+    """Print a result. If `refusal` is not empty, raise it as a Refused, which carries the result for --json."""
     if not (refusal and as_json):
         emit(result, as_json, lines)
     if refusal:
@@ -65,7 +65,7 @@ def emit_or_refuse(refusal: str, as_json: bool, lines: Sequence[str], **result: 
 
 
 def emit_checks(checks: Sequence[Check], as_json: bool) -> None:
-    """Print the checks of an audit or a certificate."""
+    """Print the checks of an audit or a certificate; raise a Refused if a check failed."""
     failures = [check for check in checks if check.passed is False]
     failed = ", ".join(check.name for check in failures)
     marks = {True: "ok  ", False: "FAIL", None: "--  "}
@@ -77,7 +77,7 @@ def emit_checks(checks: Sequence[Check], as_json: bool) -> None:
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table: formatted on a terminal, as aligned plain lines otherwise."""
+    """Print a table: with borders on a terminal, else as aligned plain text."""
     # Line breaks are escaped, so that a cell cannot fake a row.
     texts = [[printable(str(cell), but="") for cell in row] for row in rows]
     if sys.stdout.isatty():
@@ -101,11 +101,10 @@ def say(line: str) -> None:
 
 
 def keep_compiled(*, create_home: bool = False) -> None:
-    """Set JAX's compilation cache to the home, unless it is set already.
+    """Make JAX keep compiled programs in the home, unless the environment names another folder.
 
-    JAX reads the setting when it is imported, which even reading a run's file may do, so every command starts with
-    this. An unusable home is ignored here, because the command itself reports it.
-    With `create_home` an absent home is created, for commands that train.
+    Every command calls this first, because JAX reads the setting on import. If the home is unusable, nothing is set,
+    and the command itself reports the problem. `create_home` creates an absent home, for commands that train.
     """
     try:
         home = Home.locate(any_layout=True)
@@ -125,7 +124,7 @@ def keep_compiled(*, create_home: bool = False) -> None:
 def fresh_compilation() -> Iterator[None]:
     """Use an empty compilation cache, here and in child processes.
 
-    JAX executes cached programs unchecked. A repeated test with a manipulated cache would prove nothing.
+    JAX does not check cached programs, so a manipulated cache could change the result of a repeated test.
     """
     import jax
     from jax.experimental.compilation_cache.compilation_cache import reset_cache
@@ -148,7 +147,7 @@ def fresh_compilation() -> Iterator[None]:
 
 
 def known_plant(name: str) -> str:
-    """Return the name if a plant of that name is built in, installed, or has datasets in this home."""
+    """Return `name` if a plant of this name is built in, is installed, or has datasets in this home."""
     from neorl_core.plants import NAMES
     from tasks.models.user_code.loading import installed
 

@@ -18,35 +18,35 @@ if TYPE_CHECKING:
 DatasetOrFile = Annotated[
     Path,
     typer.Argument(
-        help="A dataset's digest (or first digits), a plant with one dataset, or a source to ingest.",
+        help="Digest of a dataset (or its first digits), a plant with only one dataset, or a file to ingest.",
         metavar="DATASET",
     ),
 ]
 PlantOf = Annotated[
-    str | None, typer.Option("--plant", help="Plant (name or file) with the source's names, units and limits.")
+    str | None, typer.Option("--plant", help="Plant (name or file) that defines names, units and limits.")
 ]
-MappingOf = Annotated[Path | None, typer.Option("--mapping", help="Mapping of a historian's tags, YAML.")]
+MappingOf = Annotated[Path | None, typer.Option("--mapping", help="YAML file with the mapping of a historian's tags.")]
 SpecOf = Annotated[
-    Path | None, typer.Option("--spec", help="Names, units, limits and costs, YAML (docs/how-to/import-datasets.md).")
+    Path | None, typer.Option("--spec", help="YAML file with names, units and limits (docs/how-to/import-datasets.md).")
 ]
 HorizonOf = Annotated[
     int | None,
-    typer.Option("--horizon", help="Time limit in steps, if the file does not mark ends of episodes.", min=1),
+    typer.Option("--horizon", help="Steps of an episode, if the file does not mark the ends of episodes.", min=1),
 ]
 Root = Annotated[Path | None, typer.Option("--root", help="Folder of a dataset outside the home.")]
 
 
 def generate(
-    plant: Annotated[str, typer.Argument(help="A simulated plant: a name, or a file such as plants/tank.py.")],
+    plant: Annotated[str, typer.Argument(help="A name from 'neorl plants', or a plant's file such as plants/tank.py.")],
     behaviour: Annotated[
         str | None,
         typer.Option(
-            help="Logged controller: random, pid, medium, expert or mixed, or historian for an export with faults. "
-            "By default historian for plants with a historian's export, else pid (the plant's controller with noise)."
+            help="Logged controller: random, pid (the plant's controller with noise), medium, expert or mixed; or "
+            "historian for a historian's export with faults. Default: historian if the plant has an export, else pid."
         ),
     ] = None,
     episodes: Annotated[
-        int | None, typer.Option(help="Number of episodes; 1000 by default with --behaviour.", min=1)
+        int | None, typer.Option(help="Number of episodes. The default with --behaviour is 1000.", min=1)
     ] = None,
     out: Annotated[
         Path | None,
@@ -55,8 +55,8 @@ def generate(
             "in the home, which the deployments read."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed; equal seeds write equal bytes.", min=0)] = 0,
-    weeks: Annotated[float | None, typer.Option(help="Length of a historian's export; default 3.", min=0.0)] = None,
+    seed: Annotated[int, typer.Option(help="Random seed; the same seed writes the same bytes.", min=0)] = 0,
+    weeks: Annotated[float | None, typer.Option(help="Weeks of a historian's export; default 3.", min=0.0)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Generate logs by simulation: a dataset of episodes, or a historian's export.
@@ -92,9 +92,7 @@ def generate(
 
 
 def ingest(
-    source: Annotated[
-        Path, typer.Argument(help="A file or Minari folder in a supported format, or a run's YAML with --data.")
-    ],
+    source: Annotated[Path, typer.Argument(help="A file or Minari folder; or a run's file, with the logs in --data.")],
     data: Logs = None,
     plant: PlantOf = None,
     mapping: MappingOf = None,
@@ -108,10 +106,10 @@ def ingest(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ingest logs as a dataset, named by its digest. Rejected rows go to quarantine.
+    """Ingest logs as a dataset, and print the digest that names the dataset. Rejected rows go to quarantine.
 
-    Recognised formats: D4RL, DSRL, Minari, d3rlpy, NeoRL, NeoRL-2, NeoRL's own files, and with --mapping a historian's
-    export. Actions may be discrete.
+    Recognised formats are D4RL, DSRL, Minari, d3rlpy, the benchmarks NeoRL and NeoRL-2, this program's own files, and
+    with --mapping a historian's export. Actions may be discrete.
 
     Example: neorl ingest hopper-medium-v2.hdf5 --spec hopper.yaml
     """
@@ -120,7 +118,7 @@ def ingest(
     if source.suffix in (".yaml", ".yml"):
         result = _ingest_run(source, data, [plant, mapping, spec, horizon, max_quarantined, max_gaps])
     elif data:
-        raise BadInput(f"--data needs a run's YAML, got {source.name}: ingest one source at a time.")
+        raise BadInput(f"--data needs a run's file as argument, got {source.name}: omit --data to ingest this file.")
     else:
         from configs.run import Data
         from tasks.data.formats.sources import SourceOptions
@@ -147,7 +145,7 @@ def validate(
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check whether a dataset is fit for training, and print reasons. Exit code 1 if it is not.
+    """Check whether a dataset is fit for training. If it is not, print the reasons and exit with code 1.
 
     Example: neorl validate 33fc22638d80
     """
@@ -196,7 +194,9 @@ def _ingest_run(config: Path, data: list[Path] | None, others: Sequence[object])
 def export(
     dataset: DatasetOrFile,
     to: Annotated[str, typer.Option(help="Format: d4rl, dsrl, minari, neorl or neorl2.")],
-    out: Annotated[Path, typer.Option(help="Output file; for minari a folder with the dataset's id, like plant-v0.")],
+    out: Annotated[
+        Path, typer.Option(help="Output file; for minari a folder named like the dataset, such as plant-v0.")
+    ],
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:

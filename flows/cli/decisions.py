@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from tasks.evidence.people.statement import Signatory
     from tasks.evidence.people.statement import Statement as Signed
 
-Version = Annotated[str, typer.Argument(help="The version in the registry.")]
+Version = Annotated[str, typer.Argument(help="The version in MLflow's model registry, such as 3.")]
 Who = Annotated[str, typer.Option("--by", help="Your name; by default NEORL_PERSON or the user name.")]
-Role = Annotated[str, typer.Option(help="Your role, if the plant's policy requires roles.")]
-Note = Annotated[str, typer.Option("--note", help="Reason, for the record.")]
-Why = Annotated[str, typer.Option(help="Reason, for the record.")]
-Statement = Annotated[Path | None, typer.Option(help="Decision that was signed elsewhere with --statement-to.")]
-StatementTo = Annotated[Path | None, typer.Option(help="Only write the signed decision to this file.")]
+Role = Annotated[str, typer.Option(help="Your role, if the safety policy requires roles.")]
+Note = Annotated[str, typer.Option("--note", help="Reason, stored in the ledger.")]
+Why = Annotated[str, typer.Option(help="Reason, stored in the ledger.")]
+Statement = Annotated[Path | None, typer.Option(help="Record the decision in this file, which --statement-to wrote.")]
+StatementTo = Annotated[Path | None, typer.Option(help="Sign, but only write the decision to this file.")]
 
 
 def candidates(
@@ -66,9 +66,9 @@ def approve(
     statement_to: StatementTo = None,
     as_json: AsJson = False,
 ) -> None:
-    """Approve a waiting candidate; it is promoted if the plant's policy requires no further approval.
+    """Approve a waiting candidate, and promote it if the plant's safety policy requires no further approval.
 
-    Your key ('neorl keys create') signs the decision. Without a key it is made in the home's name.
+    Your key ('neorl keys create') signs the decision. Without a key, the decision is recorded in the home's name.
 
     Example: neorl approve chemical_reactor 3 --note "compared trajectories"
     """
@@ -102,7 +102,7 @@ def reject(
     statement_to: StatementTo = None,
     as_json: AsJson = False,
 ) -> None:
-    """Reject a waiting candidate; the champion stays.
+    """Reject a waiting candidate. The champion does not change.
 
     Example: neorl reject chemical_reactor 3 --note "too nervous on the valve"
     """
@@ -125,9 +125,9 @@ def reject(
 def withdraw(
     plant: Plant, version: Version, why: Why, by: Who = "", key: KeyFile = None, as_json: AsJson = False
 ) -> None:
-    """Withdraw the champion at once; the plant's own controller takes over.
+    """Withdraw the champion at once. The plant's own controller takes over.
 
-    A controller that has loaded the bundle keeps running it until it is switched off at the plant.
+    NeoRL cannot stop a program at the plant that has loaded the champion's bundle: stop that program at the plant.
 
     Example: neorl withdraw chemical_reactor 3 --why "the valve was replaced"
     """
@@ -148,11 +148,11 @@ def rollback(
     key: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Return an earlier champion to service, after verifying the evidence again.
+    """Make an earlier champion the champion again, if the evidence for that version is still valid.
 
-    Verified are the ledger, the certificate (signature, statistics, age), the bundle, which must load and answer as
-    recorded, and MLflow's files. The replaced version is never promoted again automatically; only a rollback restores
-    it.
+    The command verifies the ledger, the certificate (signature, statistics, age) and MLflow's files. It also loads the
+    bundle and compares the actions with recorded actions. The replaced version is never promoted again automatically;
+    only a rollback can make it champion again.
 
     Example: neorl rollback chemical_reactor --to 3 --why "version 4 is nervous on the valve"
     """
@@ -165,7 +165,7 @@ def rollback(
 
 
 def _read_statement(path: Path, act: str, version: str) -> tuple[Signed, Signatory]:
-    """Read a signed decision; the signature is checked when it is recorded."""
+    """Read a signed decision from a file. The signature is checked when the decision is recorded."""
     from tasks.evidence.people.statement import Statement as Read
     from tasks.evidence.people.statement import read_payload, signed_elsewhere
 
@@ -174,10 +174,10 @@ def _read_statement(path: Path, act: str, version: str) -> tuple[Signed, Signato
         signed = Read.model_validate(read_payload(envelope))
     except (OSError, ValueError, LookupError, TypeError) as error:
         reason = type(error).__name__
-        raise BadInput(f"{path} is not a signed statement ({reason}): write one with --statement-to.") from error
+        raise BadInput(f"{path} is not a signed decision ({reason}): write one with --statement-to.") from error
     about = signed.about.get("version")
     if (signed.act, about) != (act, version):
-        raise BadInput(f"{path} states the {signed.act} of version {about}, not the {act} of {version}: name another.")
+        raise BadInput(f"{path} is the {signed.act} of version {about}, not the {act} of {version}: name another file.")
     return signed, signed_elsewhere(envelope)
 
 
@@ -215,7 +215,7 @@ def _in_force(decided: Decided) -> str:
 
 
 def _signature(decided: Decided, actor: Actor) -> str:
-    """Return who signed the decision, or who had made the same decision before."""
+    """Return a line that says who signed the decision, or who had made the same decision before."""
     if decided.standing:
         return f"already decided by {decided.standing}: nothing was added to the ledger"
     return actor.signature

@@ -25,7 +25,7 @@ LEAST_FREE_GB = 2.0
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Find problems of the installation and of this home, each with a cure. Exit code 1 if there are any.
+    """Find problems of the installation and of this home, each with a cure. Exit code 1 if there is a problem.
 
     Example: neorl doctor
     """
@@ -130,7 +130,7 @@ def _problem_and_cure(error: NeoRLError) -> tuple[str, str]:
 
 
 def _secrets(home: Home) -> list[Finding]:
-    """Find secrets that other users can read, and a missing passphrase."""
+    """Find secrets that other users can read, and a missing passphrase of the signing key."""
     findings = []
     for path in sorted([home.login, *(home.root / "keys" / "seeds").glob("*"), home.root / "witness" / "key.pem"]):
         if path.is_file() and path.stat().st_mode & 0o077:
@@ -158,7 +158,7 @@ def _secrets(home: Home) -> list[Finding]:
 
 
 def _ledger(home: Home) -> list[Finding]:
-    """Check that the ledger verifies, the clock is not behind the last entry, and the witnesses answer."""
+    """Check that the ledger is valid, that the clock is not behind the last entry, and that the witnesses answer."""
     from tasks.evidence.ledger.ledger import Ledger
 
     if not Ledger.exists(home):
@@ -174,12 +174,12 @@ def _ledger(home: Home) -> list[Finding]:
     findings = [Finding("ledger", True, f"{len(entries):,} entries, each signed by a pinned key"), *witnesses]
     clock = check_clock(entries, datetime.now(UTC))
     if not clock.passed:
-        findings.append(Finding("clock", False, clock.detail, "correct this machine's clock; until then no signing"))
+        findings.append(Finding("clock", False, clock.detail, "correct this machine's clock, else nothing is signed"))
     return findings
 
 
 def _witnesses(home: Home, ledger: Ledger) -> Iterator[Finding]:
-    """Check that witnesses of other parties answer; with too few, nothing is certified or promoted."""
+    """Check that the witnesses of other parties answer. Without enough witnesses nothing is certified or promoted."""
     from tasks.evidence.witness.pinned import pinned
     from tasks.evidence.witness.transport import OWN, http_transport
 
@@ -206,7 +206,7 @@ def _services(home: Home) -> list[Finding]:
     for name, found in servers.status(home).services.items():
         title, port = TITLES[name], SERVICES[name].port
         log = f"read {home.root / 'logs' / name}.log"
-        # 'neorl down' leaves no process in the record.
+        # After 'neorl down' the record names no process.
         if found.state == "stopped" and name in known and known[name].process:
             findings.append(Finding(title, False, "the process ended by itself", f"{log}, then run 'neorl up'"))
             continue

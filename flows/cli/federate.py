@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tasks.federation.site import Participant
     from tasks.federation.transport.network import Transport
 
-federate = group("Train over several sites without moving their data (federated learning).")
+federate = group("Train one policy on the data of several sites, without moving the data (federated learning).")
 
 FederationFile = Annotated[Path, typer.Argument(help="The coordinator's YAML (docs/how-to/federation.md).")]
 
@@ -43,7 +43,7 @@ def federate_run(file: FederationFile, as_json: AsJson = False) -> None:
 def federate_join(
     file: Annotated[Path, typer.Argument(help="The site's YAML (docs/how-to/federation.md).")],
 ) -> None:
-    """Take part in a federation as a site until interrupted; the data stay in this home.
+    """Take part in a federation as a site, until interrupted. The site's data stay in this home.
 
     Needs Flower ('make federation').
 
@@ -64,7 +64,7 @@ def federate_join(
 @federate.command("simulate")
 def federate_simulate(
     file: FederationFile,
-    sites: Annotated[list[Path], typer.Argument(help="The YAML of each site; all datasets are in this home.")],
+    sites: Annotated[list[Path], typer.Argument(help="One YAML file per site; all datasets must be in this home.")],
     as_json: AsJson = False,
 ) -> None:
     """Run coordinator and sites in this process, without a network, for studies.
@@ -78,7 +78,7 @@ def federate_simulate(
     found = [read_site(path) for path in sites]
     names, wanted = sorted(site.site for site in found), sorted(federation.sites)
     if names != wanted:
-        raise BadInput(f"the files are of sites {', '.join(names)}: name one file for each of {', '.join(wanted)}.")
+        raise BadInput(f"the federation needs sites {', '.join(wanted)}, got {', '.join(names)}: name a file per site.")
     participants = {site.site: participant_of(site, home).answer for site in found}
     _emit_result(_run(federation, InProcess(participants), home), as_json)
 
@@ -88,7 +88,7 @@ def federate_show(
     plant: Annotated[str, typer.Argument(help="Only federations of this plant.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Print the federations in the ledger, with the sites of each round.
+    """Print the federations in the ledger, and for each round the sites that took part.
 
     Example: neorl federate show chemical_reactor
     """
@@ -124,7 +124,7 @@ def federate_key(
     path: Annotated[Path, typer.Argument(help="File of the site's private key; created if absent.")],
     as_json: AsJson = False,
 ) -> None:
-    """Print a site's public key for the coordinator's YAML.
+    """Print a site's public key, which the coordinator's YAML must contain.
 
     Example: neorl federate key keys/north
     """
@@ -140,7 +140,7 @@ def federate_certificate(
     host: Annotated[list[str], typer.Option(help="Host name or address of the coordinator; repeatable.")],
     as_json: AsJson = False,
 ) -> None:
-    """Create the coordinator's TLS certificate, and authority.pem for the sites.
+    """Create the coordinator's TLS certificate, and authority.pem, with which the sites verify the certificate.
 
     Example: neorl federate certificate tls --host coordinator.example
     """
@@ -181,7 +181,7 @@ def _emit_result(result: Result, as_json: bool) -> None:
 
 
 def participant_of(site: Site, home: Home) -> Participant:
-    """Return a site with a dataset in this home."""
+    """Return a site as a participant that trains on the site's dataset in this home."""
     from tasks.data.store.reader import StoredDataset, dataset_of, newest_first
     from tasks.federation.site import Participant
 

@@ -24,8 +24,8 @@ def fleet_retrain(
 ) -> None:
     """Retrain the sites of a fleet in parallel, and write a report that compares them.
 
-    A refused or crashed site does not stop the others; the exit code is then 1. Repeat the command to resume a killed
-    run. Without new logs nothing changes.
+    If a site is refused or crashes, the other sites continue, and the exit code is 1. Repeat the command to resume a
+    killed run. Without new logs nothing changes.
 
     Example: neorl fleet retrain fleet.yaml
     """
@@ -43,7 +43,7 @@ def fleet_retrain(
 
 @fleet.command("status")
 def fleet_status(config: FleetFile, as_json: AsJson = False) -> None:
-    """Rank the sites of a fleet by the ledger, and rewrite the report; no server is needed.
+    """Rank the sites of a fleet from the ledger's entries, and write the report again. No server is needed.
 
     Example: neorl fleet status fleet.yaml
     """
@@ -79,22 +79,22 @@ def fleet_status(config: FleetFile, as_json: AsJson = False) -> None:
 @fleet.command("generate")
 def fleet_generate(
     folder: Annotated[Path, typer.Argument(help="Output folder; the name becomes the fleet's.")],
-    like: Annotated[Path, typer.Option(help="Run file with the plant and settings of all sites.")] = Path(
+    like: Annotated[Path, typer.Option(help="Run's file that gives all sites plant and settings.")] = Path(
         "configs/chemical_reactor.yaml"
     ),
     sites: Annotated[int, typer.Option(help="Number of sites.", min=1, max=1000)] = 20,
-    spread: Annotated[float, typer.Option(help="Largest relative difference of a constant.", min=0.0, max=0.5)] = 0.03,
+    spread: Annotated[float, typer.Option(help="Largest relative change of a constant.", min=0.0, max=0.5)] = 0.03,
     broken: Annotated[int, typer.Option(help="Number of sites with a truncated log.", min=0)] = 0,
     constant: Annotated[
         list[str] | None,
-        typer.Option(help="A constant that differs between sites; repeatable. Default: those of the plant's domain."),
+        typer.Option(help="A constant that differs between sites; repeatable. Default: all of the operating domain."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed; equal seeds write equal bytes.", min=0)] = 0,
-    weeks: Annotated[float, typer.Option(help="Length of a log, for plants with a historian's export.", min=0.0)] = 0.5,
+    weeks: Annotated[float, typer.Option(help="Weeks per log, for plants with a historian's export.", min=0.0)] = 0.5,
     episodes: Annotated[int, typer.Option(help="Episodes per site, for other plants.", min=1)] = 60,
     as_json: AsJson = False,
 ) -> None:
-    """Generate a fleet for trials: sites of a simulated plant with different constants, their logs, and fleet.yaml.
+    """Generate a fleet for trials: fleet.yaml, and logs of sites that simulate one plant with different constants.
 
     Example: neorl fleet generate fleets/reactors --sites 20 --spread 0.03 --broken 1
     """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def history(
     plant: Plant,
     at: Annotated[
-        str, typer.Option(help="Only the champion at this time: a date (end of day, UTC), or an ISO time with zone.")
+        str, typer.Option(help="Show only the champion at this time: a date (the day's end, UTC) or an ISO time.")
     ] = "",
     as_json: AsJson = False,
 ) -> None:
@@ -69,7 +69,7 @@ def history(
 
 
 class Promotion(NamedTuple):
-    """A version's period as champion or in shadow."""
+    """Period in which a version was champion or in shadow."""
 
     since: str
     until: str | None
@@ -77,7 +77,7 @@ class Promotion(NamedTuple):
     composite: str
     approved_by: str
     ended: str
-    """How the period ended, as text; empty if it is in force."""
+    """How the period ended, as text; empty while the version is in force."""
     entry: str
     sequence: int
 

@@ -21,9 +21,9 @@ def backup(
 ) -> None:
     """Back up this home to one file, while servers and runs continue.
 
-    Included: ledger, databases of MLflow and Prefect, datasets, bundles, certificates, reports, checkpoints, the
-    witness's state, encrypted keys and the servers' login, so protect the file like the home. Not included: the keys'
-    passphrases. Exit code 1 if a file differs from the ledger.
+    The backup contains the ledger, databases of MLflow and Prefect, datasets, bundles, certificates, reports,
+    checkpoints and the witness's state. It also contains encrypted keys and the servers' login: protect the file like
+    the home. The keys' passphrases are not in the backup. Exit code 1 if a file differs from the ledger.
 
     Example: neorl backup /backups/home-2026-11-23.tar
     """
@@ -61,7 +61,7 @@ def restore(
 
     with StageProgress("restore") as progress:
         done = read(file, home, progress)
-    # The recorded processes belong to the original home.
+    # The restored record of services names processes of the original home.
     forget_processes(Home(Path(done.home)))
     lines = [*done.checks, f"{done.home}: {done.files:,} files, {done.size / 1e6:,.1f} MB, as of {done.made}"]
     if done.moved:
@@ -103,17 +103,17 @@ def migrate(
 def prune(
     remove: Annotated[bool, typer.Option("--remove", help="Remove the files instead of listing them.")] = False,
     datasets: Annotated[
-        float | None, typer.Option(help="Include datasets of this age in days that the ledger does not name.", min=1)
+        float | None, typer.Option(help="Include datasets that the ledger does not name, from this age in days.", min=1)
     ] = None,
-    checkpoints: Annotated[float, typer.Option(help="Age of checkpoints of finished trainings, in days.", min=0)] = 7,
-    windows: Annotated[float, typer.Option(help="Days since a backfill used the windows of logs.", min=7)] = 30,
-    logs: Annotated[float, typer.Option(help="Age of service logs, in days.", min=0)] = 90,
+    checkpoints: Annotated[float, typer.Option(help="Least age of a training's checkpoints, in days.", min=0)] = 7,
+    windows: Annotated[float, typer.Option(help="Least age of a backfill's log windows, in days.", min=7)] = 30,
+    logs: Annotated[float, typer.Option(help="Least age of service logs, in days.", min=0)] = 90,
     as_json: AsJson = False,
 ) -> None:
     """List or remove files that are no longer needed, with their sizes.
 
-    These are leftovers of killed runs, checkpoints of finished trainings, windows of backfills, old logs and, with
-    --datasets, unused datasets. Files that the ledger names are always kept, because audits need them.
+    The files are leftovers of killed runs, checkpoints of finished trainings, log windows of backfills and old logs of
+    services. With --datasets, unused datasets are included. Files that the ledger names are always kept for audits.
 
     Example: neorl prune --datasets 365 --remove
     """
@@ -137,7 +137,7 @@ def prune(
 
 
 def _passphrase(home: Home, advice: str) -> list[str]:
-    """Return where the passphrase of the home's key is expected, because no backup contains it."""
+    """Return a line about the file with the signing key's passphrase, because no backup contains this file."""
     if not home.signing_key.exists():
         return []
     from tasks.evidence.ledger.keys import kept_passphrase

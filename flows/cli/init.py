@@ -25,10 +25,10 @@ def init(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a project: plant, mapping, run and deployment files with comments. Nothing is overwritten.
+    """Create a project: commented files for plant, mapping, run and deployment. Existing files are not overwritten.
 
-    In a project that has a plant already, the deployment is added to prefect.yaml, or the lines are printed. With
-    --from, the mapping is guessed from the log, with a reason for each guess. Lines that you must fill in are listed.
+    If prefect.yaml exists, the deployment is added to this file, or printed if the file cannot be changed. With --from,
+    the mapping is guessed from the log, with a reason for each guess. The output lists the lines that you must fill in.
 
     Example: neorl init wind_turbine --from scada.csv
     """

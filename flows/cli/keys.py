@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 keys = group("Manage signing keys: the home's and persons'.")
 
-Person = Annotated[str, typer.Option(help="A person; by default the home's own key.")]
-Why = Annotated[str, typer.Option(help="Reason, for the record.")]
-KeyFile = Annotated[Path | None, typer.Option("--key", help="Private key; by default the one in your configuration.")]
+Person = Annotated[str, typer.Option(help="Owner of the key; by default the home.")]
+Why = Annotated[str, typer.Option(help="Reason, stored in the ledger.")]
+KeyFile = Annotated[Path | None, typer.Option("--key", help="Your private key's file; by default in ~/.config/neorl.")]
 By = Annotated[str, typer.Option("--by", help="Your name; by default NEORL_PERSON or the user name.")]
 
 
 class Actor(NamedTuple):
-    """The person who gives a command, and their key if any."""
+    """A person who gives a command, with the unlocked key if there is one."""
 
     name: str
     signatory: Signatory | None
 
     @property
     def signature(self) -> str:
-        """How a decision is signed, for the terminal."""
+        """Text for the terminal that says who signed a decision."""
         return f"signed by {self.signatory.person}" if self.signatory else "in the home's name, without a person's key"
 
 
 def actor_of(by: str = "", key: Path | None = None) -> Actor:
-    """Return the person who gives this command, and unlock their key if it is on this machine."""
+    """Return the person who gives this command, and unlock the person's key if it is on this machine."""
     from tasks.evidence.people.private_keys import acting, public_file, read_public, signatory_of
 
     if key is not None and not by:
@@ -48,7 +48,7 @@ def actor_of(by: str = "", key: Path | None = None) -> Actor:
 
 @keys.command("show")
 def keys_show(as_json: AsJson = False) -> None:
-    """Print the home's key id, the persons' keys with their dates, and the trust root for an auditor.
+    """Print the home's key id, the persons' keys with dates, and the trust file for an auditor.
 
     Example: neorl keys show
     """
@@ -92,7 +92,7 @@ def keys_init(as_json: AsJson = False) -> None:
 
 @keys.command("create")
 def keys_create(
-    person: Annotated[str, typer.Option(help="The person's name, as the record will show it.")],
+    person: Annotated[str, typer.Option(help="The person's name, as the ledger will show it.")],
     key: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -115,7 +115,7 @@ def keys_create(
 
 @keys.command("pin")
 def keys_pin(
-    note: Annotated[str, typer.Option(help="The key's owner.")] = "pinned by neorl keys pin",
+    note: Annotated[str, typer.Option(help="Note about the home's key.")] = "pinned by neorl keys pin",
     person: Annotated[
         Path | None, typer.Option(help="Public key of a person to enrol, from 'neorl keys create'.")
     ] = None,
@@ -127,9 +127,9 @@ def keys_pin(
 ) -> None:
     """Pin this home's public key in the project's configuration, or enrol and pin a person's key.
 
-    Signatures by keys that are not pinned become invalid. Policies and witnesses of the home's trust root are copied,
-    unless the project has them. The first person is enrolled in the home's name, all others need the signature of
-    an enrolled person.
+    Without --person, the command writes configs/trust.yaml, after which only keys in this file count. It also copies
+    the home's safety policies and witnesses, unless the project has its own. With --person, the first person is
+    enrolled in the home's name; every further person needs the signature of an enrolled person.
 
     Example: neorl keys pin --person ada.json --role "safety engineer"
     """
@@ -149,7 +149,7 @@ def keys_pin(
 
 @keys.command("rotate")
 def keys_rotate(why: Why, person: Person = "", key: KeyFile = None, by: By = "", as_json: AsJson = False) -> None:
-    """Replace the home's or a person's key by a new one; the old key signs the change in the ledger.
+    """Replace the home's or a person's key by a new key. The old key signs the change in the ledger.
 
     Example: neorl keys rotate --why "yearly" --person "Ada Lovelace"
     """
@@ -172,13 +172,13 @@ def keys_revoke(
     name: Annotated[str, typer.Argument(metavar="KEY", help="The key's id, or the owner.")],
     why: Why,
     since: Annotated[
-        str, typer.Option("--from", help="First invalid time: 2026-11-20 or an ISO time; by default now.")
+        str, typer.Option("--from", help="Time from which the key is invalid: a date or an ISO time; by default now.")
     ] = "",
     by: By = "",
     key: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Revoke a key from a time on, which may be in the past, and list the entries that become invalid.
+    """Revoke a key from a time on, and list the ledger entries that become invalid. The time may be in the past.
 
     Example: neorl keys revoke "Ada Lovelace" --from 2026-11-20 --why "the laptop was stolen"
     """

@@ -98,7 +98,7 @@ def run(arguments: Sequence[str]) -> int:
         # Typer turns a KeyboardInterrupt into this code, without a message.
         return _interrupted(arguments) if code == INTERRUPTED else code
     except NeoRLError as error:
-        # An error with a result is printed with it; a traceback would hide the result.
+        # A traceback instead of the message would hide the result that the error carries.
         if os.environ.get("NEORL_DEBUG") and not error.found:
             raise
         return _fail(str(error), error.exit_code, arguments, error)
@@ -139,7 +139,7 @@ def _about_files(error: Exception) -> str | None:
 
 
 def _about_ledger() -> str | None:
-    """Return a message about the first invalid ledger entry, which may have caused any error; None if all are valid."""
+    """Return a message about the first invalid ledger entry, a possible cause of any error; None if all are valid."""
     from tasks.evidence.audit.audit import first_broken
 
     try:

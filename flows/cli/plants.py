@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -10,14 +11,17 @@ import typer
 
 from configs.home import Home
 from flows.cli.common import AsJson, emit, group, show_table
+from neorl_core.plants import NAMES
 
 if TYPE_CHECKING:
     from tasks.models.plants.known import KnownPlant
 
 plants = group(
-    """List the simulated plants, or show one.
+    f"""List the simulated plants, or show one plant.
 
-    The score is that of the tuned controller: 0 is a sensible idle, 100 the best known.
+    Built-in plants: {", ".join(NAMES)}.
+
+    The column 'tuned controller' is a score: 0 means idling, 100 the best known controller.
 
     Example: neorl plants
     """
@@ -68,13 +72,13 @@ def listing(context: typer.Context, as_json: AsJson = False) -> None:
         )
         for name, facts in table.items()
     ]
-    show_table(("plant", "observed", "manipulated", "period", "steps", "own controller", "hard limits"), rows)
+    show_table(("plant", "observed", "manipulated", "period", "steps", "tuned controller", "hard limits"), rows)
     print("\nnext: neorl plants show NAME")
 
 
 @plants.command()
 def show(
-    name: Annotated[str, typer.Argument(help="The plant: a name, or a file such as plants/tank.py.")],
+    name: Annotated[str, typer.Argument(help="A name from 'neorl plants', or a plant's file such as plants/tank.py.")],
     out: Annotated[Path | None, typer.Option(help="File for the picture; by default in the home.")] = None,
     seed: Annotated[int, typer.Option(help="Random seed of the episodes.", min=0)] = 0,
     as_json: AsJson = False,
@@ -117,8 +121,14 @@ def _facts(known: KnownPlant) -> PlantFacts:
         about=known.about,
         observation=dict(zip(spec.observation.names, spec.observation.units, strict=True)),
         action=dict(zip(spec.action.names, spec.action.units, strict=True)),
-        limits={c.name: f"{c.low:g} to {c.high:g} {c.unit}" for c in spec.constraints},
+        limits={c.name: _range(c.low, c.high, c.unit) for c in spec.constraints},
         horizon=spec.horizon,
         period=f"{spec.dt:g} {spec.time_unit}",
         agents=tuple(view.name for view in known.simulator().agents),
     )
+
+
+def _range(low: float, high: float, unit: str) -> str:
+    """Return a range such as "0 to 20 cm", or "at most 40 N" if one end is infinite."""
+    text = f"at most {high:g}" if isinf(low) else f"at least {low:g}" if isinf(high) else f"{low:g} to {high:g}"
+    return f"{text} {unit}".removesuffix(" 1")

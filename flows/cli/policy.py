@@ -20,7 +20,7 @@ policy = group("Manage a plant's safety policy: required claim, approvers and va
 
 @policy.command("show")
 def policy_show(plant: Plant, as_json: AsJson = False) -> None:
-    """Print the policy in force, the pinned file, and whether the champion meets it.
+    """Print the safety policy in force, the file that pins this policy, and whether the champion meets the policy.
 
     Example: neorl policy show chemical_reactor
     """
@@ -65,11 +65,11 @@ def policy_show(plant: Plant, as_json: AsJson = False) -> None:
 @policy.command("draft")
 def policy_draft(
     plant: Plant,
-    run: Annotated[Path | None, typer.Option(help="Run file to draft from, if there is no champion.")] = None,
+    run: Annotated[Path | None, typer.Option(help="Run's file to draft from, if there is no champion.")] = None,
     out: Annotated[Path | None, typer.Option(help="File to write; by default PLANT.policy.yaml.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a policy file to edit and sign: the policy in force, or a draft from the claim of champion or run.
+    """Write a safety policy file to edit and sign: the policy in force, else a draft from a champion's or run's claim.
 
     Example: neorl policy draft chemical_reactor --run configs/chemical_reactor.yaml
     """
@@ -86,16 +86,16 @@ def policy_draft(
 def policy_sign(
     plant: Plant,
     file: Annotated[Path, typer.Argument(help="The policy, from 'neorl policy draft'.")],
-    why: Annotated[str, typer.Option(help="Reason for the change, for the record.")],
+    why: Annotated[str, typer.Option(help="Reason for the change, stored in the ledger.")],
     by: By = "",
     key: KeyFile = None,
     statement: Annotated[
-        list[Path] | None, typer.Option(help="Signed by another person with --statement-to; repeatable.")
+        list[Path] | None, typer.Option(help="File signed by another person with --statement-to; repeatable.")
     ] = None,
-    statement_to: Annotated[Path | None, typer.Option(help="Only write the signed policy to this file.")] = None,
+    statement_to: Annotated[Path | None, typer.Option(help="Sign, but only write the policy to this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Sign a policy, record it in the ledger and pin it. Later promotions must meet it.
+    """Sign a safety policy, record it in the ledger and pin it. Later promotions must meet this policy.
 
     If the policy in force requires persons' keys, a change needs as many signatures as an approval.
 
@@ -131,7 +131,7 @@ def policy_sign(
 
 
 def _statement(path: Path) -> str:
-    """Read a statement that another person signed."""
+    """Read a policy that another person signed."""
     from tasks.evidence.people.statement import read_payload
 
     try:

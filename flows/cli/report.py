@@ -20,8 +20,8 @@ def report(
 ) -> None:
     """Print the path of a plant's newest report, or write the audit report over a period.
 
-    Both are HTML files that open offline. The audit report lists champions, decisions and their reasons, certificates,
-    data, runs, incidents and the signed head of the ledger. Exit code 1 if a check of the audit fails.
+    Each report is an HTML file that opens offline. The audit report lists champions, decisions with reasons,
+    certificates, data, runs, incidents and the signed head of the ledger. Exit code 1 if a check of the audit fails.
 
     Example: neorl report chemical_reactor --from 2026-11-01 --to 2026-11-30
     """

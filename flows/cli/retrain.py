@@ -15,8 +15,8 @@ from flows.cli.common import AsJson, ConfigFile, Logs, emit, keep_compiled
 def retrain(config: ConfigFile, data: Logs = None, as_json: AsJson = False) -> None:
     """Make a policy from logs: ingest, validate, train, evaluate, certify, register, approve, promote, report.
 
-    Repeat the command to resume a killed run. The exit code is 0 also if the gates refuse the candidate; --json prints
-    the verdict.
+    Repeat the command to resume a killed run. The exit code is 0 even if the gates refuse the candidate: scripts must
+    read the verdict that --json prints.
 
     Example: neorl retrain configs/chemical_reactor.yaml --data logs/historian.parquet
     """
@@ -30,16 +30,16 @@ def retrain(config: ConfigFile, data: Logs = None, as_json: AsJson = False) -> N
 
 def members(
     config: ConfigFile,
-    data: Annotated[list[Path], typer.Option("--data", help="Log file or dataset digest; repeatable.")],
+    data: Annotated[list[Path], typer.Option("--data", help="Log file, or a dataset's digest; repeatable.")],
     process: Annotated[
-        int, typer.Option(help="Number of this machine, from 0.", envvar="JOB_COMPLETION_INDEX", min=0)
+        int, typer.Option(help="Number of this machine, counted from 0.", envvar="JOB_COMPLETION_INDEX", min=0)
     ] = 0,
     processes: Annotated[int, typer.Option(help="Number of machines that share the members.", min=1)] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Train this machine's share of a run's members into the shared home, for a following 'neorl retrain'.
+    """Train this machine's share of a population, and store the members in the shared home for 'neorl retrain'.
 
-    The run's file needs 'train: {members: processes}'. In Kubernetes, pods of an Indexed Job know their number.
+    The run's file needs 'train: {members: processes}'. In Kubernetes, an Indexed Job gives each pod its number.
 
     Example: neorl members configs/chemical_reactor.yaml --data historian.parquet --process 1 --processes 4
     """

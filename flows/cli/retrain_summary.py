@@ -10,7 +10,7 @@ from tasks.simulate import PUBLISHED_SCORES
 
 
 def summary_lines(outcome: Outcome) -> list[str]:
-    """Return the last lines of `neorl retrain`."""
+    """Return the lines that `neorl retrain` prints at the end."""
     champion, certificate = outcome.champion, outcome.certificate
     lines = ["", f"{outcome.plant}: {_sentence(outcome)}", f"  {outcome.headline}"]
     if outcome.shadow is not None:
@@ -19,9 +19,9 @@ def summary_lines(outcome: Outcome) -> list[str]:
         lines.append("  champion     none, and no candidate waits for approval: no policy may run this plant")
     if champion is not None:
         lines.append(f"  champion     version {champion.version}, composite {champion.composite[:12]}")
-        lines.append(f"  certificate  {_claim(champion.claim or 'none')}")
+        lines.append(f"  certificate  of the champion: {_claim(champion.claim or 'none')}")
     if certificate is not None and (champion is None or certificate.composite != champion.composite):
-        lines.append(f"  candidate's  {_claim(certificate.claim)}")
+        lines.append(f"  certificate  of the candidate: {_claim(certificate.claim)}")
     if outcome.difference is not None:
         lines.append(f"  return per episode on the simulator, minus the plant's controller: {outcome.difference}")
     if outcome.ope_difference is not None:
@@ -43,12 +43,12 @@ def summary_lines(outcome: Outcome) -> list[str]:
 
 
 def _claim(text: str) -> str:
-    """Indent the lines of a claim."""
+    """Indent the second and later lines of a claim."""
     return text.replace("\n", f"\n{' ' * 15}")
 
 
 def _sentence(outcome: Outcome) -> str:
-    """Return the verdict; for unchanged inputs also the earlier one."""
+    """Return the verdict as a sentence; for unchanged inputs, add the earlier verdict."""
     text = verdict_text(outcome.verdict, outcome.gates, outcome.champion)
     if outcome.decided is not None:
         text += f". Earlier decision: {verdict_text(outcome.decided, outcome.gates, outcome.champion)}"

@@ -1,6 +1,6 @@
-"""Run the retraining flow of a plant or fleet in this process, on the home's servers.
+"""Run the retraining flow of a plant or fleet in this process, with the home's servers.
 
-The servers start first, because Prefect reads its settings when it is imported.
+The servers start first, because Prefect reads their addresses when Prefect is imported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def run_fleet(config: Path, sites: Sequence[str] | None) -> FleetOutcome:
-    """Retrain a fleet; report wrong files, and missing logs of all sites, before any server starts."""
+    """Retrain a fleet. Before any server starts, report wrong files, or that no site has logs."""
     from configs.load import load_fleet
     from configs.strict import MARK
     from tasks.evaluation.cluster import scheduler
@@ -50,7 +50,7 @@ def run_fleet(config: Path, sites: Sequence[str] | None) -> FleetOutcome:
 
 
 def _check_sites(home: Home, config: Path, runs: Mapping[str, OpenedRun]) -> None:
-    """Reject a fleet without any logs. If one site has logs, the flow reports the other sites itself."""
+    """Raise a BadInput if no site has logs. If only some sites lack logs, the flow reports these sites."""
     from configs.load import DIGEST, site_logs
 
     errors = []
@@ -64,7 +64,7 @@ def _check_sites(home: Home, config: Path, runs: Mapping[str, OpenedRun]) -> Non
 
 
 def run_retrain(config: Path, data: Sequence[Path] | None) -> Outcome:
-    """Retrain a plant; report wrong files and missing logs before any server starts."""
+    """Retrain a plant. Before any server starts, report wrong files and missing logs."""
     home, run = Home.locate(), checked_run(config)
     logs = logs_at(home, run, data or ())
     check_logs(home, run, logs)
@@ -104,7 +104,7 @@ def _lost(prefect: Service, error: Exception) -> ServiceMissing:
 
 
 def _cure(status: int) -> str:
-    # A server that answers with an error runs, so the PostgreSQL database must be down.
+    # The server answers, though with an error, so its PostgreSQL database must be down.
     if status >= 500 and setting(PREFECT_DATABASE):
         return f"check the database ({PREFECT_DATABASE})"
     return "start it with 'neorl up'"

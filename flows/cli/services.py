@@ -16,8 +16,8 @@ from flows.cli.common import AsJson, emit, say, show_table
 
 
 def up(
-    prefect_port: Annotated[int | None, typer.Option(help="Required port for Prefect.", min=1, max=65535)] = None,
-    mlflow_port: Annotated[int | None, typer.Option(help="Required port for MLflow.", min=1, max=65535)] = None,
+    prefect_port: Annotated[int | None, typer.Option(help="Port that Prefect must use.", min=1, max=65535)] = None,
+    mlflow_port: Annotated[int | None, typer.Option(help="Port that MLflow must use.", min=1, max=65535)] = None,
     worker: Annotated[bool, typer.Option(help="Also start a worker and register the deployments.")] = True,
     as_json: AsJson = False,
 ) -> None:
@@ -99,9 +99,10 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Scan twice, a few seconds apart, and exit.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Announce new files in the watched folder, like the worker of 'neorl up'; for workers of a team.
+    """Report new files in the watched folder to Prefect, which then starts runs.
 
-    With --once the exit code is 1 if a file or folder cannot be read.
+    A team with its own workers needs this command; the worker of 'neorl up' already includes it. With --once, the exit
+    code is 1 if a file or folder cannot be read.
 
     Example: neorl watch --once
     """
@@ -127,9 +128,9 @@ def watch(
 def serve(
     service: Annotated[str, typer.Argument(help="prefect, mlflow, metrics or worker.")],
     host: Annotated[str, typer.Option(help="Address of the interface to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; a worker's health check.", min=1, max=65535)] = 8080,
+    port: Annotated[int, typer.Option(help="Port to listen on, also for health checks.", min=1, max=65535)] = 8080,
     name: Annotated[
-        list[str] | None, typer.Option(help="Host name of the server for clients on other machines; repeatable.")
+        list[str] | None, typer.Option(help="Host name by which other machines call the server; repeatable.")
     ] = None,
 ) -> None:
     """Run one service in the foreground, for containers. Servers use the login in NEORL_SERVICE_LOGIN.
@@ -162,7 +163,7 @@ def status(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the services of this home. Exit code 3 if one does not run.
+    """Show the services of this home. Exit code 3 if a service does not run.
 
     Example: eval "$(neorl status --export)" && prefect deployment ls
     """
@@ -190,7 +191,7 @@ def status(
 
 
 def metrics(
-    out: Annotated[Path | None, typer.Option(help="Write to this file, atomically.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write to this file instead of the terminal.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print this home's metrics in Prometheus' text format; 'neorl up' serves the same metrics.

@@ -14,8 +14,8 @@ from flows.cli.decisions import Note, Who
 from flows.cli.keys import KeyFile, actor_of
 
 LogOnlyPlant = Annotated[str, typer.Argument(help="The name of a log-only plant.")]
-Newer = Annotated[list[Path], typer.Option("--data", help="Newer log file or dataset digest; repeatable.")]
-RunFile = Annotated[Path | None, typer.Option("--config", help="The run's YAML; by default configs/PLANT.yaml.")]
+Newer = Annotated[list[Path], typer.Option("--data", help="Newer log file, or a dataset's digest; repeatable.")]
+RunFile = Annotated[Path | None, typer.Option("--config", help="The run's file; by default configs/PLANT.yaml.")]
 
 
 def monitor(
@@ -23,7 +23,7 @@ def monitor(
     data: Newer,
     config: RunFile = None,
     alarms_per_year: Annotated[
-        float | None, typer.Option(help="Accepted false alarms per year; by default the run's.")
+        float | None, typer.Option(help="Accepted false alarms per year; by default as in the run's file.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -54,7 +54,7 @@ def shadow(plant: LogOnlyPlant, data: Newer, config: RunFile = None, as_json: As
 
 def extend(
     plant: LogOnlyPlant,
-    days: Annotated[int, typer.Option(help="Days from the end of the period, or from now if it ended.", min=1)] = 30,
+    days: Annotated[int, typer.Option(help="Days to add at the period's end, or from now if it ended.", min=1)] = 30,
     by: Who = "",
     note: Note = "",
     key: KeyFile = None,

@@ -24,7 +24,7 @@ def train(
     data: DatasetOrFile,
     algorithm: Annotated[
         str | None,
-        typer.Option(help="A name, or your own file. Default: td3_bc, or discrete_cql for discrete actions."),
+        typer.Option(help="A learner's name, or your own file. Default: td3_bc, or discrete_cql for discrete actions."),
     ] = None,
     updates: Annotated[int, typer.Option(help="Gradient steps.", min=1)] = 100_000,
     seeds: Annotated[int, typer.Option(help="Number of policies to train, with seeds 0, 1, ...", min=1)] = 1,
@@ -44,7 +44,7 @@ def train(
 ) -> None:
     """Train on one dataset or file, without gates, certificate or servers.
 
-    D4RL and DSRL files are read directly, other sources are ingested first. Repeat an interrupted command to resume.
+    D4RL and DSRL files are read directly; other files are ingested first. Repeat an interrupted command to resume.
 
     Example: neorl train hopper-medium-v2.hdf5 --algorithm td3_bc --updates 100000 --set alpha=1
     """
@@ -85,7 +85,7 @@ def train(
 
 
 def _curves_in_mlflow(home: Home) -> FollowLearning:
-    """Return a recorder of learning curves in the home's MLflow."""
+    """Return a function that starts a record of learning curves in the home's MLflow."""
     from flows.services.servers import connect
     from tasks.registry.learning import LearningRuns
     from tasks.registry.registry import Registry

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 witness = group("Manage witnesses: second parties that countersign the ledger and contribute to every seed.")
 
 Passphrase = Annotated[
-    Path | None, typer.Option(help="File with the passphrase of the witness's key; by default generated.")
+    Path | None, typer.Option(help="File with the passphrase of the witness's key; generated if omitted.")
 ]
 Folder = Annotated[Path, typer.Argument(help="The witness's folder, with key and known heads.")]
 
@@ -33,8 +33,8 @@ def witness_serve(
 ) -> None:
     """Run a witness until interrupted; create a key if the folder has none.
 
-    It answers every client, but signs only for ledgers added by 'neorl witness add'. For clients on other machines, put
-    it behind a reverse proxy with TLS.
+    The witness answers every client, but signs only for ledgers added by 'neorl witness add'. If clients are on other
+    machines, run the witness behind a reverse proxy with TLS.
 
     Example: neorl witness serve /srv/witness --name witness.example/w1
     """
@@ -56,7 +56,7 @@ def witness_add(
     passphrase_file: Passphrase = None,
     as_json: AsJson = False,
 ) -> None:
-    """Add a ledger's key to a witness, which then countersigns heads signed by it.
+    """Add a ledger's key to a witness. The witness then countersigns heads that this key has signed.
 
     Example: neorl witness add /srv/witness neorl/plant-7+5d0a12fe+AX0p...
     """
@@ -73,10 +73,10 @@ def witness_pin(
     key: Annotated[str, typer.Argument(help="The witness's key, from the owner's 'neorl witness show FOLDER'.")],
     url: Annotated[str, typer.Argument(help="The witness's address, such as https://witness.example.")],
     required: Annotated[int, typer.Option(help="Number of pinned witnesses that must take part.", min=1, max=9)] = 1,
-    origin: Annotated[str, typer.Option(help="Name of this ledger; by default the pinned name, or the key's.")] = "",
+    origin: Annotated[str, typer.Option(help="Name of this ledger; by default as pinned, or from the key.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Pin a witness in addition to those already pinned. The first one replaces the home's own witness.
+    """Pin a further witness for this home. The first pinned witness replaces the home's own witness.
 
     Example: neorl witness pin witness.example/w1+2f.. https://witness.example --required 1
     """

@@ -1,7 +1,7 @@
-"""Prefect automations of every home: they end or restart runs of killed processes, and notify people of failures.
+"""Prefect automations that end or restart runs of killed processes, and that notify people of failures.
 
-`neorl up` installs them and updates those with a changed definition. An automation that a person disabled stays
-disabled. Triggers of deployments are in prefect.yaml.
+`neorl up` installs these automations, and updates an automation if the definition here has changed. An automation that
+a person disabled stays disabled. The triggers that start deployments are in prefect.yaml.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from flows.services.state import Services
 from tasks.files.canonical import digest_json
 
 SILENCE = 300
-"""Seconds without a heartbeat after which a run counts as dead: ten heartbeats, because a busy machine skips some."""
+"""A run without a heartbeat for this many seconds has crashed. A busy machine may skip several heartbeats of 30 s."""
 UNBEGUN = 600
-"""Seconds after which a pending run is rescheduled. Pods start in minutes."""
+"""A run that is pending for this many seconds is rescheduled. A pod may need minutes to start."""
 BLOCK = "neorl"
 ENDS = ("Completed", "Failed", "Crashed", "Cancelled", "Cancelling", "Paused", "Suspended", "AwaitingRetry")
-"""States of a run that sends no heartbeats, or that another automation handles."""
+"""States in which a run sends no heartbeats, or which another automation handles."""
 BEGUN = ("Running", "heartbeat", "Scheduled", "AwaitingConcurrencySlot", "Late", "Retrying")
-"""Events of a run that has started, or waits for a worker."""
+"""Events which show that a run has started, or waits for a worker."""
 FORMER_NAMES = {
     "neorl: end runs whose process is gone": "neorl: end runs of killed processes",
     "neorl: begin anew what a worker took and did not begin": "neorl: restart pending runs of killed workers",
     "neorl: tell of failed runs and drift": "neorl: notify of failed runs and drift",
 }
-"""Names in Prefect databases of earlier versions."""
+"""Names of automations in Prefect databases of earlier versions, with the names now."""
 
 Json = dict[str, "str | int | bool | list[str] | dict[str, str] | dict[str, list[str]] | None"]
 
@@ -42,12 +42,12 @@ class Automation(NamedTuple):
 
     @property
     def description(self) -> str:
-        """Purpose, and a digest of the definition by which `install` finds outdated automations."""
+        """Purpose, and a digest of the definition. The digest shows `install` which automations are outdated."""
         return f"{self.about} (installed by 'neorl up', {digest_json([self.trigger, self.action])[:8]})"
 
 
 def wanted(block: str | None) -> tuple[Automation, ...]:
-    """Return the automations of a home."""
+    """Return the automations of a home. `block` is the id of a notification block, or None."""
     lost = Automation(
         "neorl: end runs of killed processes",
         f"A running flow without a heartbeat for {SILENCE} seconds has crashed",
@@ -107,7 +107,7 @@ def _silence(after: Sequence[str], expect: Sequence[str], within: int) -> Json:
 
 
 def notification_block(services: Services) -> str | None:
-    """Return the id of the notification block named 'neorl'; None if there is none."""
+    """Return the id of the notification block named 'neorl', or None if Prefect has no such block."""
     blocks = services.ask_prefect(
         "block_documents/filter",
         {"block_documents": {"name": {"any_": [BLOCK]}}, "block_schemas": {"block_capabilities": {"all_": ["notify"]}}},

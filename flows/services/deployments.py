@@ -1,6 +1,6 @@
-"""Registration of prefect.yaml's deployments with a Prefect server.
+"""Register the deployments of prefect.yaml with a Prefect server.
 
-`prefect deploy --all` runs in the background, in the worker's process (`flows.services.worker`).
+The command `prefect deploy --all` runs in the worker's process (`flows.services.worker`), in the background.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ POOL = "neorl"
 
 
 class Deployments(NamedTuple):
-    """Contents of prefect.yaml that registration needs."""
+    """The parts of prefect.yaml that a registration needs."""
 
     path: Path
     names: list[str]
     pools: list[str]
     digest: str
-    """Digest of prefect.yaml and of the flows' source files, from which Prefect derives the parameters."""
+    """Digest of prefect.yaml and of the flows' source files. Prefect reads the flows' parameters from the sources."""
 
 
 def declared(project: Path | None = None) -> Deployments | None:
-    """Read prefect.yaml of a project, by default of the working directory, else of this package's folder.
+    """Read prefect.yaml of a project: by default in the working directory, else in this package's folder.
 
     Raises:
-        BadInput: if a deployment lacks name or entrypoint, or has parameters that are not a mapping.
+        BadInput: if a deployment has no name or entrypoint, or has parameters that are not a mapping.
     """
     path = (project or _project()) / FILE
     if not path.is_file():
@@ -58,10 +58,10 @@ def declared(project: Path | None = None) -> Deployments | None:
     except (AttributeError, TypeError, LookupError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise BadInput(
-            f"'deployments' in {path} must be a list with a name and an entrypoint each ({reason}): correct it."
+            f"'deployments' in {path} must be a list of items with name and entrypoint ({reason}): correct the file."
         ) from error
     digests = {str(file): sha256_hex(file.read_bytes()) for file in (path, *sources) if file.is_file()}
-    # Only Prefect knows names and pools that it fills in from the environment.
+    # Names and pools with "{{" are left out, because Prefect fills them in from the environment.
     return Deployments(path, _plain(names), _plain(sorted(pools)), digest_json(digests))
 
 
@@ -75,7 +75,7 @@ def deployed_data(config: Path) -> list[Path]:
         return []
     for entry in read_yaml(deployments.path, aliases=True).get("deployments") or []:
         given = entry.get("parameters") or {}
-        # Only the retraining among a run's deployments names logs.
+        # Of a run's deployments, only the retraining names logs.
         if Path(str(given.get("config"))).resolve() == config.resolve() and (data := given.get("data")):
             if not (isinstance(data, list) and all(isinstance(path, str) for path in data)):
                 raise BadInput(
@@ -87,9 +87,9 @@ def deployed_data(config: Path) -> list[Path]:
 
 
 def due(services: Services, project: Path | None = None) -> Deployments | None:
-    """Return the deployments to register, and create their pools; None if the same content is registered already.
+    """Create the work pools, and return the deployments to register; None if nothing has changed since the last time.
 
-    A schedule that was paused in Prefect's pages therefore stays paused until prefect.yaml changes.
+    If a person pauses a schedule in Prefect's pages, the schedule therefore stays paused until prefect.yaml changes.
 
     Raises:
         BadInput: if prefect.yaml is malformed.
@@ -107,7 +107,7 @@ def due(services: Services, project: Path | None = None) -> Deployments | None:
 
 
 def arguments(home: Home, deployments: Deployments) -> list[str]:
-    """Return the arguments with which `flows.services.worker` registers these deployments."""
+    """Return the command-line arguments with which `flows.services.worker` registers these deployments."""
     return ["--register", str(deployments.path.parent), deployments.digest, str(_log(home)), str(_outcome_file(home))]
 
 
@@ -117,8 +117,8 @@ def finish(deployments: Deployments, services: Services, deadline: float, worker
     Args:
         deployments: deployments from `due`.
         services: addresses of the servers.
-        deadline: time limit in seconds of `time.monotonic`.
-        worker: the worker that was started with their `arguments`; None starts a process for the registration.
+        deadline: time limit, as a value of `time.monotonic` in seconds.
+        worker: worker that was started with `arguments`; None starts a separate process for the registration.
 
     Raises:
         BadInput: if Prefect rejects a deployment.
@@ -150,19 +150,19 @@ def variables(services: Services) -> dict[str, str]:
 
 
 def worker_name(token: str) -> str:
-    """Return a worker's name with the machine's host name, which Prefect itself does not record."""
+    """Return the name of a worker. The name contains the host name, because Prefect does not record hosts."""
     return f"neorl-{socket.gethostname()}-{token[:8]}"
 
 
 def workers_elsewhere(services: Services) -> list[str]:
-    """Return the names of online workers of the pool on other machines, or started without `neorl`."""
+    """Return the names of online workers on other machines, and of online workers that `neorl` did not start."""
     online = services.ask_prefect(f"work_pools/{POOL}/workers/filter", {"workers": {"status": {"any_": ["ONLINE"]}}})
     here = worker_name("").rpartition("-")[0]
     return sorted(worker["name"] for worker in online if worker["name"].rpartition("-")[0] != here)
 
 
 def worker_is_online(api: str, token: str, login: str, timeout: float = rest.SOON) -> bool:
-    """Return whether a worker polls the pool; worker names end with the first 8 digits of the token."""
+    """Return whether the worker with this token is online. The worker's name ends with 8 digits of the token."""
     try:
         workers = rest.request(f"{api}/work_pools/{POOL}/workers/filter", {}, login=login, timeout=timeout)
     except urllib.error.HTTPError:
@@ -184,7 +184,7 @@ def _outcome_file(home: Home) -> Path:
 
 
 def _outcome(home: Home, deployments: Deployments) -> int | None:
-    """Return the exit code of the last registration of these deployments."""
+    """Return the exit code of the last registration of exactly these deployments, or None."""
     try:
         last = read_json(_outcome_file(home))
         return int(last["code"]) if last["digest"] == deployments.digest else None
@@ -222,7 +222,7 @@ def _are_known(services: Services, names: Sequence[str]) -> bool:
 
 
 def _ensure_pool(services: Services, pool: str) -> None:
-    # Deployments need the pool before the worker would create it. The worker fills in an empty job template.
+    # Deployments need the pool before the worker creates the pool. The worker later fills in the job template.
     try:
         services.ask_prefect("work_pools/", {"name": pool, "type": "process"})
     except urllib.error.HTTPError as error:

@@ -1,4 +1,4 @@
-"""For containers of a team: run one service in the foreground, and register deployments."""
+"""Run one service in the foreground, or register deployments, in containers of a team."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from flows.services.state import home_login, needing_prefect
 
 
 def serve(home: Home, name: str, host: str, port: int, names: tuple[str, ...]) -> NoReturn:
-    """Replace this process by a service of `neorl up`; `names` are host names that other machines may use.
+    """Replace this process by a service of `neorl up`. `names` are the host names that other machines may use.
 
-    A server uses the login of `NEORL_SERVICE_LOGIN`, else the home's. A worker takes runs from the servers that
-    NEORL_PREFECT_URL and NEORL_MLFLOW_URL name, and has a health check on the port. Metrics use the home's token.
+    A server uses the login in NEORL_SERVICE_LOGIN, or else the login of the home. The metrics service uses the home's
+    token. A worker connects to NEORL_PREFECT_URL and NEORL_MLFLOW_URL, and answers health checks on the port.
 
     Raises:
         BadInput: if the login is not of the form `name:password`.
@@ -36,7 +36,7 @@ def serve(home: Home, name: str, host: str, port: int, names: tuple[str, ...]) -
         others = {"prefect": current.prefect, "mlflow": current.mlflow}
         start = Start(home, port, secrets.token_hex(16), others, None, "", host, names)
     command = full_command(name, start)
-    # Files are readable by their owner only, as with `neorl up`.
+    # Only the owner may read new files, as with `neorl up`.
     os.umask(0o077)
     os.chdir(command.folder)
     os.execve(command.arguments[0], command.arguments, command.variables)
@@ -45,7 +45,7 @@ def serve(home: Home, name: str, host: str, port: int, names: tuple[str, ...]) -
 def register(home: Home, timeout: float) -> list[str]:
     """Register the deployments of prefect.yaml and the automations with the home's or the team's Prefect server.
 
-    Returns the names of those that are new or changed.
+    Return the names of new or changed deployments and automations.
 
     Raises:
         BadInput: if prefect.yaml is malformed, or Prefect rejects a deployment.

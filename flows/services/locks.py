@@ -1,4 +1,4 @@
-"""Plant locks (one run per plant at a time), and run records by which killed runs are reported as crashed."""
+"""Plant locks, which allow one run per plant at a time, and run records, which show killed runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tasks.files.canonical import canonical_json, exclusive, write_json
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A running process: stored in the plant's lock, and in one file per flow run."""
+    """Record of a process that executes a run, stored in the plant's lock and in one file per flow run."""
 
     plant: str
     pid: int
@@ -31,7 +31,7 @@ class RunRecord:
     flow_run: str = ""
     """Id of the flow run (in run records)."""
     host: str = ""
-    """Machine or container of the process; empty in records of earlier versions, which means this machine."""
+    """Host name of the process's machine or container; empty (in older records) means this machine."""
 
     @classmethod
     def of_this_process(cls, plant: str, *, run: str = "", flow_run: str = "") -> RunRecord:
@@ -42,7 +42,7 @@ class RunRecord:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs; assumed for processes of other machines."""
+        """Whether the process runs. A process of another machine cannot be checked and is taken to run."""
         return self.host not in ("", socket.gethostname()) or ProcessId(self.pid, self.created).alive
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ def plant_lock(
         holder = _read_fresh(path) or "a run that has just started"
         if policy == "refuse":
             raise Refused(
-                f"{plant} is locked by {holder}: wait until it ends, or set 'concurrency: wait' in the run's file."
+                f"{plant} is locked by {holder}: wait for its end, or set 'concurrency: wait' in the run's file."
             )
         if on_wait:
             on_wait(f"waiting for {holder}")
@@ -93,7 +93,7 @@ def plant_lock(
 
 @contextmanager
 def recorded_run(home: Home, flow_run_id: str, plant: str) -> Iterator[None]:
-    """Keep a record during a flow run; if the process is killed, `reap_dead_runs` finds the record."""
+    """Keep a record while a flow run lasts. If the process is killed, `reap_dead_runs` later finds the record."""
     path = home.folder("locks", "runs") / f"{flow_run_id}.json"
     write_json(path, asdict(RunRecord.of_this_process(plant, flow_run=flow_run_id)))
     try:
@@ -104,13 +104,13 @@ def recorded_run(home: Home, flow_run_id: str, plant: str) -> Iterator[None]:
 
 
 def dead_runs(home: Home) -> list[tuple[Path, RunRecord]]:
-    """Return the records of flow runs of dead processes, with their files."""
+    """Return file and record of each flow run that ended with a killed process."""
     records = [(path, _read(path)) for path in sorted((home.root / "locks" / "runs").glob("*.json"))]
     return [(path, record) for path, record in records if record and not record.alive]
 
 
 def holders(home: Home) -> list[RunRecord]:
-    """Return the record in each plant's lock; records of dead processes are stale (see `alive`)."""
+    """Return the record in each plant's lock. A killed process leaves a record that is not `alive`."""
     records = [_read(path) for path in sorted((home.root / "locks" / "plants").glob("*.lock"))]
     return [record for record in records if record]
 

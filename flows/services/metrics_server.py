@@ -22,15 +22,15 @@ from tasks.metrics.catalogue import METRICS
 from tasks.metrics.homes import Readings
 
 TIME_LIMIT = 5.0
-"""Seconds for all services together to answer. Prometheus waits for ten."""
+"""Seconds in which all services together must answer. Prometheus waits ten seconds for a scrape."""
 
 
 class HomeCollector(Collector):
-    """Reads a home at each scrape, one scrape at a time.
+    """Prometheus collector that reads a home at each scrape. Scrapes run one after the other.
 
     Args:
         home: home to read; nothing is changed.
-        answers: returns by name whether each service answers; by default `Answers(home)`.
+        answers: returns whether each service answers, by name; by default `Answers(home)`.
         clock: returns seconds since 1970.
 
     Example:
@@ -65,7 +65,7 @@ class HomeCollector(Collector):
 
 
 class Answers:
-    """Checks whether the services of a home answer, within `TIME_LIMIT`."""
+    """Check whether the services of a home answer within `TIME_LIMIT`."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -73,7 +73,7 @@ class Answers:
         self._asked: dict[str, Future[bool]] = {}
 
     def __call__(self) -> Mapping[str, bool]:
-        """Return the result by name; a service with an unanswered earlier request counts as not answering."""
+        """Return by name whether a service answers; False if an earlier request has had no answer yet."""
         names = servers.wanted(self._home)
         for name in names:
             if name not in self._asked or self._asked[name].done():

@@ -1,8 +1,8 @@
 """OpenLineage events of a retraining, for a team's lineage server: inputs and outputs of each task.
 
-A flow run is an OpenLineage run, and the parent of one run per task. A reference between tasks is a dataset
-`PLANT/KIND` with the digest as version; logs are files. Without OPENLINEAGE_URL nothing is sent. If the server does not
-answer, a warning is logged once and the retraining continues.
+A flow run is an OpenLineage run, and the parent of one OpenLineage run per task. A task's result is an OpenLineage
+dataset: the name is `PLANT/KIND`, the version is the result's digest. Logs are files. Without OPENLINEAGE_URL nothing
+is sent. If the server does not answer, a warning is logged once and the retraining continues.
 
 Source: OpenLineage specification 2-0-2, https://openlineage.io/spec/2-0-2/OpenLineage.json.
 """
@@ -25,7 +25,7 @@ from tasks.references import Reference
 from tasks.stages import Came, content
 
 URL, KEY, NAMESPACE = "OPENLINEAGE_URL", "OPENLINEAGE_API_KEY", "OPENLINEAGE_NAMESPACE"
-"""Environment variables, with the names of OpenLineage's own clients."""
+"""Environment variables. OpenLineage's own clients read the same names."""
 PRODUCER = f"pkg:pypi/neorl@{metadata.version('neorl')}"
 SPEC = "https://openlineage.io/spec"
 FACETS = {
@@ -45,7 +45,7 @@ class LineageDataset(TypedDict):
 
 
 class LineageEvents:
-    """Events of one flow run; `say` gets a warning if the server does not answer."""
+    """Sends the events of one flow run. If the server does not answer, `say` receives a warning."""
 
     def __init__(self, plant: str, flow_run: str, say: Callable[[str], None]) -> None:
         self.plant, self.run, self.say = plant, UUID(flow_run), say

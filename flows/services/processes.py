@@ -19,7 +19,7 @@ LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 TOKEN = "NEORL_SERVICE_TOKEN"
 LOGIN = "NEORL_SERVICE_LOGIN"
 NAMES = "NEORL_SERVICE_NAMES"
-"""Space-separated names by which clients on other machines call a server; loopback names are always accepted."""
+"""Host names of a server for clients on other machines, separated by spaces. Loopback names always work."""
 
 # Python warns if a Popen is garbage-collected while the process runs; services outlive the command that starts them.
 _children: dict[int, subprocess.Popen[bytes]] = {}
@@ -27,7 +27,7 @@ _children: dict[int, subprocess.Popen[bytes]] = {}
 
 @dataclass(frozen=True)
 class ProcessId:
-    """Identity of a process, unique even if the number is reused."""
+    """Identity of a process: number and start time, because the system reuses numbers."""
 
     pid: int
     created: float
@@ -54,7 +54,7 @@ class ProcessId:
 
 
 def spawn(command: Sequence[str], environment: Mapping[str, str], log: Path, folder: Path) -> ProcessId:
-    """Start a process in a new session, out of reach of Ctrl-C and of a closed terminal. New files get mode 0600.
+    """Start a process that neither Ctrl-C nor closing the terminal ends. The process creates files with mode 0600.
 
     Args:
         command: program and arguments, without secrets, because all users of the machine can read them.
@@ -83,7 +83,7 @@ def private_log(path: Path) -> IO[bytes]:
 
 
 def belongs(process: ProcessId, home: Path, token: str) -> bool:
-    """Return whether a live process was started for this home, according to the process's environment."""
+    """Return whether a process runs and was started for this home, according to the process's environment."""
     if not process.alive:
         return False
     try:
@@ -94,7 +94,7 @@ def belongs(process: ProcessId, home: Path, token: str) -> bool:
 
 
 def listens(process: ProcessId, port: int) -> bool:
-    """Return whether this very process listens on the port."""
+    """Return whether the process itself, not another one, listens on the port."""
     try:
         connections = psutil.Process(process.pid).net_connections("tcp")
     except (psutil.NoSuchProcess, psutil.AccessDenied):
@@ -103,7 +103,7 @@ def listens(process: ProcessId, port: int) -> bool:
 
 
 def stop(processes: Sequence[ProcessId], grace: float = 6.0) -> None:
-    """Terminate processes and their descendants; kill those that still run after `grace` seconds."""
+    """Terminate processes with all descendants. Kill every process that still runs after `grace` seconds."""
     family: dict[int, psutil.Process] = {}
     leaders = []
     for identity in processes:
@@ -120,7 +120,7 @@ def stop(processes: Sequence[ProcessId], grace: float = 6.0) -> None:
     for pid in leaders:
         _signal_group(pid, signal.SIGKILL)
     for process in left:
-        # Killing the group may have ended it already.
+        # The signal to the group may have ended this process already.
         with suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(left, timeout=grace)

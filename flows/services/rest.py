@@ -1,6 +1,6 @@
 """HTTP requests with JSON, without the slow import of Prefect's client.
 
-`python -m flows.services.rest URL` exits with 0 if a GET of the URL succeeds: a container's health check.
+Containers use `python -m flows.services.rest URL` as health check: it exits with 0 if a GET of the URL succeeds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from flows.services.processes import HOST
 
 BUSY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 0.0)
-"""Seconds to wait before each retry of a busy server (HTTP 503); the last attempt is not retried."""
+"""Seconds to wait after each attempt if the server is busy (HTTP 503); 0 after the last attempt."""
 
 SOON = 10.0
 """Time limit of a status request, in seconds."""

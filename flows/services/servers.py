@@ -54,9 +54,9 @@ def up(
 
     Args:
         home: home of the services.
-        prefect_port, mlflow_port: required port; by default the last used one, 4200/5000, or a free one.
+        prefect_port, mlflow_port: required port; by default the last used port, else 4200 or 5000, else a free port.
         worker: also start a worker and register the deployments of prefect.yaml.
-        timeout: seconds to wait for answers.
+        timeout: seconds within which all services must answer.
         say: callback for progress messages.
 
     Raises:
@@ -66,7 +66,7 @@ def up(
     """
     wanted = {name: port for name, port in (("prefect", prefect_port), ("mlflow", mlflow_port)) if port is not None}
     if not (worker or wanted):
-        # A run needs only the servers, so it need not wait for another command that starts a worker.
+        # A run needs only the servers, so do not wait for another command that starts a worker.
         with suppress(ServiceMissing):
             answering = connect(home)
             start_signer(home, say or (lambda _: None))
@@ -81,10 +81,10 @@ def up(
 
 
 def start_signer(home: Home, say: Say) -> None:
-    """Start the signer and give it the key's passphrase, before any server could inherit the passphrase.
+    """Start the signer with the key's passphrase. Call this before servers start, so that none inherits the passphrase.
 
-    A home without a key needs no signer, unless a passphrase for a new key is given. If the passphrase must be typed
-    and there is no terminal, the servers start without a signer.
+    A home without a key needs no signer, unless the environment has a passphrase for a new key. If a person must type
+    the passphrase and there is no terminal, no signer is started.
 
     Raises:
         Refused: if the passphrase is wrong, or the key is not pinned.
@@ -114,8 +114,8 @@ class _Startup:
             _check_port(name, port, self.current.get(name))
 
     def run(self, worker: bool) -> Services:
-        """Start services and wait for them in the order of the table and of their needs."""
-        # A home's worker serves the home's own Prefect server; a team has other workers.
+        """Start all services that do not run, and wait for them. A service starts after the services that it needs."""
+        # A home's worker serves only the home's own Prefect server. A team has separate workers.
         local = team_service("prefect") is None
         names = [name for name in SERVICES if name in SERVERS or (worker and (local or name != "worker"))]
         answering: set[str] = set()
@@ -174,7 +174,7 @@ class _Startup:
             self.started.append(name)
 
     def _wait(self, name: str) -> None:
-        """Wait until a service answers; if the port was taken in the meantime, start it on another port."""
+        """Wait until a service answers. If another program has taken the port, start the service on a free port."""
         for attempt in range(4):
             service = self.current[name]
             while service.process is None or service.process.alive:
@@ -190,7 +190,7 @@ class _Startup:
 
 
 def connect(home: Home) -> Services:
-    """Return the running services; wait for busy ones, start none.
+    """Return the running services. Wait for busy services, but start no service.
 
     Raises:
         ServiceMissing: if Prefect or MLflow does not answer.
@@ -221,7 +221,7 @@ def down(home: Home) -> list[str]:
 
 
 def forget_processes(home: Home) -> None:
-    """Reduce the record of services to their ports, so that links in reports work after the next `up`."""
+    """Remove all processes from the record of services. The ports stay, so that links in reports keep working."""
     known = read_services(home)
     write_services(home, {name: replace(s, process=None, token="") for name, s in known.items() if s.port})
 
@@ -236,7 +236,7 @@ def status(home: Home) -> Status:
 
 
 def wanted(home: Home) -> list[str]:
-    """Return the names of services that this home started or a team runs for it, running or not."""
+    """Return the names of services that this home has started or that a team runs, whether they run now or not."""
     known = read_services(home)
     return [name for name in SERVICES if name in known or (name in SERVERS and team_service(name))]
 
@@ -258,7 +258,7 @@ def _service_status(home: Home, name: str, current: Mapping[str, Service]) -> Se
 
 
 def mlflow_address(home: Home) -> str | None:
-    """Return the address of the home's or team's MLflow; None if it does not answer."""
+    """Return the address of the home's or team's MLflow, or None if MLflow does not answer."""
     current = _find(home)
     if "mlflow" not in current or not SERVICES["mlflow"].answers(home, current, rest.SOON):
         return None
@@ -267,7 +267,7 @@ def mlflow_address(home: Home) -> str | None:
 
 
 def reap_dead_runs(home: Home) -> list[str]:
-    """Mark flow runs of killed processes as crashed in Prefect; return their ids."""
+    """Mark the flow runs of killed processes as crashed in Prefect, and return the ids of these runs."""
     reaped = []
     dead = dead_runs(home)
     if not dead:
@@ -281,7 +281,7 @@ def reap_dead_runs(home: Home) -> list[str]:
                 services.ask_prefect(f"{run}/set_state", {"state": state, "force": True})
                 reaped.append(record.flow_run)
         except (OSError, ValueError) as error:
-            # After any error but 404 the state of the run is unknown, so the record is kept for the next call.
+            # After an error other than 404 the run's state is unknown, so keep the record for the next call.
             if not (isinstance(error, urllib.error.HTTPError) and error.code == 404):
                 continue
         path.unlink(missing_ok=True)
@@ -289,7 +289,7 @@ def reap_dead_runs(home: Home) -> list[str]:
 
 
 def _find(home: Home) -> dict[str, Service]:
-    """Return the running services by name; a team's services count as running."""
+    """Return the running services by name. A team's services are assumed to run."""
     known = read_services(home)
     current = {name: team_service(name) if name in SERVERS else None for name in SERVICES}
     chosen = {name: service or running(home, known.get(name)) for name, service in current.items()}
@@ -297,7 +297,7 @@ def _find(home: Home) -> dict[str, Service]:
 
 
 def _log_in(home: Home, mlflow: Service) -> None:
-    """Set login and proxies for MLflow's client, which reads them only from the environment."""
+    """Set login and proxies in the environment, because MLflow's client reads them only there."""
     os.environ.update(no_proxy_variables())
     if login := mlflow_login(home, mlflow):
         os.environ.update(zip(MLFLOW_LOGIN, login.split(":", 1), strict=True))
@@ -316,7 +316,7 @@ def _check_port(name: str, port: int, current: Service | None) -> None:
 
 
 def _listens(service: Service) -> bool:
-    """Return whether the service's own process listens on the port; True if it has no process or port."""
+    """Return whether the service's own process listens on the port; True for a service without process or port."""
     return not (service.process and service.port) or processes.listens(service.process, service.port)
 
 

@@ -1,4 +1,4 @@
-"""Table of services: how each is started, and how to check that it answers."""
+"""Table of services: for each service the command that starts it, and the check that it answers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SHARED_BY_REDIS = {
     "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "prefect_redis.ordering",
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect_redis.lease_storage",
 }
-"""Settings with which several Prefect servers act as one."""
+"""Prefect settings with which several Prefect servers work together through Redis."""
 
 
 class Start(NamedTuple):
-    """Inputs of a service's command."""
+    """Inputs from which the table builds a service's command."""
 
     home: Home
     port: int
@@ -36,7 +36,7 @@ class Start(NamedTuple):
     login: str = ""
     host: str = HOST
     names: tuple[str, ...] = ()
-    """Host names of the server for clients, in addition to loopback names."""
+    """Host names by which clients may call the server, in addition to loopback names."""
 
 
 class Command(NamedTuple):
@@ -48,20 +48,20 @@ class Command(NamedTuple):
 
 
 class Definition(NamedTuple):
-    """One row of the table."""
+    """One row of the table: a service."""
 
     title: str
     command: Callable[[Start], Command]
     answers: Callable[[Home, Mapping[str, Service], float], bool]
-    """Whether the service works, including the database; takes the home, all services and a time limit in seconds."""
+    """Return whether service and database work. Arguments: home, all services, time limit in seconds."""
     port: int = 0
     """Preferred port; 0 for a service without a port."""
     needs: tuple[str, ...] = ()
-    """Services that must answer first. Services without needs start in parallel, because starts are slow."""
+    """Services that must answer before this service starts. Services without needs start in parallel."""
 
 
 def start(home: Home, name: str, port: int, others: Mapping[str, Service], due: Deployments | None = None) -> Service:
-    """Start one service in the background, and return it before it answers; arguments as in `Start`."""
+    """Start one service in the background, without waiting for an answer. The arguments are those of `Start`."""
     token = secrets.token_hex(16)
     command = full_command(name, Start(home, port, token, others, due, home_login(home) if name in SERVERS else ""))
     process = processes.spawn(command.arguments, command.variables, log_file(home, name), command.folder)
@@ -187,5 +187,5 @@ SERVICES: Mapping[str, Definition] = {
 }
 """Services, in the order in which `neorl up` waits for them."""
 SERVERS = ("prefect", "mlflow")
-"""Services that flows need, and that a team may run elsewhere."""
+"""Services that flows need, and that a team may run on other machines."""
 TITLES = {name: definition.title for name, definition in SERVICES.items()}

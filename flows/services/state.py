@@ -23,21 +23,21 @@ from tasks.files.provenance import compiling
 USER = "neorl"
 MLFLOW_LOGIN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 SECRET = frozenset({"PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_PASSWORD"})
-"""Variables that only `neorl status --export` prints."""
+"""Environment variables with secrets. Only `neorl status --export` prints these variables."""
 REFUSED_LOGINS = (401, 403)
 """HTTP status codes of Prefect, or of a proxy in front of it, for a missing or wrong login."""
 
 
 @dataclass(frozen=True)
 class Service:
-    """One service: the home's own if it has a process, a team's if it has only an address."""
+    """A service. The home's own service has a process; a team's service has only an address."""
 
     name: str
     url: str = ""
     port: int = 0
     process: ProcessId | None = None
     token: str = ""
-    """Distinguishes the service's process from a later one with the same number; not a secret."""
+    """Random text in the process's environment, by which the process is recognised; not a secret."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ class Services:
     def ask_prefect(self, path: str, body: object = None, *, method: str | None = None) -> Any:
         """Send a request with login to Prefect's API, and return the answer's JSON.
 
-        Without a body it is a GET, otherwise a POST, unless `method` is given.
+        Without `method`, a request with a body is a POST, and a request without a body is a GET.
 
         Raises:
             ServiceMissing: if Prefect rejects the login.
-            urllib.error.HTTPError: if it rejects the request for another reason.
-            OSError: if it does not answer in time.
+            urllib.error.HTTPError: if Prefect rejects the request for another reason.
+            OSError: if Prefect does not answer in time.
 
         Example:
             >>> services.ask_prefect("flow_runs/filter", {"limit": 5})  # doctest: +SKIP
@@ -99,11 +99,11 @@ class Status:
     home: str
     services: Mapping[str, ServiceStatus]
     environment: Mapping[str, str]
-    """Client variables without secrets; empty unless both servers are known."""
+    """Environment variables for clients, without secrets; empty unless Prefect and MLflow run."""
 
 
 def environment(services: Services) -> dict[str, str]:
-    """Return the variables for clients of these services. Set them before importing prefect or mlflow."""
+    """Return environment variables for clients of these services. Set them before you import prefect or mlflow."""
     home = services.home.root
     variables = {
         **TELEMETRY_OFF,
@@ -134,7 +134,7 @@ def environment(services: Services) -> dict[str, str]:
 
 
 def home_login(home: Home) -> str:
-    """Return `name:password` of this home's servers; create it if absent.
+    """Return the login `name:password` of this home's servers. Create the login if there is none.
 
     Raises:
         Refused: if other users may read the file.
@@ -145,9 +145,9 @@ def home_login(home: Home) -> str:
 
 
 def metrics_token(home: Home) -> str:
-    """Return the token for this home's metrics; create it if absent.
+    """Return the token for this home's metrics. Create the token if there is none.
 
-    Prometheus gets this token instead of the login, because the login can run code through Prefect.
+    Prometheus gets this token instead of the login, because anyone with the login can run code through Prefect.
 
     Raises:
         Refused: if other users may read the file.
@@ -158,7 +158,7 @@ def metrics_token(home: Home) -> str:
 
 
 def prefect_login(home: Home, service: Service) -> str:
-    """Return the login for Prefect: this home's, or for a team's server the one in the environment."""
+    """Return the login for Prefect: the home's login, or for a team's server the login in the environment."""
     return home_login(home) if service.process else os.environ.get("PREFECT_API_AUTH_STRING", "")
 
 
@@ -173,7 +173,7 @@ def needing_prefect(services: Services) -> Iterator[None]:
     """Turn a failed request to Prefect into a ServiceMissing."""
     try:
         yield
-    # Other OSErrors concern files and have cures of their own.
+    # Other OSErrors are about files, not about Prefect.
     except (urllib.error.URLError, ConnectionError, TimeoutError, HTTPException) as error:
         log = services.home.root / "logs" / "prefect.log"
         cure = f"read {log}" if services.prefect.process else "read Prefect's log"
@@ -183,7 +183,7 @@ def needing_prefect(services: Services) -> Iterator[None]:
 
 
 def mlflow_login(home: Home, service: Service) -> str:
-    """Return the login for MLflow: this home's, or for a team's server the one in the environment."""
+    """Return the login for MLflow: the home's login, or for a team's server the login in the environment."""
     if service.process:
         return home_login(home)
     name, password = (os.environ.get(variable, "") for variable in MLFLOW_LOGIN)
@@ -191,13 +191,13 @@ def mlflow_login(home: Home, service: Service) -> str:
 
 
 def team_service(name: str) -> Service | None:
-    """Return the team's service that NEORL_PREFECT_URL or NEORL_MLFLOW_URL names, if any."""
+    """Return the team's service at NEORL_PREFECT_URL or NEORL_MLFLOW_URL, or None if the variable is not set."""
     url = os.environ.get(f"NEORL_{name.upper()}_URL", "").rstrip("/")
     return Service(name, url.removesuffix("/api") if name == "prefect" else url) if url else None
 
 
 def running(home: Home, service: Service | None) -> Service | None:
-    """Return the service if the process runs and was started for this home."""
+    """Return the service if its process runs and was started for this home, else None."""
     if service is None or service.process is None:
         return None
     return service if belongs(service.process, home.root, service.token) else None

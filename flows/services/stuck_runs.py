@@ -1,7 +1,7 @@
 """Restart runs that are stuck in Prefect because their worker was killed.
 
-A run that had started has a record, or sends heartbeats until it dies. A run that the worker had only taken has
-neither: it would stay pending, and block all later runs of the deployment.
+A started run has a record and sends heartbeats, so a killed run is noticed. A run that the worker has taken but not
+started has neither record nor heartbeats. Such a run would stay pending and block all later runs of the deployment.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ RUN = "PREFECT__FLOW_RUN_ID"
 
 
 def release_stuck_runs(services: Services) -> list[str]:
-    """Reschedule pending runs that no process executes, mark running ones as crashed, and return messages.
+    """Handle runs that no process executes: reschedule pending runs, mark running runs as crashed, return messages.
 
-    Call this while no worker of the home runs. Only processes of this machine are examined. While a worker of another
-    machine is online nothing is changed, because it may execute the runs; an automation handles them then
+    Call this while no worker of the home runs. Only processes of this machine are examined. If a worker of another
+    machine is online, nothing is changed, because that worker may execute the runs. An automation then handles the runs
     (`flows.services.automations`).
     """
     query = {
@@ -31,7 +31,7 @@ def release_stuck_runs(services: Services) -> list[str]:
     elsewhere = workers_elsewhere(services) if runs else []
     messages = []
     for run in runs:
-        # `reap_dead_runs` handles runs with a record; their process may be on another machine.
+        # `reap_dead_runs` handles runs with a record. The process of such a run may be on another machine.
         if run["id"] in executed or (services.home.root / "locks" / "runs" / f"{run['id']}.json").exists():
             continue
         if elsewhere:
@@ -45,7 +45,7 @@ def release_stuck_runs(services: Services) -> list[str]:
             state = {"type": kind, "name": name, "message": reason}
             services.ask_prefect(f"flow_runs/{run['id']}/set_state", {"state": state})
         except OSError as error:
-            # For example, the deployment was deleted. The servers start all the same.
+            # For example, the deployment was deleted. This must not stop the start of the servers.
             address = f"{services.prefect.url}/runs/flow-run/{run['id']}"
             messages.append(f"run {run['name']} is stuck (Prefect: {error}): delete it at {address}")
             continue
@@ -60,5 +60,5 @@ def _executed() -> frozenset[str]:
         try:
             ids.add(process.environ().get(RUN, ""))
         except (psutil.Error, OSError):
-            continue  # ended in the meantime, or another user's, who has no login for this home
+            continue  # the process has ended, or belongs to another user, who has no login for this home
     return frozenset(ids)

@@ -21,10 +21,11 @@ from tasks.files.canonical import FileState, digest_json, file_sha256, file_stat
 from tasks.references import Reference
 
 FOLDER = "NEORL_INCOMING"
-"""Variable for a folder other than the home's `incoming`."""
+"""Environment variable that names a folder other than the home's `incoming`."""
 EVERY = 15.0
+"""Seconds between scans."""
 QUIET = 5.0
-"""Seconds without a write, after which a file counts as complete."""
+"""A file is complete if nothing was written for this many seconds."""
 UNFINISHED = re.compile(r"^[.~]|\.(part|partial|filepart|crdownload|tmp)$", re.IGNORECASE)
 
 
@@ -70,10 +71,11 @@ def _present(records: Collection[Arrival]) -> tuple[Arrival, ...]:
 
 
 def scan(home: Home, before: Mapping[Path, FileState], quiet: float = QUIET) -> Scan:
-    """Scan the folder once and announce new files; equal content is announced once per plant.
+    """Scan the folder once, and announce new files. Files with equal content are announced once per plant.
 
-    A file is complete if it is unchanged since the previous scan and was not written for `quiet` seconds. The event is
-    emitted before the arrival is recorded: after a kill in between, Prefect recognises the id of the repeated event.
+    A file is complete if it has not changed since the previous scan and nothing was written for `quiet` seconds. The
+    event is emitted before the arrival is recorded. If the process is killed in between, the next scan finds the
+    event in Prefect and does not emit it again.
 
     Raises:
         ServiceMissing: if a server does not answer; a later scan announces the files.
@@ -81,7 +83,7 @@ def scan(home: Home, before: Mapping[Path, FileState], quiet: float = QUIET) -> 
     """
     states, arrived, now = dict[Path, FileState](), list[Arrival](), time.time()
     files, failed = _files(incoming(home))
-    # Read the records once per plant, because there may be thousands.
+    # Read a plant's records only once, because there may be thousands.
     known, seen = dict[str, dict[Path, Arrival]](), set[tuple[Path, int, int]]()
     for plant, path in files:
         try:
@@ -108,7 +110,7 @@ def scan(home: Home, before: Mapping[Path, FileState], quiet: float = QUIET) -> 
 
 
 def follow(home: Home, say: Callable[[str], None], every: float = EVERY) -> None:
-    """Scan for as long as the process lives; each problem is reported once and retried."""
+    """Scan the folder until the process ends. A problem is reported once, and every scan tries the files again."""
     states: Mapping[Path, FileState] = {}
     reported = ""
     while True:
@@ -127,12 +129,12 @@ def follow(home: Home, say: Callable[[str], None], every: float = EVERY) -> None
 
 
 def arrival_line(arrival: Arrival) -> str:
-    """Return a log line."""
+    """Return the log line about an arrival."""
     return f"{arrival.path.name} arrived for {arrival.plant}: {arrival.size:,} bytes, SHA-256 {arrival.sha256[:12]}"
 
 
 def _unreadable(path: Path) -> str | None:
-    """Return the reason if a file cannot be read or named."""
+    """Return a message if a file cannot be read or its name is not UTF-8, else None."""
     try:
         str(path).encode()
         with path.open("rb"):
@@ -144,13 +146,13 @@ def _unreadable(path: Path) -> str | None:
 
 
 def _announce(home: Home, plant: str, path: Path, state: FileState, records: Collection[Arrival]) -> Arrival | None:
-    """Announce a file with new content and record the arrival; None if it changed while it was read."""
+    """Announce a file with new content, and record the arrival. Return None if the file changed during the reading."""
     # Connect first: while no server answers, a large file would be read at every scan.
     services = connect(home)
     sha256, stat = file_sha256(path), path.stat()
     if file_state(path) != state:
         return None
-    # A second copy keeps the time of the first.
+    # A second copy of a file keeps the arrival time of the first copy.
     known = next((a for a in records if a.sha256 == sha256), None)
     arrival = Arrival(
         plant=plant,
@@ -175,9 +177,10 @@ def _record(home: Home, arrival: Arrival) -> Path:
 
 
 def _files(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
-    """Return (plant, file) pairs, oldest first, without incomplete files; and messages about unusable places.
+    """Return the pairs (plant, file), oldest file first, and messages about unusable files and folders.
 
-    A message about misplaced files names only the first file, so that further files do not change the message.
+    Temporary files of copy programs are left out. If a folder has several misplaced files, the message names the first
+    file only, so that the message does not change with each further file.
     """
     found, failed, misplaced = list[tuple[int, str, Path]](), list[str](), dict[Path, Path]()
     for place in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -207,7 +210,7 @@ def _files(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
 
 
 def _records(home: Home, plant: str) -> dict[Path, Arrival]:
-    """Return a plant's arrival records; the file of a damaged record is announced again."""
+    """Return a plant's arrival records by file. Damaged records are left out, so their files are announced again."""
     found = {}
     for path in sorted((home.root / "arrivals" / plant).glob("*.json")):
         try:

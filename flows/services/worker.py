@@ -1,7 +1,7 @@
 """The home's Prefect worker: registers deployments, executes runs, and follows the watched folder in a thread.
 
-Importing Prefect takes longer than either command, so both run in one process. It is started as
-`python -m flows.services.worker` by `service_table`, and by `deployments` if a worker is running already.
+Registration and worker share a process, because importing Prefect takes longer than the registration. `service_table`
+starts the process as `python -m flows.services.worker`; if a worker runs already, `deployments` starts a second one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tasks.files.canonical import write_json
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Register deployments, then run the worker, each if requested."""
+    """Register deployments if `--register` is given, then run the worker if `--worker` is given."""
     parser = argparse.ArgumentParser(prog="python -m flows.services.worker", description=__doc__)
     parser.add_argument("--register", nargs=4, metavar=("PROJECT", "DIGEST", "LOG", "OUTCOME"))
     parser.add_argument("--worker", nargs=argparse.REMAINDER, help="arguments of `prefect worker start`")
     options = parser.parse_args(arguments)
-    # Import before the fork, because both processes need it.
+    # Import before the fork, because both processes need this module.
     import prefect.workers.process  # noqa: F401
 
     if options.register:
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def deploy(project: Path, log: Path) -> int:
-    """Run `prefect deploy --all` in a fork, so that the worker does not import the flows; return the exit code."""
+    """Run `prefect deploy --all` in a forked process, so that this process imports no flows. Return the exit code."""
     sys.stdout.flush()
     child = os.fork()
     if not child:
@@ -53,7 +53,7 @@ def deploy(project: Path, log: Path) -> int:
 
 
 def _follow_watched_folder() -> None:
-    # Imported here, so that the worker need not wait for it.
+    # Imported in the thread, so that the worker need not wait for this import.
     from flows.services.watched_folder import follow
 
     follow(Home.locate(), lambda line: print(line, file=sys.stderr, flush=True))

@@ -36,7 +36,7 @@ def check_actions(algorithm: Algorithm, spec: PlantSpec) -> None:
 
 
 def __getattr__(name: str) -> Algorithm:
-    """Resolve `neorl_core.algorithms.TD3_BC` and the like."""
+    """Return the algorithm for an attribute such as `neorl_core.algorithms.TD3_BC`."""
     if name.isupper() and name.lower() in NAMES:
         return ALGORITHMS[name.lower()]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

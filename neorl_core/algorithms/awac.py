@@ -27,16 +27,16 @@ from neorl_core.types import PlantSpec, Transition
 
 
 class Config(NamedTuple):
-    """Default hyper-parameters of AWAC; floats may vary within a population.
+    """Default hyper-parameters of AWAC. Float fields may differ between members.
 
     The advantage weights follow the paper and are clipped as in IQL; the paper's code normalises them by a softmax over
-    the batch. The paper's four layers of 256 and weight decay (1e-4) are omitted.
+    the batch. The paper uses four layers of 256 units and a weight decay of 1e-4.
     """
 
     hidden: tuple[int, ...] = (64, 64)
     critics: int = 2
     temperature: float = 1.0
-    """The paper's lambda: large values clone, small values are greedy."""
+    """The paper's lambda. Large values give behaviour cloning; small values favour actions with a high Q."""
     discount: float = 0.99
     tau: float = 0.005
     actor_lr: float = 3e-4
@@ -57,7 +57,7 @@ class State(NamedTuple):
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
-    """Return fresh actor and critics, target critics equal to them, and optimisers."""
+    """Return the initial training state; the target critics start equal to the critics."""
     actor_key, critic_key = jax.random.split(key)
     sizes = spec.observation.size, spec.action.size
     actor = normal_init(actor_key, *sizes, config.hidden)
@@ -75,28 +75,28 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
 def min_q(
     critics: Ensemble, actor: NormalActor, observation: Float[Array, "B O"], key: PRNGKeyArray
 ) -> Float[Array, " B"]:
-    """Return `min_i Q_i(s, a)` at an action sampled from the policy."""
+    """Return `min_i Q_i(s, a)` (B,) over critics Q_i, at actions a sampled from the policy."""
     distribution = normal_apply(actor, observation)
     noise = jax.random.normal(key, distribution.mean.shape, distribution.mean.dtype)
     return jnp.min(critics_apply(critics, observation, normal_sample(distribution, noise)), axis=0)
 
 
 def targets(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, " B"]:
-    """Return `losses.td_target` of the target critics at an action of the current policy (algorithm 1)."""
+    """Return TD targets (B,): `losses.td_target` of the target critics, at next actions sampled from the policy."""
     q_next = min_q(state.critics_target, state.actor, batch.next_observation, key)
     target = jax.vmap(losses.td_target, in_axes=(0, None, 0, 0))
     return target(batch.reward, state.hyper["discount"], batch.terminated, q_next[:, None])
 
 
 def weights(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, " B"]:
-    """Return `losses.advantage_weight` of `Q(s, a) - Q(s, a')`, with a' sampled from the policy."""
+    """Return weights (B,) of logged actions a: `losses.advantage_weight` of `Q(s, a) - Q(s, a')`, a' by the policy."""
     q = jnp.min(critics_apply(state.critics, batch.observation, batch.action), axis=0)
     advantage = q - min_q(state.critics, state.actor, batch.observation, key)
     return jax.vmap(losses.advantage_weight, in_axes=(0, None))(advantage, 1.0 / state.hyper["temperature"])
 
 
 def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-    """Take one step of the critics, then one of the actor with the new critics; `batches` is (1, B, ...)."""
+    """Update the critics, then the actor with the new critics, on one batch; fields of `batches` are (1, B, ...)."""
     batch: Transition = jax.tree.map(lambda x: x[0], batches)
     h = state.hyper
     next_key, value_key = jax.random.split(key)
@@ -113,7 +113,7 @@ def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State,
 
 
 def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]:
-    """Return the mean unit action at a normalised observation."""
+    """Return the policy's mean unit actions (..., A) at normalised observations (..., O)."""
     return actor_apply(state.actor.mean, observation)
 
 

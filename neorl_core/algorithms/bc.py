@@ -17,16 +17,16 @@ from neorl_core.types import PlantSpec, Transition
 
 
 class Config(NamedTuple):
-    """Default hyper-parameters of BC; floats may vary within a population."""
+    """Default hyper-parameters of BC. Float fields may differ between members."""
 
     hidden: tuple[int, ...] = (64, 64)
     gru: int = 0
-    """Units of a GRU that reads the stacked history before the actor; 0 disables it."""
+    """Units of a GRU that reads the history before the dense layers; 0 for no GRU."""
     graph: int = 0
-    """Rounds of message passing over the plant layout instead of dense layers; 0 disables it."""
+    """Rounds of message passing in a graph network instead of dense layers; 0 for dense layers."""
     huber: float = 2.0
-    """Threshold of the Huber loss in unit actions, positive. At 2, the largest possible error, every error is squared
-    and the clone is the mean of the logged actions; small values approach the median."""
+    """Threshold of the Huber loss in unit actions, positive. At 2, the largest possible error, the policy learns the
+    mean of the logged actions. At small values, the policy learns their median."""
     actor_lr: float = 1e-3
     actor_recipe: Recipe = optimisers.TD3
 
@@ -40,7 +40,7 @@ class State(NamedTuple):
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
-    """Return fresh weights and optimiser."""
+    """Return the initial training state."""
     body = make_body(spec, config.hidden, config.gru, config.graph)
     actor = actor_init(key, spec.observation.size, spec.action.size, config.hidden, body)
     return State(actor, optimisers.init(config.actor_recipe, actor), hyperparameters(config))
@@ -53,7 +53,7 @@ def actor_loss(actor: Params, batch: Transition, huber: Float[Array, ""]) -> Flo
 
 
 def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-    """Take one gradient step on one batch; `batches` is (1, B, ...)."""
+    """Take one gradient step on one batch; fields of `batches` are (1, B, ...)."""
     batch: Transition = jax.tree.map(lambda x: x[0], batches)
     loss, gradient = jax.value_and_grad(actor_loss)(state.actor, batch, state.hyper["huber"])
     actor, optimiser = optimisers.step(state.actor, gradient, state.actor_optimiser, state.hyper["actor_lr"])
@@ -61,7 +61,7 @@ def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State,
 
 
 def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]:
-    """Return the unit action at a normalised observation."""
+    """Return unit actions (..., A) at normalised observations (..., O)."""
     return actor_apply(state.actor, observation)
 
 

@@ -1,10 +1,9 @@
-"""A deterministic policy trained by back-propagation through rollouts of a learned model.
+"""BPTT trains a deterministic policy by back-propagation through time, on rollouts in a learned model.
 
-Rollout returns are differentiated through dynamics, reward and policy (SVG(inf) with a learned model; Heess et al.
-2015, arXiv 1510.09142). Two penalties keep the policy near the data: the disagreement of the ensemble, and the distance
-beyond the edge of the support (`world_model.support`). The second is needed because members can agree and all be wrong
-where there are no logs. During warm-up the ensemble is trained and the policy clones the logged actions, so that
-rollouts start near the data.
+The gradient of a rollout's return passes through reward, dynamics and policy (SVG(inf) of Heess et al. 2015, arXiv
+1510.09142, with a learned model). Two penalties keep the policy near the data: the disagreement of the ensemble, and
+the distance beyond the edge of the support (`world_model.support`). The distance is needed because members may agree on
+a wrong prediction far from the logs. During warm-up, the ensemble learns and the policy clones the logged actions.
 """
 
 from __future__ import annotations
@@ -29,27 +28,26 @@ from neorl_core.world_model.support import Edge, Support
 
 
 class Config(NamedTuple):
-    """Default hyper-parameters for a run of 4,000 updates; floats may vary within a population.
+    """Default hyper-parameters for a run of 4,000 updates. Float fields may differ between members.
 
-    3,200 of the updates train the model.
+    The first 3,200 updates are the warm-up, which trains the model.
     """
 
     hidden: tuple[int, ...] = (64, 64)
     gru: int = 0
-    """Units of a GRU that reads the stacked history before the actor; 0 disables it."""
+    """Units of a GRU that reads the history before the dense layers; 0 for no GRU."""
     model_hidden: tuple[int, ...] = (32, 32)
     members: int = 5
     elites: int = 3
     warm_up_updates: int = 3200
     horizon: int = 25
     starts: int = 128
-    """Rollouts per step; they start at the first rows of the batch."""
+    """Rollouts per gradient step. They start from the first rows of the batch."""
     discount: float = 0.99
     penalty: float = 1.0
-    """Weight of the disagreement, in standard deviations of the reward per standard deviation of an observation and of
-    the reward."""
+    """Weight of the ensemble's disagreement about observation and reward, all in standard deviations."""
     support: float = 10.0
-    """Weight of the distance beyond the support, in standard deviations of the reward per radius."""
+    """Weight of the distance beyond the support: standard deviations of the reward per support radius."""
     actor_lr: float = 5e-3
     clone_lr: float = 1e-3
     model_lr: float = 1e-2
@@ -58,7 +56,7 @@ class Config(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Integers that shape the rollouts: static structure, not arrays."""
+    """Integers that determine array sizes in rollouts, so they are static in compiled programs."""
 
     elites: int
     horizon: int
@@ -81,7 +79,7 @@ class State(NamedTuple):
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
-    """Return a fresh actor and a fresh ensemble."""
+    """Return the initial training state."""
     actor_key, model_key = jax.random.split(key)
     support_key = jax.random.fold_in(key, 2)
     sizes = spec.observation.size, spec.action.size
@@ -106,14 +104,14 @@ def actor_loss(
     horizon: int,
     h: Hyperparameters,
 ) -> tuple[Float[Array, ""], ModelSteps]:
-    """Return the mean of `losses.rollout_loss` over rollouts, with rewards reduced by `support` times `support.excess`.
+    """Return the mean of `losses.rollout_loss` over rollouts, and their steps; rewards outside the support are reduced.
 
     Args:
         actor: weights of the actor.
         members: weights of the ensemble members.
-        reach: range of observations that clips the rollouts.
+        reach: range to which rollouts clip their observations.
         edge: edge of the support.
-        starts: (M, B, O) normalised initial observations per member.
+        starts: (M, B, O) normalised initial observations of B rollouts in each of M members.
         horizon: steps of a rollout.
         h: hyper-parameters.
     """
@@ -131,7 +129,7 @@ def cloning_loss(actor: Params, batch: Transition) -> Float[Array, ""]:
 
 
 def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-    """Take one step of the actor on one batch (1, B, ...), with rollouts distributed over the elites."""
+    """Take one gradient step of the actor on one batch (1, B, ...); the best members (elites) share the rollouts."""
     h, shape = state.hyper, state.shape
     members = dynamics.elites(state.model, shape.elites)
     rows = batches.observation[0, : shape.starts]
@@ -152,7 +150,7 @@ def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State,
 
 
 def warm_up(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-    """Take one step of the ensemble and one cloning step of the actor on one batch (1, B, ...)."""
+    """Take one training step of the ensemble and one cloning step of the actor, on one batch (1, B, ...)."""
     batch: Transition = jax.tree.map(lambda x: x[0], batches)
     model, metrics = dynamics.update(state.model, batch, state.hyper["model_lr"], key)
     gradient = jax.grad(cloning_loss)(state.actor, batch)
@@ -165,7 +163,7 @@ def warm_up(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State
 
 
 def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]:
-    """Return the unit action at a normalised observation."""
+    """Return unit actions (..., A) at normalised observations (..., O)."""
     return actor_apply(state.actor, observation)
 
 

@@ -1,6 +1,6 @@
 """COMBO (Yu et al. 2021, arXiv 2102.08363): SAC on logged steps and steps in a learned model.
 
-Instead of penalising uncertain rewards, the critics are pushed down on model steps and up on logged steps.
+Instead of penalising uncertain rewards, COMBO lowers Q on model steps and raises Q on logged steps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from neorl_core.types import Transition
 
 
 class Config(NamedTuple):
-    """Default hyper-parameters of COMBO for a run of 6,000 updates; floats may vary within a population."""
+    """Default hyper-parameters of COMBO for a run of 6,000 updates. Float fields may differ between members."""
 
     hidden: tuple[int, ...] = (64, 64)
     model_hidden: tuple[int, ...] = (32, 32)
@@ -30,7 +30,7 @@ class Config(NamedTuple):
     horizon: int = 5
     critics: int = 2
     beta: float = 1.0
-    """Weight of the gap between model and logged values; 0.5 to 5 in the paper, which halves the squared error."""
+    """Weight of `losses.model_gap`. The paper uses 0.5 to 5, with half the squared error in the critic loss."""
     penalty: float = 0.0
     """Weight of MOPO's uncertainty penalty, which COMBO does not use."""
     real: float = 0.5
@@ -55,7 +55,16 @@ def critic_loss(
     logged: Transition,
     modelled: Transition,
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Return SAC's critic loss on the mixed batch plus beta times the mean of `losses.model_gap`, and metrics."""
+    """Return SAC's critic loss on the mixed batch plus beta times the mean `losses.model_gap`, and metrics.
+
+    Args:
+        critics: weights of the critics.
+        sac: state of SAC, which supplies beta.
+        mixed: transitions (B, ...), logged rows and model steps.
+        target: (B,) TD targets of the mixed batch.
+        logged: transitions (B, ...), logged rows only.
+        modelled: transitions (B, ...), model steps only.
+    """
     loss, metrics = sac_n.critic_loss(critics, sac, mixed, target)
     q_modelled = critics_apply(critics, modelled.observation, modelled.action)
     q_logged = critics_apply(critics, logged.observation, logged.action)

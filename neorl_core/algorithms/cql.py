@@ -1,4 +1,4 @@
-"""CQL(H) (Kumar et al. 2020, arXiv 2006.04779): SAC with critics pushed down at actions absent from the data."""
+"""CQL(H) (Kumar et al. 2020, arXiv 2006.04779): SAC with lower Q at actions absent from the data."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from neorl_core.training.population import Algorithm, Metrics
 from neorl_core.types import PlantSpec, Transition
 
 SAMPLES = 10
-"""Actions per state and proposal: uniform, from the policy at the state, from the policy at the next state."""
+"""Actions per state from each of three sources: uniform, the policy at the state, the policy at the next state."""
 CHUNKS = 8
-"""Parts of a batch with gradients summed one after the other, so that activations stay in the cache."""
+"""Parts of a batch, processed one after the other so that activations stay in the processor cache."""
 
 
 class Config(NamedTuple):
-    """Default hyper-parameters of CQL; floats may vary within a population."""
+    """Default hyper-parameters of CQL. Float fields may differ between members."""
 
     hidden: tuple[int, ...] = (64, 64)
     critics: int = 2
     alpha: float = 5.0
-    """Weight of the conservative loss. The TD error has no factor of one half, unlike the paper's."""
+    """Weight of the conservative loss. The paper halves the squared TD error; this code does not."""
     alpha_lr: float = 0.0
-    """If positive, a Lagrange multiplier of alpha keeps the conservative loss at `threshold`."""
+    """Learning rate of a Lagrange multiplier that keeps the conservative loss at `threshold`; 0 for none."""
     threshold: float = 5.0
     entropy_backup: float = 0.0
-    """Share of the policy's entropy in the target: 0 in the paper, 1 in SAC."""
+    """Factor of the policy's entropy in the TD target: 0 in the paper, 1 in SAC."""
     discount: float = 0.99
     tau: float = 0.005
     actor_lr: float = 1e-4
@@ -57,7 +57,7 @@ class State(NamedTuple):
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
-    """Return a fresh state of SAC and a multiplier of one."""
+    """Return the initial training state: a fresh state of SAC and a multiplier of 1."""
     log_multiplier = jnp.zeros(())
     return State(sac_n.init(key, spec, config), log_multiplier, optimisers.init(Recipe(), log_multiplier))
 
@@ -65,7 +65,7 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
 def proposals(
     actor: Params, batch: Transition, uniform: Float[Array, "B N A"], noise: Float[Array, "2 B N A"]
 ) -> tuple[Float[Array, "B K A"], Float[Array, "B K"]]:
-    """Return K = 3 N actions per state and their log densities: uniform, from the policy here, from the next state.
+    """Return K = 3 N unit actions per state (B, K, A), N from each source of `SAMPLES`, and log densities (B, K).
 
     Args:
         actor: weights of the actor.
@@ -89,7 +89,7 @@ def critic_loss(
     log_density: Float[Array, "B K"],
     weight: Float[Array, ""],
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Return the batch mean of `losses.td_loss` plus `weight` times `losses.conservative_loss`, summed over critics.
+    """Return the batch mean of `losses.td_loss` plus weighted `losses.conservative_loss` of all critics, and metrics.
 
     Args:
         critics: weights of the critics.
@@ -117,7 +117,7 @@ def critic_gradient(
     log_density: Float[Array, "B K"],
     weight: Float[Array, ""],
 ) -> tuple[Ensemble, Metrics]:
-    """Return the gradient of `critic_loss` (same arguments), summed over chunks of the batch."""
+    """Return the gradient of `critic_loss`, and metrics, computed in `CHUNKS` parts of the batch."""
     rows = target.shape[0]
     chunks = math.gcd(rows, CHUNKS)
     inputs = batch, target, actions, log_density
@@ -132,7 +132,7 @@ def critic_gradient(
 
 
 def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-    """Take one gradient step on one batch (1, B, ...), with the same noise for target and actor as SAC."""
+    """Take one gradient step of critics, multiplier, actor and temperature on one batch (1, B, ...)."""
     sac, h = state.sac, state.sac.hyper
     batch: Transition = jax.tree.map(lambda x: x[0], batches)
     rows, actions = batch.action.shape
@@ -151,7 +151,7 @@ def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State,
 
 
 def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]:
-    """Return the unit action at a normalised observation: tanh of the mean."""
+    """Return unit actions (..., A) at normalised observations (..., O): tanh of the mean."""
     return sac_n.act(state.sac, observation)
 
 

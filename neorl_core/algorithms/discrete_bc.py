@@ -18,7 +18,7 @@ from neorl_core.types import PlantSpec, Transition
 
 
 class Config(NamedTuple):
-    """Default hyper-parameters of discrete BC; floats may vary within a population."""
+    """Default hyper-parameters of discrete BC. Float fields may differ between members."""
 
     hidden: tuple[int, ...] = (64, 64)
     actor_lr: float = 1e-3
@@ -26,7 +26,7 @@ class Config(NamedTuple):
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
-    """Return fresh weights and optimiser."""
+    """Return the initial training state."""
     actor = mlp_init(key, spec.observation.size, (*config.hidden, spec.acting))
     return State(actor, optimisers.init(config.actor_recipe, actor), hyperparameters(config))
 
@@ -37,7 +37,7 @@ def actor_loss(actor: Params, batch: Transition) -> Float[Array, ""]:
 
 
 def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-    """Take one gradient step on one batch; `batches` is (1, B, ...)."""
+    """Take one gradient step on one batch; fields of `batches` are (1, B, ...)."""
     batch: Transition = jax.tree.map(lambda x: x[0], batches)
     loss, gradient = jax.value_and_grad(actor_loss)(state.actor, batch)
     actor, optimiser = optimisers.step(state.actor, gradient, state.actor_optimiser, state.hyper["actor_lr"])
@@ -45,7 +45,7 @@ def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State,
 
 
 def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n C"]:
-    """Return logits of the choices at a normalised observation."""
+    """Return one logit per choice (..., C) at normalised observations (..., O)."""
     return mlp_apply(state.actor, observation)
 
 

@@ -16,14 +16,11 @@ from neorl_core.types import Transition
 
 
 class Config(NamedTuple):
-    """Default hyper-parameters of discrete CQL; floats may vary within a population.
-
-    The paper's critic for Atari is distributional.
-    """
+    """Default hyper-parameters of discrete CQL. Float fields may differ between members."""
 
     hidden: tuple[int, ...] = (64, 64)
     alpha: float = 1.0
-    """Weight of the conservative loss. The TD error has no factor of one half, unlike the paper's."""
+    """Weight of the conservative loss. The paper halves the squared TD error; this code does not."""
     discount: float = 0.99
     tau: float = 0.005
     critic_lr: float = 3e-4
@@ -33,7 +30,7 @@ class Config(NamedTuple):
 def critic_loss(
     q: Float[Array, "B C"], batch: Transition, target: Float[Array, " B"], h: Hyperparameters
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Return double DQN's loss plus alpha times the batch mean of `losses.discrete_conservative_loss`, and metrics."""
+    """Return `double_dqn.td_loss` plus alpha times the mean `losses.discrete_conservative_loss`, and metrics."""
     conservative = jnp.mean(jax.vmap(losses.discrete_conservative_loss)(q, batch.action))
     error = double_dqn.td_loss(q, batch, target)
     return error + h["alpha"] * conservative, {"critic_loss": error, "conservative_loss": conservative}

@@ -1,6 +1,6 @@
 """Implicit Q-learning (Kostrikov, Nair & Levine 2021, arXiv 2110.06169) for discrete actions.
 
-Uses the value and critic losses of `iql`. A critic has one output per choice; the policy is a softmax over choices.
+The value and critic losses are those of `iql`. A critic has one output per choice; the policy is a softmax.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from neorl_core.types import PlantSpec, Transition
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
-    """Return fresh actor, value network and critics, target critics equal to them, and optimisers."""
+    """Return the initial training state; the target critics start equal to the critics."""
     actor_key, value_key, critic_key = jax.random.split(key, 3)
     observed, layers = spec.observation.size, (*config.hidden, spec.acting)
     critics = tuple(mlp_init(k, observed, layers) for k in jax.random.split(critic_key, config.critics))
@@ -26,17 +26,17 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
 
 
 def logged_values(critics: Ensemble, batch: Transition) -> Float[Array, "C B"]:
-    """Return the value of the logged choices by each critic."""
+    """Return the value of the logged choices by each critic (C, B)."""
     return jnp.stack([jnp.sum(mlp_apply(critic, batch.observation) * batch.action, axis=-1) for critic in critics])
 
 
 def logged_log_prob(actor: Params, batch: Transition) -> Float[Array, " B"]:
-    """Return the log probability of the logged choices."""
+    """Return the log probabilities (B,) of the logged choices."""
     return -jax.vmap(losses.cross_entropy_loss)(mlp_apply(actor, batch.observation), batch.action)
 
 
 def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n C"]:
-    """Return logits of the choices at a normalised observation."""
+    """Return one logit per choice (..., C) at normalised observations (..., O)."""
     return mlp_apply(DISCRETE_IQL.actor(state), observation)
 
 

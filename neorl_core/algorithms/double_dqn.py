@@ -1,6 +1,7 @@
-"""Double DQN (van Hasselt, Guez & Silver 2015, arXiv 1509.06461) on logged transitions: the greedy choice of a critic.
+"""Double DQN (van Hasselt, Guez & Silver 2015, arXiv 1509.06461) on logged transitions.
 
-Without any pessimism it needs logs that cover every choice everywhere. `discrete_cql` builds on it.
+Double DQN does not avoid choices that are missing in the logs, so the logs must contain every choice in all situations.
+`discrete_cql` reuses these functions.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from neorl_core.types import PlantSpec, Transition
 
 
 class Config(NamedTuple):
-    """Default hyper-parameters of double DQN; floats may vary within a population.
+    """Default hyper-parameters of double DQN. Float fields may differ between members.
 
     The target network is updated by Polyak averaging at every step; the paper copies it periodically.
     """
@@ -37,20 +38,20 @@ class State(NamedTuple):
     """Training state of double DQN."""
 
     critic: Params
-    """Weights of a network with one output per choice; this network ships."""
+    """Weights of a network with one output per choice; this network is the shipped policy."""
     critic_target: Params
     critic_optimiser: Optimiser
     hyper: Hyperparameters
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Any) -> State:
-    """Return a fresh critic, its target and its optimiser; `config` has the fields of `Config`."""
+    """Return the initial training state; `config` has the fields of `Config`."""
     critic = mlp_init(key, spec.observation.size, (*config.hidden, spec.acting))
     return State(critic, critic, optimisers.init(config.critic_recipe, critic), hyperparameters(config))
 
 
 def targets(state: State, batch: Transition) -> Float[Array, " B"]:
-    """Return `losses.double_q_target` of the critic and the target network."""
+    """Return TD targets (B,): `losses.double_q_target` of the critic and the target network."""
     q_online, q_target = (mlp_apply(params, batch.next_observation) for params in (state.critic, state.critic_target))
     target = jax.vmap(losses.double_q_target, in_axes=(0, None, 0, 0, 0))
     return target(batch.reward, state.hyper["discount"], batch.terminated, q_online, q_target)
@@ -70,13 +71,13 @@ CriticLoss = Callable[
 def critic_loss(
     q: Float[Array, "B C"], batch: Transition, target: Float[Array, " B"], h: Hyperparameters
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Return `td_loss`, and metrics."""
+    """Return `td_loss` as the loss, and metrics."""
     loss = td_loss(q, batch, target)
     return loss, {"critic_loss": loss}
 
 
 def make_update(loss: CriticLoss) -> Callable[[State, Transition, PRNGKeyArray], tuple[State, Metrics]]:
-    """Build an update of the critic and its target on one batch (1, B, ...) from a critic loss."""
+    """Build the function that updates critic and target network on one batch (1, B, ...) with a given critic loss."""
 
     def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
         batch: Transition = jax.tree.map(lambda x: x[0], batches)
@@ -94,7 +95,7 @@ def make_update(loss: CriticLoss) -> Callable[[State, Transition, PRNGKeyArray],
 
 
 def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n C"]:
-    """Return values of the choices at a normalised observation."""
+    """Return one value per choice (..., C) at normalised observations (..., O)."""
     return mlp_apply(state.critic, observation)
 
 

@@ -1,6 +1,6 @@
 """EDAC (An et al. 2021, arXiv 2110.01548): SAC-N with a penalty on similar action gradients of the critics.
 
-It reaches the pessimism of SAC-N with fewer critics.
+EDAC needs fewer critics than SAC-N for the same pessimism.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from neorl_core.types import Transition
 
 
 class Config(NamedTuple):
-    """Default hyper-parameters of EDAC; floats may vary within a population. The paper uses three layers of 256."""
+    """Default hyper-parameters of EDAC. Float fields may differ between members. The paper uses three layers of 256."""
 
     hidden: tuple[int, ...] = (64, 64)
     critics: int = 10
     diversity: float = 1.0
-    """The paper's eta: 1 for most tasks, 5 for HalfCheetah-expert data, 0 gives SAC-N."""
+    """Weight of the penalty, the paper's eta: 1 for most tasks, 5 for HalfCheetah-expert data. 0 gives SAC-N."""
     discount: float = 0.99
     tau: float = 0.005
     actor_lr: float = 3e-4
@@ -39,7 +39,7 @@ class Config(NamedTuple):
 def action_gradients(
     critics: Ensemble, observation: Float[Array, "B O"], action: Float[Array, "B A"]
 ) -> Float[Array, "C B A"]:
-    """Return the gradient of each critic with respect to the action."""
+    """Return the gradient of each critic with respect to the action (C, B, A)."""
 
     def total(action: Float[Array, "B A"], critic: Ensemble) -> Float[Array, ""]:
         return jnp.sum(critics_apply(critic, observation, action))
@@ -50,7 +50,7 @@ def action_gradients(
 def critic_loss(
     critics: Ensemble, state: sac_n.State, batch: Transition, target: Float[Array, " B"]
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Return SAC-N's loss plus `diversity` times the batch mean of `losses.diversity_loss`, and metrics."""
+    """Return SAC-N's critic loss plus `diversity` times the mean `losses.diversity_loss`, and metrics."""
     loss, metrics = sac_n.critic_loss(critics, state, batch, target)
     gradients = action_gradients(critics, batch.observation, batch.action)
     diversity = jnp.mean(jax.vmap(losses.diversity_loss, in_axes=1)(gradients))

@@ -31,21 +31,20 @@ from neorl_core.types import PlantSpec, Transition
 
 
 class Config(NamedTuple):
-    """Default hyper-parameters of IQL, from the paper's locomotion tasks; floats may vary within a population.
+    """Default hyper-parameters of IQL, from the paper's locomotion tasks. Float fields may differ between members.
 
-    The paper's code decays the actor's learning rate along a cosine over the run: `actor_recipe: {schedule: cosine,
-    steps: <updates of the run>}`.
+    The paper's code decays the learning rate: `actor_recipe: {schedule: cosine, steps: <updates of the run>}`.
     """
 
     hidden: tuple[int, ...] = (64, 64)
     gru: int = 0
-    """Units of a GRU that reads the stacked history before the actor; 0 disables it."""
+    """Units of a GRU that reads the history before the dense layers; 0 for no GRU."""
     graph: int = 0
-    """Rounds of message passing over the plant layout instead of dense layers; 0 disables it."""
+    """Rounds of message passing in a graph network instead of dense layers; 0 for dense layers."""
     critics: int = 2
     expectile: float = 0.7
     beta: float = 3.0
-    """Inverse temperature of the advantage: 0 clones, larger values are greedier."""
+    """Inverse temperature of the advantage. 0 gives behaviour cloning; large values favour large advantages."""
     discount: float = 0.99
     tau: float = 0.005
     actor_lr: float = 3e-4
@@ -69,7 +68,7 @@ class State(NamedTuple):
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
-    """Return fresh actor, value network and critics, target critics equal to them, and optimisers."""
+    """Return the initial training state; the target critics start equal to the critics."""
     actor_key, value_key, critic_key = jax.random.split(key, 3)
     sizes = spec.observation.size, spec.action.size
     body = make_body(spec, config.hidden, config.gru, config.graph)
@@ -80,7 +79,7 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
 
 
 def fresh(config: Any, actor: NormalActor | Params, value: Params, critics: Ensemble) -> State:
-    """Return the initial state of given networks; `config` has the fields of `Config`."""
+    """Return the initial training state with given networks; `config` has the fields of `Config`."""
     return State(
         actor,
         value,
@@ -94,12 +93,12 @@ def fresh(config: Any, actor: NormalActor | Params, value: Params, critics: Ense
 
 
 def logged_values(critics: Ensemble, batch: Transition) -> Float[Array, "C B"]:
-    """Return the value of the logged actions by each critic."""
+    """Return the value of the logged actions by each critic (C, B)."""
     return critics_apply(critics, batch.observation, batch.action)
 
 
 def logged_log_prob(actor: Any, batch: Transition) -> Float[Array, " B"]:
-    """Return the log density of the logged actions under a `NormalActor`."""
+    """Return the log densities (B,) of the logged actions under a `NormalActor`."""
     return normal_log_prob(normal_apply(actor, batch.observation), batch.action)
 
 
@@ -110,7 +109,7 @@ LogProb = Callable[[Any, Transition], Float[Array, " B"]]
 def value_loss(
     value: Params, batch: Transition, q: Float[Array, " B"], expectile: Float[Array, ""]
 ) -> tuple[Float[Array, ""], Float[Array, " B"]]:
-    """Return the batch mean of `losses.expectile_loss`, and the advantages `Q(s, a) - V(s)`.
+    """Return the batch mean of `losses.expectile_loss`, and the advantages `Q(s, a) - V(s)` (B,).
 
     Args:
         value: weights of the value network.
@@ -123,7 +122,7 @@ def value_loss(
 
 
 def targets(state: State, batch: Transition) -> Float[Array, " B"]:
-    """Return `losses.td_target` of V(s') (equation 6), which needs no action."""
+    """Return TD targets (B,): `losses.td_target` with V(s') as value of the next step (equation 6)."""
     v_next = mlp_apply(state.value, batch.next_observation)  # (B, 1)
     target = jax.vmap(losses.td_target, in_axes=(0, None, 0, 0))
     return target(batch.reward, state.hyper["discount"], batch.terminated, v_next)
@@ -146,10 +145,10 @@ def actor_loss(
 def make_update(
     values: Values = logged_values, log_prob: LogProb = logged_log_prob
 ) -> Callable[[State, Transition, PRNGKeyArray], tuple[State, Metrics]]:
-    """Build an update on one batch (1, B, ...) for continuous or discrete critics and actors.
+    """Build the function that updates all networks on one batch (1, B, ...), for continuous or discrete actions.
 
-    All gradients are taken at the weights before the step, so V(s) is evaluated once. The paper's code updates the
-    value network first; its algorithm 1 extracts the policy at the end.
+    All gradients are computed before a network changes. The paper's code updates the value network first; the paper's
+    algorithm 1 trains the policy last.
 
     Args:
         values: returns each critic's value of the logged actions.
@@ -180,7 +179,7 @@ def make_update(
 
 
 def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]:
-    """Return the mean unit action at a normalised observation."""
+    """Return the policy's mean unit actions (..., A) at normalised observations (..., O)."""
     return actor_apply(IQL.actor(state), observation)
 
 

@@ -14,7 +14,8 @@ def td_target(
 ) -> Float[Array, ""]:
     """Return the bootstrapped target with the minimum over critics.
 
-    `y = r + discount (1 - terminated) min_i Q'_i(s', a')`. A truncated step is not terminated, so it bootstraps.
+    `y = r + discount (1 - terminated) min_i Q'_i(s', a')`, with target critics Q'_i at the next state s' and action a'.
+    A truncated step is not terminated, so its target contains Q'.
 
     Fujimoto, van Hoof & Meger 2018 (arXiv 1802.09477), algorithm 1; for C > 2 critics An et al. 2021 (arXiv
     2110.01548), equation 2 without the entropy term.
@@ -29,7 +30,7 @@ def td_target(
 
 
 def td_loss(q: Float[Array, " C"], target: Float[Array, ""]) -> Float[Array, ""]:
-    """Return the squared temporal-difference error, summed over critics: `sum_i (Q_i(s, a) - y)^2`.
+    """Return the squared TD error of critics Q_i at a target y, summed over critics: `sum_i (Q_i(s, a) - y)^2`.
 
     Fujimoto, van Hoof & Meger 2018 (arXiv 1802.09477), algorithm 1. With a sum, the gradient of a critic does not
     depend on the number of critics.
@@ -54,7 +55,7 @@ def smoothed_action(
 
 
 def behaviour_cloning_loss(action: Float[Array, " A"], logged: Float[Array, " A"]) -> Float[Array, ""]:
-    """Return the mean squared error to the logged action: `|pi(s) - a|^2 / A`.
+    """Return the mean squared error between the policy's and the logged unit action: `|pi(s) - a|^2 / A`.
 
     Fujimoto & Gu 2021 (arXiv 2106.06860), the second term of equation 3.
     """
@@ -64,7 +65,7 @@ def behaviour_cloning_loss(action: Float[Array, " A"], logged: Float[Array, " A"
 def robust_cloning_loss(
     action: Float[Array, " A"], logged: Float[Array, " A"], threshold: Float[Array, ""]
 ) -> Float[Array, ""]:
-    """Return the behaviour cloning loss, linear for errors above a threshold.
+    """Return a behaviour cloning loss that is quadratic up to a threshold and linear above the threshold.
 
     Mean over the action components of `u^2` if `|u| <= d`, else `2 d |u| - d^2`, with `u = pi(s) - a`. This is twice
     the Huber loss (Huber 1964, doi 10.1214/aoms/1177703732). Large d gives the mean of the logged actions, small d
@@ -92,14 +93,13 @@ def cross_entropy_loss(logits: Float[Array, " C"], chosen: Float[Array, " C"]) -
 
 
 def q_weight(alpha: Float[Array, ""], q: Float[Array, " B"]) -> Float[Array, ""]:
-    """Return the weight of Q against behaviour cloning over a batch: `lambda = alpha / mean |Q(s, pi(s))|`.
+    """Return lambda, the weight of Q relative to behaviour cloning in a batch: `lambda = alpha / mean |Q(s, pi(s))|`.
 
-    Fujimoto & Gu 2021 (arXiv 2106.06860), equation 5, at the actions of the policy as in their code (the equation has
-    the logged actions). Not differentiated.
+    Fujimoto & Gu 2021 (arXiv 2106.06860), equation 5. Q is taken at the policy's actions as in their code; the equation
+    has the logged actions. Callers stop the gradient of lambda.
 
-    Rewards are standardised here (`preparation.make_scaling`), unlike in the paper. A constant added to every reward
-    shifts `mean |Q|` by that constant over (1 - discount), so alpha is comparable across plants here and smaller than
-    the paper's alpha for the same weight.
+    Rewards are standardised before training (`preparation.make_scaling`), so one alpha suits many plants. In the paper,
+    a constant offset of all rewards enlarges `mean |Q|`, so the same weight needs a larger alpha.
     """
     return alpha / jnp.maximum(jnp.mean(jnp.abs(q)), 1e-12)
 
@@ -107,7 +107,7 @@ def q_weight(alpha: Float[Array, ""], q: Float[Array, " B"]) -> Float[Array, ""]
 def td3_bc_actor_loss(
     q: Float[Array, ""], weight: Float[Array, ""], action: Float[Array, " A"], logged: Float[Array, " A"]
 ) -> Float[Array, ""]:
-    """Return `-lambda Q(s, pi(s)) + |pi(s) - a|^2 / A`.
+    """Return the actor loss of TD3+BC: `-lambda Q(s, pi(s)) + |pi(s) - a|^2 / A`.
 
     Fujimoto & Gu 2021 (arXiv 2106.06860), equation 3 with the sign of a loss.
 
@@ -148,7 +148,7 @@ def soft_td_target(
 def sac_actor_loss(
     q: Float[Array, " C"], log_prob: Float[Array, ""], temperature: Float[Array, ""]
 ) -> Float[Array, ""]:
-    """Return `beta log pi(a | s) - min_i Q_i(s, a)`, with `a` sampled from the policy by reparametrisation.
+    """Return the actor loss of SAC: `beta log pi(a | s) - min_i Q_i(s, a)`, `a` sampled by reparametrisation.
 
     An et al. 2021 (arXiv 2110.01548), equation 2 with the sign of a loss.
 
@@ -163,7 +163,7 @@ def sac_actor_loss(
 def temperature_loss(
     log_temperature: Float[Array, ""], log_prob: Float[Array, ""], target_entropy: Float[Array, ""]
 ) -> Float[Array, ""]:
-    """Return `-beta (log pi(a | s) + H)`: the temperature rises while the policy's entropy is below H.
+    """Return `-beta (log pi(a | s) + H)`; minimising raises the temperature while the policy's entropy is below H.
 
     Haarnoja et al. 2018 (arXiv 1812.05905), equation 18.
 
@@ -176,11 +176,9 @@ def temperature_loss(
 
 
 def diversity_loss(gradients: Float[Array, "C A"]) -> Float[Array, ""]:
-    """Return the similarity of the critics' action gradients: `sum_{i != j} <g_i, g_j> / (C - 1)`, g of unit length.
+    """Return the similarity of the action gradients g_i of C critics: `sum_{i != j} <g_i, g_j> / (C - 1)`.
 
-    Computed as `(|sum_i g_i|^2 - sum_i |g_i|^2) / (C - 1)`. A zero gradient counts as zero.
-
-    An et al. 2021 (arXiv 2110.01548), equation 4.
+    First, gradients (C, A) other than zero are scaled to unit length. An et al. 2021 (arXiv 2110.01548), equation 4.
     """
     squared = jnp.sum(gradients**2, axis=1, keepdims=True)
     unit = gradients * jnp.broadcast_to(jax.lax.rsqrt(jnp.maximum(squared, 1e-12)), gradients.shape)
@@ -234,7 +232,7 @@ def double_q_target(
         discount: discount factor per step.
         terminated: 1 if the step terminated the episode, else 0.
         q_online: (C,) values of the choices at the next step by the trained network.
-        q_target: (C,) the same by the target network.
+        q_target: (C,) values of the choices at the next step by the target network.
     """
     return td_target(r_t, discount, terminated, q_target[jnp.argmax(q_online)][None])
 
@@ -242,7 +240,7 @@ def double_q_target(
 def multiplier_loss(
     log_multiplier: Float[Array, ""], conservative: Float[Array, ""], threshold: Float[Array, ""]
 ) -> Float[Array, ""]:
-    """Return the dual loss of the conservative weight: `-exp(w) (conservative - threshold)`.
+    """Return the loss of the conservative loss's Lagrange multiplier: `-exp(w) (conservative - threshold)`.
 
     Kumar et al. 2020 (arXiv 2006.04779), appendix F (Lagrange version), with the sign of a loss.
 
@@ -255,7 +253,8 @@ def multiplier_loss(
 
 
 def expectile_loss(error: Float[Array, ""], expectile: Float[Array, ""]) -> Float[Array, ""]:
-    """Return the asymmetric square `|tau - 1(u < 0)| u^2`, which the tau-expectile minimises.
+    """Return `tau u^2` for an error `u >= 0`, else `(1 - tau) u^2`; the mean of this loss is smallest at the
+    tau-expectile.
 
     Kostrikov, Nair & Levine 2021 (arXiv 2110.06169), equation 5, with `u = Q(s, a) - V(s)`.
     """
@@ -263,11 +262,11 @@ def expectile_loss(error: Float[Array, ""], expectile: Float[Array, ""]) -> Floa
 
 
 MAX_WEIGHT = 100.0
-"""Upper bound of an exponentiated advantage, from the code of Kostrikov et al. 2021."""
+"""Upper bound of `advantage_weight`, from the code of Kostrikov et al. 2021."""
 
 
 def advantage_weight(advantage: Float[Array, ""], beta: Float[Array, ""]) -> Float[Array, ""]:
-    """Return `min(exp(beta A(s, a)), 100)`; not differentiated.
+    """Return the weight of a logged action with advantage A: `min(exp(beta A(s, a)), 100)`.
 
     Kostrikov, Nair & Levine 2021 (arXiv 2110.06169), equation 7, clipped as in their code.
     """
@@ -291,9 +290,9 @@ def penalised_td_target(
     action: Float[Array, " A"],
     logged: Float[Array, " A"],
 ) -> Float[Array, ""]:
-    """Return `y = r + discount (1 - terminated) (min_i Q'_i(s', a') - beta |a' - b'|^2)`, with b' logged at s'.
+    """Return the TD target of ReBRAC: `y = r + discount (1 - terminated) (min_i Q'_i(s', a') - beta |a' - b'|^2)`.
 
-    If no action was logged at s' (infinity), the penalty is omitted.
+    At the next state s', a' is the policy's action and b' the logged action. Without a logged action, beta is 0.
 
     Tarasov et al. 2023 (arXiv 2305.09836), section 3, the critic penalty.
 
@@ -317,7 +316,7 @@ def rebrac_actor_loss(
     action: Float[Array, " A"],
     logged: Float[Array, " A"],
 ) -> Float[Array, ""]:
-    """Return `-lambda Q(s, pi(s)) + beta |pi(s) - a|^2`.
+    """Return the actor loss of ReBRAC: `-lambda Q(s, pi(s)) + beta |pi(s) - a|^2`.
 
     Tarasov et al. 2023 (arXiv 2305.09836), section 3, the actor penalty, with lambda from `q_weight` as in their code.
 
@@ -341,7 +340,7 @@ def rollout_loss(
     """Return the negative penalised return per step: `-(1 / H) sum_t discount^t alive_t (r_t - penalty u_t)`.
 
     Heess et al. 2015 (arXiv 1510.09142), section 3, in a learned model, with the penalised reward of Yu et al. 2020
-    (arXiv 2005.13239), section 4.2; here u is the ensemble disagreement.
+    (arXiv 2005.13239), section 4.2; u_t is the ensemble disagreement.
 
     Args:
         reward: (H,) reward per step in the learned model.
@@ -366,10 +365,9 @@ def penalised_reward(
 
 
 def model_gap(q_modelled: Float[Array, " C"], q_logged: Float[Array, " C"]) -> Float[Array, ""]:
-    """Return how far Q of a model step exceeds Q of a logged step, summed over critics: `Q(s_m, a_m) - Q(s, a)`.
+    """Return how far Q of a model step exceeds Q of a logged step: `sum_i Q_i(s_m, a_m) - Q_i(s, a)` over critics.
 
-    Yu et al. 2021 (arXiv 2102.08363), section 4, the factor of beta, with rho the steps of the ensemble (COMBO). The
-    paper's experiments use the soft maximum over actions instead, `log sum_a exp Q(s_m, a)`, which needs thirty more
-    critic calls per row.
+    Yu et al. 2021 (arXiv 2102.08363), section 4: the term with factor beta (COMBO). Instead of Q(s_m, a_m), the paper's
+    experiments use `log sum_a exp Q(s_m, a)`, which needs thirty more critic calls per row.
     """
     return jnp.sum(q_modelled - q_logged)

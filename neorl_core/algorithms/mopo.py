@@ -1,11 +1,10 @@
 """MOPO (Yu et al. 2020, arXiv 2005.13239): SAC on short rollouts of a learned model with penalised rewards.
 
-Each update samples fresh rollouts from the states of its first batch, then takes one gradient step per batch with part
-of its rows replaced by steps in the learned model. COMBO reuses these functions with another critic loss.
+Each update simulates rollouts from the states of its first batch. Then it takes one gradient step per batch, in which
+model steps replace part of the logged rows. COMBO reuses these functions with another critic loss.
 
-The paper keeps rollouts of older policies in a buffer because it samples them once in a thousand steps. Here an update
-of four gradient steps samples more rows (batch times horizon) than it uses, so no buffer is needed and an interrupted
-run loses nothing.
+The paper simulates rollouts once in a thousand steps and stores them in a buffer. Here every update simulates more
+model steps than it uses, so no buffer is needed.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ STEPS = 4
 
 
 class Config(NamedTuple):
-    """Default hyper-parameters of MOPO for a run of 9,000 updates; floats may vary within a population."""
+    """Default hyper-parameters of MOPO for a run of 9,000 updates. Float fields may differ between members."""
 
     hidden: tuple[int, ...] = (64, 64)
     model_hidden: tuple[int, ...] = (32, 32)
@@ -43,7 +42,7 @@ class Config(NamedTuple):
     horizon: int = 5
     critics: int = 2
     penalty: float = 1.0
-    """lambda, in standard deviations of the reward per standard deviation of an observation."""
+    """Weight lambda of the uncertainty: standard deviations of the reward per standard deviation of an observation."""
     real: float = 0.05
     """Share of logged rows in a batch."""
     discount: float = 0.99
@@ -59,7 +58,7 @@ class Config(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Integers that shape the rollouts: static structure, not arrays."""
+    """Integers that determine array sizes in rollouts, so they are static in compiled programs."""
 
     elites: int
     horizon: int
@@ -81,7 +80,7 @@ class State(NamedTuple):
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Any) -> State:
-    """Return a fresh state of SAC and a fresh ensemble; `config` has the fields of `Config`."""
+    """Return the initial training state; `config` has the fields of `Config`."""
     sac_key, model_key = jax.random.split(key)
     sizes = spec.observation.size, spec.action.size
     model = dynamics.init(model_key, *sizes, config.model_hidden, config.members, config.model_recipe, spec.history)
@@ -90,7 +89,13 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Any) -> State:
 
 
 def model_rollouts(state: State, logged: Transition, key: PRNGKeyArray) -> tuple[Transition, Float[Array, " N"]]:
-    """Return N = B H policy steps from B logged states in the learned model, and their uncertainty (N,)."""
+    """Simulate H policy steps from each of B logged states; return N = B H model steps and their uncertainty (N,).
+
+    Args:
+        state: training state, which supplies policy, model and H.
+        logged: transitions (B, ...); rollouts start at their observations.
+        key: PRNG key of the rollouts.
+    """
 
     def policy(observation: Float[Array, " O"], noise: Float[Array, " A"]) -> Float[Array, " A"]:
         return squash(gaussian_apply(state.sac.actor, observation), noise)[0]
@@ -105,7 +110,7 @@ def model_rollouts(state: State, logged: Transition, key: PRNGKeyArray) -> tuple
 
 
 def mix(logged: Transition, modelled: Transition, real: Float[Array, ""]) -> Transition:
-    """Replace all but the first `real` of a batch's rows by steps in the learned model.
+    """Return a batch in which the first rows are logged (a share `real`) and the other rows are model steps.
 
     Args:
         logged: logged transitions (B, ...).
@@ -126,7 +131,7 @@ CriticLoss = Callable[
     [Ensemble, sac_n.State, Transition, Float[Array, " B"], Transition, Transition],
     tuple[Float[Array, ""], Metrics],
 ]
-"""(critics, SAC state, mixed batch, its targets, logged batch, model batch) -> (loss, metrics)."""
+"""(critics, SAC state, mixed batch, targets of the mixed batch, logged batch, model batch) -> (loss, metrics)."""
 
 
 def critic_loss(
@@ -148,7 +153,7 @@ def penalise(steps: Transition, uncertainty: Float[Array, " N"], penalty: Float[
 
 
 def make_update(loss: CriticLoss) -> Callable[[State, Transition, PRNGKeyArray], tuple[State, Metrics]]:
-    """Build an update of `STEPS` SAC steps on logged rows and model steps from a critic loss."""
+    """Build the function that takes `STEPS` SAC steps on mixed batches with a given critic loss."""
 
     def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
         rollout_key, steps_key = jax.random.split(key)
@@ -179,7 +184,7 @@ def make_update(loss: CriticLoss) -> Callable[[State, Transition, PRNGKeyArray],
 
 
 def make_warm_up(names: tuple[str, ...]) -> Callable[[State, Transition, PRNGKeyArray], tuple[State, Metrics]]:
-    """Build `STEPS` training steps of the ensemble, one batch each; the metrics in `names` are reported as zero."""
+    """Build the function that trains the ensemble for `STEPS` steps, one batch each; metrics in `names` are zero."""
 
     def warm_up(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
         def one(model: Model, inputs: tuple[Transition, PRNGKeyArray]) -> tuple[Model, Metrics]:
@@ -195,7 +200,7 @@ def make_warm_up(names: tuple[str, ...]) -> Callable[[State, Transition, PRNGKey
 
 
 def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]:
-    """Return the unit action at a normalised observation: tanh of the mean."""
+    """Return unit actions (..., A) at normalised observations (..., O): tanh of the mean."""
     return sac_n.act(state.sac, observation)
 
 

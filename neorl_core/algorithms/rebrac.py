@@ -18,10 +18,10 @@ from neorl_core.types import PlantSpec, Transition
 
 
 class Config(NamedTuple):
-    """Default hyper-parameters of ReBRAC; floats may vary within a population.
+    """Default hyper-parameters of ReBRAC. Float fields may differ between members.
 
-    The paper's values for locomotion are three layers, learning rates of 1e-3 and batches of 1024. It tunes the
-    penalties per dataset: 0.001 to 0.1 for the actor, 0 to 0.5 for the critics, most often 0.01.
+    For locomotion, the paper uses three layers, learning rates of 1e-3 and batches of 1024. It tunes both penalties per
+    dataset: 0.001 to 0.1 for the actor, 0 to 0.5 for the critics, most often 0.01.
     """
 
     hidden: tuple[int, ...] = (64, 64, 64)
@@ -39,7 +39,7 @@ class Config(NamedTuple):
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
-    """Return fresh actor and layer-normalised critics, target networks equal to them, and optimisers."""
+    """Return the initial training state with layer-normalised critics; target networks start equal to the networks."""
     actor_key, critic_key = jax.random.split(key)
     sizes = spec.observation.size, spec.action.size
     actor = actor_init(actor_key, *sizes, config.hidden)
@@ -56,13 +56,13 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
 
 
 def targets(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, " B"]:
-    """Return `losses.penalised_td_target` at the smoothed action of the target actor.
+    """Return TD targets (B,): `losses.penalised_td_target` at the smoothed action of the target actor.
 
     Raises:
         ValueError: if the batch has no `next_action`.
     """
     if batch.next_action is None:
-        raise ValueError("rebrac needs transitions with next_action, got next_action=None: use `prepare`.")
+        raise ValueError("rebrac needs transitions with next_action, got next_action=None: use `training.prepare`")
     action = next_action(state, batch, key)
     q_next = critics_apply(state.critics_target, batch.next_observation, action)
     target = jax.vmap(losses.penalised_td_target, in_axes=(0, None, 0, 1, None, 0, 0))
@@ -71,7 +71,7 @@ def targets(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, 
 
 
 def actor_loss(actor: Params, critics: Ensemble, batch: Transition, penalty: Float[Array, ""]) -> Float[Array, ""]:
-    """Return the batch mean of `losses.rebrac_actor_loss`, with the weight of `losses.q_weight` at alpha = 1."""
+    """Return the batch mean of `losses.rebrac_actor_loss`; the weight lambda is `losses.q_weight` with alpha = 1."""
     action = actor_apply(actor, batch.observation)
     q = jnp.min(critics_apply(critics, batch.observation, action), axis=0)
     weight = jax.lax.stop_gradient(losses.q_weight(jnp.ones_like(penalty), q))

@@ -1,6 +1,6 @@
 """SAC-N (An et al. 2021, arXiv 2110.01548): soft actor-critic with the minimum over N critics.
 
-With two critics it is SAC (Haarnoja et al. 2018, arXiv 1812.05905). EDAC, CQL and MOPO reuse these functions.
+With two critics, SAC-N is SAC (Haarnoja et al. 2018, arXiv 1812.05905). EDAC, CQL and MOPO reuse these functions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from neorl_core.types import PlantSpec, Transition
 
 
 class Config(NamedTuple):
-    """Default hyper-parameters of SAC-N; floats may vary within a population. The paper uses three layers of 256."""
+    """Default hyper-parameters of SAC-N. Float fields may differ between members. The paper has three layers of 256."""
 
     hidden: tuple[int, ...] = (64, 64)
     critics: int = 10
@@ -40,11 +40,11 @@ class Config(NamedTuple):
     actor_lr: float = 3e-4
     critic_lr: float = 3e-4
     temperature: float = 1.0
-    """Initial temperature; it adapts to a target entropy of minus the number of actions."""
+    """Initial temperature. Training adapts the temperature to a target entropy of minus the number of actions."""
     temperature_lr: float = 3e-4
     actor_recipe: Recipe = optimisers.SAC
     critic_recipe: Recipe = optimisers.SAC
-    """Clips gradients as is common now; the paper does not."""
+    """The default clips gradients; the paper does not."""
 
 
 class State(NamedTuple):
@@ -61,8 +61,7 @@ class State(NamedTuple):
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Any) -> State:
-    """Return fresh actor, critics and optimisers, target critics equal to the critics, for any `Config` of this
-    family."""
+    """Return the initial training state; `config` is the `Config` of SAC-N or of an algorithm that builds on SAC-N."""
     actor_key, critic_key = jax.random.split(key)
     sizes = spec.observation.size, spec.action.size
     actor = gaussian_init(actor_key, *sizes, config.hidden)
@@ -83,13 +82,13 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Any) -> State:
 def targets(
     state: State, batch: Transition, noise: Float[Array, "B A"], entropy: Float[Array, ""]
 ) -> Float[Array, " B"]:
-    """Return `losses.soft_td_target` at actions sampled with `noise`.
+    """Return TD targets (B,): `losses.soft_td_target` at next actions sampled with `noise`.
 
     Args:
         state: training state.
         batch: transitions (B, ...).
         noise: (B, A) standard normal noise.
-        entropy: share of the entropy in the target: 1 for SAC, 0 for none.
+        entropy: factor of the entropy in the target: 1 for SAC, 0 for no entropy.
     """
     action, log_prob = squash(gaussian_apply(state.actor, batch.next_observation), noise)
     q_next = critics_apply(state.critics_target, batch.next_observation, action)
@@ -101,7 +100,7 @@ def targets(
 def critic_loss(
     critics: Ensemble, state: State, batch: Transition, target: Float[Array, " B"]
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Return the batch mean of `losses.td_loss` at targets (B,), and metrics."""
+    """Return the batch mean of `losses.td_loss` for targets (B,), and metrics."""
     q = critics_apply(critics, batch.observation, batch.action)
     loss = jnp.mean(jax.vmap(losses.td_loss, in_axes=(1, 0))(q, target))
     return loss, {"critic_loss": loss, "q": jnp.mean(target)}
@@ -164,7 +163,7 @@ CriticLoss = Callable[[Ensemble, State, Transition, Float[Array, " B"]], tuple[F
 
 
 def make_update(loss: CriticLoss) -> Callable[[State, Transition, PRNGKeyArray], tuple[State, Metrics]]:
-    """Build one SAC update on one batch (1, B, ...) from a critic loss."""
+    """Build the function that takes one SAC step on one batch (1, B, ...) with a given critic loss."""
 
     def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
         batch: Transition = jax.tree.map(lambda x: x[0], batches)
@@ -178,7 +177,7 @@ def make_update(loss: CriticLoss) -> Callable[[State, Transition, PRNGKeyArray],
 
 
 def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]:
-    """Return the unit action at a normalised observation: tanh of the mean."""
+    """Return unit actions (..., A) at normalised observations (..., O): tanh of the mean."""
     return actor_apply(mean_actor(state.actor), observation)
 
 

@@ -17,13 +17,13 @@ from neorl_core.types import PlantSpec, Transition
 
 
 class Config(NamedTuple):
-    """Default hyper-parameters of TD3+BC; floats may vary within a population."""
+    """Default hyper-parameters of TD3+BC. Float fields may differ between members."""
 
     hidden: tuple[int, ...] = (64, 64)
     gru: int = 0
-    """Units of a GRU that reads the stacked history before the actor; 0 disables it."""
+    """Units of a GRU that reads the history before the dense layers; 0 for no GRU."""
     graph: int = 0
-    """Rounds of message passing over the plant layout instead of dense layers; 0 disables it."""
+    """Rounds of message passing in a graph network instead of dense layers; 0 for dense layers."""
     critics: int = 2
     alpha: float = 2.5
     discount: float = 0.99
@@ -49,7 +49,7 @@ class State(NamedTuple):
 
 
 def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
-    """Return fresh actor and critics, target networks equal to them, and optimisers."""
+    """Return the initial training state; target networks start equal to the networks."""
     actor_key, critic_key = jax.random.split(key)
     sizes = spec.observation.size, spec.action.size
     body = make_body(spec, config.hidden, config.gru, config.graph)
@@ -67,13 +67,13 @@ def init(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
 
 
 def critic_loss(critics: Ensemble, batch: Transition, target: Float[Array, " B"]) -> Float[Array, ""]:
-    """Return the batch mean of `losses.td_loss` at targets (B,)."""
+    """Return the batch mean of `losses.td_loss` for targets (B,)."""
     q = critics_apply(critics, batch.observation, batch.action)
     return jnp.mean(jax.vmap(losses.td_loss, in_axes=(1, 0))(q, target))
 
 
 def next_action(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, "B A"]:
-    """Return `losses.smoothed_action` of the target actor at the next observation."""
+    """Return next actions (B, A): `losses.smoothed_action` of the target actor."""
     noise = jax.random.normal(key, batch.action.shape, batch.action.dtype)
     smoothed = jax.vmap(losses.smoothed_action, in_axes=(0, 0, None, None))
     action = actor_apply(state.actor_target, batch.next_observation)
@@ -81,7 +81,7 @@ def next_action(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Arr
 
 
 def targets(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, " B"]:
-    """Return `losses.td_target` at the smoothed action of the target actor."""
+    """Return TD targets (B,): `losses.td_target` at the smoothed action of the target actor."""
     action = next_action(state, batch, key)
     q_next = critics_apply(state.critics_target, batch.next_observation, action)
     target = jax.vmap(losses.td_target, in_axes=(0, None, 0, 1))
@@ -89,10 +89,9 @@ def targets(state: State, batch: Transition, key: PRNGKeyArray) -> Float[Array, 
 
 
 def followed(critics: Ensemble) -> Ensemble:
-    """Return the critics that the actor maximises: the first of two as in the paper, all of a larger ensemble.
+    """Return the critics that the actor maximises: the first of two critics as in the paper, else all critics.
 
-    More than two critics are used for their pessimism (An et al. 2021, arXiv 2110.01548), so the actor must see all of
-    them.
+    A larger ensemble serves pessimism (An et al. 2021, arXiv 2110.01548), so the actor needs all critics.
     """
     return critics[:1] if len(critics) == 2 else critics
 
@@ -107,7 +106,7 @@ def actor_loss(actor: Params, critics: Ensemble, batch: Transition, alpha: Float
 
 
 def update_critics(state: State, batch: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-    """Take one step of all critics towards `targets`."""
+    """Take one gradient step of all critics towards `targets`."""
     target = targets(state, batch, key)
     loss, gradient = jax.value_and_grad(critic_loss)(state.critics, batch, target)
     critics, optimiser = optimisers.step(state.critics, gradient, state.critics_optimiser, state.hyper["critic_lr"])
@@ -116,7 +115,7 @@ def update_critics(state: State, batch: Transition, key: PRNGKeyArray) -> tuple[
 
 
 def update_actor(state: State, batch: Transition) -> tuple[State, Metrics]:
-    """Take one step of the actor, then update all target networks (they are delayed together)."""
+    """Take one gradient step of the actor, then update all target networks."""
     h = state.hyper
     loss, gradient = jax.value_and_grad(actor_loss)(state.actor, state.critics, batch, h["alpha"])
     actor, optimiser = optimisers.step(state.actor, gradient, state.actor_optimiser, h["actor_lr"])
@@ -130,10 +129,7 @@ def update_actor(state: State, batch: Transition) -> tuple[State, Metrics]:
 
 
 def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-    """Take two critic steps and one actor step; `batches` is (2, B, ...).
-
-    The pair is one update, so the actor delay needs no counter in the state.
-    """
+    """Take two critic steps and one actor step, the delay of the paper; fields of `batches` are (2, B, ...)."""
     first, second = (jax.tree.map(lambda x, i=i: x[i], batches) for i in range(2))
     first_key, second_key = jax.random.split(key)
     state, _ = update_critics(state, first, first_key)
@@ -143,7 +139,7 @@ def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State,
 
 
 def act(state: State, observation: Float[Array, "*n O"]) -> Float[Array, "*n A"]:
-    """Return the unit action at a normalised observation."""
+    """Return unit actions (..., A) at normalised observations (..., O)."""
     return actor_apply(state.actor, observation)
 
 

@@ -1,4 +1,4 @@
-"""Behaviour policies for synthetic data: a controller, detuned towards idling, mixed with random actions, with noise.
+"""Behaviour policies for synthetic data: a controller with weaker action, random actions and noise.
 
 The data qualities follow D4RL (Fu et al. 2020, arXiv 2004.07219, section 5) and NeoRL (Qin et al. 2021, arXiv
 2102.00714, section 4): random policies, policies between random and the best known, and mixtures.
@@ -18,15 +18,15 @@ from neorl_core.types import Controller, Params, Plant
 
 
 class Behaviour(NamedTuple):
-    """Changes to a controller; leading axis (E,) for different episodes."""
+    """Changes to a controller; fields are scalars, or (E,) with a value for each episode."""
 
     random: Float[Array, "*e"]
-    """Share of a uniformly random action in each action: 0 is the controller, 1 is random."""
+    """ρ, the share of a uniformly random action in each action: 0 is the controller alone, 1 is random."""
     detuned: Float[Array, "*e"]
-    """Share of the plant's idle action in each action; reduces the controller's gains and range."""
+    """β, the share of the plant's idle action in each action; reduces the controller's gains and range."""
     noise: Float[Array, "*e"]
-    """Standard deviation of the noise on each action, as a share of half the range. For a discrete action, the share of
-    steps with a random choice."""
+    """σ, the standard deviation of the noise on each action, as a share of half the range. For a discrete action, the
+    share of steps with a random choice."""
 
 
 class BehaviourParams(NamedTuple):
@@ -45,7 +45,7 @@ def idle_action(plant: Plant, observation: Float[Array, " O"]) -> Float[Array, "
 
 @cache
 def idle(plant: Plant) -> Controller:
-    """Return a controller that keeps the plant's idle action, which scores 0; it has no parameters."""
+    """Return a controller without parameters that always applies the plant's idle action, which scores 0."""
     return Controller(
         lambda params, observation: idle_action(plant, observation),
         lambda params, held, observation, applied: (held,) * 2,
@@ -54,19 +54,21 @@ def idle(plant: Plant) -> Controller:
 
 @cache
 def blended(base: Controller, plant: Plant) -> Controller:
-    """a = (1 − ρ) (r + (1 − β) (clip(base(o)) − r)) + ρ u + σ h w, u ~ U(low, high), w ~ N(0, 1), h half of the range.
+    """Build a controller that blends the action of a base controller with the idle action, a random action and noise.
 
-    At ρ = 1 the action is u without noise. Adding noise there would change the compiled program and so the last bit of
-    other blends, i.e. existing synthetic data.
+    a = (1 − ρ) (r + (1 − β) (clip(base(o)) − r)) + ρ u + σ h w, with u ~ U(low, high) and w ~ N(0, 1)
 
-    Discrete actions cannot be blended: the action is random with probability ρ + σ, else r with probability β, else the
-    controller's.
+    Here o is the observation, r the idle action, h half of the action range; `Behaviour` explains ρ, β and σ. At ρ = 1
+    the action is u without noise; noise there would change existing synthetic data in the last bit.
+
+    A discrete action is random with probability ρ + σ, otherwise r with probability β, otherwise base's action.
 
     Args:
+        base: controller to blend.
         plant: supplies the actions' bounds, which must be finite, and the idle action r.
 
     Returns:
-        A controller with parameters `BehaviourParams`; u and w are drawn in every step and hidden from `base`. Equal
+        A controller with parameters `BehaviourParams`. It draws u and w in every step and hides them from `base`. Equal
         arguments return the same object, so that programs are compiled once.
     """
     space = plant.spec.action
@@ -80,7 +82,7 @@ def blended(base: Controller, plant: Plant) -> Controller:
         params: BehaviourParams, memory: Any, observation: Float[Array, " O"], applied: Float[Array, " A"]
     ) -> tuple[Any, Float[Array, " A"]]:
         inner, own, held, step = memory
-        # Give the controller its own output as applied, otherwise it would integrate the added noise.
+        # The base controller receives its own output as applied; otherwise it would integrate the added noise.
         inner, wanted = base.act(params.base, inner, observation, jnp.where(step == 0, applied, own))
         wanted = clip_to(space, wanted)
         low, high = (jnp.asarray(bound, wanted.dtype) for bound in (space.low, space.high))
@@ -108,15 +110,15 @@ def play(
     keys: Key[Array, " E"],
     trace: bool = False,
 ) -> EpisodeResult:
-    """Simulate E episodes in the plant's operating domain, each with a key and a behaviour.
+    """Simulate E episodes of a blended controller in the plant's operating domain.
 
     Args:
-        behaviour: fields of shape (E,).
-        keys: (E,), one per episode, so that an episode does not depend on the others.
-        trace: return all steps in `.trajectory`.
+        behaviour: fields of shape (E,), one value per episode.
+        keys: (E,), PRNG key of each episode.
+        trace: also return all steps, in `.trajectory`.
 
     Returns:
-        Statistics with leading axis E.
+        Statistics of the episodes, with leading axis E.
     """
     controller = blended(base, plant)
 

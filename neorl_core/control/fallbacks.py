@@ -1,7 +1,7 @@
-"""Fallbacks of log-only plants: PID loops, a law cloned from the logs, or holding still.
+"""Fallback controllers of log-only plants: PID loops, a law or a policy fitted to the logs, or a move to a safe action.
 
-The type of the parameters selects the controller. All parameters are arrays, so that a composite's digest covers gains
-and set points as well as the policy's weights.
+The type of the parameters selects the controller. All parameters are arrays, so that digests cover gains and set
+points.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class PIDLoops(NamedTuple):
     measured: Int[Array, " A"]
     """Index of the controlled variable in the observation."""
     set_point: Int[Array, " A"]
-    """Index of the set point in the observation; O + i means `constant[i]`."""
+    """Index of the set point in the observation, or O + i for the set point `constant[i]`."""
     constant: Float[Array, " A"]
-    """Set points without a signal, in the measurement's unit."""
+    """Constant set points, in the measurement's unit."""
     kp: Float[Array, " A"]
     ki: Float[Array, " A"]
     kd: Float[Array, " A"]
     bias: Float[Array, " A"]
     """Output at zero error of a loop without integral action, in the action's unit."""
     positional: Bool[Array, " A"]
-    """True if the loop computes the output from the bias, false if it computes a move of the applied action."""
+    """True if the loop adds its output to the bias, false if it computes a change of the applied action."""
     low: Float[Array, " A"]
     high: Float[Array, " A"]
     dt: Float[Array, " A"]
@@ -42,7 +42,7 @@ class PIDLoops(NamedTuple):
 
 
 class LinearLaw(NamedTuple):
-    """Law fitted to logged actions: `clip(x W + b)`."""
+    """Linear law fitted to logged actions: `clip(x W + b, low, high)` for an observation x."""
 
     weights: Float[Array, "O A"]
     bias: Float[Array, " A"]
@@ -51,11 +51,11 @@ class LinearLaw(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """Move towards a safe target at a limited rate: `applied + clip(target - applied)`; a rate of zero holds still."""
+    """Move from the applied action towards a safe target: `applied + clip(target - applied, -rate, rate)`."""
 
     target: Float[Array, " A"]
     rate: Float[Array, " A"]
-    """Largest change in a step, in the action's unit."""
+    """Largest change in a step, in the action's unit; 0 keeps the applied action."""
 
 
 Fallback = PIDLoops | LinearLaw | Policy | Hold
@@ -82,13 +82,13 @@ def _act(
             return state, policy_act(params, observation)
         case Hold():
             return state, applied + jnp.clip(params.target - applied, -params.rate, params.rate)
-    raise TypeError(f"{type(params).__name__} is not a fallback: use PIDLoops, LinearLaw, Policy or Hold")
+    raise TypeError(f"a fallback must be PIDLoops, LinearLaw, Policy or Hold, got {type(params).__name__}: choose one")
 
 
 def _loop(
     loop: PIDLoops, state: PIDState, extended: Float[Array, " X"], applied: Float[Array, ""]
 ) -> tuple[PIDState, Float[Array, ""]]:
-    """Evaluate one loop: velocity form with integral action, else `bias + kp e - kd dy/dt`."""
+    """Return the next state and output of one loop: `pid`, or `bias + kp e - kd dy/dt` if the loop is positional."""
     controller = pid(loop.measured, loop.set_point, loop.dt)
     gains = PIDParams(loop.kp, loop.ki, loop.kd, loop.low, loop.high)
     following, moved = controller.act(gains, state, extended, applied[None])
@@ -124,11 +124,13 @@ def fit_linear_law(
 
 
 def explained_variance(actions: npt.ArrayLike, predicted: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """`R² = 1 − Σ (u − û)² / Σ (u − mean u)²` per action; for a constant action 1 if predicted exactly, else 0.
+    """Return the explained share R² of the variance of each action: `R² = 1 − Σ (u − û)² / Σ (u − mean u)²`.
+
+    For a constant action, R² is 1 if the prediction is exact, else 0.
 
     Args:
-        actions: (N, A), logged actions.
-        predicted: (N, A), predicted actions.
+        actions: (N, A), logged actions u.
+        predicted: (N, A), predicted actions û.
     """
     u, v = np.asarray(actions, np.float64), np.asarray(predicted, np.float64)
     missed, spread = np.sum((u - v) ** 2, axis=0), np.sum((u - u.mean(axis=0)) ** 2, axis=0)

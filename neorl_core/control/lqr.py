@@ -28,16 +28,16 @@ class LinearParams(NamedTuple):
 
 
 def riccati_gain(a: Matrix, b: Matrix, q: Matrix, r: Matrix) -> tuple[Matrix, Matrix]:
-    """Return the gain K and cost matrix P of min Σ x'Qx + u'Ru subject to x⁺ = Ax + Bu, u = −Kx.
+    """Return gain K and cost matrix P of the linear quadratic regulator u = −Kx, which minimises Σ x'Qx + u'Ru.
 
-    P = Q + A'P(A − BK),  K = (R + B'PB)⁻¹ B'PA
+    x⁺ = Ax + Bu is the state after a step. P = Q + A'P(A − BK),  K = (R + B'PB)⁻¹ B'PA
     (Bertsekas: Dynamic Programming and Optimal Control, volume I, section 3.1.)
 
     Args:
-        a: (n, n).
-        b: (n, m).
-        q: (n, n), positive semidefinite.
-        r: (m, m), positive definite.
+        a: (n, n), state matrix A.
+        b: (n, m), input matrix B.
+        q: (n, n), cost of the state, positive semidefinite.
+        r: (m, m), cost of the input, positive definite.
 
     Returns:
         K (m, n) and P (n, n).
@@ -50,15 +50,15 @@ def riccati_gain(a: Matrix, b: Matrix, q: Matrix, r: Matrix) -> tuple[Matrix, Ma
 
 
 def setpoint_feedforward(a: Matrix, b: Matrix, c: Matrix, k: Matrix) -> Matrix:
-    """Return the gain F (m, m) with which u = −Kx + F·target settles at Cx = target without saturation.
+    """Return the feedforward gain F (m, m) of u = −Kx + F·target, so that the output Cx settles at the target.
 
-    F = (C (I − A + BK)⁻¹ B)⁻¹, the inverse of the closed loop's static gain.
+    F = (C (I − A + BK)⁻¹ B)⁻¹, the inverse of the closed loop's static gain. Valid without saturation.
 
     Args:
-        a: (n, n).
-        b: (n, m).
-        c: (m, n).
-        k: (m, n).
+        a: (n, n), state matrix A.
+        b: (n, m), input matrix B.
+        c: (m, n), output matrix C.
+        k: (m, n), feedback gain K.
     """
     return np.asarray(np.linalg.inv(c @ np.linalg.solve(np.eye(len(a)) - a + b @ k, b)))
 

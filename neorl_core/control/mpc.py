@@ -22,10 +22,10 @@ Predict = Callable[[Float[Array, " O"], Float[Array, " A"], Params], tuple[Float
 Residuals = Callable[
     [Float[Array, " O"], Float[Array, " K"], Float[Array, " A"], Float[Array, " A"]], Float[Array, " R"]
 ]
-"""(observation after the step, margins, action, previous action) -> residuals; their squares are summed."""
+"""(observation after the step, margins, action, previous action) -> residuals r; the cost is their sum of squares."""
 
 DAMPINGS = (1e-6, 1e-3, 1e-1, 1e1)
-"""Levenberg–Marquardt dampings relative to the mean curvature; each iteration tries all and keeps the best."""
+"""Levenberg–Marquardt dampings relative to the mean curvature; each iteration tries all and keeps the best step."""
 
 
 class MPCParams(NamedTuple):
@@ -38,16 +38,16 @@ class MPCParams(NamedTuple):
     high: Any
     """(A,), upper bounds of the actions."""
     correction: Any
-    """(O,), share of each signal's one-step prediction error that is integrated: 0 trusts the model, 1 the plant."""
+    """(O,), share of each signal's one-step prediction error that is added to the bias; 0 for no correction."""
 
 
 class MPCState(NamedTuple):
-    """Last plan, and prediction errors."""
+    """State of the controller: last plan, and correction of the model."""
 
     plan: Float[Array, "M A"]
     """Last planned moves, shifted to the present step."""
     bias: Float[Array, " O"]
-    """Correction of the model's prediction per step."""
+    """Correction b that is added to the model's prediction in every step."""
     observation: Float[Array, " O"]
     """Previous observation."""
     started: Bool[Array, ""]
@@ -58,15 +58,15 @@ def gauss_newton_step(
 ) -> Float[Array, " n"]:
     """Take one projected Gauss–Newton step for min Σ r(z)² subject to 0 <= z <= 1; the sum never increases.
 
-    Components at a bound with an outward descent direction are fixed; the others move by −(J'J + λ I)⁻¹ J'r and are
-    clipped.
+    A component at a bound is fixed if its descent direction points outwards. The others move by −(J'J + λ I)⁻¹ J'r and
+    are clipped, with the Jacobian J of r and the damping λ.
 
     Args:
         residuals: z (n,) -> r (m,), differentiable.
         z: (n,), within 0..1.
 
     Returns:
-        The best of the steps of `DAMPINGS`, or `z` itself.
+        z after the best step of all `DAMPINGS`, or `z` itself if no step reduces the sum.
     """
     r, jacobian = residuals(z), jax.jacfwd(residuals)(z)
     gradient, curvature = jacobian.T @ r, jacobian.T @ jacobian
@@ -96,24 +96,25 @@ def single_shooting(
     holds: tuple[int, ...],
     iterations: int = 5,
 ) -> Controller:
-    """Build an NMPC controller that plans M actions, the m-th used for `holds[m]` steps, and applies the first.
+    """Build a nonlinear model predictive controller that plans M actions and applies the first action.
 
     min Σ_k |r(o_k, margins_k, u_k, u_{k−1})|²  over k = 1 .. Σ holds,
     subject to o_k = f(o_{k−1}, u_k) + b and low <= u_k <= high
 
-    The bias b integrates the one-step prediction error, which removes steady-state offsets of a wrong model.
+    Here f is the model, r the residuals, o the observation and u the action. The bias b integrates the one-step
+    prediction error, so that a wrong model causes no steady-state offset.
 
     Args:
         predict: the model f, as `Plant.predict`; smooth in observation and action.
         applied_in: the action in force at an observation, as `Plant.applied`; the first plan repeats it.
-        holds: (M,), steps for which each planned action is used; increasing values give a long horizon with few moves.
-        iterations: Gauss–Newton steps per control step, from the shifted last plan.
+        holds: (M,), number of steps that each planned action lasts; growing numbers give a long horizon.
+        iterations: Gauss–Newton steps per control step; they start from the last plan, shifted by a step.
 
     Returns:
         A controller with parameters `MPCParams`.
     """
 
-    # Unsigned: JAX would fold negative indices with constants that may be of another width.
+    # Unsigned, because JAX wraps negative indices with constants that may have another integer width.
     held = np.repeat(np.arange(len(holds), dtype=np.uint32), holds)
     starts = np.cumsum((0, *holds[:-1]))
     moves = len(holds)
@@ -152,7 +153,7 @@ def single_shooting(
 
 
 class RecedingParams(NamedTuple):
-    """Step size of Adam, and bounds of the plan."""
+    """Step size of Adam, and bounds of the planned actions."""
 
     rate: float | Float[Array, ""]
     """Step size, as a share of each action's range."""
@@ -179,6 +180,7 @@ def receding(
     Args:
         predict: (observation, action) -> (next observation, margins), differentiable.
         cost: (observation, action, next observation, margins) -> cost of the step.
+        horizon: number H of planned actions.
         steps: gradient steps per control step.
 
     Returns:

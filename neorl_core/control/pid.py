@@ -40,9 +40,8 @@ def pid(measurement: int | Int[Array, ""], setpoint: int | Int[Array, ""], dt: f
 
     u_t = clip(applied + kp (e_t − e_{t−1}) + ki dt e_t − kd (y_t − 2 y_{t−1} + y_{t−2}) / dt),  e = setpoint − y
 
-    The integral is contained in `applied`, the action in force. So saturation causes no wind-up, and taking over from
-    an operator or another controller is bumpless.
-    (Åström and Hägglund: PID Controllers, 2nd edition, 1995, sections 3.3 and 3.5.)
+    The action in force, `applied`, contains the integral. So saturation causes no wind-up, and a hand-over causes no
+    jump. (Åström and Hägglund: PID Controllers, 2nd edition, 1995, sections 3.3 and 3.5.)
 
     Args:
         measurement: index of the controlled variable in the observation.
@@ -70,7 +69,7 @@ def pid(measurement: int | Int[Array, ""], setpoint: int | Int[Array, ""], dt: f
 
 
 def loops(controllers: tuple[Controller, ...]) -> Controller:
-    """Combine single-loop controllers: controller i moves action i, and only receives that action as applied.
+    """Combine single-loop controllers: controller i receives and sets only component i of the action.
 
     Args:
         controllers: one per action.

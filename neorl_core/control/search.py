@@ -2,7 +2,7 @@
 
 Jamieson and Talwalkar: Non-stochastic best arm identification and hyperparameter optimization (AISTATS 2016);
 Rubinstein and Kroese: The Cross-Entropy Method, 2004, section 2.3. All candidates of a round are simulated on the same
-episodes, so that differences are paired.
+episodes, so that random differences between episodes cancel.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from neorl_core.types import Controller, Params, Plant
 
 Floats = npt.NDArray[np.float64]
 GEOMETRIC = 10.0
-"""Ranges with ends of one sign that differ by this factor or more are searched on a logarithmic scale."""
+"""A range is searched on a logarithmic scale if its ends have the same sign and differ at least by this factor."""
 VIOLATION_COST = 10_000.0
-"""Cost of a violated episode in points: a share of 1e-4, a tenth of a typical certificate, costs one point of 100."""
+"""Points subtracted from the mean score, times the share of violated episodes. A share of 1e-4, a tenth of a typical
+certified limit, costs one of 100 points."""
 CHUNK = 512
 """Episodes per compiled call; all their steps are in memory."""
 LEAST, NEAR = 0.01, 0.1
-"""Standard deviations of draws, as shares of the range: the minimum of a round, and the first around given numbers."""
+"""Standard deviations of draws, as shares of the range: the minimum, and the initial value around given numbers."""
 STAY = 0.3
-"""Share of a round's mean and spread that is kept in the next, to reduce noise."""
+"""Weight of the previous round's mean and spread in the next round, to reduce noise."""
 
 
 class Space(NamedTuple):
@@ -93,7 +94,7 @@ class Judged(NamedTuple):
     returns: Floats
     """(fresh,), undiscounted, in the order of the episodes."""
     violated: npt.NDArray[np.bool_]
-    """(fresh,), whether each episode was violated."""
+    """(fresh,), whether a limit was violated in each episode."""
 
 
 @partial(jax.jit, static_argnames=("plant", "controller", "build"))
@@ -104,7 +105,7 @@ def _play(
     numbers: Float[Array, "C n"],
     keys: Key[Array, " C"],
 ) -> tuple[Float[Array, " C"], Bool[Array, " C"]]:
-    """Simulate episodes with parameters of their own; a key gives the same episode as in `rollouts`."""
+    """Simulate C episodes, each with its own parameters and key; a key gives the same episode as in `rollouts`."""
 
     def episode(own: Float[Array, " n"], key: PRNGKeyArray) -> tuple[Float[Array, ""], Bool[Array, ""]]:
         key_constants, key_run = jax.random.split(key)
@@ -118,7 +119,7 @@ def _play(
 def play(
     plant: Plant, controller: Controller, space: Space, numbers: npt.ArrayLike, keys: Key[Array, " E"]
 ) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """Return returns and violations (P, E) of P sets of numbers on the same E episodes.
+    """Simulate P sets of parameters on the same E episodes; return the episodes' returns and violations, both (P, E).
 
     Args:
         plant: the plant, simulated in its operating domain.
@@ -155,16 +156,16 @@ def search(
     effort: Effort,
     around: npt.ArrayLike | None = None,
 ) -> Judged:
-    """Search for the best parameters, judged on fresh episodes.
+    """Search for the parameters with the best `objective`; return their result on fresh episodes.
 
-    From uniform starts, the better half by mean objective is kept, with twice the episodes, until few are left. The
-    cross-entropy method starts from their mean and spread: the best quarter of normal draws gives the next round's mean
-    and spread. The finalists and the last mean are judged on fresh episodes.
+    Successive halving keeps the better half of uniform starts and doubles their episodes, until the finalists are left.
+    Then the cross-entropy method draws from a normal distribution around the finalists; the best quarter of the draws
+    gives mean and spread of the next round. Finalists and last mean are judged on fresh episodes.
 
     Args:
         plant: the plant, simulated in its operating domain.
         key: randomness of the starts, the episodes and the draws.
-        around: (n,), numbers at which the cross-entropy method starts, instead of the halving.
+        around: (n,), numbers from which the cross-entropy method starts; skips the halving.
     """
     key_starts, key_episodes, key_draws, key_fresh = jax.random.split(key, 4)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key_draws)))
@@ -198,7 +199,7 @@ def search(
 def judge(
     plant: Plant, controller: Controller, space: Space, numbers: npt.ArrayLike, key: PRNGKeyArray, fresh: int
 ) -> list[Judged]:
-    """Evaluate sets of numbers (P, n) on the same fresh episodes."""
+    """Evaluate P sets of parameters `numbers` (P, n) on the same `fresh` episodes."""
     rows = np.atleast_2d(np.asarray(numbers, np.float64))
     returns, violated = play(plant, controller, space, rows, jax.random.split(key, fresh))
     return [Judged(*each) for each in zip(rows, returns, violated, strict=True)]

@@ -1,9 +1,9 @@
-"""Privacy accountants: epsilon of many rounds of the subsampled Gaussian mechanism.
+"""Privacy accountants: compute epsilon, the privacy lost in many rounds of the subsampled Gaussian mechanism.
 
 A mechanism is (epsilon, delta)-private if adding or removing one site (or row) changes the probability of any outcome
-by at most a factor e^epsilon, up to delta. Each round includes every site independently with probability q (Poisson
-sampling) and adds normal noise of z clip norms to the sum. For a fixed number of sites per round the numbers are the
-customary approximation, not a proof. All computations are float64 NumPy.
+by at most a factor e^epsilon, plus delta. Each round includes every site independently with probability q (Poisson
+sampling). The sum over the sites gets normal noise with a standard deviation of z clip norms. If every round has a
+fixed number of sites instead, epsilon is a customary approximation without proof. All computations are float64 NumPy.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ ORDERS: Floats = np.concatenate([np.arange(1.1, 11.0, 0.1), np.arange(11.0, 64.0
 
 
 LEAST_NOISE = 0.1
-"""Smallest accounted noise; below it epsilon is in the hundreds and reported as infinite."""
+"""Smallest noise z of the computations. For less noise, epsilon is above 100 and returned as infinite."""
 LARGEST_GRID = 2**22
-"""Largest size of the loss grid; larger sums use a coarser grid, which never understates epsilon."""
+"""Largest number of points of the loss grid. Larger sums use a coarser grid, which can only overstate epsilon."""
 
 
 class Mechanism(NamedTuple):
@@ -38,10 +38,10 @@ class Mechanism(NamedTuple):
 
 
 def renyi_epsilon(mechanism: Mechanism, delta: float) -> float:
-    """Return epsilon by Rényi divergences: `min_a T D_a + log(1 - 1/a) - log(a delta) / (a - 1)`.
+    """Return epsilon of T rounds by Rényi divergences D_a: `min_a T D_a + log(1 - 1/a) - log(a delta) / (a - 1)`.
 
-    Mironov, Talwar & Zhang 2019 (arXiv 1908.10530), theorem 4 and section 3.3 for D; Canonne, Kamath & Steinke 2020
-    (arXiv 2004.00010), proposition 12 for epsilon.
+    D_a is `renyi_divergence`: Mironov, Talwar & Zhang 2019 (arXiv 1908.10530), theorem 4 and section 3.3. Epsilon:
+    Canonne, Kamath & Steinke 2020 (arXiv 2004.00010), proposition 12.
 
     Args:
         mechanism: noise, rate and rounds.
@@ -59,7 +59,7 @@ def renyi_epsilon(mechanism: Mechanism, delta: float) -> float:
 
 
 def renyi_divergence(noise: float, rate: float, order: float) -> float:
-    """Return `log E_(x ~ N(0, z^2)) [(1 - q + q e^((2 x - 1) / (2 z^2)))^a] / (a - 1)` by the trapezoidal rule.
+    """Return D_a of one round, `log E_(x ~ N(0, z^2)) [(1 - q + q e^((2 x - 1) / (2 z^2)))^a] / (a - 1)`.
 
     Args:
         noise: z, positive.
@@ -76,10 +76,10 @@ def renyi_divergence(noise: float, rate: float, order: float) -> float:
 
 
 def loss_epsilon(mechanism: Mechanism, delta: float, width: float = 1e-4) -> float:
-    """Return epsilon by convolving the privacy loss distribution; tighter than `renyi_epsilon`.
+    """Return epsilon by convolving the privacy loss distribution; this bound is tighter than `renyi_epsilon`.
 
     Koskela, Jälkö & Honkela 2020 (arXiv 1906.03049) for the convolution by FFT; Doroshenko et al. 2022 (arXiv
-    2207.04380) for a loss grid that never understates.
+    2207.04380) for a loss grid that never understates epsilon.
 
     Args:
         mechanism: noise, rate and rounds.
@@ -182,5 +182,5 @@ def _check(mechanism: Mechanism, delta: float) -> None:
     if not (0.0 <= noise < math.inf and 0.0 <= rate <= 1.0 and rounds >= 1 and 0.0 < delta < 1.0):
         raise ValueError(
             f"noise must be at least 0, rate in [0, 1], rounds at least 1 and delta in (0, 1), got noise {noise:g}, "
-            f"rate {rate:g}, {rounds} rounds and delta {delta:g}"
+            f"rate {rate:g}, {rounds} rounds and delta {delta:g}: correct the number outside its range"
         )

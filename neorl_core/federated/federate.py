@@ -54,7 +54,7 @@ class Federated(NamedTuple):
 
 
 def federated_scaling(sites: Sequence[Transition], spec: PlantSpec) -> Scaling:
-    """Return the scaling of all rows together, computed from the `moments` of each site alone."""
+    """Return one scaling for the rows of all sites; sites reveal only their `moments`."""
     total = reduce(merge_moments, [moments(rows) for rows in sites])
     return make_scaling(total, spec, np.asarray(sites[0].observation).dtype)
 
@@ -83,7 +83,7 @@ def stacked_rows(scaling: Scaling | Sequence[Scaling], sites: Sequence[Transitio
 
 
 def fresh_sites(train: TrainState, method: Method, count: int) -> Site:
-    """Return `count` sites that start from one learner, each with a key derived from the key of `train`."""
+    """Return `count` sites with the same learner and different PRNG keys, derived from the key of `train`."""
     key = jax.random.wrap_key_data(train.key, impl="threefry2x32")
     keys = jax.vmap(lambda i: jax.random.key_data(jax.random.fold_in(key, i)))(jnp.arange(count))
     one = fresh_site(train, method)
@@ -117,22 +117,23 @@ def federate(
         spec: names and bounds of observations and actions.
         algorithm: a name in `ALGORITHMS` or your own `Algorithm`.
         method: `FEDAVG`, `fedprox(...)`, `SCAFFOLD` or `fedora(...)`.
-        rounds: rounds of exchanging weights, including those of the warm-up.
+        rounds: number of rounds, including the warm-up.
         updates: gradient steps per site and round.
         aggregate: aggregation of the changes.
-        participants: random participants per round; all sites by default. Sites that miss the warm-up observe their
-            rows afterwards for one round without changing a weight.
+        participants: number of sites drawn at random in each round; all sites by default. A site that took no part in
+            the warm-up observes its rows for one round afterwards, without changing weights.
         privacy: clip norm and noise for site-level privacy.
-        insist: accept noise that exceeds every signal.
-        secure: bound of a site's numbers under secure aggregation, in which the server sees only their sum.
-        server_recipe: optimiser of the server.
+        insist: accept noise that is larger than the clip norm.
+        secure: largest absolute value of a site's numbers under secure aggregation, which shows the server only sums
+            over sites; None switches secure aggregation off.
+        server_recipe: optimiser of the server; None adds the aggregate to the weights.
         server_lr: factor of the aggregate, or learning rate of the server's optimiser.
         overrides: hyper-parameters that differ from the defaults.
         batch_size: transitions per gradient step.
         seed: seed of all random numbers.
 
     Raises:
-        ValueError: on incompatible arguments, and as in `fit`.
+        ValueError: if two arguments cannot be combined, and in the cases of `fit`.
 
     Example:
         >>> result = federate([one, other], spec, method=SCAFFOLD)  # doctest: +SKIP
@@ -169,7 +170,7 @@ def federate(
 
 
 def key_of_rounds(seed: int, warming: bool) -> PRNGKeyArray:
-    """Return the key of participants, noise and masks, distinct from all keys of learners and sites."""
+    """Return the PRNG key that draws participants, noise and masks; it differs from all keys of learners and sites."""
     # `init_population` splits the same key, and `split(key)[i]` is `fold_in(key, i)`: 0 and 1 are taken.
     return jax.random.fold_in(jax.random.key(seed), 2 if warming else 3)
 
@@ -179,12 +180,12 @@ def fine_tune(
 ) -> list[Policy]:
     """Fine-tune the shared weights on the rows of each site alone.
 
-    A site with few rows takes fewer steps (`tuning_updates`), because more would forget the shared policy. A learner
-    with a model first observes the rows for as many steps, because the range and support of the rows are never sent.
+    A site with few rows takes fewer steps (`tuning_updates`), because more steps would overwrite the shared policy. A
+    learner with a model first observes the rows for the same number of steps, because no site sends their range.
 
     Args:
         result: result of the federation.
-        sites: transitions (N_i, ...) of each site in physical units, participants or not.
+        sites: transitions (N_i, ...) of each site in physical units; a site need not be part of the federation.
         updates: largest number of gradient steps per site, a multiple of the algorithm's `batches_per_update`.
         batch_size: transitions per gradient step.
         seed: seed of all random numbers.

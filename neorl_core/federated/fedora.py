@@ -1,12 +1,12 @@
-"""A federated method for offline RL after FEDORA (Rengarajan et al. 2024, arXiv 2305.03097): sites as an ensemble.
+"""FEDORA (Rengarajan et al. 2024, arXiv 2305.03097), a federated method for offline RL: the sites form an ensemble.
 
-Sites with better policies get more weight. The critic of a site may use the federated critic if it is higher. Steps are
-pulled towards the federated weights. A site that is beaten by the federated policy reduces the influence of its own
-rows.
+Sites with better policies get more weight. If the federated critic exceeds a site's critic, the site adds the
+difference to its rewards (optimism). Every step is pulled towards the federated weights. If the federated policy is at
+least as good as a site's policy, the site reduces the influence of its own steps.
 
-Three things differ from the paper, so that every learner works by composition. Optimism is added to rewards instead of
-maximised inside the critic target (the same number for one action). The pull is in weights, not actions. The influence
-scales whole steps, including the critic's.
+Three things differ from the paper, so that the method works with every learner. Optimism changes the rewards instead of
+the critic target, with the same result for one action. The pull acts on weights, not actions. The influence scales the
+steps of all networks, including the critics.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ from neorl_core.types import Transition
 
 @cache
 def fedora(pull: float = 0.01, temperature: float = 0.1, decay: float = 0.995) -> Method:
-    """Build the method: performance weights, optimism, a pull to the federated weights and decaying influence.
+    """Build the method: weights by performance, optimism, a pull to the federated weights and a decaying influence.
 
-    For learners without a critic (clones, and policies trained through a model) sites count by rows, and only the pull
-    of `fedprox` applies.
+    For learners without a critic (behaviour cloning, BPTT), sites are weighted by rows; only the pull remains.
 
     Args:
         pull: share of the way back to the federated weights per step, as in `fedprox`.
-        temperature: beta in the weights `n_i exp(beta J_i)`; 0.1 in the authors' code.
+        temperature: beta in the weight `n_i exp(beta J_i)` of a site with n_i rows and `worth` J_i; 0.1 in their code.
         decay: factor of a site's influence after a round in which the federated policy was at least as good; 0.995 in
             the authors' code.
     """
@@ -60,21 +59,21 @@ def fedora(pull: float = 0.01, temperature: float = 0.1, decay: float = 0.995) -
 
 
 def worth(algorithm: Algorithm, learner: Any, rows: Transition) -> Float[Array, ""] | None:
-    """Return `J = E_s[min_c Q_c(s, pi(s))]` over a site's rows by its own critics, or None without critics."""
+    """Return the value of a site's policy, `J = mean_s min_c Q_c(s, pi(s))` over its rows; None without critics."""
     values = value(algorithm, learner, rows.observation)
     return None if values is None else jnp.mean(values)
 
 
 def optimistic(algorithm: Algorithm, learner: Any, sent: Any, batches: Transition) -> Transition:
-    """Add to the rewards the excess of the federated critic over the site's target critic at the next step.
+    """Add to the rewards the excess of the federated critic over the site's target critic at the next step s'.
 
-    `r + gamma (1 - d) max(0, Q_fed(s', a') - Q_i'(s', a'))` with `a' = pi_i(s')`; bootstrapped with Q_i' it equals `r +
-    gamma (1 - d) max(Q_i', Q_fed)`.
+    `r + gamma (1 - d) max(0, Q_fed(s', a') - Q_i'(s', a'))`, with `a' = pi_i(s')`, discount gamma and termination d.
+    The TD target with Q_i' then becomes `r + gamma (1 - d) max(Q_i', Q_fed)`.
 
     Args:
         algorithm: the learner's algorithm.
         learner: state of the site's learner.
-        sent: the same state with the federated weights.
+        sent: state of the site's learner with the federated weights in place of its own.
         batches: prepared transitions (batches, B, ...).
     """
     own = value(algorithm, learner, batches.next_observation, target=True)
@@ -90,7 +89,7 @@ def optimistic(algorithm: Algorithm, learner: Any, sent: Any, batches: Transitio
 def value(
     algorithm: Algorithm, learner: Any, observation: Float[Array, "*n O"], target: bool = False
 ) -> Float[Array, "*n"] | None:
-    """Return the minimum over the learner's critics at the policy's own action, or None without critics.
+    """Return the minimum over the learner's critics at the policy's action (...,), or None without critics.
 
     Args:
         algorithm: the learner's algorithm.

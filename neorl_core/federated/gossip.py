@@ -17,10 +17,10 @@ from neorl_core.training.population import Metrics
 
 
 def metropolis_weights(adjacent: Bool[Array, "S S"]) -> Float[Array, "S S"]:
-    """Return the Metropolis mixing weights `W_ij = 1 / (1 + max(d_i, d_j))`, with the rest to 1 on the diagonal.
+    """Return the Metropolis mixing weights of linked sites with d_i and d_j links: `W_ij = 1 / (1 + max(d_i, d_j))`.
 
-    The matrix is symmetric with unit row sums, so mixing keeps the mean over sites. In a connected graph, differences
-    shrink by the second largest |eigenvalue| per mixing. A site without links keeps its weights.
+    The diagonal makes every row sum to 1. The matrix is symmetric, so mixing keeps the mean over sites. In a connected
+    graph, each mixing reduces differences by the second largest |eigenvalue|. A site without links keeps its weights.
 
     Xiao, Boyd & Lall 2005, A scheme for robust distributed sensor fusion based on average consensus.
 
@@ -45,10 +45,10 @@ def contraction(weights: Float[Array, "S S"]) -> Float[Array, ""]:
 
 @lru_cache(maxsize=16)
 def make_gossip(rule: Rule) -> Callable[[Site, Rows, Float[Array, "R S S"]], tuple[Site, Metrics]]:
-    """Compile rounds in which every site learns from its own weights and then mixes them with its neighbours'.
+    """Compile rounds in which every site trains its own weights, then mixes them with the weights of its neighbours.
 
     Args:
-        rule: a rule without control variates; its aggregate is ignored.
+        rule: settings of the federation, without control variates; the aggregate is ignored.
 
     Returns:
         `(sites, rows, weights (R, S, S)) -> (sites, metrics (R, S))`, with one mixing matrix per round, so the graph

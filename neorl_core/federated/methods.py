@@ -1,8 +1,8 @@
 """Federated methods as pure functions around the updates of a site.
 
-A method treats an update of any algorithm as a step of its shared weights, `y <- U(y)`, and corrects the result. So
-every method works with every algorithm. For gradient steps `y - eta g(y)` the corrections are those of the papers, with
-constants times eta.
+A method treats an update of any algorithm as a step of the shared weights, `y <- U(y)`, and corrects the result. So
+every method works with every algorithm. For gradient steps `U(y) = y - eta g(y)`, the corrections equal those of the
+papers if constants are multiplied by eta.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Ended(NamedTuple):
 
     algorithm: Algorithm
     before: object
-    """Learner with the weights received."""
+    """Learner with the weights from the server."""
     site: Site
     """State after the updates."""
     offer: Offer
@@ -89,7 +89,7 @@ class Method(NamedTuple):
 
 
 def no_control(parameters: Parameters) -> Parameters:
-    """Return no control variate."""
+    """Return an empty control variate."""
     return {}
 
 
@@ -109,18 +109,18 @@ def weighted_by_rows(ended: Ended) -> tuple[Site, Parameters, Float[Array, ""]]:
 
 
 FEDAVG = Method("fedavg", no_control, unchanged_rows, unchanged_step, weighted_by_rows)
-"""Local updates and a mean (McMahan et al. 2017, arXiv 1602.05629, algorithm 1)."""
+"""Local updates, then a mean over sites (McMahan et al. 2017, arXiv 1602.05629, algorithm 1)."""
 OBSERVING = FEDAVG._replace(name="observing", step=lambda before, after, offer, site: offer.parameters)
-"""Updates that change no weights: a learned model only records the range and support of the rows."""
+"""Updates that do not change weights: a learned model records the range and support of the rows."""
 
 
 @cache
 def fedprox(pull: float) -> Method:
-    """Build FedAvg with every step pulled back to the weights x received: `y <- U(y) - pull (y - x)`.
+    """Build FedAvg in which every step is pulled back towards the server's weights x: `y <- U(y) - pull (y - x)`.
 
-    Li et al. 2020 (arXiv 1812.06127), equation 2: for gradient steps of length eta this is the proximal term `mu/2 |y -
-    x|^2` with `mu = pull / eta`. It is decoupled from the optimiser, like decoupled weight decay (Loshchilov & Hutter
-    2019, arXiv 1711.05101), because Adam would divide it by the gradient norm.
+    Li et al. 2020 (arXiv 1812.06127), equation 2: for gradient steps of length eta, the pull equals the proximal term
+    `mu/2 |y - x|^2` with `mu = pull / eta`. The optimiser does not see the pull, because Adam would divide it by the
+    gradient norm (as in decoupled weight decay: Loshchilov & Hutter 2019, arXiv 1711.05101).
 
     Args:
         pull: share of the way back per step, in [0, 1).
@@ -156,8 +156,8 @@ SCAFFOLD = FEDAVG._replace(
     step=_corrected,
     close=_controls,
 )
-"""Correct steps by the drift of the site: `y <- U(y) + h - h_i`, then `h_i <- h_i - h + (y - x) / K`.
+"""Correct steps by the drift of the site: `y <- U(y) + h - h_i`, and after K steps `h_i <- h_i - h + (y - x) / K`.
 
-Karimireddy et al. 2020 (arXiv 1910.06378), algorithm 1 with option II. A control variate here is a mean step (minus eta
-times the paper's mean gradient), so it works with every optimiser.
+Karimireddy et al. 2020 (arXiv 1910.06378), algorithm 1 with option II. Here h_i is the site's mean step, h the mean
+over sites, x the server's weights. The paper uses mean gradients; mean steps work with every optimiser.
 """

@@ -1,9 +1,9 @@
 """Differential privacy: clip changes and add normal noise to their mean.
 
 Site level: the change of a site is clipped to norm C. The mean over k sites gets noise of standard deviation `z C / k`
-per coordinate, with z the noise multiplier. All sites have equal weight, because a weight would reveal their number of
-rows. Row level: the step of each row is clipped and the batch mean gets noise at the site. `accountant` computes the
-privacy spent.
+per coordinate, with z the noise multiplier. All sites have equal weight, because different weights would reveal the
+numbers of rows. Row level: the step of each row is clipped and the batch mean gets noise at the site. `accountant`
+computes the privacy spent.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def noise_ratio(privacy: Privacy, numbers: int, count: int) -> float:
 
 
 def check(privacy: Privacy, numbers: int, count: int, insist: bool = False) -> None:
-    """Reject noise with an expected norm above the clip norm, the largest possible change.
+    """Raise an error if the expected norm of the noise exceeds the clip norm, which is the largest possible change.
 
     Args:
         privacy: C and z.
@@ -80,23 +80,23 @@ def check(privacy: Privacy, numbers: int, count: int, insist: bool = False) -> N
     if not (privacy.clip > 0.0 and privacy.noise >= 0.0 and math.isfinite(privacy.clip + privacy.noise)):
         raise ValueError(
             f"clip must be positive and noise at least 0, both finite, got clip {privacy.clip:g} and noise "
-            f"{privacy.noise:g}"
+            f"{privacy.noise:g}: correct them"
         )
     times = noise_ratio(privacy, numbers, count)
     if times > 1.0 and not insist:
         raise ValueError(
-            f"the noise is {times:.3g} times the clip norm ({numbers:,} numbers, a mean of {count}, noise multiplier "
-            f"{privacy.noise:g}): use more sites, a smaller network or less noise, or set insist"
+            f"the noise is {times:.3g} times the clip norm and would hide all changes (mean of {count} changes with "
+            f"{numbers:,} numbers, noise {privacy.noise:g}): use more sites, fewer weights or less noise, or set insist"
         )
 
 
 @lru_cache(maxsize=16)
 def private_rows(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
-    """Return the algorithm with every update a clipped and noised mean of single-row updates.
+    """Return a private version of an algorithm: each update is the mean of clipped single-row updates, plus noise.
 
     With `{method: sgd}` this is DP-SGD (Abadi et al. 2016, arXiv 1607.00133, algorithm 1), with C in units of a step.
-    Optimisers keep no state, which would contain rows without noise: with Adam each row's step is its first step. The
-    metrics are not private and stay at the site.
+    The optimiser's state is discarded, because the state would contain rows without noise. Metrics must stay at the
+    site.
 
     Args:
         algorithm: algorithm to wrap.

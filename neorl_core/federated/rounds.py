@@ -55,7 +55,7 @@ class Rule(NamedTuple):
     privacy: Privacy | None = None
     """Site-level privacy."""
     secure: float | None = None
-    """Bound of a site's numbers under secure aggregation (`secure`); None without."""
+    """Largest absolute value of a site's numbers under secure aggregation; None without secure aggregation."""
 
     @property
     def steps(self) -> int:
@@ -64,26 +64,26 @@ class Rule(NamedTuple):
 
 
 def check(rule: Rule) -> Rule:
-    """Return the rule if it is consistent.
+    """Return the rule after checking that its settings can be combined.
 
     Raises:
-        ValueError: if it is not.
+        ValueError: if a number is out of range, or two settings exclude each other.
     """
     batches = rule.algorithm.batches_per_update
     if rule.updates < 1 or rule.updates % batches or rule.batch_size < 1:
         raise ValueError(
             f"updates per round must be a positive multiple of {batches} ({rule.algorithm.name}) and batch_size "
-            f"positive, got {rule.updates} and {rule.batch_size}"
+            f"positive, got updates {rule.updates} and batch_size {rule.batch_size}"
         )
     if rule.aggregate is not weighted_mean and rule.secure:
         raise ValueError(
             f"secure aggregation (bound {rule.secure:g}) needs the weighted mean, got a robust aggregate, which must "
-            "see the change of each site: choose one of the two"
+            "see the change of each site: use only one of them"
         )
     if rule.aggregate is not weighted_mean and rule.privacy:
         raise ValueError(
             f"site-level privacy (noise {rule.privacy.noise:g}) needs the weighted mean, got a robust aggregate, which "
-            "the accountant does not cover: choose one of the two"
+            "the accountant does not cover: use only one of them"
         )
     return rule
 
@@ -94,8 +94,8 @@ def fresh_server(learner: Any, method: Method, recipe: Recipe | None = None) -> 
     Args:
         learner: state of an algorithm.
         method: federated method.
-        recipe: optimiser of the server (FedAdam and the like; Reddi et al. 2021, arXiv 2003.00295, algorithm 2), or
-            None to add the aggregate itself.
+        recipe: optimiser of the server, as in FedAdam (Reddi et al. 2021, arXiv 2003.00295, algorithm 2); None adds the
+            aggregate to the weights.
     """
     parameters = parameters_of(learner)
     memory = optimisers.init(recipe or Recipe(method="sgd"), parameters)
@@ -117,7 +117,7 @@ def site_round(rule: Rule, offer: Offer, site: Site, rows: Rows) -> tuple[Site, 
         rows: rows of the site.
 
     Returns:
-        New state, reply to the server, and mean metrics, which also stay at the site.
+        New state, reply to the server, and mean metrics. The site sends only the reply.
     """
     algorithm, method = rule.algorithm, rule.method
     before = with_parameters(site.train.learner, offer.parameters)
@@ -151,10 +151,10 @@ def site_round(rule: Rule, offer: Offer, site: Site, rows: Rows) -> tuple[Site, 
 
 
 def observing(rule: Rule) -> Rule:
-    """Return the rule by which a site that missed the warm-up observes its rows.
+    """Return the rule for sites that took no part in the warm-up: they observe their rows without changing weights.
 
-    Range, support and errors of a learned model limit rollouts to the rows and are never sent, so such a site lacks
-    them although the shared model is trained.
+    A learned model limits its rollouts by range, support and errors on the site's rows. The server never receives these
+    statistics, so each site must compute them.
 
     Args:
         rule: rule of the federation after its warm-up.
@@ -167,8 +167,8 @@ def server_round(
 ) -> Server:
     """Run the server's half of a round.
 
-    `x <- x + server_lr aggregate_i(y_i - x)`, or a step of the server's optimiser along it; control variates `h <- h +
-    share aggregate_i(h_i' - h_i)`.
+    Weights x with replies y_i: `x <- x + server_lr aggregate_i(y_i - x)`, or a step of the server's optimiser along the
+    aggregate. Control variates: `h <- h + share aggregate_i(h_i' - h_i)`.
 
     Args:
         rule: settings of the federation.
@@ -184,7 +184,7 @@ def server_round(
     if not (rule.privacy or rule.secure):
         return step_server(rule, server, rule.aggregate(sent, weights), share)
     if key is None:
-        raise ValueError("noise and masks need a PRNG key, got key=None: pass a secret one")
+        raise ValueError("noise and masks need a PRNG key, got key=None: pass a secret key")
     masks, noise = jax.random.split(jax.random.fold_in(key, server.round))
     mean = secure_mean(sent, weights, rule.secure, masks) if rule.secure else rule.aggregate(sent, weights)
     if rule.privacy:
@@ -195,7 +195,7 @@ def server_round(
 def step_server(
     rule: Rule, server: Server, aggregates: tuple[Parameters, Parameters], share: float | Float[Array, ""] = 1.0
 ) -> Server:
-    """Update the server by an aggregate, which may also come from a secure sum over several machines.
+    """Return the server after a step along an aggregate, for example from a secure sum over several machines.
 
     Args:
         rule: settings of the federation.
@@ -232,7 +232,9 @@ def make_rounds(rule: Rule, rounds: int, sites: int, participants: int | None = 
     check(rule)
     some = sites if participants is None else participants
     if rounds < 1 or not 1 <= some <= sites:
-        raise ValueError(f"rounds must be positive and participants from 1 to {sites}, got {rounds} and {some}")
+        raise ValueError(
+            f"rounds must be positive, and participants 1 to {sites}, got {rounds} and {some}: correct them"
+        )
 
     def one(carry: tuple[Server, Site], key: PRNGKeyArray, rows: Rows) -> tuple[tuple[Server, Site], Metrics]:
         server, states = carry

@@ -1,13 +1,13 @@
-"""Secure aggregation: the server learns the exact sum of the sites' messages and nothing about the terms.
+"""Secure aggregation: the server learns the exact sum of the sites' messages, and nothing about a single message.
 
 Bonawitz et al. 2017, Practical secure aggregation for privacy-preserving machine learning (CCS), sections 4 and 6.
-Sites send integers modulo 2^32. Each adds a mask of its own, and one mask per other site that cancels in the sum.
-Shares of all seeds lie with the other sites (`shamir`). The server recovers the own seeds of sites that replied, and
-the pair seeds of sites that dropped out. Both seeds of one site would reveal the numbers of the site; this is why there
-are two masks.
+Sites send integers modulo 2^32. Each site adds a mask from its own seed, and one mask per other site from a seed that
+both share. The shared masks cancel in the sum. Every seed is split into shares, which the other sites keep (`shamir`).
+The server recovers the own seeds of sites that replied, and the shared seeds of sites that dropped out. The server must
+never recover both kinds of seeds of one site, because together they reveal the site's numbers.
 
-The layer above the core agrees on pair seeds (X25519 in the paper). Masks here come from JAX's Threefry generator with
-64-bit keys; for stronger security, add other masks in the same way.
+Callers agree on shared seeds (X25519 in the paper). Masks come from JAX's Threefry generator with 64-bit keys. For
+stronger security, add masks from another generator in the same way.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class FixedPoint(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """Steps per unit: the largest power of two at which `sites` numbers at the bound stay below 2^31.
+        """Integer steps per unit: the largest power of two for which sums of `sites` numbers stay below 2^31.
 
         Raises:
-            ValueError: if there is none, or a field is invalid.
+            ValueError: if no power of two is small enough, or a field is invalid.
         """
         steps = (2**31 - 1) / (self.bound * self.sites) - 0.5 if self.bound > 0.0 and self.sites >= 1 else 0.0
         if not steps > 0.0:
@@ -55,7 +55,7 @@ def encode(x: Float[Array, " D"], fixed: FixedPoint) -> UInt32[Array, " D"]:
 
 
 def decode(total: UInt32[Array, " D"], fixed: FixedPoint) -> Float[Array, " D"]:
-    """Return the number of a sum (D,) of encoded numbers."""
+    """Return the sum (D,) of the numbers, from a sum (D,) of encoded numbers."""
     return jax.lax.bitcast_convert_type(total, jnp.int32).astype(jnp.result_type(float)) / fixed.scale
 
 
@@ -67,10 +67,10 @@ def mask(seed: Key, size: int) -> UInt32[Array, " D"]:
 def add_masks(
     numbers: UInt32[Array, " D"], site: int | Int[Array, ""], own: Key, pairs: UInt32[Array, "S 2"]
 ) -> UInt32[Array, " D"]:
-    """Return the message of site i: `x_i + p(b_i) + sum_(j > i) p(s_ij) - sum_(j < i) p(s_ij)` modulo 2^32.
+    """Return the message of site i, with `p = mask`: `x_i + p(b_i) + sum_(j > i) p(s_ij) - sum_(j < i) p(s_ij)`.
 
     Args:
-        numbers: (D,) encoded numbers.
+        numbers: (D,) x_i, encoded numbers; all sums are modulo 2^32.
         site: index i.
         own: b_i, the site's own seed.
         pairs: (S, 2) s_ij, the seeds shared with every site j; entry i is ignored.
@@ -90,9 +90,9 @@ def remove_masks(
     Args:
         total: (D,) sum of the messages modulo 2^32.
         arrived: (A,) indices of the sites that replied.
-        own: (A, 2) their recovered own seeds.
+        own: (A, 2) recovered own seeds of the sites that replied.
         dropped: (L,) indices of the sites that dropped out.
-        pairs: (L, A, 2) recovered seeds shared between dropped and arrived sites.
+        pairs: (L, A, 2) recovered seeds that a dropped and an arrived site share.
     """
     size = total.shape[0]
 
@@ -109,15 +109,15 @@ def remove_masks(
 
 
 def secure_mean(stacked: Any, weights: Float[Array, " S"], bound: float, key: PRNGKeyArray) -> Any:
-    """Return `aggregate.weighted_mean` by a secure sum without drop-outs, for simulations with one key for all seeds.
+    """Return `aggregate.weighted_mean`, computed by a secure sum; for simulations in which no site drops out.
 
-    A site sends its weighted numbers and its weight, so the server learns only the sum of the weights.
+    A site's message contains its weighted numbers and its weight, so the server learns only the sum of the weights.
 
     Args:
         stacked: arrays (S, ...).
         weights: (S,) that sum to 1.
         bound: largest absolute value of a site's numbers; larger ones are clipped.
-        key: PRNG key of all seeds.
+        key: PRNG key from which the seeds of all sites are derived.
     """
     sites = weights.shape[0]
     fixed, part = FixedPoint(bound, sites), weights / jnp.max(weights)

@@ -25,12 +25,12 @@ def split_secret(secret: int, sites: int, coefficients: Sequence[int], prime: in
     Args:
         secret: in [0, prime).
         sites: number of shares.
-        coefficients: c, one fewer than the shares needed: uniform in [0, prime), from a cryptographic generator, kept
-            secret.
+        coefficients: c, one fewer than the shares that recover the secret. Draw them uniformly in [0, prime) with a
+            cryptographic generator, and keep them secret.
         prime: modulus.
 
     Raises:
-        ValueError: if a number is outside the field, or there are fewer sites than shares needed.
+        ValueError: if a number is outside [0, prime), or there are fewer sites than shares that recover the secret.
     """
     polynomial = [secret, *coefficients]
     if outside := sum(not 0 <= number < prime for number in polynomial):
@@ -39,7 +39,7 @@ def split_secret(secret: int, sites: int, coefficients: Sequence[int], prime: in
             "bits: use a larger prime"
         )
     if not len(polynomial) <= sites < prime:
-        raise ValueError(f"sites must be at least {len(polynomial)}, the shares needed, got {sites}")
+        raise ValueError(f"sites must be at least {len(polynomial)} to recover the secret, got {sites}: add sites")
 
     def value(x: int) -> int:
         total = 0
@@ -56,15 +56,15 @@ def recover_secret(given: Sequence[Share], prime: int = PRIME) -> int:
     Too few shares give a wrong number without an error.
 
     Args:
-        given: distinct shares, one more than there were coefficients.
+        given: distinct shares; their number must exceed the number of coefficients.
         prime: modulus.
 
     Raises:
-        ValueError: without shares, or on duplicates.
+        ValueError: if there are no shares, or two equal shares.
     """
     places = [share.x for share in given]
     if not given or len(set(places)) < len(places):
-        raise ValueError(f"shares must be distinct and at least one, got x = {places}: remove duplicates")
+        raise ValueError(f"shares must be distinct and at least one, got shares number {places}: correct the list")
     total = 0
     for x, y in given:
         above, below = 1, 1

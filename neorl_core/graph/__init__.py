@@ -1,1 +1,1 @@
-"""Policies on graphs, with weights shared by all nodes and edges, for any number, order and switching state."""
+"""Policies on graphs. All nodes and edges share weights, so a policy fits any number of nodes and any edges."""

@@ -1,7 +1,6 @@
-"""Graph layout of agents that share a plant, from their views and communication links.
+"""Graph layout of agents that control one plant together: agents are nodes, communication links are edges.
 
-A link is an edge between two agents; a flag in the observation is 1 while it is up. A component seen by several agents
-is one that each of them measures itself, such as the time of day.
+A flag in the observation is 1 while a link is up. Several agents may measure the same component, such as the time.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ Links = tuple[tuple[str, str], ...]
 
 
 def alike(spec: PlantSpec, agents: Sequence[AgentView]) -> tuple[int, ...]:
-    """Return the kind (N,) of each agent: agents with the same units of observations and actions share weights."""
+    """Return the kind (N,) of each agent; agents with equal units of observations and actions are of one kind."""
     quantities = [
         (tuple(spec.observation.units[k] for k in agent.observation), tuple(spec.action.units[k] for k in agent.action))
         for agent in agents
@@ -35,16 +34,16 @@ def agents_layout(
 ) -> Layout:
     """Return the layout with agents as nodes and links as edges.
 
-    A component seen by several agents is a feature of its own. Private components of agents of one kind share a feature
-    at the same position, and its scale. A one-hot constant identifies each agent, so agents of a kind may act
-    differently.
+    A component that several agents see is a feature of its own. If only one agent sees a component, its position in the
+    agent's view determines the feature; agents of one kind share these features and their scale. A one-hot constant
+    identifies each agent, so agents of a kind may act differently.
 
     Args:
         spec: spec of the plant.
         agents: views of the agents; every action component belongs to one of them.
         links: pairs of agents that communicate.
         present: observation component of each link that is 1 while the link is up; empty if all links are always up.
-        kinds: (N,) kind of each agent; `alike` by default, zeros for shared weights, `range(N)` for separate weights.
+        kinds: (N,) kind of each agent, by default from `alike`. Agents of one kind share weights.
 
     Raises:
         ValueError: if a link names an unknown agent, or agents do not fit the spec.

@@ -1,12 +1,12 @@
 """Multi-agent policies with learned communication: each agent acts on its own observation and on messages.
 
-An agent encodes its observation, sends a message to linked agents, adds the sum of the messages that arrive over links
-that are up, and repeats this for R rounds. Nothing is pooled globally: an action depends on agents within R links only,
-and without links on the own observation alone.
+An agent first encodes its observation. In each of R rounds, it sends a message to linked agents, and processes the sum
+of the messages that arrive over links that are up. So an action depends only on agents at most R links away, and
+without links only on the agent's own observation.
 
 Foerster et al. 2016, Learning to communicate with deep multi-agent reinforcement learning (arXiv 1605.06676) learn
-messages; Sukhbaatar et al. 2016 (arXiv 1605.07736) sum them. Each function is for one agent; the policy of all agents
-is a vmap with sums over links.
+messages; Sukhbaatar et al. 2016 (arXiv 1605.07736) sum them. `encode`, `send`, `receive` and `decode` compute one
+agent; `agents_apply` computes all agents.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class AgentNetwork(NamedTuple):
 
 
 def encode(own: Weights, features: Float[Array, "*b F"]) -> Float[Array, "*b H"]:
-    """Return the initial hidden state of an agent from its constants and features: `h = relu(B relu(A x + a) + b)`."""
+    """Return an agent's initial hidden state from constants and features x: `h = relu(B relu(A x + a) + b)`."""
     return jax.nn.relu(_dense(own["sees_1"], jax.nn.relu(_dense(own["sees_0"], features))))
 
 
@@ -47,7 +47,7 @@ def send(own: Weights, hidden: Float[Array, "*b H"], turn: int) -> Float[Array, 
 def receive(
     own: Weights, hidden: Float[Array, "*b H"], arrived: Float[Array, "*b H"], turn: int
 ) -> Float[Array, "*b H"]:
-    """Return the hidden state after a round: `h + relu(D (h, Σ m) + d)`, with the sum of the messages received."""
+    """Return the hidden state after a round: `h + relu(D (h, Σ m) + d)`, with the sum Σ m of received messages."""
     return hidden + jax.nn.relu(_dense(own[f"hears_{turn}"], jnp.concatenate([hidden, arrived], -1)))
 
 
@@ -72,7 +72,7 @@ def agents_init(key: PRNGKeyArray, talk: AgentNetwork) -> Weights:
 
 
 def agents_apply(weights: Weights, layout: Layout, observation: Float[Array, "*b O"]) -> Float[Array, "*b A"]:
-    """Return the outputs of all agents, in the order of the action vector, from normalised observations (..., O)."""
+    """Return the outputs of all agents in the order of the action vector, for normalised observations (..., O)."""
     graph = build_graph(layout, observation)
     own, up = own_weights(weights, np.asarray(layout.kinds)), graph.edge_mask[..., None]
     hidden = _each(encode, own, graph.nodes)
@@ -86,7 +86,7 @@ def agents_apply(weights: Weights, layout: Layout, observation: Float[Array, "*b
 
 
 def own_weights(weights: Weights, kind: Any) -> Weights:
-    """Return the weights of one kind of agents, or of kinds (N,) stacked."""
+    """Return the weights of one kind of agents, or stacked weights of N agents for kinds (N,)."""
     own: Weights = jax.tree.map(lambda x: x[kind], weights)
     return own
 

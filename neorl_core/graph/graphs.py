@@ -1,7 +1,6 @@
-"""Graphs as arrays of nodes, edges and a context, padded to a few size classes that share compiled programs.
+"""Graphs as arrays of nodes, edges and a context, padded to a few sizes that share compiled programs.
 
-Edges are undirected: messages pass both ways. Masked nodes and edges send and receive nothing and do not count in
-means.
+Edges are undirected: messages pass both ways. Masked nodes and edges have no effect on messages and means.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 SIZE_CLASSES = ((40, 48), (80, 96), (144, 176), (288, 352))
-"""Numbers of nodes and edges to pad to."""
+"""Pairs (number of nodes, number of edges) to which graphs are padded."""
 
 
 class Graph(NamedTuple):
-    """A graph or a batch of graphs with one structure; features and masks have the batch axes."""
+    """A graph, or a batch of graphs with equal senders and receivers; features and masks have the batch axes."""
 
     nodes: Float[Array, "*b N F"]
     edges: Float[Array, "*b E G"]
@@ -50,7 +49,7 @@ def padded(graph: Graph, size: tuple[int, int] | None = None) -> Graph:
         size: resulting numbers of nodes and edges; the `size_class` by default.
 
     Raises:
-        ValueError: if the graph is larger.
+        ValueError: if the graph is larger than `size`.
     """
     nodes, edges = graph.nodes.shape[-2], graph.edges.shape[-2]
     size = size_class(nodes, edges) if size is None else size

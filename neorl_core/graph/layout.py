@@ -1,8 +1,8 @@
 """Mapping between a plant's flat observation and action vectors and a graph.
 
-Logs, normalisers, algorithms, shields and bundles use vectors. A layout assigns their components to nodes and edges,
-and names the flags that say which edges are present, so the topology is part of the observation. It is static structure
-in a plant's spec and in the weights of a graph policy.
+Logs, normalisers, algorithms, shields and bundles use vectors. A layout assigns the components of a vector to nodes and
+edges. Flags in the observation say which edges are present, so the observation contains the topology. A layout is a
+constant in a plant's spec and in the weights of a graph policy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 from neorl_core.graph.graphs import Graph
 
 Columns = tuple[tuple[int, ...], ...]
-"""For each feature, the component of each node or edge, or -1 for none (reads 0)."""
+"""For each feature, the index of the component of each node or edge; with index -1, the feature is 0."""
 Ints = npt.NDArray[np.int64]
 
 
@@ -64,7 +64,7 @@ def check_layout(layout: Layout, observed: int, acting: int) -> Layout:
         acting: number of action components; each must belong to one node or edge.
 
     Raises:
-        ValueError: naming the first field that does not fit.
+        ValueError: if a field does not fit; the message names the first such field.
     """
     n, e = layout.nodes, len(layout.edges)
     for name, rows, width, top in (
@@ -187,7 +187,7 @@ def build_graph(layout: Layout, observation: Float[Array, "*b O"], action: Float
 def flat_action(
     layout: Layout, node_output: Float[Array, "*b N K"], edge_output: Float[Array, "*b E J"]
 ) -> Float[Array, "*b A"]:
-    """Return the flat action of node and edge outputs; the inverse of the placement in `graph_of`."""
+    """Return action vectors (..., A) from outputs of nodes (..., N, K) and edges (..., E, J)."""
     lead = node_output.shape[:-2]
     outputs = jnp.concatenate([node_output.reshape(*lead, -1), edge_output.reshape(*lead, -1)], -1)
     return outputs[..., _action_places(layout)]
@@ -196,8 +196,8 @@ def flat_action(
 def pool_moments(layout: Layout, mean: npt.NDArray[Any], deviation: npt.NDArray[Any]) -> tuple[Any, Any]:
     """Return means and deviations (O,) pooled per feature, so that all nodes or edges of a feature share one scale.
 
-    `mean = mean_j m_j`, `variance = mean_j s_j² + mean_j (m_j - mean)²` over the components j of the feature. Flags
-    keep mean 0 and deviation 1.
+    `mean = mean_j m_j`, `variance = mean_j s_j² + mean_j (m_j - mean)²` over the components j of the feature, with
+    means m_j and deviations s_j. Flags keep mean 0 and deviation 1.
     """
     mean, deviation = mean.copy(), deviation.copy()
     for row in (*layout.node_observation, *layout.edge_observation):

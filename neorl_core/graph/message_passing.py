@@ -2,8 +2,7 @@
 
 Battaglia et al. 2018, Relational inductive biases, deep learning, and graph networks (arXiv 1806.01261), with
 undirected edges. Dense layers act on nodes before messages are formed, because a graph has fewer nodes than messages.
-Kernels that act on the same input are separate weights but multiplied at once, because every product costs time in a
-decision of microseconds.
+Kernels with the same input share one matrix product, because a decision must take only microseconds.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ NEAR_ZERO = nn.initializers.variance_scaling(0.01, "fan_in", "truncated_normal")
 def sum_messages(messages: Float[Array, "*b E H"], at: Int[Array, " E"], nodes: int) -> Float[Array, "*b N H"]:
     """Sum the messages that arrive at each node.
 
-    Scatter-add is at least as fast in training as products with an incidence matrix on a CPU, at 33 to 118 buses.
+    On a CPU, with graphs of 33 to 118 nodes, this is at least as fast in training as products with an incidence matrix.
 
     Args:
         messages: (..., E, H) one per edge.
@@ -55,8 +54,9 @@ class Round(nn.Module):
     """One round of message passing.
 
     Messages `m_ij = relu(A h_i + B h_j + C e_ij + d)` both ways along every present edge, then `h_j += relu(D h_j + E
-    Σ_i m_ij + F u + g) / R`, `e_ij += (m_ij + m_ji) / R` and `u += relu(K mean_j h_j + L u + l) / R`. The division by R
-    keeps outputs small: behind a tanh, an actor that starts far from 0 does not learn.
+    Σ_i m_ij + F u + g) / R`, `e_ij += (m_ij + m_ji) / R` and `u += relu(K mean_j h_j + L u + l) / R`. Here h are the
+    features of nodes, e of edges and u of the context, for R rounds. The division by R keeps outputs small, because an
+    actor with a tanh far from 0 does not learn.
     """
 
     share: float

@@ -1,9 +1,8 @@
-"""Graph networks behind the flat interface of actors and critics.
+"""Graph networks with the interface of `neorl_core.networks`: vectors in, vectors out.
 
-`neorl_core.networks` dispatches on the weights. Graph networks have `{"graph": {"layout", "actor" or
-"critic"}}`; width and rounds follow from the arrays, and the layout maps observation and action to the graph. With
-another layout the same arrays are a policy for another graph. If nodes are agents, the weights are `{"graph":
-{"layout", "agents"}}`; their critics, used only in training, are dense and see the whole plant.
+The weights are `{"graph": {"layout", "actor" or "critic"}}`. Width and rounds follow from the arrays, and the layout
+maps observation and action to the graph. With another layout, the same arrays control another graph. If nodes are
+agents, the weights are `{"graph": {"layout", "agents"}}`. Their critics are dense and see the whole plant.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def make_graph_network(spec: PlantSpec, rounds: int, hidden: tuple[int, ...]) ->
     """Return the graph network of a policy for a plant or its agents, or None for zero rounds.
 
     Args:
-        spec: spec of the plant as the policy sees it.
+        spec: spec of the plant, with history if the policy uses a history.
         rounds: rounds of message passing.
         hidden: widths of hidden layers; the first is used for every node and edge.
 
@@ -73,11 +72,11 @@ def graph_critic_init(key: PRNGKeyArray, passing: GraphNetwork, acting: bool = T
 
 
 def graph_apply(params: Weights, x: Float[Array, "*n I"]) -> Float[Array, "*n F"]:
-    """Apply a graph network: one output per action, or the one output of a critic.
+    """Return the outputs of a graph network: (..., A) before the tanh of an actor, or (..., 1) of a critic.
 
     Args:
         params: weights and layout.
-        x: (..., O) normalised observations, or (..., O + A) followed by unit actions.
+        x: (..., O) normalised observations; (..., O + A) with unit actions appended for a critic of actions.
     """
     layout: Layout = params["layout"]
     if "agents" in params:
@@ -93,7 +92,7 @@ def graph_apply(params: Weights, x: Float[Array, "*n I"]) -> Float[Array, "*n F"
 
 
 def act_on(weights: Weights, graph: Graph) -> tuple[Float[Array, "*b N K"], Float[Array, "*b E J"]]:
-    """Apply an actor's weights (`params['graph']['actor']`) to any graph with the same features, padded or not."""
+    """Return node and edge outputs of an actor (`params['graph']['actor']`) for a graph with equal features."""
     outputs = [weights[name]["bias"].shape[-1] if name in weights else 0 for name in ("per_node", "per_edge")]
     output: Any = Actor(*_size(weights), *outputs).apply({"params": weights}, graph)
     node_output, edge_output = output

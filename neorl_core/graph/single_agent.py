@@ -1,8 +1,7 @@
-"""Multi-agent policies on separate machines: the part of one agent.
+"""Run one agent of a multi-agent policy on a machine of its own.
 
-The policy of all agents is one function of the whole observation. `act` computes the part of one agent from its own
-sensors and the messages that it received. If messages are delivered between agents in every round, all agents together
-give the same actions.
+`act` computes the agent's action from its own sensors and the messages that it received. If all messages arrive in
+every round, the actions of all agents together equal the actions of the joint policy.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ class Member(NamedTuple):
     policy: Policy
     """Weights of the agent's kind, and the scale of its observation and action."""
     places: Int[np.ndarray, " F"]
-    """Index of each feature in the own observation, -1 for features of other agents."""
+    """Index of each feature in the agent's own observation; -1 if only other agents have the feature."""
     constants: Float[Array, " C"]
     slots: Int[np.ndarray, " A"]
-    """Index of each own action in the output of the weights."""
+    """Index of each action of the agent in the network's output."""
 
 
 def extract_member(policy: Policy, agents: Sequence[AgentView], name: str) -> Member:
-    """Extract the part of one agent from the policy.
+    """Return the part of a multi-agent policy that one agent needs.
 
     Args:
         policy: policy of all agents.
@@ -44,7 +43,7 @@ def extract_member(policy: Policy, agents: Sequence[AgentView], name: str) -> Me
         name: name of the agent.
 
     Raises:
-        ValueError: if the agent is unknown, or the policy is not one of agents.
+        ValueError: if the agent is unknown, or the policy was not trained for agents.
     """
     network = policy.params.get("graph", {})
     if "agents" not in network:
@@ -80,10 +79,10 @@ def act(
 ) -> tuple[Float[Array, " A"], Float[Array, " H"] | None]:
     """Return the agent's action and next message.
 
-    Rounds without messages count as silent, so an action is available at any time.
+    In a round without messages, the sum of the messages is 0, so an action is available at any time.
 
     Args:
-        member: share of the policy.
+        member: the agent's part of the policy.
         observation: (O,) own observation in the plant's units.
         received: messages received in each round so far.
 

@@ -1,4 +1,4 @@
-"""Operating domains that draw constants from a posterior, so that claims cover the uncertainty left by the logs."""
+"""Operating domains that draw a plant's constants from a posterior, so that claims cover the remaining uncertainty."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def identified_plant(plant: Plant, unknowns: Sequence[Unknown], posterior: Posterior) -> Plant:
-    """Return a plant with the estimate as nominal constants and an operating domain that draws from the posterior.
+    """Return a plant with estimates as nominal constants, and an operating domain that draws from the posterior.
 
-    The domain has the fields of the plant's own domain, with the same meaning (noise, disturbances, starts, spreads of
-    other constants), plus `posterior_fields`. Spreads of the unknowns have no effect any more.
+    The domain has all fields of the plant's own domain, plus `posterior_fields`; spreads of the unknowns have no
+    effect.
 
     Example:
         >>> known = identified_plant(plant, unknowns, identify(plant, unknowns, episodes))  # doctest: +SKIP
@@ -33,12 +33,12 @@ def identified_plant(plant: Plant, unknowns: Sequence[Unknown], posterior: Poste
 
 
 def drawing_plant(plant: Plant, unknowns: Sequence[Unknown], fields: Mapping[str, float]) -> Plant:
-    """Return `identified_plant` from the domain's additional fields, as a certificate states them.
+    """Return the plant of `identified_plant`, given the additional domain fields that a certificate lists.
 
     Args:
         plant: the identified plant.
         unknowns: the estimated constants, in order; only name, entry and law are used.
-        fields: from `posterior_fields`, bit for bit.
+        fields: the exact numbers of `posterior_fields`.
 
     Raises:
         ValueError: if a field is missing or belongs to no unknown.
@@ -60,10 +60,10 @@ def drawing_plant(plant: Plant, unknowns: Sequence[Unknown], fields: Mapping[str
 def posterior_fields(unknowns: Sequence[Unknown], posterior: Posterior) -> dict[str, float]:
     """Return the domain fields of a posterior, as a flat dictionary of floats.
 
-    `identified_NAME` is the estimate of a constant. `identified_NAME_1`, `_2`, ... are a row of the lower triangular
-    factor L of the posterior covariance, in the constant's unit, or of the logarithm for a log-normal prior:
-    constant = estimate exp((L e)_i) or estimate + (L e)_i, e standard normal. The covariance is that of the intervals'
-    t distribution, n / (n - 2) times the sandwich covariance at n degrees of freedom.
+    `identified_NAME` is the estimate of a constant. `identified_NAME_1`, `_2`, ... are row i of L, the lower triangular
+    factor of the posterior covariance. With a standard normal e, a constant is drawn as estimate + (L e)_i for a normal
+    prior, or estimate exp((L e)_i) for a log-normal prior. The covariance is n / (n - 2) times the sandwich covariance
+    with n degrees of freedom, because the intervals use the t distribution.
 
     Raises:
         ValueError: if fewer than four episodes are informative about a constant, so that the variance is infinite.
@@ -86,9 +86,9 @@ def posterior_fields(unknowns: Sequence[Unknown], posterior: Posterior) -> dict[
 
 
 def replaced_fields(plant: Plant, unknowns: Sequence[Unknown]) -> tuple[str, ...]:
-    """Return the fields of the plant's domain that only spread the unknowns, and are replaced by the posterior.
+    """Return the fields of the plant's domain that affect only the unknowns; the posterior replaces these fields.
 
-    Each field is changed, and a few plants are drawn to check that nothing but the unknowns changes.
+    To find them, the function changes each field, draws a few plants and compares all other constants.
     """
     keys = jax.random.split(jax.random.key(0), 8)
     nominal = jnp.stack([jnp.asarray(constant_of(plant.params, unknown), float) for unknown in unknowns])
@@ -120,7 +120,7 @@ def _fields(unknown: Unknown, i: int) -> tuple[str, ...]:
 def _sampler(
     sample_params: Callable[[PRNGKeyArray, Params], Params], unknowns: tuple[Unknown, ...]
 ) -> Callable[[PRNGKeyArray, Params], Params]:
-    """`sample_params` with the unknowns drawn from the posterior; the same arguments give the same function."""
+    """Return `sample_params` with the unknowns drawn from the posterior; equal arguments return the same function."""
 
     def sample(key: PRNGKeyArray, domain: Params) -> Params:
         key_posterior, key_rest = jax.random.split(key)

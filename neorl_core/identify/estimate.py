@@ -2,23 +2,21 @@
 
 phi(x) = 1/2 |x|^2 + 1/2 sum_t |e_t(x)|^2,   e_t = C^-1/2 R^-1/2 S_j^-1 (y_t - f_t(x))
 
-- x: the unknowns in the coordinates of `unknowns.Prior`; f: the forecasts of `forecast.forecast`.
+- x: the unknowns in the coordinates of `unknowns.Prior`; y: measurements; f: forecasts of `forecast.forecast`.
 - S_j: standard deviations of the signals' errors j steps after the start of a segment (diagonal).
 - R: correlation between signals; C: inflation of the remaining errors by correlation in time (diagonal).
 
 Assumptions:
 
-- The logs may be of any controller, including feedback: forecasts use the logged actions.
-- A segment starts from the measurements. Their noise propagates through the segment and is part of the errors. It also
-  blurs the sensitivities, which biases an estimate by about (noise / range explored by the signal)^2. Longer segments
-  weigh starts less. A start with relevant noise can be estimated as well (`Start`).
-- Disturbances act within and across segments, so errors are correlated in time. Division by C gives the data the weight
-  of as many independent errors as have the same variance of the mean (see `inflation_of`). R accounts for disturbances
-  that show in several signals at once.
-- Disturbances of different episodes are independent, with mean zero over all episodes. A disturbance with another mean
-  over all logs cannot be distinguished from a change of the constants.
-- The covariance of the errors is not modelled further. Intervals use the spread of the episodes' scores (sandwich,
-  White 1982, Econometrica 50; clusters: Liang and Zeger 1986, Biometrika 73).
+- Any controller may have produced the logs, because forecasts use the logged actions.
+- A segment starts from measurements, so their noise is part of the errors. The noise also biases estimates, by a share
+  of about (noise / range of the signal)^2. Longer segments reduce this bias. Noisy starts can be estimated (`Start`).
+- Disturbances last longer than a step, so errors are correlated in time. C reduces the weight of the data to the weight
+  of fewer, independent errors (see `inflation_of`). R accounts for disturbances that affect several signals.
+- Disturbances of different episodes are independent, with mean zero over all episodes. A disturbance with a nonzero
+  mean cannot be distinguished from a change of the constants.
+- Intervals use the spread of scores between episodes, because the covariance of errors is not modelled (sandwich, White
+  1982, Econometrica 50; clusters: Liang and Zeger 1986, Biometrika 73).
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ from neorl_core.identify.unknowns import Prior, Unknown, constants, prior_of, wi
 from neorl_core.types import Params
 
 ROUNDS = 5
-"""Rounds in which weights are computed from the errors and constants are fitted with them."""
+"""Rounds of the estimation. Each round computes weights from the errors, then fits the constants with these weights."""
 MOST_STEPS = 25
 """Maximum number of Levenberg-Marquardt steps per round."""
 FIRST_DAMPING, MOST_DAMPING = 1e-3, 1e8
@@ -50,7 +48,7 @@ IDENTIFIED = 0.7
 
 
 class Start(NamedTuple):
-    """A signal with unknown start in each episode, with a normal prior."""
+    """Normal prior for the unknown value of a signal at the start of each episode."""
 
     signal: int
     spread: float
@@ -60,20 +58,20 @@ class Start(NamedTuple):
 
 
 class Posterior(NamedTuple):
-    """Posterior of P unknowns. Arrays only; with leading axes if many plants were identified at once."""
+    """Posterior of P unknowns. All fields are arrays, with leading axes if many plants were identified at once."""
 
     estimate: Float[Array, "*n P"]
     """In the constants' own units."""
     low: Float[Array, "*n P"]
     high: Float[Array, "*n P"]
-    """Marginal interval of each constant."""
+    """Ends of the interval of each constant."""
     mean: Float[Array, "*n P"]
     """Standardised coordinates of the estimate: the prior has mean 0 and covariance 1."""
     covariance: Float[Array, "*n P P"]
     """In standardised coordinates."""
     prior: Prior
     identified: Bool[Array, "*n P"]
-    """Whether the posterior deviation is at most 0.7 of the prior's."""
+    """Whether the posterior deviation is at most `IDENTIFIED` times the prior deviation."""
     starts: Float[Array, "*n E H"]
     """Estimated starts of each episode, in the signals' units."""
     residuals: Float[Array, "*n E T O"]
@@ -120,10 +118,10 @@ def estimate(
     inputs: tuple[int, ...] = (),
     confidence: float = 0.95,
 ) -> Posterior:
-    """Return the posterior of the unknowns; pure, so that a vmap over `episodes` identifies many plants.
+    """Return the posterior of the unknowns. `jax.vmap` over `episodes` identifies many plants at once.
 
-    Weights and constants alternate: errors give weights, and Levenberg-Marquardt (Marquardt 1963, SIAM J. 11) fits the
-    constants with them. The first round has no inflation, because errors of wrong constants are correlated, too.
+    Each round computes weights from the errors, then fits the constants by Levenberg-Marquardt (Marquardt 1963, SIAM J.
+    11). The first round ignores correlation in time (C = 1), because wrong constants also cause correlated errors.
 
     Args:
         predict: the plant's model of one step.
@@ -131,8 +129,8 @@ def estimate(
         unknowns: P constants with priors.
         episodes: E episodes, NaN where not measured.
         segment: steps S of a forecast before it restarts from the measurements.
-        starts: H signals with unknown start in each episode.
-        inputs: signals that act on the plant and are taken as measured at every step.
+        starts: priors of H signals with unknown values at the start of each episode.
+        inputs: indices of signals that act on the plant, such as weather; forecasts use their measurements.
         confidence: coverage of the intervals.
     """
     prior = prior_of(params, unknowns)
@@ -228,7 +226,7 @@ def _begin(point: _Point, linear: _Linear) -> _Search:
 def _search(linear_at: Callable[[_Point], _Linear], search: _Search, whiten: Callable[[_Linear], _Linear]) -> _Search:
     """Minimise by Levenberg-Marquardt with given weights.
 
-    Every trial point is linearised at once, even if rejected: one program instead of two, and rejections are rare.
+    Every trial point is linearised, even if it is rejected later; this needs one program instead of two.
     """
 
     def objective(point: _Point, linear: _Linear) -> Float[Array, ""]:
@@ -286,14 +284,13 @@ def _blocks(information: Float[Array, "E Q Q"], size: int) -> tuple[Array, Array
 def _covariance(linear: _Linear, point: _Point) -> tuple[Float[Array, "P P"], Float[Array, " P"]]:
     """Return `H^-1 (1 + K) H^-1`, the covariance of the error averaged over the prior, and the degrees of freedom.
 
-    `H = 1 + A` is the curvature. K, the covariance of the total score, is that of the E episodes' scores about their
-    mean times E / (E - 1), with E - 1 degrees of freedom (Cameron and Miller 2015, Journal of Human Resources 50,
-    section VI). The spread between episodes is unreliable for a constant that only a few episodes inform (their section
-    VI.D), so E is replaced by the effective number of informative episodes, `n = (sum a_e)^2 / sum a_e^2 <= E` with a_e
-    the information of an episode. `N^-1 A N^-1`, N = diag n, keeps K positive where scores do not spread: 1 % of A's
-    contribution with ten episodes, and all of it with one. The prior's part of `1 + K` is known, so the n - 1 degrees
-    of freedom grow by `((1 + K) / K)^2` (Satterthwaite 1946, Biometrics Bulletin 2), up to E - 1. A constant without
-    information keeps its prior.
+    `H = 1 + A` is the curvature, A the sum of the information a_e of each episode. K is the covariance of the total
+    score, estimated from the scores of E episodes with E - 1 degrees of freedom (Cameron and Miller 2015, Journal of
+    Human Resources 50, section VI). This estimate is unreliable if only a few episodes inform about a constant (section
+    VI.D). So E is replaced by the effective number of informative episodes, `n = (sum a_e)^2 / sum a_e^2 <= E`. `N^-1 A
+    N^-1`, N = diag n, is added to keep K positive if scores do not spread: 1 % of A with ten episodes, all of A with
+    one episode. The prior's part of `1 + K` is known, so the n - 1 degrees of freedom grow by `((1 + K) / K)^2`
+    (Satterthwaite 1946, Biometrics Bulletin 2), up to E - 1. A constant without information keeps its prior.
     """
     size = point.x.shape[0]
     information, score = _normal(linear)
@@ -319,6 +316,6 @@ def _covariance(linear: _Linear, point: _Point) -> tuple[Float[Array, "P P"], Fl
 
 
 def _quantile(degrees: Float[Array, " P"], episodes: int, confidence: float) -> Float[Array, " P"]:
-    """Quantile of the t distribution, looked up by degrees of freedom because JAX does not have it."""
+    """Return quantiles (P,) of the t distribution from a table, because JAX has no such function."""
     table = stdtrit(np.arange(1, max(episodes, 2)), 0.5 + confidence / 2)
     return jnp.asarray(table, degrees.dtype)[degrees.astype(int) - 1]

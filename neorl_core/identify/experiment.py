@@ -1,4 +1,4 @@
-"""Step tests: find the step of an action that would identify a constant."""
+"""Step tests: find a change of one action that would identify a constant."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHARES = (0.01, 0.02, 0.05, 0.1, 0.2)
 
 
 class StepTest(NamedTuple):
-    """A step of one action, then constant."""
+    """A step test: one action changes once, then all actions stay constant."""
 
     unknown: str
     action: str
@@ -34,7 +34,7 @@ class StepTest(NamedTuple):
     deviation: float
     """Expected posterior deviation after the test, as a share of the prior's."""
     margin: float
-    """Smallest predicted margin."""
+    """Smallest predicted margin during the test."""
     enough: bool
     """Whether the test would identify the constant."""
 
@@ -54,11 +54,11 @@ def step_test(
     observation: Float[Array, " O"],
     longest: int = 60,
 ) -> StepTest | None:
-    """Find the smallest step (size times duration) that would identify a constant, from the forecast's sensitivities.
+    """Find the step test with the smallest size times duration that would identify a constant.
 
     The posterior covariance after the test is (C^-1 + sum_t G_t' G_t)^-1. C is the present covariance. G_t are the
-    slopes of the forecast t steps ahead, scaled by the whitened and inflated errors at the end of a segment. Steps with
-    a predicted violation are left out. If no step is enough, return the most informative one.
+    slopes of the forecast t steps ahead, divided by the standard deviation of the errors at the end of a segment. Step
+    tests with a predicted violation are left out. If no step test suffices, return the most informative one.
 
     Args:
         plant: the plant, at rest.
@@ -67,7 +67,7 @@ def step_test(
         longest: maximum duration in control steps.
 
     Returns:
-        The test, or None if every step is predicted to violate a limit.
+        The step test, or None if a violation is predicted for every step test.
     """
     space = plant.spec.action
     reach = np.asarray(space.high) - np.asarray(space.low)
@@ -109,7 +109,7 @@ def expected_deviations(
     actions: Float[Array, "N A"],
     steps: int,
 ) -> tuple[Float[Array, "N T P"], Float[Array, "N T"]]:
-    """Return posterior deviations (relative to the prior) and smallest margins after 1, 2, ... steps of each action."""
+    """Return posterior deviations, as shares of the prior's, and smallest margins after 1 to T steps of N actions."""
     noise = posterior.noise
     turn = noise.whitening / (noise.deviation[-1][:, None] * jnp.sqrt(noise.inflation)[None, :])
 

@@ -27,24 +27,24 @@ def identify(
     inputs: Sequence[str] = (),
     confidence: float = 0.95,
 ) -> Posterior:
-    """Estimate constants of a plant from logged episodes: `estimate` with names instead of indices, and checks.
+    """Estimate constants of a plant from logged episodes.
 
-    Choose segments long enough for the constants to affect the measurements: a single step is mostly measurement
-    noise, a whole episode mostly disturbances.
+    A segment must be long enough for the constants to affect the measurements. The errors of a single step are mostly
+    measurement noise; the errors of a whole episode are mostly disturbances.
 
     Args:
         plant: supplies `predict` and the nominal constants.
         unknowns: constants with priors.
         episodes: E episodes in physical units, NaN where not measured.
         segment: steps of a forecast before it restarts from the measurements.
-        starts: signal -> (prior mean, prior deviation) of the value at the start of each episode, for signals that are
-            not measured or too noisy; None as mean uses the measurement.
-        inputs: signals that act on the plant from outside (weather): taken as measured at every step.
+        starts: signals that are not measured or too noisy -> (prior mean, prior deviation) of the signal at the start
+            of each episode. With None as mean, the measurement is the mean.
+        inputs: signals that act on the plant from outside, such as weather; forecasts use their measurements.
         confidence: coverage of the intervals.
 
     Raises:
-        ValueError: on unknown names, invalid priors, shapes that do not fit, actions that are not finite, a confidence
-            outside 0 to 1, or an episode that starts with a signal neither measured nor in `starts`.
+        ValueError: if a name, prior, shape, action or confidence is invalid, or an episode starts with a signal that is
+            neither measured nor in `starts`.
 
     Example:
         >>> unknowns = (Unknown("reaction_rate", 0.03), Unknown("cooling_rate", 0.03))
@@ -59,10 +59,11 @@ def identify(
     for name, (centre, spread) in starts.items():
         if not 0 <= spread < math.inf or not math.isfinite(centre or 0.0):
             raise ValueError(
-                f"start of {name} must have a finite mean and a finite spread of at least 0, got {centre} and {spread}"
+                f"start of {name} needs a finite mean and a finite spread of at least 0, got mean {centre} and spread "
+                f"{spread}: correct the numbers"
             )
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}: 0.95 is 95 %")
+        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}: write 0.95 for 95 %")
     prior_of(plant.params, unknowns)
     _check(plant, episodes, segment, {names.index(name) for name in starts})
     posterior: Posterior = estimate(

@@ -16,7 +16,7 @@ from neorl_core.types import Params
 RIDGE = 0.01
 """Share of the identity that is mixed into the correlation of the signals' errors."""
 POOLED = 10.0
-"""Weight, in errors, of a signal's overall deviation in the deviation of one step of a segment."""
+"""The overall deviation of a signal counts as this many errors in the estimate for one step of a segment."""
 
 
 class Episodes(NamedTuple):
@@ -86,8 +86,8 @@ def forecast(
 ) -> Float[Array, "T O"]:
     """Forecast one episode with the model, restarting from the measurements every `segment` steps.
 
-    At the start of a segment, each measured signal takes the measurement; other signals continue the model's run since
-    the start of the episode, including the gradient. Measured inputs take the measurement at every step.
+    At the start of a segment, measured signals are set to their measurements. Signals that are not measured keep the
+    value and gradient of the model. Measured inputs are set to their measurements at every step.
 
     Args:
         start: (O,), state at the start of the episode.
@@ -137,7 +137,7 @@ class Noise(NamedTuple):
 def noise_of(
     residuals: Float[Array, "E T O"], measured: Float[Array, "E T O"], segment: int, floor: Float[Array, " O"]
 ) -> Noise:
-    """Estimate the statistics of forecast errors; deviations by step are pooled with the overall deviation.
+    """Estimate the statistics of forecast errors; the deviation of each step is averaged with the overall deviation.
 
     Args:
         residuals: (E, T, O), zero where not measured.
@@ -167,9 +167,9 @@ def noise_of(
 def inflation_of(residuals: Float[Array, "E T O"]) -> Float[Array, " O"]:
     """Return the variance of a mean over an episode relative to that of T independent errors: `1 + 2 Σ_k ρ_k`.
 
-    `ρ_k = Σ_t e_t e_{t+k} / Σ_t e_t²`, summed over episodes, which includes the factor 1 - k/T of a mean of T. Pairs
-    ρ_2m + ρ_2m+1 are summed while positive: the initial positive sequence of Geyer 1992 (Practical Markov chain Monte
-    Carlo, Statistical Science 7, section 3.3). The true mean is zero, so no mean is subtracted.
+    `ρ_k = Σ_t e_t e_{t+k} / Σ_t e_t²`, with both sums over all episodes. The sum over k ends before the first pair ρ_2m
+    + ρ_2m+1 that is not positive (Geyer 1992, Practical Markov chain Monte Carlo, Statistical Science 7, section 3.3).
+    No mean is subtracted, because the true mean is zero.
 
     Args:
         residuals: (E, T, O), standardised, zero where not measured.

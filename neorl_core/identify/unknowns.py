@@ -1,4 +1,4 @@
-"""The unknown constants of a plant with priors, in coordinates in which every prior is standard normal."""
+"""The unknown constants of a plant, and coordinates in which the prior of every constant is standard normal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Unknown(NamedTuple):
 
     @property
     def field(self) -> str:
-        """Name in fields of an operating domain: `pump_of_2` for `pump[1]`."""
+        """Name of the constant in fields of an operating domain, such as `pump_of_2` for `pump[1]`."""
         return self.name if self.entry is None else f"{self.name}_of_{self.entry + 1}"
 
 
@@ -44,7 +44,7 @@ class Prior(NamedTuple):
 
 
 def prior_of(params: Params, unknowns: Sequence[Unknown]) -> Prior:
-    """Return the prior of unknowns; a log-normal of relative deviation s has log deviation `sqrt(log(1 + s^2))`.
+    """Return the prior of unknowns. The scale is the spread s if normal, or `sqrt(log(1 + s^2))` if log-normal.
 
     Args:
         params: the plant's nominal constants, which are the default centres.
@@ -127,7 +127,7 @@ def _record(name: str, fields: tuple[str, ...]) -> Callable[..., Params]:
 
 
 def extended(prefix: str, plain: Params, fields: Mapping[str, Any]) -> Params:
-    """Extend constants or a domain by fields, as a new type."""
+    """Return constants or a domain with additional fields, as a new NamedTuple type."""
     return _record(f"{prefix}{type(plain).__name__}", (*plain._fields, *fields))(*plain, *fields.values())
 
 

@@ -1,4 +1,4 @@
-"""Guesses of a policy's action values by learned models, used as features of fitted Q evaluation."""
+"""Guess a policy's action values with learned models. The guesses are features of fitted Q evaluation."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def action_values(
     steps: int,
     discount: float = 0.99,
 ) -> Float[Array, "M n 2"]:
-    """Estimate a policy's action values by truncated rollouts in members of both families.
+    """Estimate a policy's action values by short rollouts in networks and in ridge regressions.
 
     `q(s, a) = r(s, a) + sum_{0 < t < steps} discount^t P(not terminated before t) r(s_t, pi(s_t))`, without noise.
 
     Args:
-        learned: models of both families.
+        learned: networks and regressions, the two model families.
         normaliser: scale of the models' observations and actions; the policy has its own.
         policy: policy that acts after the first step.
         observation: (n, S) normalised.

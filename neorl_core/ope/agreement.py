@@ -1,4 +1,4 @@
-"""Combine fitted Q evaluation with models of two families into one value, an interval, or "not supported"."""
+"""Combine fitted Q evaluation with two families of learned models into one estimate with an interval, or reject it."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ Reason = Literal[
 """Reason why the logs do not support an estimate or a gain over the logged controller; empty if they do."""
 WIDE: Reason = "the interval of the gain is wider than half of what logged rewards allow"
 MOST_OUTSIDE = 0.2
-"""Largest share of policy steps outside the support. In the development cells of the study, the intervals of policies
-up to this share contained the true value; some beyond it were far off."""
+"""Largest share of policy steps outside the support. In the study's development runs, the intervals of policies up to
+this share contained the true value; above this share, some intervals were far off."""
 
 WIDEST = 0.5
-"""Largest width of a supported gain interval, as a share of the range of values that logged rewards allow. Of the 32
-claims on nine plants that this was chosen on, every interval was either at most a third or at least seven tenths of the
-range wide. A single extreme reward makes the range so large that this check rejects nothing."""
+"""Largest width of a supported gain interval, as a share of the range of values that logged rewards allow. It was
+chosen on 32 claims for nine plants, in which every interval had a share of at most 0.33 or at least 0.7. A single
+extreme reward makes the range so large that this check rejects nothing."""
 
 
 class Estimate(NamedTuple):
-    """Discounted value of a policy over an episode. If it is not supported, use the numbers for ranking only."""
+    """Estimate of a policy's discounted return over an episode. Use an unsupported estimate for ranking only."""
 
     guessed: Floats
-    """(2, G) value by fitted Q evaluation on each guess, NaN if unsupported."""
+    """(2, G) value by fitted Q evaluation with each of G guesses per family; NaN if unsupported."""
     modelled: Floats
     """(2,) value in the networks and in the regressions."""
     pessimistic: Floats
-    """(V, B) bootstrap draws if steps outside the support pay the worst logged rewards. The estimators are fitted Q
-    evaluation on each guess (networks, then regressions; NaN if unsupported), and each model family extrapolated by the
-    distance between the families. Two estimates share resamples, so subtract their draws to compare them."""
+    """(V, B) draws of V estimators, for the worst logged rewards outside the support. The estimators are fitted Q
+    evaluation with each guess (networks, then regressions; NaN if unsupported), and each model family, moved away from
+    the other family by their distance. All estimates use the same resamples: subtract draws to compare policies."""
     optimistic: Floats
-    """The same draws if steps outside the support pay the best logged rewards."""
+    """(V, B) draws of the same estimators, for the best logged rewards outside the support."""
     allowed: tuple[float, float]
-    """Lowest and highest value that the logged rewards allow (`fqe.reachable`). Values are capped at the highest only:
-    rewards logged from another controller do not bound how bad this policy is."""
+    """Lowest and highest value that the logged rewards allow (`fqe.reachable`). Only the highest value limits an
+    estimate, because this policy may be worse than every logged step."""
     cost: float
     cost_draws: Floats
     """(V, B) bootstrap draws of the discounted cost."""
@@ -58,7 +58,7 @@ class Estimate(NamedTuple):
 
     @property
     def value(self) -> float:
-        """Mean over both families of the supported guesses, or of the models if too few guesses are supported."""
+        """Mean over both families: of the supported guesses, or of the models if too few guesses are supported."""
         values = np.nanmean(self.guessed, axis=1) if _enough(self.guessed) else self.modelled
         return float(np.minimum(values.mean(), self.allowed[1]))
 
@@ -75,7 +75,7 @@ class Estimate(NamedTuple):
     def less(self, other: Estimate) -> Estimate:
         """Return the difference to another policy, by the same estimators and resamples.
 
-        Steps outside the support are unknown for both. A guess counts only if it is supported for both policies.
+        The draws allow for unknown rewards outside both supports. A guess is used only if supported for both policies.
         """
         return self._replace(
             guessed=self.guessed - other.guessed,
@@ -88,8 +88,8 @@ class Estimate(NamedTuple):
     def gain(self, logged: Estimate, confidence: float) -> Estimate:
         """Return the gain over the logged controller.
 
-        The gain is unsupported if its interval is wider than `WIDEST` of the range that the logged rewards allow. The
-        value of the logged controller is known, so that range bounds the possible gain.
+        The gain is unsupported if its interval is wider than `WIDEST` times the range of values that the logged rewards
+        allow. The value of the logged controller is known, so the range also limits the gain.
         """
         lowest, highest = self.allowed
         gain = self.less(logged)._replace(allowed=(lowest - logged.value, highest - logged.value))
@@ -109,18 +109,17 @@ def combine(
 ) -> Estimate:
     """Combine fitted Q evaluation and models of both families into one estimate.
 
-    The value of a model contains model errors, which no resample of episodes shows. Fitted Q evaluation corrects a
-    guess by the logged steps as far as features and logs reach. The remaining errors differ between guesses, so the
-    interval covers all guesses. If all guesses share an error that the features cannot correct, the families disagree,
-    so the interval also covers both model values, each extrapolated by their distance. Steps outside the support are
-    unknown: the interval is widened by the value of paying the worst and the best logged rewards there, as in Manski
-    (1990, Nonparametric bounds on treatment effects).
+    A bootstrap over episodes does not show model errors, so the interval is widened in three ways. It covers all
+    guesses, because fitted Q evaluation cannot correct every error of a guess. It covers the values of both model
+    families, each moved away from the other by their distance, because errors that all guesses share appear as a
+    distance. It covers the worst and the best logged rewards outside the support (Manski 1990, Nonparametric bounds on
+    treatment effects).
 
-    The estimate is supported if the policy stays near the logged steps, and if fitted Q evaluation is supported on at
-    least half of the guesses and on at least one per family.
+    The estimate is supported if few steps of the policy lie outside the support, and fitted Q evaluation is supported
+    with at least half of the guesses and at least one guess per family.
 
     Args:
-        rounds: fitted Q evaluation on the guesses of the networks and of the regressions, equally many of both.
+        rounds: fitted Q evaluation with the guesses of the networks, then with the guesses of the regressions.
         models: values in the models and the share of steps outside the support.
         allowed: lowest and highest value that logged rewards allow.
         windows: effective number of logged windows (`effective_windows`).
@@ -174,11 +173,12 @@ def _reason(enough: bool, models: ModelValue) -> Reason:
 
 
 def interval(draws: Floats, confidence: float) -> tuple[float, float]:
-    """Return the envelope of the percentile intervals of several estimators.
+    """Return the smallest interval that contains the percentile intervals of all estimators.
 
     Args:
-        draws: (B,) or (V, B) draws of V estimators. Estimators with non-finite draws are ignored; NaN if none is left.
-        confidence: two-sided confidence; each tail holds (1 - confidence) / 2.
+        draws: (B,) or (V, B) draws of V estimators. Estimators with non-finite draws are ignored; the interval is NaN
+            if no estimator is left.
+        confidence: two-sided confidence, with (1 - confidence) / 2 in each tail.
     """
     draws = np.atleast_2d(draws)
     finite = draws[np.isfinite(draws).all(axis=1)]

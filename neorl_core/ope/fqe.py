@@ -1,16 +1,14 @@
 """Fitted Q evaluation (FQE) of reward and cost over a finite horizon, in closed form, with an episode bootstrap.
 
-FQE (Le, Voloshin & Yue 2019, arXiv 1903.08738, algorithm 3) regresses the value with h steps to go on the value with h
-- 1. With linear features each round is one matrix product (Duan, Jia & Wang 2020, arXiv 2002.09516, section 3). The
-derivative of the last round with respect to the weight of an episode is known, so thousands of resamples cost as much
-as one more round. The horizon is the episode length of the plant: if rounds grow by a few per cent each, an infinite
-sum diverges but a hundred steps do not.
+FQE (Le, Voloshin & Yue 2019, arXiv 1903.08738, algorithm 3) computes the value with h steps to go by regression on the
+value with h - 1 steps to go. With linear features, each of these rounds is one matrix product (Duan, Jia & Wang 2020,
+arXiv 2002.09516, section 3). The derivative of the last round with respect to the weight of an episode is known, so
+thousands of resamples cost as much as one more round. The horizon is finite, because an infinite sum may diverge.
 
-Features decide what the rounds can express and how far they carry errors. Learned features say little about actions
-that hardly vary in the logs, and diverge on few rows. Here the features are few: observation, action, and guesses of
-the policy's action values by learned models. The rounds reproduce a correct guess; the logged steps correct a wrong
-one, as in a doubly robust estimator (Jiang & Li 2016, arXiv 1511.03722) but without a ratio of propensities. A target
-policy is given by its actions on the logs and its guesses, never as code.
+The features are few: observation, action, and guesses of the policy's action values by learned models. FQE reproduces a
+correct guess, and the logged steps correct a wrong guess, as in a doubly robust estimator (Jiang & Li 2016, arXiv
+1511.03722) but without a ratio of propensities. More features, such as learned ones, diverge on few rows. A policy is
+given by its actions on the logs and by its guesses, never as code.
 """
 
 from __future__ import annotations
@@ -32,12 +30,12 @@ from neorl_core.ope.logged import known_rows as known_rows
 REWARD, COST = 0, 1
 """Indices of reward and cost in a value."""
 SLACK = 0.02
-"""Share of the range that rewards allow by which a valid estimate may exceed that range."""
+"""A valid estimate may exceed the range of values that rewards allow by this share of the range."""
 ROUNDING = 1e-4
-"""Share of the largest possible value that single precision and the ridge penalty may move an estimate by."""
+"""Largest error by single precision and the ridge penalty, as a share of the largest possible value."""
 MOST_AMPLIFIED = 3.0
-"""Largest supported amplification of feature errors relative to the logged controller. In the development cells of the
-study, the intervals of policies up to this value contained the true value if few steps lay outside the logs."""
+"""Largest `amplification` of a supported estimate. In the study's development runs, the intervals of policies up to
+this value contained the true value if few steps were outside the support."""
 
 
 class Evaluation(NamedTuple):
@@ -48,11 +46,11 @@ class Evaluation(NamedTuple):
     """Bootstrap draws of `value`. The same key gives the same resamples: subtract the draws of two policies to compare
     them."""
     amplification: Float[Array, "*p"]
-    """Factor by which feature errors count more than for the logged controller."""
+    """Effect of feature errors on the value, relative to their effect for the logged controller."""
     effective_rows: Float[Array, "*p"]
-    """Kish's effective number of rows behind `value`: how many logged rows resemble the steps of the policy."""
+    """Kish's effective number of logged rows that resemble the steps of the policy."""
     supported: Bool[Array, "*p"]
-    """Whether the amplification is small and the value is one that logged rewards and costs allow."""
+    """Whether the amplification is small, and logged rewards and costs allow the value."""
 
 
 def features(
@@ -169,19 +167,20 @@ def evaluate(
 ) -> Evaluation:
     """Estimate the value of a policy over the horizon from the initial states, with a bootstrap over episodes.
 
-    With features whitened on the logs, `theta_h` solves `mean phi (r + discount (1 - terminated) phi'^T theta_{h-1} -
-    phi^T theta_h) = ridge theta_h`, `theta_0 = 0`. The value is the mean of `phi_0^T theta_H` over windows weighted by
-    `window_counts`; the same mean of returns is the value of the logged controller. A resample with episode counts w
-    has, to first order, the value `V + sum_e (w_e - 1) psi_e`. The influence `psi_e` of an episode sums its TD errors
-    in all rounds, weighted by the dual features, and its initial state.
+    The value with h steps to go is `phi^T theta_h`, with features phi, whitened on the logs, and `theta_0 = 0`. The
+    weights theta_h solve `mean phi (r + discount (1 - terminated) phi'^T theta_{h-1} - phi^T theta_h) = ridge theta_h`,
+    with phi' at the next step. V is the mean of `phi_0^T theta_H` over the first steps of the windows, weighted by
+    `window_counts`. To first order, a resample with episode counts w has the value `V + sum_e (w_e - 1) psi_e`. The
+    influence `psi_e` of an episode contains its TD errors in all rounds, weighted by the dual features d_t, and its
+    initial state.
 
-    A feature error `e_t` in round t moves the value by `sum_t mean d_t^T phi e_t`, on whitened features at most `sum_t
-    |d_t| rms(e_t)` (Cauchy and Schwarz). `phi^T d_t` estimates the discounted density ratio of the policy at step t to
-    all logged steps, and `|d_t|` its root mean square. The amplification is `sum_t |d_t|` relative to the logged
+    Feature errors `e_t` in round t change the value by `sum_t mean d_t^T phi e_t`, at most `sum_t |d_t| rms(e_t)`
+    (Cauchy and Schwarz). `phi^T d_t` estimates the discounted density ratio of the policy at step t to all logged
+    steps; `|d_t|` is its root mean square. The amplification is `sum_t |d_t|`, divided by the same sum for the logged
     controller.
 
     Args:
-        logs: N rows in E episodes; only rows of `known_rows` count, the same ones for every policy.
+        logs: N rows in E episodes; only the rows of `known_rows` are used.
         decisions: actions of the policy on these logs.
         guesses: guesses of the policy's action values of reward.
         key: PRNG key of the resamples; use the same key for all policies that are compared.
@@ -192,8 +191,8 @@ def evaluate(
 
     Returns:
         Value, draws and support of the estimate, clipped to the values that rewards allow. The interval covers the
-        sampling of episodes but not feature errors. Windows of one long episode are resampled as if independent, so the
-        interval is too narrow if disturbances outlast a window.
+        sampling of episodes but not feature errors. The bootstrap treats windows of one long episode as independent. So
+        the interval is too narrow if disturbances last longer than a window.
 
     Reference: Duan, Jia & Wang 2020 (arXiv 2002.09516); Hao et al. 2021, bootstrapping FQE (arXiv 2102.03607).
     """
@@ -208,7 +207,7 @@ def evaluate(
     phi_next = features(logs.next_observation, decisions.next_action, guessed.following) @ white
     phi_next = jnp.where(continues[:, None], discount * phi_next, 0.0)
     phi_0 = features(logs.observation[logs.starts], decisions.initial_action, guessed.initial) @ white
-    # 0 * NaN would be NaN.
+    # Replace unknown values, because 0 * NaN would be NaN.
     signal = jnp.where(known[:, None], jnp.stack([logs.reward, logs.cost], axis=-1), 0.0)
 
     weighted = phi * (weight / rows)[:, None]
@@ -253,10 +252,9 @@ def reachable(
     horizon: int,
     discount: float | Float[Array, ""],
 ) -> tuple[Float[Array, " S"], Float[Array, " S"]]:
-    """Return the lowest and highest possible sum of logged rewards and costs: `[low, high] sum_{t<H} discount^t`.
+    """Return the lowest and highest value that logged rewards and costs allow: `[low, high] sum_{t<H} discount^t`.
 
-    If episodes can terminate, the sum may stop after one step. So rewards that are never positive allow no positive
-    value, and rewards that are never negative allow no negative value.
+    If episodes can terminate, the range also contains sums that end after one step.
 
     Args:
         signal: (N, S) rewards and costs.
@@ -280,8 +278,8 @@ def logged(
 ) -> Evaluation:
     """Estimate the value of the logged controller: the mean return of the windows weighted by `window_counts`.
 
-    Nothing is fitted. With the same key the resamples are those of `evaluate`, and also too narrow if windows of one
-    long episode resemble each other.
+    With the same key, the resamples are those of `evaluate`. The interval is too narrow if windows of one long episode
+    resemble each other.
 
     Args:
         logs: N rows in E windows.

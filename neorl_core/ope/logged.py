@@ -1,4 +1,4 @@
-"""Logged steps as estimators take them, and the actions of policies on them."""
+"""Inputs of the estimators: logged steps, and the actions of policies at these steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LoggedSteps(NamedTuple):
 
 
 class Decisions(NamedTuple):
-    """Actions of a policy on the logs, in [-1, 1]."""
+    """Actions of a policy at logged observations, in [-1, 1]."""
 
     next_action: Float[Array, "*p N A"]
     """Actions at each next observation."""
@@ -45,10 +45,10 @@ class Guesses(NamedTuple):
 
 
 def uncut_share(lasts: Int[Array, " E"], cut: Bool[Array, " E"], horizon: int) -> Float[Array, " H+1"]:
-    """Return the Kaplan-Meier estimate `G(n)` of the share of windows not cut in their first n - 1 steps.
+    """Return the Kaplan-Meier estimate `G(n)` of the share of windows that are not cut in their first n - 1 steps.
 
-    `G(n) = prod_{t<n} r_t / (c_t + r_t)` with `c_t` windows cut after step t and `r_t` that continue (Kaplan & Meier
-    1958). Termination censors the time of the cut.
+    A window is cut if the log stops before the horizon without termination. After step t, c_t windows are cut and r_t
+    windows continue: `G(n) = prod_{t<n} r_t / (c_t + r_t)` (Kaplan & Meier 1958).
 
     Args:
         lasts: (E,) steps of each window, at most the horizon.
@@ -68,9 +68,9 @@ def window_counts(lasts: Int[Array, " E"], ended: Bool[Array, " E"], horizon: in
     """Return the weight of each window in a mean of returns: `1 / G(n)` if complete with n steps, 0 if cut.
 
     A window is complete if it lasts the horizon or terminates; the return of a cut window misses steps. A terminated
-    window had less time to be cut, so complete windows over-represent terminations. Dividing by
-    `uncut_share` corrects this (inverse probability of censoring, Robins & Rotnitzky 1992), provided that cuts do not
-    depend on later steps. If no window is complete, all have weight 1.
+    window had less time to be cut, so complete windows contain too many terminations. Dividing by G, the `uncut_share`,
+    corrects this if cuts do not depend on later steps (inverse probability of censoring, Robins & Rotnitzky 1992). If
+    no window is complete, all weights are 1.
 
     Args:
         lasts: (E,) steps of each window, at most the horizon.
@@ -92,8 +92,8 @@ def counts_of(logs: LoggedSteps, horizon: int) -> Float[Array, " E"]:
 
 
 def known_rows(logs: LoggedSteps) -> Bool[Array, " N"]:
-    """Return which rows have a known successor: rows that terminate, or with a finite next observation.
+    """Return whether each row terminates or has a finite next observation; FQE can use only these rows.
 
-    A truncated row has one too, because the target policy needs only the next observation there.
+    A truncated row can be used, because FQE does not need the logged next action.
     """
     return (logs.terminated > 0) | jnp.all(jnp.isfinite(logs.next_observation), axis=-1)

@@ -14,7 +14,7 @@ def ranks(x: Float[Array, " P"]) -> Float[Array, " P"]:
 
 
 def rank_correlation(estimate: Float[Array, " P"], truth: Float[Array, " P"]) -> Float[Array, ""]:
-    """Return Spearman's rank correlation of estimates and true values; NaN if either is constant."""
+    """Return Spearman's rank correlation of estimates and true values; NaN if estimates or true values are constant."""
     a, b = ranks(estimate), ranks(truth)
     a, b = a - a.mean(), b - b.mean()
     return jnp.sum(a * b) / jnp.sqrt(jnp.sum(a**2) * jnp.sum(b**2))

@@ -4,11 +4,11 @@ Models are fitted to held-out episodes only, because a policy exploits the error
 (optimiser's curse). Half of the members are networks; half are ridge regressions, which no policy is trained in. Each
 member gets a bootstrap resample of the episodes.
 
-In a replay, the policy's action moves the model, and the difference between the logged step and its model prediction is
-added. Disturbances and set points are therefore the logged ones, and a policy that acts as logged gets exactly the
-logged return, however wrong the model is. This is Pearl's abduction, action and prediction (2009, Causality, section
-7.1) with additive noise; the logged return acts as the control variate of a doubly robust estimator. If a policy
-survives the termination of a logged episode, its replay continues with the steps of another episode.
+In a replay, the model predicts the step for the policy's action, and the model's error at the logged step is added. So
+the replay repeats the logged disturbances and set points, and a policy that acts as logged gets exactly the logged
+return, even in a wrong model. This is Pearl's abduction, action and prediction (2009, Causality, section 7.1) with
+additive noise; the logged return acts as the control variate of a doubly robust estimator. If a policy survives the
+termination of a logged episode, its replay continues with the steps of another episode.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LearnedModel(NamedTuple):
     ranges: Ranges
     """A replay beyond these ranges counts as outside the logs from then on."""
     radius: Float[Array, ""]
-    """Leverage that `INSIDE` of the discounted logged steps do not exceed, relative to the other episodes."""
+    """Leverage that a share `INSIDE` of the discounted, held-out logged steps does not exceed."""
     reward_mean: Float[Array, ""]
     reward_scale: Float[Array, ""]
     ends: Bool[Array, ""]
@@ -64,7 +64,7 @@ class Windows(NamedTuple):
     logged: Bool[Array, "W H"]
     """False beyond the window's end."""
     known: Bool[Array, "W H"]
-    """True also beyond a window that terminated, if another window's steps fill the gap."""
+    """True for logged steps, and for steps of another window that fill the rest of a terminated window."""
     counts: Float[Array, " W"] | None = None
     """Weight of each window in a mean, 1 on average; None if all weights are 1."""
 
@@ -75,12 +75,12 @@ class ModelValue(NamedTuple):
     value: Float[Array, "*p 2"]
     """By the networks and by the regressions."""
     outside: Float[Array, "*p"]
-    """Discounted share of the steps in the networks that lie outside the support, or come after leaving the ranges of
-    the logs."""
+    """Discounted share of the steps that lie outside the support, or come after the replay has left `ranges`, in the
+    networks."""
     below: Float[Array, "*p"]
     """Decrease of the value if steps outside the support pay the worst logged rewards."""
     above: Float[Array, "*p"]
-    """Increase of the value if they pay the best logged rewards."""
+    """Increase of the value if steps outside the support pay the best logged rewards."""
     disagreement: Float[Array, "*p"]
     """Standard deviation of the members' values relative to that of the logged returns."""
 
@@ -93,7 +93,7 @@ def init(
     Args:
         key: PRNG key of the weights.
         data: (N, ...) with normalised observations and actions, rewards in their own unit.
-        updates: number of gradient steps that the learning rate decays over.
+        updates: number of gradient steps, over which the learning rate decays.
         history: earlier values in the stacked observation.
     """
     mean, scale = jnp.mean(data.reward), jnp.std(data.reward)
@@ -113,10 +113,9 @@ def fit_regressions(
     starts: Int[Array, " E"],
     discount: float,
 ) -> LearnedModel:
-    """Fit the regressions and the support beside trained networks.
+    """Add ridge regressions and a support to trained networks.
 
-    The radius is a quantile over discounted logged steps, because the first steps of long episodes are few but count
-    most.
+    The radius is a quantile over discounted logged steps, because early steps count most in a discounted return.
 
     Args:
         key: PRNG key of the regressions.
@@ -140,12 +139,12 @@ def fit_regressions(
 
 
 def stack_windows(data: Transition, starts: npt.NDArray[np.int64], plain: int, horizon: int) -> Windows:
-    """Stack rows as windows; a terminated window continues with the rows of the next window that is long enough.
+    """Stack rows as windows; a terminated window is filled with the rows of the next window that is long enough.
 
     Args:
         data: (N, ...) normalised, rewards in their own unit.
         starts: (W,) first row of each window, ascending.
-        plain: numbers O of an observation without its history.
+        plain: size O of an observation without history.
         horizon: largest length H of a window.
     """
     lengths = np.minimum(np.diff(np.append(starts, len(data.reward))), horizon)
@@ -156,7 +155,7 @@ def stack_windows(data: Transition, starts: npt.NDArray[np.int64], plain: int, h
     for step in range(int(lengths.min()), longest):
         reaching = np.flatnonzero(lengths > step)
         before = source[:, step - 1]
-        # A window that continues with another stays with it as long as possible.
+        # Change the source of the rows as rarely as possible.
         following = reaching[np.searchsorted(reaching, before + 1) % len(reaching)]
         source[:, step] = np.where(lengths[before] > step, before, following)
         known[:, step] |= ended
@@ -169,7 +168,8 @@ def stack_windows(data: Transition, starts: npt.NDArray[np.int64], plain: int, h
 
 
 def complete_windows(windows: Windows, horizon: int) -> Windows:
-    """Keep the windows that last the horizon or terminated, weighted by `window_counts`; keep all if there are none."""
+    """Keep the windows that last the horizon or terminated, weighted by `window_counts`; keep all if none is
+    complete."""
     ended = jnp.any(windows.terminated * windows.logged > 0, axis=1)
     counts = window_counts(jnp.sum(windows.logged, axis=1), ended, horizon)
     kept = np.flatnonzero(np.asarray(counts) > 0)
@@ -199,12 +199,12 @@ def logged_returns(windows: Windows, discount: float) -> Float[Array, " W"]:
 def termination(
     logit: Float[Array, ""], logged_logit: Float[Array, ""], terminated: Float[Array, ""]
 ) -> Float[Array, ""]:
-    """Return the probability that a step terminates, given whether the logged step did.
+    """Return the probability that a step terminates, given whether the logged step terminated.
 
-    `P(u < p | u < q)` if it did, else `P(u < p | u >= q)`, where one uniform u decides both and p, q are model
-    probabilities. A policy that acts as logged terminates exactly when the log does. This is monotonicity (Pearl 2009,
-    Causality, section 9.2), for two outcomes equal to the counterfactual stability of Oberst & Sontag 2019 (arXiv
-    1905.05824).
+    A uniform random number u decides both steps: the step terminates if u < p, the logged step if u < q. The result is
+    `P(u < p | u < q)` if the logged step terminated, else `P(u < p | u >= q)`. So a policy that acts as logged
+    terminates exactly when the log does. This is monotonicity (Pearl 2009, Causality, section 9.2), for two outcomes
+    equal to the counterfactual stability of Oberst & Sontag 2019 (arXiv 1905.05824).
 
     Args:
         logit: logit of p, for the step in the model.
@@ -221,15 +221,15 @@ class _Carried(NamedTuple):
 
     observation: Float[Array, " S"]
     left: Bool[Array, ""]
-    """Whether it has left the `ranges` of the logs."""
+    """Whether the replay has left the `ranges` of the logs."""
     alive: Float[Array, ""]
-    """Probability that it has not terminated."""
+    """Probability that the replay has not terminated."""
     weight: Float[Array, ""]
     """Discount of the next step."""
 
 
 class _Step(NamedTuple):
-    """Discounted terms of one step of a replay; their sums over the steps belong to the window."""
+    """Discounted terms of one step of a replay, to be summed over the steps of the window."""
 
     reward: Array
     counts: Array
@@ -332,7 +332,7 @@ def _replayed(
 def evaluate(
     learned: LearnedModel, normaliser: Normaliser, policy: Policy, windows: Windows, discount: float = 0.99
 ) -> ModelValue:
-    """Estimate the value of a policy per family: `mean_{m,w} sum_t discount^t r_t` over members and windows.
+    """Estimate the value of a policy per family: `mean_{m,w} sum_t discount^t r_t` over members m and windows w.
 
     Args:
         learned: models fitted to episodes that the policy was not trained on.

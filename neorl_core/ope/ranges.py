@@ -11,11 +11,12 @@ from jaxtyping import Array, Bool, Float, Int
 from neorl_core.ope.ridge import FOLDS
 
 INSIDE = 0.99
-"""Discounted share of the logged steps that count as inside the support. The worst and best logged rewards are the same
-quantiles of the rewards."""
+"""Discounted share of the logged steps that counts as inside the support. The worst and best logged rewards are the
+quantiles 1 - `INSIDE` and `INSIDE` of the rewards."""
 WIDENED = 0.2
-"""Smallest share of the logged range by which a replay may exceed it. Unlogged limits, trips or stops may lie beyond:
-on robot_assembly no logged episode trips, but up to a third of the episodes of policies with such replays do."""
+"""Smallest share of the logged range by which a replay may exceed the range. Beyond the range, limits or trips may
+exist that no log shows. On robot_assembly, no logged episode trips, but policies with such replays trip in up to 1/3 of
+episodes."""
 
 
 class Ranges(NamedTuple):
@@ -34,10 +35,10 @@ def ranges(
 ) -> Ranges:
     """Return the range of the logs, widened by `WIDENED` or by the share that held-out episodes need.
 
-    With few episodes or many observations, a new episode usually leaves the range of the others. So the share is at
-    least the one that contains `INSIDE` of the weighted steps of each fold within the range of the other folds. A range
-    below one standard deviation counts as one. An observation that never moves has no range, because no model knows its
-    dynamics.
+    With few episodes or many observations, a new episode usually leaves the range of the other episodes. So the range
+    is widened until a share `INSIDE` of the weighted steps lies in the range of the other folds. A range below one
+    standard deviation counts as one standard deviation. A constant observation gets an infinite range, because no model
+    knows its dynamics.
 
     Args:
         observation: (N, O) normalised.

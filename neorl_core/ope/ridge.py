@@ -2,7 +2,7 @@
 
 The change of the observation is regressed on the step and on random hinges of it (Rahimi & Recht 2009, Weighted sums of
 random kitchen sinks). The fit is in closed form, and it extrapolates linearly, so long replays stay bounded better than
-with polynomials. Members differ in their resample of episodes. The leverage of a step measures its distance from all
+with polynomials. Each member has its own resample of episodes. The leverage of a step measures its distance from all
 logged steps.
 """
 
@@ -20,7 +20,7 @@ HINGES = 256
 RIDGE = 1e-4
 """Penalty of the linear part, for features with mean squares of one."""
 HINGE_RIDGE = 3e-2
-"""Penalty of the hinges: without evidence against it the dynamics are linear, and long replays stay bounded."""
+"""Penalty of the hinges. It keeps the dynamics linear unless data show otherwise, so that replays stay bounded."""
 
 FOLDS = 5
 """Folds of episodes for `held_out_leverage`."""
@@ -59,8 +59,8 @@ def fit(
 ) -> Ridge:
     """Regress changes on steps, each member on a resample of whole episodes.
 
-    `min sum_n w_n |change_n - phi_n^T theta|^2 / N + |theta|^2_R`, with w the count of the row's episode in the
-    resample and R the penalties.
+    `min sum_n w_n |change_n - phi_n^T theta|^2 / N + |theta|^2_R`, with features phi_n, penalties R and w_n the number
+    of times that the row's episode is in the resample.
 
     Args:
         key: PRNG key of hinges and resamples.
@@ -91,7 +91,7 @@ def fit(
 
 
 def leverage(ridge: Ridge, x: Float[Array, "*n I"]) -> Float[Array, "*n"]:
-    """Return the leverage `phi^T (Phi^T Phi / N + R)^-1 phi`, a squared distance from the logs."""
+    """Return the leverage `phi^T (Phi^T Phi / N + R)^-1 phi`: a squared distance of features phi from the logs Phi."""
     return jnp.sum((features(ridge, x) @ ridge.root.T) ** 2, axis=-1)
 
 
@@ -100,8 +100,7 @@ def held_out_leverage(
 ) -> Float[Array, " N"]:
     """Return the leverage of each logged step without the rows of its own fold.
 
-    Without holding out, a logged step has less leverage than the same step of a new episode, more so if episodes are
-    few.
+    If its own fold were included, a logged step would have less leverage than an equal step of a new episode.
 
     Args:
         ridge: random hinges.

@@ -1,7 +1,7 @@
 """Statistics of certification: exact binomial bounds, a sequential test by betting, confidence intervals.
 
-All functions are float64 NumPy outside jit, on counts: a log wealth summed in float32 over thousands of episodes drifts
-by more than the weight of one violation. Violation probabilities are per episode.
+All functions compute with counts in float64 NumPy. In float32, the rounding of a sum over thousands of episodes would
+exceed the effect of one violation. Violation probabilities are per episode.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def clopper_pearson_upper(violations: int, episodes: int, alpha: float) -> float
 
     Args:
         violations: k.
-        episodes: n, fixed in advance (a sequential test stops at `betting_episodes`).
+        episodes: n, fixed in advance; a sequential test must use `log_e_value` instead.
         alpha: 1 - confidence.
 
     Returns:
@@ -48,8 +48,8 @@ def clopper_pearson_upper(violations: int, episodes: int, alpha: float) -> float
     """
     if not 0 <= violations <= episodes or episodes < 1:
         raise ValueError(
-            f"violations must lie between 0 and the number of episodes, which must be at least 1, got {violations} of "
-            f"{episodes}: count every episode that was started"
+            f"violations must lie between 0 and the number of episodes, which must be at least 1, got {violations} "
+            f"violations in {episodes} episodes: count every started episode"
         )
     _check_probability("alpha", alpha)
     if violations == episodes:
@@ -63,9 +63,9 @@ def clopper_pearson_lower(violations: int, episodes: int, alpha: float) -> float
 
 
 def rollouts_needed(p0: float, violations: int, alpha: float) -> int:
-    """Return the smallest n for which the Clopper-Pearson upper bound of `violations` of n is at most p0.
+    """Return the smallest number of episodes that shows, despite k violations, a violation probability of at most p0.
 
-    The smallest n with P(Binomial(n, p0) <= k) <= alpha.
+    This is the smallest n with P(Binomial(n, p0) <= k) <= alpha (Clopper and Pearson).
 
     Args:
         p0: claimed violation probability.
@@ -87,7 +87,7 @@ def rollouts_needed(p0: float, violations: int, alpha: float) -> int:
 
 
 def alpha_spent(alpha: float, attempt: int) -> float:
-    """Return the share of alpha for attempt j = 1, 2, ... of a lineage: alpha / (j (j + 1)), which sums to alpha."""
+    """Return the share of alpha that attempt j = 1, 2, ... of a lineage spends: alpha / (j (j + 1))."""
     _check_probability("alpha", alpha)
     if attempt < 1:
         raise ValueError(f"attempt must be at least 1, got {attempt}: the first attempt of a lineage is 1")
@@ -95,9 +95,9 @@ def alpha_spent(alpha: float, attempt: int) -> float:
 
 
 def log_bets(p0: float, p1: float | None = None) -> tuple[float, float]:
-    """Return the log wealth gained per success and per violation by a bet on p1 against p0.
+    """Return the change of the log e-value (`log_e_value`) per success and per violation.
 
-    log((1 - p1)/(1 - p0)) and log(p1/p0); p1 = p0/10 by default.
+    log((1 - p1)/(1 - p0)) and log(p1/p0), with the claimed probability p0 and a bet on p1, by default p0/10.
     """
     p1 = p0 / 10.0 if p1 is None else p1
     _check_probability("p0", p0)
@@ -108,10 +108,11 @@ def log_bets(p0: float, p1: float | None = None) -> tuple[float, float]:
 
 
 def log_e_value(successes: int, violations: int, p0: float, p1: float | None = None) -> float:
-    """Return the log of the betting e-value against "the violation probability is at least p0".
+    """Return the log of e, the betting evidence against "the violation probability is at least p0".
 
-    e = ((1 - p1)/(1 - p0))**successes * (p1/p0)**violations. Under any p >= p0 this is a supermartingale that starts at
-    1, so by Ville's inequality it ever reaches 1/alpha with probability at most alpha, at any number of looks.
+    e = ((1 - p1)/(1 - p0))**successes * (p1/p0)**violations. If the violation probability is p0 or more, e is a
+    supermartingale that starts at 1. By Ville's inequality, the probability that e ever reaches 1/alpha is then at most
+    alpha, even if e is checked after every episode.
 
     Source: Wald, Ann. Math. Stat. 16 (1945); Ramdas et al., Statistical Science 38 (2023).
 
@@ -126,7 +127,7 @@ def log_e_value(successes: int, violations: int, p0: float, p1: float | None = N
 
 
 def betting_episodes(p0: float, violations: int, alpha: float) -> int:
-    """Return the number of episodes at which the e-value reaches 1/alpha with a number of violations.
+    """Return the smallest number of episodes at which the e-value reaches 1/alpha in spite of the violations.
 
     Args:
         p0: claimed violation probability.
@@ -142,10 +143,11 @@ def betting_episodes(p0: float, violations: int, alpha: float) -> int:
 def mean_interval(values: npt.ArrayLike, confidence: float = 0.95) -> Interval:
     """Return Student's t interval of a mean: x̄ ± t_{n-1} s/√n, two-sided.
 
-    For comparing returns; not for certifying safety, because of rare events.
+    The interval is for comparing returns. It is too narrow for rare events, so it cannot certify safety.
 
     Args:
-        values: (n,), independent values, such as returns of episodes; a single value has an infinite interval.
+        values: (n,), independent values, such as returns of episodes; one value alone gives an infinite interval.
+        confidence: coverage of the interval, between 0 and 1.
 
     Raises:
         ValueError: without values, or on a non-finite value.
@@ -170,6 +172,7 @@ def paired_difference_interval(ours: npt.ArrayLike, theirs: npt.ArrayLike, confi
     Args:
         ours: (n,), values by episode.
         theirs: (n,), values on the same episodes.
+        confidence: coverage of the interval, between 0 and 1.
 
     Raises:
         ValueError: on different lengths or a non-finite value.

@@ -1,4 +1,4 @@
-"""Statistical certification: seeded episodes in order, stopped by a bet that fewer than p0 of all are violated."""
+"""Statistical certification: simulate seeded episodes in order until a sequential test decides about the claim."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CertificationCounts(NamedTuple):
     episodes: int
     violations: int
     violating: tuple[int, ...]
-    """Indices of the violated episodes, after the test has stopped; together with `episodes` enough to repeat it."""
+    """Indices of the violated episodes; empty until the test has stopped."""
     log_e: float
     log_threshold: float
     """log(1/alpha); certified when `log_e` reaches it."""
@@ -41,12 +41,12 @@ class CertificationCounts(NamedTuple):
     stop: str
     """"running", "certified" or "futile" (max_episodes can no longer suffice)."""
     min_margins: tuple[float | None, ...]
-    """Least finite margin of each constraint, in the constraint's unit; None if there was none."""
+    """Smallest finite margin of each constraint, in the constraint's unit; None if no margin was finite."""
     handovers: int
     mean_return: float | None
     """Mean of the finite returns."""
     crashed: int = 0
-    """Violations from batches without a result, because they crashed or timed out."""
+    """Violations that were counted because a batch crashed or timed out."""
 
 
 Run = Callable[[Plant, Controller, Params, PRNGKeyArray, Params], EpisodeResult | None]
@@ -83,7 +83,7 @@ def _folded(key: PRNGKeyArray, start: np.uint32, count: int) -> PRNGKeyArray:
 
 
 def violations_allowed(p0: float, alpha: float, max_episodes: int) -> int:
-    """Return the most violations with which `max_episodes` can still certify; -1 if even none is too many."""
+    """Return the largest number of violations with which `max_episodes` can certify, or -1 if 0 are too many."""
     allowed = -1
     while betting_episodes(p0, allowed + 1, alpha) <= max_episodes:
         allowed += 1
@@ -121,9 +121,9 @@ class _Tally:
         self._return, self._returned = self._return + float(returns.sum()), self._returned + returns.size
 
     def _until_stop(self, flags: npt.NDArray[np.bool_]) -> int:
-        """Return the number of episodes of a batch that count, and set the reason if the test stops.
+        """Return the number of episodes of a batch up to the stop, and set the reason if the test stops.
 
-        The test always stops at `max_episodes`: with no more violations than allowed it certifies there, by definition.
+        The test stops at `max_episodes` at the latest, because the allowed number of violations certifies there.
         """
         allowed = len(self._boundaries) - 1
         lost = len(self._violating) + np.cumsum(flags)
@@ -169,13 +169,13 @@ def certify_batches(
     batch: int = BATCH,
     run: Run = rollouts,
 ) -> Iterator[CertificationCounts]:
-    """Test "P(an episode under `domain` is violated) >= p0" episode by episode, and report after every batch.
+    """Test the hypothesis "an episode in `domain` is violated with probability p0 or more"; yield counts per batch.
 
-    The e-value of `bounds.log_e_value` is checked after every episode and certifies when it first reaches 1/alpha. The
-    test also stops when too many violations make a certificate impossible within `max_episodes`. Both are valid: the
-    e-value holds at any stopping time, and stopping for futility only rejects, which lowers the probability of a false
-    certificate. Episodes after the stop are not counted, so the counts do not depend on `batch`. Non-finite values
-    count as violations (`plants.base.summarise`), and so do all episodes of a batch without a result.
+    The test certifies at the first episode at which the e-value (`bounds.log_e_value`) reaches 1/alpha, which refutes
+    the hypothesis. It stops without a certificate when too many violations make a certificate impossible within
+    `max_episodes`. The e-value permits checks after every episode, and a stop without a certificate cannot cause a
+    false certificate. Episodes after the stop are not counted, so the counts do not depend on `batch`. Episodes with
+    non-finite values count as violated (`plants.base.summarise`), and so do all episodes of a batch without a result.
 
     Args:
         controller: usually `composite_controller(plant)`.
@@ -237,6 +237,6 @@ def certify(
     seed: bytes | int,
     **test: Any,
 ) -> CertificationCounts:
-    """Return the last item of `certify_batches`, the verdict; `test` are the keyword arguments of that function."""
+    """Return the verdict, the last item of `certify_batches`; `test` are the keyword arguments of `certify_batches`."""
     *_, last = certify_batches(plant, controller, controller_params, domain, seed, **test)
     return last

@@ -32,7 +32,7 @@ Propose = Callable[[Any, Float[Array, " S"]], Float[Array, " A"]]
 
 
 class Composite(NamedTuple):
-    """The unit that ships; all leaves are arrays, except the counts of a history."""
+    """Policy, shield and fallback, shipped together; all leaves are arrays, except the counts of a history."""
 
     policy: Policy | None
     """None for the fallback alone."""
@@ -41,7 +41,7 @@ class Composite(NamedTuple):
     fallback: Params
     """Parameters of the plant's own controller; for log-only plants a `neorl_core.control.fallbacks.Fallback`."""
     model: Params
-    """Plant constants for the shield's predictions; none for log-only plants."""
+    """Plant constants for the shield's predictions; empty for log-only plants."""
     history: History | None = None
     """Earlier values that the policy observes; shield, fallback and predictions use the plain observation."""
 
@@ -60,7 +60,7 @@ class PolicyState(NamedTuple):
     seen: Params = ()
     """(S,), last observation with history, if the policy uses one."""
     since: Params = ()
-    """Steps for which a discrete `action` has been in force after the coming step, clipped at the dwell time."""
+    """Steps for which a discrete `action` will have been in force after the coming step, at most the dwell time."""
 
 
 def make_composite(
@@ -95,7 +95,7 @@ def _finite_action(shield: Shield, action: Float[Array, " A"]) -> Float[Array, "
 
 
 def first_applied(plant: Plant | Process, composite: Composite, observation: Float[Array, " O"]) -> Float[Array, " A"]:
-    """Return the action assumed to be applied before the first step: from the observation, else a resting action."""
+    """Return the action assumed to be in force before the first step; `rest` of the shield for a log-only plant."""
     if isinstance(plant, Plant):
         return plant.applied(observation)
     assert isinstance(composite.shield, SupportShield)
@@ -133,9 +133,9 @@ def _best_choice(
     since: Params,
     trusted: Callable[[Float[Array, " A"], Params], Bool[Array, ""]],
 ) -> tuple[Float[Array, " A"], Bool[Array, ""]]:
-    """Return the policy's most preferred choice among those allowed and trusted, and whether such a choice exists.
+    """Return the policy's most preferred choice of all allowed and trusted choices, and whether such a choice exists.
 
-    Masks network outputs as in Huang & Ontañón 2022 (arXiv 2006.14171).
+    Choices that are not allowed are masked, as in Huang & Ontañón 2022 (arXiv 2006.14171).
     """
     policy, shield = composite.policy, composite.shield
     assert policy is not None
@@ -165,24 +165,23 @@ def _with_history(
 
 @cache
 def composite_controller(plant: Plant | Process, propose: Propose = policy_act) -> Controller:
-    """Return the shielded controller of a plant; the parameters are a `Composite`.
+    """Return the shielded controller of a plant; the controller's parameters are a `Composite`.
 
     Each step, in order:
-    1. If the observation is not finite, hold the applied action and do not update the state.
-    2. Limit the policy's action in rate and range, and predict with the fallback taking over after one step. The
+    1. If the observation is not finite, keep the applied action and the state.
+    2. Limit the policy's action in rate and range. Predict the margins if the fallback takes over one step later. The
        fallback takes over now if a predicted margin is below the buffer, the observation is outside the envelope, or
-       the policy's action is not finite. For a log-only plant the fallback takes over outside the support of the logs.
-       For a discrete action all choices are checked this way; the most preferred one that is trusted and allowed by the
-       dwell time is used, and the fallback takes over if none is left.
-    3. The policy regains control after `hold` steps if the prediction exceeds the buffer by `return_buffer` (for a
-       log-only plant: within `return_radius`), which prevents chattering.
+       the policy's action is not finite. For a log-only plant, the fallback takes over outside the support of the logs.
+    3. For a discrete action, check all choices in this way. The policy takes its most preferred choice that is trusted
+       and allowed by the dwell time; the fallback takes over if there is no such choice.
+    4. After `hold` steps, the policy regains control if the predicted margins exceed the buffer by `return_buffer` (for
+       a log-only plant: within `return_radius`). The additional margin prevents frequent switching.
 
-    The fallback and the policy's history receive every observation and the applied action, so that hand-overs are
-    bumpless.
+    Fallback and history receive every observation and the applied action, so a hand-over causes no jump.
 
     Args:
         plant: supplies the prediction model and the fallback; log-only plants use the composite's fallback.
-        propose: the policy's function of `Composite.policy`; must be `policy_act` for discrete actions.
+        propose: function (`Composite.policy`, observation) -> action; must be `policy_act` for discrete actions.
 
     Returns:
         The controller. Equal arguments return the same object, so that compiled programs are reused.
@@ -242,7 +241,7 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
 
 @cache
 def bare_controller(plant: Plant, propose: Propose = policy_act, history: History | None = None) -> Controller:
-    """Return a policy without shield and fallback, for comparison only; the parameters are the policy."""
+    """Return a controller without shield and fallback, for comparison only; its parameters are the policy."""
 
     def _bounded(action: Float[Array, " A"]) -> Float[Array, " A"]:
         return clip_to(plant.spec.action, action)

@@ -1,9 +1,9 @@
-"""A sequential drift test with a known false-alarm rate: does the plant still behave as in a reference?
+"""A sequential drift test with a known false-alarm rate: do new scores exceed the scores of a reference?
 
 Each new score is ranked among the reference and earlier scores (online conformal p-values). Bets on large scores give
-e-values, and the e-values of all possible start times of a drift are summed (Shiryaev–Roberts). While scores are
-exchangeable, the mean time until the sum first reaches A is at least A steps, so the choice of A fixes the false-alarm
-rate without simulation.
+e-values. The evidence is the sum of the e-values over all possible start times of a drift (Shiryaev–Roberts). As long
+as scores are exchangeable, the evidence takes at least A steps on average to reach A. So the choice of A fixes the
+false-alarm rate without simulation.
 
 Vovk, Gammerman and Shafer 2005, Algorithmic Learning in a Random World, chapter 7; Shin, Ramdas and Rinaldo 2024,
 E-detectors (New England Journal of Statistics in Data Science 2).
@@ -19,11 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 POWERS = (0.1, 0.3, 0.5, 0.7, 0.9)
-"""Exponents of the bets, which share the stake; small exponents bet on the smallest p-values."""
+"""Exponents k of the bets, which have equal stakes. Bets with small exponents win most on the smallest p-values."""
 
 LEAST_REFERENCE = 50
-"""Least number of reference scores. With fewer, new scores are soon ranked among each other, and a drift from the first
-new score on is missed: within 300 scores, 20 references find no shift, 30 every seventh, 50 nearly all."""
+"""Smallest number of reference scores. With fewer, new scores are soon ranked mostly among each other, so a drift that
+starts with the first new score is missed. Within 300 scores, 20 references find no shift, 30 find every seventh shift,
+50 find nearly all."""
 
 YEAR = 365.25 * 24 * 3600
 """Length of a year [s]."""
@@ -40,7 +41,7 @@ class Drift(NamedTuple):
 
 
 def alarm_threshold(blocks_per_year: float, alarms_per_year: float) -> float:
-    """Return the evidence A that raises an alarm; without drift, the mean time to an alarm is at least A blocks.
+    """Return A, the evidence that raises an alarm; without drift, the mean time to an alarm is at least A blocks.
 
     Args:
         blocks_per_year: scores per year of operation.
@@ -57,7 +58,7 @@ def alarm_threshold(blocks_per_year: float, alarms_per_year: float) -> float:
 
 
 def fewest_to_alarm(reference: int, log_evidence: float) -> int:
-    """Return the fewest scores that can reach an evidence, each larger than all before.
+    """Return the smallest number of new scores that can raise an alarm: each new score is larger than all earlier ones.
 
     Args:
         reference: number n of reference scores, at least `LEAST_REFERENCE`.
@@ -78,11 +79,11 @@ def fewest_to_alarm(reference: int, log_evidence: float) -> int:
 def detect(reference: npt.ArrayLike, scores: npt.ArrayLike, threshold: float) -> Drift:
     """Test whether scores have grown since a reference.
 
-    `p_t = #{s <= t or in the reference: score_s >= score_t} / (n + t)`, `e_t(k) = k p_t^(k - 1)`,
-    `R_t(k) = (R_{t-1}(k) + 1) e_t(k)`, evidence = mean over k of R_t(k).
+    The p-value p_t is the share of scores that are at least score t, among the n reference scores and the first t new
+    scores. `e_t(k) = k p_t^(k - 1)`, `R_t(k) = (R_{t-1}(k) + 1) e_t(k)`, evidence = mean over k in `POWERS` of R_t(k).
 
     Args:
-        reference: (n,), scores without drift, exchangeable with new scores while nothing drifts.
+        reference: (n,), scores without drift.
         scores: (T,), in the order of time; a non-finite score counts as the largest.
         threshold: from `alarm_threshold`.
     """
@@ -109,10 +110,9 @@ def _ranked(scores: npt.ArrayLike) -> list[float]:
 
 
 def autocorrelation_time(scores: npt.ArrayLike) -> float:
-    """`1 + 2 Σ_k ρ_k` up to the first correlation that is not positive: the number of scores that count as one.
+    """Return the number of scores that are worth one independent score: `1 + 2 Σ_k ρ_k`.
 
-    Sokal 1997, Monte Carlo Methods in Statistical Mechanics, section 3. `identify.forecast` sums pairs instead (Geyer
-    1992, Statistical Science 7).
+    The sum ends before the first ρ_k <= 0 (Sokal 1997, Monte Carlo Methods in Statistical Mechanics, section 3).
 
     Args:
         scores: (T,), in the order of time.
@@ -132,7 +132,7 @@ def autocorrelation_time(scores: npt.ArrayLike) -> float:
 
 
 def block_means(scores: npt.ArrayLike, episode: npt.ArrayLike, length: int) -> npt.NDArray[np.float64]:
-    """Return means of whole blocks of consecutive scores of one episode; the rest of an episode is left out.
+    """Return the mean of each complete block of consecutive scores; no block spans two episodes.
 
     Args:
         episode: (T,), episode of each score, ascending.

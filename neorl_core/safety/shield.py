@@ -1,4 +1,4 @@
-"""The shield's limits and look-ahead: which actions are allowed, and whether the fallback could still take over."""
+"""The shield: limit actions, and predict whether the fallback could still take over."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class ShieldParams(NamedTuple):
     rate_limit: Float[Array, " A"]
     """Largest change of the applied action in one step, in the action's units."""
     margin_buffer: Float[Array, "L K"]
-    """Least margin at each predicted step, in the limit's unit. The length L is the look-ahead."""
+    """Smallest accepted margin at each predicted step, in the limit's unit; L is the number of predicted steps."""
     return_buffer: Float[Array, " K"]
     """Additional margin before the policy regains control."""
     hold: Int[Array, ""]
-    """Least number of steps of a hand-over."""
+    """Smallest number of steps of a hand-over."""
     observation_low: Float[Array, " O"]
-    """Envelope of observations in which the policy is trusted."""
+    """Lower ends of the envelope, the range of observations in which the policy is trusted."""
     observation_high: Float[Array, " O"]
     dwell: Int[Array, ""] | None = None
-    """Least number of steps between changes of a discrete action, for policy and fallback; None for continuous
+    """Smallest number of steps between changes of a discrete action, for policy and fallback; None for continuous
     actions."""
 
 
@@ -56,7 +56,7 @@ def default_shield(
     """Build a shield for a plant.
 
     Args:
-        look_ahead: predicted steps L; must be long enough for the fallback to turn the plant around.
+        look_ahead: number L of predicted steps, enough for the fallback to bring the plant back from a limit.
         buffer: minimum predicted margin, per constraint, in the constraint's unit; by default an eighth of the width
             between the limits, or 0 for a one-sided limit.
         return_buffer: additional margin before the policy regains control; half of `buffer` by default.
@@ -97,9 +97,9 @@ def default_shield(
 def envelope_of(
     lowest: Float[Array, " O"], highest: Float[Array, " O"], scale: Float[Array, " O"], sigmas: float
 ) -> tuple[Float[Array, " O"], Float[Array, " O"]]:
-    """Return the range of the training data, widened on both sides by `sigmas` standard deviations.
+    """Return the range of the training data, widened at both ends by `sigmas` standard deviations.
 
-    For a signal that never moved, the range is only widened by rounding, because the data do not show other values.
+    The range of a constant signal is widened only by rounding, because the data show no other values.
 
     Args:
         lowest: (O,), minimum training observations.
@@ -122,7 +122,7 @@ def inside_envelope(shield: ShieldParams, observation: Float[Array, " O"]) -> Bo
 def limit_action(
     shield: Shield, action: Float[Array, " A"], applied: Float[Array, " A"], since: Params = ()
 ) -> Float[Array, " A"]:
-    """Return the nearest action within the rate limit of the applied action, then within the bounds (which win).
+    """Return the nearest action within the rate limit and the bounds; if they contradict each other, the bounds decide.
 
     A discrete action is rounded, and stays as applied until it has been in force for `dwell` steps.
 
@@ -130,7 +130,7 @@ def limit_action(
         shield: rate limits, bounds and dwell time.
         action: (A,), requested action in physical units.
         applied: (A,), action in force.
-        since: steps for which a discrete action has been in force.
+        since: number of steps for which a discrete action has been in force.
     """
     if shield.dwell is not None:
         action = jnp.where(since >= shield.dwell, jnp.round(action), applied)
@@ -139,7 +139,7 @@ def limit_action(
 
 
 def dwell_count(shield: Shield, since: Params, applied: Float[Array, " A"], action: Float[Array, " A"]) -> Params:
-    """Return the steps for which a discrete action has been in force after the coming step; () if continuous."""
+    """Return for how many steps a discrete action will have been in force after the coming step; () if continuous."""
     if shield.dwell is None:
         return ()
     # Clip the count at the dwell time, beyond which it has no effect, so that it never overflows.
@@ -156,11 +156,11 @@ def predicted_margins(
     action: Float[Array, " A"],
     since: Params = (),
 ) -> Float[Array, "L K"]:
-    """Predict the margins for this action in the coming step and the fallback in the L - 1 steps after it.
+    """Predict the margins if `action` is applied in the coming step and the fallback acts in the next L - 1 steps.
 
-    The question is whether the fallback can still take over after the policy's action. While it can, the policy may
-    continue; when it could not, the fallback takes over one step earlier (backup-policy argument: Wabersich and
-    Zeilinger, Automatica 129, 2021, with a controller in place of a terminal set).
+    The policy may act as long as the prediction shows that the fallback can still take over after the action. Otherwise
+    the fallback takes over now (backup-policy argument: Wabersich and Zeilinger, Automatica 129, 2021, with a
+    controller in place of a terminal set).
 
     Args:
         plant: supplies `predict` and `fallback`.

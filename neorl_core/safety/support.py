@@ -1,7 +1,6 @@
 """A shield for log-only plants: action bounds, rate limits, and hand-over outside the support of the logs.
 
-Without a simulator nothing can be predicted. Instead the shield checks whether a similar observation with a similar
-action has been logged.
+Without a simulator, the shield cannot predict, so it checks whether the logs contain a similar step.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy.typing as npt
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 REFERENCES = 512
-"""Logged steps that a score is computed from; more describe the data better and make actions slower."""
+"""Number of logged steps to compare with. More steps describe the data better, but take more time per action."""
 
 
 class SupportShield(NamedTuple):
@@ -28,11 +27,11 @@ class SupportShield(NamedTuple):
     rate_limit: Float[Array, " A"]
     """Largest change of the applied action in one step, in the action's units."""
     rest: Float[Array, " A"]
-    """Action that is assumed to be applied while the applied action is unknown."""
+    """Action that is assumed to be in force if the applied action is unknown."""
     hold: Int[Array, ""]
-    """Least number of steps of a hand-over."""
+    """Smallest number of steps of a hand-over."""
     observation_low: Float[Array, " O"]
-    """Envelope of observations in which the policy is trusted."""
+    """Lower ends of the envelope, the range of observations in which the policy is trusted."""
     observation_high: Float[Array, " O"]
     centre: Float[Array, " D"]
     scale: Float[Array, " D"]
@@ -53,7 +52,7 @@ class SupportShield(NamedTuple):
 def support_score(
     shield: SupportShield, observation: Float[Array, " O"], action: Float[Array, " A"]
 ) -> Float[Array, ""]:
-    """Distance to the nearest logged step, `min_p |z - z_p| / sqrt(D)`, z the scaled observation and action."""
+    """Return the distance to the nearest logged step z_p: `min_p |z - z_p| / sqrt(D)`, all steps scaled."""
     z = (jnp.concatenate([observation, action]) - shield.centre) / shield.scale
     squares = jnp.sum((shield.references - z) ** 2, axis=-1)
     return jnp.sqrt(jnp.min(squares) / z.shape[0])
@@ -69,10 +68,10 @@ def inside_support(
 
 @partial(jax.jit, static_argnames="count")
 def choose_references(key: PRNGKeyArray, points: Float[Array, "N D"], count: int) -> Int[Array, " P"]:
-    """Choose rows that cover the data: after a random row, always the row farthest from all chosen rows.
+    """Choose rows that cover the data: first a random row, then always the row farthest from all chosen rows.
 
-    A random sample would omit rare but logged states, and the shield would hand over there (Gonzalez 1985, Clustering
-    to minimize the maximum intercluster distance, Theoretical Computer Science 38).
+    A random sample would omit rare states, and the shield would hand over in these states (Gonzalez 1985, Clustering to
+    minimize the maximum intercluster distance, Theoretical Computer Science 38).
 
     Args:
         key: draws the first row.
@@ -93,14 +92,14 @@ def choose_references(key: PRNGKeyArray, points: Float[Array, "N D"], count: int
 
 
 def conformal_quantile(scores: npt.ArrayLike, share: float) -> float:
-    """Return the score that a further exchangeable score exceeds with probability at most `1 - share`.
+    """Return a threshold that a new, exchangeable score exceeds with probability at most `1 - share`.
 
-    The `ceil((n + 1) share)`-th smallest of n scores; infinite if n is too small (Vovk, Gammerman and Shafer 2005,
-    Algorithmic Learning in a Random World).
+    The threshold is the `ceil((n + 1) share)`-th smallest of n scores; infinite if n is too small (Vovk, Gammerman and
+    Shafer 2005, Algorithmic Learning in a Random World).
 
     Args:
         scores: (n,), scores of held-out rows.
-        share: share of further rows inside.
+        share: share of new rows that shall be inside.
     """
     ordered = np.sort(np.asarray(scores, np.float64).ravel())
     rank = math.ceil((ordered.size + 1) * share)

@@ -1,4 +1,4 @@
-"""Claims of certificates, and the simulators that they are about."""
+"""Make the claim of a certificate from a run, and rebuild the claim's simulator to verify the certificate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tasks.files.canonical import digest_json
 from tasks.references import KNOWN, Identification
 
 ROOM = 10
-"""Violations that the default number of episodes allows."""
+"""Largest number of violations with which the test can pass at the default number of episodes."""
 
 
 def claim_of(plant: Plant, run: OpenedRun, identification: Identification = KNOWN, attempt: int = 1) -> Claim:
@@ -26,7 +26,7 @@ def claim_of(plant: Plant, run: OpenedRun, identification: Identification = KNOW
         attempt: number of the attempt, which determines the number of episodes.
 
     Raises:
-        BadInput: if `certify.domain` names an unknown field, or the spread of a constant that the posterior draws.
+        BadInput: if `certify.domain` names an unknown field, or a field that the posterior of a constant replaces.
     """
     spec = plant.spec
     unknown = set(run.certify.domain) - set(plant.domain._fields)
@@ -39,7 +39,7 @@ def claim_of(plant: Plant, run: OpenedRun, identification: Identification = KNOW
         if replaced := sorted(set(run.certify.domain) & set(replaced_fields(plant, drawn))):
             raise BadInput(
                 f"certify.domain sets '{replaced[0]}', but the posterior of {', '.join(map(str, drawn))} replaces it: "
-                "remove it, or remove its constant from 'identify'"
+                f"remove '{replaced[0]}' from certify.domain, or the constant from 'identify'"
             )
     domain = {**plant.domain._asdict(), **run.certify.domain}
     name = "standard" if domain == plant.domain._asdict() else f"custom-{digest_json(domain)[:8]}"
@@ -66,7 +66,7 @@ def claim_of(plant: Plant, run: OpenedRun, identification: Identification = KNOW
 
 
 def claimed_simulator(plant: Plant, claim: Claim) -> tuple[Plant, Params]:
-    """Rebuild a claim's simulator and operating domain from the claim alone.
+    """Rebuild the simulator and the operating domain of a claim, from the plant and the claim.
 
     Raises:
         Refused: if the claim's domain does not match the plant and the identified constants.
@@ -76,8 +76,8 @@ def claimed_simulator(plant: Plant, claim: Claim) -> tuple[Plant, Params]:
     drawn = claim.identified.constants if claim.identified else ()
     try:
         if missing := own - set(claim.domain):
-            raise ValueError(f"the claim's domain lacks '{min(missing)}' of {', '.join(sorted(own))}")
-        # The law maps a draw to a constant; the spread of the prior is not used.
+            raise ValueError(f"the claim's domain has no value for '{min(missing)}'")
+        # The spread 1.0 has no effect, because only the law turns a draw into a constant.
         unknowns = [Unknown(constant.name, 1.0, constant.law, entry=constant.entry) for constant in drawn]
         found = drawing_plant(plant, unknowns, posterior) if unknowns or posterior else plant
     except (ValueError, AttributeError, TypeError) as error:

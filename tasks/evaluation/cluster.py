@@ -1,9 +1,10 @@
 """Distribute work to a Dask cluster, with results in order and identical to those of one process.
 
-A task depends on its arguments alone. Workers with different sources, pinned packages or processor class are refused,
-because their last bits might differ.
+Workers with different source code, pinned packages or processor class are refused, because their results might differ
+in the last bits.
 
-Dask executes everything that it receives, so the scheduler must use TLS with certificates of both sides, or be local.
+Dask workers execute all code that they receive. Therefore the scheduler must be on this machine, or use TLS with
+certificates of both sides.
 """
 
 from __future__ import annotations
@@ -47,10 +48,9 @@ def scheduler() -> str:
 
 @contextmanager
 def cluster() -> Iterator[Client | None]:
-    """Connect to the cluster in NEORL_DASK_SCHEDULER; None if it is unset, or inside a task of the cluster.
+    """Connect to the cluster in NEORL_DASK_SCHEDULER; yield None if the variable is unset, or in a task of the cluster.
 
-    A site of a fleet is retrained by a task of the cluster. If such tasks waited for further tasks, all workers could
-    end up waiting.
+    A task must not wait for other tasks of the cluster, because all workers could then wait for each other.
 
     Raises:
         BadInput: as `scheduler`.
@@ -66,26 +66,26 @@ def cluster() -> Iterator[Client | None]:
         client = Client(address, timeout=CALL)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:
         raise ServiceMissing(
-            f"no Dask scheduler answers at {address} ({DASK}), got '{error}': start it, or unset the variable"
+            f"no Dask scheduler answers at {address}, got '{error}': start a scheduler there, or unset {DASK}"
         ) from error
     with client:
         if not client.nthreads():  # type: ignore[no-untyped-call]
-            raise ServiceMissing(f"the Dask scheduler {address} has no workers: start some")
+            raise ServiceMissing(f"the Dask scheduler {address} has no workers: start a worker")
         yield client
 
 
 def in_order(
     client: Client, function: Callable[..., Result], arguments: Iterable[Argument], *data: object
 ) -> Generator[Result | None, None, None]:
-    """Yield a function's results in the order of its arguments, which may be infinite.
+    """Run a function on the cluster for each argument, and yield the results in the order of the arguments.
 
     Args:
         function: function of one argument and the data; sent to the workers.
-        arguments: consumed as needed; surplus tasks are cancelled at the end.
+        arguments: possibly endless; read when workers become free.
         data: NumPy data that all tasks need, sent to each worker once.
 
     Yields:
-        Results; None for a task that killed every worker that tried it.
+        The result, or None if the task crashed every worker that ran the task.
 
     Raises:
         Refused: if a worker has different sources, packages or processor class.
@@ -101,7 +101,7 @@ def in_order(
     try:
         while True:
             while len(futures) < most and (argument := next(left, none_left)) is not none_left:
-                # Submit every task separately, even with equal arguments.
+                # pure=False, because Dask would run tasks with equal arguments only once.
                 futures.append(client.submit(_with_identity, function, argument, *kept, pure=False))
             if not futures:
                 return
@@ -118,7 +118,7 @@ def in_order(
 
 
 def check_workers(client: Client) -> None:
-    """Check that no current worker could give different results, for tasks that other code submits.
+    """Check that all workers would give the same results as this machine. Call this before other code submits tasks.
 
     Raises:
         Refused, ServiceMissing: as `in_order`.
@@ -144,7 +144,7 @@ def _while_it_lasts() -> Iterator[None]:
 
 
 def identity() -> Identity:
-    """Return all properties of a machine that may change the last bits of a result."""
+    """Return what may change the last bits of a result: digests of sources and packages, and the processor class."""
     return code_digest(), lock_digest(), processor_class()
 
 
@@ -156,12 +156,12 @@ def _refuse_another(ours: Identity, theirs: Identity) -> None:
     names = ("sources", "lock file", "processor")
     if differences := [name for name, one, other in zip(names, ours, theirs, strict=True) if one != other]:
         raise Refused(
-            f"Dask workers differ from this machine in {', '.join(differences)}: start the workers from the same image"
+            f"Dask workers differ from this machine in {', '.join(differences)}: start them from the same image"
         )
 
 
 def _in_a_worker() -> bool:
-    """Whether this code runs in a task of a Dask worker."""
+    """Return whether this code runs in a task of a Dask worker."""
     from distributed import get_worker
 
     try:

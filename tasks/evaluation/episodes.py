@@ -1,4 +1,4 @@
-"""Simulate a claim's episodes in batches, here or on a Dask cluster, with identical bits."""
+"""Simulate a claim's episodes in batches, in this process or on a Dask cluster, with identical results."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class _Batch(NamedTuple):
 def episodes_of(
     claim: Claim, plant: Plant, composite: Composite, seed: bytes, folder: Path, source: Origin | None = None
 ) -> Iterator[Results]:
-    """Yield results of episodes 0, 1, 2, ... of a claim, in batches of `claim.batch`, without end.
+    """Provide an endless iterator over the results of a claim's episodes, in batches of `claim.batch` episodes.
 
     Args:
-        claim: gives simulator, operating domain and batch size.
+        claim: determines simulator, operating domain and batch size.
         folder: bundle of the composite; workers receive a copy.
 
     Yields:
-        Results; None for a batch that crashed or timed out.
+        The iterator; an item is None if the batch crashed or timed out.
 
     Raises:
         Refused: if the claim's domain does not match the plant, or as `in_order`.
@@ -93,7 +93,7 @@ def _of_batch(batch: _Batch) -> EpisodeResult | None:
     return None if found is None else EpisodeResult(*jax.device_get(found))
 
 
-# Compiled programs belong to a simulator object, so all batches of a claim share one.
+# JAX compiles again for each simulator object, so all batches of a claim share one object.
 @lru_cache(maxsize=KEPT)
 def _opened(
     files: tuple[tuple[str, bytes], ...], digest: str, source: Origin | None, claim: str

@@ -1,4 +1,4 @@
-"""Estimators of a policy's value, fitted to held-out episodes, and their combination."""
+"""Estimate the value of a policy by several estimators, fitted to held-out episodes, and combine their results."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ if TYPE_CHECKING:
     from tasks.progress import Report
 
 GUESSING = 3
-"""Members of each model family whose guesses serve as features of fitted Q evaluation, one at a time: two guesses would
-differ in a direction that the logs hardly determine, in which the iteration diverges."""
+"""Number of models of each family whose guesses of action values serve as features of fitted Q evaluation (FQE).
+
+Each run of FQE uses one guess. With two guesses, FQE diverges in their difference, which the logs hardly determine."""
 GUESSED_STEPS = 50
-"""Rollout steps of a guess; fitted Q evaluation estimates the later steps."""
+"""Number of steps that a guess covers; fitted Q evaluation estimates the later steps."""
 Answer = TypeVar("Answer")
 
 
 class Episodes(NamedTuple):
-    """Data for the estimators."""
+    """Held-out episodes with history, cut into windows, and the settings of the estimators."""
 
     run: OpenedRun
     logs: Logs
@@ -63,13 +64,13 @@ class Episodes(NamedTuple):
 
 
 class Estimators(NamedTuple):
-    """Models of two families, and fitted Q evaluation with the models' guesses as features."""
+    """Learned models of two families (networks, regressions), and fitted Q evaluation that uses the models' guesses."""
 
     episodes: Episodes
     learned: LearnedModelEvaluator
 
     def of(self, policy: Policy) -> Estimate:
-        """Estimate a policy's value; all policies use the same resamples."""
+        """Estimate a policy's value, with the same bootstrap resamples for all policies."""
         run, steps, decided = self.episodes.run, self.episodes.steps, decisions(self.episodes, policy)
         settings = (self.episodes.horizon, run.evaluate.discount, run.evaluate.bootstraps)
         rounds = [
@@ -79,14 +80,14 @@ class Estimators(NamedTuple):
         return self._together(rounds, self.learned.evaluate(policy))
 
     def logged(self) -> Estimate:
-        """Return the value of the logged controller."""
+        """Estimate the value of the logged controller."""
         run, steps = self.episodes.run, self.episodes.steps
         settings = (self.episodes.horizon, run.evaluate.discount, run.evaluate.bootstraps)
         known = fqe.logged(steps, jax.random.key(run.seed), *settings)
         return self._together([[known] * GUESSING] * 2, self.learned.logged())
 
     def guesses(self, policy: Policy, decided: fqe.Decisions) -> list[list[fqe.Guesses]]:
-        """Return guesses of the policy's action values, by networks and by regressions."""
+        """Return guesses of the policy's action values, first by the networks, then by the regressions."""
         steps = self.episodes.steps
         observation = jnp.concatenate([steps.observation, steps.next_observation, steps.observation[steps.starts]])
         action = jnp.concatenate([steps.action, decided.next_action, decided.initial_action])
@@ -107,7 +108,7 @@ def episodes_of(run: OpenedRun, plain: Logs, past: RowHistory, normaliser: Norma
 
     Args:
         plain: held-out episodes, without history.
-        past: the policies' history.
+        past: adds the policies' history to observations.
         normaliser: scale of observations with history, and of actions.
     """
     every = past.stacked(plain)
@@ -116,7 +117,7 @@ def episodes_of(run: OpenedRun, plain: Logs, past: RowHistory, normaliser: Norma
 
 
 def decisions(episodes: Episodes, policy: Policy) -> fqe.Decisions:
-    """Return a policy's actions on the logs."""
+    """Return a policy's normalised actions at all next observations and at the first observation of each window."""
     t, scale = episodes.logs.transitions, episodes.normaliser
     return fqe.Decisions(
         to_unit(scale, policy_act(policy, jnp.asarray(t.next_observation))),
@@ -125,7 +126,7 @@ def decisions(episodes: Episodes, policy: Policy) -> fqe.Decisions:
 
 
 def fit_estimators(episodes: Episodes, progress: Report | None = None) -> Estimators:
-    """Fit all estimators."""
+    """Fit the estimators to held-out episodes."""
     settings = (episodes.normaliser, episodes.history, episodes.horizon, progress)
     return Estimators(episodes, fit_learned_model(episodes.run, episodes.steps, *settings))
 
@@ -136,7 +137,7 @@ def estimates_by_workers(
     """Fit the estimators on one worker of a Dask cluster, and estimate policies on any worker.
 
     Returns:
-        Estimates of the logged controller and of the policies, with the same bits as in one process.
+        The estimate of the logged controller, and one estimate per policy, identical to those of one process.
 
     Raises:
         Refused: as `in_order`.
@@ -148,7 +149,7 @@ def estimates_by_workers(
         for answer in answers:
             if answer is None:
                 raise ServiceMissing(
-                    f"an estimate of {len(policies)} policies killed its Dask workers: give them more memory, then "
+                    f"estimating {len(policies)} policies crashed the Dask workers: give the workers more memory, then "
                     "repeat the command"
                 )
             if progress:

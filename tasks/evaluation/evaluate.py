@@ -43,15 +43,14 @@ def evaluate(
 ) -> Evaluation:
     """Estimate the values of all members, select one, and estimate the gain over the logged controller.
 
-    The best of several estimates is biased upwards. Therefore every second held-out episode selects a member
-    (`chosen`), and the gains over logged controller and champion come from the other episodes, with estimators fitted
-    to those alone. Members see the run's history, the champion its own.
+    The best of several estimates is biased upwards. Therefore one half of the held-out episodes selects a member by
+    `chosen`. The other half estimates the gains over logged controller and champion, with newly fitted estimators.
 
     Args:
-        champion: champion to compare with; the tuned controller has no policy to estimate.
+        champion: champion to compare with. The tuned controller is not compared, because it has no policy.
 
     Returns:
-        Estimates of each member, and differences of the selected member.
+        Estimates of each member, and the selected member's gains over logged controller and champion.
 
     Raises:
         BadInput, Refused, ServiceMissing: as `cluster` and `in_order`, with a Dask cluster.
@@ -102,7 +101,7 @@ def evaluate(
 
 @contextmanager
 def _asking(later: Episodes, progress: Report | None) -> Iterator[Ask]:
-    """Provide the function that estimates: on a Dask cluster if one is configured, else in this process."""
+    """Provide the function that estimates policies, on the Dask cluster if it is configured, or in this process."""
     with cluster() as client:
         if client is not None:
             yield lambda episodes, policies: estimates_by_workers(client, episodes, policies, progress)
@@ -134,13 +133,14 @@ def _member(member: Member, estimate: Estimate, logged: Estimate, confidence: fl
 
 
 def chosen(members: Sequence[MemberEvaluation]) -> int:
-    """Select a member: one with a supported gain, else a supported one, else the one nearest to the logs.
+    """Return the index of the selected member.
 
-    Among members whose gain over the logged controller has a lower bound above 0, the one with the highest value is
-    selected (Thomas, Theocharous & Ghavamzadeh 2015, High confidence policy improvement). A ranking by lower bounds
-    would favour the member that moves least, because intervals include the worst reward outside the logs. Without such
-    a member, the one with the highest lower bound of the gain is selected: common errors of both estimates cancel in
-    the gain. The selection bias is harmless, because other episodes make the claim."""
+    Among members whose gain over the logged controller has a lower bound above 0, the highest value wins (Thomas,
+    Theocharous & Ghavamzadeh 2015, High confidence policy improvement). A ranking by lower bounds would favour the
+    member that moves least, because intervals include the worst reward outside the logs.
+
+    If no gain has a positive lower bound, the highest lower bound wins, because common errors cancel in the gain. If
+    the logs support no estimate, the member nearest to the logs wins."""
 
     return max(range(len(members)), key=lambda at: _rank(members[at]))
 
@@ -151,7 +151,7 @@ def _rank(member: MemberEvaluation) -> tuple[bool, bool, float]:
 
 
 def rank(supported: bool, gain: float, value: float, outside: float) -> tuple[bool, bool, float]:
-    """Return the sort key of `chosen`; the highest wins.
+    """Return the sort key of a member in `chosen`; the member with the highest key is selected.
 
     Args:
         gain: lower bound of the gain over the logged controller; NaN counts as the lowest.

@@ -1,4 +1,4 @@
-"""Rollouts that survive crashes and time-outs: certification counts such batches as violations."""
+"""Rollouts in which a crash or time-out does not end the certification, but counts as violation of the whole batch."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from neorl_core.safety.certify import Run
 from neorl_core.types import Controller, Params, Plant
 
 SECONDS = 600.0
-"""Budget of a batch, including compilation; a compiled batch of the reactor takes a fraction of a second."""
+"""Time limit of a batch, including compilation. A compiled batch of the reactor takes a fraction of a second."""
 
 
 def guarded(seconds: float = SECONDS) -> Run:
-    """Return a function that returns None for a batch that crashes or exceeds the time budget.
+    """Return a rollout function that returns None if the batch crashes or exceeds the time limit.
 
-    The thread of a late batch cannot be stopped; it ends with the process.
+    The thread of a late batch cannot be stopped, so the thread runs on until the process ends.
     """
 
     def run(
         plant: Plant, controller: Controller, params: Params, keys: jax.Array, domain: Params
     ) -> EpisodeResult | None:
         found: list[EpisodeResult] = []
-        why = f"it did not end within {seconds:g} s"
+        why = f"the simulation did not end within {seconds:g} s"
 
         def work() -> None:
             nonlocal why
@@ -33,9 +33,9 @@ def guarded(seconds: float = SECONDS) -> Run:
                 result = rollouts(plant, controller, params, keys, domain)
                 jax.block_until_ready(result)  # type: ignore[no-untyped-call]
                 found.append(result)
-            # No exception of a simulator, including a user's, may go unpunished.
+            # Any exception counts, because a simulator that crashes must not pass the test.
             except Exception as error:
-                why = f"it ended with {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                why = f"the simulation raised {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
         thread = Thread(target=work, daemon=True)
         thread.start()

@@ -1,4 +1,4 @@
-"""Learned models of held-out episodes: value estimates, and shares of steps outside the data."""
+"""Fit learned models to held-out episodes, and estimate the values of policies in these models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class LearnedModelEvaluator(NamedTuple):
-    """Estimates of policies' values by learned models of two families, fitted to the same episodes."""
+    """Estimator of policies' values by learned models of two families, networks and regressions."""
 
     model: model_based.LearnedModel
     normaliser: Normaliser
@@ -33,14 +33,14 @@ class LearnedModelEvaluator(NamedTuple):
     discount: float
 
     def evaluate(self, policy: Policy) -> model_based.ModelValue:
-        """Return a policy's value in the models, on the host."""
+        """Return a policy's value in the models as NumPy arrays."""
         found: model_based.ModelValue = jax.device_get(
             model_based.evaluate(self.model, self.normaliser, policy, self.windows, self.discount)
         )
         return found
 
     def action_values(self, policy: Policy, observation: Array, action: Array, members: int, steps: int) -> Array:
-        """Return action values of a policy in the first members of both families: (M, n, 2)."""
+        """Return a policy's action values in M models of both families at n rows, (M, n, 2)."""
         settings = (members, steps, self.discount)
         found: Array = action_values(self.model, self.normaliser, policy, observation, action, *settings)
         return found
@@ -69,8 +69,8 @@ def fit_learned_model(
     Args:
         steps: logged steps of held-out windows, with history.
         normaliser: scale of `steps`.
-        history: earlier values that are part of the observations.
-        horizon: steps of the estimated return; `window_counts` gives the weights of windows.
+        history: number of earlier values of each signal in the observations.
+        horizon: number of steps of the estimated return.
     """
     of_weights, of_resample, of_batches, of_ridge = jax.random.split(jax.random.key(run.seed + 2), 4)
     data = Transition(
@@ -89,11 +89,11 @@ def fit_learned_model(
 
 
 def windows(logs: Logs, horizon: int) -> Logs:
-    """Cut episodes into windows of at most a horizon, the steps of the estimated return.
+    """Cut episodes into windows of at most `horizon` steps.
 
     Args:
         logs: logs in chronological order.
-        horizon: steps of an episode of the plant.
+        horizon: largest number of steps of a window.
     """
     at = np.arange(len(logs.episode)) - logs.starts[logs.episode]
     begins = at % horizon == 0
@@ -101,13 +101,13 @@ def windows(logs: Logs, horizon: int) -> Logs:
 
 
 def lasting(logs: Logs, horizon: int) -> int:
-    """Return the number of steps after which half of the windows are cut: longer returns are observed too rarely.
+    """Return the number of steps that half of the windows reach, because longer returns are observed too rarely.
 
-    A terminated window is censored: its length without termination is unknown.
+    For a window that ended by termination, the length without termination is unknown. The estimate accounts for this.
 
     Args:
         logs: logs in chronological order.
-        horizon: steps of an episode of the plant, the upper bound.
+        horizon: steps of an episode of the plant, the largest possible result.
     """
     found = windows(logs, horizon)
     ends = np.append(found.starts[1:], len(found.episode))
@@ -118,7 +118,7 @@ def lasting(logs: Logs, horizon: int) -> int:
 
 
 def logged_steps(logs: Logs, normaliser: Normaliser) -> LoggedSteps:
-    """Normalise logs with the normaliser's history; reward and cost keep their units."""
+    """Normalise observations (with history) and actions of logs; reward and cost keep their units."""
     t = logs.transitions
     return LoggedSteps(
         observation=normalise(normaliser, jnp.asarray(t.observation)),

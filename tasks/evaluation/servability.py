@@ -1,4 +1,4 @@
-"""Servability check: load a bundle in a fresh process, compare answers with recorded ones, measure latency."""
+"""Servability check: load a bundle in a new process, compare its actions with recorded ones, measure the latency."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tasks.models.bundles.bundle import load_bundle, load_examples
 from tasks.references import Latency, Servability
 
 TOLERANCE = 1e-4
-"""Largest allowed difference from the recorded actions, as a share of half the action range."""
+"""Largest allowed difference between an action and the recorded action, as a share of half the action's range."""
 
 
 def check_bundle(
     folder: Path, expected_digest: str | None, calls: int, budget_us: float, source: Origin | None = None
 ) -> Servability:
-    """Load a bundle in this process, answer the recorded inputs, and time the jitted action.
+    """Load a bundle in this process, compare its actions with the recorded ones, and measure the time of an action.
 
     Args:
-        budget_us: largest allowed 99th percentile of one action, in microseconds.
+        budget_us: largest allowed 99th percentile of the time of one action, in microseconds.
 
     Raises:
         BadInput: if there is no bundle.
@@ -77,11 +77,11 @@ def serve_check(
     calls: int = 500,
     timeout: float = 120.0,
 ) -> Servability:
-    """Run `check_bundle` in a fresh process.
+    """Run `check_bundle` in a new process.
 
     Args:
-        budget_us: largest allowed 99th percentile of one action, in microseconds.
-        timeout: seconds after which a silent process has failed.
+        budget_us: largest allowed 99th percentile of the time of one action, in microseconds.
+        timeout: seconds after which a process without an answer has failed.
 
     Returns:
         The result, with a reason for each failure.

@@ -1,4 +1,4 @@
-"""Coordinator of a federation: asks sites in rounds, aggregates their changes, and records rounds in the ledger."""
+"""Coordinator of a federation: asks sites for changes of the weights, aggregates the changes, and logs each round."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ Say = Callable[[str], None]
 
 
 class Opening(NamedTuple):
-    """State of a federation at the first round."""
+    """Facts that are fixed before a federation's first round."""
 
     entry: Entry
     spec: PlantSpec
@@ -79,14 +79,14 @@ class Result(NamedTuple):
 
 
 def terms_digest(federation: Federation) -> str:
-    """Return the digest that names a federation; the network settings do not count."""
+    """Return the digest that identifies a federation, without the network settings, which may change."""
     return digest_json(federation.model_dump(mode="json", exclude={"network"}))
 
 
 def run_federation(
     federation: Federation, transport: Transport, home: Home, ledger: Ledger, say: Say = print
 ) -> Result:
-    """Run a federation to the end; an interrupted one resumes after the last recorded round.
+    """Run a federation to the end. An interrupted federation resumes after the last recorded round.
 
     Args:
         federation: the coordinator's file.
@@ -114,7 +114,7 @@ def run_federation(
             continue
         failures += 1
         if failures < federation.tries:
-            # Sites without a connection fail at once, so give them the time of a round to return.
+            # Sites without a connection fail at once, so wait as long as a round for them to return.
             transport.wait_for_sites(federation.round_seconds)
         else:
             raise Refused(
@@ -131,7 +131,7 @@ def _open(federation: Federation, name: str, transport: Transport, ledger: Ledge
     if entry is not None:
         arrays = dict(read_npz(path))
         if (digest := sha256_hex(path.read_bytes())) != (recorded := entry.body["moments"]):
-            raise Refused(f"{path} has SHA-256 {digest[:12]}, the ledger {recorded[:12]}: restore it from a backup")
+            raise Refused(f"{path} has SHA-256 {digest[:12]}, must be {recorded[:12]}: restore this file from a backup")
         spec = spec_of_record(parse_json(arrays.pop("spec").tobytes()))
         moments = read_pooled_moments(arrays)
         rows = {site["site"]: int(site["rows"]) for site in entry.body["sites"]}
@@ -155,7 +155,7 @@ def _open(federation: Federation, name: str, transport: Transport, ledger: Ledge
     entry = ledger.append(
         "federation", _body(federation, name, rows, path, _save_weights(folder, server)), plant=federation.plant
     )
-    say(f"federation {entry.digest[:12]} of {len(rows)} sites and {moments.rows} rows, which stay at the sites")
+    say(f"federation {entry.digest[:12]} starts with {len(rows)} sites; their {moments.rows} rows stay at the sites")
     return Opening(entry, spec, moments, rows, learning)
 
 
@@ -172,10 +172,10 @@ def _row_summaries(federation: Federation, name: str, transport: Transport) -> d
         except NeoRLError as error:
             missing.append(f"{site} ({error})")
     if missing:
-        # Missing moments would change the scaling for all, so a federation opens with all sites.
+        # The moments of all sites determine the scaling, so a federation cannot start without a site.
         raise Refused(
-            f"{len(missing)} of {len(federation.sites)} sites did not send moments: {'; '.join(missing)}; all sites "
-            "must take part at the beginning, so repair these and run again"
+            f"{len(missing)} of {len(federation.sites)} sites did not send moments ({'; '.join(missing)}), but all "
+            "sites must take part at the beginning: repair these sites and run again"
         )
     return summaries
 
@@ -289,7 +289,7 @@ def _finish(
     answers = transport.exchange(dict.fromkeys(opening.rows, message), federation.round_seconds)
     for site, answer in sorted(answers.items()):
         if isinstance(answer, MissingAnswer):
-            say(f"{site} did not receive the policy ({answer.why}: {answer.detail}): send it {path}")
+            say(f"{site} did not receive the policy ({answer.why}: {answer.detail}): send {path} to this site")
     return Result(opening.entry.digest, federation.rounds, path, digest, last.epsilon)
 
 
@@ -306,7 +306,7 @@ def _weights_file(folder: Path, digest: str) -> Path:
 
 
 def _save_weights(folder: Path, server: Server) -> str:
-    """Write the weights under their digest. This precedes the ledger entry, so that an interrupted run can resume."""
+    """Write the weights to a file named by their digest, before the ledger entry, so that a run can resume."""
     data = npz_bytes(tree_arrays(server))
     digest = sha256_hex(data)
     if not (path := _weights_file(folder, digest)).exists():
@@ -315,7 +315,7 @@ def _save_weights(folder: Path, server: Server) -> str:
 
 
 def _remove_old_weights(folder: Path, last: str) -> None:
-    """Remove the weights of earlier rounds once the ledger names the newer ones."""
+    """Remove the weights of earlier rounds after the ledger has recorded the newest weights."""
     for path in (folder / "weights").glob("*.npz"):
         if path.stem != last:
             path.unlink(missing_ok=True)

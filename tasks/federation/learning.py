@@ -1,4 +1,4 @@
-"""Learner and rules of a federation, built identically by coordinator and sites from the same terms."""
+"""Build a federation's learner and rules from its terms; coordinator and sites get identical results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from neorl_core.types import PlantSpec
 
 
 class Learning(NamedTuple):
-    """Initial learner and rule of the rounds."""
+    """Initial learner of a federation, and the rule by which each round trains and aggregates."""
 
     algorithm: Algorithm
     config: Any

@@ -18,7 +18,7 @@ from tasks.federation.transport.frames import Arrays
 from tasks.federation.transport.network import Message
 
 VECTORS = ("observation_mean", "observation_deviation", "action_low", "action_high")
-"""Vector moments that a site sends. Extreme observations are single rows, so they stay at the site."""
+"""Moments with one number per signal. Extreme observations are not sent, because they would reveal single rows."""
 SCALARS = ("reward_mean", "reward_deviation")
 SAME_VERSION = "run the same version of NeoRL everywhere"
 
@@ -31,7 +31,7 @@ class Question(Strict):
     kind: Literal["moments", "keys", "shares", "round", "unmask", "finish"]
     """With secure sums, `keys` and `shares` come before a round and `unmask` after it."""
     federation: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    """Digest of the federation's file without the network; ties each answer to one federation."""
+    """Digest of the federation's file without the network settings, which identifies the federation."""
     terms: Terms
     number: int = 0
     """Number of the round."""
@@ -48,7 +48,7 @@ class Question(Strict):
 
 
 class RowSummary(Strict):
-    """JSON of a site's answer to `moments`; the moments are arrays."""
+    """JSON part of a site's answer to the question `moments`. The moments are in the message's arrays."""
 
     rows: Count
     terminates: bool
@@ -57,7 +57,7 @@ class RowSummary(Strict):
 
 
 class RoundAnswer(Strict):
-    """JSON of a site's answer in a round; weights are arrays."""
+    """JSON part of a site's answer in a round. The weights are in the message's arrays."""
 
     number: int
     log_weight: float
@@ -74,7 +74,7 @@ def read_text(model: type[Model], message: Message) -> Model:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "the text"
-        raise BadInput(f"the message is not a {model.__name__}: {place}: {first['msg']}: {SAME_VERSION}") from error
+        raise BadInput(f"the message is not a {model.__name__} ({place}: {first['msg']}): {SAME_VERSION}") from error
 
 
 def read_row_summary(message: Message) -> tuple[RowSummary, Moments]:
@@ -88,7 +88,7 @@ def read_row_summary(message: Message) -> tuple[RowSummary, Moments]:
 
 
 def moment_arrays(moments: Moments) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the moments that a site sends, as float64."""
+    """Return the moments that a site sends, as float64 arrays by name."""
     return {f"moments/{name}": np.asarray(getattr(moments, name), np.float64) for name in (*VECTORS, *SCALARS)}
 
 
@@ -114,7 +114,7 @@ def read_pooled_moments(arrays: Arrays) -> Moments:
 
 
 def read_moments(arrays: Arrays, rows: int, terminates: bool) -> Moments:
-    """Read moments; the means replace the extreme observations, which stay at the sites.
+    """Read moments from arrays. The means take the place of the extreme observations, which stay at the sites.
 
     Raises:
         BadInput: if a moment is missing or not finite.
@@ -145,12 +145,12 @@ def check_moments(moments: Moments, spec: PlantSpec) -> Moments:
     """Return the moments if their sizes fit a plant.
 
     Raises:
-        BadInput: if they do not fit.
+        BadInput: if the sizes do not fit.
     """
     sizes = moments.observation_mean.shape[0], moments.action_low.shape[0]
     if sizes != (required := (spec.observation.size, spec.action.size)):
         raise BadInput(
-            f"moments must be of {required} observations and actions, got {sizes}: use the same plant at all sites"
+            f"the numbers of observations and actions must be {required}, got {sizes}: use the same plant at all sites"
         )
     return moments
 
@@ -174,11 +174,11 @@ def read_weights(prefix: str, arrays: Arrays, like: Parameters) -> Parameters:
     for name, value in values.items():
         if (value.shape, value.dtype) != (like[name].shape, like[name].dtype):
             raise BadInput(
-                f"'{name}' must be of shape {like[name].shape} and type {like[name].dtype}, got {value.shape} and "
-                f"{value.dtype}: {SAME_VERSION}"
+                f"weight '{name}' must have shape {like[name].shape} and type {like[name].dtype}, got {value.shape} "
+                f"and {value.dtype}: {SAME_VERSION}"
             )
         if not np.all(np.isfinite(value)):
-            raise BadInput(f"'{name}' has {np.sum(~np.isfinite(value))} values that are not finite: check that site")
+            raise BadInput(f"weight '{name}' has {np.sum(~np.isfinite(value))} NaN or infinite values: check the site")
     return {name: jnp.asarray(values[name]) for name in like}
 
 

@@ -1,4 +1,4 @@
-"""A round without secure sums: collect the changes of all sites, check them and aggregate them."""
+"""A round without secure sums: collect, check and aggregate the changes of the weights from all sites."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tasks.files.canonical import sha256_hex
 
 
 class RoundRequest(NamedTuple):
-    """Inputs of a round."""
+    """Everything that the coordinator needs to run one round."""
 
     federation: Federation
     learning: Learning
@@ -54,7 +54,7 @@ class RoundResult(NamedTuple):
 
 
 class Change(NamedTuple):
-    """An accepted change of a site."""
+    """A site's change of the weights that passed all checks."""
 
     reply: Reply
     digest: str
@@ -62,7 +62,7 @@ class Change(NamedTuple):
 
 
 def change_digest(change: Parameters, control: Parameters) -> str:
-    """Return the SHA-256 of a change."""
+    """Return the SHA-256 of a change of weights and control variates."""
     return sha256_hex(npz_bytes(named("change", change) | named("control", control)))
 
 
@@ -117,20 +117,20 @@ def _read_change(request: RoundRequest, site: str, message: Message) -> Change:
     change = read_weights("change", message.arrays, request.server.parameters)
     control = read_weights("control", message.arrays, request.server.control)
     if answer.number != request.number:
-        raise BadInput(f"the answer is to round {answer.number}, not to round {request.number}: restart the site")
+        raise BadInput(f"the answer is for round {answer.number}, must be for {request.number}: restart the site")
     required = 0.0 if private else float(np.log(request.rows[site]))
     if abs(answer.log_weight) > 1e6:
-        raise BadInput(f"the log-weight must be finite, got {answer.log_weight:g}: check that site")
+        raise BadInput(f"the log-weight must be at most 1e6 in size, got {answer.log_weight:g}: check the site")
     if (private or request.federation.method != "fedora") and abs(answer.log_weight - required) > 1e-3:
         raise BadInput(
             f"the log-weight must be {required:.6g} for the {request.rows[site]} rows at the beginning, got "
-            f"{answer.log_weight:.6g}: check that site"
+            f"{answer.log_weight:.6g}: check the site"
         )
     size = float(norm((change, control)))
     if not np.isfinite(size):
-        raise BadInput(f"the norm of the change must be finite in float32, got {size}: check that site")
+        raise BadInput(f"the norm of the change must be finite in float32, got {size}: check the site")
     if private and size > private.clip * 1.001:
-        raise BadInput(f"the norm of the change must be at most {private.clip:g}, got {size:.4g}: check that site")
+        raise BadInput(f"the norm of the change must be at most {private.clip:g}, got {size:.4g}: check the site")
     return Change(Reply(change, control, jnp.asarray(answer.log_weight)), change_digest(change, control), size)
 
 

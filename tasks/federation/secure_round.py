@@ -23,7 +23,7 @@ Answer = TypeVar("Answer")
 
 
 def run_secure_round(request: RoundRequest) -> RoundResult:
-    """Ask the sites in four steps; a site that drops out of one step is not asked in the next."""
+    """Run the four steps of a round: keys, shares, numbers, unmasking. A site that fails is not asked again."""
     steps, least = _Steps(request), request.federation.minimum_sites
     keys = steps.ask("keys", dict.fromkeys(request.rows, NOTHING), lambda _, arrays: PublicKeys.read(arrays["public"]))
     if len(keys) < least:
@@ -71,7 +71,7 @@ class _Steps:
         read: Callable[[str, Arrays], Answer],
         **fields: object,
     ) -> dict[str, Answer]:
-        """Return the valid answers by site; other sites drop out."""
+        """Send a question and return the valid answers by site; sites without a valid answer drop out."""
         request, answers = self._request, dict[str, Answer]()
         federation = request.federation
         question = request.question.model_copy(update={"kind": kind, "threshold": federation.minimum_sites, **fields})
@@ -82,10 +82,10 @@ class _Steps:
                 continue
             try:
                 if (number := read_text(RoundAnswer, answer).number) != request.number:
-                    raise BadInput(f"the answer is to round {number}, not to round {request.number}: restart the site")
+                    raise BadInput(f"the answer is for round {number}, must be for {request.number}: restart the site")
                 answers[site] = read(site, answer.arrays)
             except (NeoRLError, KeyError) as error:
-                self._left_out[site] = refused(site, f"to '{kind}' it answered {error}")
+                self._left_out[site] = refused(site, f"the answer to '{kind}' is invalid: {error}")
         return answers
 
     def failed(self) -> RoundResult:
@@ -96,7 +96,7 @@ class _Steps:
         return RoundResult((), tuple(left_out), None)
 
     def finished(self, masked: Mapping[str, Numbers], total: Numbers, fixed: FixedPoint, most: int) -> RoundResult:
-        """Return the mean of the sent numbers; a site that sent numbers counts even if it did not help to unmask."""
+        """Return the mean over all sites that sent numbers, including sites that did not help to unmask the sum."""
         request = self._request
         weights = {site: 1.0 if request.federation.privacy else request.rows[site] / most for site in sorted(masked)}
         whole = sum(weights.values())
@@ -127,7 +127,7 @@ def _read_sealed(site: str, arrays: Arrays, keys: Mapping[str, PublicKeys]) -> d
     if sealed.keys() != (others := keys.keys() - {site}):
         raise BadInput(
             f"shares must be for {', '.join(sorted(others))}, got shares for {', '.join(sorted(sealed))[:200]}: "
-            "restart that site"
+            "restart the site"
         )
     return sealed
 
@@ -139,6 +139,6 @@ def _read_revealed(arrays: Arrays, arrived: Set[str], dropped: Set[str]) -> Reve
     if own.keys() != arrived or keys.keys() != dropped:
         raise BadInput(
             f"shares must be of seeds for {', '.join(sorted(arrived))} and of keys for {', '.join(sorted(dropped))}, "
-            f"got {', '.join(sorted(own))[:200]} and {', '.join(sorted(keys))[:200]}: restart that site"
+            f"got {', '.join(sorted(own))[:200]} and {', '.join(sorted(keys))[:200]}: restart the site"
         )
     return RevealedShares(own, keys)

@@ -1,7 +1,7 @@
 """Secure sums: keys, seeds, secret shares and masks, for sites and coordinator.
 
-Bonawitz et al. 2017, Practical secure aggregation for privacy-preserving machine learning (CCS), figure 4. The
-coordinator must follow the protocol: it distributes the sites' keys, so replaced keys would let it read the numbers.
+Bonawitz et al. 2017, Practical secure aggregation for privacy-preserving machine learning (CCS), figure 4. Sites must
+trust the coordinator to distribute their keys unchanged. With keys of its own, the coordinator could read the numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.uint32]
 
 KEY, SEED, POINT = 32, 8, 66
-"""Bytes of an X25519 key, of a mask's seed, and of a share of either."""
+"""Sizes in bytes of an X25519 key, of a mask's seed, and of a share of a key or seed."""
 
 
 class PublicKeys(NamedTuple):
@@ -45,24 +45,24 @@ class PublicKeys(NamedTuple):
         """
         raw = np.asarray(data, np.uint8).tobytes()
         if len(raw) != 2 * KEY:
-            raise BadInput(f"two public keys must have {2 * KEY} bytes, got {len(raw)}: restart that site")
+            raise BadInput(f"two public keys must have {2 * KEY} bytes, got {len(raw)}: restart the site")
         try:
             for key in (raw[:KEY], raw[KEY:]):
                 X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(key))
         except ValueError as error:
-            raise BadInput(f"public key {key.hex()} is of low order and gives no secret: restart that site") from error
+            raise BadInput(f"public key {key.hex()} is of low order and gives no secret: restart the site") from error
         return cls(raw[:KEY], raw[KEY:])
 
 
 class RevealedShares(NamedTuple):
-    """Shares that a site reveals: of the seeds of sites that sent numbers, and of the mask keys of the others."""
+    """Shares that unmask a sum: `own` of the seeds of sites that sent numbers, `keys` of the keys of other sites."""
 
     own: dict[str, Share]
     keys: dict[str, Share]
 
 
 class SecureSumSite:
-    """A site's part in one sum. Each secret is used once and never stored.
+    """The secrets and steps of one site in one secure sum. A secret is used once and never written to a file.
 
     Args:
         site: name of the site.
@@ -83,7 +83,7 @@ class SecureSumSite:
         return _bytes(self._mask.public_key().public_bytes_raw() + self._seal.public_key().public_bytes_raw())
 
     def seal_shares(self, public: Mapping[str, PublicKeys], threshold: int) -> dict[str, Bytes]:
-        """Return shares of the seed and the mask key, encrypted for each other site.
+        """Split this site's mask seed and mask key into shares, and return the shares encrypted for each other site.
 
         Args:
             public: keys of all sites of the sum, including this site.
@@ -94,7 +94,7 @@ class SecureSumSite:
         """
         names = sorted(public)
         if self._site not in public or public[self._site] != PublicKeys.read(self.public):
-            raise Refused(f"the keys of {self._site} in the sum are not this site's keys: check the coordinator")
+            raise Refused(f"the keys that were sent for {self._site} are not this site's keys: check the coordinator")
         if not len(names) // 2 < threshold <= len(names):
             raise Refused(
                 f"the threshold must be more than half of {len(names)} sites, got {threshold}: change minimum_sites"
@@ -144,7 +144,7 @@ class SecureSumSite:
         return np.asarray(add_masks(jnp.asarray(numbers), place, _key(self._own), seeds))
 
     def reveal(self, arrived: Sequence[str]) -> RevealedShares:
-        """Return the shares that unmask the sum, once.
+        """Return the shares that unmask the sum; a second call is refused.
 
         Args:
             arrived: sites that sent masked numbers.
@@ -153,10 +153,10 @@ class SecureSumSite:
             Refused: if shares were already revealed, a site is unknown, or too few numbers arrived.
         """
         if self._revealed or not set(arrived) <= set(self._shares) or len(set(arrived)) < self._threshold:
-            state = "were already revealed" if self._revealed else "are not yet revealed"
+            fault = f"the request names {', '.join(sorted(arrived))[:200]}"
             raise Refused(
-                f"shares are revealed once, with numbers of at least {self._threshold} sites; they {state}, and the "
-                f"request names {', '.join(sorted(arrived))[:200]}: check the coordinator"
+                f"shares are revealed once, after at least {self._threshold} sites of the sum sent numbers, but "
+                f"{'they were already revealed' if self._revealed else fault}: check the coordinator"
             )
         self._revealed = True
         own = {name: self._shares[name][0] for name in sorted(arrived)}
@@ -176,7 +176,7 @@ def unmask_total(
     revealed: Mapping[str, RevealedShares],
     threshold: int,
 ) -> Numbers:
-    """Return the sum of the numbers that arrived, without masks; single terms stay hidden.
+    """Return the sum of the numbers that arrived, without masks. The numbers of single sites stay hidden.
 
     Args:
         masked: masked numbers by site, each (D,).
@@ -209,7 +209,7 @@ def unmask_total(
 
 
 def read_share(name: str, data: Bytes) -> Share:
-    """Read a share of the secret of a site.
+    """Read one share of a site's secret from bytes.
 
     Raises:
         BadInput: if the data are not a share.
@@ -218,13 +218,13 @@ def read_share(name: str, data: Bytes) -> Share:
     if len(raw) != 4 + POINT or int.from_bytes(raw[4:]) >= PRIME:
         raise BadInput(
             f"a share of the secret of {name[:80]} must have {4 + POINT} bytes and be below the prime, got {len(raw)} "
-            "bytes: restart that site"
+            "bytes: restart the site"
         )
     return Share(int.from_bytes(raw[:4]), int.from_bytes(raw[4:]))
 
 
 def share_bytes(share: Share) -> Bytes:
-    """Return a share as it is sent."""
+    """Return a share as the bytes that are sent."""
     return _bytes(share.x.to_bytes(4) + share.y.to_bytes(POINT))
 
 
@@ -241,7 +241,7 @@ def _secret(shares: Sequence[Share], size: int) -> bytes:
     try:
         return recover_secret(shares).to_bytes(size)
     except (ValueError, OverflowError) as error:
-        raise Refused(f"{len(shares)} shares give no secret of {size} bytes: one site sent a wrong share") from error
+        raise Refused(f"{len(shares)} shares give no secret of {size} bytes, one is wrong: repeat the round") from error
 
 
 def _seed_between(own: X25519PrivateKey, other: bytes) -> bytes:

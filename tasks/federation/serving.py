@@ -1,4 +1,4 @@
-"""Process of a site: keeps a SuperNode connected to the coordinator and answers messages."""
+"""Process of a site: keeps Flower's SuperNode connected to the coordinator and answers messages."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tasks.federation.transport.frames import Frame, Pipe
 from tasks.federation.transport.network import Answer, Message
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 30.0
-"""Seconds before a SuperNode is restarted; the wait doubles until a question arrives."""
+"""Shortest and longest wait in seconds before a SuperNode is restarted. Each restart without a question doubles it."""
 
 
 def serve(terms: Site, beside: Path, folder: Path, answer: Answer, say: Callable[[str], None] = print) -> None:
     """Answer the coordinator until interrupted.
 
-    A SuperNode exits if the coordinator does not know the site's key, for instance after a restart; `serve` then
-    starts a new SuperNode.
+    A SuperNode exits if the coordinator does not know the site's key, for instance after the coordinator restarted.
+    `serve` then starts a new SuperNode.
 
     Args:
         terms: the site's file.
         beside: folder that paths in the file are relative to.
         folder: folder for Flower's log and files.
-        answer: answers a message.
+        answer: function that answers a message.
         say: callback for progress messages.
 
     Raises:
@@ -72,7 +72,7 @@ def _arguments(coordinator: Coordinator, beside: Path) -> list[str]:
     if coordinator.authority is None or coordinator.key is None:
         return [*arguments, "--insecure"]
     authority, key = beside / coordinator.authority, beside / coordinator.key
-    for path, cure in ((authority, "ask the coordinator for it"), (key, f"make it with 'neorl federate key {key}'")):
+    for path, cure in ((authority, "ask the coordinator for this file"), (key, f"run 'neorl federate key {key}'")):
         if not path.is_file():
             raise BadInput(f"{path} is missing: {cure}")
     return [*arguments, f"--root-certificates={authority}", f"--auth-supernode-private-key={key}"]

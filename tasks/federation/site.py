@@ -51,7 +51,7 @@ Round = Callable[[Offer, Site, Rows], tuple[Site, Reply, Metrics]]
 
 
 class Work(NamedTuple):
-    """Prepared learner and rows of one federation."""
+    """Learner and scaled rows of one federation, ready for training."""
 
     learning: Learning
     scaling: Scaling
@@ -97,15 +97,15 @@ class Participant:
         return answers[question.kind](question, message)
 
     def _check(self, asked: Terms) -> None:
-        """Compare the coordinator's terms with the site's."""
+        """Refuse terms of the coordinator that the site's file does not allow."""
         own, rows = self.terms, len(self.transitions.reward)
         if asked.plant != own.plant:
             raise Refused(
-                f"the federation is of plant {asked.plant}, the site's file of {own.plant}: change one of the files"
+                f"the federation is for plant {asked.plant}, the site's file for {own.plant}: change one of the files"
             )
         if rows < own.least_rows:
             raise Refused(
-                f"the site has {rows} rows, fewer than least_rows {own.least_rows}: ingest more, or lower least_rows"
+                f"the site has {rows} rows, but least_rows is {own.least_rows}: ingest more rows, or lower least_rows"
             )
         if own.secure_sums and not asked.secure_sums:
             raise Refused(
@@ -113,7 +113,7 @@ class Participant:
             )
         if own.private and (asked.privacy is None or asked.privacy.noise == 0.0):
             raise Refused(
-                f"the site's file requires noise, but the federation has privacy {asked.privacy}: set a noise above 0"
+                f"the site's file requires noise, but the federation has privacy {asked.privacy}: set privacy.noise > 0"
             )
 
     def _moments(self, question: Question, message: Message) -> Message:
@@ -131,7 +131,7 @@ class Participant:
             read_weights("control", message.arrays, site.control),
         )
         if 0 < work.learning.warm_up < question.number and not int(site.train.step):
-            # A site that missed the warm-up has a model without signal ranges.
+            # A site that missed the warm-up first computes its model's signal ranges from its rows.
             site = compiled(observing(work.learning.rule))(offer, site, work.rows)[0]
         site, reply, metrics = compiled(work.learning.rule_for(question.number))(offer, site, work.rows)
         self._save_state(question, site)
@@ -143,7 +143,7 @@ class Participant:
         return self._reply(question, sent, float(reply.log_weight))
 
     def _keys(self, question: Question, message: Message) -> Message:
-        """Start a secure sum, discarding an unfinished one."""
+        """Start a secure sum; an unfinished sum is discarded."""
         label = f"{question.federation} {question.number}"
         self._sum = label, SecureSumSite(self.terms.site, label)
         return self._reply(question, {"public": self._sum[1].public})
@@ -164,7 +164,7 @@ class Participant:
         part = 1.0 if question.terms.privacy else rows / question.most_rows
         fixed = FixedPoint(question.terms.secure_bound, len(sealed) + 1)
         flat = ravel_pytree((reply.change, reply.control))[0]
-        # The coordinator cannot check masked numbers.
+        # The coordinator cannot check masked numbers, so the site checks them.
         if not bool(jnp.all(jnp.isfinite(flat))):
             raise Refused(
                 f"the training at {self.terms.site} diverged in round {question.number}: check the rows of this site"
@@ -185,7 +185,7 @@ class Participant:
         label, secure_sum = self._sum or ("", None)
         if secure_sum is None or label != f"{question.federation} {question.number}":
             raise Refused(
-                f"the question '{question.kind}' of round {question.number} needs 'keys' first: restart the coordinator"
+                f"in round {question.number}, '{question.kind}' was asked before 'keys': restart the coordinator"
             )
         return secure_sum
 
@@ -211,7 +211,7 @@ class Participant:
         return self._reply(question, {})
 
     def _work(self, question: Question, message: Message) -> Work:
-        """Return learner and rows of a federation, prepared once per set of moments."""
+        """Return learner and scaled rows of a federation; they are prepared again only if the moments change."""
         pooled = check_moments(read_pooled_moments(message.arrays), self.spec)
         key = sha256_hex(f"{question.federation}/{sha256_hex(npz_bytes(moment_arrays(pooled)))}".encode())
         if key not in self._works:
@@ -244,5 +244,5 @@ class Participant:
 
 @lru_cache(maxsize=16)
 def compiled(rule: Rule) -> Round:
-    """Compile a site's part of a round; sites in one process share the program."""
+    """Compile a site's training in a round. Several sites in one process use the same compiled program."""
     return jax.jit(partial(site_round, rule))

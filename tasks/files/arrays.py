@@ -1,7 +1,7 @@
-"""Write npz archives with bytes that depend on the arrays alone, and read npz archives from untrusted sources.
+"""Write npz archives reproducibly (equal arrays give equal bytes), and read untrusted npz archives safely.
 
-NumPy's own reader inflates any member completely and allocates any shape that a header declares. This reader first
-compares sizes and shapes with the bytes in the file.
+NumPy's own reader decompresses every array completely and allocates any shape that a header declares. This reader first
+checks that the file has enough bytes for the declared shape.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ import numpy.typing as npt
 from configs.errors import BadInput
 
 MAX_BYTES = 2**28
-"""Default limit for the bytes of all arrays that `read_npz` reads."""
+"""Default limit of `read_npz` for the total size of all arrays, in bytes."""
 MAX_RATIO = 1100
-"""Largest accepted ratio of inflated to compressed bytes; deflate reaches 1032."""
+"""Largest accepted compression ratio: decompressed divided by compressed bytes. Deflate reaches 1032."""
 MAX_DIRECTORY_BYTES = 2**20
-"""Largest accepted table of contents: room for more than ten thousand members."""
+"""Largest accepted table of contents in bytes, enough for ten thousand arrays."""
 MAX_HEADER_BYTES = 12 + 10_000
-"""Magic string, header length and header of an array; NumPy limits the header to 10,000 characters."""
+"""Largest header of an array in bytes: magic string and length (12), and NumPy's limit of 10,000 characters."""
 MAX_DIMENSIONS = 32
 
 
 class Member(NamedTuple):
-    """Header of an array inside an npz archive."""
+    """Name, shape and type of an array in an npz archive, from the array's header."""
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     header_bytes: int
-    """Offset of the numbers within the member."""
+    """Length of the header; the array's values follow."""
     by_column: bool = False
-    """Fortran order: the first index changes fastest."""
+    """Whether the values are in Fortran order, in which the first index changes fastest."""
 
     @property
     def width(self) -> int:
-        """Numbers per row."""
+        """Number of values per row; a row is one entry of the first axis."""
         return math.prod(self.shape[1:])
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the numbers."""
+        """Size of the values in bytes, without the header."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 class NpzReader:
-    """An open npz archive, made by `open_npz`. The header of an array is checked when the array is requested."""
+    """An open npz archive, returned by `open_npz`. `member` checks an array's header, `read` returns the values."""
 
     def __init__(self, path: Path, archive: zipfile.ZipFile, size: int) -> None:
         self.path = path
@@ -66,16 +66,16 @@ class NpzReader:
         entries = archive.infolist()
         self.names = tuple(entry.filename.removesuffix(".npy") for entry in entries)
         if len(set(self.names)) < len(self.names):
-            raise BadInput(f"{path.name} contains two arrays of one name: export it again.")
+            raise BadInput(f"two arrays in {path.name} have the same name: export it again.")
 
     def member(self, name: str) -> Member:
-        """Return the type and shape of an array; raise BadInput if it is missing, not numeric, or cut short."""
+        """Return an array's shape and type; raise BadInput if it is missing, not numeric or of the wrong size."""
         if f"{name}.npy" not in self._archive.NameToInfo:
             names = ", ".join(sorted(self.names))[:300] or "no arrays"
-            raise BadInput(f"{self.path.name} has no array '{name}', only {names}: export it with that key.")
+            raise BadInput(f"{self.path.name} has no array '{name}', only {names}: export it with this array.")
         entry = self._archive.getinfo(f"{name}.npy")
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            # bzip2 and LZMA inflate a few bytes to megabytes before zipfile can stop them.
+            # bzip2 and LZMA can decompress a few bytes to megabytes before zipfile can stop.
             raise BadInput(
                 f"'{name}' in {self.path.name} uses compression method {entry.compress_type}, which NumPy cannot read: "
                 "save it again with np.savez_compressed, without a password."
@@ -86,45 +86,46 @@ class NpzReader:
         available = min(MAX_RATIO * min(entry.compress_size, self._size) + 64, entry.file_size)
         if needed > available:
             raise BadInput(
-                f"'{name}' in {self.path.name} declares {member.size_bytes} bytes, but its {entry.compress_size} "
-                "compressed bytes cannot contain as many: copy the file again."
+                f"'{name}' in {self.path.name} declares {member.size_bytes} bytes, which is more than its "
+                f"{entry.compress_size} compressed bytes can contain: copy the file again."
             )
         if needed < entry.file_size:
             raise BadInput(
-                f"'{name}' in {self.path.name} has more than the {member.size_bytes} bytes declared: export it again."
+                f"'{name}' in {self.path.name} has more data than its header declares ({member.size_bytes} bytes): "
+                "export it again."
             )
         return member
 
     def open(self, member: Member) -> IO[bytes]:
-        """Open a stream of an array's numbers, row after row; raise BadInput if it is in Fortran order.
+        """Open a stream of an array's values, row by row; raise BadInput if the array is in Fortran order.
 
-        Reading to the end checks the checksum.
+        The checksum is verified when the stream has been read to the end.
         """
         if member.by_column:
             raise BadInput(
-                f"'{member.name}' of {self.path.name} is in Fortran order and cannot be streamed by row: save "
-                "np.ascontiguousarray of it."
+                f"'{member.name}' of {self.path.name} is in Fortran order and cannot be read row by row: convert it "
+                "with np.ascontiguousarray and save it again."
             )
         stream = self._archive.open(f"{member.name}.npy")
         stream.read(member.header_bytes)
         return stream
 
     def read(self, member: Member) -> npt.NDArray[Any]:
-        """Return a whole array, read-only. It takes `member.size_bytes` of memory."""
+        """Return a whole array, read-only; this needs `member.size_bytes` bytes of memory."""
         with self.open(member._replace(by_column=False)) as stream:
-            # Without a size, zipfile would inflate up to two gigabytes before it compares them with the declared size.
+            # Without a size, zipfile would decompress up to two gigabytes before it checks the declared size.
             data = stream.read(member.size_bytes)
         if len(data) != member.size_bytes:
             raise BadInput(
-                f"'{member.name}' in {self.path.name} has {len(data)} of {member.size_bytes} bytes: copy the file "
-                "again."
+                f"'{member.name}' in {self.path.name} ends after {len(data)} of {member.size_bytes} bytes: copy the "
+                "file again."
             )
         return np.frombuffer(data, member.dtype).reshape(member.shape, order="F" if member.by_column else "C")
 
 
 @contextmanager
 def open_npz(path: Path) -> Iterator[NpzReader]:
-    """Open an npz archive; damage found now or while reading raises `BadInput`, as does a missing file.
+    """Open an npz archive; a missing file, or damage found inside the `with` block, raises `BadInput`.
 
     Example:
         >>> with open_npz(Path("curves.npz")) as archive:  # doctest: +SKIP
@@ -138,23 +139,23 @@ def open_npz(path: Path) -> Iterator[NpzReader]:
 
 
 def read_npz(path: Path, limit_bytes: int = MAX_BYTES) -> dict[str, npt.NDArray[Any]]:
-    """Return all arrays of an archive by name, read-only; raise BadInput for a damaged or non-numeric array.
+    """Return all arrays of an npz archive by name, read-only.
 
-    The size of all arrays together is compared with `limit_bytes` before reading; a larger one raises BadInput, too.
+    Raise BadInput if an array is damaged or not numeric, or if all arrays together are larger than `limit_bytes`.
     """
     with open_npz(path) as archive:
         members = [archive.member(name) for name in archive.names]
         size = sum(member.size_bytes for member in members)
         if size > limit_bytes:
             raise BadInput(
-                f"the arrays in {path.name} take {size} bytes, the limit is {limit_bytes}: check where the file comes "
-                "from."
+                f"the arrays in {path.name} take {size} bytes, the limit is {limit_bytes}: check that the file is "
+                "the right one."
             )
         return {member.name: archive.read(member) for member in members}
 
 
 def npz_bytes(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    """Return an npz archive as bytes that depend on the arrays alone: sorted names, fixed date, no compression."""
+    """Encode arrays as an uncompressed npz archive with a fixed date, so that equal arrays give equal bytes."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name in sorted(arrays):
@@ -168,36 +169,36 @@ def npz_bytes(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
 
 @contextmanager
 def reading_archive(path: Path) -> Iterator[None]:
-    """Turn errors of zipfile and the decompressors about a damaged archive into `BadInput`."""
+    """Turn errors that zipfile raises for a damaged or unsupported archive into `BadInput`."""
     try:
         yield
     except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, struct.error) as error:
         reason = " ".join(str(error).split())[:300]
         raise BadInput(f"{path.name} is not a complete npz archive ({reason}): copy the file again.") from error
     except RuntimeError as error:
-        # zipfile raises it for an encrypted member, and a subclass for an unknown compression.
+        # zipfile raises RuntimeError for an encrypted array, and a subclass of it for an unknown compression.
         raise BadInput(
             f"NumPy cannot read {path.name} ({error}): save it again with np.savez_compressed, without a password."
         ) from error
 
 
 class _LimitedReads(io.BufferedReader):
-    """A file that reads at most `limit` bytes at once, because zipfile reads a table of contents in one piece."""
+    """A file that raises an error if zipfile reads a table of contents of more than `limit` bytes into memory."""
 
     limit: int | None = MAX_DIRECTORY_BYTES
 
     def read(self, size: int | None = -1, /) -> bytes:
         if self.limit is None:
             return super().read(size)
-        # zipfile reads without a size only when it looks for the end of the table, in the last 64 KiB.
+        # zipfile reads without a size only in the last 64 KiB, to find the end of the table.
         data = super().read(self.limit + 1 if size is None or size < 0 else min(size, self.limit + 1))
         if len(data) > self.limit:
-            raise zipfile.BadZipFile(f"a table of contents of more than {self.limit} bytes")
+            raise zipfile.BadZipFile(f"the table of contents has more than {self.limit} bytes")
         return data
 
 
 def _parse_header(data: bytes, path: Path, name: str) -> Member:
-    """Return an array's type and shape; refuse arrays that would need unpickling."""
+    """Return an array's shape and type from its header; raise BadInput for pickled objects."""
     stream = io.BytesIO(data)
     try:
         version = np.lib.format.read_magic(stream)
@@ -210,14 +211,14 @@ def _parse_header(data: bytes, path: Path, name: str) -> Member:
         raise BadInput(f"'{name}' in {path.name} is not a NumPy array ({reason}): export it again.") from None
     if dtype.hasobject:
         raise BadInput(
-            f"'{name}' of {path.name} contains pickled objects, which can run code and are never loaded: save plain "
+            f"'{name}' of {path.name} contains pickled objects, which can run code and are never loaded: save numeric "
             "arrays instead."
         )
     if dtype.kind not in "fiub":
         raise BadInput(f"'{name}' of {path.name} must be numeric, got {str(dtype)[:60]}: save it as float32.")
     if len(shape) > MAX_DIMENSIONS or any(not 0 <= n < 2**48 for n in shape):
         raise BadInput(
-            f"'{name}' in {path.name} must have at most {MAX_DIMENSIONS} dimensions below 2^48, got "
+            f"'{name}' in {path.name} must have at most {MAX_DIMENSIONS} dimensions, each below 2^48, got shape "
             f"{str(shape)[:80]}: export it again."
         )
     return Member(name, tuple(int(n) for n in shape), dtype, stream.tell(), fortran and len(shape) > 1)

@@ -18,75 +18,75 @@ from configs.errors import BadInput, Refused
 from configs.home import FULL
 
 MAX_JSON_BYTES = 2**26
-"""Default limit for the size of a JSON file; as Python objects it may take forty times as much memory."""
+"""Largest accepted JSON text in bytes; the parsed value may need forty times as much memory."""
 
 
 def canonical_json(value: Any) -> bytes:
-    """Encode a JSON value in canonical form: sorted keys, no white space, UTF-8, no NaN."""
+    """Encode a value as JSON in UTF-8 with sorted keys and no white space, so that equal values give equal bytes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def sha256_hex(data: bytes) -> str:
-    """Return the SHA-256 in lower-case hexadecimal."""
+    """Return the SHA-256 of `data` as 64 lower-case hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 
 def digest_json(value: Any) -> str:
-    """Return the SHA-256 of a value's canonical JSON."""
+    """Return the SHA-256 of a value's `canonical_json`, as hexadecimal digits."""
     return sha256_hex(canonical_json(value))
 
 
 class FileState(NamedTuple):
-    """File metadata. Changing a file's bytes changes at least one field."""
+    """Metadata that shows whether a file has changed: every write to the file changes at least one field."""
 
     device: int
     inode: int
     size: int
     modified: int
-    """ns since 1970"""
+    """Last change of the content, in ns since 1970; the user can set this time."""
     changed: int
-    """ns since 1970; unlike `modified`, no ordinary user can set it."""
+    """Last change of content or metadata, in ns since 1970; an ordinary user cannot set this time."""
 
 
 def file_state(path: Path) -> FileState:
-    """Return the state of a file, following links; raise OSError if it is missing."""
+    """Return the metadata of a file, or of the file that a link points to; raise OSError if the file is missing."""
     found = path.stat()
     return FileState(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, read in blocks."""
+    """Return the SHA-256 of a file's content, as hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
 def unwritable_is_bad_input(path: Path) -> Iterator[None]:
-    """Turn errors for a full disk or missing write permission at `path` into `BadInput`; others pass through."""
+    """Turn an error about a full disk or a missing write permission into `BadInput`; raise other errors unchanged."""
     try:
         yield
     except OSError as error:
         if error.errno in FULL:
-            cure = "free some space there or name another disk"
+            cure = "free some space there, or choose a folder on another disk"
         elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            cure = "make that folder writable or name another one"
+            cure = "make this folder writable, or choose another folder"
         else:
             raise
         raise BadInput(
-            f"cannot write {path.name} in {path.parent} ({error.strerror}): {cure} (NEORL_HOME for the home), then "
-            "run the same command again."
+            f"cannot write {path.name} in {path.parent} ({error.strerror}): {cure} (NEORL_HOME sets the home folder), "
+            "then run the same command again."
         ) from error
 
 
 def make_folder(path: Path) -> Path:
-    """Make a folder and its parents if they are missing; raise BadInput if they cannot be made."""
+    """Create a folder and its parents if missing, and return the path; raise BadInput if the disk is not writable."""
     with unwritable_is_bad_input(path):
         path.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def fsync_path(path: Path) -> None:
-    """Make a file's content, or renames in a folder, durable."""
+    """Flush a file's content, or a folder's list of files, to the disk, so that a power failure cannot lose it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -95,26 +95,26 @@ def fsync_path(path: Path) -> None:
 
 
 def publish(temporary: Path, path: Path) -> None:
-    """Rename a finished temporary file durably: readers see either the old file or the whole new one."""
+    """Rename a finished temporary file to `path`, durably; readers see either the old file or the complete new file."""
     fsync_path(temporary)
     os.replace(temporary, path)
     fsync_path(path.parent)
 
 
 SHARED = 0o666
-"""Mode of a file that others may read too, as far as the user's umask allows."""
+"""File mode for exported files: other users may read the file if the umask allows it."""
 
 
 @contextmanager
 def writing(path: Path, mode: int = 0o600) -> Iterator[Path]:
-    """Write a file atomically: yield the path of an empty temporary file, and rename it when the block ends.
+    """Write a file atomically: yield the path of an empty temporary file, and rename it to `path` when the block ends.
 
-    `tasks.maintenance.retention` recognises the temporary files of killed processes by their names. The folder is made,
-    and `mode` counts before the process's umask. Errors are those of `unwritable_is_bad_input`; no temporary file
-    remains.
+    A missing folder is created. If the block raises an error, `path` stays unchanged and the temporary file is removed.
+    A disk that is full or not writable raises BadInput.
     """
     make_folder(path.parent)
     with unwritable_is_bad_input(path):
+        # `tasks.maintenance.retention` recognises temporary files of killed processes by this form of the name.
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
         try:
@@ -125,21 +125,21 @@ def writing(path: Path, mode: int = 0o600) -> Iterator[Path]:
 
 
 def write_atomic(path: Path, *parts: bytes | memoryview) -> Path:
-    """Write parts one after the other as one file with mode 0600, atomically; raise BadInput as `writing`."""
+    """Write the joined parts to a file with mode 0600, atomically; raise BadInput if the disk is not writable."""
     with writing(path) as temporary, temporary.open("wb") as file:
         file.writelines(parts)
     return path
 
 
 def write_json(path: Path, value: Any) -> Path:
-    """Write a JSON value in canonical form, atomically."""
+    """Write a value as `canonical_json` and a newline to a file with mode 0600, atomically; return the path."""
     return write_atomic(path, canonical_json(value) + b"\n")
 
 
 def parse_json(data: bytes) -> Any:
-    """Parse JSON from an untrusted source; raise ValueError if it is not JSON, too long, or nested too deeply."""
+    """Parse JSON from an untrusted source; raise ValueError if the text is invalid, too long or nested too deeply."""
     if len(data) > MAX_JSON_BYTES:
-        raise ValueError(f"more than {MAX_JSON_BYTES} bytes")
+        raise ValueError(f"longer than {MAX_JSON_BYTES} bytes")
     try:
         return json.loads(data)
     except RecursionError as error:
@@ -147,7 +147,7 @@ def parse_json(data: bytes) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; raise BadInput if it is missing, not JSON, too long, or nested too deeply."""
+    """Read a JSON file; raise BadInput if the file is missing, invalid, too long or nested too deeply."""
     try:
         with path.open("rb") as file:
             return parse_json(file.read(MAX_JSON_BYTES + 1))
@@ -155,23 +155,23 @@ def read_json(path: Path) -> Any:
         raise BadInput(f"{path} does not exist: check the path.") from error
     except ValueError as error:
         reason = " ".join(str(error).split())[:300]
-        raise BadInput(f"{path} is not JSON ({reason}): restore the file or make it again.") from error
+        raise BadInput(f"{path} is not valid JSON ({reason}): restore or recreate the file.") from error
 
 
 def files_in(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the relative path and path of every file below a folder, links included, sorted."""
+    """Yield every file and link below a folder as (path relative to the folder, full path), sorted."""
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or not path.is_dir():
             yield path.relative_to(folder).as_posix(), path
 
 
 def digests_in(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file below a folder, by relative path."""
+    """Return a dictionary from each file's path, relative to the folder, to the file's SHA-256."""
     return {name: file_sha256(path) for name, path in files_in(folder)}
 
 
 def folder_differences(folder: Path, recorded: Mapping[str, str]) -> list[str]:
-    """List how a folder's files differ from recorded SHA-256 digests by relative path; no file is loaded."""
+    """List the missing, extra and changed files of a folder; `recorded` has the SHA-256 of each relative path."""
     faults, found = [], dict(files_in(folder))
     for name in sorted(recorded.keys() | found.keys()):
         if name not in found:
@@ -186,7 +186,7 @@ def folder_differences(folder: Path, recorded: Mapping[str, str]) -> list[str]:
 
 
 def write_secret(path: Path, data: bytes, *, folder_is_ours: bool = True) -> Path:
-    """Write a file with mode 0600, atomically; a new folder, and an existing one that is ours, gets mode 0700."""
+    """Write a file with mode 0600, atomically; its folder gets mode 0700 if it is new or `folder_is_ours`."""
     ours = folder_is_ours or not path.parent.exists()
     make_folder(path.parent)
     if ours:
@@ -198,7 +198,7 @@ def write_secret(path: Path, data: bytes, *, folder_is_ours: bool = True) -> Pat
 
 
 def read_secret(path: Path) -> bytes:
-    """Read a secret file; raise Refused if the mode lets others read or write it."""
+    """Read a secret file; raise Refused if its mode gives other users any access."""
     if path.stat().st_mode & 0o077:
         raise Refused(
             f"{path} must have mode 0600, got {path.stat().st_mode & 0o777:04o}: run `chmod 600 {path}`, and replace "
@@ -209,16 +209,16 @@ def read_secret(path: Path) -> bytes:
 
 @contextmanager
 def exclusive(path: Path, on_held: Callable[[], None] | None = None) -> Iterator[None]:
-    """Lock a file during the block; wait while a second process has the lock.
+    """Hold a file lock during the block; if another process holds the lock, wait for it.
 
-    The kernel frees the lock when the process ends, for whatever reason.
+    The kernel releases the lock when the process ends, even after a crash.
 
     Args:
-        path: the lock file, made with mode 0600 if absent.
-        on_held: called once before waiting for another process; an exception from it is raised instead of waiting.
+        path: the lock file, created with mode 0600 if missing.
+        on_held: called once if another process holds the lock, before waiting; it may raise an error to avoid the wait.
 
     Raises:
-        BadInput: as `unwritable_is_bad_input`.
+        BadInput: the lock file cannot be created, because the disk is full or not writable.
 
     Example:
         >>> with exclusive(Path("folder/lock")):  # doctest: +SKIP
@@ -240,7 +240,7 @@ def exclusive(path: Path, on_held: Callable[[], None] | None = None) -> Iterator
 
 
 def format_time(instant: datetime) -> str:
-    """Format a time with a zone for the ledger: UTC with microseconds, so that texts sort by time.
+    """Format a time that has a time zone as text for the ledger: UTC with microseconds, so that texts sort by time.
 
     Example:
         >>> format_time(datetime(2026, 11, 20, 14, tzinfo=UTC))
@@ -250,16 +250,16 @@ def format_time(instant: datetime) -> str:
 
 
 def parse_time(text: str) -> datetime:
-    """Parse a time of the ledger; raise ValueError if it is not an ISO time."""
+    """Parse a time from the ledger; raise ValueError if the text is not an ISO 8601 time."""
     return datetime.fromisoformat(text).astimezone(UTC)
 
 
 def normalise_time(text: str, *, last: bool) -> str:
-    """Convert a user's date or ISO time (UTC without a zone) to the ledger's format.
+    """Convert a date or time that a user typed to the ledger's format; without a time zone the text means UTC.
 
     Args:
-        text: a date or a time; anything else raises BadInput.
-        last: use the last microsecond of a date, not the first.
+        text: 2026-11-20 or 2026-11-20T14:00:00Z, for example; other text raises BadInput.
+        last: if True, a date means the end of the day; if False, the start of the day.
     """
     try:
         instant = datetime.fromisoformat(text)

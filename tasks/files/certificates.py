@@ -1,4 +1,4 @@
-"""TLS certificates for a server or group of processes, each signed by a single-use authority."""
+"""Issue TLS certificates for NeoRL's servers; each is signed by its own certificate authority."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ YEARS = 3
 
 
 class Issued(NamedTuple):
-    """PEM files of an authority and of the certificate that it signed."""
+    """A new certificate, its private key, and the certificate of the authority that signed it, in PEM format."""
 
     authority: bytes
-    """Clients pin this certificate."""
+    """Certificate of the authority; clients use it to recognise the server."""
     certificate: bytes
     key: bytes
-    """Not encrypted: keep it in a folder that only the owner can read."""
+    """Private key, not encrypted: keep it in a folder that only the owner can read."""
 
 
 def fresh_key() -> ec.EllipticCurvePrivateKey:
@@ -31,11 +31,11 @@ def fresh_key() -> ec.EllipticCurvePrivateKey:
 
 
 def issue_certificate(name: str, hosts: Iterable[str] = ()) -> Issued:
-    """Issue a certificate valid for three years, signed by a new authority whose private key is discarded.
+    """Issue a certificate for three years, signed by a new authority; the authority's private key is discarded.
 
     Args:
-        name: common name of the key's owner.
-        hosts: names and addresses of the server; empty if clients check only the authority.
+        name: common name in the certificate.
+        hosts: DNS names and IP addresses of the server; empty if clients do not check the host.
     """
     now, authority, key = datetime.now(UTC), fresh_key(), fresh_key()
     issuer = _common(f"{name} authority")
@@ -47,7 +47,7 @@ def issue_certificate(name: str, hosts: Iterable[str] = ()) -> Issued:
             .issuer_name(issuer)
             .public_key(public)
             .serial_number(x509.random_serial_number())
-            # Clocks of two machines differ by minutes.
+            # The clocks of two machines may differ by minutes.
             .not_valid_before(now - timedelta(minutes=5))
             .not_valid_after(now + timedelta(days=365 * YEARS))
             .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)

@@ -1,4 +1,4 @@
-"""RFC 6962 Merkle trees: one digest over many records, with inclusion and consistency proofs."""
+"""Merkle trees (RFC 6962): one root hash over many records, with proofs of inclusion and consistency."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from collections.abc import Iterable, Sequence
 
 
 def leaf_hash(*parts: bytes | memoryview) -> bytes:
-    """SHA-256(0x00 || leaf) of a leaf given in parts. The prefix separates leaves from nodes (RFC 6962, 2.1)."""
+    """Return the hash of a record, given in parts: SHA-256 of a zero byte and the record (RFC 6962, section 2.1)."""
     return hashlib.sha256(b"".join((b"\x00", *parts))).digest()
 
 
 def node_hash(left: bytes, right: bytes) -> bytes:
-    """SHA-256(0x01 || left || right). RFC 6962, section 2.1."""
+    """Return the hash of two child hashes: SHA-256 of the byte 1, `left` and `right` (RFC 6962, section 2.1)."""
     return hashlib.sha256(b"\x01" + left + right).digest()
 
 
 class MerkleTree:
-    """A tree that grows by appending. It stores only the roots of complete subtrees: O(log n) memory."""
+    """A Merkle tree that grows by appending. It stores only the roots of complete subtrees: O(log n) memory."""
 
     def __init__(self) -> None:
         self.size = 0
         self._subtrees: list[bytes] = []
 
     def append(self, leaf: bytes) -> None:
-        """Add a leaf at the right."""
+        """Append a record as the last leaf."""
         self.append_hash(leaf_hash(leaf))
 
     def append_hash(self, node: bytes) -> None:
-        """Add a leaf given by its `leaf_hash`."""
-        # Each trailing one bit of the size is a complete subtree that the new leaf merges into a larger one.
+        """Append a record by its `leaf_hash`."""
+        # Each trailing 1 bit of the size is a complete subtree, which merges with the new leaf.
         size = self.size
         while size & 1:
             node = node_hash(self._subtrees.pop(), node)
@@ -38,7 +38,7 @@ class MerkleTree:
         self.size += 1
 
     def root(self) -> bytes:
-        """Return the Merkle tree hash of the leaves so far; SHA-256 of the empty string if there are none."""
+        """Return the root hash of all leaves so far; without leaves, the SHA-256 of the empty string."""
         if not self._subtrees:
             return hashlib.sha256(b"").digest()
         root = self._subtrees[-1]
@@ -48,15 +48,12 @@ class MerkleTree:
 
 
 def merkle_root(leaves: Iterable[bytes]) -> bytes:
-    """Return the Merkle tree hash (32 bytes) of a stream of leaves.
-
-    MTH(D[n]) = H(0x01 || MTH(D[0:k]) || MTH(D[k:n])), k the largest power of two below n (RFC 6962, section 2.1).
-    """
+    """Return the root hash (32 bytes) of the Merkle tree over the records in `leaves` (RFC 6962, section 2.1)."""
     return root_of_hashes(map(leaf_hash, leaves))
 
 
 def root_of_hashes(nodes: Iterable[bytes]) -> bytes:
-    """Return the Merkle tree hash of leaves given by their `leaf_hash`."""
+    """Return the root hash (32 bytes) of the Merkle tree over records, given the `leaf_hash` of each record."""
     tree = MerkleTree()
     for node in nodes:
         tree.append_hash(node)
@@ -64,9 +61,10 @@ def root_of_hashes(nodes: Iterable[bytes]) -> bytes:
 
 
 def inclusion_proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
-    """Return the sibling hashes from a leaf up to the root (RFC 6962, section 2.1.1, 'audit path').
+    """Return a proof that record `index` is in the tree over `leaves` (RFC 6962, section 2.1.1, 'audit path').
 
-    At most ceil(log2 n) hashes of 32 bytes, the leaf's sibling first; IndexError if the index is out of range.
+    The proof is the sibling hashes (32 bytes) on the way from the leaf to the root; for n leaves at most ceil(log2 n)
+    hashes. An index out of range raises IndexError.
     """
     if not 0 <= index < len(leaves):
         raise IndexError(f"index must be between 0 and {len(leaves) - 1}, got {index}")
@@ -84,7 +82,7 @@ def inclusion_proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
 
 
 def verify_leaf_hash(root: bytes, node: bytes, index: int, size: int, proof: Sequence[bytes]) -> bool:
-    """Check that a proof shows `node` to be the hash of record `index` of `size` records under `root`.
+    """Check the proof that `node` is the leaf hash of record `index` in the tree of `size` records with hash `root`.
 
     Source: RFC 9162, section 2.1.3.2 (the same tree as RFC 6962).
     """
@@ -107,18 +105,18 @@ def verify_leaf_hash(root: bytes, node: bytes, index: int, size: int, proof: Seq
 
 
 def consistency_proof(leaves: Sequence[bytes], old: int) -> list[bytes]:
-    """Return the hashes that prove a tree of `old` leaves to be a prefix of this one (RFC 6962, section 2.1.2).
+    """Return a proof that the tree over `leaves` extends the tree of its first `old` leaves (RFC 6962, section 2.1.2).
 
-    At most ceil(log2 n) + 1 hashes of 32 bytes; none if the trees are equal or the earlier one is empty. An earlier
-    tree with more leaves raises IndexError.
+    For n leaves the proof has at most ceil(log2 n) + 1 hashes of 32 bytes; for `old` = 0 or n it is empty. If `old` is
+    larger than n, IndexError is raised.
     """
     if not 0 <= old <= len(leaves):
-        raise IndexError(f"size of the earlier tree must be at most {len(leaves)}, got {old}")
+        raise IndexError(f"size of the earlier tree must be between 0 and {len(leaves)}, got {old}")
     return _subproof(leaves, old, whole=True) if 0 < old < len(leaves) else []
 
 
 def _subproof(leaves: Sequence[bytes], old: int, whole: bool) -> list[bytes]:
-    """SUBPROOF(m, D[n], b) of RFC 6962; `whole` if the verifier knows the earlier tree's root."""
+    """Compute SUBPROOF of RFC 6962; `whole` is its argument b: whether the verifier knows this subtree's old root."""
     if old == len(leaves):
         return [] if whole else [merkle_root(leaves)]
     half = 1 << (len(leaves) - 1).bit_length() - 1
@@ -128,7 +126,7 @@ def _subproof(leaves: Sequence[bytes], old: int, whole: bool) -> list[bytes]:
 
 
 def verify_consistency(old: int, old_root: bytes, size: int, root: bytes, proof: Sequence[bytes]) -> bool:
-    """Check a proof that the tree of `size` leaves extends the tree of its first `old` leaves.
+    """Check the proof that the tree `root` of `size` leaves extends the tree `old_root` of its first `old` leaves.
 
     Source: RFC 9162, section 2.1.4.2 (the same tree as RFC 6962).
     """
@@ -139,7 +137,7 @@ def verify_consistency(old: int, old_root: bytes, size: int, root: bytes, proof:
     if old == 0:
         return not proof
     path = list(proof)
-    if old & (old - 1) == 0:  # an earlier tree of a power of two leaves is one node of the later one
+    if old & (old - 1) == 0:  # if `old` is a power of two, the earlier tree is one node of the later tree
         path.insert(0, old_root)
     if not path:
         return False

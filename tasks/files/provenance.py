@@ -1,4 +1,4 @@
-"""Digests of the code, pinned packages and processor that a result depends on."""
+"""Digests of the code and packages that a result depends on, and the family of the processor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("neorl_core", "configs", "tasks", "flows")
 
 LEAVES = frozenset({ast.Name, ast.Load, ast.Store, ast.alias})
-"""Most nodes of a syntax tree; they have no children that name a module."""
+"""Frequent nodes of a syntax tree that contain no module names; they are skipped to save time."""
 COMPILED = "JAX_COMPILATION_CACHE_DIR"
 LONGEST_NAME = 200
 """Longest accepted name of a module, in characters."""
@@ -29,10 +29,10 @@ class Tree(NamedTuple):
 
     folder: Path
     packages: tuple[str, ...] = ()
-    """Top-level names to look up; empty for all except NeoRL's and the standard library's."""
+    """Top-level packages to accept. If empty, all are accepted except those of NeoRL and the standard library."""
 
     def file(self, module: str) -> Path | None:
-        """Return the source file of a module or package, or None; a link out of the folder counts as missing."""
+        """Return the source file of a module or package; None if it is missing or a link leads out of the folder."""
         top = module.partition(".")[0]
         if top in PACKAGES or top in sys.stdlib_module_names or (self.packages and top not in self.packages):
             return None
@@ -44,12 +44,12 @@ class Tree(NamedTuple):
 
 
 def modules_of(*roots: str, tree: Tree | None = None) -> tuple[str, ...]:
-    """Return every module that the named ones import, directly or not, in alphabetical order.
+    """Return the modules `roots` and all modules that they import, directly or indirectly, in alphabetical order.
 
-    Imports inside functions count. A string that is a module's full name counts, too, because modules that run in
-    their own process are named so. Imports for type checkers do not count. The tables of plants and algorithms load
-    members by name, so name the module of a plant or algorithm as a root. A user's modules in `tree` are followed, too.
-    A root that is no module raises ValueError.
+    Imports inside functions are included; imports under `TYPE_CHECKING` are not. A string that equals a module's name
+    is treated as an import, because worker processes start modules by name. Plants and algorithms are also loaded by
+    name, so pass their modules as roots. If `tree` is given, the user's modules are included. An unknown root raises
+    ValueError.
     """
     return _ours(*roots) if tree is None else _reached(roots, tree)
 
@@ -77,7 +77,7 @@ def _reached(roots: tuple[str, ...], tree: Tree | None) -> tuple[str, ...]:
             queue += _named(_parsed(path), name if path.name == "__init__.py" else name.rpartition(".")[0])
         else:
             continue
-        # Importing a module runs the `__init__` files of its packages first; the file is optional.
+        # Importing a module first runs the `__init__.py` of every package above it, if there is one.
         parts = name.split(".")
         queue += [".".join(parts[:i]) for i in range(1, len(parts))]
     return tuple(sorted(found))
@@ -85,7 +85,7 @@ def _reached(roots: tuple[str, ...], tree: Tree | None) -> tuple[str, ...]:
 
 @cache
 def sources_digest(*roots: str) -> str:
-    """Return the SHA-256 over the source files of the named modules and of all modules that they import.
+    """Return one SHA-256 for the source files of the modules `roots` and of all modules that they import.
 
     Example:
         >>> len(sources_digest("tasks.files.canonical"))
@@ -95,9 +95,9 @@ def sources_digest(*roots: str) -> str:
 
 
 def tree_sources(*roots: str, tree: Tree) -> dict[str, str]:
-    """Return the SHA-256 of each file of a user's tree that the named modules import, directly or not.
+    """Return the SHA-256 of each module in a user's `tree` that `roots` import, directly or indirectly, by module name.
 
-    Never cached, because a user's files can change while a process runs.
+    The result is not cached, because a user's files can change while a process runs.
     """
     names = modules_of(*roots, tree=tree)
     return {name: file_sha256(path) for name in names if (path := tree.file(name)) is not None}
@@ -105,13 +105,13 @@ def tree_sources(*roots: str, tree: Tree) -> dict[str, str]:
 
 @cache
 def code_digest() -> str:
-    """Return the SHA-256 over all source files of all packages."""
+    """Return one SHA-256 for all source files of NeoRL."""
     return _digest(sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")))
 
 
 @cache
 def lock_digest() -> str:
-    """Return the SHA-256 of the lock file, or of the installed versions if there is no lock file."""
+    """Return the SHA-256 of requirements.lock; if it is missing, of the names and versions of installed packages."""
     lock = ROOT / "requirements.lock"
     if lock.exists():
         return file_sha256(lock)
@@ -120,9 +120,9 @@ def lock_digest() -> str:
 
 @cache
 def processor_class() -> str:
-    """Return the processor family on which results repeat exactly: system, machine, and widest vector extension.
+    """Return the processor family, for example linux-x86_64-avx2; within a family, results repeat bit for bit.
 
-    The number of cores makes no difference: `configs` sets at least two threads unless `PJRT_NPROC` is set.
+    The number of cores does not matter, because `configs` sets at least two threads unless `PJRT_NPROC` is set.
     """
     cpuinfo = Path("/proc/cpuinfo")
     flags = cpuinfo.read_text().split() if cpuinfo.exists() else []
@@ -131,20 +131,20 @@ def processor_class() -> str:
 
 
 def compiled_programs(home: Home) -> Path:
-    """Return the folder of a home for JAX's compiled programs, one for each jaxlib version and processor family."""
+    """Return the home's folder for programs compiled by JAX, for the present jaxlib version and processor family."""
     return home.root / "cache" / "jax" / f"{metadata.version('jaxlib')}-{processor_class()}"
 
 
 def compiling(home: Home) -> dict[str, str]:
-    """Return the environment variables that make JAX keep all compiled programs in a home.
+    """Return the environment variables that make JAX store all compiled programs in a home.
 
-    Small programs are included: a retraining has hundreds, and together they take as long as the large ones.
+    Small programs are stored, too, because a retraining compiles hundreds, which together take as long as the large.
     """
     return {COMPILED: str(compiled_programs(home)), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
 
 
 def source_file(module: str) -> Path:
-    """Return the file of a NeoRL module or package; raise ValueError if there is none."""
+    """Return the source file of a NeoRL module or package; raise ValueError if there is none."""
     path = _file(module)
     if path is None:
         raise ValueError(f"{module!r} is not a module of {', '.join(PACKAGES)}")
@@ -182,7 +182,7 @@ def _parsed(path: Path) -> ast.Module:
 
 
 def _named(tree: ast.AST, package: str) -> Iterator[str]:
-    """Yield names that may be modules, from a package's syntax tree."""
+    """Yield the names in a module's syntax tree that may be modules; relative imports are resolved from `package`."""
     rest = [tree]
     while rest:
         node = rest.pop()

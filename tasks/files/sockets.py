@@ -1,4 +1,4 @@
-"""Background processes that serve on a Unix socket which only their user can reach."""
+"""Background servers on Unix sockets; only the user who started a server can connect."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ LOOK = 0.25
 
 
 class OwnedSocketServer(socketserver.ThreadingUnixStreamServer):
-    """A server on a Unix socket. It ends when idle, or when the folder or the socket is removed.
+    """A server on a Unix socket. The server stops when it is idle, or when the socket file is removed.
 
     Args:
-        path: of the socket; an existing one is replaced, and its server ends.
-        handler: of a connection; it sets `last` at each request.
-        idle: seconds without a request after which the server ends; 0 for never.
+        path: the socket file; an existing file is replaced, so that its server stops.
+        handler: class that handles a connection; it sets the server's `last` to `time.monotonic()` at each request.
+        idle: seconds without a request after which the server stops; 0 means never.
     """
 
     daemon_threads = True
@@ -31,7 +31,7 @@ class OwnedSocketServer(socketserver.ThreadingUnixStreamServer):
     def __init__(self, path: Path, handler: type[socketserver.BaseRequestHandler], idle: float) -> None:
         self.last, self._idle = time.monotonic(), idle
         path.unlink(missing_ok=True)
-        # Bind by name within the folder, because the kernel takes no long paths; mode 0600 keeps other users out.
+        # Bind to a name in the current folder, because the kernel rejects long paths. Mode 0600 keeps other users out.
         here, mask = os.open(".", os.O_RDONLY), os.umask(0o177)
         try:
             os.chdir(path.parent)
@@ -43,13 +43,13 @@ class OwnedSocketServer(socketserver.ThreadingUnixStreamServer):
         self._path, self._inode = path, path.stat().st_ino
 
     def service_actions(self) -> None:
-        """Called between requests, at least every `LOOK` seconds."""
+        """Stop the server if it is idle or its socket file is gone; called at least every `LOOK` seconds."""
         idle = self._idle and time.monotonic() - self.last > self._idle
         if idle or not self._is_ours():
             threading.Thread(target=self.shutdown, daemon=True).start()
 
     def close(self) -> None:
-        """Close, and remove the socket unless another server has replaced it."""
+        """Close the server, and remove the socket file unless another server has replaced it."""
         self.server_close()
         if self._is_ours():
             self._path.unlink(missing_ok=True)
@@ -62,10 +62,10 @@ class OwnedSocketServer(socketserver.ThreadingUnixStreamServer):
 
 
 def serve_in_child(server: OwnedSocketServer, announcement: str = "", log: int | None = None) -> None:
-    """Fork a child that serves in a session of its own. Returns at once in the parent, and at the end in the child.
+    """Run a server in a forked background process. The parent returns at once, the child when the server has stopped.
 
-    The server already listens, so that clients can connect as soon as this process ends. The announcement goes to the
-    parent's standard output, and the child's standard error to the descriptor `log`, or to /dev/null.
+    The server already listens, so clients can connect as soon as the parent ends. The parent prints `announcement`. The
+    child writes its standard error to the file descriptor `log`; if `log` is None, the output is discarded.
     """
     if os.fork():
         sys.stdout.write(announcement)
@@ -79,9 +79,9 @@ def serve_in_child(server: OwnedSocketServer, announcement: str = "", log: int |
 
 
 def run_module(module: str, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Run a NeoRL module, of the same sources as this process, that leaves a serving child behind.
+    """Run a NeoRL module that starts a background server; return when the server listens or has failed to start.
 
-    Returns when the child listens or failed to start.
+    The module comes from the same source folder as this process. Its output is in the result.
     """
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.run(

@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from neorl_core.graph.layout import Layout
 
 OPTIONAL = ("history", "choices", "layout", "clock")
-"""Fields that are left out if they are None."""
+"""Fields that the JSON omits if they are None."""
 FLAT = ("context", "flags", "present", "kinds")
-"""Parts of a layout that are a single list."""
+"""Fields of a layout that are one list; the other fields are lists of lists."""
 
 
 def spec_record(spec: PlantSpec) -> dict[str, Any]:
-    """Return a plant's names, units, bounds and limits as JSON; infinite bounds become the strings 'inf' and '-inf'.
+    """Return a plant's spec as a JSON object; infinite bounds become the strings 'inf' and '-inf'.
 
-    Optional fields that are None are left out, so that records written before those fields existed stay the same.
+    Optional fields that are None are omitted, so that older records keep their digests.
 
     Example:
         >>> from neorl_core.plants import PLANTS
@@ -34,12 +34,12 @@ def spec_record(spec: PlantSpec) -> dict[str, Any]:
 
 
 def same_limits(one: PlantSpec, other: PlantSpec) -> bool:
-    """Compare two specs without the clock, which only learners read; certificates are valid for both."""
+    """Return whether two specs are equal apart from the clock; a certificate for one is then valid for the other."""
     return one._replace(clock=None) == other._replace(clock=None)
 
 
 def spec_of_record(record: Any) -> PlantSpec:
-    """Return the spec of an untrusted record; raise ValueError naming a key that is missing, unknown or mistyped."""
+    """Convert an untrusted JSON object to a spec; raise ValueError if a key is missing, unknown or invalid."""
     left_out = [name for name in OPTIONAL if not isinstance(record, dict) or name not in record]
     whole = _object(record, "spec", tuple(name for name in PlantSpec._fields if name not in left_out))
     limits = [
@@ -91,7 +91,7 @@ def _history(value: Any, observed_size: int, acting_size: int) -> History:
     record = _object(value, "history", History._fields)
     observed, acting = (_list(record[name], f"history.{name}") for name in History._fields)
     if not all(type(count) is int and count >= 0 for count in (*observed, *acting)):
-        raise ValueError(f"history must contain numbers of steps, got {_short([observed, acting])}")
+        raise ValueError(f"history must contain numbers of steps, 0 or more, got {_short([observed, acting])}")
     if (len(observed) + sum(observed) + sum(acting), len(acting)) != (observed_size, acting_size):
         raise ValueError(
             f"history {_short([observed, acting])} does not fit {observed_size} observations and {acting_size} actions"
@@ -145,8 +145,8 @@ def _space(value: Any, place: str) -> Space:
     low, high = _numbers(record["low"], f"{place}.low"), _numbers(record["high"], f"{place}.high")
     if not len(names) == len(units) == len(low) == len(high) or len(set(names)) < len(names):
         raise ValueError(
-            f"{place} must have unique names with a unit, a low and a high each, got {_short(names)} with "
-            f"{len(units)}, {len(low)} and {len(high)}"
+            f"{place} must have unique names, and one unit, low and high per name, got {_short(names)} with "
+            f"{len(units)} units, {len(low)} lows and {len(high)} highs"
         )
     return Space(names, units, low, high)
 

@@ -1,8 +1,8 @@
-"""Files of a home that may lie in an S3-like bucket instead: shards of datasets, immutable and named by digest.
+"""Storage of dataset shards in the home or in an S3 bucket. Shards are immutable and named by their SHA-256.
 
-Manifests and the ledger always use the home's path, `datasets/PLANT/shards/SHA256.h5`. If NEORL_DATASETS_URL names a
-bucket, new shards are written there only, as `PLANT/SHA256.h5` below the URL's prefix, and read by ranges. A shard that
-exists in the home is read from the home.
+Manifests and the ledger always contain the home's path, `datasets/PLANT/shards/SHA256.h5`. If NEORL_DATASETS_URL names
+a bucket, new shards are written to the bucket only, as `PLANT/SHA256.h5` below the URL's prefix. A shard that exists in
+the home is read from the home, any other shard from the bucket.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from obstore.store import S3Store
 
 SETTLED_NS = 10**8
-"""Age at which a file's last change is trusted: file systems' clocks tick slowly and could hide a later change."""
+"""Least age of a file's last change, in ns, to cache its digest: coarse file system clocks can hide a later change."""
 SHARD = re.compile(r"[0-9a-f]{64}\.h5")
 READ_AHEAD = 2**20
 CHUNK = 8 * 2**20
-"""Bytes to fetch at a time when a whole object is read."""
+"""Bytes per request when a whole object is read."""
 TRIES = 5
-"""Attempts for a request that the storage does not answer."""
+"""Retries of a request that the storage does not answer."""
 
 
 class ObjectState(NamedTuple):
-    """Metadata of an object. Changing an object's bytes changes at least one field."""
+    """Metadata that shows whether an object in the bucket has changed: every change alters at least one field."""
 
     size: int
     modified: float
@@ -47,10 +47,11 @@ class ObjectState(NamedTuple):
 
 
 def is_stored(path: Path) -> bool:
-    """Whether a file is in the home, or in the bucket.
+    """Return whether a file exists in the home or in the bucket.
 
-    An invalid NEORL_DATASETS_URL raises BadInput, and a storage that does not answer ServiceMissing; this holds for all
-    functions of this module. Functions that read a file raise FileNotFoundError if the file is in neither.
+    All functions of this module raise BadInput if NEORL_DATASETS_URL is invalid, and ServiceMissing if the storage does
+    not answer. Functions that read a file raise FileNotFoundError if the file exists neither in the home nor in the
+    bucket.
     """
     if path.exists():
         return True
@@ -68,9 +69,9 @@ _hashed: dict[Path, tuple[FileState | ObjectState | None, str]] = {}
 
 
 def sha256_while_unchanged(path: Path) -> str:
-    """As `stored_sha256`, but hash a file again only if its metadata changed since this process hashed it.
+    """Return the SHA-256 of a file; hash the file only if its metadata changed since this process hashed it last.
 
-    The digest of a file that changed a moment ago is not cached, because a slow clock could hide a further change.
+    The digest of a file that changed less than `SETTLED_NS` ago is not cached.
     """
     stored = None if path.exists() else _object(path)
     state = file_state(path) if stored is None else stored.state()
@@ -87,20 +88,20 @@ def sha256_while_unchanged(path: Path) -> str:
 
 
 def stored_size(path: Path) -> int:
-    """Return the bytes of a file in the home, or of its object in the bucket."""
+    """Return the size in bytes of a file in the home, or of its object in the bucket."""
     stored = None if path.exists() else _object(path)
     state = None if stored is None else stored.state()
     return path.stat().st_size if state is None else state.size
 
 
 def open_stored(path: Path) -> IO[bytes]:
-    """Open a file in the home, or its object in the bucket, which is read by ranges."""
+    """Open a file in the home, or its object in the bucket, for reading; only the bytes that are read are fetched."""
     stored = None if path.exists() else _object(path)
     return path.open("rb") if stored is None else io.BufferedReader(_Ranges(stored), READ_AHEAD)
 
 
 def put_stored(path: Path, *parts: memoryview) -> None:
-    """Write an immutable file atomically, to the bucket if one is configured; raise BadInput as `write_atomic`."""
+    """Write the joined parts as a shard, atomically: to the bucket if one is configured, otherwise to the home."""
     stored = _object(path)
     if stored is None:
         write_atomic(path, *parts)
@@ -109,7 +110,7 @@ def put_stored(path: Path, *parts: memoryview) -> None:
 
 
 def objects_of(folder: Path) -> Iterator[tuple[Path, int, float]]:
-    """Yield the bucket's objects for a plant's folder of shards: path in the home, bytes, time (s since 1970)."""
+    """Yield a plant's shards in the bucket as (path in the home, size in bytes, last change in s since 1970)."""
     bucket = _bucket_of(folder)
     if bucket is not None:
         import obstore
@@ -122,7 +123,7 @@ def objects_of(folder: Path) -> Iterator[tuple[Path, int, float]]:
 
 
 def remove_object(path: Path) -> None:
-    """Remove a file's object from the bucket."""
+    """Remove a shard from the bucket, if a bucket is configured."""
     import obstore
 
     stored = _object(path)
@@ -162,7 +163,7 @@ class _Object(NamedTuple):
 
 
 class SeekableFile(io.RawIOBase):
-    """A readable file with a position and a size, for files that are no files of the disk."""
+    """Base class for seekable files that are not on the disk; a subclass sets `_size` and reads bytes from `_at` on."""
 
     _at = _size = 0
 
@@ -181,7 +182,7 @@ class SeekableFile(io.RawIOBase):
 
 
 class _Ranges(SeekableFile):
-    """An object as a file; each read requests a range of bytes."""
+    """An object in the bucket as a file; each read requests one range of bytes."""
 
     def __init__(self, stored: _Object) -> None:
         super().__init__()
@@ -204,7 +205,7 @@ class _Ranges(SeekableFile):
 
 @contextmanager
 def _answering() -> Iterator[None]:
-    """Turn errors of the storage into `ServiceMissing`, without their text, which may contain keys."""
+    """Turn errors of the storage into `ServiceMissing`. The errors' text is omitted, because it may contain keys."""
     from obstore.exceptions import BaseError, NotFoundError
 
     try:
@@ -219,13 +220,13 @@ def _answering() -> Iterator[None]:
 
 
 def _object(path: Path) -> _Object | None:
-    """Return a file's object in the bucket; None if the file does not belong there."""
+    """Return a file's object in the bucket; None if the file is not a shard or no bucket is configured."""
     bucket = _bucket_of(path.parent) if SHARD.fullmatch(path.name) else None
     return None if bucket is None else _Object(bucket, f"{path.parents[1].name}/{path.name}")
 
 
 def _bucket_of(folder: Path) -> S3Store | None:
-    """Return the bucket for a folder of shards; None if the folder is not part of a home."""
+    """Return the bucket for a folder of shards; None if no bucket is configured or the folder is not in a home."""
     url = setting(DATASETS)
     if not url or (folder.name, folder.parents[1].name) != ("shards", "datasets"):
         return None

@@ -1,1 +1,1 @@
-"""Fleets: state of each site, comparison of sites, fleet report, and shared policy."""
+"""Fleets: the state of each site, the comparison of sites, the fleet report, and the shared policy."""

@@ -1,8 +1,8 @@
 """Comparison of a fleet's sites: ranks, and outliers by median and median absolute deviation (MAD).
 
-Iglewicz and Hoaglin, How to Detect and Handle Outliers (1993): the modified z-score of x_i is
-0.6745 (x_i - median) / MAD; above 3.5 in magnitude, x_i is an outlier. If the MAD is zero because most values are
-equal, the mean absolute deviation replaces it: (x_i - median) / (1.253314 MeanAD).
+Iglewicz and Hoaglin, How to Detect and Handle Outliers (1993): the modified z-score of site i's value x_i is
+0.6745 (x_i - median) / MAD. A value is an outlier if its z-score is above 3.5 in magnitude. If most values are equal,
+the MAD is zero, and the z-score uses the mean absolute deviation (MeanAD): (x_i - median) / (1.253314 MeanAD).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tasks.fleet.records import Compared, Ranked, Standing
 CUT = 3.5
 """Magnitude of the robust z-score above which a site is an outlier."""
 LEAST = 5
-"""Smallest number of sites with z-scores, because the median of fewer sites is unreliable."""
+"""Smallest number of sites for which z-scores are computed, because the median of fewer sites is unreliable."""
 
 
 class Measure(NamedTuple):
@@ -109,7 +109,7 @@ def shown(measure: Measure, value: float) -> str:
 
 
 def _compared(sites: Sequence[Standing], name: str) -> dict[str, Compared]:
-    """Compare the sites that have a finite value; key by site."""
+    """Return each site's value and z-score of one measure; sites without a finite value are left out."""
     values = {site.site: site.measures[name] for site in sites if math.isfinite(site.measures.get(name, math.nan))}
     if len(values) < LEAST:
         return {site: Compared(value=value, z=None, outlier=False) for site, value in values.items()}

@@ -66,7 +66,7 @@ class Standing(Reference):
 
 
 class Compared(Reference):
-    """One measure of a site compared with the other sites of the plant."""
+    """Value of one measure at a site, and its comparison with the other sites of the same plant."""
 
     value: float
     z: float | None

@@ -1,8 +1,8 @@
 """Shared policy of a fleet, trained on the training episodes of all sites.
 
 Each site's rows are scaled by the site's normaliser, so the shared policy maps standardised signals to standardised
-actions. Each site fine-tunes a further learner that starts from the shared weights. That member competes with the
-site's other members and passes the same gates.
+actions. Each site then trains one more learner, which starts from the shared weights. Its members compete with the
+site's other members and must pass the same gates.
 """
 
 from __future__ import annotations
@@ -84,9 +84,7 @@ def current_start(home: Home, fleet: str) -> str:
     """
     path = home.root / FOLDER / fleet / CURRENT
     if not path.is_file():
-        raise Refused(
-            f"fleet {fleet} has no shared policy, no {path}: retrain the fleet with 'neorl fleet retrain' first"
-        )
+        raise Refused(f"fleet {fleet} has no shared policy ({path} is missing): run 'neorl fleet retrain' first")
     return str(read_json(path)["start"])
 
 
@@ -99,7 +97,7 @@ def shared_run(run: OpenedRun) -> OpenedRun:
 
 
 def _pooled(trainings: list[TrainingRun]) -> TrainingRun:
-    """Combine the trainings of several sites; each site's rows keep their scaling."""
+    """Combine the trainings of several sites into one; each site's rows keep the site's scaling."""
     first, datas = trainings[0], [training.data for training in trainings]
     if streamed := sum(data.streamed for data in datas):
         raise Refused(
@@ -131,7 +129,7 @@ def _pooled(trainings: list[TrainingRun]) -> TrainingRun:
 
 
 def with_shared(home: Home, run: OpenedRun) -> OpenedRun:
-    """Add a learner that starts from the shared weights to a site's run; return the run unchanged if nothing is shared.
+    """Add a learner that starts from the shared weights to a site's run, if the fleet has a shared policy.
 
     Raises:
         Refused: if there are no shared weights yet.

@@ -72,7 +72,7 @@ def _standing(path: Path, fleet: Fleet, site: str, entries: Sequence[Entry]) -> 
 
 
 def _kind(path: Path, site: str) -> str:
-    """Return the plant of a site; if it cannot be opened, the name in the file."""
+    """Return the plant's name of a site, or the plant's name in the fleet file if the plant cannot be opened."""
     from configs.load import load_run
     from tasks.models.plants.opening import kind_of, open_run
 

@@ -53,7 +53,7 @@ def examine(home: Home, run: OpenedRun, dataset: Dataset, population: Population
     """Check fallback, bounds and support of the selected composite, on held-out rows and on invalid inputs.
 
     Args:
-        dataset: dataset with the held-out rows; rows that calibrated the support do not judge it.
+        dataset: dataset with the held-out rows. The check of the support leaves out the rows that calibrated it.
     """
     spec, bundle = plant_of(run).spec, population.members[evaluation.selected].bundle
     composite = load_bundle(bundle.folder, bundle.digest, run.source)[1]
@@ -69,7 +69,7 @@ def examine(home: Home, run: OpenedRun, dataset: Dataset, population: Population
 def estimate(
     home: Home, run: OpenedRun, dataset: Dataset, population: Population, evaluation: Evaluation, model: LearnedModel
 ) -> ModelEstimate:
-    """Run composite and fallback in the learned model from held-out starts: an estimate, never a certificate."""
+    """Estimate the returns of composite and fallback by episodes in the learned model; this certifies nothing."""
     spec, logs, found = plant_of(run).spec, held_out_logs(run, dataset), load_model(model, plant_of(run).spec)
     bundle = population.members[evaluation.selected].bundle
     composite = load_bundle(bundle.folder, bundle.digest, run.source)[1]
@@ -98,7 +98,7 @@ def estimate(
     ours, theirs = run_of(composite), run_of(composite._replace(policy=None))
 
     def returns(episodes: ModelEpisodes) -> Interval:
-        # Model members may share errors, so episodes are the units of the interval.
+        # The models may share errors, so only episodes count as independent samples for the interval.
         return Interval(**mean_interval(np.asarray(episodes.ret).mean(axis=0), run.evaluate.confidence)._asdict())
 
     return ModelEstimate(
@@ -119,7 +119,7 @@ def held_out_logs(run: OpenedRun, dataset: Dataset) -> Logs:
 
 
 def applied_before(logs: Logs) -> npt.NDArray[np.floating]:
-    """Return the action applied before each step, (N, A); for an episode's first step, its own action."""
+    """Return the action before each row, (N, A): that of the previous step, or the row's own at an episode's start."""
     action = np.asarray(logs.transitions.action)
     before = np.roll(action, 1, axis=0)
     before[logs.starts] = action[logs.starts]
@@ -129,7 +129,7 @@ def applied_before(logs: Logs) -> npt.NDArray[np.floating]:
 def trusted_rows(
     spec: PlantSpec, composite: Composite, logs: Logs
 ) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.bool_]]:
-    """Return the policy's action at each row alone, and whether the shield would allow it."""
+    """Return the policy's action at each row, (N, A), and whether the shield would allow the action, (N,)."""
     shield = composite.shield
     policy = composite.policy
     assert isinstance(shield, SupportShield)
@@ -181,7 +181,7 @@ def _check_fallback(run: OpenedRun, spec: PlantSpec, composite: Composite, logs:
 
 
 def _check_bounds(run: OpenedRun, spec: PlantSpec, composite: Composite, logs: Logs) -> BoundsCheck:
-    """Run two steps from inputs near the logs, far from the logs, and invalid."""
+    """Run two steps on inputs near the logs, far from the logs and invalid; return the largest excesses."""
     draw = np.random.default_rng(run.seed)
     t, count = logs.transitions, INPUTS
     rows = draw.integers(len(t.reward), size=(2, count))
@@ -201,7 +201,7 @@ def _check_bounds(run: OpenedRun, spec: PlantSpec, composite: Composite, logs: L
     def two(first: jax.Array, second: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
         begun = controller.init(composite, first)
         state, one = controller.act(composite, begun, first, before)
-        # An unknown applied action counts as the last output; an impossible one as the nearest possible.
+        # The last output replaces an applied action that is NaN; an applied action out of bounds is clipped.
         force = jnp.clip(jnp.where(jnp.isfinite(before), before, begun.action), shield.action_low, shield.action_high)
         _, other = controller.act(composite, state, second, one)
         return jnp.stack([one, other]), jnp.stack([force, one])

@@ -1,10 +1,9 @@
 """Drift detection: compare a plant's newest logs with the data of its champion or shadow.
 
-Each signal is tested separately for a higher mean, a lower mean and a larger mean square, in blocks long enough that
-their means are uncorrelated. A one-step predictor is tested by its errors. The evidence of all tests is combined: with
-blocks of L steps, L times a Shiryaev-Roberts sum of e-values grows by at most one per step on average while blocks are
-exchangeable, and so does every weighted mean of such sums. Therefore the stated rate of false alarms applies to the
-whole plant, for any number of signals."""
+Each signal is tested for a higher mean, a lower mean and a larger mean square; the errors of a one-step predictor are
+tested too. The tests compare means of blocks of L steps, which are long enough to be uncorrelated. The evidence of a
+test is L times a Shiryaev-Roberts sum of e-values. Without drift, the evidence of each test and the weighted mean of
+all tests grow by at most one per step on average. Therefore the rate of false alarms applies to the whole plant."""
 
 from __future__ import annotations
 
@@ -37,11 +36,11 @@ from tasks.references import CandidateRecord, Dataset, DriftGroup, DriftRecord, 
 Floats = npt.NDArray[np.float64]
 
 PLATEAU = 0.9
-"""Share of the largest variance of block means, per step, that counts as converged."""
+"""Blocks are long enough if length x variance of block means reaches this share of its largest value."""
 AGAIN = 0.1
-"""Autocorrelation after a zero crossing above which a signal counts as periodic."""
+"""A signal is periodic if its autocorrelation, after the first zero crossing, exceeds this value again."""
 MOST_BLOCKS = 4000
-"""Blocks of a signal that are ranked one by one."""
+"""Largest number of newer blocks of a signal; blocks are made longer for longer logs."""
 MOST_ROWS = 300_000
 """Largest number of reference rows; a longer reference is cut to the newest rows."""
 MODEL = "one-step prediction"
@@ -52,23 +51,23 @@ class NothingNewer(Refused):
 
 
 class Watched(NamedTuple):
-    """The champion or shadow in force, with its dataset."""
+    """Ledger entry and candidate's record of the champion or shadow."""
 
     entry: Entry
     record: CandidateRecord
 
 
 class Stream(NamedTuple):
-    """Scores of one signal in the reference and the newer logs; drift makes them grow."""
+    """Scores of one signal in the reference and in the newer logs. Drift increases the mean of a score."""
 
     name: str
     group: DriftGroup
     known: tuple[Floats, ...]
-    """(n,) each, by step of the reference in chronological order; a block's score is the mean."""
+    """(n,) each: one number per step of the reference, in chronological order."""
     known_episode: npt.NDArray[np.int64]
-    """(n,)"""
+    """(n,), index of each step's episode."""
     new: tuple[Floats, ...]
-    """(N,) each, by step of the newer logs."""
+    """(N,) each: one number per step of the newer logs."""
     shift: float
 
 
@@ -83,12 +82,12 @@ def watched_of(ledger: Ledger, plant: str) -> Watched:
     if found is None and (shadow := shadows.shadow(entries, plant)) is not None:
         found = shadow.entry
     if found is None:
-        raise Refused(f"{plant} has neither champion nor shadow to compare new logs with: retrain it")
+        raise Refused(f"{plant} has neither champion nor shadow to compare new logs with: retrain the plant")
     return Watched(found, record_of(ledger.entry(found.body["candidate"])).at(ledger.home.root))
 
 
 def watch(home: Home, run: OpenedRun, dataset: Dataset, alarms_per_year: float) -> tuple[Entry, DriftRecord]:
-    """Compare newer logs with the champion's data, and log the result once.
+    """Compare newer logs with the champion's data and log the result, or return the entry of an equal comparison.
 
     Args:
         dataset: the newer logs; episodes of the champion's dataset are left out.
@@ -124,14 +123,14 @@ def step_seconds(spec: PlantSpec) -> float:
 
 
 def evidence_of(streams: list[Stream], new: Logs) -> tuple[Floats, list[SignalDrift]]:
-    """Test all streams over the newer logs.
+    """Test the scores of all signals for drift in the newer logs.
 
     Args:
         new: the newer logs, N steps.
 
     Returns:
-        (N,) log of the mean evidence after each step, and the result of each signal. Evidence starts with the end of
-        the first block.
+        The log of the mean evidence after each step, (N,), which is -inf before the end of the first block. Also the
+        result of each signal.
     """
     counts = {group: sum(stream.group == group for stream in streams) for group in {s.group for s in streams}}
     total, found = np.full(len(new.episode), -np.inf), list[SignalDrift]()
@@ -146,9 +145,9 @@ def evidence_of(streams: list[Stream], new: Logs) -> tuple[Floats, list[SignalDr
 def block_length(scores: Sequence[Floats]) -> int:
     """Return the minimum block length for which block means are uncorrelated, estimated from the reference.
 
-    With blocks of L steps, L times the variance of block means grows with L while neighbours are correlated, also if
-    the correlation is weak and long, which estimates from the first lags miss. Flyvbjerg and Petersen 1989, Error
-    estimates on averages of correlated data (Journal of Chemical Physics 91).
+    With blocks of L steps, L times the variance of block means grows with L until neighbouring blocks are uncorrelated.
+    This test also finds weak, long correlations. See Flyvbjerg and Petersen 1989, Error estimates on averages of
+    correlated data (Journal of Chemical Physics 91).
 
     Args:
         scores: (n,) each, of the reference in chronological order.
@@ -172,7 +171,7 @@ def block_length(scores: Sequence[Floats]) -> int:
 def _period(score: Floats, longest: int) -> int:
     """Return the period of a signal in steps, such as a day; 1 if it is not periodic.
 
-    Blocks of a part of a period are not exchangeable, even if they are uncorrelated.
+    Blocks shorter than a period are not exchangeable, even if they are uncorrelated.
     """
     x = score - score.mean()
     if longest < 2 or not (variance := float(x @ x)) > 0:
@@ -193,7 +192,7 @@ def _watch_stream(stream: Stream, new: Logs) -> tuple[Floats, SignalDrift]:
     rows = len(new.episode)
     length = block_length(stream.known)
     times = math.ceil(rows / MOST_BLOCKS / length)
-    # With a short reference, keep more reference blocks rather than longer ones.
+    # If the reference is short, the blocks must stay short, so that enough reference blocks remain.
     while times > 1 and len(_blocks(stream.known[0], stream.known_episode, times * length)[0]) < LEAST_REFERENCE:
         times //= 2
     length *= times
@@ -222,7 +221,7 @@ def _watch_stream(stream: Stream, new: Logs) -> tuple[Floats, SignalDrift]:
 def _blocks(scores: Floats, episode: npt.NDArray[np.int64], length: int) -> tuple[Floats, npt.NDArray[np.int64]]:
     """Return the means of blocks with at least `length` steps, and the last step of each.
 
-    A block consists of whole episodes, because all episodes begin alike; longer episodes are cut.
+    A block consists of whole episodes, because the beginnings of episodes are alike. Longer episodes are cut.
     """
     lasts = np.flatnonzero(np.diff(episode, append=episode[-1] + 1)).tolist()
     ends, begin = list[int](), 0
@@ -243,12 +242,10 @@ def _finding(run: OpenedRun, watched: Watched, dataset: Dataset, alarms_per_year
     own = StoredDataset.open(record.dataset.store, record.dataset.digest)
     store = StoredDataset.open(dataset.store, dataset.digest)
     unseen = new_episodes(store, own)
-    # Monitoring reads all files that arrived, including the champion's own; read differently, its episodes differ.
+    # Monitoring also reads the files of the champion's data. Their episodes may look new if the mapping has changed.
     same = {source.sha256 for source in dataset.sources} <= {source.sha256 for source in record.dataset.sources}
     if same or not unseen.size:
-        raise NothingNewer(
-            f"version {record.version} of {run.plant} has learned from all of these logs: name newer logs"
-        )
+        raise NothingNewer(f"version {record.version} of {run.plant} was trained on all of these logs: name newer logs")
     known, new = _newest(own), read_logs(store, unseen)
     streams = [*_signals(spec, known, new), _model(spec, record.model, known, new)]
     evidence, found = evidence_of(streams, new)
@@ -280,7 +277,7 @@ def _newest(store: StoredDataset) -> Logs:
 
 
 def _signals(spec: PlantSpec, known: Logs, new: Logs) -> Iterator[Stream]:
-    """Yield scores of observations, actions and rewards, in standard deviations of the reference: up, down, squared."""
+    """Yield three scores of each signal: standardised by the reference, for a higher and a lower mean, and squared."""
     groups: tuple[tuple[DriftGroup, tuple[str, ...]], ...] = (
         ("observations", spec.observation.names),
         ("actions", vector_space(spec).names),
@@ -289,7 +286,7 @@ def _signals(spec: PlantSpec, known: Logs, new: Logs) -> Iterator[Stream]:
     before, after = _columns(spec, known), _columns(spec, new)
     for group, names in groups:
         mean, deviation = before[group].mean(axis=0), before[group].std(axis=0)
-        # A signal that is constant in the reference has a tiny tolerance.
+        # A signal that is constant in the reference gets a tiny scale, so that small changes count.
         deviation = np.where(varies(mean, deviation), deviation, 1e-6 * np.abs(mean) + 1e-9)
         for i, name in enumerate(names):
             z, z_new = ((columns[group][:, i] - mean[i]) / deviation[i] for columns in (before, after))
@@ -308,7 +305,7 @@ def _columns(spec: PlantSpec, logs: Logs) -> dict[DriftGroup, Floats]:
 
 
 def _model(spec: PlantSpec, model: LearnedModel | None, known: Logs, new: Logs) -> Stream:
-    """Return errors of one-step predictions by the learned model or a linear law; mean 1 over the reference."""
+    """Return squared one-step errors of the learned model, or of a linear law, scaled to mean 1 in the reference."""
     if model is not None:
         # Errors on episodes that the model was not fitted to.
         reference = read_npz(model.residuals)
@@ -322,7 +319,7 @@ def _model(spec: PlantSpec, model: LearnedModel | None, known: Logs, new: Logs) 
 def _linear_scores(spec: PlantSpec, known: Logs, new: Logs) -> tuple[Floats, Floats]:
     """Return squared errors of a linear law fitted to the reference, averaged over signals except set points.
 
-    The law has so few parameters that its errors on fitted rows are not smaller.
+    The law has so few parameters that its errors are not smaller on the rows to which it was fitted.
     """
     fitted = _columns(spec, known)
     (mean, deviation), (centre, spread) = (_mean_and_scale(fitted[group]) for group in ("observations", "actions"))
@@ -353,6 +350,6 @@ def _mean_and_scale(columns: Floats) -> tuple[Floats, Floats]:
 
 
 def _place(row: int, logs: Logs) -> str:
-    """Describe a step."""
+    """Describe a row by episode and step, counted from 1."""
     episode = int(logs.episode[row])
     return f"episode {episode + 1}, step {row - int(logs.starts[episode]) + 1}"

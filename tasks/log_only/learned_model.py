@@ -1,6 +1,6 @@
 """Learned model of a log-only plant: fitted to bootstrapped training episodes, tested on held-out episodes.
 
-The model and the baselines see the run's history.
+The model and the naive predictors use the run's history of earlier values.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Floats = npt.NDArray[np.floating]
 MEMBERS = 5
 HIDDEN = (32, 32)
 STILL = 0.9
-"""Share of unchanged steps above which a signal counts as set by people."""
+"""A signal counts as set by people if its value stays the same at this share of the steps."""
 HISTORY = tuple(f"history/{name}" for name in History._fields)
 """Names of the arrays that store a model's history."""
 
@@ -63,17 +63,17 @@ class FittedModel(NamedTuple):
     weight: npt.NDArray[np.float64]
     """(O,) weights of squared one-step errors in `one_step_scores`; 0 for signals that people set."""
     rest: npt.NDArray[np.float32]
-    """(A,) action assumed to be applied before an episode."""
+    """(A,) action that is assumed before an episode's first step."""
 
     @property
     def past(self) -> RowHistory:
-        """History that the model sees."""
+        """History that the model uses."""
         return resting_history(self.model.history, self.rest)
 
 
 @cached()
 def fit_model(home: Home, run: OpenedRun, dataset: Dataset, progress: Report | None = None) -> LearnedModel:
-    """Fit an ensemble to bootstrapped training episodes, and compare its held-out predictions with baselines."""
+    """Fit an ensemble to bootstrapped training episodes, and compare it with naive predictors on held-out episodes."""
     store = reader.StoredDataset.open(dataset.store, dataset.digest)
     training, held_out = (read_logs(store, episodes) for episodes in store.split(run.data.held_out))
     found = _fitted(run, training, progress)
@@ -108,7 +108,7 @@ def keep_model(
 
 
 def load_model(reference: LearnedModel, spec: PlantSpec) -> FittedModel:
-    """Load a learned model.
+    """Load a learned model after checking its digest.
 
     Raises:
         Refused: if files are missing, altered, or do not fit the plant.
@@ -127,7 +127,7 @@ def load_model(reference: LearnedModel, spec: PlantSpec) -> FittedModel:
 
 
 def one_step_scores(found: FittedModel, logs: Logs) -> npt.NDArray[np.float64]:
-    """Return the squared error of each one-step prediction, averaged over signals; mean 1 over held-out rows.
+    """Return the squared one-step error at each row, averaged over signals and scaled to mean 1 on held-out rows.
 
     Args:
         logs: logged steps in physical units, without history.
@@ -148,7 +148,7 @@ def one_step_scores(found: FittedModel, logs: Logs) -> npt.NDArray[np.float64]:
 
 
 def set_by_people(t: Transition) -> npt.NDArray[np.bool_]:
-    """Return which signals (O,) are nearly always constant, such as set points: no model can predict their changes."""
+    """Return which signals (O,) hardly ever change, such as set points, because no model can predict the changes."""
     still = np.mean(np.asarray(t.observation) == np.asarray(t.next_observation), axis=0)
     return np.asarray(still >= STILL)
 

@@ -36,9 +36,9 @@ from tasks.stages import cached
 from tasks.training.train import keep_bundle
 
 RETURN_SHARE = 0.8
-"""Share of the radius within which the policy regains control; hysteresis against rapid switching."""
+"""The policy regains control within this share of the radius, which prevents rapid switching."""
 LEAST_RATE = 1e-3
-"""Largest step of an action that never moves in the logs, as a share of its range."""
+"""Smallest rate limit per step, as a share of the action's range, for actions that hardly move in the logs."""
 CLONING_STEPS = 2_000
 CLONING_HIDDEN = (32,)
 CLONING_ROWS = 65_536
@@ -47,10 +47,10 @@ CLONING_ROWS = 65_536
 
 @cached(name="fallback")
 def protect(home: Home, run: OpenedRun, dataset: Dataset) -> Bundle:
-    """Store the fallback behind a shield calibrated on logs, as a composite without a policy.
+    """Store a composite without policy: the fallback, and a shield that is calibrated on logs.
 
     Args:
-        dataset: training episodes give references, rates and the cloned law; half of the held-out episodes the radius.
+        dataset: training episodes determine references, rates and a cloned law, held-out episodes the radius.
 
     Raises:
         BadInput: if the fallback names unknown signals or actions, or there are fewer than two held-out episodes.
@@ -64,7 +64,7 @@ def protect(home: Home, run: OpenedRun, dataset: Dataset) -> Bundle:
 
 
 def calibrated_shield(run: OpenedRun, spec: PlantSpec, training: Logs, calibration: Logs) -> SupportShield:
-    """Return a shield with the spec's bounds, rates and references of training episodes, and a calibrated radius.
+    """Return a shield with bounds from the spec, rates and references from training, and the radius from held-out logs.
 
     Args:
         training: logged steps for rates and references.
@@ -72,8 +72,8 @@ def calibrated_shield(run: OpenedRun, spec: PlantSpec, training: Logs, calibrati
     """
     points, unseen = _points(training), _points(calibration)
     centre, deviation = points.mean(axis=0), points.std(axis=0)
-    # The envelope alone judges an observation that never moved: it has no scale for distances, and one held-out episode
-    # that moves it would make the radius huge.
+    # A signal that never moved has no scale for distances, and one held-out episode that moves it would make the radius
+    # huge. Therefore only the envelope limits such a signal.
     unmoved = np.where(np.arange(len(centre)) < spec.observation.size, np.inf, 1.0)
     scale = np.where(varies(centre, deviation), deviation, unmoved)
     scaled = jnp.asarray((_thinned(points) - centre) / scale, dtype=float)
@@ -106,10 +106,10 @@ def make_fallback(run: OpenedRun, spec: PlantSpec, training: Logs, shield: Suppo
     """Return the fallback that a run describes.
 
     Args:
-        shield: gives the default rates of a hold.
+        shield: its rest action and rate limits are the defaults for a hold.
 
     Raises:
-        BadInput: if there is no fallback, or it names unknown signals or actions.
+        BadInput: if the run has no fallback, or the fallback names unknown signals or actions.
     """
     check_fallback(run, spec)
     assert run.fallback is not None
@@ -129,10 +129,10 @@ def make_fallback(run: OpenedRun, spec: PlantSpec, training: Logs, shield: Suppo
 
 
 def check_fallback(run: OpenedRun, spec: PlantSpec) -> None:
-    """Check a log-only plant's fallback before any data are read.
+    """Check the settings `fallback` and `shield` of a log-only plant before any data are read.
 
     Raises:
-        BadInput: names the key.
+        BadInput: if a key of `fallback`, `shield` or the mapping is missing or does not fit; names the key.
     """
     given = run.fallback
     if given is None:
@@ -168,7 +168,7 @@ def check_fallback(run: OpenedRun, spec: PlantSpec) -> None:
 
 
 def _check_safe_values(given: Fallback, spec: PlantSpec) -> None:
-    """Check that safe values are within the action's range; a value in a wrong unit would be clipped to a bound."""
+    """Check that safe values are within the action's range, because a value in a wrong unit would be clipped."""
     ranges = {name: (low, high) for name, low, high in zip(spec.action.names, *spec.action[2:], strict=True)}
     values = [("safe value", name, value) for name, value in given.toward.items()]
     values += [("bias", loop.action, loop.bias) for loop in given.loops if loop.bias is not None]
@@ -181,7 +181,7 @@ def _check_safe_values(given: Fallback, spec: PlantSpec) -> None:
 
 
 def fallback_in_words(given: Fallback, spec: PlantSpec) -> str:
-    """Describe a fallback."""
+    """Describe a fallback in a few words for the report."""
     match given.kind:
         case "pid":
             loops = ", ".join(f"{loop.action} on {loop.measured}" for loop in given.loops)
@@ -205,7 +205,7 @@ def _loops(given: Fallback, spec: PlantSpec) -> PIDLoops:
             "measured": observed.index(loop.measured) if loop else 0,
             "set_point": observed.index(str(loop.set_point)) if loop and named else len(observed) + i,
             "constant": constant,
-            # Zero gains keep the applied action.
+            # With zero gains, a loop keeps the applied action.
             "kp": loop.kp if loop else 0.0,
             "ki": loop.ki if loop else 0.0,
             "kd": loop.kd if loop else 0.0,

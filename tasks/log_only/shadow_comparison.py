@@ -1,6 +1,6 @@
 """Comparison of a shadow's proposals with the plant's actions on newer logs, and drift detection.
 
-Returns of the proposals are not estimated: the logs do not show them.
+Returns of the proposals are not estimated, because the logs do not show the effect of the proposals.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ AGREES = 0.1
 CHANGED = 1e-4
 """Difference from the policy's action, as a share of the range, that counts as an intervention of the shield."""
 MEMORY = 2.0
-"""Autocorrelation times per block, so that blocks of scores are nearly exchangeable."""
+"""Length of a block in autocorrelation times of the scores, so that blocks are nearly exchangeable."""
 STRETCHES, BEFORE, AFTER = 3, 20, 40
 """Number of pictures of large disagreements, and steps shown around each."""
 
 
 class Proposals(NamedTuple):
-    """The shadow's actions at each logged step, given the plant's previously applied action."""
+    """The shadow's actions at each logged step. The shadow knows which action the plant applied before."""
 
     asked: npt.NDArray[np.floating]
-    """(N, A), policy alone."""
+    """(N, A), actions of the policy without shield."""
     given: npt.NDArray[np.floating]
-    """(N, A), composite."""
+    """(N, A), actions of the composite."""
     handed_over: npt.NDArray[np.bool_]
-    """(N,)"""
+    """(N,), whether the fallback gave the action."""
 
 
 class Compared(NamedTuple):
-    """A logged comparison, with its picture."""
+    """A comparison with its ledger entry and its picture."""
 
     entry: Entry
     finding: ShadowComparison
@@ -67,10 +67,10 @@ class Compared(NamedTuple):
 
 
 def compare(home: Home, run: OpenedRun, dataset: Dataset) -> Compared:
-    """Compare a shadow's proposals with the plant's actions in newer logs, and log the result once.
+    """Compare a shadow's proposals with the plant's actions in newer logs. The result is logged in the ledger once.
 
     Raises:
-        Refused: if there is no shadow, or it was trained on these logs.
+        Refused: if there is no shadow, or the shadow was trained on these logs.
     """
     ledger, spec = Ledger.open(home), plant_of(run).spec
     watched, candidate = shadow_of(ledger, run.plant)
@@ -97,7 +97,7 @@ def compare(home: Home, run: OpenedRun, dataset: Dataset) -> Compared:
 def unseen_episodes(own: Dataset, newer: Dataset) -> tuple[reader.StoredDataset, npt.NDArray[np.int64]]:
     """Return the newer logs, and the indices of episodes that the shadow's dataset does not contain.
 
-    The same rows may arrive in a different file, or in a folder together with newer ones.
+    The same rows may arrive in a different file, or in a folder together with newer rows.
 
     Raises:
         Refused: if a source belongs to the shadow's dataset, or no new episodes are left.
@@ -127,12 +127,12 @@ def shadow_of(ledger: Ledger, plant: str) -> tuple[shadows.ShadowInForce, Candid
     """
     watched = shadows.shadow(ledger.entries(), plant)
     if watched is None:
-        raise Refused(f"{plant} has no shadow: retrain it, and approve a candidate that passes")
+        raise Refused(f"{plant} has no shadow: retrain the plant, and approve a candidate that passes every gate")
     return watched, record_of(ledger.entry(watched.entry.body["candidate"])).at(ledger.home.root)
 
 
 def proposals(spec: PlantSpec, composite: Composite, logs: Logs) -> Proposals:
-    """Return the shadow's actions along logged episodes; its memory is reset at each episode."""
+    """Return the shadow's actions along logged episodes. The shadow's memory is reset at the start of each episode."""
     controller, policy = composite_controller(Process(spec)), composite.policy
     assert policy is not None
     first = np.zeros(len(logs.episode), bool)

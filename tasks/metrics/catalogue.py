@@ -11,7 +11,7 @@ Kind = Literal["gauge", "counter", "info"]
 
 
 class Definition(NamedTuple):
-    """A metric."""
+    """Definition of a metric: type, names of the labels, and meaning."""
 
     kind: Kind
     labels: tuple[str, ...]
@@ -19,7 +19,7 @@ class Definition(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A value of a metric."""
+    """One value of a metric, with the values of its labels."""
 
     metric: str
     labels: tuple[str, ...]
@@ -41,7 +41,7 @@ METRICS: dict[str, Definition] = {
         "gauge", (), "1 if signatures, chain and all known heads of the ledger are valid."
     ),
     "neorl_ledger_verification_timestamp_seconds": Definition(
-        "gauge", (), "Last verification of the whole ledger; new entries are verified at each read."
+        "gauge", (), "Time of the last verification of the whole ledger. New entries are verified at each read."
     ),
     "neorl_backup_timestamp_seconds": Definition("gauge", (), "Time of the last backup of the home."),
     "neorl_champion_info": Definition(
@@ -64,12 +64,12 @@ METRICS: dict[str, Definition] = {
     ),
     "neorl_candidates_waiting": Definition("gauge", PLANT, "Candidates that wait for a person's decision."),
     "neorl_candidates_waiting_since_timestamp_seconds": Definition(
-        "gauge", PLANT, "Time since which the first candidate waits."
+        "gauge", PLANT, "Time at which the candidate that waits longest began to wait."
     ),
     "neorl_retrainings_total": Definition(
         "counter",
         ("plant", "outcome"),
-        "Retrainings by result; `stopped`: ended before the gates were evaluated. Unchanged runs are not counted.",
+        "Retrainings by result. `stopped`: ended before the gates were evaluated. Repeated runs are not counted.",
     ),
     "neorl_retraining_timestamp_seconds": Definition("gauge", PLANT, "Time of the last decision of a retraining."),
     "neorl_decisions_total": Definition("counter", ("plant", "kind"), "Decisions about versions by kind of entry."),
@@ -80,7 +80,7 @@ METRICS: dict[str, Definition] = {
     "neorl_drift_window_timestamp_seconds": Definition("gauge", PLANT, "Time of the last monitored window."),
     "neorl_drift_alarms_total": Definition("counter", PLANT, "Windows with an alarm, over all champions."),
     "neorl_dataset_info": Definition(
-        "info", ("plant", "data", "dataset"), "Digest of the newest dataset and of the one in force; always 1."
+        "info", ("plant", "data", "dataset"), "Digest of the newest dataset and of the dataset in force; always 1."
     ),
     "neorl_dataset_timestamp_seconds": Definition("gauge", DATA, "Creation time of the dataset."),
     "neorl_dataset_read_rows": Definition("gauge", DATA, "Rows read, or control steps of a historian's export."),
@@ -91,14 +91,14 @@ METRICS: dict[str, Definition] = {
     "neorl_dataset_lost_ratio": Definition(
         "gauge",
         (*DATA, "of"),
-        "Share lost unintentionally, by label `of`: `raw_rows`, `rows` (or control steps), `gaps` (control steps).",
+        "Share lost by faults. Label `of`: `raw_rows`, `rows` (or control steps), `gaps` (control steps in gaps).",
     ),
     "neorl_dataset_samples_ratio": Definition(
-        "gauge", (*DATA, "quality"), "Share of archived samples by their OPC UA severity."
+        "gauge", (*DATA, "quality"), "Share of archived samples with OPC UA quality good, uncertain or bad."
     ),
     "neorl_dataset_violations_ratio": Definition(
         "gauge", DATA, "Share of a historian's rows whose next observation is beyond a hard limit."
     ),
 }
-"""`data` is `newest`, the newest dataset without files of the one in force, or `in_force`, the dataset of the champion
-or shadow."""
+"""Label `data` is `newest` or `in_force`. `in_force` is the dataset of the champion or shadow. `newest` is the newest
+dataset, without the files that are also in the dataset in force."""

@@ -1,4 +1,4 @@
-"""All samples of a home and its plants; a fault of one plant does not hide others."""
+"""Read all metrics of a home and its plants. An error in one plant does not hide the metrics of other plants."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class LastBackup(BaseModel):
 
 
 class Readings:
-    """Repeated readings of a home.
+    """Reader of a home's metrics, which may read many times.
 
     Args:
-        say: called once for each part that cannot be read.
+        say: called with a message if a part cannot be read, once for each error.
     """
 
     def __init__(self, home: Home, clock: Callable[[], float], say: Callable[[str], None] | None = None) -> None:
@@ -77,7 +77,7 @@ class Readings:
             yield from self._part(plant, "datasets", partial(self._datasets, scene))
 
     def _entries(self) -> Sequence[Entry] | None:
-        """Return verified entries; empty without a ledger, None if it is invalid."""
+        """Return the verified entries, an empty sequence without a ledger, or None if the ledger is invalid."""
         now = self._clock()
         if now >= self._until:
             self._ledger = None
@@ -92,7 +92,7 @@ class Readings:
                 self._ledger, self._verified_at, self._until = found, now, now + VERIFY_AGAIN
                 self._head = ""  # the pinned keys may have changed
             entries = self._ledger.entries()
-        # An invalid ledger is a sample, not a reason to stop.
+        # A metric reports an invalid ledger; the service must go on.
         except Exception as error:
             self._ledger, self._until = None, now + TRY_AGAIN
             self._tell("", "ledger", error)
@@ -115,14 +115,14 @@ class Readings:
         return {entry.plant for entry in entries if entry.plant} | {path.parent.name for path in stores}
 
     def _of_ledger(self, scene: Scene, name: str) -> Iterator[Sample]:
-        """Return a part that is cached until the ledger grows."""
+        """Yield the samples of a part, which are cached until the ledger grows."""
         key = (scene.plant, name)
         if key not in self._known:
             self._known[key] = list(self._part(scene.plant, name, partial(FROM_LEDGER[name], scene)))
         yield from self._known[key]
 
     def _part(self, plant: str, name: str, read: Callable[[], Iterable[Sample]]) -> Iterator[Sample]:
-        """Yield a part completely or not at all, and whether it could be read."""
+        """Yield all samples of a part, or none after an error, and a sample that reports the error."""
         try:
             found = list(read())
         # A fault of one plant must not hide the others.
@@ -142,7 +142,7 @@ class Readings:
 
 
 def note_backup(home: Home, made: datetime, entries: int) -> None:
-    """Record the time of a backup beside the logs, which are not part of backups."""
+    """Record the time of a backup in the folder of logs, which backups do not contain."""
     home.folder("logs")
     write_json(_backup_file(home), LastBackup(made=made, entries=entries).model_dump(mode="json"))
 
@@ -169,7 +169,7 @@ MOST_REASONS = 10
 
 
 class Scene:
-    """A plant of a home at one time."""
+    """The ledger entries of one plant at one time, from which metrics are computed."""
 
     def __init__(self, home: Home, entries: Sequence[Entry], plant: str) -> None:
         self.home, self.entries, self.plant = home, entries, plant
@@ -245,7 +245,7 @@ class _Window(NamedTuple):
 
 
 def drift(scene: Scene) -> Iterator[Sample]:
-    """Yield samples of the newest window for the version in force, and of all alarms."""
+    """Yield samples of the newest monitored window of the version in force, and the number of all alarms."""
     windows = list(_windows(scene.own))
     yield scene.sample("neorl_drift_alarms_total", sum(window.alarm for window in windows))
     now = scene.in_force.digest if scene.in_force else None
@@ -258,7 +258,7 @@ def drift(scene: Scene) -> Iterator[Sample]:
 
 
 def shadows(scene: Scene) -> Iterator[Sample]:
-    """Yield samples of the shadow on the newest logs."""
+    """Yield the results of the shadow's last comparison with newer logs."""
     now = shadow(scene.entries, scene.plant)
     told = [entry for entry in scene.own if entry.kind == "comparison"]
     found = next((e for e in reversed(told) if now and e.body["shadow"] == now.entry.digest), None)
@@ -270,8 +270,7 @@ def shadows(scene: Scene) -> Iterator[Sample]:
 
 
 class Datasets:
-    """Samples of the newest dataset and of the one in force; each manifest is read once, because its name is its
-    digest."""
+    """Samples of the newest dataset and of the dataset in force. Manifests cannot change, so each is read once."""
 
     def __init__(self) -> None:
         self._read: dict[str, tuple[SourceRecord, ...]] = {}
@@ -287,7 +286,7 @@ class Datasets:
             yield from _quality(scene, "in_force", quality_of(in_force, sources), made[in_force])
         newest = max(made, key=lambda digest: (made[digest], digest), default=None)
         if newest is not None:
-            # A newest dataset that is the one in force, or part of it, is reported completely.
+            # If the dataset in force contains all files of the newest dataset, the newest is reported completely.
             found = quality_of(newest, self._sources(scene, newest), held)
             found = found or quality_of(newest, self._sources(scene, newest))
             yield from _quality(scene, "newest", found, made[newest])
@@ -322,7 +321,7 @@ def _quality(scene: Scene, data: str, found: Quality | None, made: float) -> Ite
 
 
 def _windows(entries: Sequence[Entry]) -> Iterator[_Window]:
-    """Yield windows with enough blocks for an alarm; others do not reset an alarm."""
+    """Yield windows with enough blocks for an alarm. Shorter windows are left out, because they must not reset one."""
     for entry in entries:
         if entry.kind == "drift":
             found: DriftRecord | DriftFinding = entry.read(DriftRecord)

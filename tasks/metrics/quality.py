@@ -1,9 +1,9 @@
 """Quality of ingested data: losses, sample qualities, and violations.
 
-Shares in newer logs are compared with those in the champion's data by a fixed difference, not a significance test.
-Losses, bad samples and violations come in bursts: one broken transmitter affects a thousand rows. A test that assumes
-independent rows would call each burst significant, and exchangeable blocks (`tasks.log_only.drift`) leave one or two
-per day. The engineer sets the difference; `neorl monitor` and Prometheus' rule use the same number."""
+A share has risen if it exceeds the share in the champion's data by more than a difference that the engineer sets.
+`neorl monitor` and the rule for Prometheus use the same difference. A significance test is not used, because losses,
+bad samples and violations come in bursts: one broken transmitter affects a thousand rows. A test that assumes
+independent rows would call each burst significant."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WORDS: dict[Share, str] = {
 
 
 class Quality(Reference):
-    """Account of the rows of a dataset, or of some of its sources."""
+    """Numbers of read, used and lost rows of a dataset, or of some of its sources."""
 
     dataset: str
     sources: int
@@ -54,7 +54,7 @@ class Rise(Reference):
 
 
 def read_sources(store: Path, digest: str) -> tuple[SourceRecord, ...]:
-    """Return the account of each source from a dataset's manifest.
+    """Return the row counts of each source from a dataset's manifest.
 
     Raises:
         Refused: if the manifest was altered.
@@ -68,7 +68,7 @@ def read_sources(store: Path, digest: str) -> tuple[SourceRecord, ...]:
 
 
 def quality_of(digest: str, sources: Sequence[SourceRecord], known: Collection[str] = ()) -> Quality | None:
-    """Sum the accounts of a dataset's sources.
+    """Add up the row counts of a dataset's sources.
 
     Args:
         known: SHA-256 of sources to leave out, such as those of the champion's data.

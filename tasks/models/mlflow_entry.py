@@ -1,7 +1,7 @@
 """Entry point of the models that MLflow stores: their code imports this module and nothing else of NeoRL.
 
-Stored models of every version import it, so the module stays where it is, and `load_policy` keeps its arguments and
-the fields that it returns. Models logged before it existed import `tasks.adapters`.
+Stored models of all NeoRL versions import this module. Therefore its path, the arguments of `load_policy` and the
+fields of the result must not change. Older models import `tasks.adapters`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 
 class StoredPolicy(NamedTuple):
-    """A composite that answers tables of observations."""
+    """A composite that computes actions for a table of observations."""
 
     observations: tuple[str, ...]
     """Names of the observed signals."""
@@ -32,7 +32,7 @@ def load_policy(bundle: Path, digest: str) -> StoredPolicy:
         digest: the composite's digest.
 
     Raises:
-        Refused: if a byte of the bundle was altered, or it is another composite.
+        Refused: if the bundle was altered or has another digest.
     """
     import jax
 

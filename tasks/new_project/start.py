@@ -22,7 +22,7 @@ OF_SIMULATOR = {
 OF_PROCESS = {"configs/{name}.yaml": "process.yaml.j2"}
 DEPLOYMENTS = "prefect.yaml"
 SHARED = {"prefect.toml": "prefect.toml.j2", ".gitignore": "gitignore.j2"}
-"""Files of the folder, not of the plant; existing ones are kept."""
+"""Files that all plants of the folder share. Existing files are kept."""
 
 
 class StartedProject(BaseModel):
@@ -43,13 +43,15 @@ class StartedProject(BaseModel):
 
 
 def start_project(name: str | None, folder: Path | None = None, log: Path | None = None) -> StartedProject:
-    """Write a project's folder: a plant with mapping, run and deployment.
+    """Write the files of a project: mapping, run and deployments, and without a log the code of a simulator.
 
     Args:
-        name: of the plant; from the log's name by default.
-        folder: of the project; named after the plant by default.
-        log: of a log-only plant, from which the mapping is guessed; None for a simulated plant, whose file is written.
-            An invalid name, an existing file, and a log that cannot be read raise BadInput.
+        name: name of the plant. Default: from the log's name.
+        folder: folder of the project. Default: the plant's name.
+        log: log of a log-only plant, from which the mapping is guessed. None for a plant with a simulator.
+
+    Raises:
+        BadInput: if the name is invalid, a file exists, or the log cannot be read.
     """
     if name is None and log is None:
         raise BadInput("a name or a log is needed: give NAME, or --from LOGFILE, or both.")
@@ -62,7 +64,7 @@ def start_project(name: str | None, folder: Path | None = None, log: Path | None
         raise BadInput(f"{found} exists already: name another folder by --out, or another NAME.")
     made = None if log is None else start_mapping(log, mapping.parent, plain)
     if log is None or made is None:
-        # Without an action the deployment has no shadow.
+        # An empty action leaves the deployment of a shadow out.
         view = {"data": f".neorl/generated/{plain}/episodes.hdf5", "action": ""}
     else:
         action, measured, set_point = (made.signals[role] for role in ("action", "observation", "set_point"))
@@ -92,7 +94,7 @@ def start_project(name: str | None, folder: Path | None = None, log: Path | None
 
 
 def _deploy(path: Path, empty: str, deployment: str) -> bool:
-    """Append deployments to the project's file; False if it has them, or cannot be extended without other changes."""
+    """Append deployments to the project's file. Return False if the file already has them or has another form."""
     before = read_text(path) if path.exists() else empty
     after = before.rstrip() + "\n" + deployment
     try:

@@ -29,8 +29,8 @@ def plot_curves(
     Args:
         steps: (L,) updates at which metrics were logged.
         curves: (P, L) values by metric.
-        selected: the selected member, alone in colour. Default: a colour per member.
-        labels: names of the members, without `selected`.
+        selected: index of the selected member, the only line in colour. Default: every line has its own colour.
+        labels: names of the members, used if `selected` is None.
     """
     from matplotlib.ticker import EngFormatter
 
@@ -89,7 +89,7 @@ def _draw_named(panel: Axes, steps: np.ndarray, values: np.ndarray, labels: Sequ
 
 
 def _spans_decades(values: np.ndarray) -> bool:
-    """Whether a loss needs a logarithmic axis."""
+    """Return whether values need a logarithmic axis."""
     seen = values[np.isfinite(values)]
     return bool(seen.size and seen.min() > 0 and seen.max() > 30 * seen.min())
 

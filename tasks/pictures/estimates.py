@@ -33,7 +33,7 @@ class Estimate(Protocol):
 
 
 def bounds_of(estimate: Estimate) -> tuple[float, float]:
-    """Return the drawn interval, with the value instead of an infinite bound."""
+    """Return the interval to draw; the value replaces an infinite bound."""
     lower = estimate.lower if np.isfinite(estimate.lower) else estimate.value
     upper = estimate.upper if np.isfinite(estimate.upper) else estimate.value
     return lower, upper
@@ -66,9 +66,9 @@ def draw_estimates(axes: Axes, rows: Mapping[str, Estimate], zero: bool = False)
 
 
 def plot_intervals(path: Path, groups: Mapping[str, Mapping[str, Estimate]], confidence: float = 0.95) -> Path:
-    """Plot values with confidence intervals, a panel per quantity (return, cost, difference) with estimates.
+    """Plot values with confidence intervals, one panel for each quantity, such as return or cost.
 
-    Without any estimate every quantity has an empty panel.
+    Quantities without estimates are left out. If no quantity has an estimate, all panels are drawn empty.
 
     Args:
         groups: estimates by axis label and name; labels with "difference" get a line at zero.

@@ -32,7 +32,7 @@ class Bar(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """An event."""
+    """An event at one time, which the picture shows as a symbol."""
 
     at: datetime
     kind: Literal["withdrawal", "rejection", "refusal", "alarm"]
@@ -56,7 +56,7 @@ SHAPES: dict[str, tuple[str, str]] = {
 
 
 def draw_in_force(lanes: Sequence[Lane], begin: datetime, end: datetime) -> str:
-    """Draw the timeline.
+    """Draw the timeline of champions and shadows.
 
     Args:
         begin: left end of the time axis.

@@ -23,7 +23,7 @@ PALETTE = (BLUE, VERMILION, GREEN, "#CC79A7", "#56B4E9", "#E69F00")
 DASHES: tuple[Dash, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), "-.", (0, (3, 1, 1, 1, 1, 1)), "-")
 CONTROLLERS = ("candidate", "plant controller", "champion")
 PAGE = 6.5
-"""Inches: the width that MLflow's page shows without cutting."""
+"""Width of a picture in inches that MLflow's page shows completely."""
 
 
 def place_of(name: str, position: int) -> int:

@@ -36,7 +36,7 @@ class Trajectory(NamedTuple):
     actions: np.ndarray
     """(H, A)."""
     margins: np.ndarray | None = None
-    """(H, K), minimum distance to each limit during each step; without it, quantities derived from it are not drawn."""
+    """(H, K), smallest distance to each limit during each step. None: quantities that need margins are not drawn."""
 
 
 class ControllerResult(NamedTuple):
@@ -137,7 +137,7 @@ def draw_plant(plant: Plant, path: Path, seed: int, episodes: int) -> dict[str, 
 
 
 def _panels(spec: PlantSpec, controllers: Mapping[str, Trajectory], shown: Sequence[Panel]) -> list[Panel]:
-    """Return the panels that can be drawn: derived quantities need margins of every controller."""
+    """Return the panels that can be drawn. Panels without signals need the margins of every controller."""
     kept = all(episode.margins is not None for episode in controllers.values())
     return [panel for panel in make_panels(spec, shown) if panel.signals or kept]
 
@@ -236,7 +236,7 @@ def _name(axes: Axes, name: str, unit: str) -> None:
 
 
 class Stretch(NamedTuple):
-    """A stretch of steps of an episode."""
+    """Consecutive steps of an episode, with the plant's and the shadow's actions."""
 
     title: str
     steps: npt.NDArray[np.int64]

@@ -1,7 +1,7 @@
-"""References: results that tasks pass on. They are small, frozen and JSON, and name large results by file.
+"""References: results that tasks return. A reference is small and immutable, and names large results by file.
 
-Caches and graphs are keyed by a reference's content, which does not depend on where the flow ran. If files of a result
-are missing, the task runs again.
+Cache keys depend on a reference's content, which is the same on every machine. If a file of a result is missing, the
+task runs again.
 """
 
 from tasks.references.base import Interval, Reference

@@ -1,4 +1,4 @@
-"""Base class of references: small frozen results of tasks that list the files that belong to them."""
+"""Base class of references, the immutable results of tasks, which name the files of a result."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tasks.files.stored import is_stored
 
 
 class Reference(BaseModel):
-    """A frozen model without unknown fields; `Path` fields name files or folders that belong to it."""
+    """Immutable model. Its `Path` fields name the files and folders of the result; unknown fields are refused."""
 
-    # NaN is a valid result, an estimate that does not exist, and JSON has no number for it.
+    # NaN stands for an estimate that does not exist. JSON has no NaN, so NaN is written as text.
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     def files(self) -> Iterator[Path]:
-        """Yield every file or folder that this reference or a nested one names."""
+        """Yield every file or folder that this reference names, also in nested references."""
         for _, value in self:
             yield from _files(value)
 

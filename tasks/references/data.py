@@ -11,7 +11,7 @@ from tasks.references.base import Reference
 
 
 class Source(Reference):
-    """A file or folder of logs in a dataset; it may be deleted after ingestion."""
+    """A file or folder of logs that was ingested into a dataset, and may have been deleted since."""
 
     path: str
     sha256: str
@@ -49,7 +49,7 @@ class Dataset(Reference):
     """Points to check, one line each."""
 
     def at(self, store: Path) -> Dataset:
-        """Return the dataset with its files in another folder of datasets."""
+        """Return the reference with paths in another folder of datasets, for a home that was moved."""
         moved = {name: _moved(value, self.store, store) for name, value in self}
         return self.model_copy(update=moved)
 
@@ -67,7 +67,7 @@ def _moved(value: object, before: Path, now: Path) -> object:
 
 
 class DriftReference(Reference):
-    """Reference for drift: the dataset of the last champion that learned from a different dataset."""
+    """Dataset against which drift is measured: that of the newest champion or shadow with other training data."""
 
     dataset: Dataset | None = None
 
@@ -77,7 +77,7 @@ class DriftReference(Reference):
 
 
 class Validation(Reference):
-    """Whether a dataset is fit for training and evaluation."""
+    """Result of a dataset's validation: whether the dataset is fit for training and evaluation."""
 
     passed: bool
     reasons: tuple[str, ...]

@@ -24,7 +24,7 @@ Role = Literal["candidate", "fallback"]
 
 
 class Gate(Reference):
-    """One verdict; `passed` is None if an earlier gate failed first."""
+    """Verdict of one gate; `passed` is None if the gate did not run because an earlier gate failed."""
 
     name: str
     passed: bool | None
@@ -75,7 +75,7 @@ class Digests(Reference):
 
 
 class ChampionInForce(Reference):
-    """The champion by the ledger, with approver and claim."""
+    """The champion according to the ledger, with approver and claim."""
 
     version: str
     url: str
@@ -86,7 +86,7 @@ class ChampionInForce(Reference):
 
 
 class ShadowInForce(Reference):
-    """The shadow by the ledger."""
+    """The shadow according to the ledger."""
 
     version: str
     url: str
@@ -108,7 +108,7 @@ class LedgerHead(Reference):
 
 
 class HistoryRow(Reference):
-    """Summary of a ledger entry."""
+    """Summary of a ledger entry for the plant's history."""
 
     sequence: int
     timestamp: str
@@ -146,7 +146,7 @@ class Outcome(Reference):
 
 
 class Learned(Reference):
-    """Results of the tasks of any retraining before a decision."""
+    """Results of a retraining before the decision, for plants with and without simulator."""
 
     run: OpenedRun
     run_key: str
@@ -207,7 +207,7 @@ class ServedModel(Reference):
 
 
 class CandidateRecord(Reference):
-    """Body of a candidate's ledger entry: identity, gates, and the evidence of the gates."""
+    """Content of a candidate's ledger entry: identity, gates, and the evidence of the gates."""
 
     run_key: str
     composite: str
@@ -223,12 +223,12 @@ class CandidateRecord(Reference):
     dataset: Dataset
     config: str
     sources: str = ""
-    """Digest of the flow's source files; empty in early entries."""
+    """Digest of the flow's source files; empty in entries of old versions."""
     author: str = ""
     """Login of the person who ran the retraining."""
     champion: str | None
-    """Digest of the promotion in force at judgement (last shadow for a log-only plant); the candidate may replace only
-    that one."""
+    """Digest of the promotion (log-only: shadow) in force when the gates were judged. The candidate may replace only
+    this champion or shadow."""
     shadow_days: int | None = None
     """Days in shadow, for a log-only plant."""
     model: LearnedModel | None = None
@@ -271,7 +271,7 @@ class Proposal(Reference):
 
 
 class Decision(Reference):
-    """Decision on a proposal."""
+    """Result of the task `decide`: the verdict, and the promotion if the rule made one."""
 
     verdict: Verdict
     reason: str
@@ -300,7 +300,7 @@ class Aliases(Reference):
 
 
 class DecisionRecord(Reference):
-    """Body of a concluded retraining's ledger entry; a run with the same key changes nothing."""
+    """Ledger entry of a finished retraining. A later run with the same key changes nothing."""
 
     run_key: str
     verdict: Verdict

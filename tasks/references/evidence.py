@@ -9,7 +9,7 @@ from tasks.references.learning import SimulatorErrors
 
 
 class Certificate(Reference):
-    """Result of an attempt at certification."""
+    """Result of a certification attempt."""
 
     claim: str
     passed: bool
@@ -47,12 +47,12 @@ class Latency(Reference):
 
 
 class Servability(Reference):
-    """Check that a bundle loads in a fresh process, reproduces recorded actions and keeps its latency budget."""
+    """Result of the servability check: a bundle loads in a new process, reproduces recorded actions and is fast."""
 
     reasons: tuple[str, ...]
     answers: int
     max_error: float | None
-    """Largest difference from the recorded actions, as a share of half the action range."""
+    """Largest difference from the recorded actions, as a share of half the action's range."""
     tolerance: float
     latency_us: Latency | None
     budget_us: float
@@ -102,9 +102,9 @@ class Evidence(Reference):
     champion: Interval | None = None
     """Gain over the champion, by off-policy evaluation; None without a champion that has a policy."""
     champion_unsupported: str = ""
-    """Reason if the logs do not support the estimate; else empty, and in early entries."""
+    """Reason if the logs do not support the estimate. Empty otherwise, and in entries of old versions."""
     champion_rollouts: Interval | None = None
-    """Gain over the champion, by rollouts; None as above, and in early entries."""
+    """Gain over the champion, by rollouts. None without such a champion, and in entries of old versions."""
     incomparable: bool = False
     """Whether the champion was made for different limits."""
     fallback: Certificate

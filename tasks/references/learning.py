@@ -47,14 +47,14 @@ def member_name(algorithm: str, seed: int, hyperparameters: Mapping[str, float])
 
 
 class Placement(Reference):
-    """Placement of a population: all members in one process, or each member in a process."""
+    """Where a population is trained: all members in one process, or each member in a process of its own."""
 
     processes: bool
     reason: str
 
 
 class LearningMember(Reference):
-    """A member of a training, for the record of its curves."""
+    """Name and settings of a member, for the log of learning curves."""
 
     name: str
     params: dict[str, str]
@@ -62,11 +62,11 @@ class LearningMember(Reference):
 
 
 class Learning(Reference):
-    """A learner's training, for the record of its curves."""
+    """Description of a learner's training, for the log of learning curves."""
 
     plant: str
     key: str
-    """Content key of the training; a resumed training has the same key."""
+    """Digest that identifies the training; a resumed training has the same digest."""
     dataset: str
     members: tuple[LearningMember, ...]
 
@@ -81,7 +81,7 @@ class RatedMember(Reference):
 
 
 class TrainedLearner(Reference):
-    """Training of one algorithm's members."""
+    """Result of one learner's training."""
 
     algorithm: str
     key: str = ""
@@ -100,14 +100,14 @@ class TrainedLearner(Reference):
 
 
 class Population(Reference):
-    """Members whose training stayed finite, and the learning curves of all."""
+    """Members with finite training, and the learning curves of all members, including diverged ones."""
 
     digest: str
     folder: Path
     learners: tuple[TrainedLearner, ...]
     members: tuple[Member, ...]
     diverged: tuple[str, ...] = ()
-    """Reasons why learners have no member: all their trainings diverged."""
+    """One message for each learner whose members all diverged."""
     rows: int
 
     @property
@@ -122,7 +122,7 @@ class Champion(Reference):
     digest: str | None = None
     """SHA-256 digest of the composite; None if the plant has no champion."""
     bundle: Bundle | None = None
-    """The composite's files; None without a champion, or if it was made for different limits."""
+    """The composite's files; None without a champion, or if the champion was made for different limits."""
 
     @property
     def incomparable(self) -> bool:
@@ -138,7 +138,7 @@ class Champion(Reference):
 
 
 class MemberEvaluation(Reference):
-    """Estimates of one member's value per episode on the selection half; NaN if the logs do not support them."""
+    """Estimates of a member by the held-out episodes for selection; NaN if the logs do not support an estimate."""
 
     index: int
     ope: Interval
@@ -169,7 +169,7 @@ class Evaluation(Reference):
     reason: str = ""
     """Reason if not supported; else empty."""
     champion_difference: Interval | None = None
-    """Gain over the champion; NaN if the logs do not support it."""
+    """Gain over the champion; NaN if the logs do not support the estimate."""
     champion_unsupported: str = ""
     """Reason if not supported; else empty."""
     discount: float
@@ -200,7 +200,7 @@ class Evaluation(Reference):
 
 
 MOSTLY = 0.5
-"""Share of steps decided by the fallback above which reports mention it."""
+"""Reports mention the fallback if it decided more than this share of the steps."""
 
 
 class ControllerRollouts(Reference):
@@ -235,7 +235,7 @@ class Rollouts(Reference):
 
 
 class SignalError(Reference):
-    """RMS prediction errors of the simulator for one signal, in the signal's unit."""
+    """Root mean square prediction errors of the simulator for one signal, in the signal's unit."""
 
     logs: float
     domain: float
@@ -244,7 +244,7 @@ class SignalError(Reference):
 
 
 class SimulatorErrors(Reference):
-    """Prediction errors of the simulator on held-out logs, and the errors that the operating domain explains."""
+    """Prediction errors of the simulator on held-out logs, and on plants of the operating domain."""
 
     signals: dict[str, SignalError]
 
@@ -254,7 +254,7 @@ class SimulatorErrors(Reference):
 
 
 class IdentifiedConstant(Reference):
-    """One constant, in its own unit."""
+    """Estimate of one constant, in the constant's unit."""
 
     name: str
     entry: int | None = None
@@ -263,7 +263,7 @@ class IdentifiedConstant(Reference):
     estimate: float
     lower: float
     upper: float
-    """Marginal 95 % interval."""
+    """`lower` and `upper` are the ends of the marginal 95 % interval."""
     prior: float
     """Value in the plant's file."""
     deviation: float
@@ -304,4 +304,4 @@ class Identification(Reference):
 
 
 KNOWN = Identification()
-"""All constants are taken as known."""
+"""Result for a run that estimates no constants."""

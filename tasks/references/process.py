@@ -1,4 +1,4 @@
-"""References about log-only plants (learned model, protection, shadow; they certify nothing), and about drift."""
+"""References about log-only plants (learned model, protection, shadow), and about drift. None is a certificate."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ NO_CLAIM = "no statistical safety claim"
 """First line of the claims about a policy of a log-only plant."""
 
 NAIVE_PREDICTORS = ("persistence", "linear autoregression")
-"""Baselines that a learned model must beat."""
+"""Predictors that a learned model must beat."""
 
 
 class PredictionErrors(Reference):
-    """RMS errors of free-running predictions on held-out episodes, in standard deviations of the signals."""
+    """Root mean square errors of free-running predictions on held-out episodes, in the signals' standard deviations."""
 
     horizons: tuple[int, ...]
-    """Steps, as far as held-out episodes are long enough."""
+    """Numbers of predicted steps for which held-out episodes are long enough."""
     errors: dict[str, tuple[float, ...]]
     """Error by predictor and horizon; the learned model comes first."""
     ratios: dict[str, Interval]
-    """Error of the learned model divided by that of each baseline, geometric mean over signals and horizons."""
+    """Error of the learned model divided by each naive predictor's error; geometric mean over signals and horizons."""
     episodes: int
     confidence: float
 
@@ -47,7 +47,7 @@ class LearnedModel(Reference):
     prediction: PredictionErrors
 
     def at(self, models: Path) -> LearnedModel:
-        """Return the model with its files in another folder of models."""
+        """Return the reference with paths in another folder of models, for a home that was moved."""
         folder = models / self.weights.parent.name
         return self.model_copy(
             update={"weights": folder / self.weights.name, "residuals": folder / self.residuals.name}
@@ -59,7 +59,7 @@ class LearnedModel(Reference):
 
 
 class FallbackCheck(Reference):
-    """Check of the fallback."""
+    """Result of the check that the fallback gives possible actions and, if cloned, explains the logged actions."""
 
     kind: str
     about: str
@@ -73,7 +73,7 @@ class FallbackCheck(Reference):
 
 
 class BoundsCheck(Reference):
-    """Check of the composite's actions for inputs of every kind, including infinite and NaN."""
+    """Result of the check that actions stay within bounds and rate limits for all inputs, also infinite and NaN."""
 
     inputs: int
     beyond_bounds: float
@@ -83,7 +83,7 @@ class BoundsCheck(Reference):
 
 
 class SupportCheck(Reference):
-    """Check of the support."""
+    """Result of the check how often logged actions and the policy's actions are outside the support."""
 
     quantile: float
     radius: float
@@ -111,7 +111,7 @@ class Protection(Reference):
 
 
 class ModelEstimate(Reference):
-    """Returns of composite and fallback in the learned model, only as reliable as the model."""
+    """Returns of composite and fallback in the learned model. The estimates are only as reliable as the model."""
 
     returns: Interval
     fallback_returns: Interval
@@ -121,7 +121,7 @@ class ModelEstimate(Reference):
     handed_over: float
     horizon: int
     episodes: int
-    """Number of held-out starts. Each runs in every member, which adds no episodes."""
+    """Number of held-out starts. A start runs in every model of the ensemble, but counts once."""
 
     @property
     def found(self) -> str:
@@ -187,13 +187,13 @@ class ShadowComparison(Reference):
     left_out: int = 0
     """Episodes left out because the shadow's dataset contains them."""
     agreement: float
-    """Share of steps at which every proposed action differs from the plant's by at most a tenth of its range."""
+    """Share of steps at which every proposed action differs from the plant's action by at most a tenth of the range."""
     support: float
     """Share of steps whose actual action is inside the support of the shadow's data."""
     interventions: float
     """Share of steps at which the shield handed over or changed the policy's action."""
     difference: dict[str, float]
-    """RMS difference between proposed and actual action, as a share of its range."""
+    """Root mean square difference between proposed and actual action, as a share of the action's range."""
     model_error: float
     """Mean one-step score of the learned model under the plant's actions; 1 on held-out episodes."""
     drift: DriftFinding
@@ -205,7 +205,7 @@ def blocks_to_alarm(reference_blocks: int, log_evidence: float) -> int | None:
     Args:
         log_evidence: log evidence that raises an alarm.
     """
-    # Imports NumPy, which readers of references do not need.
+    # Imported here, because this import loads NumPy, which other users of this module do not need.
     from neorl_core.safety.drift_detection import LEAST_REFERENCE, fewest_to_alarm
 
     return fewest_to_alarm(reference_blocks, log_evidence) if reference_blocks >= LEAST_REFERENCE else None
@@ -223,7 +223,7 @@ DriftGroup = Literal["observations", "actions", "rewards", "model"]
 
 
 class SignalDrift(Reference):
-    """Drift of one signal."""
+    """Evidence for the drift of one signal."""
 
     name: str
     group: DriftGroup
@@ -243,7 +243,7 @@ class DriftRecord(Reference):
     against: str
     """Digest of the ledger entry of the promotion or shadow."""
     reference: str
-    """Digest of the dataset that the champion or shadow learned from."""
+    """Digest of the dataset on which the champion or shadow was trained."""
     dataset: str
     rows: int
     episodes: int

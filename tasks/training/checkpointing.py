@@ -33,8 +33,8 @@ def one_at_a_time(folder: Path) -> AbstractContextManager[None]:
     """Wait until no other process trains in a folder; the second training then resumes from the first one's
     checkpoints.
 
-    Two writers would corrupt a folder of checkpoints: each takes files that the other is writing for leftovers of a
-    killed run.
+    Two writers would corrupt a folder of checkpoints, because each writer deletes the unfinished files of the other as
+    leftovers of a killed run.
     """
 
     def held() -> None:
@@ -44,10 +44,10 @@ def one_at_a_time(folder: Path) -> AbstractContextManager[None]:
 
 
 class Checkpointing:
-    """`resume` and `report` callbacks for `neorl_core.training.loop.train`: restore and save one training.
+    """Callbacks for `neorl_core.training.loop.train` that restore and save one training.
 
     Args:
-        seconds: minimum time between two checkpoints; the end is always saved.
+        seconds: minimum time between two checkpoints; the final state is always saved.
         updates: minimum number of gradient steps between two checkpoints.
         score: off-policy estimate for comparing checkpoints; the best and the newest checkpoint are kept.
 
@@ -105,8 +105,8 @@ class Checkpointing:
         return f"kept at update {self.last.done:,} in {self._checkpoints.folder}"
 
     def rate(self) -> float:
-        """Gradient steps per second of one member after the first chunk, which compiles; 0 if there was only one
-        chunk."""
+        """Return one member's gradient steps per second without the first chunk, which compiles; 0 if too few chunks
+        have run."""
         if len(self._reports) < 3:
             return 0.0
         (before, begun), (after, ended) = self._reports[1], self._reports[-1]

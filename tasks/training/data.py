@@ -25,17 +25,17 @@ from tasks.data.store.stream import Ring, Stream, row_bytes, window_shape
 
 
 class TrainingData(NamedTuple):
-    """Training episodes of a run."""
+    """Training rows of a run, with their scales and the plan of the training."""
 
     moments: Moments
-    """Moments of all rows, in physical units and without history; lowest and highest observation of the learner's
-    rows."""
+    """Means and deviations of all training rows, in physical units and without history. The lowest and highest
+    observations are those of the learner's own rows."""
     scaling: Scaling
     plan: Plan
     streamed: bool
     """Whether rows are streamed from disk because they exceed the allowed memory."""
     open: Callable[[Mesh | None], AbstractContextManager[TrainingRows]]
-    """Maps devices (None for one) to a context that provides the rows to the training loop."""
+    """Function of the devices (None for one device) that returns a context with the rows for the training loop."""
 
 
 def training_data(
@@ -44,7 +44,7 @@ def training_data(
     """Prepare the training data: resident if the rows fit into the allowed memory, else streamed.
 
     Scales come from all training episodes, so that the whole population has one scale. The range of observations comes
-    from the learner's own rows only, because the shield hands over outside it.
+    from the learner's own rows only, because the shield hands over outside this range.
 
     Args:
         spec: names, units and bounds of the plant, with the history stacked into the observation.
@@ -61,7 +61,7 @@ def training_data(
     given = best_episodes(store, episodes, run.train.best_episodes) if run.train.best_episodes < 1.0 else episodes
     ring = Ring(store, given, past)
     updates = run.train.updates
-    # The warm-up is planned from the requested steps, and would leave none of fewer.
+    # With a warm-up, the number of updates stays, because the warm-up was planned for the requested number.
     if run.train.start is not None and not warm_up:
         updates = tuning_updates(updates, len(ring), run.train.batch_size, batches)
     memory = None if run.train.memory_mb is None else int(run.train.memory_mb * 1e6)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tasks.progress import CurveLog, Report
 
 TRIAL_PAYS = 60.0
-"""Minimum remaining seconds of a run for which a measurement saves time."""
+"""Processes are only measured if training in one program would take at least this many seconds more."""
 MARGIN = 1.05
 """Minimum speed-up for which processes are chosen."""
 TRIAL_SECONDS = 1.0
@@ -51,7 +51,7 @@ class Trained(NamedTuple):
 
 
 class Job(Reference):
-    """Job of a member's process."""
+    """What a member's process reads from its parent: the run, the dataset and the member to train."""
 
     home: Path
     run: OpenedRun
@@ -124,11 +124,11 @@ def train_share(training: TrainingRun, process: int, processes: int, progress: R
 
 
 class _Switch(Exception):
-    """Switch from one program to processes."""
+    """Raised to switch from one program to processes."""
 
 
 def _prescribed(training: TrainingRun) -> Placement | None:
-    """Return the placement that run or machine dictates, or None."""
+    """Return the placement that run or machine dictates, or None if both placements are possible."""
     train = training.run.train
     if train.members != "auto":
         return Placement(processes=train.members == "processes", reason="the run's configuration says so")

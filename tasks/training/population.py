@@ -49,7 +49,7 @@ class Diverged(Refused):
 
 
 class Identity(Reference):
-    """Everything that determines the result of a training."""
+    """Everything that determines the result of a training; its digest names the training's folder."""
 
     dataset: str
     train: Train
@@ -68,7 +68,7 @@ class Identity(Reference):
 
 
 class TrainingRun(NamedTuple):
-    """A population before training."""
+    """Everything that is needed to train a population."""
 
     home: Home
     run: OpenedRun
@@ -89,7 +89,7 @@ class TrainingRun(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """Folder of checkpoints; each checkpoint interval has its own, because chunks would not match."""
+        """Folder of checkpoints. The name contains the chunk's length, because a resumed run needs equal chunks."""
         return self.home.folder("checkpoints", self.run.plant, f"{self.key}-{self.data.plan.chunk}")
 
 
@@ -116,7 +116,7 @@ def training_run(home: Home, run: OpenedRun, dataset: Dataset) -> TrainingRun:
     alike = {"checkpoint_every": 1, "members": "auto"} if run.train.ships == "last" else {}
     identity = Identity(
         dataset=dataset.digest,
-        # Code counts by its digest, below.
+        # The digest `code`, below, covers user code.
         train=run.train.model_copy(update={**alike, "source": None}),
         evaluate=run.evaluate if run.train.ships == "best" else None,
         history=run.history,
@@ -137,15 +137,15 @@ def train_members(
     observe: Callable[[float, int], None] | None = None,
     log: CurveLog | None = None,
 ) -> tuple[RunState, float]:
-    """Train all members in one program, or a single member; one process at a time, others wait.
+    """Train all members in one program, or a single member. Other processes wait until this training has ended.
 
     Args:
         only: index of a single member to train. Default: all members.
         observe: called with the rate, once known, and the remaining steps; an exception ends the training.
 
     Returns:
-        The final state on the host (for a single diverged member, the last good state), and the gradient steps per
-        second of each member; 0 if the run was too short to measure.
+        The final state as NumPy arrays, or the last good state of a single diverged member. Also the gradient steps
+        per second of each member, or 0 if the run was too short to measure.
 
     Raises:
         Diverged: if all members were trained and every one diverged.

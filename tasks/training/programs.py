@@ -1,4 +1,4 @@
-"""Memory of compiled programs in long-lived processes."""
+"""Limit the memory of compiled programs in long-lived processes."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class TrainedRecording(Record):
 
 
 def check_overrides(algorithm: Algorithm, overrides: Mapping[str, Setting]) -> None:
-    """Check names of hyper-parameters before reading files.
+    """Check the names of hyper-parameters before any file is read.
 
     Raises:
         BadInput: if a hyper-parameter is unknown.
@@ -190,7 +190,7 @@ def fit_recording(
 
 
 def _told(log: Recording, made_by: MadeBy) -> Learning:
-    """Return the names of the training for the record of its curves."""
+    """Describe the training for the log of its learning curves."""
     # Imported here, because a training without a record needs only the core's libraries.
     from tasks.references import Learning, LearningMember
 
@@ -261,7 +261,7 @@ def open_recording(
     folder: Path | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Recording:
-    """Open a dataset by digest or plant, or a source of any format.
+    """Read a dataset, named by digest or plant, or a source file of any format into memory.
 
     A D4RL or DSRL file with continuous actions and without a plant is read directly; other sources are ingested, so
     that their rows are checked.
@@ -280,7 +280,7 @@ def open_recording(
         found_layout = read_isolated(named, horizon)
         if found_layout.family in DIRECT and found_layout.choices is None:
             return read(named, horizon, progress)
-    # Training on a recording works without the pipeline's dependencies.
+    # Imported here, because training on a recording must work without the pipeline's dependencies.
     from tasks.ingest import find_dataset
 
     found = find_dataset(home, named, options, folder, progress)

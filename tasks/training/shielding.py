@@ -22,8 +22,8 @@ def shield_of(
         envelope: lowest and highest trusted observation, (O,) each. Default: the bounds of the spec.
 
     Raises:
-        BadInput: for an unknown name, a one-sided limit without buffer, a dwell time of continuous actions, or a rate
-            limit of discrete actions.
+        BadInput: if a name is unknown or a one-sided limit has no buffer. Also if continuous actions have a dwell time,
+            or discrete actions a rate limit.
 
     Example:
         >>> from neorl_core.plants import PLANTS

@@ -34,12 +34,12 @@ def save_start(home: Home, state: TrainState) -> str:
 
 
 def start_file(home: Home, digest: str) -> Path:
-    """Return the file of the weights with a digest."""
+    """Return the path of the weights with this digest."""
     return home.folder(FOLDER) / f"{digest}.npz"
 
 
 def with_start(home: Home, fresh: TrainState, digest: str) -> TrainState:
-    """Return a fresh population that starts from stored weights.
+    """Replace the initial weights of a population by stored weights.
 
     Raises:
         Refused: if the weights are missing, altered, or of different networks.
@@ -47,9 +47,7 @@ def with_start(home: Home, fresh: TrainState, digest: str) -> TrainState:
     path = start_file(home, digest)
     got = file_sha256(path) if path.is_file() else "no file"
     if got != digest:
-        raise Refused(
-            f"the weights {digest} at {path} are unusable ({got}): 'neorl fleet retrain' of all sites makes them again"
-        )
+        raise Refused(f"the weights {digest} at {path} are unusable ({got}): run 'neorl fleet retrain' for all sites")
     try:
         return start_from(fresh, read_npz(path))  # type: ignore[arg-type]
     except ValueError as error:

@@ -65,7 +65,7 @@ def train(
         protection: fallback and shield of a log-only plant.
 
     Returns:
-        The members whose training stayed finite, and the learning curves of all.
+        The members that did not diverge, and the learning curves of all members.
 
     Raises:
         BadInput: if an algorithm or hyper-parameter is unknown, or devices are missing.
@@ -115,7 +115,7 @@ def train(
 def train_shares(
     home: Home, run: OpenedRun, dataset: Dataset, process: int, processes: int, progress: Report | None = None
 ) -> list[str]:
-    """Train one machine's share of every learner's members; `train` on one machine then collects them.
+    """Train one machine's share of every learner's members. Afterwards, `train` on one machine collects all members.
 
     Args:
         process: number of this machine, from 0.
@@ -131,8 +131,8 @@ def train_shares(
     for alone in run.train.single_learners():
         if alone.members != "processes":
             raise BadInput(
-                f"train.members of {alone.algorithm} is '{alone.members}', but machines can share only members in "
-                "processes: set it to processes"
+                f"train.members of {alone.algorithm} is '{alone.members}', but several machines can only share members "
+                "that train in processes: set train.members to processes"
             )
         training = _training(home, run.model_copy(update={"train": alone}), dataset)
         shown = _named(progress, alone) if run.train.beside else progress
@@ -160,7 +160,7 @@ def _trained(
     plan = training.data.plan
     with learning(_told(training)) if learning else nullcontext() as log:
         trained = train_population(training, progress, log)
-        # A member that diverged once stays out even if it recovers; the saved curves show it.
+        # A member that diverged once is left out even if it recovers, because its curves are stored and show it.
         sound = ~np.asarray(diverged(trained.state.curves, training.data.scaling.limit))
         if log is not None:
             log.log(trained.state.curves, plan.updates)
@@ -185,7 +185,7 @@ def _trained(
 
 
 def _told(training: TrainingRun) -> Learning:
-    """Return the names of a training and its members for the record of curves."""
+    """Describe a training and its members for the log of learning curves."""
     run, config = training.run, training.config._asdict()
     members = []
     for member in training.members:
@@ -227,7 +227,7 @@ def _kept(training: TrainingRun, policy: Policy, protection: Bundle | None, iden
 
 
 def keep_bundle(home: Home, composite: Composite, plant: KnownPlant | str) -> Bundle:
-    """Write a composite under its digest, once."""
+    """Write a composite to a bundle named by its digest, unless the bundle exists."""
     plant = plant_named(plant) if isinstance(plant, str) else plant
     digest = composite_digest(composite, plant)
     bundle = Bundle(digest=digest, plant=plant.name, folder=home.folder("bundles", plant.name) / digest[:24])

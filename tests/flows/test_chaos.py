@@ -28,15 +28,19 @@ def test_page_counts_trials_and_lists_violations() -> None:
     assert "3 faults in 3 retrainings caused 1 violations" in " ".join(text.split())
     assert "| flow killed | 1 | 1 | 0 | 0 | 0 |" in text
     assert "| MLflow killed | 2 | 2 | 1 | 1 | 1 |" in text
-    assert "- team 2 at ccccccc, MLflow killed happened: the champion, version 1, did not pass every gate" in text
+    assert (
+        "- team, trial 2 at ccccccc, MLflow killed happened: the champion, version 1, did not pass every gate" in text
+    )
     assert "2 races between two approvals caused 1." in " ".join(text.split())
     assert "ccccccc" in text
     assert "No violation." in page(trials[:2], [], 200, 100)
     # Fixed violations stay on the page and do not count.
     again = page(trials[:2], [], 200, 100, trials[2:])
     assert "| MLflow killed | 1 | 1 | 1 | 0 | 0 |" in again
-    assert "No violation.\n\nFound by earlier trials and fixed" in again
-    assert "- team 2 at ccccccc, MLflow killed happened: the champion, version 1, did not pass every gate" in again
+    assert "No violation.\n\nEarlier trials had these violations" in again
+    assert (
+        "- team, trial 2 at ccccccc, MLflow killed happened: the champion, version 1, did not pass every gate" in again
+    )
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,7 @@ def test_forged_results_are_recomputed(
     said = {
         "ingest": "has serializer 'pickle', only JSON is read",
         "evaluate": "does not have the sealed digest",
-        "simulate": "is no stored result",
+        "simulate": "is not a stored result",
     }
     for stage in said:
         named = re.compile(f"{stage}-[0-9a-f]{{32}}")

@@ -173,7 +173,7 @@ def test_failed_validation_stops_before_training(
     few = small_process.export(log.parent / "few.csv", 120)
     refused = command("retrain", str(config), "--data", str(few))
     assert refused["exit"] == 1, refused
-    assert refused["error"].startswith("the dataset failed validation: expected at")
+    assert refused["error"].startswith("the dataset failed validation: at least 2 training")
     last = Ledger.open(services.home, write=False).entries()[-1]
     assert (last.kind, last.plant, last.body["reason"]) == ("refusal", NAME, refused["error"])
 

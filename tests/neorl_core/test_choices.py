@@ -132,6 +132,6 @@ def test_meaningless_settings_are_rejected() -> None:
     # A rate limit would give fractions of choices, which the plant's own controller could not apply either.
     with pytest.raises(BadInput, match=r"but pumping_station has a discrete action: use shield\.dwell"):
         shield_of(STATION.spec, Shield(rate_limits={"pumps": 0.5}))
-    with pytest.raises(ValueError, match="history cannot include 'pumps', an action of choices"):
+    with pytest.raises(ValueError, match="history cannot include 'pumps', because its choices"):
         parse_history({"pumps": 2}, STATION.spec)
     assert parse_history({"level": 2}, STATION.spec) is not None

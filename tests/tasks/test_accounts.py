@@ -97,10 +97,10 @@ def test_lost_rows_and_steps_add_up_and_obey_the_threshold(tmp_path: Path) -> No
     broken = frame().with_columns(P=pl.Series(np.where(k % 200 < 10, np.nan, frame()["P"].to_numpy())))
     with pytest.raises(
         Refused,
-        match=r"1\.70% of the raw rows are lost .*at most 0\.50% may be: value is missing or not a number \(51\)",
+        match=r"1\.70% of the raw rows are lost .*at most 0\.50% are allowed: value is missing or not a number \(51\)",
     ):
         made(tmp_path, broken, 0.005)
-    with pytest.raises(Refused, match=r"of the control steps.* are lost .*at most 2\.00% may be"):
+    with pytest.raises(Refused, match=r"of the control steps.* are lost .*at most 2\.00% are allowed"):
         made(tmp_path, broken, 0.02)
     dataset, run = made(tmp_path, broken, 0.2)
     (account,) = dataset.accounts
@@ -143,7 +143,7 @@ def test_overlapping_sources_warn(tmp_path: Path) -> None:
     both = validate(home, run, ingest(home, run, [paths["one"], paths["other"]]))
     (overlap,) = [warning for warning in both.warnings if "of the time" in warning]
     # 100 of 700 and 400 steps.
-    assert "9.1% of the time is in several" in overlap
+    assert "several episodes cover 9.1% of the time" in overlap
 
 
 def test_last_terminal_lines_account_for_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,4 +199,4 @@ def test_dataset_is_validated_from_the_terminal(tmp_path: Path, monkeypatch: pyt
     still, _ = made(tmp_path, frame().with_columns(V=0.5))
     ran = CliRunner().invoke(app, ["validate", still.digest])
     assert ran.exit_code == 1
-    assert "  reason: the deviation of action valve is 0.00% of the range" in ran.output
+    assert "  reason: the standard deviation of action valve is 0.00% of the range" in ran.output

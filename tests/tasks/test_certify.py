@@ -91,7 +91,7 @@ def test_a_certificate_that_has_gone_is_not_made_up(bundled: tuple[Home, Bundle]
     found = certify(home, weak(p0=0.35), bundle)
     kept = found.path.read_bytes()
     found.path.unlink()
-    with pytest.raises(Refused, match=f"certificate of attempt {found.attempt} is missing at .*: restore it"):
+    with pytest.raises(Refused, match=f"certificate of attempt {found.attempt} is missing at .*: restore this file"):
         certify(home, weak(p0=0.35), bundle)
     found.path.write_bytes(kept)
     assert certify(home, weak(p0=0.35), bundle).reused

@@ -63,12 +63,12 @@ FOUND = Identification(
         (
             PLANT,
             {"constants": {"cooling_rate[1]": {"deviation": 0.1}}},
-            "cooling_rate[1] is not a single number of cooling_rate: write cooling_rate",
+            "names cooling_rate[1], which is not a single number of cooling_rate: write cooling_rate",
         ),
         (
             PLANT,
             {"constants": {"feed_sd": {"deviation": 0.1}}},
-            "feed_sd is 0, and cannot have a relative deviation under law log-normal",
+            "feed_sd is 0, so a relative deviation under law log-normal is undefined",
         ),
         (
             PLANT,
@@ -83,12 +83,12 @@ FOUND = Identification(
         (
             "water_treatment",
             {"constants": {"pump": {"deviation": 0.1}}},
-            "pump is not a single number of pump: write pump[0] to pump[1]",
+            "names pump, which is not a single number of pump: write pump[0] to pump[1]",
         ),
         (
             "water_treatment",
             {"constants": {"pump[2]": {"deviation": 0.1}}},
-            "pump[2] is not a single number of pump: write pump[0] to pump[1]",
+            "names pump[2], which is not a single number of pump: write pump[0] to pump[1]",
         ),
     ],
 )

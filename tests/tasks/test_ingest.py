@@ -178,7 +178,9 @@ def test_losses_above_threshold_are_refused_with_quarantine(tmp_path: Path, home
     arrays = archive()
     arrays["reward"][::10] = np.nan
     arrays["obs"][7, 0] = 99
-    with pytest.raises(Refused, match=r"10\.50% .*\(21 of 200\), at most 5\.00% may be: rewards is not finite \(20\)"):
+    with pytest.raises(
+        Refused, match=r"10\.50% .*\(21 of 200\), at most 5\.00% are allowed: rewards is not finite \(20\)"
+    ):
         ingest(Home(home), run(), [save(tmp_path / "a.npz", arrays)])
     kept = pl.read_parquet(next(home.rglob("quarantine/*")) / "*.parquet")
     assert len(kept) == 21
@@ -280,7 +282,7 @@ def test_unreadable_sources_are_named_and_never_skipped() -> None:
         asked = [sys.executable, "-c", CLOSED, str(log), str(export), str(export / "a.csv")]
         lines = subprocess.run(asked, cwd=PROJECT, capture_output=True, text=True, check=True).stdout.splitlines()
         month.chmod(0o700)
-    closed = "this account may not read {}: change its owner or mode"
+    closed = "this account may not read {}: change the owner or the permissions"
     assert lines == [closed.format(log), closed.format(month), "None"]
 
 

@@ -100,11 +100,11 @@ def test_file_that_does_not_fit_is_refused(tmp_path: Path, home: Path) -> None:
     path = write_d4rl(tmp_path / "a.hdf5", walk(100))
     with pytest.raises(BadInput, match=r"double_mass has 6 observations, a\.hdf5 has 3"):
         ingest_file(Home(home), path, SourceOptions("double_mass"))
-    with pytest.raises(BadInput, match="NeoRL-2 marks the ends of episodes, so a horizon does not apply"):
+    with pytest.raises(BadInput, match="marks the ends of episodes itself, got horizon"):
         ingest_file(Home(home), save(tmp_path / "a.npz", archive()), SourceOptions(horizon=20))
     rewards = walk(100)["rewards"]
     rewards[:6] = np.nan
-    with pytest.raises(Refused, match=r"6\.00% of the rows are lost \(6 of 100\), at most 5\.00% may be"):
+    with pytest.raises(Refused, match=r"6\.00% of the rows are lost \(6 of 100\), at most 5\.00% are allowed"):
         ingest_file(Home(home), write_d4rl(path, walk(100), rewards=rewards))
     assert not list(home.rglob("manifests/*"))
 
@@ -119,7 +119,7 @@ def test_official_files_are_read_or_refused_with_a_reason(dmsd_train: Path, home
             found[path.name] = re.split("[,:]", str(error))[0]
     tables = {name: found.pop(name) for name in list(found) if name.endswith(".csv")}
     assert {"Building_1.csv", "weather.csv"} <= set(tables)
-    assert tables == {name: f"{name} is a table and needs a mapping" for name in tables}
+    assert tables == {name: f"{name} is a table, which needs a mapping" for name in tables}
     expected = {
         "DMSD-high-100000-train.npz": 100_000,
         "DMSD-high-20000-val.npz": 20_000,
@@ -155,7 +155,9 @@ def test_grown_export_is_added_beside_the_earlier_one(tmp_path: Path, home: Path
         ingest(Home(home), run, [earlier, later, save(tmp_path / "copy.npz", head)])
     # The same rows in a different format are not a new source.
     np.savez_compressed(tmp_path / "packed.npz", **head)
-    with pytest.raises(BadInput, match=r"a second time: all its rows are in shard .* already; give each source once"):
+    with pytest.raises(
+        BadInput, match=r"given twice: all its rows are already in the dataset .*; give each source once"
+    ):
         ingest(Home(home), run, [earlier, tmp_path / "packed.npz"])
 
 

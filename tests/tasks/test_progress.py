@@ -58,6 +58,21 @@ def test_what_was_done_before_and_compiling_do_not_count(clock: Clock, capsys: p
     assert capsys.readouterr().err == "  train: 2,500 of 3,000 updates, 25 updates/s, 20 s left\n"
 
 
+def test_slow_steps_and_no_early_estimate(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with StageProgress("simulate", clock) as report:
+        report(0, 100, "controllers")
+        for done in (4, 8):
+            clock.now += 16.0
+            report(done, 100, "controllers")
+        clock.now += 3600.0
+        report(10, 100, "controllers")
+    assert capsys.readouterr().err.splitlines() == [
+        "  simulate: 4 of 100 controllers, 4 s/controller",
+        "  simulate: 8 of 100 controllers, 4 s/controller, 6.1 min left",
+        "  simulate: 10 of 100 controllers, 6.1 min/controller, 9.1 h left",
+    ]
+
+
 def test_a_stage_that_found_all_done_says_no_rate(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with StageProgress("train", clock) as report:
         report(3000, 3000, "updates")

@@ -165,7 +165,7 @@ def test_signals_in_small_units_are_not_dead_sensors(tmp_path: Path) -> None:
     unbounded = SPEC._replace(action=SPEC.action._replace(low=(-np.inf,) * 2, high=(np.inf,) * 2))
     rows["actions"] = rows["actions"] * np.asarray([2e-9, 0.0], np.float32)
     (reason,), warnings = refusals(tmp_path, rows, spec=unbounded)
-    assert "the deviation of action force_2 is 0.00%" in reason
+    assert "the standard deviation of action force_2 is 0.00%" in reason
     assert not any("is constant" in warning for warning in warnings)
 
 

@@ -1,9 +1,9 @@
 """Garbage collection in a separate thread, so that a blocking finaliser cannot stop a server's event loop.
 
-When SQLite refuses a write, the cursor keeps the statement. Freeing the cursor resets the statement, and waits until
-the connection is idle. If the collector frees it in the event loop's thread while another thread waits for a lock on
-the connection, the loop stops until that wait ends after a minute (Prefect's setting), because the holder of the lock
-needs the loop. In a separate thread the collector may wait: the loop continues and the lock is released.
+When SQLite refuses a write, the cursor keeps the statement. Freeing the cursor waits until the connection is idle. If
+the garbage collector frees the cursor in the event loop's thread, the loop stops as long as another thread waits for a
+lock on the connection. The holder of the lock cannot release the lock without the loop, so everything stops until a
+time limit of a minute. In a separate thread the collector may wait: the loop continues, and the lock is released.
 
 Source: CPython 3.11's `Modules/_sqlite/cursor.c` (`cursor_clear`); seen in Prefect 3.8.8 with aiosqlite on SQLite.
 """
@@ -22,7 +22,7 @@ MIDDLE, OLDEST = 10, 600
 
 
 def collect_in_thread() -> None:
-    """Disable automatic garbage collection and collect in a thread; objects that exist now are never collected."""
+    """Replace automatic garbage collection by a thread. Objects that exist now are never collected."""
     gc.disable()
     gc.collect()
     gc.freeze()

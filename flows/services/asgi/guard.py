@@ -1,7 +1,7 @@
-"""Access control for the servers, against other web sites and other users of the machine.
+"""Access control that protects the servers from other web sites and from other users of the machine.
 
-Any web page that a user has open can send requests to the loopback interface. With a host name that resolves to
-127.0.0.1 (DNS rebinding) it can also read the answers. Browsers reveal both in the headers `Origin` and `Host`.
+Any web page that a user has open can send requests to the loopback interface. If the page's host name resolves to
+127.0.0.1 (DNS rebinding), the page can also read the answers. The headers `Origin` and `Host` reveal such requests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flows.services.rest import basic
 
 OPEN_PATHS = ("/health", "/version")
 BLOCKED_PATHS = ("/ajax-api/3.0/mlflow/assistant", "/ajax-api/3.0/jobs", "/gateway", "/ajax-api/3.0/mlflow/gateway")
-"""Unused parts of MLflow. The assistant, for example, executes programs on this machine."""
+"""Parts of MLflow that NeoRL does not use. For example, the assistant executes programs on this machine."""
 
 
 class Guard:
@@ -33,8 +33,8 @@ class Guard:
     Args:
         application: the server.
         expected: the required Authorization header; empty if the application checks logins itself.
-        names: host names that API requests from other machines may use; HTML pages need a loopback name.
-        blocked: prefixes of paths that are always rejected.
+        names: host names by which API clients on other machines may call; pages in browsers need a loopback name.
+        blocked: a request is always rejected if its path begins with one of these texts.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Guard:
         self._blocked = blocked
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or pass it on."""
+        """Reject a request, or pass the request on to the server."""
         if scope["type"] in {"http", "websocket"}:
             headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
             refusal = self._refusal(scope["path"], headers)
@@ -78,7 +78,7 @@ def prefect() -> ASGIApp:
     from prefect.server.api.server import create_app
 
     application: ASGIApp = create_app()
-    # Retries help with SQLite only: a PostgreSQL server that does not answer is down.
+    # Only a SQLite database can be busy; a PostgreSQL server that does not answer is down.
     if not setting(PREFECT_DATABASE):
         collect_in_thread()
         application = SqliteRetry(application)
@@ -113,7 +113,7 @@ def _hostname(host: str) -> str:
 
 
 def _same_origin(origin: str, host: str) -> bool:
-    """Return whether a page's origin is this server; all loopback names are equivalent."""
+    """Return whether a page's origin is this server. All loopback names are equivalent."""
     try:
         page, server = urlsplit(origin), urlsplit(f"//{host}")
         return page.scheme == "http" and page.hostname in LOOPBACK and page.port == server.port

@@ -1,8 +1,8 @@
-"""MLflow's start page for a new browser: opens on machine learning, without the assistant.
+"""Make MLflow's start page open on machine learning and without the assistant.
 
-By default MLflow 3.17 opens on generative AI, with the pane of an assistant that the guard blocks. No setting changes
-this, but the page reads both choices from the browser's local storage. This module sets them if they are absent, so a
-user's later choice is kept.
+By default MLflow 3.17 opens on generative AI, with the pane of an assistant that `guard` blocks. MLflow has no setting
+for this, but the page reads two values from the browser's local storage. This module sets the two values if they are
+absent, so a user's later choice is kept.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 DEFAULTS = {
     "mlflow.workflowType_v1": '"machine_learning"',
-    # The page sets this after opening the assistant's pane once.
+    # The page sets this value after it has opened the assistant's pane once.
     "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": "true",
 }
 HEAD = (
@@ -26,7 +26,7 @@ HEAD = (
 """Script and style for the page. The style hides the assistant's button and adds padding to tables."""
 
 HEADERS = {"X-Frame-Options": "SAMEORIGIN", "X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
-"""MLflow's own headers; they prevent other sites from showing the page in a frame (clickjacking)."""
+"""Headers that MLflow itself sends. Other sites then cannot show the page in a frame (clickjacking)."""
 
 
 class StartPage:

@@ -1,8 +1,8 @@
-"""Retry of writes that Prefect's server rejects because SQLite is busy.
+"""Retry writes that Prefect's server rejects because SQLite is busy.
 
-SQLite rejects a transaction at once if it read before it writes and another transaction wrote in between
-(SQLITE_BUSY_SNAPSHOT). Prefect then answers 503, and clients repeat the request after two to four seconds. On a
-busy machine several attempts in a row fail, and the run with them. An immediate retry in the server usually succeeds.
+Suppose a transaction first reads, then another transaction writes. SQLite then rejects a write of the first transaction
+at once (SQLITE_BUSY_SNAPSHOT). Prefect answers 503, and clients repeat the request after two to four seconds. On a busy
+machine several attempts in a row fail, so the run fails. An immediate retry in the server usually succeeds.
 
 Source: SQLite, Result and error codes, SQLITE_BUSY_SNAPSHOT; Prefect's `is_client_retryable_exception`.
 """
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 PAUSES = 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2
+"""Seconds before each retry."""
 LONGEST = 10.0
 """Seconds after which no retry is started. An attempt may already have waited a minute for a SQLite lock."""
 LARGEST = 4 << 20
@@ -75,7 +76,7 @@ class _Request:
         return last["type"] == "http.request" and not last.get("more_body", False)
 
     def replay(self) -> Receive:
-        """Return a channel with the buffered body, then the rest of the stream."""
+        """Return a receive function that gives the body read so far, then the rest of the request."""
         buffered = iter(list(self._read))
 
         async def receive() -> Message:
@@ -91,7 +92,7 @@ class _Request:
         return receive
 
     async def disconnects_within(self, seconds: float) -> bool:
-        """Wait; return whether the client disconnects, the only event after a complete request."""
+        """Wait `seconds`, and return whether the client disconnects, the only event after a complete request."""
         try:
             await asyncio.wait_for(self._receive(), seconds)
         except TimeoutError:
@@ -100,7 +101,7 @@ class _Request:
 
 
 class _Answer:
-    """Sends an answer, but holds back a 503."""
+    """Sends an answer to the client, but holds back an answer with status 503."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

@@ -1,7 +1,7 @@
-"""Export datasets to D4RL, DSRL, Minari, NeoRL and NeoRL-2.
+"""Export datasets to the file formats of D4RL, DSRL, Minari, NeoRL and NeoRL-2.
 
-Every format contains the rows of `ALWAYS` bit for bit; the result lists what a format cannot contain. Files are written
-atomically in constant memory, after checking for room on the disk.
+Every format contains the arrays named in `ALWAYS`. `Export.left_out` lists the contents that a format cannot store.
+Files are written atomically, and memory use does not depend on the size of the dataset.
 """
 
 from __future__ import annotations
@@ -44,36 +44,36 @@ CHUNK_ROWS = 16384
 NPZ = {"obs": "observations", "action": "actions", "next_obs": "next_observations", "reward": "rewards"}
 MINARI_NAME = re.compile(r"[-_\w]+-v\d+")
 NAMESPACE = "namespace_metadata.json"
-"""Minari's file in the folder of a namespace."""
+"""File that marks a folder as a Minari namespace."""
 BESIDES = "names, units, limits and provenance, which stay in the manifest"
 
 
 class Export(Record):
-    """An exported dataset."""
+    """Result of an export: the files, their size, and the contents that the format cannot store."""
 
     format: str
     path: Path
     sha256: str
-    """Digest of the file; for a Minari folder, of the HDF5 file."""
+    """SHA-256 of the exported file; for a Minari folder, of main_data.hdf5."""
     rows: int
     episodes: int
     left_out: tuple[str, ...]
-    """Contents of the dataset that the format cannot contain."""
+    """Contents of the dataset that the format cannot store."""
 
 
 def export(dataset: StoredDataset, to: str, out: Path, progress: Progress | None = None) -> Export:
     """Write a dataset in another format; the file or folder `out` must not exist.
 
     Args:
-        dataset: opened, so that its files are verified.
-        to: one of `FORMATS`; a format that cannot contain the dataset raises BadInput.
-        out: for Minari a folder, named by the dataset's id (NAME-v0). Minari namespaces above it become part of the id.
+        dataset: an opened dataset.
+        to: name of a format in `FORMATS`; a format that cannot store the dataset raises BadInput.
+        out: the new file. Minari needs a folder named NAME-v0; namespace folders above become part of the Minari id.
         progress: called with (done, total, unit); the unit is rows.
     """
     if to not in FORMATS:
         raise BadInput(f"'{to}' is not an export format: choose from {', '.join(FORMATS)}.")
     if dataset.spec.choices is not None and to != "minari":
-        raise BadInput(f"{to} cannot contain discrete actions: export the dataset to minari.")
+        raise BadInput(f"{to} cannot store discrete actions: export the dataset to minari.")
     if out.exists():
         raise BadInput(f"{out} exists already: remove it or name another path.")
     make_folder(out.parent)
@@ -94,15 +94,15 @@ def _left_out(dataset: StoredDataset, carried: tuple[str, ...]) -> list[str]:
 
 
 def _prove_room(folder: Path, size: int) -> None:
-    """Allocate that many bytes and free them, because HDF5 hangs or crashes when a disk is full."""
+    """Check that a folder's disk has `size` free bytes, because HDF5 hangs or crashes when a disk is full."""
     with tempfile.TemporaryFile(dir=folder) as file:
         os.posix_fallocate(file.fileno(), 0, max(size, 1))
 
 
 class Flat:
-    """Writer of flat HDF5 arrays as in D4RL and DSRL; a context manager that names the file at the end.
+    """Context manager that writes an HDF5 file with one array per key, as in D4RL and DSRL.
 
-    If the total number of `rows` is known, the arrays are contiguous, and the room is checked first.
+    The file appears at `path` when the block ends. If `rows`, the total number, is given, disk space is checked first.
     """
 
     def __init__(self, path: Path, keys: tuple[str, ...], rows: int | None = None) -> None:
@@ -120,7 +120,7 @@ class Flat:
             )
 
     def append(self, rows: Rows) -> None:
-        """Append rows (n, ...)."""
+        """Append n rows: an array (n, ...) for each key."""
         if not len(self.file):
             self._create(rows)
         stop = self.at + len(rows["rewards"])
@@ -154,8 +154,8 @@ def _flat(
 def _dsrl(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path, list[str]]:
     if "costs" not in dataset.keys:
         raise BadInput(
-            f"DSRL needs costs, and dataset {dataset.digest[:12]} has none: export it to d4rl, or ingest the source "
-            "with --plant, so that the plant's limits give costs."
+            f"DSRL needs costs, but dataset {dataset.digest[:12]} has none: export it to d4rl, or ingest the source "
+            "again with --plant, which computes costs from the plant's limits."
         )
     return _flat(dataset, out, progress, (*ALWAYS, "costs"))
 
@@ -164,7 +164,7 @@ def _dsrl(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path, 
 def _npz_member(
     archive: zipfile.ZipFile, name: str, shape: tuple[int, ...], dtype: str
 ) -> Iterator[Callable[[npt.NDArray[Any]], int]]:
-    """Stream an array into an npz archive by a function that writes parts; the same arrays give the same bytes."""
+    """Add an array of a given shape to an npz archive in parts: yield a function that writes the next rows."""
     entry = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
     entry.create_system = 3
     with archive.open(entry, "w", force_zip64=True) as stream:
@@ -195,7 +195,7 @@ def _npz(dataset: StoredDataset, out: Path, progress: Progress, v1: bool) -> tup
 
 
 def episodes_of(dataset: StoredDataset) -> Iterator[Rows]:
-    """Yield the episodes in order, each (T, ...), in constant memory."""
+    """Yield the episodes of a dataset in order; an episode of T steps has an array (T, ...) for each key."""
     parts: list[Rows] = []
     for block in dataset.blocks(rows=BLOCK_ROWS):
         start = 0
@@ -209,10 +209,10 @@ def episodes_of(dataset: StoredDataset) -> Iterator[Rows]:
 
 def _minari(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path, list[str]]:
     if not MINARI_NAME.fullmatch(out.name):
-        raise BadInput(f"'{out.name}' is not a Minari id: name the folder like plant-v0.")
+        raise BadInput(f"'{out.name}' is not a Minari id: name the folder NAME-vNUMBER, for example plant-v0.")
     keys = tuple(key for key in dataset.keys if key in (*ALWAYS, *INFOS))
     episodes = len(dataset.episodes) - 1
-    # Groups, attributes and headers take 4 KiB per episode (measured); infos have one more entry per episode.
+    # Groups, attributes and headers take about 4 KiB per episode; observations and infos have one extra row.
     row_bytes = sum(values.nbytes for values in dataset.read(0, 1, keys).values())
     _prove_room(out.parent, (dataset.rows + 2 * episodes) * row_bytes + 6144 * episodes + 2**16)
     temporary = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
@@ -243,7 +243,7 @@ def _minari(dataset: StoredDataset, out: Path, progress: Progress) -> tuple[Path
 
 
 def _minari_id(out: Path) -> str:
-    """Return a Minari dataset's id: the folder's name after the namespaces above it, which have a file each."""
+    """Return a Minari dataset's id: NAMESPACE/NAME-v0, with a namespace for each marked folder above `out`."""
     name, above = out.name, out.absolute().parent
     while (above / NAMESPACE).is_file():
         name, above = f"{above.name}/{name}", above.parent

@@ -1,8 +1,8 @@
-"""Read the npz archives of NeoRL and NeoRL-2.
+"""Read the npz archives of the benchmarks NeoRL and NeoRL-2.
 
-NeoRL-2 (arXiv 2503.19267): obs, action, next_obs, reward, done, truncated, one row per step. NeoRL (arXiv 2102.00714):
-`index` in place of truncated, the rows at which trajectories are divided. NeoRL's own reader takes them for ends and
-prepends a 0, its documentation calls them starts; both give the same boundaries.
+NeoRL-2 (arXiv 2503.19267) has obs, action, next_obs, reward, done and truncated, with one row per step. NeoRL (arXiv
+2102.00714) has `index` instead of truncated: the numbers of the rows at which one episode ends and the next begins.
+The benchmark's own reader treats the numbers as ends, its documentation as starts; the boundaries are the same.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ BLOCK_BYTES = 2**26
 
 
 def open_archive(path: Path) -> Source:
-    """Open an archive of NeoRL, which has `index` and no `truncated`, or of NeoRL-2; raise BadInput for others."""
+    """Open an archive of the benchmark NeoRL or NeoRL-2; raise BadInput if an array is missing or invalid."""
     with open_npz(path) as archive:
         names = set(archive.names)
         if {"states", "actions"} <= names and "reward" not in names:
             raise BadInput(
-                f"{path.name} has no rewards and next observations, only {', '.join(sorted(names))}: it is a recorded "
-                "simulation for checking a plant's equations, not a log to learn from."
+                f"{path.name} has no rewards and next observations, only {', '.join(sorted(names))}: give a log with "
+                "rewards. A recorded simulation can only be used to check a plant's equations."
             )
         first = "index" in names and "truncated" not in names
         flags = ("done",) if first else ("done", "truncated")
@@ -53,11 +53,11 @@ def open_archive(path: Path) -> Source:
 
 
 def read_archive(path: Path, widths: Mapping[str, int], block_rows: int = BLOCK_ROWS) -> Blocks:
-    """Yield the archive's rows in blocks, unchecked; raise BadInput if the archive contradicts its headers.
+    """Yield an archive's rows in blocks; raise BadInput if a shape or length is wrong. Values are not checked.
 
     Args:
         path: the .npz file.
-        widths: numbers per row of each key; without `truncated`, `index` divides the rows into trajectories.
+        widths: values per row for each key. If `truncated` is missing, ends of episodes are read from `index`.
         block_rows: rows per block.
     """
     with open_npz(path) as archive:
@@ -85,11 +85,11 @@ def read_archive(path: Path, widths: Mapping[str, int], block_rows: int = BLOCK_
 
 
 def _read_index(archive: NpzReader, path: Path, count: int) -> npt.NDArray[np.int64]:
-    """Return the last row of each trajectory of a NeoRL archive."""
+    """Return the number of each episode's last row from the array `index`."""
     member = archive.member("index")
     if len(member.shape) != 1 or member.dtype.kind not in "iu" or member.shape[0] > count + 1:
         raise BadInput(
-            f"'index' of {path.name} must be row numbers at which trajectories are divided, got {member.dtype} "
+            f"'index' of {path.name} must be a vector of at most {count + 1} row numbers, got {member.dtype} "
             f"{member.shape}: export it again."
         )
     index = [int(i) for i in archive.read(member)]
@@ -114,7 +114,7 @@ def _member(archive: NpzReader, path: Path, name: str) -> Member:
     if member.width * member.dtype.itemsize > MAX_ROW_BYTES:
         raise BadInput(
             f"rows of '{name}' in {path.name} have more than {MAX_ROW_BYTES} bytes, shape {member.shape}: export "
-            "vectors of signals."
+            "fewer values."
         )
     return member
 

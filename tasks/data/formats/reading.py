@@ -1,4 +1,4 @@
-"""A recognised source, and blocks of its rows."""
+"""Read a file or folder of transitions, in a known format, in blocks of rows."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ Blocks = Iterator[Rows]
 
 
 class Source(NamedTuple):
-    """A recognised file; call `blocks` to read the rows."""
+    """A file or folder of transitions in a known format; call `blocks` to read the rows."""
 
     path: Path
     family: str
     content: str
-    """Description of the content that identifies the format."""
+    """Text for the user: the content by which the format was recognised."""
     rows: int
     observations: int
     actions: int
     keys: tuple[str, ...]
-    """Keys of `ROW_KEYS` in the blocks."""
+    """Keys of `ROW_KEYS` that the blocks have."""
     notes: tuple[str, ...]
-    """Derived and missing contents, as text."""
+    """Texts for the user about derived and missing contents."""
     blocks: Callable[[], Blocks]
     choices: int | None = None
     """Number of choices of a discrete action, 0 if unknown; None for continuous actions."""
 
 
 def no_horizon(source: Source, horizon: int | None) -> Source:
-    """Refuse a horizon for a format that marks the ends of episodes."""
+    """Return the source; raise BadInput if a horizon is given, because the format marks the ends of episodes."""
     if horizon is not None:
-        raise BadInput(f"{source.family} marks the ends of episodes, so a horizon does not apply: leave it out.")
+        raise BadInput(f"{source.path.name} marks the ends of episodes itself, got horizon {horizon}: omit --horizon.")
     return source
 
 

@@ -1,4 +1,4 @@
-"""Read a D4RL or DSRL file as transitions, with a spec derived from the data, and counts of used and rejected rows."""
+"""Read a D4RL or DSRL file into memory: transitions, a spec derived from the data, and counts of rejected rows."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tasks.files.canonical import file_sha256
 MAX_DROPPED = 0.05
 """Share of rows with NaN or infinity above which a file is rejected."""
 ACTION_BOX = 1.0 + 1e-6
-"""Actions of both benchmarks are in [-1, 1]; logged values may exceed it by rounding."""
+"""Largest absolute action, with rounding, for which the bounds of actions are set to [-1, 1] as in both benchmarks."""
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class PerEpisode:
-    """Mean, smallest and largest sum per episode."""
+    """Mean, smallest and largest value over episodes of a sum, such as the return."""
 
     mean: float
     least: float
@@ -42,21 +42,21 @@ class PerEpisode:
 
 @dataclass(frozen=True)
 class RecordingAccount:
-    """Counts and findings from reading a file."""
+    """Summary of a file that was read: rows, episodes, returns, costs and rejected rows."""
 
     file: str
     sha256: str
     format: str
     rows: int
     transitions: int
-    """Usable rows."""
+    """Number of usable rows."""
     observations: int
-    """Numbers per observation."""
+    """Values per observation."""
     actions: int
-    """Numbers per action."""
+    """Values per action."""
     next_observations: Literal["file", "made"]
     ends_by_time: str
-    """"file", "unknown" or "every N"."""
+    """Origin of the time limits: "file", "unknown", or "every N" for a given limit of N steps."""
     cost_key: str | None
     left_out: dict[str, int]
     episodes: int
@@ -67,15 +67,15 @@ class RecordingAccount:
     returns: PerEpisode
     cost: PerEpisode
     dataset: str | None = None
-    """Digest of the stored dataset that was read, if any."""
+    """Digest of the dataset, if a stored dataset was read instead of a file."""
 
     @property
     def name(self) -> str:
-        """Name for a folder of results."""
+        """File name without the ending, for naming a folder of results."""
         return Path(self.file).stem
 
     def __str__(self) -> str:
-        """Return one line per fact to check."""
+        """Return the summary as text, one fact per line."""
         ends = {"terminated": self.terminated, "cut by time": self.cut}
         ends["unfinished"] = self.episodes - self.terminated - self.cut
         ended = ", ".join(f"{n:,} {how}" for how, n in ends.items() if n)
@@ -101,7 +101,7 @@ class RecordingAccount:
 
 
 class Recording(NamedTuple):
-    """A file in memory; `print` shows how it was read."""
+    """A file that was read into memory; `print` shows the summary."""
 
     transitions: Transition
     """NumPy arrays (N, ...), float32."""
@@ -115,15 +115,15 @@ class Recording(NamedTuple):
 def read(
     path: Path | str, horizon: int | None = None, progress: Callable[[int, int, str], None] | None = None
 ) -> Recording:
-    """Read the transitions of all usable rows of a D4RL or DSRL file; its keys show which of the two it is.
+    """Read the usable rows of a D4RL or DSRL file as transitions; the format is recognised by the file's keys.
 
     Args:
         path: the HDF5 file.
-        horizon: time limit of episodes in steps, for a file with neither timeouts nor next_observations.
+        horizon: time limit of episodes in steps; required if the file has neither timeouts nor next_observations.
         progress: called with (done, total, unit); the unit is rows.
 
     Raises:
-        BadInput: as `read_blocks`, and if more than `MAX_DROPPED` of the rows are not finite.
+        BadInput: the file is invalid (see `read_blocks`), or more than `MAX_DROPPED` of the rows have NaN or infinity.
 
     Example:
         >>> log = read("hopper-medium-v2.hdf5")  # doctest: +SKIP
@@ -133,7 +133,7 @@ def read(
     layout, blocks = read_recording(path, horizon)
     if layout.discrete:
         raise BadInput(
-            f"{path.name} has discrete actions, which can only be used from a dataset: run 'neorl ingest {path.name}'."
+            f"{path.name} has discrete actions, which can be used only in a dataset: run 'neorl ingest {path.name}'."
         )
     usable, every, dropped = _read_usable(layout, blocks, progress)
     broken = {reason: n for reason, n in dropped.items() if reason != NO_SUCCESSOR}
@@ -200,16 +200,16 @@ def _read_usable(
 
 
 def spec_of(name: str, observations: Array, actions: Array, next_observations: Array, horizon: int) -> PlantSpec:
-    """Derive a spec from transitions of an unknown plant; smallest and largest values suffice.
+    """Derive a spec for an unknown plant from the smallest and largest values in its data.
 
-    Observations are bounded by the values seen. Actions are in [-1, 1] if all values are, otherwise in the range seen.
-    Units, limits and scores are unknown, so that a return is its own score.
+    These values are the bounds of observations and actions. If all actions are within [-1, 1], these are the bounds.
+    Units and limits stay empty, and the score equals the return.
 
     Args:
-        name: of the plant.
-        observations: (N, O).
-        actions: (N, A).
-        next_observations: (N, O).
+        name: name of the plant.
+        observations: observations (N, O), at least the rows with the smallest and largest values.
+        actions: actions (N, A), likewise.
+        next_observations: next observations (N, O), likewise.
         horizon: steps of the longest episode.
     """
     both = observations, next_observations
@@ -230,7 +230,7 @@ def _space(prefix: str, low: Array, high: Array) -> Space:
 
 
 def per_episode(values: Array, starts: npt.NDArray[np.int64]) -> PerEpisode:
-    """Sum values per episode; values that are not finite count as 0."""
+    """Return statistics of the sums of `values` over episodes, given each episode's first row; NaN counts as 0."""
     finite: npt.NDArray[np.float64] = np.nan_to_num(np.asarray(values, np.float64), posinf=0.0, neginf=0.0)
     sums = np.add.reduceat(finite, starts)
     return PerEpisode(mean=float(sums.mean()), least=float(sums.min()), most=float(sums.max()))

@@ -1,7 +1,7 @@
-"""Recognise foreign files by their content, and read their rows in blocks.
+"""Recognise the format of a data file by its content, and read the rows in blocks.
 
-Formats: HDF5 of D4RL, DSRL and d3rlpy, shards and views of a dataset store, Minari folders, npz archives of NeoRL and
-NeoRL-2. Historian tables are recognised, too, but need a mapping.
+Formats: HDF5 files of D4RL, DSRL and d3rlpy, shards and views of a dataset store, Minari folders, and npz archives of
+the benchmarks NeoRL and NeoRL-2. Tables of a historian raise BadInput, because they need a mapping.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ from tasks.files.canonical import digest_json, file_sha256, read_json
 ZIP = b"PK"
 PARQUET = b"PAR1"
 TABLES = (".csv", ".parquet", ".tsv", ".txt", ".dat", ".gz", ".zst")
-FORMS = "D4RL, DSRL, d3rlpy, Minari, this store (HDF5), NeoRL or NeoRL-2 (npz)"
+FORMS = "D4RL, DSRL, d3rlpy, Minari, NeoRL's store (HDF5), or the benchmarks NeoRL and NeoRL-2 (npz)"
 MINARI = ("metadata.json", "main_data.hdf5")
 WORKBOOKS = (".xlsx", ".xlsm")
 
 
 class SourceOptions(NamedTuple):
-    """Options of every command that takes a source."""
+    """Options of every command that reads a data file."""
 
     plant: str | None = None
-    """Plant that gives names, units and limits: a name, or a plant file in the working directory."""
+    """Plant that gives names, units and limits: a plant's name, or a plant file in the working directory."""
     mapping: Path | None = None
-    """Mapping of a historian export; it names the plant."""
+    """Mapping file for a historian export; the mapping names the plant."""
     horizon: int | None = None
-    """Time limit of episodes in steps, for a file without time limits."""
+    """Time limit of episodes in steps, for a file with neither timeouts nor next observations."""
     spec: Path | None = None
-    """YAML with names, units, limits and costs of a file of transitions."""
+    """YAML file with names, units, limits and costs for a file of transitions."""
 
 
 NO_OPTIONS = SourceOptions()
 
 
 def recognise(path: Path, horizon: int | None = None) -> Source:
-    """Recognise a file or Minari folder; raise BadInput if it is of another format or damaged.
+    """Recognise the format of a file or Minari folder; raise BadInput if the format is unknown or the file is damaged.
 
-    A D4RL file without time limits needs a `horizon`, the time limit of episodes in steps.
+    A file with neither timeouts nor next observations needs `horizon`, the time limit of episodes in steps.
     """
     if path.is_dir():
         if (folder := find_folder(path)) is None:
-            raise BadInput(f"folder {path} is not a Minari dataset (data/metadata.json): name a file or its folder.")
+            raise BadInput(f"folder {path} has no data/metadata.json, so it is not a Minari dataset: name a file.")
         return read_isolated(folder, horizon)
     if not path.is_file():
         raise BadInput(f"{path} does not exist: check the path.")
@@ -70,8 +70,8 @@ def recognise(path: Path, horizon: int | None = None) -> Source:
     table = ending in TABLES and start[:2] != ZIP and start != SIGNATURE
     if start.startswith(PARQUET) or table or (ending in WORKBOOKS and start[:2] == ZIP):
         raise BadInput(
-            f"{path.name} is a table and needs a mapping: for a historian table with a column of times, 'neorl init "
-            f"--from {path.name}' writes one for --mapping; transitions are read from {FORMS}."
+            f"{path.name} is a table, which needs a mapping: if it has a column of times, run 'neorl init --from "
+            f"{path.name}' to write a mapping, then give --mapping. Transitions are read from {FORMS}."
         )
     if start.startswith(ZIP):
         return no_horizon(open_archive(path), horizon)
@@ -84,14 +84,14 @@ def recognise(path: Path, horizon: int | None = None) -> Source:
 
 
 def name_of(source: Source) -> str:
-    """Derive a dataset's name from a file's, for an unknown plant."""
+    """Return a plant's name made from the file's name, for a file of an unknown plant."""
     stem = _minari_id(source.path) or _base(source.path).stem
     name = re.sub(r"[^a-z0-9]+", "_", stem.lower()).strip("_")
     return name if name[:1].isalpha() else f"file_{name}".rstrip("_")
 
 
 def _minari_id(path: Path) -> str:
-    """Return a Minari dataset's id with the namespace, because several data sets have a folder human-v2."""
+    """Return a Minari dataset's id with its namespace, because folder names such as human-v2 are not unique."""
     if not path.is_dir():
         return ""
     metadata = read_json(path / "metadata.json")
@@ -99,7 +99,7 @@ def _minari_id(path: Path) -> str:
 
 
 def _base(path: Path) -> Path:
-    """Return the path that names a source: every Minari folder contains a folder `data`."""
+    """Return the path after which a source is named: for a Minari dataset, the folder above `data`."""
     return path.parent if path.is_dir() and path.name == "data" else path
 
 
@@ -116,9 +116,9 @@ def digest_of(source: Source) -> str:
 
 
 def in_words(source: Source, spec: PlantSpec, by: str | None) -> list[str]:
-    """Describe how a source was read, one line per fact to check.
+    """Describe for the user how a source was read, one fact per line.
 
-    `by` is the origin of names and limits: the plant, or a file that declares them; None if there is none.
+    `by` is the plant or the file that gives names and limits; None if they are unknown.
     """
     notes = list(source.notes)
     if by is not None and "constraint_costs" not in source.keys and spec.constraints:
@@ -140,9 +140,9 @@ def in_words(source: Source, spec: PlantSpec, by: str | None) -> list[str]:
 
 
 def for_plant(source: Source, spec: PlantSpec, logged: LoggedSignals | None) -> Callable[[], Blocks]:
-    """Return a source's blocks as rows of a known plant; costs follow from its limits if the source has none.
+    """Return a function that reads a source's rows for a known plant; missing costs are computed by `logged`.
 
-    A width or kind of actions unlike the plant's raises BadInput, as does a plant without formulas for costs.
+    Raise BadInput if the source's observations or actions do not fit the plant, or if costs and `logged` are missing.
     """
     if (source.choices is None) != (spec.choices is None):
         kinds = ("continuous", "discrete") if spec.choices is None else ("discrete", "continuous")
@@ -152,8 +152,8 @@ def for_plant(source: Source, spec: PlantSpec, logged: LoggedSignals | None) -> 
         )
     if logged is None and "constraint_costs" not in source.keys:
         raise BadInput(
-            f"{source.path.name} has no costs for the limits of {spec.name}: add logged_reward and logged_margins to "
-            "the plant's file, which compute them."
+            f"{source.path.name} has no costs for the limits of {spec.name}: add the functions logged_reward and "
+            "logged_margins, which compute costs, to the plant's file."
         )
     for key, got, space in (
         ("observations", source.observations, spec.observation),
@@ -169,12 +169,12 @@ def for_plant(source: Source, spec: PlantSpec, logged: LoggedSignals | None) -> 
 
 
 def for_declared(source: Source, spec: PlantSpec, costs: Mapping[str, Expression]) -> Callable[[], Blocks]:
-    """Return a source's blocks as rows of a declared plant; `costs` are formulas for limits that are not observed."""
+    """Return a function that reads a source's rows and adds costs; `costs` has formulas for unobserved limits."""
     return _scored(source, spec, partial(_with_declared, spec=spec, costs=costs) if spec.constraints else None)
 
 
 def _with_declared(rows: Rows, spec: PlantSpec, costs: Mapping[str, Expression]) -> Rows:
-    """Add two arrays: the excess over each declared limit (n, K), and the cost (n,), 1 if any excess is > 0."""
+    """Add the excess over each of K limits (n, K), and the cost (n,), which is 1 if any limit is exceeded."""
     after = dict(zip(spec.observation.names, rows["next_observations"].T.astype(np.float64), strict=True))
     values = dict(zip(spec.observation.names, rows["observations"].T.astype(np.float64), strict=True))
     values |= {f"next.{name}": column for name, column in after.items()}
@@ -189,7 +189,7 @@ def _with_declared(rows: Rows, spec: PlantSpec, costs: Mapping[str, Expression])
 
 
 def _scored(source: Source, spec: PlantSpec, score: Callable[[Rows], Rows] | None) -> Callable[[], Blocks]:
-    """Add costs by a function; the source's own costs take precedence."""
+    """Return a function that reads a source's rows and adds missing costs with `score`."""
 
     def blocks() -> Blocks:
         for rows in source.blocks():
@@ -210,7 +210,7 @@ def _scored(source: Source, spec: PlantSpec, score: Callable[[Rows], Rows] | Non
 
 
 def survey(source: Source, name: str) -> PlantSpec:
-    """Derive a spec from an unknown file in one pass; raise BadInput if no row is usable."""
+    """Read all rows of an unknown plant's file once and derive a spec; raise BadInput if no row is usable."""
     bounds: dict[str, list[npt.NDArray[Any]]] = {}
     longest = age = 0
     limits = 0
@@ -232,16 +232,16 @@ def survey(source: Source, name: str) -> PlantSpec:
         longest, age = max(longest, int(lengths.max())), int(lengths[-1])
         limits = rows["constraint_costs"].shape[1] if "constraint_costs" in source.keys else 0
     if not bounds:
-        raise BadInput(f"{source.path.name} has no usable row, every one is rejected or not finite: export it again.")
+        raise BadInput(f"{source.path.name} has no usable row: all are rejected or have NaN or infinity; export again.")
     box = {key: np.stack(edges) for key, edges in bounds.items()}
     spec = spec_of(name, box["observations"], box["actions"], box["next_observations"], longest)
     if source.choices is not None:
-        # As many choices as the file declares, otherwise up to the greatest taken.
+        # If the file does not declare the number of choices, use the largest action.
         count = source.choices or int(box["actions"].max()) + 1
         if not 0 < count <= MOST_CHOICES:
             raise BadInput(
-                f"{source.path.name} has a discrete action with {count:,} choices, 1 to {MOST_CHOICES:,} are possible: "
-                "save continuous actions as float32."
+                f"{source.path.name} has a discrete action with {count:,} choices, allowed are 1 to {MOST_CHOICES:,}: "
+                "if the action is continuous, save it as float32."
             )
         action = Space(spec.action.names[:1], ("1",), (0.0,), (count - 1.0,))
         spec = spec._replace(action=action, choices=tuple(map(str, range(count))))

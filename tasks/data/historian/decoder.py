@@ -16,18 +16,18 @@ from tasks.data.historian.resample import BAD, GOOD, UNCERTAIN
 from tasks.data.historian.timestamps import ASTRAY, FAR, REASONS, TimestampReader
 
 WORDS = {"good": GOOD, "uncertain": UNCERTAIN, "bad": BAD}
-"""Status words; for longer words such as 'Uncertain_SubNormal' the beginning decides."""
+"""Status words. A longer word, such as 'Uncertain_SubNormal', is recognised by its beginning."""
 OPC_DA = np.array([BAD, UNCERTAIN, 0xC0000000, GOOD], np.uint32)
-"""Statuses by the two highest bits of an OPC DA quality; the third value is unused in that standard."""
+"""OPC UA status for each value of the two highest bits of an OPC DA quality; OPC DA does not use the third value."""
 OPC_DA_CODES = 256
 NAMELESS = "tag is missing"
 LONGEST_TEXT = 60
 MOST_NAMED = 100
-"""Texts and status codes to name in reasons."""
+"""Largest number of different texts and status codes to name in reasons."""
 
 
 class Decoder:
-    """Decodes batches of a table into rows of the mapped tags and rejected rows, and rejects implausible times."""
+    """Decodes batches of a table into rows of the mapped tags, and rejects rows with invalid values or times."""
 
     def __init__(self, mapping: HistorianMapping, implausible: Implausible) -> None:
         self.mapping, self.implausible = mapping, implausible
@@ -49,17 +49,18 @@ class Decoder:
         base: int,
         astray: npt.NDArray[np.int64],
     ) -> tuple[RawRows, list[Rejects], bool]:
-        """Return rows of the mapped tags with a time, rejected rows, and whether the mapping lacks a tag.
+        """Return the rows of the mapped tags, the rejected rows, and whether a tag is not in the mapping.
 
-        Rows with an unusable value have status Bad.
+        Rows without a usable time are only among the rejected rows. Rows with an unusable value are also among the
+        returned rows, with status Bad.
 
         Args:
-            frame: code, nameless, timestamp, value, optionally status and row.
-            stamps: timestamps; for a wide table `row` assigns them.
-            clock: reads the timestamps.
-            file: for messages.
+            frame: columns code, nameless, timestamp and value, optionally status and row.
+            stamps: the timestamps; in a wide table, the column `row` has the number of each row's timestamp.
+            clock: reader of the timestamps.
+            file: name of the file, for messages.
             base: id of the first row.
-            astray: numbers of rows with a wrong clock, relative to the frame.
+            astray: numbers of rows with a wrong clock, counted from the first row of the frame.
         """
         count = len(frame)
         times, unreadable = self._times(frame, stamps, clock, file)
@@ -86,7 +87,7 @@ class Decoder:
             if odd is not None:
                 suspects |= odd
         keep, rejects = mapped, list[Rejects]()
-        # Usually few rows are suspect, so determine reasons for those only.
+        # Usually few rows are suspect, so look for reasons only in these rows.
         where = np.flatnonzero(suspects & (mapped | nameless if strange else mapped))
         if len(where):
             some = rows.take(where)
@@ -119,7 +120,7 @@ class Decoder:
     def _times(
         self, frame: pl.DataFrame, stamps: pl.Series, clock: TimestampReader, file: str
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8] | None]:
-        """Return times (n,), and codes of `REASONS`, or None if all are readable."""
+        """Return times (n,), and codes of `REASONS` (n,), or None instead of codes if all times are readable."""
         if "row" in frame.columns:
             row = frame["row"].to_numpy()
             times, unreadable = clock.read(stamps, file)
@@ -130,7 +131,7 @@ class Decoder:
         return clock.read(stamps, file, tags)
 
     def _suspects(self, rows: RawRows) -> npt.NDArray[np.bool_]:
-        """Mark rows whose value or status needs a second look."""
+        """Mark rows that may have to be rejected because of their value or status."""
         worst = UNCERTAIN if self.mapping.treat_uncertain_as_bad else BAD
         found: npt.NDArray[np.bool_] = ~np.isfinite(rows.values) | (rows.statuses >= worst)
         return found | self._outside(rows) if self._ranged else found
@@ -157,7 +158,7 @@ class Decoder:
             _note(reasons, self._outside(rows), "value is outside the instrument's range")
 
     def _named(self, kind: str, which: str) -> str:
-        """Return a reason with the text or code, unless there are too many: a wrong column may contain anything."""
+        """Return a reason with the text or code; without it after `MOST_NAMED` different ones, as in a wrong column."""
         before = self._named_before.setdefault(kind, set())
         if which not in before and len(before) >= MOST_NAMED:
             return kind
@@ -167,7 +168,7 @@ class Decoder:
     def _with_states(
         self, texts: pl.Series, codes: npt.NDArray[np.uint16], values: npt.NDArray[np.float64]
     ) -> npt.NDArray[np.float64]:
-        """Replace texts by the mapping's numbers."""
+        """Return the values with digital states (texts) replaced by the numbers in the mapping."""
         result = values.copy()
         for code, tag in enumerate(self.mapping.tags.values()):
             if tag.states:
@@ -180,7 +181,7 @@ class Decoder:
         return result
 
     def _statuses(self, frame: pl.DataFrame, file: str) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_] | None]:
-        """Return OPC UA status codes (n,), and which were missing."""
+        """Return OPC UA status codes (n,), and a mask of missing statuses, or None if none is missing."""
         if "status" not in frame.columns:
             return np.zeros(len(frame), np.uint32), None
         column = frame["status"]
@@ -221,7 +222,7 @@ class Decoder:
         return int(OPC_DA[(number >> 6) & 3]) if self.mapping.status_codes == "opc_da" else number
 
     def _check_kind_of(self, codes: npt.NDArray[np.uint32], file: str) -> None:
-        """Refuse ambiguous numbers: below 256 OPC UA uses only 0, and OPC DA all codes."""
+        """Raise BadInput for ambiguous numbers: OPC DA codes are from 0 to 255, and OPC UA uses only 0 of these."""
         if self.mapping.status_codes is None and len(odd := codes[(codes > 0) & (codes < OPC_DA_CODES)]):
             raise BadInput(
                 f"the status {odd[0]} in {file} is ambiguous: set 'status_codes: opc_da' in the mapping (192 is Good, "
@@ -230,14 +231,14 @@ class Decoder:
 
     def _unknown_status(self, text: str, file: str) -> BadInput:
         return BadInput(
-            f"'{text}' in {file} is neither Good, Uncertain, Bad nor an OPC UA code: translate the historian's words "
-            "in the mapping's 'statuses'."
+            f"the status '{text}' in {file} is neither Good, Uncertain, Bad nor an OPC UA code: translate it in the "
+            "mapping's 'statuses'."
         )
 
     def _texts(
         self, frame: pl.DataFrame, where: npt.NDArray[np.int64], unreadable: npt.NDArray[np.uint8] | None
     ) -> list[str | None] | None:
-        """Return the text of each number or time that could not be read."""
+        """Return for each row of `where` the text of a value or time that could not be read; None if all were read."""
         if frame["value"].dtype != pl.String and unreadable is None:
             return None
         shown: list[str | None] = [None] * len(where)
@@ -260,7 +261,7 @@ def _numbers(column: pl.Series) -> npt.NDArray[np.float64]:
 
 
 def _states(texts: pl.Series) -> pl.Series:
-    """Return texts that are not numbers, null elsewhere."""
+    """Return the texts; replace numbers and empty texts by null."""
     plain = texts.str.strip_chars()
     number = (plain == "") | plain.cast(pl.Float64, strict=False).is_not_null()
     return plain.set(number.fill_null(True), None)

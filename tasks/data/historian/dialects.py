@@ -1,7 +1,7 @@
-"""Find the tables of an export, and convert tables in many dialects to tables that polars can stream.
+"""Find the tables of an export, and convert tables in different dialects to tables that polars can read in parts.
 
-Delimiters, skipped lines, decimal commas and a missing clock are handled by polars. Other encodings, blanks as
-delimiters, a row per tag and workbooks are first rewritten into a temporary file, line by line.
+polars handles delimiters, skipped lines, decimal commas and missing times. Other tables are first converted to a
+temporary file, line by line: workbooks, and tables with another encoding, blanks as delimiters, or a row per tag.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ WORKBOOKS = (".xlsx", ".xlsm")
 LONGEST_HEAD = 2**22
 """Longest accepted line of a table with a row per time, in bytes."""
 USUAL_LINE = 2**16
-"""Bytes within which nearly every line ends."""
+"""Length in bytes that few lines exceed."""
 LOOKED_AT_EVERY = 2**25
-"""Bytes between places to look for the end of a line."""
+"""Distance in bytes between the places where the length of a line is checked."""
 LONGEST_LINE = 2**26
-"""Longest line in memory, in characters."""
+"""Longest accepted line of any table, in characters."""
 MAX_RATIO = 400
-"""Largest accepted ratio of a gzip file; tables in which only the clock changes stay below 150."""
+"""Largest accepted ratio of unpacked to packed size of a gzip file; regular tables stay below 150."""
 FREE_BYTES = 2**26
-"""Bytes of text that are always allowed."""
+"""Unpacked size in bytes that is accepted at any ratio."""
 KEPT_BYTES = 2**28
-"""Bytes of disk space to leave free."""
+"""Disk space in bytes to leave free."""
 SUFFIXES = (".parquet", ".csv")
 OTHER_SUFFIXES = (".tsv", ".dat", ".xlsx")
-"""Endings that count as tables only in a folder without Parquet and CSV files."""
+"""Endings of file names that mark tables only in a folder without Parquet and CSV files."""
 NUMBER_WITH_COMMA = r"^\s*[+-]?[\d.]*,?[\d.]*([eE][+-]?\d+)?\s*$"
 
 
 def source_files(path: Path) -> list[Path]:
-    """Return the tables of an export, by the endings of file names; raise BadInput if there are none."""
+    """Return the files of an export that are tables by their names; raise BadInput if there are none."""
     if path.is_dir():
         files, _ = _tables_and_others(path)
         if not files:
-            raise BadInput(f"folder {path} has no Parquet or CSV files: check the path and the names.")
+            raise BadInput(f"folder {path} has no Parquet or CSV files: check the path and the names of the files.")
         return files
     if not path.is_file():
         raise BadInput(f"{path} does not exist: give the path of a historian export.")
@@ -67,19 +67,19 @@ def source_files(path: Path) -> list[Path]:
 
 
 def skipped_files(path: Path) -> list[Path]:
-    """Return the files of a folder that are not tables by their names."""
+    """Return the files of a folder that are skipped, because their names do not mark tables."""
     return _tables_and_others(path)[1] if path.is_dir() else []
 
 
 def links_not_followed(path: Path) -> list[Path]:
-    """Return links in a folder to other folders or missing files; their targets are not read."""
+    """Return the links in a folder that lead to other folders or to missing files; these links are not followed."""
     if not path.is_dir():
         return []
     return sorted(p for p in path.rglob("*") if p.is_symlink() and not p.is_file() and not p.name.startswith("."))
 
 
 def _tables_and_others(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Split the files of a folder and its sub-folders into tables and others; names with a leading dot are skipped."""
+    """Return the tables and the other files below a folder; names that begin with a dot are skipped."""
     inside = sorted(p for p in folder.rglob("*") if p.is_file())
     seen = [p for p in inside if not any(part.startswith(".") for part in p.relative_to(folder).parts)]
     endings = {p: Path(p.name.lower().removesuffix(".gz")).suffix for p in seen}
@@ -88,18 +88,18 @@ def _tables_and_others(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def table_digests(files: Sequence[Path]) -> dict[Path, str]:
-    """Return the SHA-256 of each table; hashing releases the GIL."""
+    """Return the SHA-256 of each table."""
     with ThreadPoolExecutor(2) as pool:
         return dict(zip(files, pool.map(file_sha256, files), strict=True))
 
 
 def digest_of_tables(path: Path, digests: Mapping[Path, str]) -> str:
-    """Return the digest of an export: the file's SHA-256, or one digest over a folder's files that ignores names."""
+    """Return the digest of an export: the SHA-256 of the file; for a folder, a digest of all tables without names."""
     return digest_json(sorted(digests.values())) if path.is_dir() else digests[path]
 
 
 def is_parquet(file: Path) -> bool:
-    """Whether a table is Parquet, by name or first bytes."""
+    """Return whether a table is a Parquet file, by its name or its first bytes."""
     return file.suffix == ".parquet" or _begins(file, PARQUET)
 
 
@@ -109,21 +109,21 @@ def _begins(file: Path, mark: bytes) -> bool:
 
 
 def as_read(mapping: HistorianMapping) -> HistorianMapping:
-    """Return the mapping of the tables that `PlainTables` yields: a table with a row per tag becomes long."""
+    """Return the mapping for the tables that `PlainTables` returns: a table with a row per tag becomes a long table."""
     if mapping.layout != "transposed":
         return mapping
     return mapping.model_copy(update={"layout": "long", "columns": Columns(status=None)})
 
 
 def with_points(name: str) -> pl.Expr:
-    """Return a column with decimal points for commas; a text with a decimal point does not become a number."""
+    """Return a column with decimal points instead of decimal commas; a text with a point does not become a number."""
     text = pl.col(name)
     swapped = text.str.replace_many([",", "."], [".", ","])
     return pl.when(text.str.contains(NUMBER_WITH_COMMA)).then(swapped).otherwise(text).alias(name)
 
 
 CODED = cs.categorical() | cs.enum()
-"""Columns of categories, which are read as texts."""
+"""Columns with categories; they are read as texts."""
 
 
 @contextmanager
@@ -138,12 +138,12 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def numbered(columns: list[str]) -> list[str]:
-    """Return names for columns without header."""
+    """Return names for the columns of a table without a header."""
     return [f"column_{i}" for i in range(1, len(columns) + 1)]
 
 
 class PlainTables:
-    """Tables in a mapping's dialect, as polars can read them. Rewritten files are deleted with this object."""
+    """Converts tables in a mapping's dialect for polars. Temporary files are deleted together with this object."""
 
     def __init__(self, mapping: HistorianMapping) -> None:
         self.mapping = mapping
@@ -151,19 +151,19 @@ class PlainTables:
         self._folder: Path | None = None
 
     def parquet(self, file: Path) -> Path | None:
-        """Return the Parquet file of a table; None for text or without a clock of its own."""
+        """Return a table as a Parquet file; None if the table is text or has no times."""
         plain = self._plain(file)
         return plain if is_parquet(plain) and self.mapping.clock.start is None else None
 
     def scan(self, file: Path) -> pl.LazyFrame:
-        """Return a table with timestamps and decimal points; raise BadInput if it does not fit the dialect."""
+        """Open a table, with decimal points, and with times from clock.start if given; raise BadInput if unreadable."""
         plain, mapping = self._plain(file), self.mapping
         dialect, columns = mapping.dialect, mapping.columns
         blanks = dialect.delimiter == WHITESPACE
         if is_parquet(plain):
             table = pl.scan_parquet(plain).with_columns(CODED.cast(pl.String))
         elif dialect == Dialect():
-            # Read as text; numbers are recognised row by row.
+            # Read all columns as text, because a column may contain numbers and texts.
             table = pl.scan_csv(plain, infer_schema=False)
         else:
             table = pl.scan_csv(
@@ -206,7 +206,7 @@ class PlainTables:
         parquet = not workbook and is_parquet(file)
         _check_kind(file, dialect, parquet, workbook)
         if parquet and transposed:
-            raise BadInput(f"layout transposed needs text or a workbook, {file.name} is Parquet: transpose it.")
+            raise BadInput(f"layout transposed needs text or a workbook, {file.name} is Parquet: save it as CSV.")
         plain = _unpacked(file, self._target(file, "csv")) if _begins(file, GZIP) else file
         if workbook:
             plain = self._target(file, "csv")
@@ -229,7 +229,7 @@ class PlainTables:
         return self._folder / f"{len(list(self._folder.iterdir()))}-{file.stem}.{ending}"
 
     def _rewritten(self, plain: Path, file: Path, dialect: Dialect) -> Path:
-        """Rewrite lines as UTF-8, with tabs for runs of blanks, without blank lines."""
+        """Write the lines as UTF-8 to a temporary file, with tabs instead of blanks, and without blank lines."""
         target = self._target(file, "csv")
         with _text(plain, dialect) as source, target.open("w", encoding="utf-8", newline="") as out:
             for number, line in enumerate(_lines(source, file, dialect)):
@@ -238,7 +238,7 @@ class PlainTables:
         return target
 
     def _transposed(self, plain: Path, file: Path, dialect: Dialect) -> Path:
-        """Convert a row per tag to a long Parquet table: tag, timestamp and value; empty cells give no row."""
+        """Convert a table with a row per tag to a long Parquet table (tag, timestamp, value) without empty cells."""
         import pyarrow.parquet as pq
 
         target = self._target(file, "parquet")
@@ -255,8 +255,8 @@ class PlainTables:
                 width = width or len(cells)
                 if len(cells) != width:
                     raise BadInput(
-                        f"row {number} ('{name[:40]}') of {file.name} has {len(cells)} values, the first has {width}: "
-                        "export it again, or correct the mapping's dialect."
+                        f"row {number} ('{name[:40]}') of {file.name} has {len(cells)} values, but the first row has "
+                        f"{width}: export it again, or correct the mapping's dialect."
                     )
                 if times is None:
                     times = self._times(name, cells, file)
@@ -264,7 +264,7 @@ class PlainTables:
                         continue
                 names[name] += 1
                 if names[name] > 1:
-                    raise BadInput(f"{file.name} has tag '{name[:40]}' twice: rename one.")
+                    raise BadInput(f"{file.name} has two rows of tag '{name[:40]}': rename or delete one row.")
                 frame = pl.DataFrame(
                     {"tag": [name] * width, "timestamp": times, "value": pl.Series(cells, dtype=pl.String)}
                 )
@@ -274,12 +274,12 @@ class PlainTables:
                 writer = writer or pq.ParquetWriter(target, table.schema)
                 writer.write_table(table)
         if writer is None:
-            raise BadInput(f"{file.name} has no row of a tag: check the mapping's dialect.")
+            raise BadInput(f"{file.name} has no row with values of a tag: check the mapping's dialect.")
         writer.close()
         return target
 
     def _times(self, name: str, cells: list[str], file: Path) -> pl.Series:
-        """Return the times of a transposed table: its first row, or those of clock.start."""
+        """Return the times of a table with a row per tag, from clock.start if given, otherwise from the first row."""
         if self.mapping.clock.start is not None:
             start, period = _start_and_period(self.mapping)
             return (pl.int_range(len(cells), dtype=pl.Int64, eager=True) * period + start).cast(
@@ -287,14 +287,14 @@ class PlainTables:
             )
         if name != self.mapping.columns.timestamp:
             raise BadInput(
-                f"the first row of {file.name} is '{name[:40]}', not the times '{self.mapping.columns.timestamp}': "
-                "name it in the mapping's columns.timestamp, or give clock.start if there are no times."
+                f"the first row of {file.name} is '{name[:40]}', not '{self.mapping.columns.timestamp}': set the "
+                "mapping's columns.timestamp to the name of the first row, or set clock.start if there are no times."
             )
         return pl.Series(cells, dtype=pl.String)
 
 
 def _unpacked(file: Path, target: Path) -> Path:
-    """Unpack a gzip file; refuse excessive inflation and a full disk."""
+    """Unpack a gzip file; raise BadInput if it is damaged, becomes too large, or fills the disk."""
     total, packed = 0, file.stat().st_size
     try:
         with gzip.open(file) as source, target.open("wb") as out:
@@ -302,13 +302,13 @@ def _unpacked(file: Path, target: Path) -> Path:
                 total += len(piece)
                 if total > max(FREE_BYTES, MAX_RATIO * packed):
                     raise BadInput(
-                        f"{file.name} inflates to more than {total >> 20} MB, {total // packed} times its size: unpack "
-                        "it yourself if it is a table."
+                        f"{file.name} unpacks to more than {total >> 20} MB, {total // packed} times its size: if it "
+                        "is a table, unpack it yourself."
                     )
                 if shutil.disk_usage(target.parent).free < KEPT_BYTES + len(piece):
                     raise BadInput(
                         f"{target.parent.parent} has less than {KEPT_BYTES >> 20} MB free after {total >> 20} MB of "
-                        f"{file.name}: make room, or set TMPDIR to a larger disk."
+                        f"{file.name} were unpacked: free some space, or set TMPDIR to a folder on a larger disk."
                     )
                 out.write(piece)
     except (OSError, EOFError, zlib.error) as error:
@@ -318,7 +318,7 @@ def _unpacked(file: Path, target: Path) -> Path:
 
 
 def _start_and_period(mapping: HistorianMapping) -> tuple[int, int]:
-    """Return the time of the first row, ns since 1970, UTC, and the ns between rows."""
+    """Return the time of the first row in ns since 1970, UTC, and the time between rows in ns."""
     assert mapping.clock.start is not None
     return mapping.clock.moment(mapping.clock.start), round(
         (mapping.clock.period_seconds or mapping.period_seconds) * SECOND
@@ -326,18 +326,18 @@ def _start_and_period(mapping: HistorianMapping) -> tuple[int, int]:
 
 
 def _check_kind(file: Path, dialect: Dialect, parquet: bool, workbook: bool) -> None:
-    """Refuse keys of the dialect that do not apply to the kind of file."""
+    """Raise BadInput if the dialect has a key that does not apply to this kind of file."""
     useless = {"encoding", "delimiter"} if workbook else {"sheet"}
     if parquet:
         useless = set(Dialect.model_fields)
     plain = Dialect()
     if odd := sorted(key for key in useless if getattr(dialect, key) != getattr(plain, key)):
         kind = "a Parquet file" if parquet else "a workbook" if workbook else "a text"
-        raise BadInput(f"dialect.{odd[0]} does not apply to {kind} like {file.name}: delete it from the mapping.")
+        raise BadInput(f"dialect.{odd[0]} does not apply to {kind} like {file.name}: delete this key of the mapping.")
 
 
 def _check_lines(file: Path) -> None:
-    """Refuse very long lines, found by samples at regular places."""
+    """Raise BadInput for a very long line; only lines at regular places of the file are checked."""
     with file.open("rb") as stream:
         for place in range(0, max(file.stat().st_size, 1), LOOKED_AT_EVERY):
             stream.seek(place)
@@ -346,8 +346,8 @@ def _check_lines(file: Path) -> None:
                 piece += stream.read(LONGEST_HEAD - len(piece))
             if len(piece) == LONGEST_HEAD and b"\n" not in piece and stream.read(1):
                 raise BadInput(
-                    f"{file.name} has a line of more than {LONGEST_HEAD >> 20} MB: set layout transposed if it has a "
-                    "row per tag; otherwise it is not a table."
+                    f"{file.name} has a line of more than {LONGEST_HEAD >> 20} MB: if the table has a row per tag, set "
+                    "'layout: transposed'; otherwise export it with a row per time."
                 )
 
 
@@ -360,17 +360,17 @@ def _lines(source: IO[str], file: Path, dialect: Dialect) -> Iterator[str]:
     try:
         while line := source.readline(LONGEST_LINE):
             if len(line) == LONGEST_LINE:
-                raise BadInput(f"{file.name} has a line of more than {LONGEST_LINE >> 20} MB: divide it.")
+                raise BadInput(f"{file.name} has a line of more than {LONGEST_LINE >> 20} MB: export a shorter period.")
             yield line
     except UnicodeError as error:
         reason = " ".join(str(error).split())[:99]
         raise BadInput(
-            f"{file.name} is not {dialect.encoding} text ({reason}): name its encoding in the mapping's dialect."
+            f"{file.name} is not {dialect.encoding} text ({reason}): set dialect.encoding in the mapping."
         ) from error
 
 
 def _cells(line: str, number: int, file: Path, dialect: Dialect) -> list[str]:
-    """Return the cells of a line of a transposed table."""
+    """Return the cells of a line of a table with a row per tag."""
     if dialect.delimiter == WHITESPACE:
         return line.split()
     try:

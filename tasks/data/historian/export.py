@@ -1,7 +1,7 @@
 """Read historian exports in order of time: long or wide tables in Parquet or CSV, one file or a folder.
 
-A first pass over the timestamps finds the order of files, the period, and rows written by a wrong clock. An export that
-is not in order of time, such as tag after tag, is sorted through a temporary file, so that memory is constant.
+First, only the timestamps are read, to find the order of the files, the period, and rows with a wrong clock. An export
+that is not in order of time is sorted with temporary files, so that memory use is constant.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from tasks.data.historian.timestamps import FOLLOWERS, TimestampReader, find_ast
 
 CHUNK_ROWS = 1_000_000
 GROUPED_AHEAD = 16
-"""Grouped portions that may wait for settling."""
+"""Largest number of grouped portions of rows that wait in memory."""
 FOOTER_CHECK_ROWS = 65_536
-"""Number of rows at both ends of a file in which the order is checked; the footer covers the rest."""
+"""Number of rows at each end of a file that are read to check the order; for other rows the Parquet footer is used."""
 MOST_NAMED = 50
 MOST_SHOWN = 60
-"""Characters of a column's name to show."""
+"""Largest number of characters of a column's name to show."""
 MOST_PARTS = 1024
-"""Batches whose stretches of time are kept separately."""
+"""Number of batches after which their intervals of time are joined."""
 UNORDERED = 0.1
-"""Share of rows behind later ones above which an export is not in order of time."""
+"""Share of late rows (with an earlier time than a row before) above which an export is not in order of time."""
 
 
 @dataclass
 class Export:
-    """Tables on disk whose columns and timestamps were checked."""
+    """A historian export on disk; `open` checks its columns and timestamps."""
 
     path: Path
     mapping: HistorianMapping
-    """Mapping of the tables as `tables` converts them."""
+    """Mapping for the converted tables that `tables` returns."""
     files: list[Path]
     digests: Mapping[Path, str] = field(default_factory=dict)
     times_of: list[FileTimes] = field(default_factory=list)
     implausible: Implausible = field(default_factory=lambda: Implausible(Stretches.joined([])))
-    """Times too far from nearly all others."""
+    """Times that are too far from nearly all other times."""
     ordered: bool = True
     rows: int = 0
-    """Rows read; for a wide table the cells that are not empty, and each row's episode."""
+    """Number of rows read; for a wide table, the number of cells that are not empty, and of rows with an episode."""
     ignored: int = 0
     tables: PlainTables = field(init=False)
     episodes: EpisodeNumbers = field(init=False)
@@ -65,16 +65,16 @@ class Export:
 
     @classmethod
     def open(cls, path: Path, mapping: HistorianMapping, digests: Mapping[Path, str] | None = None) -> Export:
-        """Check the columns and read the timestamps of a table, or of a folder of tables.
+        """Open a table, or a folder of tables: check the columns and read the timestamps.
 
-        If `digests` gives the SHA-256 of each file, other files of the folder are not read. A file that is missing,
-        damaged, empty, or without the columns or any readable timestamp raises BadInput.
+        If `digests` has the SHA-256 of some files, only these files are read. A file that is missing, damaged or empty,
+        or that lacks a column or readable timestamps, raises BadInput.
         """
         export = cls(path, mapping, list(digests or source_files(path)), digests or {})
         if mapping.clock.start is not None and len(export.files) > 1:
             raise BadInput(
-                f"the mapping's clock.start needs a single file, got {len(export.files)} in {path}: ingest one at a "
-                "time, or join them."
+                f"the mapping's clock.start needs a single file, got {len(export.files)} in {path}: ingest each file "
+                "separately, or join the files."
             )
         for file in export.files:
             export._check_columns(file)
@@ -96,13 +96,13 @@ class Export:
         return export
 
     def period(self) -> tuple[int, int]:
-        """Return the first and last timestamp, ns since 1970, UTC."""
+        """Return the first and the last timestamp, in ns since 1970, UTC."""
         seen = [one for one in self.times_of if one.first <= one.last]
-        # Late rows do not set the begin, unless the export is sorted first.
+        # Late rows do not count for the first timestamp, unless the export will be sorted.
         return min(one.earliest if self.ordered else one.first for one in seen), max(one.last for one in seen)
 
     def first_time(self, tag: str) -> int:
-        """Return the first time of a tag, in the order of the rows; raise BadInput if it has no value with a time."""
+        """Return the time of a tag's first row; raise BadInput if the tag has no value with a time."""
         columns, found = self.mapping.columns, []
         for file in self.files:
             with reading(file):
@@ -118,14 +118,14 @@ class Export:
                 break
         if not found:
             self._check_tags()
-            raise BadInput(f"tag '{tag}' has no value with a time in {self.path.name}: export it.")
+            raise BadInput(f"tag '{tag}' has no value with a time in {self.path.name}: export the tag.")
         return int(min(found)) if not self.ordered else int(found[0])
 
     def chunks(self, quarantine: RawQuarantine, grouper: TagGrouper) -> Iterator[Chunk]:
-        """Yield the grouped rows of the mapped tags, once each, in order of time except for late rows.
+        """Yield all rows of the mapped tags, grouped by tag, in order of time except for late rows.
 
-        Rejected rows go to the quarantine. A row rejected for its value only is also yielded, with status Bad, because
-        the tag was Bad at that time. A tag or status that the mapping lacks, and a missing tag, raise BadInput.
+        Rejected rows go to the quarantine. A row that is rejected only because of its value is also yielded, with
+        status Bad. An unknown tag or status, and a missing tag, raise BadInput.
         """
         digests = self.digests or table_digests(self.files)
         quarantine.begin([digests[file][:16] for file in self.files], list(self.mapping.tags))
@@ -152,7 +152,7 @@ class Export:
                     frame, stamps, clock, file.name, (number << FILE_BITS) + base, astray - base
                 )
                 if unknown and not checked:
-                    # Some may match an 'ignore' pattern.
+                    # A tag that is not in the mapping may match a pattern under 'ignore'.
                     self._check_tags()
                     checked = True
                 base += len(stamps)
@@ -170,7 +170,7 @@ class Export:
                 )
 
     def _batches(self, file: Path) -> Iterator[tuple[pl.DataFrame, pl.Series]]:
-        """Yield a file's rows in chunks as tag codes, timestamps, values and statuses, and each row's timestamp."""
+        """Yield a file's rows in batches: a table (code, timestamp, value, status, ...), and the timestamps as read."""
         columns = self.mapping.columns
         names = [*self.mapping.tags, *self.mapping.ignore]
         with reading(file):
@@ -210,21 +210,19 @@ class Export:
             names = schema.names()
         if any("\ufffd" in name for name in names):
             raise BadInput(
-                f"{file.name} is not UTF-8 text: name its encoding in the mapping's dialect, such as cp1252."
+                f"{file.name} is not UTF-8 text: set dialect.encoding in the mapping, for example to cp1252."
             )
-        # polars adds this suffix to a repeated name.
+        # polars adds the suffix _duplicated_ to a repeated name.
         parts = [name.partition("_duplicated_") for name in names]
         if doubled := next((before for before, sign, _ in parts if sign and before in names), None):
-            raise BadInput(f"{file.name} has two columns '{doubled}': rename one.")
+            raise BadInput(f"{file.name} has two columns '{doubled}': rename one of them.")
         wanted = [columns.timestamp]
         if self.mapping.layout == "long":
             wanted += [columns.tag, columns.value, *([columns.status] if columns.status is not None else [])]
         for name in wanted:
             if name not in names:
                 shown = ", ".join(each if len(each) <= MOST_SHOWN else f"{each[:MOST_SHOWN]}…" for each in names[:20])
-                raise BadInput(
-                    f"{file.name} has no column '{name}', only {shown}: name the column in the mapping's 'columns'."
-                )
+                raise BadInput(f"{file.name} has no column '{name}', only {shown}: correct 'columns' in the mapping.")
         if self.mapping.layout == "wide":
             tags = [n for n in names if n != columns.timestamp and (self._wanted(n) <= (n in self.mapping.tags))]
             _compare_tags(file, self.mapping, tags)
@@ -233,7 +231,7 @@ class Export:
             _check_type(file, name, schema[name], name == columns.timestamp)
 
     def _file_times(self, file: Path) -> FileTimes:
-        """Read only the timestamps; rows written by a wrong clock do not count."""
+        """Read the timestamps of a file and summarise them, without rows that have a wrong clock."""
         if (found := self._footer_times(file)) is not None:
             return found
         late = round(self.mapping.clock.late_seconds * 1e9)
@@ -251,7 +249,7 @@ class Export:
                 astray.append(numbers[:settled][wrong])
                 known = known[~wrong & (known != UNKNOWN_TIME)]
                 crest = np.maximum.accumulate(np.concatenate([[top], known]))[:-1]
-                # Avoid overflow before the first row.
+                # Before the first row, the difference would overflow.
                 belated = known < np.maximum(crest, UNKNOWN_TIME + late) - late
                 behind += int(belated.sum())
                 in_time = known[~belated]
@@ -262,14 +260,14 @@ class Export:
                 parts = [Stretches.joined(parts)]
         if clock.second_pass.met and behind > UNORDERED * rows:
             raise BadInput(
-                f"clock.ambiguous 'order' needs rows in order of time when clocks are set back, but {behind:,} of "
-                f"{rows:,} rows of {file.name} are behind later ones: sort them, or export times with their offset."
+                f"'clock.ambiguous: order' needs rows in order of time, but {behind:,} of {rows:,} rows of {file.name} "
+                "are earlier than a row before: sort the rows, or export times with an offset from UTC."
             )
         joined = np.concatenate(astray) if astray else np.zeros(0, np.int64)
         return FileTimes(Stretches.joined(parts), earliest, rows, behind, joined)
 
     def _footer_times(self, file: Path) -> FileTimes | None:
-        """Return the footer's times, if the row groups are in order and rows at both ends confirm them."""
+        """Summarise the times from the Parquet footer, or return None if they are not in order or not reliable."""
         groups = None
         if not self.mapping.ignore and (parquet := self.tables.parquet(file)) is not None:
             groups = time_groups(parquet, self.mapping.columns.timestamp)
@@ -277,17 +275,17 @@ class Export:
         if groups is None or len(groups.rows) < 3 or (groups.least[1:] < groups.greatest[:-1] - late).any():
             return None
         rows = int(groups.rows.sum())
-        # Files of one export are written alike, so check all but the first only in part.
+        # All files of an export are usually in the same order, so check all rows only in the first file.
         most = rows if file == self.files[0] else FOOTER_CHECK_ROWS
         first, last = (min(int(count), most) for count in (groups.rows[0], groups.rows[-1]))
         ends, clock = [], TimestampReader(self.mapping.clock)
         for start, count in ((0, first), (rows - last, last)):
             for times, _, _ in self._stamps(file, self.tables.scan(file).slice(start, count), clock):
-                # If the clock may be wrong at an end, read every row.
+                # If a time at one end may be wrong, the caller must read every row.
                 if (times[1:] < times[:-1]).any() or Stretches.of(times).apart > MONTH:
                     return None
                 ends += [times[0], times[-1]]
-        # A wrong clock among the unread rows shows as a least or greatest time that neither end has.
+        # If a row that was not read has a wrong time, the footer's extreme times differ from the times at the ends.
         if not ends or ends[0] != groups.least[0] or ends[-1] != groups.greatest[-1]:
             return None
         total = (groups.least / 2 + groups.greatest / 2) * groups.rows
@@ -297,7 +295,7 @@ class Export:
         return FileTimes(stretches, stretches.first[0], rows, 0, np.zeros(0, np.int64))
 
     def _stamps(self, file: Path, table: pl.LazyFrame, clock: TimestampReader) -> Iterator[tuple[Times, Times, int]]:
-        """Yield times and row numbers of the mapped tags, and the number of times with enough later rows."""
+        """Yield times and row numbers of the mapped tags, and how many of the times have `FOLLOWERS` later rows."""
         columns = self.mapping.columns
         long = self.mapping.layout == "long"
         ignoring, by_order = long and bool(self.mapping.ignore), long and self.mapping.clock.ambiguous == "order"
@@ -321,7 +319,7 @@ class Export:
             yield times, numbers, len(times)
 
     def _check_tags(self) -> None:
-        """Compare all tags of a long export with the mapping; wide exports were checked by column."""
+        """Raise BadInput if the tags of a long export do not fit the mapping; `open` checks wide exports."""
         if self.mapping.layout == "wide":
             return
         tags: set[str] = set()
@@ -333,7 +331,7 @@ class Export:
 
 
 def _check_type(file: Path, name: str, kind: pl.DataType, times: bool) -> None:
-    """Refuse columns with lists, bytes or objects, and times outside the timestamp column."""
+    """Raise BadInput for a column with lists, bytes or objects, and for times outside the timestamp column."""
     plain = kind.is_numeric() or isinstance(kind, (pl.String, pl.Boolean, pl.Null, pl.Categorical, pl.Enum))
     if not (plain or (times and isinstance(kind, (pl.Datetime, pl.Date)))):
         raise BadInput(
@@ -347,11 +345,11 @@ def _compare_tags(path: Path, mapping: HistorianMapping, tags: list[str]) -> Non
         if tag not in tags:
             near = difflib.get_close_matches(tag, tags, 1)
             hint = f"did you mean '{near[0]}'?" if near else f"it has {', '.join(sorted(tags)[:10])}."
-            raise BadInput(f"tag '{tag}' of the mapping has no value in {path.name}: {hint}")
+            raise BadInput(f"tag '{tag}' of the mapping is not in {path.name}: {hint}")
     if unknown := sorted(tag for tag in set(tags) - set(mapping.tags) if not mapping.ignores(tag)):
         more = f" and {len(unknown) - MOST_NAMED:,} more" if len(unknown) > MOST_NAMED else ""
         named = ", ".join(f"'{tag}'" for tag in unknown[:MOST_NAMED])
         raise BadInput(
-            f"{path.name} has tags that the mapping lacks: {named}{more}: give each a role under 'tags' or list it "
-            "under 'ignore', where * matches any text."
+            f"{path.name} has tags that the mapping lacks: {named}{more}: add each tag to 'tags' with a role, or to "
+            "'ignore'. Under 'ignore', * matches any text."
         )

@@ -1,7 +1,7 @@
-"""Find times invented by a wrong clock.
+"""Find implausible times, from a wrong clock.
 
-A row stamped 1970, 2300 or 9999 would extend a log by decades. Times are joined into stretches without a break of a
-day, and a stretch far from all others with very few rows is implausible.
+A row with a time in 1970, 2300 or 9999 would extend a log by decades. Times are joined into stretches, intervals
+without a break of more than a day. A stretch is implausible if it has few rows and is far from all other stretches.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from tasks.data.historian.raw_rows import DAY, UNKNOWN_TIME, Times
 MONTH = 30 * DAY
 DECADE = 3653 * DAY
 FEW = 0.01
-"""Share of rows below which a stretch more than a month away is implausible."""
+"""Share of all rows below which a stretch more than a month from the others is implausible."""
 MANY = 0.5
-"""Share of rows below which a stretch more than ten years away is implausible."""
+"""Share of all rows below which a stretch more than ten years from the others is implausible."""
 NEVER = np.iinfo(np.int64).max
 
 
 class Stretches(NamedTuple):
-    """Stretches of time, in order, at least a day apart; arrays (S,)."""
+    """S intervals of time, in order, more than a day apart, as arrays (S,)."""
 
     first: Times
     last: Times
     rows: Times
     total: npt.NDArray[np.float64]
-    """Sum of the row times, ns."""
+    """Sum of the times of all rows, in ns."""
 
     @staticmethod
     def joined(parts: Sequence[Stretches]) -> Stretches:
-        """Join the stretches of several parts."""
+        """Join the stretches of several parts of a log; stretches less than a day apart become one."""
         if not parts:
             return Stretches.of(np.zeros(0, np.int64))
         every = Stretches._make(np.concatenate(columns) for columns in zip(*parts, strict=True))
@@ -54,7 +54,7 @@ class Stretches(NamedTuple):
 
     @staticmethod
     def of(times: Times) -> Stretches:
-        """Return the stretches of known times in any order."""
+        """Divide known times, in any order, into stretches."""
         if not len(times):
             nothing = np.zeros(0, np.int64)
             return Stretches(nothing, nothing, nothing, np.zeros(0))
@@ -63,7 +63,7 @@ class Stretches(NamedTuple):
             total = np.array([times.sum(dtype=np.float64)])
             return Stretches(np.array([least]), np.array([most]), np.array([len(times)]), total)
         ordered = times if (times[1:] >= times[:-1]).all() else np.sort(times)
-        # Halves, because the difference of two times may exceed 64 bits.
+        # Use halves, because the difference of two times may exceed 64 bits.
         begins = np.flatnonzero(np.append(True, ordered[1:] // 2 - ordered[:-1] // 2 > DAY // 2))
         ends = np.append(begins[1:], len(ordered))
         total = np.add.reduceat(ordered.astype(np.float64), begins)
@@ -71,15 +71,15 @@ class Stretches(NamedTuple):
 
     @property
     def apart(self) -> float:
-        """Longest break between two stretches, ns."""
+        """Longest time between two stretches in ns."""
         return float((self.first[1:] / 1.0 - self.last[:-1]).max(initial=0.0))
 
     def take(self, which: npt.NDArray[np.bool_]) -> Stretches:
-        """Select stretches by mask (S,)."""
+        """Return the stretches that a mask (S,) selects."""
         return Stretches._make(column[which] for column in self)
 
     def implausible(self) -> npt.NDArray[np.bool_]:
-        """Mark stretches far from the one with most rows and with very few rows (S,)."""
+        """Mark stretches that have few rows and are far from the stretches with most rows (S,)."""
         wrong = np.zeros(len(self.first), bool)
         if len(wrong) < 2:
             return wrong
@@ -89,13 +89,13 @@ class Stretches(NamedTuple):
             apart = self.first[known][1:] / 2 - self.last[known][:-1] / 2 > distance / 2
             group = np.cumsum(np.append(False, apart))
             held = np.bincount(group, share[known])
-            # The group with most rows always stays.
+            # The group of stretches with most rows is never implausible.
             wrong[known] |= (held < min(least, held.max()))[group]
         return wrong
 
 
 class Implausible:
-    """Implausible times, given as stretches."""
+    """Tells which times are in implausible stretches."""
 
     def __init__(self, stretches: Stretches) -> None:
         self._edges = np.stack([stretches.first, stretches.last + 1], axis=1).ravel()
@@ -104,7 +104,7 @@ class Implausible:
         return bool(len(self._edges))
 
     def among(self, times: Times) -> npt.NDArray[np.bool_]:
-        """Mark implausible times (n,)."""
+        """Mark the implausible times among n times (n,)."""
         found: npt.NDArray[np.bool_] = np.searchsorted(self._edges, times, side="right") % 2 == 1
         return found
 
@@ -114,12 +114,12 @@ class FileTimes(NamedTuple):
 
     stretches: Stretches
     earliest: int
-    """First time of a row that is not late."""
+    """Earliest time of a row that is not late."""
     rows: int
     behind: int
-    """Rows after later ones."""
+    """Number of late rows: rows after a row with a later time."""
     astray: Times
-    """Numbers of rows with a wrong clock."""
+    """Row numbers of the rows with a wrong clock."""
 
     @property
     def first(self) -> int:
@@ -131,12 +131,12 @@ class FileTimes(NamedTuple):
 
     @property
     def centre(self) -> float:
-        """Mean time."""
+        """Mean time of all rows, in ns since 1970."""
         return float(self.stretches.total.sum() / max(int(self.stretches.rows.sum()), 1))
 
 
 def without_implausible(files: Sequence[FileTimes]) -> tuple[list[FileTimes], Implausible]:
-    """Remove implausible times from the files' summaries, and return them."""
+    """Return the files' summaries without implausible times, and the implausible times of all files."""
     every = Stretches.joined([one.stretches for one in files])
     wrong = Implausible(every.take(every.implausible()))
     if not wrong:

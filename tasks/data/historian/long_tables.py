@@ -1,4 +1,4 @@
-"""Convert tables to batches of long rows in order of time."""
+"""Read tables in batches, and convert them to long rows (one value each), in order of time."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ TO_NS = {"milliseconds": 10**6, "microseconds": 10**3, "nanoseconds": 1}
 
 
 def batches(table: pl.LazyFrame, rows: int) -> Iterator[pl.DataFrame]:
-    """Yield a table's rows in order, at most `rows` at a time; polars' own batches may be larger."""
+    """Yield a table's rows in order, in batches of at most `rows` rows."""
     for batch in table.collect_batches(chunk_size=rows, maintain_order=True):
         yield from batch.iter_slices(rows)
 
 
 class EpisodeNumbers:
-    """Numbers the episodes of a wide table by the names in a column: equal names get equal numbers.
+    """Replaces the episode names in a column of a wide table by numbers; equal names get equal numbers.
 
-    `TagHistory` later finds the beginnings in order of time, among valid rows. An empty cell continues the episode
-    before, and a row without any value of the `tags` belongs to none. Numbers are hashes, so that they need no memory
-    and do not depend on batches.
+    An empty cell continues the episode before. A row without a name and without values of the `tags` gets no number.
+    The numbers are hashes of the names, so that they do not depend on batches.
     """
 
     def __init__(self, column: str | None, tags: Iterable[str]) -> None:
@@ -39,7 +38,7 @@ class EpisodeNumbers:
         self._last: str | None = None
 
     def number(self, batch: pl.DataFrame) -> pl.DataFrame:
-        """Return the rows with numbers in the episode column."""
+        """Return the next batch of rows with numbers in the episode column."""
         if self.column is None:
             return batch
         name = pl.col(self.column).cast(pl.String).str.strip_chars()
@@ -48,19 +47,19 @@ class EpisodeNumbers:
         known = rows.select(pl.col("given").forward_fill().fill_null(pl.lit(self._last, pl.String)))["given"]
         self._last = known[-1] if len(known) else self._last
         counted = known.is_not_null() & (rows["given"].is_not_null() | rows["valued"])
-        # As many bits as a double stores exactly.
+        # Keep as many bits as a double can store exactly.
         numbers = (known.hash() // 2**11).cast(pl.Float64)
         return batch.with_columns(numbers.set(~counted, None).alias(self.column))
 
 
 def _is_empty(name: str, kind: pl.DataType) -> pl.Expr:
-    """Whether a cell of a column is empty."""
+    """Return a polars expression that is true for the empty cells of a column."""
     nothing = pl.col(name).is_null()
     return nothing | (pl.col(name).str.strip_chars() == "") if kind == pl.String else nothing
 
 
 def long_rows(batch: pl.DataFrame, mapping: HistorianMapping) -> pl.DataFrame:
-    """Convert a wide batch to long rows; an empty cell without a status gives no row, because nothing was archived."""
+    """Convert a batch of a wide table to long rows; an empty cell without a status gives no row."""
     columns = mapping.columns
     tags = [name for name in mapping.tags if name in batch.columns]
     texts = any(batch[tag].dtype == pl.String for tag in tags)
@@ -71,7 +70,7 @@ def long_rows(batch: pl.DataFrame, mapping: HistorianMapping) -> pl.DataFrame:
     empty = _is_empty("value", long.schema["value"])
     if columns.status_suffix is not None:
         kept = [f"{tag}{columns.status_suffix}" for tag in tags]
-        # Tags without a status column are Good, empty status cells are missing, and names of episodes always count.
+        # A tag without a status column is Good, and so is the episode. An empty status cell means a missing status.
         lacking = [tag for tag, name in zip(tags, kept, strict=True) if name not in batch.columns]
         lacking += [mapping.episode] if mapping.episode is not None else []
         none = [pl.lit(None, pl.String).alias(name) for name in kept if name not in batch.columns]
@@ -94,7 +93,7 @@ def long_rows(batch: pl.DataFrame, mapping: HistorianMapping) -> pl.DataFrame:
 def sorted_rows(
     chunks: Iterator[tuple[RawRows, list[Rejects]]], period: tuple[int, int], rows: int, folder: Path
 ) -> Iterator[tuple[RawRows, list[Rejects]]]:
-    """Sort rows by time through one temporary file per stretch of time; rows with equal times keep their order."""
+    """Sort rows by time with temporary files, one per interval of time; rows with equal times keep their order."""
     begin, end = period
     buckets = max(-(-rows // BUCKET_ROWS), 1)
     width = (end - begin) // buckets + 1
@@ -118,16 +117,16 @@ def sorted_rows(
 
 
 class Groups(NamedTuple):
-    """Row groups of a file, in order; arrays (R,)."""
+    """Numbers of rows, and least and greatest times, of the R row groups of a Parquet file, as arrays (R,)."""
 
     rows: npt.NDArray[np.int64]
     least: npt.NDArray[np.int64]
-    """ns since 1970, UTC"""
+    """In ns since 1970, UTC."""
     greatest: npt.NDArray[np.int64]
 
 
 def time_groups(path: Path, column: str) -> Groups | None:
-    """Return the least and greatest time of each row group from the footer; None if any are missing."""
+    """Return the least and greatest time of each row group from a Parquet file's footer; None if one is missing."""
     import pyarrow.parquet as pq
 
     try:
@@ -155,11 +154,10 @@ def time_groups(path: Path, column: str) -> Groups | None:
 
 
 def coded_batches(path: Path, columns: Columns, tags: Sequence[str], rows: int) -> Iterator[pl.DataFrame]:
-    """Yield a long table's rows in order, at most `rows` at a time.
+    """Yield the rows of a long Parquet table in order, in tables of at most `rows` rows.
 
-    Arrow reads the numbers by which a file stores tags; they are faster to compare than texts. polars cannot read them.
-    The frames have code (the number in `tags`, null for an unknown tag), nameless, timestamp, value and, if the table
-    has it, status.
+    The tables have the columns code (index in `tags`, null for an unknown tag), nameless, timestamp, value and, if it
+    exists, status. Tags are read with Arrow, because Arrow can read the numbers by which Parquet stores repeated texts.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -173,7 +171,7 @@ def coded_batches(path: Path, columns: Columns, tags: Sequence[str], rows: int) 
         tag = batch.column(columns.tag)
         if not pa.types.is_dictionary(tag.type):
             tag = tag.cast(pa.string()).dictionary_encode()
-        # One extra code for unknown tags.
+        # The last code stands for unknown tags.
         known = np.array([*(number.get(str(text), len(tags)) for text in tag.dictionary.to_pylist()), len(tags)])
         index = tag.indices.fill_null(len(known) - 1).to_numpy() if tag.null_count else tag.indices.to_numpy()
         codes = known.astype(np.uint16).take(index)

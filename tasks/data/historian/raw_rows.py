@@ -19,33 +19,33 @@ Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
 SECOND = 10**9
-"""ns"""
+"""One second in ns."""
 DAY = 86_400 * SECOND
 FILE_BITS = 40
-"""A row's id is the file's number shifted by these bits, plus the row's number in the file."""
+"""A row's id is the number of its file, shifted left by this number of bits, plus the row's number in the file."""
 UNKNOWN_TIME = np.iinfo(np.int64).min
 
 
 class RawRows(NamedTuple):
-    """Rows in the order of the export."""
+    """n rows of a historian export, as arrays (n,)."""
 
     codes: npt.NDArray[np.uint16]
-    """Index of the row's tag in the mapping (n,)."""
+    """Index of each row's tag in the mapping."""
     times: npt.NDArray[np.int64]
-    """ns since 1970, UTC (n,)."""
+    """Times in ns since 1970, UTC."""
     values: npt.NDArray[np.float64]
-    """Values in the archive's unit (n,)."""
+    """Values in the unit of the archive."""
     statuses: npt.NDArray[np.uint32]
-    """OPC UA status codes; Bad if the value was rejected (n,)."""
+    """OPC UA status codes; Bad if the value was rejected."""
     ids: npt.NDArray[np.int64]
 
     def take(self, where: npt.NDArray[Any] | slice) -> RawRows:
-        """Select rows by mask, index or slice."""
+        """Return the rows that a mask, indices or a slice select."""
         return RawRows._make(column[where] for column in self)
 
 
 class Rejects(NamedTuple):
-    """Rejected rows with reasons."""
+    """Rejected rows, the reason for each row, and the texts that could not be read."""
 
     rows: RawRows
     reasons: npt.NDArray[Any]
@@ -53,9 +53,9 @@ class Rejects(NamedTuple):
 
 
 class RawQuarantine(ParquetParts):
-    """Parquet files of rejected raw rows: file, row, tag, timestamp, value, status, text, reason.
+    """Quarantine of an export: Parquet files of rejected raw rows, with the reasons.
 
-    Without a folder, rows are only kept for `table`.
+    Without a folder, the rows are kept in memory for `table`.
     """
 
     def __init__(self, folder: Path | None = None, part_records: int = 65_536) -> None:
@@ -64,7 +64,7 @@ class RawQuarantine(ParquetParts):
         self.tags: Sequence[str] = ()
 
     def begin(self, files: Sequence[str], tags: Sequence[str]) -> None:
-        """Set the names for the numbers in ids and codes; raise ValueError if rows of other files are unwritten."""
+        """Set the names of files and tags; raise ValueError if rows of other files or tags are not yet written."""
         if self._added and (list(files), list(tags)) != (list(self.files), list(self.tags)):
             raise ValueError(f"the quarantine has {self._waiting} unwritten rows of another export: close it first")
         self.files, self.tags = files, tags
@@ -72,7 +72,7 @@ class RawQuarantine(ParquetParts):
     def add(
         self, rows: RawRows, reasons: Sequence[str] | npt.NDArray[Any], texts: Sequence[str | None] | None = None
     ) -> None:
-        """Add rows with a reason each, and with the text of numbers or times that could not be read."""
+        """Add rejected rows, with a reason for each row, and with the texts that could not be read."""
         if len(rows.ids):
             given = np.asarray(reasons, dtype=object)
             self._add((rows, given, texts), given)

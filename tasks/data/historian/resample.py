@@ -1,7 +1,7 @@
-"""Values of a tag at given times, by the 'Interpolative' aggregate of OPC UA Part 13 (1.04, 3.1.8 and 5.4.3.4).
+"""Compute a tag's values at given times, by the aggregate 'Interpolative' of OPC UA Part 13 (1.04, 3.1.8, 5.4.3.4).
 
-Good and Uncertain values count, Bad values do not. If a mapping treats Uncertain as Bad, the decoder has marked such
-values Bad. There is no value before the first.
+Good and Uncertain values are used, Bad values are not. (The decoder marks Uncertain values Bad if the mapping demands
+this.) Before a tag's first usable value, its value is unknown.
 """
 
 from __future__ import annotations
@@ -16,59 +16,59 @@ from tasks.data.historian.raw_rows import Times
 GOOD = np.uint32(0x00000000)
 UNCERTAIN = np.uint32(0x40000000)
 BAD = np.uint32(0x80000000)
-"""Status codes of OPC UA Part 4; the two highest bits are the severity."""
+"""Status codes of OPC UA Part 4; the two highest bits give the severity."""
 
 Statuses = npt.NDArray[np.uint32]
 
 
 class Samples(NamedTuple):
-    """Archived values of one tag, in order of time."""
+    """M archived values of one tag, in order of time."""
 
     times: Times
-    """ns since 1970, UTC, strictly increasing (M,)."""
+    """Times in ns since 1970, UTC, strictly increasing (M,)."""
     values: npt.NDArray[np.float64]
-    """(M,)"""
+    """Values (M,)."""
     statuses: Statuses
-    """(M,)"""
+    """OPC UA status codes (M,)."""
 
 
 class Resampled(NamedTuple):
-    """Values of a tag at given times."""
+    """Values of a tag at G given times."""
 
     values: npt.NDArray[np.float64]
-    """(G,); NaN if unknown."""
+    """Values (G,); NaN if unknown."""
     reach: Times
-    """ns between the values used, or since a held value became Bad; 0 at a raw value (G,)."""
+    """Time in ns between the two values used, or since a held value became Bad; 0 at an archived value (G,)."""
     across_bad: npt.NDArray[np.bool_]
     """Whether Bad values were skipped (G,)."""
 
 
 class Rule(NamedTuple):
-    """Interpolation of a tag; times in ns."""
+    """How to interpolate a tag; times in ns."""
 
     stepped: bool
     max_gap: int
-    """Longest time that a tag may be Bad, or a sloped tag not archived."""
+    """Longest time for which any tag may be Bad, or a sloped tag not archived."""
     stale: int | None = None
-    """The tag's own limit for holding or interpolating a value."""
+    """Longest time for which this tag's value may be held or interpolated, if the mapping gives a limit."""
     causal: bool = False
-    """Use only values archived up to the given time."""
+    """Whether to use only values that were archived up to the given time."""
     skew: int = 0
-    """Largest lead of a sample's time over the given time with which the sample still counts as known."""
+    """If causal, samples up to this time after the given time are also used."""
 
     @property
     def reach(self) -> int:
-        """Time after a given time within which samples may affect the value."""
+        """Longest time in ns after a given time at which a sample can still change the value."""
         return 0 if self.stepped else max(self.stale or self.max_gap, self.skew)
 
 
 def severity(statuses: Statuses) -> npt.NDArray[Any]:
-    """Return 0 for Good, 1 for Uncertain, 2 (or 3) for Bad."""
+    """Return the severity of each status: 0 for Good, 1 for Uncertain, 2 or 3 for Bad."""
     return statuses >> 30
 
 
 def _split(samples: Samples) -> tuple[Times, npt.NDArray[np.float64], Times]:
-    """Return times and values of the usable samples, and times of the others."""
+    """Return the times and values of the usable samples, and the times of the unusable samples."""
     usable = (samples.statuses < BAD) & np.isfinite(samples.values)
     if usable.all():
         return samples.times, samples.values, samples.times[:0]
@@ -79,10 +79,10 @@ def _split(samples: Samples) -> tuple[Times, npt.NDArray[np.float64], Times]:
 def _interpolate(
     times: Times, values: npt.NDArray[np.float64], bad_times: Times, at: Times, stepped: bool
 ) -> tuple[Resampled, Times, Times, npt.NDArray[np.bool_]]:
-    """Sloped: v = v0 + (t − t0)(v1 − v0)/(t1 − t0) between the nearest values at t0 ≤ t < t1. Stepped: v = v0.
+    """Interpolate linearly between the values before and after each time `at`, or hold the value before if `stepped`.
 
-    Also return the index of the last value that is not later (G,), 0 if there is none; the ns since that value (G,),
-    negative if there is none; and whether there is such a value, and none at that time or later (G,).
+    Also return, for each time (G,): the index of the last value not after it, or 0 if there is none; the time since
+    that value in ns, negative if there is none; and whether the time is after the last value.
     """
     if not len(times):
         nothing, zeros = np.full(len(at), np.nan), np.zeros(len(at), np.int64)
@@ -100,7 +100,7 @@ def _interpolate(
     else:
         after = np.minimum(before + 1, len(times) - 1)
         width = times[after] - times[before]
-        # The last value has no successor and so no slope.
+        # After the last value, this holds the last value.
         value = values[before] + age / np.maximum(width, 1) * (values[after] - values[before])
         across, _ = _across(bad_times, times[before], np.where(beyond, np.iinfo(np.int64).max, times[after]), "left")
         reach = np.where(beyond, age, width)
@@ -113,7 +113,7 @@ def _interpolate(
 
 
 def _across(bad_times: Times, since: Times, until: Times, side: Literal["left", "right"]) -> tuple[Any, Any]:
-    """Whether there are Bad values in an interval, and how many there are up to the interval's start."""
+    """Return for each interval whether Bad values are inside, and the number of Bad values up to its start."""
     if not len(bad_times):
         return np.zeros(len(since), bool), np.zeros(len(since), np.int64)
     passed = np.searchsorted(bad_times, since, side="right")
@@ -121,27 +121,27 @@ def _across(bad_times: Times, since: Times, until: Times, side: Literal["left", 
 
 
 class Within(NamedTuple):
-    """Episode of each given time: from its first row up to the next episode's, ns."""
+    """Begin and end of the episode of each of G given times."""
 
     since: Times
-    """(G,)"""
+    """Time of the episode's first row in ns (G,)."""
     until: Times
-    """(G,)"""
+    """Time of the next episode's first row in ns (G,)."""
 
 
 def known_at(samples: Samples, at: Times, rule: Rule, end: int, within: Within | None = None) -> Resampled:
-    """Return a tag's values at times (G,), NaN where they are not known well enough.
+    """Return a tag's values at G times; a value is NaN if the samples are too far apart, by the limits of the rule.
 
-    Sloped and causal: interpolate between two samples if the later one came by t + skew, otherwise hold the earlier.
-    A sloped tag is unknown if its samples are farther apart than its limit, or if it falls silent, unless the archive
-    ends before that could show. `reach` is the time compared with the limits.
+    If the rule is causal, a sloped tag is interpolated only if the later sample has a time of at most t + skew;
+    otherwise the earlier value is held. After its last sample, a sloped tag becomes unknown when its limit has passed,
+    but only if the archive goes on for so long.
 
     Args:
-        samples: of the tag (M,), from its last value before `at` on.
-        at: times (G,), ns, increasing.
-        rule: of the tag.
-        end: time [ns] up to which all archived samples are included.
-        within: if given, samples of other episodes are neither used nor interpolated to.
+        samples: samples of the tag (M,), from the last value before `at` on.
+        at: increasing times in ns (G,).
+        rule: rule for the tag.
+        end: time in ns up to which `samples` is complete.
+        within: the episode of each time; if given, samples of other episodes are not used.
     """
     times, values, bad_times = _split(samples)
     found, before, age, beyond = _interpolate(times, values, bad_times, at, rule.stepped)
@@ -162,7 +162,7 @@ def known_at(samples: Samples, at: Times, rule: Rule, end: int, within: Within |
     if beyond.any():
         far |= beyond & (times[before] + limit < end)
     if rule.causal:
-        # A silence may be judged with later knowledge, because it only leaves rows out. Values may not.
+        # Values must not depend on later samples. The limits may, because they only decide whether a row is used.
         later = times[np.minimum(before + 1, len(times) - 1)]
         seen = (age <= 0) | (~beyond & (later <= at + rule.skew))
         found = found._replace(values=np.where(seen, found.values, values[before]))

@@ -1,4 +1,4 @@
-"""Outcomes, rewards and costs of control steps, and ends of episodes."""
+"""Decide which control steps become rows, compute their rewards and costs, and find the ends of episodes."""
 
 from __future__ import annotations
 
@@ -17,30 +17,29 @@ from tasks.data.store.scoring import margins_of, with_costs, with_rewards
 
 
 class StepOutcome(IntEnum):
-    """Outcome of a control step."""
+    """Result of checking a control step: it becomes a row, or is left out for a reason."""
 
     ROW = 0
     REJECTED = 1
-    """Quarantined: values were Bad for longer than a gap may be, or a derived quantity has no value although all inputs
-    have one."""
+    """Quarantined: a value was Bad for too long, or a derived quantity is not finite although its inputs are known."""
     GAP = 2
     NOT_RUNNING = 3
-    """The plant was in another mode at the step's start or end."""
+    """At the start or end of the step, the plant was in a mode that does not count as running."""
     OUTSIDE_LIMITS = 4
     """The step began outside the hard limits, after a trip that ended the episode."""
 
 
 class Points(NamedTuple):
-    """Values at grid points, and of the steps that begin there; arrays (G, ...)."""
+    """Values at G control instants, and actions of the steps that begin there, as arrays (G, ...)."""
 
     times: Times
     begun: Times
-    """Begin of each point's episode, ns since 1970; 0 if the export names none."""
+    """Begin of each point's episode in ns since 1970; 0 if the export does not name episodes."""
     observations: Floats
     inputs: Floats
-    """Signals for formulas only."""
+    """Signals that only formulas use."""
     actions: Floats
-    """Actions at the middle of the step that begins here."""
+    """Actions at the middle of the step that begins at this point."""
     gap: Mask
     action_gap: Mask
     fault: npt.NDArray[Any]
@@ -54,9 +53,9 @@ class Points(NamedTuple):
 
 
 class Scorer:
-    """Rewards and margins by the formulas of the plant (`logged`), or of the mapping if there are none.
+    """Computes rewards and costs with the plant's formulas (`logged`) or, if None, with the mapping's formulas.
 
-    `inputs` are names of signals for formulas only.
+    `inputs` has the names of the signals that only formulas use.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class Scorer:
         self.spec, self.logged, self.reward, self.inputs = spec, logged, reward, inputs
 
     def outside(self, points: Points) -> Mask:
-        """Mark points that violate a hard limit (G,)."""
+        """Mark the points that violate a hard limit (G,)."""
         with np.errstate(invalid="ignore"):
             return np.asarray((self._margins(points) < 0).any(axis=1))
 
@@ -80,12 +79,12 @@ class Scorer:
         )
 
     def signals(self, points: Points) -> dict[str, Floats]:
-        """Return the values at grid points by signal (G,)."""
+        """Return a dictionary from each signal's name to its values at the points (G,)."""
         columns = [*points.observations.T, *points.inputs.T]
         return dict(zip((*self.spec.observation.names, *self.inputs), columns, strict=True))
 
     def formulas(self, points: Points) -> Rows:
-        """Evaluate the mapping's formulas for the steps between grid points (G - 1,)."""
+        """Compute rewards and costs of the G - 1 steps between the points with the mapping's formulas."""
         results: Rows = {}
         if self.reward is not None:
             signals = self.signals(points)
@@ -101,7 +100,7 @@ class Scorer:
         return results
 
     def score(self, rows: Rows) -> Rows:
-        """Add rewards and costs to rows."""
+        """Add missing rewards and costs to rows, with the plant's formulas."""
         count = len(rows["numbers"])
         if self.logged is not None and count:
             return with_costs(rows if "rewards" in rows else with_rewards(rows, self.logged), self.logged)
@@ -110,19 +109,19 @@ class Scorer:
 
 
 class Cutter:
-    """Decides where episodes of at most `longest` steps end; keeps the state between calls."""
+    """Decides at which steps episodes end; an episode has at most `longest` steps and may extend over several calls."""
 
     def __init__(self, longest: int) -> None:
         self.longest = longest
         self._age = 0
 
     def cut(self, keep: Mask, ends: Mask, last: bool) -> Mask:
-        """Mark the steps that end an episode; all but the last are decided, unless it is the very last.
+        """Mark the steps that end an episode. The last step is decided in the next call, unless `last` is True.
 
         Args:
-            keep: whether each step is a row (n,).
-            ends: whether each step ends an episode for another reason (n,).
-            last: whether no step follows.
+            keep: whether each step becomes a row (n,).
+            ends: whether each step ends an episode in any case (n,).
+            last: whether these are the last steps of the export.
         """
         following = np.append(keep[1:], False)
         ended = (ends | ~following)[: len(keep) if last else len(keep) - 1]
@@ -139,20 +138,20 @@ class Cutter:
 
 
 def single(values: Floats) -> Floats:
-    """Replace values beyond single precision by infinity, which the row checks find."""
+    """Replace values beyond single precision by infinity, so that the row checks reject them."""
     return np.where(np.abs(values) > np.finfo(np.float32).max, np.inf, values)
 
 
 def outcomes(now: Points, later: Points, outside: Mask, end_at_trip: bool) -> npt.NDArray[np.int64]:
-    """Return the outcome (G - 1,) of each step from `now` to `later` (G - 1, ...).
+    """Return the `StepOutcome` of each of the G - 1 steps between G points.
 
-    A step that leads out of the limits is kept although the plant then stops.
+    A step that leaves the hard limits is kept, even if the plant stops at its end.
 
     Args:
-        now: beginnings of the steps.
-        later: ends of the steps.
-        outside: whether a hard limit is violated (G,).
-        end_at_trip: whether steps that begin outside are left out.
+        now: points at the beginnings of the steps.
+        later: points at the ends of the steps.
+        outside: whether a hard limit is violated at each point (G,).
+        end_at_trip: whether to leave out steps that begin outside the hard limits.
     """
     outcome = np.full(len(now.times), StepOutcome.ROW)
     outcome[(now.fault != "") | (later.fault != "") | (now.action_fault != "")] = StepOutcome.REJECTED

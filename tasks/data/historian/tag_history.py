@@ -1,8 +1,8 @@
-"""Group the rows of an export by tag, and keep each tag's recent history.
+"""Group the rows of an export by tag, and keep the recent rows of each tag.
 
-Rows that arrive too late are rejected, and the rest grouped by tag, in a thread ahead of the resampling to use two
-cores. A row up to the clock's `late_seconds` late is sorted into place. Of equal rows the first counts; contradicting
-rows are resolved by the clock's rule. Rejected rows go to the quarantine.
+A row that is late by at most `clock.late_seconds` is sorted into place; other late rows are rejected. Of equal rows,
+the first is kept; for contradicting rows of the same time, `clock.same_time` decides. Rejected rows go to the
+quarantine. Rows are grouped in a separate thread, so that two processor cores are used.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Item = TypeVar("Item")
 Index = npt.NDArray[np.int64]
 
 PORTION_ROWS = 2**17
-"""Rows to group at a time: the columns fit into a core's cache, which is five times as fast."""
+"""Number of rows to group at a time; so few rows fit into the processor's cache, which is five times as fast."""
 CONTRADICTED = "contradicts another row of the same time"
 BAD_ENTRY_EXISTS = np.uint32(0x809F0000)
-"""OPC UA code Bad_EntryExists; marks a time with contradicting rows."""
+"""OPC UA status code Bad_EntryExists, for a time with contradicting rows."""
 
 NO_SAMPLES = Samples(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.uint32))
 
@@ -37,29 +37,29 @@ class Chunk(NamedTuple):
     """Consecutive rows of an export, grouped by tag."""
 
     rows: RawRows
-    """Sorted by tag, otherwise in the order of the export."""
+    """Rows sorted by tag; the rows of one tag are in the order of the export."""
     ends: npt.NDArray[np.int64]
     top: int
     rejects: list[Rejects]
 
 
 def changes(values: npt.NDArray[np.float64]) -> Mask:
-    """Mark values that differ from the value before, and the first."""
+    """Mark the first value, and each value that differs from the value before."""
     found: Mask = np.append(True, values[1:] != values[:-1])[: len(values)]
     return found
 
 
 def portions(items: Iterable[tuple[RawRows, list[Rejects]]]) -> Iterator[tuple[RawRows, list[Rejects]]]:
-    """Yield the same rows, at most `PORTION_ROWS` at a time."""
+    """Divide rows into portions of at most `PORTION_ROWS` rows; rejected rows come with the first portion."""
     for rows, rejects in items:
         for start in range(0, max(len(rows.ids), 1), PORTION_ROWS):
             yield rows.take(slice(start, start + PORTION_ROWS)), rejects if start == 0 else []
 
 
 class TagGrouper:
-    """Groups arriving rows of a number of tags, and rejects late rows by the clock's rule.
+    """Groups the rows of an export by tag, and rejects rows that are later than `clock.late_seconds`.
 
-    The archive counts as silent after `silence` [ns] without any row.
+    `tags` is the number of tags. After `silence` ns without any row, the archive counts as silent.
     """
 
     def __init__(self, tags: int, clock: Clock, silence: int) -> None:
@@ -67,13 +67,13 @@ class TagGrouper:
         self.late = round(clock.late_seconds * 1e9)
         self.top = UNKNOWN_TIME
         self.silences: list[tuple[int, int]] = []
-        """Begin and end of each silence."""
+        """Begin and end of each silence of the archive, in ns."""
         self.counts = {name: np.zeros(tags, np.int64) for name in ("good", "uncertain", "bad")}
         self.displaced = 0
-        """Late rows that were sorted into place."""
+        """Number of late rows that were sorted into place."""
 
     def arrange(self, rows: RawRows, rejects: list[Rejects]) -> Chunk:
-        """Reject late rows and group the rest by tag."""
+        """Reject rows that are too late, and group the other rows by tag."""
         if len(rows.ids):
             rows, late = self._in_time(rows)
             rejects = [*rejects, *late]
@@ -95,13 +95,13 @@ class TagGrouper:
         self.top = int(crest[-1])
         if not late.any():
             return rows, []
-        # Bad rows were rejected before.
+        # Do not reject Bad rows again: the decoder has already rejected them.
         fresh = rows.take(late & (severity(rows.statuses) < 2))
         reason = f"arrived more than {self.clock.late_seconds:g} s late"
         return rows.take(~late), [Rejects(fresh, np.full(len(fresh.ids), reason, object), None)]
 
     def _listen(self, times: npt.NDArray[np.int64]) -> None:
-        """Record silences up to the latest of the ascending times."""
+        """Record the silences of the archive before and between the ascending times."""
         before = times[0] if self.top == UNKNOWN_TIME else self.top
         if times[-1] - before > self.silence:
             moments = np.concatenate([[before], times])
@@ -118,22 +118,22 @@ class TagGrouper:
 
 
 def _by_tag(rows: RawRows, counts: npt.NDArray[np.int64]) -> RawRows:
-    # A radix sort, with as many digits as the codes have.
+    # A stable sort of small integers is a radix sort, which is fast.
     codes = rows.codes.astype(np.uint8) if len(counts) <= 256 else rows.codes
     order = np.argsort(codes, kind="stable")
     ids = rows.ids
     consecutive = len(ids) and ids[-1] - ids[0] == len(ids) - 1 and bool((ids[1:] > ids[:-1]).all())
     times, values = rows.times.take(order), rows.values.take(order)
     statuses = rows.statuses.take(order) if rows.statuses.any() else rows.statuses
-    # In place, because allocating memory takes time.
+    # Reuse the array, because allocating memory takes time.
     ids = np.add(order, ids[0], out=order) if consecutive else ids.take(order)
     return RawRows(np.repeat(np.arange(len(counts), dtype=np.uint16), counts), times, values, statuses, ids)
 
 
 class TagHistory:
-    """Recent rows of each tag, in order of time; the clock's rule resolves rows of the same time.
+    """Keeps the recent rows of each tag, in order of time; if rows have the same time, `clock.same_time` decides.
 
-    `episode` is the tag whose changes begin episodes, of which only the first row is kept; None without such a tag.
+    `episode` is the index of the tag that names episodes, or None. For each episode, only this tag's first row is kept.
     """
 
     def __init__(self, tags: int, clock: Clock, quarantine: RawQuarantine, episode: int | None = None) -> None:
@@ -141,13 +141,13 @@ class TagHistory:
         self.late = round(clock.late_seconds * 1e9)
         self.top = UNKNOWN_TIME
         self._parts: list[list[RawRows]] = [[] for _ in range(tags)]
-        """Each tag's rows in order of time, in parts that are not empty."""
+        """For each tag, its rows in order of time, as a list of non-empty parts."""
         self._samples: dict[int, Samples] = {}
-        """Cache of `samples`."""
+        """Cache for the method `samples`."""
 
     @property
     def complete(self) -> int:
-        """Time [ns] before which no further row can arrive."""
+        """Time in ns up to which no further row can arrive."""
         return self.top - self.late if self.top != UNKNOWN_TIME else UNKNOWN_TIME
 
     def push(self, chunk: Chunk) -> None:
@@ -162,7 +162,7 @@ class TagHistory:
         begin = 0
         for code, end in enumerate(ends.tolist()):
             if end > begin:
-                # Views; `trim` copies the rows that stay and frees the chunk.
+                # These are views; later, `trim` copies the rows that are still needed and frees the chunk.
                 self._append(code, rows.take(slice(begin, end)), code in disordered)
             begin = end
 
@@ -178,7 +178,7 @@ class TagHistory:
         self._parts[code] = [merged]
 
     def _one_per_time(self, rows: RawRows) -> RawRows:
-        """Return the row that counts at each time; quarantine the others, unless they were rejected before."""
+        """Return one row for each time; quarantine the other rows, unless they were rejected before."""
         first = np.flatnonzero(np.append(True, rows.times[1:] != rows.times[:-1]))
         group = np.cumsum(np.append(True, rows.times[1:] != rows.times[:-1])) - 1
         index = np.arange(len(rows.ids))
@@ -205,16 +205,16 @@ class TagHistory:
         )
 
     def samples(self, code: int) -> Samples:
-        """Return a tag's samples, from the last value before the next unsettled time on."""
+        """Return the samples of the tag with an index, from the last value that may still be needed on."""
         if code not in self._samples:
             columns = [(part.times, part.values, part.statuses) for part in self._parts[code]] or [NO_SAMPLES]
             self._samples[code] = Samples(*map(np.concatenate, zip(*columns, strict=True)))
         return self._samples[code]
 
     def trim(self, to: int) -> None:
-        """Drop rows that times from `to` on do not need: before a tag's last value, and repeated Bad rows after it.
+        """Remove rows that are not needed to compute values at times from `to` on.
 
-        Only the first row of an episode is kept.
+        Of the rows before `to`, each tag keeps only the last usable row and the row after it.
         """
         to = min(to, self.complete)
         for code, parts in enumerate(self._parts):
@@ -236,10 +236,10 @@ class TagHistory:
 
 
 def ahead(items: Iterator[Item], depth: int = 2) -> Iterator[Item]:
-    """Yield items produced by a thread at most `depth` ahead; exceptions of the thread are raised here."""
+    """Yield items that a thread computes in advance, at most `depth` items; errors of the thread are raised here."""
     end = object()
     with ThreadPoolExecutor(1, "neorl-historian") as pool:
-        # One more is being made.
+        # One of these items is being computed, so submit one more.
         waiting = deque(pool.submit(next, items, end) for _ in range(depth + 1))
         try:
             while (item := waiting.popleft().result()) is not end:

@@ -1,4 +1,4 @@
-"""Convert historian timestamps to ns since 1970 in UTC, and find rows written by a wrong clock."""
+"""Convert historian timestamps to ns since 1970 in UTC, and find rows with a wrong clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OTHER_SPELLINGS = (
     (r"^(\d{4})(\d{2})(\d{2})[T ](\d{2})(\d{2})(\d{2})", "${1}-${2}-${3}T${4}:${5}:${6}"),
     (r"^(\d{4})(\d{2})(\d{2})[T ](\d{2})(\d{2})", "${1}-${2}-${3}T${4}:${5}"),
     (r"^(\d{4})(\d{2})(\d{2})[T ](\d{2})", "${1}-${2}-${3}T${4}:00"),
-    # With the year first, a date is unambiguous with any separator.
+    # A date with the year first is unambiguous, whatever the separator.
     (r"^(\d{4})[-/.:](\d{1,2})[-/.:](\d{1,2})", "${1}-0${2}-0${3}"),
     (r"^(\d{4})-0?(\d{2})-0?(\d{2})", "${1}-${2}-${3}"),
     (r"^(\d{4}-\d{2}-\d{2})$", "${1}T00:00"),
@@ -30,16 +30,16 @@ OTHER_SPELLINGS = (
     # Offsets of whole hours.
     (r"([T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?) ?([+-]\d{2})$", "${1}${2}:00"),
 )
-"""Other unambiguous spellings, and the ISO 8601 form that polars reads."""
+"""Patterns of other unambiguous spellings, each with its replacement in the ISO 8601 form that polars reads."""
 MOST_SHOWN = 60
 FOLLOWERS = 64
-"""Rows after a jump ahead that decide whether it is an outlier."""
+"""Number of rows after a jump ahead in time that decide whether the jump is an error."""
 FIRST_YEAR, LAST_YEAR = "1685", "2254"
-"""Years that fit into 64 bits in ns."""
+"""First and last year in which every time fits into 64 bits in ns."""
 LEAST_FALL_SECONDS = 60.0
-"""Shortest step back that counts as a changed clock; shorter ones are jitter of a scan."""
+"""Shortest step back in time that counts as a changed clock; shorter steps are jitter."""
 MAX_MICROSECONDS = 9_000_000_000_000_000
-"""About the year 2255, near the limit of 64 bits in ns; historians write 9999 for 'never'."""
+"""Largest accepted time in us since 1970, about the year 2255, because times in ns must fit into 64 bits."""
 
 UNREADABLE, MISSING, AMBIGUOUS, SKIPPED, OUT_OF_RANGE = 1, 2, 3, 4, 5
 REASONS = {
@@ -54,12 +54,12 @@ FAR = "timestamp is implausibly far from nearly all others"
 
 
 class SecondPass:
-    """Finds, by the order of rows, those of the repeated hour after a clock was set back.
+    """Decides, by the order of the rows, which rows are from the second pass of an hour, after a clock was set back.
 
-    The repetition begins with the row that falls back further than a row may be late, or by half an hour. If rows are
-    so rare that the hour may have a single time, as with hourly rows, it also begins with the second row of a tag at
-    that time. Later rows from the end of the hour count as late rows of the first pass, until the second pass gets that
-    far.
+    The second pass begins with a row that goes back in time by half an hour, or by more than a row may be late. If the
+    hour has only one time, as in hourly logs, the second pass begins with the second row of a tag at this time. After
+    that, a row with a time near the end of the hour counts as a late row of the first pass, until the second pass
+    approaches this time.
     """
 
     def __init__(self, late_seconds: float) -> None:
@@ -68,17 +68,17 @@ class SecondPass:
         """Whether a repeated hour occurred."""
         self._first = self._crest = UNKNOWN_TIME
         self._begun = self._again = UNKNOWN_TIME
-        """Begin and progress of the repetition; unknown before it begins."""
+        """Begin and latest time of the second pass; `UNKNOWN_TIME` before it begins."""
         self._single: set[object] | None = None
-        """Tags seen at the hour's first time until another time occurs; None if tags cannot decide."""
+        """Tags with a row at the hour's first time, until another time occurs; None if the tags cannot decide."""
 
     def of(self, earlier: Times, width: int, before: Times, tags: pl.Series) -> Mask:
-        """Mark the rows of the repetition (n,); calls continue each other in the order of the file.
+        """Mark the rows of the second pass among n rows with ambiguous times, in the order of the file.
 
         Args:
-            earlier: earlier interpretation of each row's time (n,), ns.
-            width: ns between the two interpretations.
-            before: time of the row before each (n,).
+            earlier: the earlier possible time of each row in ns (n,).
+            width: difference between the two possible times in ns.
+            before: time of the row before each row in ns (n,).
             tags: tag of each row (n,).
         """
         self.met = True
@@ -119,7 +119,7 @@ class SecondPass:
 
 
 class TimestampReader:
-    """Reads the timestamps of one file in batches by the clock's rules; keeps the state for repeated hours."""
+    """Reads the timestamps of one file, batch by batch, by the rules in the mapping's `clock`."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -130,12 +130,12 @@ class TimestampReader:
     def read(
         self, column: pl.Series, file: str, tags: pl.Series | None = None
     ) -> tuple[Times, npt.NDArray[np.uint8] | None]:
-        """Return times (n,), and codes of `REASONS` for unreadable times (0 if readable), or None if all are readable.
+        """Return times (n,), and codes of `REASONS` (n,), 0 for a readable time; None for codes if all are readable.
 
         Args:
-            column: timestamps (n,), in the order of the file; BadInput if it has no times, or none is readable.
-            file: for messages.
-            tags: tag of each row (n,), null if unknown; None if each row is one of all tags.
+            column: timestamps (n,), in the order of the file; if no time is readable, BadInput is raised.
+            file: name of the file, for messages.
+            tags: tag of each row (n,), null if unknown; None if each row belongs to all tags.
         """
         given = column.null_count()
         if self.clock.format is not None and column.dtype.is_integer():
@@ -150,7 +150,7 @@ class TimestampReader:
             times, reasons = self._numbers(column)
         else:
             raise BadInput(
-                f"the times in {file} are numbers: set their unit since 1970 in the mapping's clock.epoch, such as s "
+                f"the times in {file} are numbers: set clock.epoch in the mapping to their unit since 1970, such as s "
                 "or ms."
             )
         if self.clock.ambiguous != "quarantine":
@@ -166,7 +166,7 @@ class TimestampReader:
     def _resolved(
         self, times: Times, reasons: npt.NDArray[np.uint8] | None, tags: pl.Series | None
     ) -> tuple[Times, npt.NDArray[np.uint8] | None]:
-        """Resolve ambiguous times, given as the earlier ones, by the clock's rule."""
+        """Choose the earlier or later possible time of each ambiguous time, by `clock.ambiguous`."""
         own = np.arange(len(times)) if tags is None else np.flatnonzero(tags.is_not_null().to_numpy())
         before = np.append(self._last, times[own])
         self._last = int(before[-1])
@@ -214,19 +214,19 @@ class TimestampReader:
             for pattern, instead in OTHER_SPELLINGS:
                 others = others.str.replace(pattern, instead)
             times[mask], reasons[mask] = self._iso(others)
-        # Ambiguous times were readable.
+        # Ambiguous times count as readable.
         read = (reasons == 0) | (reasons == AMBIGUOUS)
         if len(text) and not self._any and not read.any() and column.null_count() < len(text):
             shown = str(column.drop_nulls()[0])[:MOST_SHOWN]
             raise BadInput(
-                f"'{shown}' in {file} is not an unambiguous time: set its format in the mapping's clock.format, such "
-                "as %d.%m.%Y, or export ISO 8601, such as 2026-01-31T23:59:59.5Z."
+                f"'{shown}' in {file} is not an unambiguous time: set clock.format in the mapping, for example to "
+                "%d.%m.%Y, or export ISO 8601 times, for example 2026-01-31T23:59:59.5Z."
             )
         self._any |= bool(read.any())
         return times, reasons if reasons.any() else None
 
     def _iso(self, text: pl.Series) -> tuple[Times, npt.NDArray[np.uint8]]:
-        """Read times in ISO 8601 extended format; return codes of `REASONS` for the others."""
+        """Read times in ISO 8601 extended format; return times, and codes of `REASONS` (0 if readable)."""
         iso = text.str.contains(ISO_DATE).fill_null(False)
         offset = text.str.contains(OFFSET).fill_null(False)
         with_offset = iso & offset
@@ -240,7 +240,7 @@ class TimestampReader:
             mask = which.to_numpy()
             if mask.any():
                 chosen = text.filter(which)
-                # polars infers a format from the first text, so give all texts a fraction of a second.
+                # polars infers the format from the first text, so write all texts with a fraction of a second.
                 chosen = chosen.str.replace(r"^(\d{4}-\d{2}-\d{2}) ", "${1}T").str.replace(
                     r"(T\d{2}:\d{2}:\d{2})(Z|[+-]\d{2}:?\d{2})?$", "${1}.0${2}"
                 )
@@ -258,7 +258,7 @@ class TimestampReader:
         return times, reasons
 
     def _formatted(self, text: pl.Series, file: str) -> tuple[Times, npt.NDArray[np.uint8] | None]:
-        """Read times in the clock's format; without an offset they are in the mapping's zone."""
+        """Read times in the format `clock.format`; times without an offset from UTC are in the zone `clock.zone`."""
         written = str(self.clock.format)
         form, ending = chrono_format(written)
         if "%S,%f" in written:
@@ -271,7 +271,7 @@ class TimestampReader:
         found = whole.set(far, None).str.to_datetime(form, time_unit="ns", strict=False)
         if len(text) and not self._any and found.null_count() == len(text) > text.null_count() + far.sum():
             odd = str(text.drop_nulls()[0])[:MOST_SHOWN]
-            raise BadInput(f"'{odd}' in {file} does not fit the format '{written}': correct clock.format.")
+            raise BadInput(f"'{odd}' in {file} does not fit clock.format '{written}': correct it in the mapping.")
         self._any |= found.null_count() < len(text)
         times, reasons = _in_range(found) if "%z" in written else self._local(found)
         if reasons is not None:
@@ -279,7 +279,7 @@ class TimestampReader:
         return times, reasons
 
     def _local(self, column: pl.Series) -> tuple[Times, npt.NDArray[np.uint8] | None]:
-        """Convert times without zone to UTC; ambiguous ones become the earlier time, with the code AMBIGUOUS."""
+        """Convert local times to UTC; an ambiguous time becomes the earlier possible time, with the code AMBIGUOUS."""
         zone = self.clock.zone
         if zone == "UTC":
             return _in_range(column.dt.replace_time_zone("UTC"))
@@ -316,11 +316,11 @@ def _in_range(column: pl.Series) -> tuple[Times, npt.NDArray[np.uint8] | None]:
 
 
 def find_astray(times: Times, top: int) -> Mask:
-    """Mark rows more than a day ahead of all earlier rows, if most of the following rows are behind them again.
+    """Mark rows that are more than a day after all earlier rows, if most of the next rows are a day before them again.
 
     Args:
-        times: in the order of the file, `UNKNOWN_TIME` if unknown (n,).
-        top: latest time of the earlier rows.
+        times: times in the order of the file (n,); `UNKNOWN_TIME` if unknown.
+        top: latest time of the rows before.
     """
     astray = np.zeros(len(times), bool)
     known = np.flatnonzero(times != UNKNOWN_TIME)
@@ -328,7 +328,7 @@ def find_astray(times: Times, top: int) -> Mask:
     position = 0
     while position < len(at):
         crest = np.maximum.accumulate(np.concatenate([[top], at[position:]]))[:-1]
-        # The very first row has no predecessors, so only the rows after it decide.
+        # The first row of the file has no rows before it, so only the next rows decide.
         jumps = np.flatnonzero((crest == UNKNOWN_TIME) | (at[position:] > np.maximum(crest, UNKNOWN_TIME + DAY) + DAY))
         if not len(jumps):
             break

@@ -1,8 +1,8 @@
-"""Convert a historian's tags to transitions: resample, pair, and cut at gaps, trips and mode changes, in a stream.
+"""Convert a historian export to transitions: resample the tags at control instants, and divide the steps into episodes.
 
-A row is (observation at t, action in force over [t, t + dt), observation at t + dt), with t on the grid of control
-steps. Every cut is a timeout; only a trip, a hard limit crossed at t + dt, may be a termination. If trips do not end
-episodes, steps beyond the limit are ordinary rows with costs.
+A row has the observation at a control instant t, the action until t + dt, and the observation at t + dt. Episodes
+end at gaps, mode changes and trips. A trip is a violation of a hard limit at t + dt; it terminates the episode. Other
+ends are timeouts. If the mapping does not end episodes at trips, steps beyond a limit are ordinary rows with costs.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from tasks.data.store.records import RawAccount, SampleCounts, StepAccount
 from tasks.data.store.schema import BLOCK_ROWS, Rows
 
 GRID_POINTS = 4096
-"""Control steps to settle at a time."""
+"""Largest number of control steps to compute at a time."""
 SETTLE_ROWS = 2_000_000
-"""Raw rows to gather before settling."""
+"""Number of raw rows to read before control steps are computed."""
 SILENCE = 7 * 86_400 * SECOND
 SILENT_STEPS = 1000
-"""Shortest time, and number of control steps, without any tag from which the whole plant counts as unknown. No value is
-held then, and steps are counted without being computed, because a silent year has half a million of them."""
+"""The archive counts as silent after `SILENCE` ns and `SILENT_STEPS` control steps without any row. In a silence all
+values are unknown, and control steps are only counted, because a year can have half a million steps."""
 PIECE_ROWS = 24
-"""A tag's share of a chunk takes as much memory as this many rows."""
+"""Memory overhead of each tag in a chunk, in rows."""
 
 
 class HistorianStream:
-    """Blocks of transitions from a table or a folder of tables, in constant memory.
+    """Reads a historian export (a table or a folder of tables) as blocks of transitions, in constant memory.
 
     Args:
-        path: Parquet or CSV, or a folder of such files.
-        mapping: BadInput if it does not fit the plant or the export.
-        spec: the plant.
-        logged: the plant's formulas for reward and margins; None for a log-only plant.
-        quarantine: receives rejected raw rows.
+        path: a Parquet or CSV file, or a folder of such files.
+        mapping: the mapping; BadInput is raised if it does not fit the plant or the export.
+        spec: spec of the plant.
+        logged: the plant's formulas for reward and distances to limits; None for a log-only plant.
+        quarantine: quarantine for rejected raw rows.
         digests: SHA-256 of each table, if known.
     """
 
@@ -96,7 +96,7 @@ class HistorianStream:
         self.next = self.first = begin + (origin - begin) % self.period
         if self.next + self.period > end:
             raise BadInput(
-                f"{path.name} is shorter than one control step of {mapping.period_seconds:g} s, from "
+                f"{path.name} is shorter than one control step of {mapping.period_seconds:g} s, it has rows from "
                 f"{np.datetime64(begin, 'ns')} to {np.datetime64(end, 'ns')}: export a longer period."
             )
         held = [max_gap, *(rule.stale for rule in self.rules.values() if rule.stale is not None)]
@@ -110,7 +110,7 @@ class HistorianStream:
         self._cutter = Cutter(mapping.episodes.max_steps or spec.horizon)
 
     def blocks(self) -> Iterator[Rows]:
-        """Yield scored rows; `account` covers the rows yielded so far."""
+        """Yield blocks of rows with rewards and costs; `account` counts the rows yielded so far."""
         waiting: Points | None = None
         for points in self._all_points():
             waiting = points if waiting is None else Points(*map(np.concatenate, zip(waiting, points, strict=True)))
@@ -121,7 +121,7 @@ class HistorianStream:
             yield from self._rows(waiting, last=True)
 
     def _all_points(self) -> Iterator[Points]:
-        # Samples up to this much later matter to a grid point; an action is taken at the middle of its step.
+        # Samples up to this time later can change a point. The action is read in the middle of the step.
         reach = max(rule.reach for rule in self.rules.values()) + self.period // 2
         unsettled = 0
         for chunk in self.export.chunks(self.quarantine, self.grouper):
@@ -165,12 +165,12 @@ class HistorianStream:
         )
 
     def _settled(self, before: int, known_to: int) -> Iterator[Points]:
-        """Yield grid points before a time, whose values later rows cannot change."""
+        """Yield the points before the time `before`; the caller ensures that later rows cannot change their values."""
         while self.next < before:
             silence = next((some for some in self.grouper.silences if some[1] > self.next), None)
             stop = before
             if silence is not None:
-                # Compute one point inside the silence, so that no step bridges it.
+                # Compute one point inside the silence, so that no step extends over the silence.
                 made = silence[0] + 2 * self.period
                 if self.next >= made:
                     skipped = -(-(min(silence[1], before) - self.next) // self.period)
@@ -191,11 +191,11 @@ class HistorianStream:
         signals = {signal: values[:, i] for i, (signal, _) in enumerate(self._tagged())}
         for name, formula in self.derived.items():
             signals[name] = np.broadcast_to(np.asarray(formula.compute(signals), float), grid.shape)
-            # A missing input is a gap or fault already; otherwise the formula itself has no value.
+            # If an input is missing, the point already has a gap or fault. Otherwise the formula itself has no value.
             fault[~np.isfinite(signals[name]) & ~gap & (fault == "")] = f"derived {name} is not finite"
         observations = np.stack([signals[name] for name, _ in self.observed], axis=1)
         inputs = np.stack([signals[n] for n, _ in self.inputs], axis=1) if self.inputs else np.zeros((len(grid), 0))
-        # Take the action at the middle of the step, so that the delay of a scan does not shift it by a step.
+        # Read the action in the middle of the step, so that a delay of the archive does not shift it by a step.
         actions, action_gap, action_fault = self._resample(self.acting, middles, known_to, within)
         running, modes = np.ones(len(grid), bool), np.zeros((len(grid), len(self.mapping.modes)))
         for i, tag in enumerate(self.mapping.modes):
@@ -206,18 +206,18 @@ class HistorianStream:
         return Points(*here, gap, action_gap, fault, action_fault, running, modes)
 
     def _episodes(self, grid: Times) -> tuple[Times, Within | None]:
-        """Return the begin of each grid point's episode (G,), 0 if there are no names, and the episodes' intervals."""
+        """Return the begin of each point's episode (G,) and the episodes' intervals; 0 and None without a name tag."""
         if self.mapping.episode is None:
             return np.zeros(len(grid), np.int64), None
         named = self.history.samples(self.codes[self.mapping.episode])
-        # Status is ignored: values may not be held across a name that is Bad, either.
+        # Use the name of an episode even if its status is Bad, so that values are not held into the next episode.
         starts = named.times[changes(named.values)]
         after = np.searchsorted(starts, grid, side="right")
         since = np.append(starts, UNKNOWN_TIME)[after - 1]
         return since, Within(since, np.append(starts, np.iinfo(np.int64).max)[after])
 
     def _tagged(self) -> list[tuple[str, str]]:
-        """Return (signal, tag) of all signals measured at grid points."""
+        """Return (signal, tag) of all signals that are read at the control instants."""
         return [
             (str(tag.signal), name)
             for name, tag in self.mapping.tags.items()
@@ -245,7 +245,7 @@ class HistorianStream:
         return values, gap, fault
 
     def _rows(self, points: Points, last: bool) -> Iterator[Rows]:
-        """Yield the scored steps between grid points; the last waits for the next call unless it is the very last."""
+        """Yield the steps between the points as rows; the last step waits for the next call, unless `last` is True."""
         now, later = points.slice(slice(None, -1)), points.slice(slice(1, None))
         if not len(now.times):
             return
@@ -284,7 +284,7 @@ class HistorianStream:
 
 
 def _check_formulas(spec: PlantSpec, reward: Expression | None, known: set[str]) -> None:
-    """Check that the mapping supplies reward and limited quantities of a plant without own formulas."""
+    """Raise BadInput if the mapping of a plant without formulas lacks the reward or a quantity with a limit."""
     if reward is None:
         raise BadInput(
             f"there is no formula for the reward of plant {spec.name}: add logged_reward and logged_margins to the "
@@ -293,6 +293,6 @@ def _check_formulas(spec: PlantSpec, reward: Expression | None, known: set[str])
     unseen = [limit.name for limit in spec.constraints if limit.name not in known]
     if unseen:
         raise BadInput(
-            f"the limited quantity '{unseen[0]}' of plant {spec.name} is neither measured nor derived by the mapping: "
-            "add logged_margins to the plant's file, or a derived signal of that name."
+            f"plant {spec.name} has a limit for '{unseen[0]}', which the mapping neither measures nor derives: add "
+            f"logged_margins to the plant's file, or a derived signal '{unseen[0]}' to the mapping."
         )

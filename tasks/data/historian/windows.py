@@ -1,4 +1,4 @@
-"""Cut time windows out of a historian export, each as a table in the same form."""
+"""Cut time windows out of a historian export, and write each window as a table in the same layout."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ ROWS = 1_000_000
 
 
 class Window(NamedTuple):
-    """A time interval [begin, end)."""
+    """An interval of time, from `begin` up to, but not including, `end`."""
 
     begin: datetime
     end: datetime
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse an ISO 8601 interval; raise BadInput if it is invalid or ends before it begins.
+        """Parse an ISO 8601 interval, begin/end; raise BadInput if it is invalid or ends before it begins.
 
-        Times without a zone are in UTC, dates begin at midnight.
+        Times without a zone are in UTC; a date means midnight.
 
         Example:
             >>> str(Window.parse("2026-01-05/2026-01-12"))
@@ -45,7 +45,7 @@ class Window(NamedTuple):
         zoned = (time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC) for time in (begin, end))
         window = cls(*zoned)
         if not window.begin < window.end:
-            raise BadInput(f"the window '{text}' ends before it begins: swap the two times.")
+            raise BadInput(f"the window '{text}' must end after it begins: correct the two times.")
         return window
 
     def __str__(self) -> str:
@@ -60,19 +60,19 @@ class Window(NamedTuple):
 def cut(
     sources: Sequence[Path], mapping: HistorianMapping, windows: Sequence[Window], folder: Path
 ) -> list[list[Path]]:
-    """Write the rows of each window into separate files, which the same mapping reads; windows may overlap.
+    """Write the rows of each window into separate files that the same mapping can read; windows may overlap.
 
-    A value archived by exception before a window begins is not included: signals begin with their first row inside. A
-    file's name depends on the source's content, the window and the clock, and an existing file is not written again.
-    Tables without times of their own, or in a dialect that cannot be written, raise BadInput.
+    A window has only the rows with a time inside; values from before the window are not copied. A file's name depends
+    on the source's content, the window and the clock, and an existing file is not written again. Tables without times,
+    or with a dialect other than the default, raise BadInput.
 
     Returns:
-        For each window its files with rows, in the order of the sources.
+        For each window, its files with at least one row, in the order of the sources.
     """
     if mapping.dialect != Dialect() or mapping.layout == "transposed" or mapping.clock.start is not None:
         raise BadInput(
-            "windows can only be cut out of plain tables with times of their own, but the mapping has layout "
-            f"{mapping.layout} with a dialect or clock.start: export each window as a file, and retrain on each."
+            "windows can be cut only out of long or wide tables with times and the default dialect, but the mapping "
+            f"has layout {mapping.layout} with a dialect or clock.start: export each window as a file of its own."
         )
     make_folder(folder)
     when = [mapping.clock.model_dump(mode="json"), mapping.columns.timestamp]
@@ -95,7 +95,7 @@ def cut(
 def _rows(
     tables: PlainTables, file: Path, mapping: HistorianMapping, windows: Sequence[Window]
 ) -> list[pl.DataFrame | None]:
-    """Return the rows of each window, or None, reading the file once."""
+    """Read a file once, and return the rows of each window, or None if a window has no rows."""
     kept: list[list[pl.DataFrame]] = [[] for _ in windows]
     reader, spans = TimestampReader(mapping.clock), [window.span() for window in windows]
     for batch in batches(tables.scan(file), ROWS) if windows else ():
@@ -105,14 +105,14 @@ def _rows(
             tags = batch.select(pl.when(tag.is_in(list(mapping.tags))).then(tag)).to_series()
         times, _ = reader.read(batch[mapping.columns.timestamp], file.name, tags)
         for own, (begin, end) in zip(kept, spans, strict=True):
-            # Unreadable times have the least value and are in no window.
+            # An unreadable time has the smallest value, so it is in no window.
             if len(rows := batch.filter(pl.Series((times >= begin) & (times < end)))):
                 own.append(rows)
     return [pl.concat(parts) if parts else None for parts in kept]
 
 
 def _write(rows: pl.DataFrame | None, path: Path) -> None:
-    """Write a table atomically; an empty file stands for no rows."""
+    """Write a table atomically; if there are no rows, write an empty file."""
     with writing(path) as temporary:
         if rows is None:
             return

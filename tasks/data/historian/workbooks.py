@@ -1,9 +1,9 @@
-"""Convert sheets of xlsx workbooks to CSV row by row, without trusting the archive.
+"""Convert sheets of untrusted xlsx workbooks to CSV, row by row.
 
-A workbook is a zip archive of XML. All members are inflated once, in pieces, before the XML is parsed. Members that are
-too large, inflate too much, or declare entities are refused. Members of any name count, because a workbook itself names
-its sheets. The CSV is limited, too: many cells may share a long text, and a cell at the end of a row implies all cells
-before it.
+A workbook is a zip archive of XML files. Before the XML is parsed, all files are decompressed once, in pieces. A file
+that is too large, is compressed too much, or declares entities raises BadInput. All files are checked, because a
+workbook may store a sheet under any name. The size of the CSV is limited, too, because many cells can share one long
+text.
 """
 
 from __future__ import annotations
@@ -23,40 +23,41 @@ from configs.errors import BadInput
 
 PIECE = 2**20
 MAX_BYTES = 2**30
-"""Most bytes of XML; a sheet with a million rows and ten columns has about half as many."""
+"""Largest accepted XML in bytes; a sheet with a million rows and ten columns has about half this size."""
 MAX_RATIO = 100
-"""Largest average ratio of inflated to stored bytes; real sheets stay below 40."""
+"""Largest accepted ratio of decompressed to compressed bytes; usual sheets stay below 40."""
 FREE_BYTES = 2**22
-"""Bytes of XML that are always allowed."""
+"""Decompressed size in bytes that is accepted at any ratio."""
 MAX_MEMBER_BYTES = {"xl/worksheets/": MAX_BYTES, "xl/sharedStrings": 2**26}
 MAX_PICTURE_BYTES = 2**26
-"""Most bytes of a member that is not XML by its name."""
+"""Largest accepted size in bytes of a file in the archive that is not XML by its name."""
 MAX_OTHER_BYTES = 2**23
-"""Most bytes of a member that is parsed as a whole, such as the styles."""
+"""Largest accepted size in bytes of an XML file that is parsed as a whole, such as the styles."""
 MAX_MEMBERS = 2_000
 MAX_ROWS = 2**20
 DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, OSError, RuntimeError, ValueError)
-"""Errors of zipfile: EOFError for a truncated member, RuntimeError for encryption or an unknown compression, ValueError
-for an invalid name."""
+"""Errors of zipfile for damaged archives. EOFError means a truncated file, RuntimeError encryption or an unknown
+compression, ValueError an invalid name."""
 DECLARATIONS = (b"<!DOCTYPE", b"<!ENTITY")
 
 
 def sheet_to_csv(path: Path, sheet: str | int | None, target: Path) -> None:
-    """Write one sheet, by name or number from 1, as CSV: exact numbers, ISO 8601 times, stored values of formulas.
+    """Write one sheet of a workbook as CSV, with exact numbers, ISO 8601 times and the stored results of formulas.
 
-    A file that is not a workbook, has no such sheet, or is too large raises BadInput.
+    `sheet` is a name, a number from 1, or None for the first sheet. A file that is not a workbook, lacks the sheet, or
+    is too large raises BadInput.
     """
     _check(path)
     import openpyxl
 
     try:
         with warnings.catch_warnings():
-            # Warnings about styles and validations, which do not affect values.
+            # Ignore warnings about styles and validations, because they do not affect values.
             warnings.simplefilter("ignore")
             book = openpyxl.load_workbook(path, read_only=True, data_only=True, keep_links=False)
             try:
                 chosen = _sheet(book, sheet, path)
-                # The declared size of a sheet may be wrong, and every row would be filled up to it.
+                # The declared size of a sheet may be wrong, and openpyxl would fill every row up to this size.
                 chosen.reset_dimensions()
                 with target.open("w", encoding="utf-8", newline="") as out:
                     writer, written = csv.writer(out), 0
@@ -72,7 +73,7 @@ def sheet_to_csv(path: Path, sheet: str | int | None, target: Path) -> None:
                 book.close()
     except BadInput:
         raise
-    except Exception as error:  # openpyxl raises many kinds of errors, of zip, XML and its own models
+    except Exception as error:  # openpyxl raises many kinds of errors
         reason = " ".join(str(error).split())[:200]
         raise BadInput(f"{path.name} is not a readable xlsx workbook ({reason}): save it again, or as CSV.") from error
 
@@ -98,7 +99,7 @@ def _text(value: object) -> str:
 
 
 def _check(path: Path) -> None:
-    """Inflate everything once, and refuse members that are too large or declare entities."""
+    """Decompress all files once; raise BadInput for files that are too large or declare entities."""
     total, packed = 0, path.stat().st_size
     try:
         with zipfile.ZipFile(path) as archive:
@@ -117,19 +118,19 @@ def _check(path: Path) -> None:
                     size, total = size + len(piece), total + len(piece)
                     if size > limit or total > MAX_BYTES or total > max(FREE_BYTES, MAX_RATIO * packed):
                         raise BadInput(
-                            f"{path.name} inflates to more than {total >> 20} MB, {total // packed} times its size; "
+                            f"{path.name} unpacks to more than {total >> 20} MB, {total // packed} times its size; "
                             f"the limit is {MAX_BYTES >> 20} MB: save it as CSV."
                         )
                     # UTF-16 has a zero byte beside each letter.
                     letters = (tail + piece).replace(b"\0", b"")
                     if any(word in letters for word in DECLARATIONS):
-                        raise BadInput(f"the XML in {path.name} contains declarations: save the workbook again.")
+                        raise BadInput(f"the XML in {path.name} declares entities: save the workbook again.")
     except DAMAGE as error:
         raise BadInput(f"{path.name} is not a readable xlsx workbook ({error}): save it again, or as CSV.") from error
 
 
 def _pieces(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[tuple[bytes, bytes]]:
-    """Yield a member's bytes in pieces, each with the end of the piece before."""
+    """Yield the bytes of a file in the archive in pieces; each piece comes with the end of the piece before."""
     tail = b""
     with archive.open(member) as stream:
         while piece := stream.read(PIECE):

@@ -1,7 +1,7 @@
-"""Content digests of shards and episodes, over canonical blocks of rows.
+"""Compute digests of the rows of shards and episodes. The digests do not depend on HDF5 or on a file's layout.
 
-A block is at most `BLOCK_ROWS` rows of one episode. Each block hash is a leaf of the shard's Merkle tree (RFC 6962) and
-of the episode's tree, so that rows are hashed once. The digests do not depend on HDF5 or on a file's chunking.
+Rows are hashed in blocks of at most `BLOCK_ROWS` rows of one episode. The hash of a block is a leaf of two Merkle trees
+(RFC 6962): one for the shard, one for the episode. So each row is hashed only once.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from tasks.files.canonical import canonical_json
 from tasks.files.merkle import leaf_hash, root_of_hashes
 
 Shard = Mapping[str, npt.NDArray[Any]]
-"""Arrays, or open HDF5 datasets, by key; the first axis is rows."""
+"""For each key an array, or an open HDF5 dataset, with one entry per row."""
 Columns = Mapping[str, Sequence[npt.NDArray[Any]]]
-"""Consecutive arrays by key, with the dtypes of `stored_dtype`, in C order; all keys have equally long arrays."""
+"""For each key a list of arrays with consecutive rows, in C order, with the types of `stored_dtype`."""
 
 
 BLOCK_ROWS = 4096
 READ_ROWS = 16 * BLOCK_ROWS
-"""Rows to read at once for hashing."""
+"""Number of rows to read at once for hashing."""
 
 
 def episode_bounds(terminals: npt.NDArray[Any], timeouts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return the first row of each episode, and one past the last row, (E + 1,); raise Refused if one is open."""
+    """Return the first row of each of E episodes and the number of rows (E + 1,); the last row must end an episode."""
     ends = np.flatnonzero(terminals | timeouts) + 1
     if len(terminals) and (len(ends) == 0 or ends[-1] != len(terminals)):
         raise Refused(
-            f"the last episode of a shard is open at row {len(terminals) - 1}: mark the last row as a timeout."
+            f"row {len(terminals) - 1}, the last row of a shard, does not end an episode: mark this row as a timeout."
         )
     return np.concatenate([[0], ends]).astype(np.int64)
 
 
 def block_bounds(episodes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the first row of each block, and one past the last row, (B + 1,), from `episode_bounds` (E + 1,).
+    """Return the first row of each of B blocks and the number of rows (B + 1,), from `episode_bounds` (E + 1,).
 
     Example:
         >>> block_bounds(np.array([0, 10, 5000]))
@@ -56,9 +56,9 @@ def _blocks_each(episodes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def block_hashes(columns: Columns, bounds: Iterable[int]) -> list[bytes]:
-    """Return the leaf hash (32 bytes) of each of B blocks: SHA-256(0x00 || block), its keys in the order of `ROW_KEYS`.
+    """Return the `leaf_hash` (32 bytes) of each block of rows. A block is its keys' bytes in the order of `ROW_KEYS`.
 
-    RFC 6962, section 2.1. A block may extend over several arrays of a key. `bounds` are as of `block_bounds`.
+    A block may extend over several arrays of a key. `bounds` is the result of `block_bounds`.
     """
     firsts = [0, *itertools.accumulate(map(len, columns["rewards"]))]
     pieces = [
@@ -82,12 +82,12 @@ def block_hashes(columns: Columns, bounds: Iterable[int]) -> list[bytes]:
 
 
 def byte_view(values: npt.NDArray[Any]) -> memoryview:
-    """Return a C-ordered array's bytes without copying."""
+    """Return the bytes of an array in C order, without copying."""
     return values.reshape(-1).view(np.uint8).data
 
 
 def episode_digests(hashes: Sequence[bytes], episodes: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """Return the Merkle root (E, 32) over each episode's blocks, from all `block_hashes` and `episode_bounds`."""
+    """Return the Merkle root of each episode's blocks as bytes (E, 32), given `block_hashes` and `episode_bounds`."""
     blocks = _blocks_each(episodes).tolist()
     lasts = itertools.accumulate(blocks)
     roots = [root_of_hashes(hashes[last - count : last]) for last, count in zip(lasts, blocks, strict=True)]
@@ -95,13 +95,13 @@ def episode_digests(hashes: Sequence[bytes], episodes: npt.NDArray[np.int64]) ->
 
 
 def content_root(shard: Shard, hashes: Sequence[bytes], episodes: npt.NDArray[Any], digests: npt.NDArray[Any]) -> str:
-    """Return the RFC 6962 Merkle root, in hexadecimal, over the header, the blocks, and the episodes.
+    """Return the content digest of a shard: the Merkle root, in hexadecimal, over header, blocks and episodes.
 
     Args:
-        shard: an array of each key, with any number of rows: only types and shapes are used.
-        hashes: `block_hashes` of all blocks.
-        episodes: `episode_bounds`, (E + 1,).
-        digests: `episode_digests`, (E, 32).
+        shard: an array for each key; only types and shapes are used, so any number of rows will do.
+        hashes: result of `block_hashes` for all blocks.
+        episodes: result of `episode_bounds` (E + 1,).
+        digests: result of `episode_digests` (E, 32).
     """
     keys = [
         [key, stored_dtype(key, shard[key].dtype).str, list(shard[key].shape[1:])] for key in ROW_KEYS if key in shard
@@ -112,17 +112,17 @@ def content_root(shard: Shard, hashes: Sequence[bytes], episodes: npt.NDArray[An
 
 
 def content_digest(shard: Shard) -> str:
-    """Return the `content_root` of a stored shard, reading rows in parts; raise Refused if an episode is open."""
+    """Read a stored shard in parts and return its `content_root`; raise Refused if the last row ends no episode."""
     hashes: list[bytes] = []
     for bounds, rows in _read(shard):
         hashes += block_hashes({key: [values] for key, values in rows.items()}, bounds)
-    # The stored episodes are digested, even if they contradict the rows' flags.
+    # Hash the stored starts of episodes, even if they contradict the flags of the rows.
     episodes = np.append(shard["episode_starts"][:], shard["rewards"].shape[0])
     return content_root(shard, hashes, episodes, shard["episode_digests"][:])
 
 
 def _read(shard: Shard) -> Iterator[tuple[list[int], dict[str, npt.NDArray[Any]]]]:
-    """Yield whole blocks, some at a time: their bounds, relative to the rows that come with them."""
+    """Yield (bounds, rows) for some whole blocks at a time; `bounds` count from the first of these rows."""
     bounds = block_bounds(episode_bounds(shard["terminals"][:], shard["timeouts"][:]))
     first = 0
     while first < len(bounds) - 1:

@@ -12,7 +12,7 @@ from neorl_core.types import PlantSpec, Space, Transition
 from tasks.data.store.schema import Rows
 
 if TYPE_CHECKING:
-    # Recordings are read without the store's own dependencies.
+    # `recordings` uses this module without the dependencies of the store.
     from tasks.data.store.reader import StoredDataset
 
 KEYS = ("observations", "actions", "rewards", "costs", "next_observations", "terminals")
@@ -32,7 +32,7 @@ class Logs(NamedTuple):
 
 
 def read_logs(dataset: StoredDataset, episodes: npt.NDArray[np.int64]) -> Logs:
-    """Read the rows of some episodes, by number (E,), in the order of the dataset; other rows are not loaded."""
+    """Read the rows of the episodes with the given numbers (E,), in the order of the dataset."""
     lengths = np.diff(dataset.episodes)[np.unique(episodes)]
     total, shapes = int(lengths.sum()), dataset.read(0, 1, KEYS)
     rows = {key: np.empty((total, *one.shape[1:]), one.dtype) for key, one in shapes.items()}
@@ -49,8 +49,8 @@ def read_logs(dataset: StoredDataset, episodes: npt.NDArray[np.int64]) -> Logs:
 def new_episodes(newer: StoredDataset, own: StoredDataset) -> npt.NDArray[np.int64]:
     """Return the numbers of the newer dataset's episodes that are not in `own`.
 
-    An episode is known if its digest is known, or if all its rows are known by time and values: an export that begins
-    at another time cuts the same rows into other episodes.
+    An episode is in `own` if `own` has an episode with the same digest, or has all the rows, with equal times and
+    values. The rows are compared because exports that begin at different times divide the same rows differently.
     """
     seen = set(map(bytes, own.episode_digests))
     unseen = np.flatnonzero([bytes(digest) not in seen for digest in newer.episode_digests])
@@ -72,17 +72,17 @@ def new_episodes(newer: StoredDataset, own: StoredDataset) -> npt.NDArray[np.int
 
 
 def best_episodes(dataset: StoredDataset, episodes: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.int64]:
-    """Return the smallest set of best episodes that contains a share of the rows, in ascending order.
+    """Return the numbers of the episodes with the highest returns that together have a share of the rows, ascending.
 
-    Returns of episodes that were cut are extrapolated to the longest length, `R = T_max / T sum r`. Episodes that
-    terminated, or whose clock reads its end, are complete: `R = sum r`.
+    The return is the sum of rewards. An episode that was cut, before a termination or the end of its clock, is
+    extrapolated: its return is multiplied by T_max / T, the length of the longest episode divided by its own length.
 
     Chen et al. 2021, Decision transformer (arXiv 2106.01345), section 5, clone the best 10 % to 40 % of the steps.
 
     Args:
-        dataset: the store.
-        episodes: (E,) episode numbers, as from `StoredDataset.split`.
-        share: in (0, 1].
+        dataset: an opened dataset.
+        episodes: numbers of the episodes to choose from (E,), for example from `StoredDataset.split`.
+        share: share of the rows of these episodes, above 0 and at most 1.
     """
     numbers = np.unique(episodes)
     lengths = np.diff(dataset.episodes)[numbers]
@@ -103,7 +103,7 @@ def best_episodes(dataset: StoredDataset, episodes: npt.NDArray[np.int64], share
 
 
 def select_episodes(logs: Logs, chosen: npt.NDArray[np.bool_]) -> Logs:
-    """Return the logs of the chosen episodes (E,), renumbered from 0."""
+    """Return the logs of the episodes for which `chosen` (E,) is True, with episodes numbered from 0."""
     rows = chosen[logs.episode]
     lengths = np.bincount(logs.episode, minlength=len(chosen))[chosen]
     columns: list[Any] = [None if column is None else np.asarray(column)[rows] for column in logs.transitions]
@@ -112,15 +112,15 @@ def select_episodes(logs: Logs, chosen: npt.NDArray[np.bool_]) -> Logs:
 
 
 def halves(held_out: Logs) -> tuple[Logs, Logs]:
-    """Split held-out episodes into every second one and the others: one half tunes or selects, the other judges.
+    """Split held-out episodes into two halves, one for tuning and selecting, one for judging the result.
 
-    Fewer than two episodes raise BadInput.
+    The episodes alternate between the halves. Fewer than two episodes raise BadInput.
     """
     count = len(held_out.starts)
     if count < 2:
         raise BadInput(
-            f"two held-out episodes are needed, one to choose and one to judge, got {count}: add episodes, or raise "
-            "data.held_out."
+            f"at least two held-out episodes are needed, to select and to judge a policy, got {count}: add episodes, "
+            "or increase data.held_out."
         )
     even = np.arange(count) % 2 == 0
     return select_episodes(held_out, even), select_episodes(held_out, ~even)
@@ -134,7 +134,7 @@ def transitions_of(rows: Rows) -> Transition:
 
 
 def vector_space(spec: PlantSpec) -> Space:
-    """Return the space of actions as vectors; a discrete action has one component from 0 to 1 per choice."""
+    """Return the space of actions as vectors; for a discrete action, each choice is a component from 0 to 1."""
     if spec.choices is None:
         return spec.action
     count = len(spec.choices)
@@ -142,5 +142,5 @@ def vector_space(spec: PlantSpec) -> Space:
 
 
 def action_vectors(actions: npt.NDArray[Any], spec: PlantSpec) -> npt.NDArray[Any]:
-    """Return stored actions (n, A) as vectors; (n, 1) numbers of C choices become one-hot (n, C)."""
+    """Return continuous actions (n, A) unchanged, and a discrete action (n, 1) as one-hot vectors (n, C)."""
     return actions if spec.choices is None else (actions == np.arange(len(spec.choices))).astype(np.float32)

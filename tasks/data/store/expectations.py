@@ -1,4 +1,4 @@
-"""Check tables with pandera and Great Expectations, and write the Data Docs page, which opens offline."""
+"""Check tables with pandera and Great Expectations, and write the results as a web page that opens offline."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ Columns = Mapping[str, npt.NDArray[Any]]
 
 ORDER = ("min", "mean", "max")
 MAX_CASES = 3
-"""Failure cases to report; a schema's report can contain millions."""
+"""Largest number of failing values to report."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """An expectation about a column of a summary table."""
+    """A rule for a column of a summary table: its values, or their median, must be from `low` to `high`."""
 
     table: Literal["episodes", "dataset"]
     column: str
     low: float | None
     high: float | None
     refuses: bool
-    """Whether a failure refuses the dataset; otherwise it is a warning."""
+    """Whether a failure rejects the dataset; if False, a failure is only a warning."""
     reason: str
-    """Message on failure: the problem with the value, and the cure."""
+    """Message on failure: what is wrong, and what to do."""
     of: Literal["values", "median"] = "values"
 
 
 def check_episode_table(columns: Columns) -> list[str]:
-    """Return a message per failed rule of the table of episodes: numbers, lengths, finite and ordered statistics."""
+    """Check numbers, lengths and statistics in a table with one line per episode; return a message for each fault."""
     import pandera.polars as pa
     import polars as pl
     from pandera.errors import SchemaErrors
 
     frame = pl.DataFrame(dict(columns))
-    # pandera's nullable=False lets infinities pass, so finiteness is checked separately.
+    # pandera's nullable=False accepts infinite values, so finiteness is checked separately.
     finite = pa.Check(lambda data: data.lazyframe.select(pl.col(data.key).is_finite()), name="is finite")
     schema = pa.DataFrameSchema(
         {
@@ -91,17 +91,17 @@ def check_tables(
     pictures: Mapping[str, str],
     folder: Path,
 ) -> tuple[list[Check], Path]:
-    """Run checks as Great Expectations suites, one per table, and write the Data Docs; return failed checks and page.
+    """Check tables with Great Expectations and write a page with the results; return the failed checks and the page.
 
     Args:
-        plant: for titles.
-        digest: of the dataset.
-        tables: columns by name, by table.
-        checks: the expectations.
-        found: earlier reasons for refusal, to show on the page.
-        accounted: accounts of all rows read, a line each.
-        pictures: SVG by title.
-        folder: of the Data Docs; replaced as a whole.
+        plant: name of the plant, for titles.
+        digest: digest of the dataset.
+        tables: the tables by name; each has its columns by name.
+        checks: the rules to check.
+        found: reasons to reject the dataset that were found before; they are shown on the page.
+        accounted: lines about used and lost rows, to show on the page.
+        pictures: SVG texts by title, to show on the page.
+        folder: folder for the page; its contents are replaced.
     """
     gx = _great_expectations()
     import pandas as pd
@@ -137,7 +137,7 @@ def check_tables(
 
 
 def _missed(result: Any) -> str:
-    """Say how often an expectation about each line of a table failed, and for which values."""
+    """Describe a failed check: the observed value, or the number of episodes that failed, with examples."""
     if "unexpected_count" not in result:
         return f"got {_number(float(result['observed_value']))}" if "observed_value" in result else ""
     some = ", ".join(f"{float(value):.4g}" for value in result.get("partial_unexpected_list", ())[:MAX_CASES])
@@ -145,7 +145,7 @@ def _missed(result: Any) -> str:
 
 
 def _replace(folder: Path, page: str) -> Path:
-    """Write the page into its folder, which is replaced as a whole, so that no reader sees half a page."""
+    """Write the page into a new folder, and replace `folder` by it, so that no reader sees an incomplete page."""
     make_folder(folder.parent)
     with unwritable_is_bad_input(folder):
         building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".data_docs."))
@@ -172,10 +172,10 @@ def _replace(folder: Path, page: str) -> Path:
 
 
 def _great_expectations() -> Any:
-    """Import Great Expectations without telemetry; late, because the import takes seconds."""
+    """Import Great Expectations without telemetry. The import takes seconds, so it is done only when needed."""
     os.environ.update(GX_ANALYTICS_ENABLED="false", DO_NOT_TRACK="true")
     with warnings.catch_warnings():
-        # It imports sre_constants, deprecated in Python 3.11.
+        # Great Expectations imports sre_constants, which is deprecated since Python 3.11.
         warnings.simplefilter("ignore", DeprecationWarning)
         import great_expectations
     return great_expectations

@@ -1,4 +1,4 @@
-"""Add a run's observation history to stored rows. Datasets stay plain, so that runs with any history can share one."""
+"""Add a run's history (earlier observations and actions) to rows, because datasets store rows without history."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Floats = npt.NDArray[np.floating]
 
 
 class RowHistory(NamedTuple):
-    """A history, and the actions assumed before an episode's first row."""
+    """A history, and a function for the actions that are assumed before an episode's first row."""
 
     history: History | None
     applied: Callable[[Floats], Floats]
-    """First observations (E, O) -> actions (E, A)."""
+    """Maps the first observations of E episodes (E, O) to the actions assumed before them (E, A)."""
 
     @property
     def longest(self) -> int:
@@ -35,19 +35,19 @@ class RowHistory(NamedTuple):
         return 0 if self.history is None else longest_lag(self.history)
 
     def rows(self, transitions: Transition, starts: npt.NDArray[np.int64]) -> Transition:
-        """Return rows (N, ...) in physical units with their history; `starts` (E,) are the episodes' first rows."""
+        """Add the history to rows (N, ...) in physical units; `starts` (E,) has the number of each first row."""
         if self.history is None:
             return transitions
         first = self.applied(np.asarray(transitions.observation)[starts])
         return stacked_transitions(self.history, transitions, starts, first)
 
     def stacked(self, logs: Logs) -> Logs:
-        """Return logs whose observations include their history."""
+        """Return the logs with the history added to the observations."""
         return logs._replace(transitions=self.rows(logs.transitions, logs.starts))
 
 
 def observed_spec(run: OpenedRun) -> PlantSpec:
-    """Return the spec of the run's plant as policies see it; raise ValueError if its history does not fit."""
+    """Return the spec of the run's plant with the run's history; raise ValueError if the history does not fit."""
     spec = plant_of(run).spec
     return stacked_spec(spec, parse_history(run.history, spec))
 
@@ -56,9 +56,9 @@ NO_HISTORY = RowHistory(None, lambda observation: observation)
 
 
 def run_history(run: OpenedRun, store: StoredDataset) -> RowHistory:
-    """Return the history of a run; raise ValueError as `neorl_core.history.parse_history`.
+    """Return the history of a run; raise ValueError if the history does not fit the plant.
 
-    A log-only plant assumes the median action of the training episodes before each episode.
+    For a log-only plant, the median action of the training episodes is assumed before each episode.
     """
     plant, history = plant_of(run), observed_spec(run).history
     if history is None:
@@ -71,18 +71,18 @@ def run_history(run: OpenedRun, store: StoredDataset) -> RowHistory:
 
 
 def simulator_history(history: History | None, plant: Plant) -> RowHistory:
-    """Return the history of a simulated plant, which derives earlier actions from the first observation."""
+    """Return the history for a simulated plant; the plant derives earlier actions from the first observation."""
     return RowHistory(history, jax.jit(jax.vmap(lambda row: clip_to(plant.spec.action, plant.applied(row)))))
 
 
 def resting_history(history: History | None, rest: Floats) -> RowHistory:
-    """Return the history of a log-only plant, which assumes one action (A,) before each episode."""
+    """Return the history for a log-only plant; the action `rest` (A,) is assumed before each episode."""
     before = np.asarray(rest, np.float32)
     return RowHistory(history, lambda observation: np.broadcast_to(before, (len(observation), len(before))))
 
 
 def composite_history(plant: Plant | Process, composite: Composite) -> RowHistory:
-    """Return the history of a composite."""
+    """Return the history that a composite for this plant needs."""
     if composite.history is None:
         return NO_HISTORY
     if isinstance(plant, Plant):

@@ -1,8 +1,8 @@
 """Datasets on disk: a manifest names immutable shards, and the manifest's SHA-256 is the dataset's name.
 
 <root>/manifests/<digest>.json   spec, provenance, shards
-<root>/shards/<sha256>.h5        rows; shared by all manifests, so that an append copies nothing
-<root>/views/<sha256>.h5         a virtual file over all shards of a manifest, for other libraries
+<root>/shards/<sha256>.h5        rows; several manifests can share a shard, so that an append copies nothing
+<root>/views/<sha256>.h5         an HDF5 file that joins all shards of a manifest, for other libraries
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from tasks.files.canonical import file_sha256, sha256_hex
 from tasks.files.spec import spec_of_record
 
 LEAST_OF_A_SIDE = 2
-"""Minimum number of episodes on each side of a split, if there are enough: one episode does not show variation."""
+"""Minimum number of episodes for training and in the held-out split, if the dataset has enough episodes."""
 NEAR_ROWS = 4096
-"""Longest gap between two chosen episodes, in rows, that is read with them: each read has a fixed cost."""
+"""Largest number of rows between two chosen episodes that are read together, because each read has a fixed cost."""
 SCHEMA = 2
-"""Since 2, a canonical block ends with its episode, and an episode's digest is the Merkle root over its blocks."""
+"""Version of the manifest format; a manifest with another version is refused."""
 
 
 def dataset_of(folders: Sequence[Path], digest: str) -> StoredDataset:
-    """Open the dataset with the first digits `digest` from plants' folders; raise BadInput if none or several match."""
+    """Open a dataset by the first digits of its digest; raise BadInput if none or several in the folders match."""
     found = sorted({path for folder in folders for path in folder.glob(f"manifests/{digest}*.json")})
     if len({path.stem for path in found}) != 1:
-        cure = "give more digits." if found else "ingest its sources first, or name its folder by --root."
-        raise BadInput(f"{len(found) or 'no'} datasets begin with {digest}: {cure}")
+        cure = "give more digits." if found else "ingest the sources first, or give the folder with --root."
+        raise BadInput(f"{len(found) or 'no'} datasets have a digest that begins with {digest}: {cure}")
     return StoredDataset.open(found[0].parents[1], found[0].stem)
 
 
@@ -60,9 +60,9 @@ class StoredDataset:
 
     @classmethod
     def open(cls, root: Path, digest: str, verify: bool = True) -> StoredDataset:
-        """Open a dataset of a plant's folder by its digest; `verify` checks every shard's SHA-256 first.
+        """Open a dataset in a plant's folder by its digest; with `verify`, check the SHA-256 of every shard.
 
-        An unknown dataset raises BadInput, and one with a manifest or shard unlike its digest Refused.
+        An unknown digest raises BadInput. A manifest or shard that does not match its digest raises Refused.
         """
         path = root / "manifests" / f"{digest}.json"
         if not path.exists():
@@ -70,7 +70,7 @@ class StoredDataset:
         data = path.read_bytes()
         if (got := sha256_hex(data)) != digest:
             raise Refused(
-                f"manifest {path.name} has SHA-256 {got}: restore it from a backup or ingest its sources again."
+                f"manifest {path.name} has SHA-256 {got}, unlike its name: restore it from a backup or ingest again."
             )
         found = json.loads(data)
         if (version := found.get("schema")) != SCHEMA:
@@ -88,14 +88,14 @@ class StoredDataset:
         return dataset
 
     def check_files(self) -> None:
-        """Check every shard's SHA-256, two at a time; raise Refused for the first that differs."""
+        """Check the SHA-256 of every shard; raise Refused for the first shard that differs."""
         records = self.manifest.shards
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(check_file, map(self.shard_path, records), records))
 
     @property
     def spec(self) -> PlantSpec:
-        """The plant's spec when the dataset was made."""
+        """Spec of the plant at the time when the dataset was written."""
         return spec_of_record(self.manifest.spec)
 
     @property
@@ -108,7 +108,7 @@ class StoredDataset:
 
     @property
     def view_path(self) -> Path:
-        """The virtual file over all shards."""
+        """The HDF5 file that joins all shards."""
         return self.root / "views" / self.manifest.view.file
 
     @property
@@ -117,17 +117,17 @@ class StoredDataset:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Keys with one entry per row."""
+        """Names of the arrays that have one entry per row."""
         return self.manifest.keys
 
     @cached_property
     def episodes(self) -> npt.NDArray[np.int64]:
-        """First row of each episode, and one past the last row: (E + 1,)."""
+        """First row of each of E episodes, and the number of rows: (E + 1,)."""
         return np.append(self._per_episode("episode_starts"), self.rows).astype(np.int64)
 
     @cached_property
     def episode_digests(self) -> npt.NDArray[np.uint8]:
-        """Digest of each episode's rows: (E, 32)."""
+        """Digest of each episode's rows, as bytes: (E, 32)."""
         return self._per_episode("episode_digests")
 
     def _per_episode(self, key: str) -> npt.NDArray[Any]:
@@ -135,7 +135,7 @@ class StoredDataset:
         return np.concatenate([file[key][:] + (first if starts else 0) for file, first, _ in self._shards()])
 
     def _shards(self) -> Iterator[tuple[h5py.File, int, int]]:
-        """Yield each shard, open, with its first row in the dataset and one past its last."""
+        """Yield (open file, first row, one past the last row) of each shard; rows are numbered over the dataset."""
         first = 0
         for record in self.manifest.shards:
             with open_shard(self.shard_path(record)) as file:
@@ -143,7 +143,7 @@ class StoredDataset:
             first += record.rows
 
     def blocks(self, keys: Sequence[str] | None = None, rows: int = 65536) -> Iterator[Rows]:
-        """Yield consecutive blocks of at most `rows` rows; a block never spans shards."""
+        """Yield all rows in blocks of at most `rows` rows of one shard; all keys are read by default."""
         names = self._known(keys)
         for file, first, last in self._shards():
             for start in range(0, last - first, rows):
@@ -152,16 +152,15 @@ class StoredDataset:
     def episode_blocks(
         self, episodes: npt.NDArray[np.int64], keys: Sequence[str] | None = None, rows: int = 65536
     ) -> Iterator[Rows]:
-        """Yield the rows of some episodes (E,), given in any order, in the order of the dataset.
+        """Yield the rows of the episodes with the given numbers (E,), in the order of the dataset.
 
-        Only their shards are opened, and a block of at most `rows` rows never spans shards. All keys are read by
-        default.
+        Each block has at most `rows` rows of one shard. All keys are read by default.
         """
         names, chosen = self._known(keys), np.unique(episodes)
         starts, stops = self.episodes[:-1][chosen], self.episodes[1:][chosen]
         first = 0
         for record in self.manifest.shards:
-            # An episode lies in one shard.
+            # An episode is never divided between shards.
             low, high = np.searchsorted(starts, [first, first + record.rows])
             if low < high:
                 with open_shard(self.shard_path(record)) as file:
@@ -170,7 +169,7 @@ class StoredDataset:
             first += record.rows
 
     def read(self, start: int, stop: int, keys: Sequence[str] | None = None) -> Rows:
-        """Return rows [start, stop), across shards."""
+        """Return the rows from `start` up to, but not including, `stop`; all keys are read by default."""
         names, first, parts = self._known(keys), 0, []
         for record in self.manifest.shards:
             last = first + record.rows
@@ -182,7 +181,7 @@ class StoredDataset:
         return joined(parts)
 
     def arrays(self, keys: Sequence[str] | None = None) -> Rows:
-        """Return all rows (N, ...), and `episode_starts` (E,)."""
+        """Return all N rows, an array (N, ...) for each key, and `episode_starts` (E,)."""
         names = self._known(keys)
         return joined(list(self.blocks(names))) | {"episode_starts": self.episodes[:-1]}
 
@@ -194,15 +193,15 @@ class StoredDataset:
 
     @property
     def sources(self) -> list[SourceRecord]:
-        """Accounts of the dataset's sources."""
+        """Records of all sources of the dataset, with used and lost rows."""
         return [source for entry in self.manifest.provenance for source in entry.sources]
 
     def split(self, held_out: float = 0.2) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return episode numbers for training (E - h,) and held out (h,), by a hash of their rows.
+        """Return the numbers of the training episodes and of the held-out episodes.
 
-        An append never moves an episode to the other side. Each side gets at least two of four or more episodes, and
-        one of two: if too few hashes fall on one side, it gets the episodes nearest to the threshold, the share
-        `held_out`.
+        An episode is held out if its digest, as a number from 0 to 1, is below `held_out`. Appended episodes do not
+        change this. Each side has at least two of four or more episodes, and one of two or three. If a side has fewer,
+        the episodes nearest to the threshold move to this side.
         """
         position = self.episode_digests[:, :8].copy().view(">u8")[:, 0] / 2.0**64
         out = position < held_out
@@ -212,7 +211,7 @@ class StoredDataset:
         return np.flatnonzero(~out), np.flatnonzero(out)
 
     def verify(self) -> None:
-        """Check every file's SHA-256 and every shard's content digest; raise Refused for the first that differs."""
+        """Check the SHA-256 of every file and the content digest of every shard; raise Refused if one differs."""
         self.check_files()
         records = self.manifest.shards
         with ThreadPoolExecutor(2) as pool:
@@ -233,7 +232,7 @@ class StoredDataset:
 def _spans(
     starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64], rows: int
 ) -> Iterator[tuple[slice, slice | npt.NDArray[np.bool_]]]:
-    """Yield slices to read, and which of their rows belong to the ascending ranges [start, stop) (E,)."""
+    """Yield slices of rows to read, each with a mask of the rows inside the E ascending ranges [start, stop)."""
     far = np.flatnonzero(starts[1:] - stops[:-1] > NEAR_ROWS) + 1
     for begins, ends in zip(np.split(starts, far), np.split(stops, far), strict=True):
         for at in range(int(begins[0]), int(ends[-1]), rows):

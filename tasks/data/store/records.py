@@ -1,4 +1,4 @@
-"""Typed, frozen records of a dataset, in addition to the rows: manifest, sources and card. JSON on disk."""
+"""Records that describe a dataset and are stored as JSON: manifest, sources and card."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tasks.data.store.schema import NO_SUCCESSOR
 
 
 class Record(BaseModel):
-    """A frozen model that refuses unknown fields."""
+    """Base class of records that cannot be changed; an unknown field raises a ValidationError."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class FileRecord(Record):
-    """A file and its digest."""
+    """Name and SHA-256 of a file."""
 
     file: str
     """The file's name, or a path relative to the plant's folder of datasets."""
@@ -29,7 +29,7 @@ class ShardRecord(FileRecord):
     """One shard: an immutable file of whole episodes."""
 
     content: str
-    """Merkle root over the canonical blocks of rows."""
+    """Content digest of the rows; see `tasks.data.store.content.content_root`."""
     rows: int
     episodes: int
 
@@ -39,13 +39,13 @@ REPEATED = "repeats an earlier row"
 
 
 def by_reason(counts: Mapping[str, int]) -> str:
-    """Format counts by reason, most frequent first, after a colon; empty if there are none."""
+    """Format counts as ': reason (count), ...', most frequent first; return '' if there are none."""
     shown = ", ".join(f"{reason} ({n:,})" for reason, n in sorted(counts.items(), key=lambda item: -item[1]) if n)
     return f": {shown}" if shown else ""
 
 
 class SampleCounts(Record):
-    """Archived samples of one tag by their OPC UA severity."""
+    """Numbers of archived samples of one tag with the OPC UA status Good, Uncertain and Bad."""
 
     good: int
     uncertain: int
@@ -85,15 +85,15 @@ class StepAccount(Record):
     trips: int
     """Rows that terminate their episode at a hard limit; included in `rows`."""
     beyond_limits: int
-    """Rows that end beyond a hard limit; included in `rows`."""
+    """Rows with a next observation beyond a hard limit; included in `rows`."""
     alarms: dict[str, int]
-    """Rows that end beyond a signal's soft limits, by signal; included in `rows`."""
+    """Rows with a next observation beyond a soft limit, by signal; included in `rows`."""
     samples: dict[str, SampleCounts]
     raw: RawAccount
 
 
 class SourceRecord(Record):
-    """Counts of one source's rows."""
+    """Used and lost rows of one source, and the files with the lost rows."""
 
     sha256: str
     seen: int
@@ -107,12 +107,12 @@ class SourceRecord(Record):
 
     @property
     def used(self) -> int:
-        """Rows in the dataset."""
+        """Number of rows that are in the dataset."""
         return self.seen - self.quarantined
 
     @property
     def lost(self) -> dict[str, int]:
-        """Rows (control steps of a historian export) that are not in the dataset, by reason."""
+        """Numbers of rows, or control steps of a historian export, that are not in the dataset, by reason."""
         lost = dict(self.reasons)
         if (steps := self.account) is not None:
             lost |= {GAP: steps.gap, "the plant was not running": steps.not_running}
@@ -120,7 +120,7 @@ class SourceRecord(Record):
         return {reason: count for reason, count in sorted(lost.items(), key=lambda item: -item[1]) if count}
 
     def lines(self) -> tuple[str, ...]:
-        """Account for every row read, as text lines; used + lost = read."""
+        """Return text lines that account for every row that was read: used + lost = read."""
         if (steps := self.account) is None:
             return (f"{self.seen:,} rows read: {self.used:,} used, {self.quarantined:,} lost{by_reason(self.lost)}",)
         raw = steps.raw
@@ -138,13 +138,13 @@ class SourceRecord(Record):
 
 
 class Loss(NamedTuple):
-    """Rows or control steps lost unintentionally."""
+    """Unintended losses of one kind: raw rows, rows, or control steps."""
 
     kind: str
     read: int
     reasons: Counter[str]
     key: str
-    """The key of `data` that limits the share lost."""
+    """Key in the section `data` of a run that limits the lost share."""
 
     @property
     def share(self) -> float:
@@ -152,10 +152,10 @@ class Loss(NamedTuple):
 
 
 def losses(records: Sequence[SourceRecord]) -> tuple[Loss, ...]:
-    """Return the losses of raw rows, and of rows or control steps, by failed checks and by gaps.
+    """Return the unintended losses of sources: invalid raw rows, invalid rows or control steps, and gaps.
 
-    Not counted: exclusions by the mapping (ignored tags, modes, trips), silence of the whole archive, rows without a
-    next observation (some formats end episodes so), and raw rows that repeat an earlier one, as overlapping files do.
+    Intended losses are not counted: rows that the mapping excludes (ignored tags, modes, trips), silence of the whole
+    archive, last rows of episodes without a next observation, and raw rows that repeat an earlier row.
     """
     accounts = [record.account for record in records if record.account is not None]
     raw, failed = Counter[str](), Counter[str]()
@@ -181,12 +181,12 @@ class IngestedSource(SourceRecord):
     shards: tuple[ShardRecord, ...]
 
     def public(self) -> SourceRecord:
-        """Return the manifest's record of the source, without the shards, which the manifest lists itself."""
+        """Return the record for the manifest, without the shards, because the manifest lists all shards itself."""
         return SourceRecord.model_validate(self.model_dump(exclude={"keys", "shards"}))
 
 
 class Provenance(BaseModel):
-    """Origin of some rows. Unknown fields are kept."""
+    """Origin of the rows that were written together: plant, format, mapping, sources. Unknown fields are kept."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -200,7 +200,7 @@ class Provenance(BaseModel):
 
 
 class Manifest(Record):
-    """Contents of a dataset; the SHA-256 of the canonical JSON is the dataset's name."""
+    """Spec, origin and shards of a dataset; the SHA-256 of the record's canonical JSON is the dataset's name."""
 
     version: int = Field(alias="schema")
     spec: dict[str, JsonValue]
@@ -221,10 +221,10 @@ class MappingCard(Record):
 
 
 class FileCard(Record):
-    """Account of one source."""
+    """Used and lost rows of one source."""
 
     account: tuple[str, ...]
-    """One line each for rows and steps; see `SourceRecord.lines`."""
+    """Text lines about rows and steps, from `SourceRecord.lines`."""
 
     sha256: str
     reasons: dict[str, int]
@@ -236,7 +236,7 @@ class FileCard(Record):
 
 
 class SourceCard(Record):
-    """Origin of some rows."""
+    """Origin of the rows that were written together, for the card."""
 
     format: str | None
     mapping: MappingCard | None
@@ -255,9 +255,9 @@ class SignalCard(Record):
     change: float
     """Mean absolute difference of consecutive rows."""
     covered: float | None
-    """Share of the range between the 5 % and 95 % quantiles; None if no range is given."""
+    """Distance between the 5 % and 95 % quantiles, as a share of the range; None if no range is given."""
     histogram: tuple[int, ...]
-    """Rows in equal bins from `low` to `high`."""
+    """Numbers of rows in equal bins from `low` to `high`."""
     low: float
     """Lower end of the range, or the least value if there is no range."""
     high: float
@@ -272,18 +272,18 @@ class ActionCard(Record):
     most_bits: float
     """Entropy of a uniform distribution."""
     explained: float | None
-    """R^2 of the linear fit on the observation; None of a constant action."""
+    """R^2 of the action's linear fit on the observation; None if the action is constant."""
 
 
 class CoverageCard(Record):
-    """Coverage of a grid over all signals."""
+    """Number of cells that rows visit in a grid over all signals."""
 
     rows_looked_at: int
     bins: int
     cells: int
     rows_per_cell: float
     mean_covered: float | None
-    """Mean of the covered shares of signals with a range."""
+    """Mean of `SignalCard.covered` over the signals with a range."""
 
 
 class LimitCard(Record):
@@ -305,7 +305,7 @@ class GapsCard(Record):
     longest_s: float
     total_s: float
     present: tuple[float, ...]
-    """Share of equal periods, from the first row to the last, that rows cover; empty without timestamps."""
+    """Share of each period that rows cover, for equal periods from first to last row; empty without timestamps."""
 
 
 class TimelineCard(Record):
@@ -316,7 +316,7 @@ class TimelineCard(Record):
     """Start of the first period: ns since 1970, UTC, or a row number."""
     last: int
     steps_per_period: float
-    """Control steps, or rows, in a full period."""
+    """Number of control steps, or rows, in a period without losses."""
     used: tuple[float, ...]
     """Share of each period that rows of the dataset cover."""
     lost: dict[str, tuple[int, ...]]
@@ -349,7 +349,7 @@ class ResponseCard(Record):
 
 
 class EpisodesCard(Record):
-    """Lengths in steps, and returns."""
+    """Number, lengths (in steps) and returns of the episodes."""
 
     count: int
     shortest: int

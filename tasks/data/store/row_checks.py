@@ -1,6 +1,6 @@
-"""Checks of every row, and the quarantine for rows that fail.
+"""Check every row, and write rejected rows to the quarantine.
 
-A failed row splits its episode: the row before it becomes a timeout, because a cut is never a termination.
+A rejected row divides its episode into two. The row before becomes a timeout, not a termination.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     import polars as pl
 
 RANGE_TOLERANCE = 0.01
-"""Share of a signal's range by which a reading may exceed it, the usual calibration error of transmitters."""
+"""Share of a signal's range by which a value may exceed the range: the usual calibration error of transmitters."""
 
 CONTINUITY_TOLERANCE = 1e-4
-"""Share of a signal's range by which next_observations may differ from the next row's observations."""
+"""Largest accepted difference of a next observation from the next row's observation, as a share of the range."""
 
 Mask = npt.NDArray[np.bool_]
 
 
 class ParquetParts(ABC):
-    """Parquet files of rejected records, with counts by reason and a digest of each file.
+    """Base class that writes rejected records to Parquet files, and counts the records by reason.
 
     Args:
-        folder: made with the first file; None to keep the records in memory.
-        part_records: records per file.
+        folder: folder for the files, created with the first file; None keeps the records in memory.
+        part_records: number of records per file.
     """
 
     def __init__(self, folder: Path | None, part_records: int) -> None:
@@ -48,7 +48,7 @@ class ParquetParts(ABC):
 
     @property
     def count(self) -> int:
-        """Number of quarantined rows."""
+        """Number of rejected records."""
         return self.reasons.total()
 
     def _add(self, records: object, reasons: npt.NDArray[Any]) -> None:
@@ -60,10 +60,10 @@ class ParquetParts(ABC):
 
     @abstractmethod
     def table(self) -> pl.DataFrame:
-        """Return the unwritten records."""
+        """Return the records that are not yet written, as a table."""
 
     def close(self) -> None:
-        """Write the unwritten records."""
+        """Write the records that are not yet written to a new file."""
         if not self._added or self.folder is None:
             return
         image = io.BytesIO()
@@ -74,14 +74,14 @@ class ParquetParts(ABC):
 
 
 class Quarantine(ParquetParts):
-    """Rejected rows: source, row number, timestamp, reason, and values in columns named by the spec."""
+    """Quarantine of a dataset: rejected rows with source, row number, timestamp, reason and values."""
 
     def __init__(self, folder: Path, spec: PlantSpec, part_records: int = 65536) -> None:
         super().__init__(folder, part_records)
         self.spec = spec
 
     def add(self, source: str, numbers: npt.NDArray[np.int64], reasons: npt.NDArray[Any], rows: Rows) -> None:
-        """Add rows (n, ...) with their numbers in the source (n,) and reasons (n,)."""
+        """Add n rejected rows, with their numbers in the source (n,) and the reasons (n,)."""
         if not len(numbers):
             return
         columns: dict[str, npt.NDArray[Any]] = {
@@ -105,9 +105,9 @@ class Quarantine(ParquetParts):
 
 
 class RowChecker:
-    """Passes on rows that are finite, within the spec's bounds and continuous, and quarantines the others.
+    """Checks that rows are finite, within the spec's bounds and continuous; rejected rows go to the quarantine.
 
-    `source` is the name of the rows' source in the quarantine.
+    `source` names the source of the rows in the quarantine.
     """
 
     def __init__(self, spec: PlantSpec, quarantine: Quarantine, source: str) -> None:
@@ -116,18 +116,18 @@ class RowChecker:
         self._pending: Rows | None = None
 
     def push(self, rows: Rows) -> Rows:
-        """Add rows (n, ...) and return the checked ones; the last two wait for the rows after them.
+        """Check rows (n, ...) and return the good rows; the last two rows are kept until the next call or `flush`.
 
         Args:
-            rows: keys of `ROW_KEYS`, flags as numbers. Optional: `rejected` (n,), reasons from the reader, and
-                `numbers` (n,), the rows' numbers in the source.
+            rows: arrays by key of `ROW_KEYS`. Two more keys are optional: `rejected` (n,) has the reader's reason to
+                reject a row, or ''; `numbers` (n,) has the number of each row in the source.
         """
         if self._pending is not None:
             rows = joined([self._pending, rows])
         return self._settle(rows, max(len(rows["rewards"]) - 2, 0))
 
     def flush(self) -> Rows | None:
-        """Return the last rows; if the data end inside an episode, its last row becomes a timeout."""
+        """Return the good rows among the kept rows; if the last episode has no end, its last row becomes a timeout."""
         return None if self._pending is None else self._settle(self._pending, len(self._pending["rewards"]))
 
     def _settle(self, rows: Rows, count: int) -> Rows:
@@ -147,13 +147,13 @@ class RowChecker:
         self.seen += count
         self._pending = {key: values[count:] for key, values in rows.items()} if count < len(ended) else None
         good = {key: done[key][passed].astype(stored_dtype(key, done[key].dtype)) for key in ROW_KEYS if key in done}
-        # Keep only the termination of a row with both flags, because it alone says whether to bootstrap.
+        # If a row has both flags, keep only the termination, because learners need it to compute targets.
         good["timeouts"] = (good["timeouts"] | cut[:count][passed]) & ~good["terminals"]
         return good
 
 
 def find_failures(rows: Mapping[str, npt.NDArray[Any]], spec: PlantSpec) -> npt.NDArray[Any]:
-    """Return the first reason why each row (n, ...) fails, or '', as an object array (n,)."""
+    """Return, for each row, the first reason to reject it, or '' for a good row, as an object array (n,)."""
     reasons: npt.NDArray[Any] = np.full(len(rows["rewards"]), "", dtype=object)
 
     def note(mask: Mask, reason: str) -> None:
@@ -184,9 +184,9 @@ def find_failures(rows: Mapping[str, npt.NDArray[Any]], spec: PlantSpec) -> npt.
 
 
 def widened(low: float, high: float, kind: np.dtype[Any] = ROW_KEYS["observations"]) -> tuple[float, float]:
-    """Return bounds with the range tolerance, rounded to the precision `kind` of the values compared with them.
+    """Return a signal's bounds, widened by `RANGE_TOLERANCE`, in the precision `kind` of the values to compare.
 
-    A range with an infinite side has no tolerance.
+    If a bound is infinite, neither bound is widened.
     """
     slack = RANGE_TOLERANCE * (high - low)
     edges = (low - slack, high + slack) if np.isfinite(slack) else (low, high)
@@ -196,7 +196,7 @@ def widened(low: float, high: float, kind: np.dtype[Any] = ROW_KEYS["observation
 
 
 def _continues(rows: Mapping[str, npt.NDArray[Any]], space: Space) -> Mask:
-    """Whether each row but the last is continued by the row after it."""
+    """Return for each row except the last whether its next observation is the observation of the next row."""
     span = np.subtract(space.high, space.low)
     before, after = rows["next_observations"][:-1], rows["observations"][1:]
     close: Mask = (before == after).all(axis=1)

@@ -1,4 +1,4 @@
-"""Keys and dtypes of the arrays that the store keeps for each row."""
+"""Names and types of the arrays that a dataset has for its rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 Rows = dict[str, npt.NDArray[Any]]
-"""Arrays by key; the first axis is rows."""
+"""For each key an array with one entry per row."""
 
 ROW_KEYS: dict[str, np.dtype[Any]] = {
     "observations": np.dtype("<f4"),
@@ -22,26 +22,26 @@ ROW_KEYS: dict[str, np.dtype[Any]] = {
     "constraint_costs": np.dtype("<f4"),
     "timestamps": np.dtype("<i8"),
 }
-"""Keys per row in canonical order; `timestamps` (ns since 1970, UTC) are optional."""
+"""Arrays of a dataset and their types, in the order of hashing; timestamps are in ns since 1970, UTC."""
 
 BLOCK_ROWS = 65536
-"""Rows that a reader yields at once."""
+"""Number of rows that a reader yields at once."""
 NO_SUCCESSOR = "no next observation"
-"""Reason for leaving out an episode's last row: the episode or file was cut, so that the next state is unknown."""
+"""Reason to reject an episode's last row: the episode or file was cut, so the next observation is unknown."""
 CHOICE = np.dtype("<i4")
-"""Type of a discrete action, the number of a choice, in place of the type in `ROW_KEYS`."""
+"""Type of a discrete action instead of the type in `ROW_KEYS`; each value is the number of a choice."""
 MOST_CHOICES = 1_000
-"""Most choices of a discrete action: larger integers are probably a continuous action read from a converter."""
+"""Largest number of choices of a discrete action; larger integers are probably raw values of a continuous action."""
 
 ALWAYS = ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts")
-"""Keys that every dataset has; costs need a source or plant limits."""
+"""Keys that every dataset has. Costs exist only if the source has costs or the plant has limits."""
 
 
 def joined(parts: Sequence[Rows]) -> Rows:
-    """Concatenate consecutive rows that have the keys of the first."""
+    """Concatenate blocks of consecutive rows; the keys of the first block are used."""
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
 def stored_dtype(key: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type in which a key's values are stored: integer actions stay integers."""
+    """Return the type in which the values of a key are stored; actions that are integers stay integers."""
     return CHOICE if key == "actions" and dtype.kind in "iu" else ROW_KEYS[key]

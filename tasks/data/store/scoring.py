@@ -1,4 +1,4 @@
-"""Rewards, costs and margins of logged rows, by the plant's formulas."""
+"""Compute rewards, costs and distances to limits for logged rows, with the plant's formulas."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMALLEST = 1024
 
 
 def by_rows(function: Callable[..., jax.Array], *columns: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Apply a core function to rows (n, ...), in blocks padded to a few sizes to limit recompilation."""
+    """Apply a JAX function to rows (n, ...), in blocks; blocks are padded to few sizes, so that JAX seldom compiles."""
     compiled = jax.jit(function)
     parts = []
     for start in range(0, len(columns[0]), BLOCK_ROWS):
@@ -30,19 +30,19 @@ def by_rows(function: Callable[..., jax.Array], *columns: npt.NDArray[Any]) -> n
 
 
 def margins_of(logged: LoggedSignals, next_observations: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Return signed distances (n, K) to each limit in the limit's unit, positive while it is respected."""
+    """Return the distance of each row to each of K limits (n, K), in the limit's unit; negative beyond the limit."""
     return by_rows(logged.margins, next_observations)
 
 
 def with_rewards(rows: Rows, logged: LoggedSignals) -> Rows:
-    """Add rewards (n,) by the plant's formula."""
+    """Add rewards (n,), computed with the plant's formula."""
     return rows | {
         "rewards": by_rows(logged.reward, *(rows[key] for key in ("observations", "actions", "next_observations")))
     }
 
 
 def with_costs(rows: Rows, logged: LoggedSignals) -> Rows:
-    """Add constraint_costs (n, K), the excess over each limit in its unit, and costs (n,), 1 if any is exceeded."""
+    """Add constraint_costs (n, K), the excess over each limit in its unit, and costs (n,), 1 if a limit is exceeded."""
     excess = np.maximum(-margins_of(logged, rows["next_observations"]), np.float32(0))
     violated: npt.NDArray[np.bool_] = np.asarray((excess > 0).any(axis=1))
     return rows | {"constraint_costs": excess, "costs": violated.astype(np.float32)}

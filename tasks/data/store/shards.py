@@ -1,7 +1,6 @@
-"""Shards: immutable HDF5 files of whole episodes as flat arrays.
+"""Write and read shards: immutable HDF5 files of whole episodes, with one array per key.
 
-A file is composed in memory and written at once, because HDF5 hangs or crashes when a disk is full. Writing therefore
-takes as much memory as a shard.
+A shard is composed in memory and then written at once, because HDF5 hangs or crashes when a disk is full.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
 LIBVER = ("v110", "v110")
-"""HDF5 file format, fixed so that the same rows give the same bytes."""
+"""Version of the HDF5 format; the version is fixed, so that equal rows give equal bytes."""
 
 
 def write_shard(folder: Path, parts: Sequence[Rows]) -> ShardRecord:
-    """Write whole episodes as one immutable file, named by its SHA-256, and return the record for a manifest.
+    """Write E whole episodes as one immutable file, named by its SHA-256, and return the record for a manifest.
 
-    Besides the rows, the file contains `episode_starts` (E,), i8, and `episode_digests` (E, 32), which decide splits.
-    If the disk is full, no file remains, and BadInput is raised.
+    The file also has `episode_starts` (E,), the first row of each episode, and `episode_digests` (E, 32), which decide
+    the held-out split. If the disk is full, BadInput is raised and no file remains.
 
     Args:
         folder: the folder of shards.
-        parts: consecutive rows, all with the same keys, with the dtypes of `stored_dtype`, in C order.
+        parts: blocks of consecutive rows with the same keys; arrays in C order with the types of `stored_dtype`.
     """
     columns = {key: [part[key] for part in parts] for key in ROW_KEYS if key in parts[0]}
     episodes = episode_bounds(np.concatenate(columns["terminals"]), np.concatenate(columns["timeouts"]))
@@ -71,9 +70,9 @@ def write_shard(folder: Path, parts: Sequence[Rows]) -> ShardRecord:
 
 
 def _file_pieces(columns: Columns) -> list[memoryview]:
-    """Return a shard's HDF5 file in pieces: headers made by HDF5, and the arrays' own memory.
+    """Return the bytes of a shard's HDF5 file in pieces: headers made by HDF5, and the arrays themselves.
 
-    HDF5 assigns each key a place without receiving the arrays, which it would copy.
+    HDF5 only decides the place of each array. It does not receive the arrays, because it would copy them.
     """
     image = SparseFile()
     places: dict[int, list[memoryview]] = {}
@@ -96,7 +95,7 @@ def _file_pieces(columns: Columns) -> list[memoryview]:
 
 
 def open_shard(path: Path) -> h5py.File:
-    """Open a shard for reading, without a lock, so that read-only disks work; raise Refused if it is damaged."""
+    """Open a shard for reading; raise Refused if it is damaged. No lock is taken, so that read-only disks work."""
     try:
         file = h5py.File(path if path.exists() else open_stored(path), "r", locking=False)
     except OSError as error:
@@ -113,7 +112,7 @@ _open: WeakSet[h5py.File] = WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """Close open files before the interpreter ends: HDF5 would crash closing a file that is a Python object."""
+    """Close open files before Python ends, because HDF5 would crash later when it closes files from a bucket."""
     for file in list(_open):
         file.close()
 
@@ -125,7 +124,7 @@ def check_file(path: Path, record: ShardRecord) -> None:
     """
     cure = "restore it from a backup or ingest its source again."
     if not is_stored(path) and not setting(DATASETS):
-        cure = f"restore it from a backup, ingest its source again, or name the bucket that contains it by {DATASETS}."
+        cure = f"restore it from a backup, ingest its source again, or set {DATASETS} to the bucket that contains it."
     if not is_stored(path):
         raise Refused(f"shard {path.name} is missing from {path.parent}: {cure}")
     if (got := sha256_while_unchanged(path)) != record.sha256:
@@ -144,9 +143,9 @@ def check_content(path: Path, record: ShardRecord) -> None:
 
 
 class SparseFile(SeekableFile):
-    """A seekable binary file that stores only the written parts; the rest reads as zeros.
+    """A binary file in memory that stores only the written parts; all other bytes are zero.
 
-    Suited to a few small writes far apart, as when HDF5 lays out arrays: each read goes through all writes.
+    Use it only for a few writes, because each read goes through all writes.
 
     Example:
         >>> file = SparseFile()
@@ -182,9 +181,9 @@ class SparseFile(SeekableFile):
         return len(data)
 
     def stretch(self, start: int, stop: int) -> bytes:
-        """Return bytes [start, stop), beyond the end as zeros."""
+        """Return the bytes from `start` up to, but not including, `stop`; bytes beyond the end are zero."""
         result = bytearray(max(stop - start, 0))
-        # In the order of writing, so that later writes win.
+        # Apply the writes in their order, so that later writes replace earlier ones.
         for at, data in self._written:
             first, last = max(at, start), min(at + len(data), stop)
             if first < last:

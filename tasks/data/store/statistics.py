@@ -1,7 +1,7 @@
-"""Statistics of a dataset for the card and for validation, in one pass and constant memory.
+"""Compute statistics of a dataset, for its card and for validation, in one pass and constant memory.
 
-Signals are the F observations and actions together. A discrete action counts as one signal per choice: 1 if taken,
-otherwise 0. A dataset has N rows, E episodes and K limits.
+A dataset has N rows, E episodes, F signals and K limits. The signals are all observations and actions. For a discrete
+action, each choice is a signal: 1 if the choice was taken, otherwise 0.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Index = npt.NDArray[np.int64]
 Columns = dict[str, npt.NDArray[Any]]
 
 BLOCK_ROWS = 32768
-"""Rows per block: smaller blocks cost calls, larger ones leave the processor's cache."""
+"""Rows per block. Smaller blocks need more calls; larger blocks do not fit into the processor's cache."""
 SAMPLE = 50_000
-"""Evenly spaced rows for quantiles."""
+"""Approximate number of evenly spaced rows for quantiles."""
 AT_BOUND = 1e-3
 """Distance from a bound, as a share of the range, within which an action counts as at the bound."""
 PERIODS = 60
-"""Equal periods of the timeline."""
+"""Number of equal periods in the timeline."""
 DECILES = 10
 NO_GAP = 1.5
-"""Longest step between two episodes, in control periods, that counts as no gap."""
+"""Longest time between two episodes, in control periods, that does not count as a gap."""
 
 
 class Signal(NamedTuple):
@@ -48,7 +48,7 @@ class Signal(NamedTuple):
     high: float
     """95 % quantile."""
     covered: float
-    """Share of the range between these quantiles; the range is the signal's bounds, otherwise the values seen."""
+    """Distance between these quantiles, as a share of the signal's range (see `signal_ranges`)."""
     change: float
     """Mean absolute difference of consecutive rows within episodes."""
     distinct: int
@@ -57,50 +57,50 @@ class Signal(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """Summary of a dataset."""
+    """Statistics of a dataset."""
 
     rows: int
     episodes: Columns
-    """Table with one line per episode (E,)."""
+    """Table with one line per episode; each column is an array (E,)."""
     signals: dict[str, Signal]
-    """By 'observation x' and 'action y', in the order of `signal_names`."""
+    """Statistics of each signal by name, in the order of `signal_names`."""
     covariance: Floats
     sample: dict[str, Floats]
     violated: Index
-    """Rows that violate each limit (K,); (1,) for a log with only a total cost, (0,) for a log without costs."""
+    """Number of rows that violate each limit (K,); (1,) if the log has only a total cost, (0,) if it has no costs."""
     worst: Floats
     """Greatest excess over each limit, in the limit's unit (K,)."""
     gaps: Floats
-    """Seconds missing between consecutive episodes (n,)."""
+    """Length of each gap between consecutive episodes in s (n,)."""
     present: Floats
     """Share of each of `PERIODS` equal periods that rows cover; empty without timestamps."""
     span: tuple[int, int]
-    """Start of the first row and end of the last, ns since 1970; zeros without timestamps."""
+    """Start of the first row and end of the last row, in ns since 1970; zeros without timestamps."""
     period: float
-    """Seconds per control step; 0 without timestamps."""
+    """Length of a control step in s; 0 without timestamps."""
     doubled: float
-    """Share of the episodes' time that an earlier episode covers, too."""
+    """Share of the episodes' total time that two episodes cover."""
     terminated: int
     over: tuple[int, int]
-    """Steps after which the spec's clock reads its end: at the end of an episode, and elsewhere."""
+    """Numbers of rows with the spec's clock at its end: rows that end an episode, and other rows."""
     rewards: tuple[float, float]
     faults: Counter[str]
     """Invalid rows by reason; empty if rows were not checked."""
 
 
 def signal_names(spec: PlantSpec) -> list[str]:
-    """Return 'observation x', ..., 'action y', ...: an observation and an action may share a name."""
+    """Return the names of all signals, 'observation NAME' and 'action NAME', because the two may have equal names."""
     return [f"observation {n}" for n in spec.observation.names] + [f"action {n}" for n in vector_space(spec).names]
 
 
 def signals_of(rows: Rows, spec: PlantSpec) -> Floats:
-    """Return observations and actions (n, F), in the order of `signal_names`."""
+    """Return the signals of n rows, observations and then actions, as one array (n, F)."""
     acting = action_vectors(rows["actions"], spec)
     return np.concatenate([rows["observations"], acting], axis=1, dtype=np.float64)
 
 
 def signal_bounds(spec: PlantSpec) -> tuple[Floats, Floats]:
-    """Return lower and upper bounds (F,) in the order of `signal_names`."""
+    """Return the lower and the upper bounds of all signals (F,), in the order of `signal_names`."""
     both: tuple[Space, Space] = (spec.observation, vector_space(spec))
     return np.concatenate([s.low for s in both]), np.concatenate([s.high for s in both])
 
@@ -112,14 +112,14 @@ def summarise(
     block_rows: int = BLOCK_ROWS,
     check_rows: bool = True,
 ) -> Statistics:
-    """Summarise a dataset in one pass, with `block_rows` rows in memory at a time.
+    """Compute the statistics of a dataset in one pass.
 
     Args:
-        dataset: rows in order.
-        spec: names and bounds.
+        dataset: an opened dataset.
+        spec: spec with the names and bounds of the signals.
         progress: called with (done, total, unit); the unit is rows.
-        block_rows: does not change the result.
-        check_rows: count invalid rows, too, which doubles the time.
+        block_rows: number of rows in memory at a time; it does not change the result.
+        check_rows: also count invalid rows, which doubles the time.
     """
     low, high = signal_bounds(spec)
     origin: Floats = signals_of(dataset.read(0, 1, ["observations", "actions"]), spec)[0]
@@ -136,13 +136,13 @@ def summarise(
 
 
 class _Block(NamedTuple):
-    """Consecutive rows, divided into parts of one episode each."""
+    """n consecutive rows, divided into p parts of one episode each."""
 
     rows: Rows
     x: Floats
     """Signals (n, F)."""
     apart: Floats
-    """Signals minus the dataset's first row (n, F): squares of large values would lose the deviations."""
+    """Signals minus the signals in the dataset's first row (n, F), so that squares do not lose precision."""
     first: int
     """Number of the block's first row in the dataset."""
     cut: Index
@@ -181,7 +181,7 @@ def _faults(block: _Block, spec: PlantSpec) -> Counter[str]:
 
 
 class _PerEpisode:
-    """Sums and extremes of the signals per episode: arrays (E, F), filled block by block."""
+    """Sums and extreme values of the signals for each episode, as arrays (E, F) that are filled block by block."""
 
     def __init__(self, dataset: StoredDataset, origin: Floats, low: Floats, high: Floats) -> None:
         self.lengths = np.diff(dataset.episodes)
@@ -195,7 +195,7 @@ class _PerEpisode:
         self._before = np.zeros(len(low))
 
     def add(self, block: _Block) -> None:
-        """Add a block."""
+        """Add the rows of a block."""
         x, apart, cut, which = block.x, block.apart, block.cut, block.episode
         step = np.abs(np.diff(x, axis=0, prepend=self._before[None]))
         step[cut[block.begins]] = 0.0
@@ -211,7 +211,7 @@ class _PerEpisode:
         self._before = x[-1]
 
     def table(self, names: list[str]) -> Columns:
-        """Return the table of episodes."""
+        """Return a table with one line per episode; `names` are the names of the signals."""
         mean = self.plain / self.lengths[:, None]
         deviation = np.sqrt(np.maximum(self.square / self.lengths[:, None] - mean**2, 0.0))
         table: Columns = {
@@ -246,7 +246,7 @@ class _Whole:
         self.rewards = np.inf, -np.inf
 
     def add(self, block: _Block) -> None:
-        """Add a block."""
+        """Add the rows of a block."""
         self.product += block.apart.T @ block.apart
         # Copy, because a view would keep the whole block in memory.
         self._sample.append(block.x[-block.first % self._stride :: self._stride].copy())
@@ -269,7 +269,7 @@ class _Whole:
 
     @property
     def gaps(self) -> Floats:
-        """Seconds missing between consecutive episodes (n,), beyond the control period."""
+        """Length of each gap between consecutive episodes in s, minus one control period (n,)."""
         apart = (self._begins[1:] - self._ends[:-1]) / 1e9
         return np.asarray(apart[apart > NO_GAP * self.period] - self.period)
 
@@ -288,14 +288,14 @@ class _Whole:
 
     @property
     def present(self) -> Floats:
-        """Share of equal periods that rows cover (`PERIODS`,)."""
+        """Share of each of `PERIODS` equal periods that rows cover."""
         first, last = self.span
         if last <= first:
             return np.zeros(0)
         begins, ends = self._begins.astype(float), self._ends + self.period * 1e9
         order = np.argsort(begins)
         times = np.stack([begins[order], np.maximum(ends[order], begins[order])], axis=1).ravel()
-        # Covered time grows during an episode and is constant between two.
+        # The covered time grows during an episode and is constant between episodes.
         covered = np.append(0.0, np.repeat(np.cumsum((ends - begins)[order]), 2)[:-1])
         edges = np.linspace(first, last, PERIODS + 1)
         share = np.diff(np.interp(edges, np.maximum.accumulate(times), covered)) / (edges[1] - edges[0])
@@ -307,7 +307,7 @@ class _Whole:
 
 
 def _excess(rows: Rows) -> npt.NDArray[Any]:
-    """Return the excess over each limit (n, K); (n, 1) for a log with one cost, (n, 0) for a log without costs."""
+    """Return the excess over each limit (n, K); (n, 1) if the log has only a total cost, (n, 0) if it has no costs."""
     if "constraint_costs" in rows:
         return rows["constraint_costs"]
     return rows["costs"][:, None] if "costs" in rows else np.zeros((len(rows["rewards"]), 0))
@@ -369,9 +369,9 @@ def _statistics(per: _PerEpisode, whole: _Whole, faults: Counter[str], spec: Pla
 
 
 def signal_ranges(spec: PlantSpec, least: Floats, greatest: Floats) -> tuple[Floats, Floats]:
-    """Return the lower and upper end (F,) of each signal's range: the bounds, otherwise the least and greatest seen.
+    """Return the lower and upper ends of the signals' ranges (F,): the spec's bounds or, if infinite, the data's range.
 
-    An empty range becomes one unit wide.
+    `least` and `greatest` are the extreme values in the data. A range of width 0 becomes one unit wide.
     """
     low, high = signal_bounds(spec)
     low, high = np.where(np.isfinite(low), low, least), np.where(np.isfinite(high), high, greatest)
@@ -379,17 +379,17 @@ def signal_ranges(spec: PlantSpec, least: Floats, greatest: Floats) -> tuple[Flo
 
 
 def mean_shift(new: Statistics, old: Statistics, name: str) -> float:
-    """Return the change of a signal's mean, in standard deviations of the older data."""
+    """Return the distance of a signal's new mean from its old mean, in standard deviations of the old data."""
     a, b = new.signals[name], old.signals[name]
     gap = abs(a.mean - b.mean)
     return gap / b.deviation if b.deviation > 0 else float(gap > 0) * 1e9
 
 
 def stability_index(new: Floats, old: Floats) -> float:
-    """Return the population stability index of values over the older data's deciles: `sum (p - q) ln(p / q)`.
+    """Return the population stability index, a measure of drift: `sum (p - q) ln(p / q)` over the old data's deciles.
 
-    Empty bins count as half a value. The usual rule: below 0.1 is stable, above 0.25 is drift (Siddiqi 2006, Credit
-    Risk Scorecards).
+    p and q are the shares of the new and the old values in a decile; an empty decile counts as half a value. By the
+    usual rule, below 0.1 is stable and above 0.25 is drift (Siddiqi 2006, Credit Risk Scorecards).
     """
     edges = np.unique(np.quantile(old, np.linspace(0, 1, DECILES + 1)[1:-1]))
     counts = [np.bincount(np.searchsorted(edges, x, side="right"), minlength=len(edges) + 1) for x in (new, old)]

@@ -1,9 +1,9 @@
-"""Training data larger than memory: a window of blocks in random order that advances during training.
+"""Train on data larger than memory: a window of rows is in memory, and parts of the window are replaced in training.
 
-Rows of the training episodes are numbered as a ring. Each epoch cuts the ring at a random place into blocks of
-consecutive rows and shuffles the blocks; blocks of all epochs are numbered 0, 1, 2, ... At step c the window contains
-blocks [c turn, c turn + slots). Its content depends only on the seed and c, so that resuming is bit-exact. Batches are
-drawn from the window as from resident data, while a thread reads the next blocks.
+The rows of the training episodes form a ring: the first row follows the last. Each epoch cuts the ring at a random row
+into blocks of consecutive rows, and shuffles the blocks. Blocks are numbered through all epochs: 0, 1, 2, ... After c
+advances, the window has the `slots` blocks from number c * `turn` on. The window depends only on c and the seed, so a
+resumed training repeats bit for bit. Batches are drawn from the window while a thread reads the next blocks.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ from tasks.data.store.reader import StoredDataset
 from tasks.data.store.schema import Rows
 
 BLOCKS = 64
-"""Least number of blocks in a window; rows of one block are neighbours in the log."""
+"""Minimum number of blocks in a window; few blocks would give similar rows, because a block's rows are neighbours."""
 MOST_ROWS = 4096
 IN_WINDOW = 0.5
-"""Share of the memory for the window; the rest is for its copy while it advances and for blocks being read."""
+"""Share of the memory for the window; the rest is for a copy during an advance, and for blocks that are being read."""
 DRAWS = 8
-"""Average number of draws of a row while it is in the window; more in small windows."""
+"""Average number of times that a row is drawn while it is in the window; more in small windows."""
 
 
 class Shape(NamedTuple):
-    """Sizes of a window."""
+    """Size of a window: `slots` blocks of `block` rows."""
 
     block: int
     slots: int
     turn: int
-    """Blocks replaced at each step of the window."""
+    """Number of blocks that are replaced at each advance of the window."""
 
 
 def row_bytes(spec: PlantSpec) -> int:
-    """Return the bytes of one prepared transition on the device; observations include any history."""
+    """Return the size of one scaled transition in bytes; observations include any history."""
     return 4 * (2 * spec.observation.size + 2 * spec.acting + 3)
 
 
 def window_shape(memory: int, spec: PlantSpec, drawn: int) -> Shape:
-    """Return the largest window for a given memory [bytes] if `drawn` rows are drawn between two steps of the window.
+    """Return the largest window that fits a memory in bytes; `drawn` rows are drawn between two advances.
 
-    A memory too small for `BLOCKS` rows raises BadInput.
+    Raise BadInput if the memory is too small for a window of `BLOCKS` rows.
     """
     rows = int(IN_WINDOW * memory) // row_bytes(spec)
     if rows < BLOCKS:
         raise BadInput(
-            f"train.memory_mb allows {memory:,} bytes, too few for twice {BLOCKS} rows of {row_bytes(spec)} bytes: "
-            "raise it."
+            f"train.memory_mb allows {memory:,} bytes, but {2 * BLOCKS} rows of {row_bytes(spec)} bytes must fit: "
+            "increase train.memory_mb."
         )
     block = min(rows // BLOCKS, MOST_ROWS)
     slots = rows // block
@@ -66,7 +66,7 @@ def window_shape(memory: int, spec: PlantSpec, drawn: int) -> Shape:
 
 
 class Ring:
-    """Rows of some episodes of a dataset, numbered consecutively as a ring."""
+    """Rows of some episodes of a dataset as a ring: the first row follows the last."""
 
     def __init__(self, dataset: StoredDataset, episodes: npt.NDArray[np.int64], past: RowHistory = NO_HISTORY) -> None:
         self._dataset, self._episodes, self._past = dataset, episodes, past
@@ -81,14 +81,14 @@ class Ring:
         return int(self._before[-1])
 
     def moments(self) -> Moments:
-        """Return the moments of all rows, without history, in one pass."""
+        """Return the statistics of all rows, without history, that scaling needs."""
         blocks = self._dataset.episode_blocks(self._episodes, KEYS)
         return reduce(merge_moments, (moments(transitions_of(rows)) for rows in blocks))
 
     def read(self, start: int, rows: int) -> Transition:
-        """Return `rows` rows from `start` on, around the ring, with their history and the next actions."""
+        """Return `rows` consecutive rows of the ring from row `start` on, with history and next actions."""
         start %= len(self)
-        # Also read earlier rows for the first row's history; an episode that begins among them starts there.
+        # Also read the earlier rows that the first row's history needs.
         first = max(start - self._past.longest, 0)
         numbers = np.arange(first, start + rows + 1) % len(self)
         parts = [self._span(first, min(start + rows + 1, len(self)))]
@@ -114,21 +114,21 @@ class Ring:
 
 
 class Stream:
-    """Prepared transitions of a ring, window by window; a context manager.
+    """Context manager that gives the training loop the scaled rows of a ring, window by window.
 
     Args:
         ring: the rows.
-        how: their scaling.
-        shape: of the window, which must be smaller than the ring.
-        every: gradient steps between two steps of the window.
-        seed: for the order of blocks.
+        how: scaling of the rows.
+        shape: size of the window, which must be smaller than the ring.
+        every: number of gradient steps between two advances of the window.
+        seed: seed for the order of blocks.
     """
 
     def __init__(self, ring: Ring, how: Scaling, shape: Shape, every: int, seed: int) -> None:
         self._ring, self._how, self._shape, self._every, self._seed = ring, how, shape, every, seed
         if shape.slots * shape.block > len(ring):
             raise BadInput(
-                f"the window of {shape.slots * shape.block:,} rows exceeds the {len(ring):,} rows: keep them resident."
+                f"a window of {shape.slots * shape.block:,} rows exceeds the {len(ring):,} rows: omit train.memory_mb."
             )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stream")
         self._at: int | None = None
@@ -143,19 +143,19 @@ class Stream:
         self._window = None
 
     def source(self) -> TrainingRows:
-        """Return the rows for the training loop."""
+        """Return the window's shapes and the function `at`, for the training loop."""
         rows = self._shape.slots * self._shape.block
         one = jax.eval_shape(lambda: self._read(range(1)))
         shape: Any = jax.ShapeDtypeStruct  # a class without types
         return TrainingRows(jax.tree.map(lambda x: shape((rows, *x.shape[1:]), x.dtype), one), self.at)
 
     def at(self, done: int) -> Transition:
-        """Return the window after `done` gradient steps; the memory of the previous window is reused."""
+        """Return the window after `done` gradient steps; the previous window becomes invalid, its memory is reused."""
         step, slots, turn = done // self._every, self._shape.slots, self._shape.turn
         if self._window is None or self._next is None or self._at != step - 1:
             if self._at != step or self._window is None:
                 first = step * turn
-                # A block's slot is its number modulo `slots`, whether it is read alone or with the whole window.
+                # The slot of a block is always its number modulo `slots`.
                 order = sorted(range(first, first + slots), key=lambda block: block % slots)
                 self._window = self._read(order)
         else:
@@ -172,7 +172,7 @@ class Stream:
         return scale_rows(self._how, jax.tree.map(lambda *x: np.concatenate(x), *parts))
 
     def _start(self, number: int) -> int:
-        """Return the first row of a block."""
+        """Return the row of the ring at which a block begins."""
         count = len(self._ring) // self._shape.block
         epoch, place = divmod(number, count)
         cut, order = _epoch(self._seed, epoch, len(self._ring), count)
@@ -181,7 +181,7 @@ class Stream:
 
 @lru_cache(maxsize=4)
 def _epoch(seed: int, epoch: int, rows: int, blocks: int) -> tuple[int, npt.NDArray[np.int64]]:
-    """Return an epoch's cut and order of blocks; the rows left over at the end differ between epochs."""
+    """Return the row at which an epoch cuts the ring, and the epoch's order of blocks."""
     rng = np.random.default_rng([seed, epoch])
     return int(rng.integers(rows)), rng.permutation(blocks)
 

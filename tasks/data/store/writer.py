@@ -1,4 +1,4 @@
-"""Write a dataset: rows become shards as they arrive, and a manifest names the shards at the end."""
+"""Write a dataset: write rows to shards as they arrive, and at the end a manifest that lists the shards."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from tasks.files.canonical import canonical_json, make_folder, sha256_hex, write
 from tasks.files.spec import same_limits, spec_record
 
 SHARD_BYTES = 32 * 2**20
-"""Approximate bytes of rows per shard; writing takes a few times this memory for any size of dataset."""
+"""Approximate size of a shard in bytes; writing a dataset of any size needs a few times this memory."""
 IN_FLIGHT = 3
-"""Shards that are hashed and written while the next shard's rows arrive."""
+"""Largest number of shards that are hashed and written in the background."""
 FEW_ROWS = 4096
-"""Smaller arrays are joined with their neighbours, because each array has a fixed cost."""
+"""Arrays with fewer rows are joined with the next arrays, because each array has a fixed cost."""
 
 
 class _Buffer:
-    """Rows of the shard being filled; kept without copying, because allocating memory takes time."""
+    """Rows for the next shard. The arrays are not copied, because allocating memory takes time."""
 
     def __init__(self) -> None:
         self.count = self.nbytes = 0
@@ -41,7 +41,7 @@ class _Buffer:
         self._small_count = 0
 
     def append(self, rows: Rows) -> None:
-        """Append rows (n, ...), which must not be changed afterwards; raise ValueError if a shape differs."""
+        """Append n rows; raise ValueError if a shape differs. Do not change the arrays afterwards."""
         count = len(rows["rewards"])
         before = next(iter(self._parts or self._small), rows)
         for key, values in rows.items():
@@ -70,11 +70,11 @@ class _Buffer:
 
 
 class DatasetWriter:
-    """Writes a dataset shard by shard; a context manager, whose `commit` returns the dataset's name.
+    """Context manager that writes a dataset shard by shard; `commit` writes the manifest and returns its digest.
 
-    Without `commit` no manifest is written, so that a dataset is complete or absent. A later run finds the shards of an
-    interrupted writer by their digests. The shards of a parent, to which rows are appended, are listed again, not
-    copied. A shard is closed at the next end of an episode after `shard_bytes`.
+    Without `commit` there is no manifest, so a dataset is either complete or absent. If `parent` is given, rows are
+    appended to this dataset: the new manifest lists the parent's shards, too. A shard ends with the first episode that
+    ends after `shard_bytes` bytes.
     """
 
     def __init__(
@@ -102,10 +102,10 @@ class DatasetWriter:
         self._beside.shutdown()
 
     def append(self, rows: Rows) -> None:
-        """Append consecutive rows (n, ...); an episode may span several calls.
+        """Append n consecutive rows; an episode may extend over several calls.
 
-        Arrays that own their memory are kept and made read-only; views are copied. Keys unlike those of earlier rows
-        raise BadInput, and another length or shape ValueError.
+        Arrays are made read-only and kept; views are copied. Keys that differ from those of earlier rows raise
+        BadInput, and a different shape raises ValueError.
         """
         keys = [key for key in ROW_KEYS if key in rows]
         self.adopt_keys(keys)
@@ -121,44 +121,44 @@ class DatasetWriter:
         self._buffer.append({key: rows[key] for key in keys})
 
     def adopt_keys(self, keys: Sequence[str]) -> None:
-        """Check that rows to come have the same keys as earlier rows."""
+        """Set the keys of the next rows; raise BadInput if earlier rows have different keys."""
         if self.keys and list(keys) != self.keys:
             raise BadInput(
-                f"the rows have {', '.join(keys)}, earlier rows have {', '.join(self.keys)}: ingest sources with and "
-                "without timestamps into separate datasets."
+                f"new rows have {', '.join(keys)}, but earlier rows have {', '.join(self.keys)}: ingest sources with "
+                "different keys into separate datasets."
             )
         self.keys = list(keys)
 
     def _hand_over(self) -> None:
-        """Start writing the buffered rows as a shard, at most `IN_FLIGHT` shards at a time."""
+        """Start writing the buffered rows as a shard; if `IN_FLIGHT` shards are being written, wait for the first."""
         self._adopt(IN_FLIGHT - 1)
         if self._buffer.count:
             self._waiting.append(self._beside.submit(write_shard, self.root / "shards", self._buffer.parts()))
             self._buffer = _Buffer()
 
     def _adopt(self, left: int) -> None:
-        """Collect finished shards in order until only `left` are being written."""
+        """Wait until at most `left` shards are being written, and collect the records of finished shards in order."""
         while len(self._waiting) > left:
             self._written.append(self._waiting.popleft().result())
 
     def end_source(self) -> None:
-        """Write the buffered rows as a shard, and list all shards of this source as `adopt_shards`."""
+        """End a source: write the buffered rows as a shard, and call `adopt_shards` for all shards of the source."""
         self._hand_over()
         self._adopt(0)
         written, self._written = self._written, []
         self.adopt_shards(written)
 
     def adopt_shards(self, records: Sequence[ShardRecord]) -> None:
-        """List shards of a source that are already in the folder.
+        """Add shards of a source, which are already in the folder, to the dataset.
 
-        Exports of one log may begin with the same shards; these are listed once per source, so that rows count as often
-        as they occur in the sources. If all are already listed, the source was probably given twice: BadInput.
+        Two sources may share shards, if they begin with the same rows; these rows are then in the dataset twice. If all
+        shards are already in the dataset, the source was probably given twice, and BadInput is raised.
         """
         known = {record.sha256 for record in self.shards}
         if records and all(record.sha256 in known for record in records):
             raise BadInput(
-                f"a source was given a second time: all its rows are in shard {records[0].file} already; give each "
-                "source once."
+                f"a source was given twice: all its rows are already in the dataset (shard {records[0].file}); give "
+                "each source once."
             )
         self.shards.extend(records)
 
@@ -185,7 +185,7 @@ class DatasetWriter:
 
 
 def _owned(values: npt.NDArray[Any], kind: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return the array itself, made read-only, if it owns its memory and has the right type and order; else a copy."""
+    """Return an array of the type `kind` in C order, made read-only; copy it if it is a view or must be converted."""
     if values.base is not None or values.dtype != kind or not values.flags.c_contiguous:
         values = np.array(values, kind, order="C")
     values.flags.writeable = False
@@ -193,7 +193,7 @@ def _owned(values: npt.NDArray[Any], kind: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def _virtual_view(folder: Path, shards: Sequence[ShardRecord], keys: Sequence[str]) -> bytes:
-    """Return an HDF5 file of virtual datasets over the shards; the bytes depend on the shards only."""
+    """Return an HDF5 file that joins the shards without copying rows; equal shards give equal bytes."""
     rows = [record.rows for record in shards]
     first = np.cumsum([0, *rows])
     starts, tails, kinds = [], {}, {}
@@ -206,7 +206,7 @@ def _virtual_view(folder: Path, shards: Sequence[ShardRecord], keys: Sequence[st
     with h5py.File(image, "w", libver=LIBVER) as view:
         view.create_dataset("episode_starts", data=np.concatenate(starts), track_times=False)
         for key in keys:
-            # The low-level interface, because the high-level one writes the time into virtual datasets.
+            # Use h5py's low-level interface, because the high-level interface stores the time in virtual datasets.
             plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
             plan.set_obj_track_times(False)
             space = h5py.h5s.create_simple((int(first[-1]), *tails[key]))

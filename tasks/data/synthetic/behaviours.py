@@ -1,16 +1,16 @@
-"""Policies for generated datasets, in the usual qualities, for any plant.
+"""Policies that generate datasets, from random to expert, for any plant.
 
 | name   | policy                                                                                                     |
 |--------|------------------------------------------------------------------------------------------------------------|
-| random | uniform over the actions' box, drawn at every step                                                         |
-| pid    | the plant's own controller as found, with normal noise of 10 % of half the range                           |
-| medium | a badly tuned controller with a score of a third to a half, with that noise                                |
-| expert | the best known controller if it is cheap, else the plant's own as tuned, without noise                     |
-| mixed  | episodes alternate between early (a score of 10 % to 25 %), medium and expert                              |
+| random | uniformly random actions within the bounds, drawn at every step                                            |
+| pid    | the plant's own controller with the parameters of its logs; normal noise, deviation 10 % of half the range |
+| medium | the expert, worsened to a score of 33 to 50, with the noise of pid                                         |
+| expert | the best known controller if it is fast, otherwise the tuned controller; without noise                     |
+| mixed  | episodes in turn: early (like medium, with a score of 10 to 25), medium, expert                            |
 
-The score is 100 (return − worst) / (best − worst) with the plant's `score_range`. Badly tuned controllers are blends of
-the expert with the plant's idle action, which scores 0. The share of the idle action is found by bisection on the mean
-score of fixed episodes, so that each plant has a single medium policy for all seeds.
+The score is 100 (return − worst) / (best − worst); worst and best are the plant's `score_range`. The medium and early
+policies mix the expert's action with the plant's idle action. Bisection on the mean score of fixed episodes finds the
+share of the idle action, so the share does not depend on the seed of a dataset.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from neorl_core.types import Controller, Params, Plant
 BEHAVIOURS = ("random", "pid", "medium", "expert", "mixed")
 NOISE = 0.1
 EARLY, MEDIUM = (10.0, 25.0), (100 / 3, 50.0)
-"""Intervals on the scale from 0 to 100."""
+"""Intervals of the score, from 0 to 100."""
 CALIBRATION = 128
 BISECTIONS = 12
 CALIBRATION_SEED = 20_261_121
 EXPENSIVE = frozenset({"chemical_reactor", "hvac_control", "water_treatment"})
-"""Plants whose reference controller optimises at every step; their expert is the plant's own controller."""
+"""Plants with a slow reference controller, which optimises at every step; their expert is the tuned controller."""
 
 
 class Policy(NamedTuple):
-    """A controller, with its modifications in a cycle of episodes."""
+    """A controller, and modifications of its actions, which the episodes use in turn."""
 
     base: Controller
     base_params: Params
     expert: str
     parts: dict[str, Behaviour]
-    """Parts of the mixture by name; episode i is of part i modulo the number of parts."""
+    """Modifications by name; the episodes use them in turn."""
     noise: float | None = None
     """Standard deviation of the noise, as a share of half the actions' range."""
     detuned: float | None = None
@@ -52,23 +52,23 @@ class Policy(NamedTuple):
     medium_score: float | None = None
 
     def calibration(self) -> dict[str, float]:
-        """Return noise, share and medium score by name, if they apply."""
+        """Return `noise`, `detuned` and `medium_score` by name, without values of None."""
         values = {"noise": self.noise, "detuned": self.detuned, "medium_score": self.medium_score}
         return {name: value for name, value in values.items() if value is not None}
 
 
 def score(plant: Plant, returns: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Convert returns to the plant's scale from 0 to 100."""
+    """Convert returns to scores, from 0 (worst) to 100 (best) by the plant's `score_range`."""
     worst, best = plant.spec.score_range
     return 100 * (returns - worst) / (best - worst)
 
 
 def policy_of(plant: Plant, behaviour: str) -> Policy:
-    """Return the policy of a quality; raise BadInput if it is unknown, or the plant's actions are unbounded."""
+    """Return the policy named in `BEHAVIOURS`; raise BadInput if the name is unknown or an action has no bounds."""
     if behaviour not in BEHAVIOURS:
         raise BadInput(f"'{behaviour}' is not a behaviour: choose from {', '.join(BEHAVIOURS)}.")
     if not np.isfinite([plant.spec.action.low, plant.spec.action.high]).all():
-        raise BadInput(f"the actions of {plant.spec.name} are unbounded: bound them in the plant's spec.")
+        raise BadInput(f"the actions of {plant.spec.name} have no finite bounds: set bounds in the plant's spec.")
     own = plant.fallback, plant.fallback_params, "plant's own controller"
     if behaviour == "pid":
         found = plant.fallback_params if plant.found_params is None else plant.found_params
@@ -91,9 +91,9 @@ def _made(random: float = 0.0, detuned: float = 0.0, noise: float = 0.0) -> Beha
 
 
 def find_detuned(plant: Plant, base: Controller, params: Params, wanted: tuple[float, float]) -> tuple[float, float]:
-    """Find the share of the idle action that gives a controller a score in an interval, or nearest to it.
+    """Find the share of the idle action at which a controller's mean score is in the interval `wanted`.
 
-    The plant gives the scale and the idle action. Returned are the share and the mean score.
+    Return the share and the mean score. If no share reaches the interval, return the share with the nearest score.
     """
     keys = jax.random.split(jax.random.key(CALIBRATION_SEED), CALIBRATION)
 

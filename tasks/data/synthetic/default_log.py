@@ -1,4 +1,4 @@
-"""The default log that `neorl generate PLANT` makes, which the deployment of a simulated plant reads at first."""
+"""The log that `neorl generate PLANT` writes by default; the deployment of a simulated plant starts with this log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tasks.data.synthetic.reactor_history import HISTORIES
 from tasks.models.plants.known import KnownPlant
 
 DEFAULT_STEPS = 60_000
-"""Control steps of a generated log, a fifth of which is held out; some weeks for most plants."""
+"""Approximate number of control steps in a generated log; for most plants, some weeks."""
 HISTORY_WEEKS = 3.0
 
 
@@ -19,14 +19,14 @@ class DefaultLog(NamedTuple):
     """Parameters of the default log."""
 
     behaviour: str
-    """`historian`, or the behaviour in the episodes."""
+    """`historian` for a historian export, otherwise the policy that acts in the episodes."""
     out: Path
-    """Folder of a history, or file of episodes."""
+    """Folder of the historian export, or file of the episodes."""
     episodes: int | None
 
     @property
     def log(self) -> Path:
-        """The file for a retraining."""
+        """The file that a retraining reads."""
         return self.out / "historian.parquet" if self.behaviour == "historian" else self.out
 
 
@@ -36,11 +36,11 @@ def default_log(
     """Return the parameters of a simulated plant's default log.
 
     Args:
-        home: contains the log in the folder `generated`.
-        plant: a simulated one.
-        episodes: by default as many as give the default number of steps.
-        weeks: length of a history instead of episodes.
-        out: another place for the log.
+        home: the home; the log is written to its folder `generated` unless `out` is given.
+        plant: a plant with a simulator.
+        episodes: number of episodes; by default, enough for `DEFAULT_STEPS` control steps.
+        weeks: write a historian export of this length instead of episodes.
+        out: file or folder for the log.
     """
     folder = home.root / "generated" / plant.name
     if weeks is not None or (plant.name in HISTORIES and episodes is None):
@@ -52,7 +52,7 @@ def default_log(
 def make_default_log(
     home: Home, plant: KnownPlant, named: str, progress: Callable[[int, int, str], None] | None = None
 ) -> Path:
-    """Generate the default log of a simulated plant if it is missing; the bytes are the same on every machine.
+    """Generate the default log of a simulated plant if it is missing, and return its path.
 
     `named` is the plant's name, or the plant file. `progress` is called with (done, total, unit).
     """

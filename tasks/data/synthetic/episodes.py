@@ -1,4 +1,4 @@
-"""Generate episodes from a plant's simulator as a dataset: simulated in batches, checked, streamed to disk."""
+"""Generate a dataset of simulated episodes: simulate batches, check every row, and write the rows to disk."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from tasks.files.spec import spec_record
 from tasks.models.plants.known import KnownPlant, plant_at
 
 BATCH_BYTES = 2**25
-"""Bytes of rows to simulate at once."""
+"""Approximate size of the rows that are simulated at once, in bytes."""
 MAX_BATCH = 8192
 Progress = Callable[[int, int, str], None]
 
 
 class Scores(Record):
-    """Mean return and score of episodes."""
+    """Mean return, scores and limit violations of episodes."""
 
-    # Returns may be infinite, for which JSON has no number.
+    # JSON has no infinite numbers, so infinite returns are written as text.
     model_config = ConfigDict(ser_json_inf_nan="strings")
 
     mean_return: float
     score: float
-    """On the plant's scale from 0 to 100."""
+    """Mean score, on the plant's scale from 0 to 100."""
     deviation: float
     violating: float
     """Share of episodes that violate a limit."""
@@ -54,7 +54,7 @@ class Scores(Record):
 
 
 class GeneratedEpisodes(Scores):
-    """Generated episodes."""
+    """Result of `generate`: the dataset or file, and the scores of the episodes."""
 
     plant: str
     behaviour: str
@@ -62,7 +62,7 @@ class GeneratedEpisodes(Scores):
     seed: int
     rows: int
     path: Path
-    """The folder of datasets, or the file."""
+    """Folder of the plant's datasets, or the HDF5 file."""
     digest: str | None
     """Digest of the dataset; None for a file."""
     sha256: str | None
@@ -77,7 +77,7 @@ class GeneratedEpisodes(Scores):
     reasons: dict[str, int]
 
     def lines(self) -> list[str]:
-        """Describe the result, one line per fact to check."""
+        """Describe the result for the user, one fact per line."""
         noise, shrunk = f"noise of {self.noise or 0:.0%} of half the range", f"{self.detuned or 0:.1%} towards idling"
         shrunk = f"with gains and range reduced by {shrunk}"
         if self.chosen:
@@ -104,18 +104,18 @@ class GeneratedEpisodes(Scores):
 def generate(
     named: str | KnownPlant, behaviour: str, episodes: int, seed: int, out: Path, progress: Progress | None = None
 ) -> GeneratedEpisodes:
-    """Simulate episodes and write them; the same arguments give the same digest on one architecture.
+    """Simulate episodes and write them; on one processor architecture, equal arguments give an equal digest.
 
     Args:
-        named: a plant, or the name or plant file of one.
-        behaviour: one of `behaviours.BEHAVIOURS`.
+        named: a plant, a plant's name, or a plant file.
+        behaviour: the policy, a name in `behaviours.BEHAVIOURS`.
         episodes: number of episodes.
-        seed: for starts, disturbances, noise and exploration.
-        out: folder of datasets, or a file in D4RL's layout if the name ends in .hdf5 or .h5.
+        seed: seed for initial states, disturbances, noise and exploration.
+        out: folder for the dataset. If the name ends in .hdf5 or .h5: a file to write in the layout of D4RL.
         progress: called with (done, total, unit); the unit is episodes.
 
     Raises:
-        BadInput: if the plant or behaviour is unknown, or the disk is full.
+        BadInput: the plant or behaviour is unknown, the file exists already, or the disk is full.
     """
     known = plant_at(named) if isinstance(named, str) else named
     plant = known.simulator()
@@ -178,7 +178,7 @@ def generate(
 
 
 def _batches(plant: Plant, policy: Policy, episodes: int, seed: int) -> Iterator[tuple[EpisodeResult, Rows]]:
-    """Yield results and rows of batches, all of one size, so that one compiled program suffices."""
+    """Yield results and rows batch by batch; all batches have the same size, so that JAX compiles only once."""
     spec = plant.spec
     step = 4 * (2 * spec.observation.size + spec.action.size + len(spec.constraints) + 4)
     size = int(min(max(BATCH_BYTES // (step * spec.horizon), 1), MAX_BATCH, episodes))
@@ -191,13 +191,13 @@ def _batches(plant: Plant, policy: Policy, episodes: int, seed: int) -> Iterator
         played = jax.device_get(play(plant, policy.base, policy.base_params, each, keys, trace=True))
         played = jax.tree.map(itemgetter(slice(episodes - start)), played)
         rows = rows_of(played)
-        # Files distinguish choices from continuous actions by type.
+        # Files store a discrete action as an integer.
         rows = rows if spec.choices is None else rows | {"actions": rows["actions"].astype(CHOICE)}
         yield played._replace(trajectory=None), rows
 
 
 def rows_of(played: EpisodeResult) -> Rows:
-    """Return traced episodes (E, H) as rows; the last row of an episode that did not terminate is a timeout."""
+    """Convert recorded episodes, arrays (E, H, ...), to rows; an episode that does not terminate ends by timeout."""
     trajectory = played.trajectory
     assert trajectory is not None
     alive = np.asarray(trajectory.alive)
@@ -226,7 +226,7 @@ def _checked(
 
 
 def _scores(plant: Plant, policy: Policy, results: list[EpisodeResult]) -> tuple[Scores, dict[str, Scores]]:
-    """Return the scores of all episodes, and of each part."""
+    """Return the scores over all episodes, and over the episodes of each part of the policy."""
     returns = np.concatenate([np.asarray(r.ret, np.float64) for r in results])
     violated = np.concatenate([np.asarray(r.violated) for r in results])
     part = np.arange(len(returns)) % len(policy.parts)

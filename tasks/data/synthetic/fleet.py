@@ -1,4 +1,4 @@
-"""Generate a fleet: sites of a simulated plant with different constants, a log of each, and the fleet file."""
+"""Generate a fleet: sites of a simulated plant with different constants, a log for each site, and the fleet file."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ MAPPING = "mapping.yaml"
 FOLDER = "{site}"
 """Folder of a site's log, beside the fleet file."""
 EPISODES = 60
-"""Episodes per site for plants without a history."""
+"""Episodes per site, for plants without a historian export."""
 WEEKS = 0.5
 HEAD = "# A generated fleet: {sites} sites of {plant}, whose constants differ by up to {spread:g} %.\n"
 
 
 class GeneratedFleet(Record):
-    """A generated fleet."""
+    """Result of `make_fleet`: the fleet file, the sites, and the constants that differ."""
 
     fleet: str
     plant: str
@@ -54,24 +54,24 @@ def make_fleet(
     episodes: int = EPISODES,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> GeneratedFleet:
-    """Write a fleet file and a log of each site; the same arguments give the same bytes.
+    """Write a fleet file and a log for each site; equal arguments give equal bytes.
 
-    Each constant is drawn uniformly within `spread` of the plant's value, on both sides.
+    Each constant is drawn uniformly from 1 - `spread` to 1 + `spread` times the plant's value.
 
     Args:
-        folder: made if absent; its name is the fleet's.
-        like: a run of the plant; all sites share its settings.
+        folder: created if missing; the fleet gets the folder's name.
+        like: a run file of the plant; all sites use its settings.
         sites: number of sites.
-        spread: largest difference of a constant, as a share of its value.
-        broken: number of logs to truncate, those of the last sites.
-        constants: constants that differ; by default those of the plant's operating domain.
-        seed: for constants and logs.
-        weeks: length of a reactor's history.
-        episodes: per site of another plant.
+        spread: largest relative difference of a constant from the plant's value.
+        broken: number of sites with a truncated log, to test failures; the last sites are taken.
+        constants: names of the constants that differ; by default, the constants that vary in the operating domain.
+        seed: seed for constants and logs.
+        weeks: length of each log of a reactor in weeks.
+        episodes: episodes in each log of any other plant.
         progress: called with (done, total, unit).
 
     Raises:
-        BadInput: if the plant has no simulator or is a project's own, or the disk is full.
+        BadInput: the plant has no simulator or is defined in a project, or the disk is full.
     """
     from neorl_core.plants.site import varied_constants
 
@@ -79,10 +79,10 @@ def make_fleet(
     known = plant_of(run)
     plant, value = known.simulator(), read_yaml(like)
     if known.code:
-        raise BadInput(f"{known.name} in {like} is not a plant of NeoRL: list the sites of your own plant in a file.")
+        raise BadInput(f"{known.name} in {like} is not a plant of NeoRL: write the fleet file of your plant yourself.")
     varied = constants or varied_constants(plant)
     if not varied:
-        raise BadInput(f"no constant of {known.name} varies in the operating domain: name constants to vary.")
+        raise BadInput(f"no constant of {known.name} varies in its operating domain: name some by --constant.")
     make_folder(folder)
     if run.data.mapping is not None:
         write_atomic(folder / MAPPING, run.data.mapping.read_bytes())
@@ -113,7 +113,7 @@ def make_fleet(
 
 
 def _constants(params: Any, names: tuple[str, ...], shares: np.ndarray) -> dict[str, float]:
-    """Return the constants of a site, rounded to seven digits."""
+    """Return a site's constants, rounded to seven digits; `shares` are the relative changes of the plant's values."""
     known = params._asdict()
     for name in names:
         if name not in known or not isinstance(known[name], int | float):
@@ -122,7 +122,7 @@ def _constants(params: Any, names: tuple[str, ...], shares: np.ndarray) -> dict[
 
 
 def _log(site: KnownPlant, folder: Path, seed: int, weeks: float | None, episodes: int) -> Path:
-    """Write a site's log: a reactor's history, or episodes under the plant's own controller."""
+    """Write a site's log: a historian export of the reactor, or episodes of the plant's own controller."""
     from tasks.data.synthetic.episodes import generate as play
     from tasks.data.synthetic.reactor_history import generate as write
 

@@ -4,20 +4,21 @@ The export is a long table (tag String, timestamp Datetime[us, UTC], value Float
 
 | tag          | role                    | unit  | archived                                                     |
 |--------------|-------------------------|-------|--------------------------------------------------------------|
-| AI-101.PV    | concentration           | mol/L | sloped, once per control period, up to 0.25 s off the grid   |
-| TI-101.PV    | reactor temperature     | degC  | sloped, likewise                                             |
-| TI-102.PV    | coolant in force        | degC  | stepped, when moved by 0.01 K, some 1 s after the command    |
+| AI-101.PV    | concentration           | mol/L | sloped, once per period, within 0.25 s of a control instant  |
+| TI-101.PV    | reactor temperature     | degC  | sloped, once per period, within 0.25 s of a control instant  |
+| TI-102.PV    | measured coolant        | degC  | stepped, when changed by 0.01 K, about 1 s after the command |
 | TIC-102.OP   | coolant command: action | degC  | stepped, at every control instant                            |
 | AIC-101.SP   | concentration set point | mol/L | stepped, when changed                                        |
 | AIC-101.MODE | mode                    |       | stepped, when changed: 2 auto, 1 manual, 0 maintenance       |
 
-Control instants are START + k · 26 s, and the first row of TIC-102.OP is the first of them. At an instant, command and
-set point are those of the step that begins, and the coolant is that of the step before, as in the plant's observation.
-Tags archived by exception repeat every ten minutes and after an outage of the archive. Statuses are OPC UA's
-(Good 0x00000000, Uncertain 0x40000000, Bad 0x80000000).
+Between samples, a sloped value follows a straight line and a stepped value stays constant. Control instants are every
+26 s from the first row of TIC-102.OP on. At a control instant, command and set point belong to the step that begins;
+the coolant belongs to the step before, as in the plant's observation. Tags that are archived when changed are also
+archived every ten minutes and after an outage of the archive. Statuses are OPC UA's (Good 0x00000000, Uncertain
+0x40000000, Bad 0x80000000).
 
-`truth.npz` contains every control instant: the values an ideal import would find, and hidden ones. Interpolating
-jittered samples at an instant mixes in about 1 % of a neighbour: a few 1e-3 K, most of it noise.
+`truth.npz` contains the true values at every control instant, including values that are not in the export. Values that
+are interpolated from the export differ by a few 1e-3 K, because samples are not exactly at the control instants.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ PERIOD_NS = 26_000_000_000
 WEEK_NS = 7 * 86_400 * 1_000_000_000
 JITTER_NS = 250_000_000
 HEARTBEAT = 23
-"""Steps, nearly ten minutes, after which a tag archived by exception is repeated."""
+"""Steps (about ten minutes) after which an unchanged value is archived again."""
 COOLANT_DEADBAND = 0.01
-"""K"""
+"""Smallest change of the coolant that is archived, in K."""
 KELVIN = 273.15
 BURNT_OUT = 1372.0
-"""degC, the top of the thermocouple's range, shown when it is broken."""
+"""Reading of a broken thermocouple in degC: the upper end of its range."""
 AMBIENT = 25.0
-"""degC"""
+"""Ambient temperature in degC."""
 
 
 class Reports(NamedTuple):
@@ -65,7 +66,7 @@ class Reports(NamedTuple):
 
 
 class GeneratedLog(Record):
-    """A generated historian export, with the truth."""
+    """Result of `generate`: the historian export, and the file with the true values."""
 
     plant: str
     path: Path
@@ -88,29 +89,29 @@ def generate(
     file_format: Literal["parquet", "csv"] = "parquet",
     nominal: Params = NOMINAL,
 ) -> GeneratedLog:
-    """Write `historian.parquet` (or `.csv`) and `truth.npz`; the same seed gives the same bytes.
+    """Simulate the reactor and write `historian.parquet` (or `.csv`) and `truth.npz`; equal seeds give equal bytes.
 
     Args:
-        plant_name: chemical_reactor, the only plant with a history.
-        folder: made if absent; files of the same names are replaced atomically.
-        seed: for schedule, disturbances, noise and faults of the archive.
-        weeks: length of the record.
+        plant_name: chemical_reactor, the only plant with a historian export.
+        folder: created if missing; existing files with these names are replaced.
+        seed: seed for schedule, disturbances, noise and faults of the archive.
+        weeks: length of the export.
         progress: called with (done, total, unit).
-        file_format: of the export.
-        nominal: the reactor's constants, which differ between sites of a fleet.
+        file_format: format of the export.
+        nominal: constants of the reactor; the sites of a fleet have different constants.
 
     Raises:
-        BadInput: if the plant is not the reactor, the record is shorter than an hour, or the disk is full.
+        BadInput: the plant is not the reactor, `weeks` or `seed` is out of range, or the disk is full.
     """
     if plant_name not in HISTORIES:
         raise BadInput(
-            f"only chemical_reactor has a generated history, not '{plant_name}': give --behaviour to generate episodes."
+            f"only chemical_reactor has a historian export, got '{plant_name}': give --behaviour to generate episodes."
         )
     steps = round(weeks * WEEK_NS / PERIOD_NS)
     if not HOUR <= steps <= 1000 * 7 * DAY:
-        raise BadInput(f"a record must be between an hour and 1000 weeks, got {weeks} weeks: change --weeks.")
+        raise BadInput(f"the export must cover an hour to 1000 weeks, got {weeks} weeks: change --weeks.")
     if seed < 0:
-        raise BadInput(f"the seed must not be negative, got {seed}: choose another.")
+        raise BadInput(f"the seed must not be negative, got {seed}: choose a positive seed.")
     plan = draw_schedule(np.random.default_rng([seed, 0]), steps)
     run = simulate(seed, plan, progress, nominal)
     archive = archive_of(np.random.default_rng([seed, 1]), plan, run)
@@ -133,13 +134,13 @@ def generate(
 
 
 def archive_of(rng: np.random.Generator, plan: Schedule, run: Run) -> dict[str, Reports]:
-    """Return the archive of a run (N,) under a schedule: each tag's rows, in order of time, with jitter and faults."""
+    """Return the archived rows of each tag for a simulated run, in order of time, with jitter and faults."""
     steps = len(plan.mode)
     grid = START_NS + PERIOD_NS * np.arange(steps, dtype=np.int64)
     lost = _windows(rng, steps, per_day=0.8, shortest=2 * 60 // 26, longest=40 * 60 // 26)
     lost[:HEARTBEAT] = False
     still = plan.mode == MAINTENANCE
-    # During a stop the analyser reports Bad; the thermocouple shows the open reactor with status Good.
+    # During a stop the analyser reports Bad; the thermocouple measures the open reactor with status Good.
     opened = still & np.roll(still, 10) & np.roll(still, -10)
     concentration = _sampled(rng, grid, run.observations[:, 0])
     temperature = _sampled(rng, grid, run.observations[:, 1] - KELVIN)
@@ -179,7 +180,7 @@ def _set(reports: Reports, where: Mask, value: float | None, status: np.uint32) 
 
 
 def _windows(rng: np.random.Generator, steps: int, per_day: float, shortest: int, longest: int) -> Mask:
-    """Mark random stretches of `shortest` to `longest` steps, `per_day` of them on average."""
+    """Mark random intervals of `shortest` to `longest` steps; on average, `per_day` intervals begin in a day."""
     inside = np.zeros(steps, bool)
     for begin in np.flatnonzero(rng.random(steps) < per_day / DAY):
         inside[begin : begin + int(rng.integers(shortest, longest + 1))] = True
@@ -187,14 +188,14 @@ def _windows(rng: np.random.Generator, steps: int, per_day: float, shortest: int
 
 
 def _sampled(rng: np.random.Generator, grid: Times, values: Floats) -> Reports:
-    """Sample a signal once per period near the control instants, on the chord between them."""
+    """Sample a signal once per period, within `JITTER_NS` of a control instant, by linear interpolation."""
     times = grid + rng.integers(-JITTER_NS, JITTER_NS + 1, len(grid))
     times[0] = grid[0]
     return Reports(times, np.interp(times - grid[0], grid - grid[0], values), _good(len(grid)))
 
 
 def _by_exception(values: Floats, deadband: float, lost: Mask) -> Mask:
-    """Mark the archived values: those outside the deadband, heartbeats, and the first after an outage."""
+    """Mark values to archive: changes beyond the deadband, repeats every `HEARTBEAT` steps, and after an outage."""
     keep = np.zeros(len(values), bool)
     last, age = np.inf, 0
     for i, value in enumerate(values.tolist()):

@@ -21,45 +21,44 @@ HOUR = 138
 """Control steps in an hour, approximately."""
 DAY = 24 * HOUR
 DITHER = 0.5
-"""K, amplitude of the binary test signal on the coolant."""
+"""Amplitude of the binary test signal (dither) that is added to the coolant command, in K."""
 PULSE = (-4.0, 3.0)
-"""K, range of the pulses on the coolant for a step or two. Engineers make such tests before model-based control,
-because a log without them contains only the controller's own moves. Heating can cause a runaway, so the range is
-asymmetric."""
+"""Range of the test pulses that are added to the coolant command, in K. Without tests, a log contains only the
+controller's own actions. Heating can cause a runaway reaction, so positive pulses are smaller."""
 BY_HAND = (295.5, 301.8)
-"""K, range of the operators' coolant commands."""
+"""Range of the operators' coolant commands, in K."""
 FOUND = reactor.PLANT.found_params
-"""The controller that ran the plant during the record."""
+"""Parameters of the logged controller."""
 CHUNK = 4096
 
 
 class Schedule(NamedTuple):
-    """Events at the plant, per control step (N,)."""
+    """Set points, modes, test signals and drifts of a plant, as arrays (N,) with one value per control step."""
 
     setpoint: Floats
-    """mol/L"""
+    """Set point of the concentration in mol/L."""
     mode: npt.NDArray[np.int64]
     dither: Floats
-    """K, added to the controller's output within its range."""
+    """Test signal in K; the sum with the controller's output is clipped to the controller's range."""
     pulse: Floats
-    """K, added to the output also beyond that range."""
+    """Test pulse in K, which may exceed the controller's range."""
     bump: Floats
-    """K, an operator's change of the coolant."""
+    """Change of the coolant command by an operator in K."""
     reaction: Floats
     cooling: Floats
 
 
 class Run(NamedTuple):
-    """True values at each control instant, before the step; NumPy arrays with leading axis N."""
+    """Values at each of N control instants, before the step, as NumPy arrays."""
 
     observations: Any
-    """(N, 4), with the measurement noise."""
+    """Observations (N, 4), with measurement noise."""
     actions: Any
-    """(N, 1)"""
+    """Actions (N, 1)."""
     temperature: Any
-    """K, without measurement noise (N,)."""
+    """Reactor temperature in K, without measurement noise (N,)."""
     feed_deviation: Any
-    """K (N,)"""
+    """Deviation of the feed temperature in K (N,)."""
 
 
 def _stretches(rng: np.random.Generator, steps: int, shortest: int, longest: int) -> Iterator[tuple[int, int]]:
@@ -71,12 +70,12 @@ def _stretches(rng: np.random.Generator, steps: int, shortest: int, longest: int
 
 
 def draw_schedule(rng: np.random.Generator, steps: int) -> Schedule:
-    """Draw the events at the plant.
+    """Draw set points, operator actions, test signals and drifts at random for a number of control steps.
 
-    Set points change every 10 to 60 min over the certified range, entered to three decimals. Every day or two an
-    operator steps the coolant by hand for an hour. On every other day the controller's output has dither, on the others
-    pulses, one in 3 to 9 min. The reaction and cooling constants drift from day to day within ±1 %. In the middle the
-    plant stops for eight hours (less in short records) and starts by hand.
+    Set points change every 10 to 60 min within the certified range. Every day or two, an operator changes the coolant
+    by hand for an hour. On every other day, dither is added to the controller's output; on the days between, a pulse
+    every 3 to 9 min. The reaction and cooling constants drift from day to day within ±1 %. In the middle of the record
+    the plant stops for eight hours (less in short records), and an operator starts it again.
     """
     domain = reactor.PLANT.domain
     extremes = jnp.asarray([domain.setpoint_temperature_high, domain.setpoint_temperature_low])
@@ -115,13 +114,13 @@ def draw_schedule(rng: np.random.Generator, steps: int) -> Schedule:
 
 
 def _control_step(constants: reactor.Params, carry: Any, inputs: tuple[Any, Any]) -> tuple[Any, Run]:
-    """Simulate one step: controller or operator sets the coolant; the reactor changes unless it is stopped."""
+    """Simulate one control step: the controller or the operator sets the coolant. A stopped reactor does not change."""
     state, observation, memory, base = carry
     key, now = inputs
     plant = reactor.PLANT
     observation = observation.at[3].set(now.setpoint)
     state = state._replace(setpoints=jnp.full_like(state.setpoints, now.setpoint), step=jnp.zeros_like(state.step))
-    # The controller tracks the output without dither and pulse, which it would otherwise integrate.
+    # Give the controller its last output without dither and pulse, which its integrator would otherwise absorb.
     memory, automatic = plant.fallback.act(FOUND, memory, observation, base)
     by_hand = jnp.where(now.bump == 0, base, jnp.clip(base + now.bump, *BY_HAND))
     base = jnp.where(now.mode == AUTO, automatic, by_hand)
@@ -150,10 +149,10 @@ def simulate(
     progress: Callable[[int, int, str], None] | None = None,
     nominal: reactor.Params = reactor.NOMINAL,
 ) -> Run:
-    """Simulate the reactor under a schedule (N,), with disturbances and noise of the operating domain.
+    """Simulate the reactor for the N steps of a schedule, with the disturbances and noise of the operating domain.
 
-    Returned are the true values at each control instant (N,). `nominal` are the reactor's constants, which differ
-    between sites of a fleet. `progress` is called with (done, total, unit); the unit is steps.
+    Return the values at each control instant. `nominal` has the constants of the reactor or site. `progress` is called
+    with (done, total, unit); the unit is steps.
     """
     domain, plant = reactor.PLANT.domain, reactor.PLANT
     key_start, key_steps = jax.random.split(jax.random.key(seed))
@@ -168,7 +167,7 @@ def simulate(
     steps = len(plan.setpoint)
     records = []
     for begin in range(0, steps, CHUNK):
-        # All chunks have one length, so that one compilation suffices; the surplus of the last is cut off.
+        # All chunks have the same length, so that JAX compiles only once; surplus steps at the end are cut off.
         rows = np.minimum(np.arange(begin, begin + CHUNK), steps - 1)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key_steps, jnp.arange(begin, begin + CHUNK))
         inputs = jax.tree.map(lambda x, at=rows: jnp.asarray(x[at], jnp.int32 if x.dtype == np.int64 else float), plan)

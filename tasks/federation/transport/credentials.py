@@ -18,7 +18,7 @@ AUTHORITY, CERTIFICATE, KEY = "authority.pem", "superlink.pem", "superlink-key.p
 
 
 def make_certificate(folder: Path, hosts: list[str]) -> None:
-    """Make a certificate for the SuperLink and its own authority; the authority's key is discarded.
+    """Make a certificate for the SuperLink, signed by a new authority whose private key is discarded.
 
     Args:
         folder: folder for `authority.pem` (for the sites), `superlink.pem` and `superlink-key.pem`.
@@ -28,9 +28,9 @@ def make_certificate(folder: Path, hosts: list[str]) -> None:
         BadInput: if there is already a certificate.
     """
     if (folder / CERTIFICATE).exists():
-        raise BadInput(f"{folder / CERTIFICATE} exists: remove it first if the sites are to pin a new one")
+        raise BadInput(f"{folder / CERTIFICATE} exists: to make a new certificate for all sites, remove the file first")
     made = issue_certificate("neorl superlink", [*hosts, LOOPBACK])
-    # The certificate last, so that it exists only if all files do.
+    # The certificate is written last: if it exists, the other files exist too.
     for name, data in ((AUTHORITY, made.authority), (KEY, made.key), (CERTIFICATE, made.certificate)):
         write_secret(folder / name, data, folder_is_ours=False)
 
@@ -56,7 +56,7 @@ def make_key(path: Path) -> str:
     try:
         private = serialization.load_ssh_private_key(read_secret(path), None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise BadInput(f"{path} is not a private key of a site ({error}): remove it and run again") from error
+        raise BadInput(f"{path} is not a private key of a site ({error}): remove the file and run again") from error
     encoded = private.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     return encoded.decode()
 

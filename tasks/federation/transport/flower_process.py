@@ -1,4 +1,4 @@
-"""Flower processes in a separate Python environment; they end together with NeoRL."""
+"""Start Flower's programs in a separate Python environment. The programs end together with NeoRL."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def flower_python() -> Path:
     path = Path(os.environ.get(PYTHON) or ROOT / ".venv-federation" / "bin" / "python")
     if not path.exists():
         raise ServiceMissing(
-            f"Flower is not installed, no {path}: run 'make federation', or set {PYTHON} to a Python with Flower"
+            f"Flower is not installed ({path} is missing): run 'make federation', or set {PYTHON} to Flower's Python"
         )
     return path
 
@@ -84,7 +84,7 @@ def start(
         program: name of the program.
         folder: folder for log and files.
         arguments: further arguments of Flower's command.
-        app: option with the local address at which the program offers tasks.
+        app: name of the option for the local address at which the program offers tasks.
         control_address: control address of a SuperLink.
         authority: PEM certificates for TLS; empty without TLS.
         keys: public keys (PEM) of the sites by name, for a SuperLink.
@@ -122,7 +122,7 @@ def start(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            # Ctrl-C reaches NeoRL only, which then ends this process.
+            # In a session of its own the program does not receive Ctrl-C; NeoRL receives it and ends the program.
             start_new_session=True,
             umask=0o077,
         )

@@ -37,7 +37,7 @@ class Frame(NamedTuple):
 
     kind: Kind
     text: str = ""
-    """JSON that Flower forwards unread; for `failed` the reason."""
+    """JSON, which Flower forwards unread. In a frame of kind `failed`, the reason."""
     arrays: Arrays = NOTHING
     number: int = 0
     """Number of an `ask`, repeated in the `answer` or `failed`."""
@@ -109,7 +109,7 @@ class Pipe:
 
     @property
     def ended(self) -> bool:
-        """Whether the other side closed and all frames were read."""
+        """Return whether the other side closed the socket and all frames were read."""
         self._socket.settimeout(0)
         try:
             return not self._socket.recv(1, socket.MSG_PEEK)
@@ -119,8 +119,8 @@ class Pipe:
             self._socket.settimeout(None)
 
     def close(self) -> None:
-        """Close the socket, so that the other process reads the end."""
-        # Wakes a thread that waits in `receive`.
+        """Close the socket; the other process then reads an end of file."""
+        # A shutdown wakes a thread that waits in `receive`.
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

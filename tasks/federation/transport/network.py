@@ -1,4 +1,4 @@
-"""Transports between coordinator and sites: Flower, or this process."""
+"""Connections from the coordinator to its sites: by Flower, or within this process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 HELLO = "hello"
 """Message to which a site without a key answers with the site's name."""
 LEEWAY = 10.0
-"""Seconds for which Flower keeps a message after this module's time-out, so that this module reports late sites."""
+"""Seconds by which Flower's time-out is longer than this module's, so that this module reports late sites."""
 POLL = 0.5
 """Seconds between checks for new sites."""
 
@@ -60,7 +60,7 @@ class Transport(Protocol):
 
 
 Answer = Callable[[Message], Message]
-"""Function with which a site answers a message; an error's message goes to the coordinator."""
+"""Function by which a site answers a message. If the function raises an error, the coordinator gets the text."""
 
 
 class InProcess:
@@ -83,7 +83,7 @@ class InProcess:
 
 
 class FlowerTransport:
-    """Sites behind a SuperLink, identified by keys, or by the stated name if there are no keys."""
+    """Sites that connect to a SuperLink. A site is identified by its key or, without keys, by the name it states."""
 
     def __init__(self, pipe: Pipe, nodes: Mapping[str, int], names: frozenset[str]) -> None:
         self._pipe, self._names = pipe, names
@@ -136,7 +136,7 @@ class FlowerTransport:
         return answers
 
     def _next(self, kind: Literal["nodes", "answer"], ends: float) -> Frame | None:
-        """Return the next frame of a kind (an answer may be a failure) and drop other frames."""
+        """Return the next frame of a kind and drop other frames. A failure counts as an answer."""
         kinds = ("nodes",) if kind == "nodes" else ("answer", "failed")
         while (left := ends - time.monotonic()) > 0:
             try:
@@ -150,7 +150,7 @@ class FlowerTransport:
 
 @contextmanager
 def flower_transport(federation: Federation, folder: Path, beside: Path) -> Iterator[FlowerTransport]:
-    """Run a SuperLink while the context lasts.
+    """Run a SuperLink inside the context, and provide the connection to the sites.
 
     Args:
         federation: the coordinator's file.

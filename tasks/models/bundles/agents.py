@@ -1,4 +1,4 @@
-"""Agents loaded from policy files and bundles; the core's agent touches no files."""
+"""Agents that can be loaded from policy files and bundles, and saved as policy files."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Agent(agent.Agent):
     ) -> Agent:
         """Load an agent from a policy file (`policy.npz` of `neorl train`) or a bundle (a folder).
 
-        By default a policy continues training with its algorithm and hyper-parameters, a bundle with the defaults for
-        its kind of action.
+        By default, an agent from a policy file is trained further with the file's algorithm and hyper-parameters. For
+        an agent from a bundle, the defaults depend on the kind of action.
 
         Args:
             expected_digest: digest of a bundle, from registry, ledger or certificate.
-            source: the code of a bundle's plant, if it is user code (`find_code`).
+            source: user code of the bundle's plant, from `find_code`; None for other plants.
 
         Raises:
             BadInput: if there is no such file, or an algorithm or hyper-parameter is unknown.
@@ -64,7 +64,7 @@ class Agent(agent.Agent):
 def _given(algorithm: str, hyperparameters: Mapping[str, Setting]) -> dict[str, Setting]:
     """Return stored hyper-parameters with recipes as tuples, which JSON turned into lists.
 
-    A warm-up and decaying schedules fit the length of the finished run, so they are left out.
+    Warm-up and decaying schedules are left out, because their lengths fit only the finished training.
     """
     values, known = dict(hyperparameters), get_algorithm(algorithm)
     for name, default in known.Config()._asdict().items():

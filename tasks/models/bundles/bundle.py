@@ -1,8 +1,7 @@
 """Bundles: composites on disk as plain arrays and one JSON file, verified before use.
 
-A bundle is a folder of three files: `composite.npz` has the arrays, `examples.npz` recorded observations and answers,
-`composite.json` (canonical JSON) the structure, the plant's limits, and the digests of all three. Loading needs only
-NumPy, JAX and `neorl_core`, and no pickle.
+A bundle is a folder of three files. `composite.npz` has the arrays. `examples.npz` has recorded observations and
+actions. `composite.json` has the structure, the plant's limits, and the digests of all files. Loading needs no pickle.
 """
 
 from __future__ import annotations
@@ -45,14 +44,14 @@ MAX_EXAMPLES = 10_000
 
 
 class Examples(NamedTuple):
-    """A recorded sequence with the composite's answers at the time of writing."""
+    """Recorded observations, and the actions that the composite gave when the bundle was written."""
 
     observations: Floats
     """(N, O), physical units."""
     applied: Floats
     """(N, A), the action applied before each observation."""
     actions: Floats
-    """(N, A), the answers."""
+    """(N, A), the composite's actions."""
 
 
 def _known(plant: KnownPlant | str) -> KnownPlant:
@@ -64,7 +63,7 @@ def composite_digest(composite: Params, plant: KnownPlant | str) -> str:
 
     Args:
         composite: policy, shield, fallback and model constants, of numbers and arrays.
-        plant: the plant; its spec with limits, and the digest of user code, are part of the digest.
+        plant: the plant; the digest covers its spec with limits and the digest of its user code.
     """
     arrays: Arrays = {}
     structure = flatten(composite, arrays)
@@ -73,7 +72,7 @@ def composite_digest(composite: Params, plant: KnownPlant | str) -> str:
 
 
 def answers(plant: Plant | Process, composite: Composite, observations: Floats, applied: Floats) -> Floats:
-    """Return the composite's actions along a recorded sequence, with memory from step to step.
+    """Return the composite's actions along a recorded sequence; the composite's memory passes from step to step.
 
     Args:
         observations: (N, O), physical units.
@@ -105,7 +104,7 @@ def _runner(plant: Plant | Process) -> Any:
 
 
 def _recorded(plant: Plant | Process, composite: Composite) -> tuple[Floats, Floats]:
-    """Return inputs to verify a load: 16 initial states of the plant, or logged steps of a log-only plant."""
+    """Return inputs for checking a loaded bundle: 16 initial states, or 16 logged steps of a log-only plant."""
     import jax
 
     from neorl_core.safety.composite import first_applied
@@ -178,18 +177,18 @@ def save_bundle(folder: Path, composite: Composite, plant: KnownPlant | str) -> 
 
 
 def is_current(folder: Path, plant: KnownPlant) -> bool:
-    """Whether a bundle matches the plant's current names, bounds, limits and code, so that it can run."""
+    """Return whether a bundle can run: whether it has the plant's current names, bounds, limits and code."""
     manifest = read_manifest(folder)
     return same_limits(manifest.spec, plant.spec) and manifest.code == plant.code
 
 
 def plant_of_bundle(folder: Path, manifest: Manifest, source: Origin | None = None) -> KnownPlant:
-    """Find a bundle's plant; user code is compared with the bundle's digest before execution.
+    """Find a bundle's plant. The digest of user code is checked before the code is executed.
 
     Args:
         folder: the bundle, for messages.
         manifest: manifest from `read_manifest`.
-        source: the plant's code in a project; without it the plant is built in or installed.
+        source: the plant's code in a project; None if the plant is built in or installed.
 
     Raises:
         Refused: if the plant is unknown here, or its code differs.
@@ -200,7 +199,7 @@ def plant_of_bundle(folder: Path, manifest: Manifest, source: Origin | None = No
         return _same_limits(folder, manifest, known)
     if name not in NAMES and not isinstance(source, UserCode) and of_process(manifest.structure):
         if manifest.code:
-            raise Refused(f"{folder} is of a log-only plant but has the code digest {manifest.code[:12]}: {CURE}")
+            raise Refused(f"{folder}, of a log-only plant, must not have a code digest {manifest.code[:12]}: {CURE}")
         if isinstance(source, Described) and source.spec != canonical_json(spec_record(manifest.spec)).decode():
             raise Refused(f"signals or limits of {name[:80]!r} in the mapping differ from those of {folder}: retrain")
         return KnownPlant(manifest.spec, None, None)
@@ -210,7 +209,7 @@ def plant_of_bundle(folder: Path, manifest: Manifest, source: Origin | None = No
         code = source if source is not None else find_installed(name)
         if not isinstance(code, UserCode):
             raise Refused(
-                f"the code of plant {name[:80]!r}, which {folder} needs, is not here: name its file in the project, or "
+                f"the code of plant {name[:80]!r}, which {folder} needs, is missing: name its file in the project, or "
                 "install its package"
             )
         if code.digest != manifest.code:
@@ -233,7 +232,7 @@ def _site_of_bundle(folder: Path, manifest: Manifest, source: Origin | None) -> 
         raise Refused(f"{folder} has no valid site, got '{_line(error)}': {CURE}") from error
     if expected and found.code is None:
         raise Refused(
-            f"the code of plant {found.plant[:80]!r}, which the site in {folder} needs, is not here: name its file in "
+            f"the code of plant {found.plant[:80]!r}, which the site in {folder} needs, is missing: name its file in "
             "the project, or install its package"
         )
     if found.code is not None and found.code.digest != expected:
@@ -248,8 +247,8 @@ def _line(error: Exception) -> str:
 def _same_limits(folder: Path, manifest: Manifest, known: KnownPlant) -> KnownPlant:
     if not same_limits(known.spec, manifest.spec) or known.code != manifest.code:
         raise Refused(
-            f"the limits of {known.name} in this version differ from those of {folder}: retrain, or load it with the "
-            "version that wrote it"
+            f"the limits of {known.name} in this version differ from those of {folder}: retrain, or load the bundle "
+            "with the version that wrote it"
         )
     return known
 

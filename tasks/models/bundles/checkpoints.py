@@ -1,4 +1,4 @@
-"""Checkpoints of trainings: atomic by Orbax, bit-identical on resume."""
+"""Checkpoints of trainings, which Orbax writes atomically. A resumed training gives bit-identical results."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Checkpoints:
         keep: number of newest checkpoints to keep; the checkpoint with the highest score is also kept.
 
     Raises:
-        Refused: if the folder has a different identity; names every difference.
+        Refused: if the folder has a different identity. The message names every difference.
 
     Example:
         >>> with Checkpoints(folder, '{"dataset": "ab", "seed": 3}') as checkpoints:  # doctest: +SKIP
@@ -119,14 +119,14 @@ class Checkpoints:
         return step
 
     def save(self, step: int, state: Params, score: float | None = None) -> None:
-        """Start writing a state; it survives a kill once complete, at the latest after `wait`.
+        """Start to write a checkpoint. After `wait`, the checkpoint is complete and survives a kill.
 
         Args:
             state: a pytree of plain arrays (keys as uint32 data, as in `TrainState`).
             score: off-policy estimate of the value; ignored if not finite.
 
         Raises:
-            BadInput: if the disk or quota is full, possibly in the next call of any method; earlier checkpoints stay.
+            BadInput: if the disk or quota is full. A later call may raise this error. Earlier checkpoints stay.
         """
         for path, leaf in jax.tree_util.tree_leaves_with_path(state):
             if jnp.issubdtype(getattr(leaf, "dtype", np.dtype(object)), jax.dtypes.prng_key):

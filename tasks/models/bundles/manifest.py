@@ -44,7 +44,7 @@ class Manifest(NamedTuple):
 
 
 def digest_of(spec: PlantSpec, structure: Any, arrays: Mapping[str, npt.NDArray[Any]], code: str = "") -> str:
-    """Return the digest of a composite given by its parts."""
+    """Return a composite's digest, computed from its spec, structure, arrays and code digest."""
     leaves = [
         {"path": name, "dtype": array.dtype.str, "shape": list(array.shape), "sha256": sha256_hex(array.tobytes())}
         for name, array in sorted(arrays.items())
@@ -72,7 +72,7 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises:
         BadInput: if there is no bundle.
-        Refused: if a byte of any file has changed, or a key is missing or unknown; names the file.
+        Refused: if any file was changed, or a key is missing or unknown. The message names the file.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -131,7 +131,7 @@ def _manifest(value: dict[str, Any]) -> Manifest:
 
 
 READERS = {SCHEMA: _manifest}
-"""Readers of `composite.json` by its format. A new format is added; earlier ones stay."""
+"""Functions that read `composite.json`, by its format. Functions for earlier formats must stay."""
 
 
 def _check_size(path: Path, limit: int) -> None:
@@ -141,7 +141,7 @@ def _check_size(path: Path, limit: int) -> None:
 
 
 def has_policy(structure: Any) -> bool:
-    """Whether a structure contains a policy, not only the tuned controller."""
+    """Return whether a structure contains a policy, not only the tuned controller."""
     match structure:
         case {"fields": {"policy": {"constant": None}}}:
             return False

@@ -29,7 +29,7 @@ MAX_BYTES = 2**28
 
 
 class MadeBy(NamedTuple):
-    """Training of a policy; unknown fields are None."""
+    """Description of the training that made a policy; unknown fields are None."""
 
     algorithm: str | None = None
     hyperparameters: Mapping[str, Setting] = {}

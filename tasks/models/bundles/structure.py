@@ -1,4 +1,4 @@
-"""Convert composites to JSON with named arrays, and back without trusting either."""
+"""Convert composites to JSON with named arrays, and back. JSON and arrays from files are not trusted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 class Branch(NamedTuple):
-    """A NamedTuple that a structure may name."""
+    """A NamedTuple type that a composite may contain."""
 
     make: Callable[..., Params]
     fields: tuple[str, ...]
@@ -37,15 +37,15 @@ MAX_DEPTH = 32
 MOST_UNITS = 4_096
 """Largest number of recurrent units; checking the shapes of more would take long."""
 MOST_ROUNDS = 64
-"""Largest number of message-passing rounds; as above."""
+"""Largest number of message-passing rounds; checking the shapes of more would take long."""
 
 
 def flatten(node: Params, arrays: Arrays, path: str = "") -> Any:
-    """Describe a pytree as JSON.
+    """Convert a pytree to JSON, and collect its arrays by name.
 
     Args:
         node: NamedTuples, mappings, tuples, lists, numbers and arrays.
-        arrays: receives the arrays, little-endian, by path.
+        arrays: dictionary to which the arrays are added, little-endian, by path.
 
     Returns:
         The structure as JSON with names of arrays.
@@ -79,7 +79,7 @@ def build_composite(structure: Any, arrays: Mapping[str, npt.NDArray[Any]], plan
     """Build a composite from a structure and arrays.
 
     Args:
-        structure: JSON of any origin.
+        structure: JSON, which is not trusted.
         arrays: arrays by name; each is used once.
 
     Returns:
@@ -132,7 +132,7 @@ def _build(node: Any, arrays: Arrays, types: Mapping[str, Branch], depth: int) -
 
 
 def of_process(structure: Any) -> bool:
-    """Whether a structure claims to be a log-only plant's composite, with a shield without physics."""
+    """Return whether a structure is that of a log-only plant's composite, whose shield has no physics."""
     from neorl_core.safety.support import SupportShield
 
     match structure:
@@ -277,8 +277,8 @@ def _misfit_of_policy(policy: Params, spec: PlantSpec, history: History | None =
 def is_network(
     params: Params, inputs: int, outputs: int, history: History | None = None, layout: Layout | None = None
 ) -> bool:
-    """Whether weights form dense layers from `inputs` to `outputs` numbers, a recurrent unit for this history followed
-    by dense layers, or a graph network over this layout."""
+    """Return whether weights form a known network: dense layers from `inputs` to `outputs` numbers, a recurrent unit
+    for this history followed by dense layers, or a graph network over this layout."""
     import jax
 
     if not isinstance(params, dict) or not params:
@@ -318,7 +318,7 @@ def _units(params: Params, history: History | None) -> int | None:
 
 
 def _is_graph(params: Params, layout: Layout) -> bool:
-    """Whether weights form an actor over this layout, or its agents."""
+    """Return whether weights form a graph network or an agent network over this layout."""
     import jax
 
     from neorl_core.graph.communication import AgentNetwork
@@ -346,14 +346,14 @@ def _is_graph(params: Params, layout: Layout) -> bool:
 
 
 def _numbers_alone(node: object) -> bool:
-    """Whether nested tuples contain only plain numbers."""
+    """Return whether nested tuples contain only plain numbers."""
     if isinstance(node, tuple):
         return all(_numbers_alone(part) for part in node)
     return type(node) in (int, float)
 
 
 def _alike(found: Params, like: Params) -> bool:
-    """Whether two trees have the same structure and shapes."""
+    """Return whether two pytrees have the same structure and shapes."""
     import jax
 
     structures: list[object] = [jax.tree.structure(found), jax.tree.structure(like)]

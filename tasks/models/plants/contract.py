@@ -1,4 +1,4 @@
-"""Check a user's plant once at loading: types, shapes, and finite numbers in a few steps."""
+"""Check a user's plant when it is loaded: types, shapes, and finite numbers in a few steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tasks.files.canonical import canonical_json
 from tasks.files.spec import spec_of_record, spec_record
 
 OUR_TYPES = {kind.__name__ for kind in (Composite, Policy, Normaliser, ShieldParams)}
-"""Names of built-in types in bundles."""
+"""Names of built-in types, which a user's types must not have, because bundles name types."""
 SAMPLES = 4
 """Number of initial states, each with one step, to check."""
 
@@ -33,7 +33,7 @@ def read_plant(module: ModuleType, attribute: str, file: str) -> Plant:
     """Return the plant that a module builds, after checking the contract of `docs/how-to/own-simulator.md`.
 
     Raises:
-        BadInput: names the first violation.
+        BadInput: if the plant violates the contract. The message names the first violation.
     """
     plant = getattr(module, attribute, None)
     if not isinstance(plant, Plant):
@@ -53,7 +53,7 @@ def logged_signals(module: ModuleType, plant: Plant, file: str) -> LoggedSignals
     """Return `logged_reward` and `logged_margins` of the plant's module; None if it has neither.
 
     Raises:
-        BadInput: if one is missing, or a result has the wrong shape.
+        BadInput: if one of the two functions is missing, or a result has the wrong shape.
     """
     reward, margins = (getattr(module, name, None) for name in ("logged_reward", "logged_margins"))
     if reward is None and margins is None:
@@ -123,7 +123,7 @@ def _check_constants(plant: Plant, place: str) -> None:
             )
     clash = OUR_TYPES & set(_type_names([plant.params, plant.fallback_params]))
     if clash:
-        raise _wrong(place, "types of constants with names of their own", f"'{min(clash)}'", "rename the type")
+        raise _wrong(place, "types whose names are not NeoRL's", f"'{min(clash)}'", "rename the type")
 
 
 def _type_names(node: Any) -> list[str]:
@@ -133,7 +133,7 @@ def _type_names(node: Any) -> list[str]:
 
 
 def _check_functions(plant: Plant, place: str) -> None:
-    """Check shapes by abstract evaluation, then a few initial states and steps by numbers."""
+    """Check the shapes of all results without computing them, then compute a few steps and check the numbers."""
     spec, key = plant.spec, jax.random.key(0)
     observed, acting, limits = (spec.observation.size,), (spec.action.size,), (len(spec.constraints),)
     middle = (np.asarray(spec.action.low) + np.asarray(spec.action.high)) / 2

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class KnownPlant(NamedTuple):
-    """A plant and its origin."""
+    """A plant, and where its code comes from."""
 
     spec: PlantSpec
     plant: Plant | None
@@ -42,7 +42,7 @@ class KnownPlant(NamedTuple):
     code: str = ""
     """Digest of the modules of user code or package; empty for a built-in plant."""
     source: Origin | None = None
-    """Origin as in an opened run."""
+    """Where the code comes from; None for a built-in plant."""
 
     @property
     def name(self) -> str:
@@ -78,7 +78,7 @@ class KnownPlant(NamedTuple):
 
 
 def plant_of(run: OpenedRun) -> KnownPlant:
-    """Return the plant of an opened run.
+    """Return the plant of a run that `open_run` has opened.
 
     Raises:
         BadInput: if the name is unknown, or the code cannot be used.
@@ -104,8 +104,8 @@ def plant_named(name: str) -> KnownPlant:
     if re.fullmatch(NAME, name, re.ASCII) and (offered := find_installed(name)) is not None:
         return _same_name(plant_of_code(offered), name)
     raise BadInput(
-        f"unknown plant '{name[:80]}': {nearest(name, [*PLANTS, *installed()])}; for your own plant name a file, or "
-        "describe it by the mapping's 'process'"
+        f"unknown plant '{name[:80]}': {nearest(name, [*PLANTS, *installed()])}; for your own plant, name its file, or "
+        "describe the plant under 'process' in a mapping"
     )
 
 
@@ -151,7 +151,7 @@ def plant_of_site(of: SiteOf) -> KnownPlant:
     return _of_site(of.model_dump_json())
 
 
-# Cached by text, because mappings have no hash: one simulator object, so that programs are compiled once.
+# JAX compiles once per simulator object, so each site has one object. The key is text, because mappings have no hash.
 @cache
 def _of_site(text: str) -> KnownPlant:
     of = SiteOf.model_validate_json(text)

@@ -30,7 +30,7 @@ def open_run(config: Path | str) -> OpenedRun:
 
 
 def opened_learners(run: OpenedRun, project: Path) -> OpenedRun:
-    """Look up a run's algorithms; a plant with a discrete action has different defaults.
+    """Look up a run's algorithms. If the plant has a discrete action, other defaults apply.
 
     Raises:
         BadInput: if an algorithm is unknown, or its code cannot be used.
@@ -43,7 +43,7 @@ def opened_learners(run: OpenedRun, project: Path) -> OpenedRun:
 
 
 def opened(run: OpenedRun, project: Path | None = None) -> OpenedRun:
-    """Look up a run's plant; return an opened run unchanged.
+    """Look up a run's plant and add where its code comes from. A run that has this already is returned unchanged.
 
     Args:
         project: folder with the plant's code. Default: the working directory.
@@ -61,7 +61,7 @@ def opened(run: OpenedRun, project: Path | None = None) -> OpenedRun:
     mapping = mapping_of(run)
     if mapping is not None and mapping.process is not None:
         if run.plant in PLANTS:
-            raise BadInput(f"{run.plant} is a built-in plant: name it as 'plant', not 'process', or rename it")
+            raise BadInput(f"'process' names the built-in plant {run.plant}: use 'plant', or choose another name")
         try:
             spec = described_spec(mapping)
         except ValueError as error:
@@ -104,7 +104,7 @@ def _of_site(run: OpenedRun, site: Site) -> OpenedRun:
         return found
     if site.constants or site.limits:
         raise BadInput(
-            f"site {site.name} is log-only and cannot have keys constants and limits: put the limits into the "
+            f"site {site.name} is log-only and cannot have the keys 'constants' and 'limits': put the limits into the "
             "site's own mapping"
         )
     spec = spec_of_record(parse_json(run.source.spec.encode()))._replace(name=site.name)

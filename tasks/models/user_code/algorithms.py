@@ -47,7 +47,7 @@ CHOSEN = TRIED._replace(action=Space(("u",), ("1",), (0.0,), (1.0,)), choices=("
 
 
 def algorithm_of(learner: Learner) -> KnownAlgorithm:
-    """Return the algorithm of a learner of an opened run.
+    """Return the algorithm of a learner, from a run that `open_run` has opened.
 
     Raises:
         BadInput: if the name is unknown, or the code cannot be used.
@@ -75,7 +75,7 @@ def algorithm_at(reference: str, project: Path) -> KnownAlgorithm:
     if re.fullmatch(NAME, reference, re.ASCII) and (found := find_installed(reference, ALGORITHM)) is not None:
         return algorithm_of_code(found)
     raise BadInput(
-        f"unknown algorithm '{reference[:80]}', which is not a Python file either: "
+        f"unknown algorithm '{reference[:80]}', and no Python file has this name: "
         f"{nearest(reference, [*ALGORITHMS, *installed(ALGORITHM)])}"
     )
 
@@ -117,7 +117,7 @@ def check_algorithm(algorithm: Algorithm, place: str) -> None:
     """Check an algorithm's contract on a plant with three signals and two actions.
 
     Raises:
-        BadInput: names the first violation.
+        BadInput: if the algorithm violates the contract. The message names the first violation.
     """
     name = algorithm.name
     if not isinstance(name, str) or not re.fullmatch(NAME, name, re.ASCII):
@@ -155,7 +155,7 @@ def _check_update(algorithm: Algorithm, state: object) -> None:
 
 
 def _check_actions(algorithm: Algorithm, state: object) -> None:
-    """Check that the actor's weights give the same actions as the algorithm."""
+    """Check that the actor's weights give the same actions as the algorithm's `act`."""
     observation = jnp.linspace(-1.0, 1.0, 15).reshape(5, 3)
     acted = np.asarray(algorithm.act(state, observation))
     if acted.shape != (5, 2):

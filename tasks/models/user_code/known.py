@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class KnownAlgorithm(NamedTuple):
-    """An algorithm and its origin."""
+    """An algorithm, and where its code comes from."""
 
     algorithm: Algorithm
     modules: tuple[str, ...]

@@ -1,7 +1,7 @@
 """Locate, digest and import user code of plants and algorithms, in the project or an installed package.
 
-Locating executes nothing. Importing executes exactly the digested bytes, and of the project only modules that the
-digest covers: a module imported by a computed name is refused."""
+Locating executes nothing. Importing executes exactly the bytes of the digest. A module of the project that is imported
+by a computed name is refused, because the digest does not cover this module."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tasks.files.provenance import Tree, tree_sources
 
 
 class Kind(NamedTuple):
-    """Kinds of objects that user code may build."""
+    """A kind of object that user code may build: a plant or an algorithm."""
 
     word: str
     article: str
@@ -50,7 +50,7 @@ def project_of(config: Path) -> Path:
 
 
 def is_code(reference: str) -> bool:
-    """Whether a reference is a location of code, not a name.
+    """Return whether a reference names a file or module of code, not a plant or algorithm.
 
     Example:
         >>> is_code("plants/tank.py"), is_code("tank")
@@ -117,7 +117,7 @@ def installed(kind: Kind = PLANT) -> list[str]:
 
 
 def tree_of(code: UserCode) -> Tree:
-    """Return the tree in which modules of user code are looked up.
+    """Return the source tree in which modules of user code are looked up.
 
     Raises:
         BadInput: if the package is no longer installed.
@@ -161,7 +161,7 @@ def import_code(code: UserCode) -> ModuleType:
 
 
 def changed(name: str, expected: str, got: str) -> Refused:
-    """Return the refusal of code that does not have its digest."""
+    """Return the error for code with another digest than the recorded one."""
     return Refused(f"the code of {name} has digest {got}, must be {expected}: restore the original sources, or retrain")
 
 
@@ -191,8 +191,8 @@ class _ProjectFinder(MetaPathFinder):
             return spec
         if any(known.startswith(f"{name}.") for known in self.sources):
             return ModuleSpec(name, None, is_package=True)
-        # The project may be on Python's path, too: a module there that no digest covers must not be executed, neither
-        # now nor in a step of the plant.
+        # Python may also find the project on its own path. A module that the digest does not cover must never be
+        # executed, neither now nor in a step of the plant.
         elsewhere = PathFinder.find_spec(name, path) if file is not None else None
         origin = elsewhere.origin if elsewhere is not None else None
         if file is not None and origin is not None and Path(origin).resolve() == file.resolve():
@@ -249,7 +249,7 @@ def _forget(names: Iterable[str]) -> None:
 
 
 def _taken(top: str, tree: Tree) -> bool:
-    """Whether a top-level name belongs to a package outside the project."""
+    """Return whether a top-level name belongs to a package outside the project."""
     elsewhere = [folder for folder in sys.path if Path(folder).resolve() != tree.folder]
     spec = PathFinder.find_spec(top, elsewhere)
     return spec is not None and spec.origin is not None

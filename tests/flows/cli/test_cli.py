@@ -85,7 +85,7 @@ def test_a_full_disk_gives_a_one_sentence_error(home: Path) -> None:
             2,
             "needs --data FILE and no other option",
         ),
-        (["ingest", "x.npz", "--data", "y.npz"], 2, "--data needs a run's YAML, got x.npz"),
+        (["ingest", "x.npz", "--data", "y.npz"], 2, "--data needs a run's file as argument, got x.npz"),
         (["ingest", "none.npz"], 2, "there is no source none.npz"),
         (["generate", "double_mass", "--behaviour", "historian"], 2, "name it with --out"),
         (["generate", "double_mass", "--behaviour", "best"], 2, "'best' is not a behaviour: choose from random, pid"),
@@ -94,7 +94,7 @@ def test_a_full_disk_gives_a_one_sentence_error(home: Path) -> None:
             2,
             "--weeks 1 needs --behaviour historian",
         ),
-        (["export", "abcdef", "--to", "minari", "--out", "x"], 2, "no datasets begin with abcdef"),
+        (["export", "abcdef", "--to", "minari", "--out", "x"], 2, "no datasets have a digest that begins with abcdef"),
         (["report", "double_mass"], 2, "has no report of double_mass"),
         (["history", "double_mass"], 2, "there is no ledger at"),
         (["certificate", "verify", "none.json", "--challenge", "xyz"], 2, "--challenge must be hexadecimal, got 'xyz'"),
@@ -232,6 +232,7 @@ def test_plants_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     table = json.loads(capsys.readouterr().out)["plants"]
     # truth.md 1.1: the reactor's temperature limits.
     assert table["chemical_reactor"]["limits"] == {"reactor temperature": "316 to 332 K"}
+    assert table["robot_assembly"]["limits"] == {"contact force": "at most 40 N"}
 
 
 @pytest.mark.slow

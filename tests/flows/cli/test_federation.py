@@ -52,7 +52,7 @@ def test_a_simulation_is_recorded_and_shown(home: Path, tmp_path: Path, capsys: 
     assert run(["federate", "show", "power_grid"]) == 0
     assert capsys.readouterr().out == "the ledger has no federation of power_grid\n"
     assert run(["federate", "simulate", str(asked), str(sites[0])]) == 2
-    assert "name one file for each of north, south" in capsys.readouterr().err
+    assert "needs sites north, south, got north: name a file per site" in capsys.readouterr().err
 
 
 def test_certificate_and_key_are_created(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

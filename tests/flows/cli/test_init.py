@@ -91,7 +91,7 @@ def test_ambiguous_dates_are_asked_for(tmp_path: Path, home: Path, capsys: pytes
     mapping, (said,) = begin(made, tmp_path, capsys)
     assert "'%d/%m/%y %H' or '%m/%d/%y %H': dates such as '01/02/14 00' fit several orders" in said
     assert run(["ingest", str(made.path), "--mapping", str(mapping)]) == 2
-    assert "is not an unambiguous time: set its format in the mapping's clock.format" in capsys.readouterr().err
+    assert "is not an unambiguous time: set clock.format in the mapping" in capsys.readouterr().err
     lines = mapping.read_text().splitlines()
     lines[int(said.split(",")[0].removeprefix("line ")) - 1] = "  format: '%d/%m/%y %H'"
     mapping.write_text("\n".join(lines))
@@ -105,15 +105,15 @@ def test_ambiguous_dates_are_asked_for(tmp_path: Path, home: Path, capsys: pytes
     ("data", "says"),
     [
         (b"", "log.csv is empty"),
-        (b"a\n1\n2\n", "has no table of at least two columns"),
+        (b"a\n1\n2\n", "is not a table of at least two columns"),
         (b"t,x\n", "has only a header"),
         (b"t,x,x\n2026-01-01 00:00,1,2\n2026-01-01 00:01,2,3\n", "has two columns 'x'"),
         (b"t,x\n2026-01-01 00:00,1\n2026-01-01 00:01,\x002\n", "is a binary file"),
         (bytes(range(256)) * 40, "is a binary file"),
         (b"\x89HDF\r\n\x1a\n" + b"\0" * 64, "is a binary file"),
         (b"t,x,y\n" + b"1" * 5_000_000, "has lines of more than 4 MB"),
-        (b"t;x;y\n01/13/2014 00:00;1;2\n13/01/2014 00:00;1;2\n", "dates have no common order"),
-        (b"t,x\n2026-01-01 00:00,1\n2026-01-01 00:01,2\n", "needs two signals besides the times"),
+        (b"t;x;y\n01/13/2014 00:00;1;2\n13/01/2014 00:00;1;2\n", "have no common order"),
+        (b"t,x\n2026-01-01 00:00,1\n2026-01-01 00:01,2\n", "must have at least two usable signals"),
         (b"PAR1 is not enough", "log.csv is not a readable Parquet or CSV table"),
     ],
 )

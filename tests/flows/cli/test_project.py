@@ -136,7 +136,7 @@ def test_nothing_is_overwritten_and_names_are_checked(
     for words, says in (
         (["vessel", "--out", "."], "plants/vessel.py exists already: name another folder by --out"),
         ([], "a name or a log is needed"),
-        (["Boiler 1"], "the name 'Boiler 1' may only have a to z, 0 to 9 and _: write 'boiler_1'"),
+        (["Boiler 1"], "a plant name may only have a to z, 0 to 9 and _, got 'Boiler 1': write 'boiler_1'"),
         (["double_mass"], "double_mass is the name of a simulated plant"),
         (["../x"], "write 'x'"),
     ):

@@ -54,7 +54,7 @@ def test_unsupported_estimate_is_named_and_claims_are_indented() -> None:
     unknown = Interval(value=nan, lower=nan, upper=nan)
     text = "\n".join(summary_lines(OUTCOME.model_copy(update={"ope_difference": unknown, "champion": champion})))
     assert "minus the logged controller: not supported by the logs\n" in text
-    assert "  certificate  P(...).\n               Witnessed by w\n" in text
+    assert "  certificate  of the champion: P(...).\n               Witnessed by w\n" in text
 
 
 def test_summary_without_champion_or_candidate() -> None:

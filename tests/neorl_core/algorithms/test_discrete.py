@@ -292,7 +292,7 @@ def test_algorithms_for_other_actions_are_rejected() -> None:
     with pytest.raises(ValueError, match="double_dqn cannot learn the continuous actions of toy: choose one of bc"):
         check_actions(ALGORITHMS["double_dqn"], spec(2, 1))
     rows = Transition(np.zeros((4, 2)), np.full((4, 1), 2.0), *np.zeros((2, 4)), np.zeros((4, 2)), np.zeros(4))
-    with pytest.raises(ValueError, match="actions of toy must number the choices from 0 to 1, got 2"):
+    with pytest.raises(ValueError, match="actions of toy must be choice numbers from 0 to 1, got 2"):
         fit(rows, gears(2, 2), "discrete_bc")
 
 

@@ -72,7 +72,7 @@ def test_a_hand_worked_trimmed_mean_and_krum() -> None:
 
 
 def test_invalid_settings_are_rejected() -> None:
-    with pytest.raises(ValueError, match="against 2 hostile sites needs more than 6 sites"):
+    with pytest.raises(ValueError, match="krum with hostile 2 needs more than 6 sites"):
         krum(2)(jnp.zeros((6, 1)), jnp.full(6, 1 / 6))
     with pytest.raises(ValueError, match="trimmed share must be in"):
         trimmed_mean(0.5)

@@ -120,5 +120,5 @@ def test_inconsistent_rules_are_rejected() -> None:
         check(Rule(algorithm, aggregate=median, privacy=Privacy(1.0, 1.0)))
     with pytest.raises(ValueError, match=r"updates per round must be a positive multiple of 2 \(td3_bc\)"):
         check(Rule(algorithm, updates=3))
-    with pytest.raises(ValueError, match="participants from 1 to 4, got 10 and 5"):
+    with pytest.raises(ValueError, match="participants 1 to 4, got 10 and 5"):
         make_rounds(Rule(algorithm), 10, 4, 5)

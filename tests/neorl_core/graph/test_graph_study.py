@@ -87,7 +87,10 @@ def _agents(gain: float, cut: float) -> dict[str, Any]:
 
 def test_criteria_of_agents_use_the_lower_bounds() -> None:
     text = " ".join(page.agents(_agents(6.5, 1.5)).split())
-    assert "tuned 300.0 $ (score 100.00), the optimal flow 310.0 $ (score 101.00): 10.00 ± 0.50 $" in text
+    assert (
+        "controller 300.0 $ (score 100.00) and the optimal flow 310.0 $ (score 101.00). The optimal gain is 10.00"
+        in text
+    )
     assert "half of the optimal gain (yes)" in text
     assert "less than tuned on average (yes)" in text
     assert "| all cut | +1.50 ± 1.00 | +1.50 ± 1.00 | -0.5 | 12.5% | 0 |" in text

@@ -262,7 +262,7 @@ def test_invalid_logs_are_rejected() -> None:
         identify(CHAIN, CHAINED, chain_logs(jax.random.key(11)), inputs=("level",))
     with pytest.raises(ValueError, match="confidence must lie between 0 and 1, got 95: "):
         identify(LINEAR, BOTH, logs, confidence=95)
-    with pytest.raises(ValueError, match="finite spread of at least 0, got None and nan"):
+    with pytest.raises(ValueError, match="finite spread of at least 0, got mean None and spread nan"):
         identify(CHAIN, CHAINED, chain_logs(jax.random.key(11)), starts={"y0": (None, np.nan)})
 
 

@@ -176,8 +176,8 @@ def test_paired_difference_removes_common_variation() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: bounds.clopper_pearson_upper(3, 2, 0.05), "3 of 2"),
-        (lambda: bounds.clopper_pearson_upper(0, 0, 0.05), "0 of 0"),
+        (lambda: bounds.clopper_pearson_upper(3, 2, 0.05), "3 violations in 2 episodes"),
+        (lambda: bounds.clopper_pearson_upper(0, 0, 0.05), "0 violations in 0 episodes"),
         (lambda: bounds.clopper_pearson_upper(0, 5, 1.0), "alpha"),
         (lambda: bounds.alpha_spent(0.05, 0), "attempt must be at least 1, got 0"),
         (lambda: bounds.log_bets(1e-3, 1e-2), "p1 must be below p0"),

@@ -95,9 +95,7 @@ def test_a_worker_with_other_sources_is_refused(address: str, monkeypatch: pytes
     monkeypatch.setattr(cluster, "identity", lambda: other)
     with cluster.cluster() as client:
         assert client is not None
-        with pytest.raises(
-            Refused, match=r"differ from this machine in sources: start the workers from the same image"
-        ):
+        with pytest.raises(Refused, match=r"differ from this machine in sources: start them from the same image"):
             list(in_order(client, _later, [1]))
 
 
@@ -110,7 +108,7 @@ def test_addresses_that_are_none_are_refused(monkeypatch: pytest.MonkeyPatch) ->
         pass
     monkeypatch.setattr(cluster, "CALL", "1s")
     monkeypatch.setenv("NEORL_DASK_SCHEDULER", f"tcp://127.0.0.1:{free_port()}")
-    with pytest.raises(ServiceMissing, match="start it, or unset the variable"), cluster.cluster():
+    with pytest.raises(ServiceMissing, match="start a scheduler there, or unset"), cluster.cluster():
         pass
     monkeypatch.delenv("NEORL_DASK_SCHEDULER")
     with cluster.cluster() as client:
@@ -125,7 +123,7 @@ def test_a_fleet_asks_of_the_cluster_what_others_ask(address: str, monkeypatch: 
     monkeypatch.setattr(cluster, "CALL", "1s")
     for refused, told in (
         ("tcp://10.0.0.7:8786", r"NEORL_DASK_SCHEDULER must begin with tls://"),
-        (f"tcp://127.0.0.1:{free_port()}", "start it, or unset the variable"),
+        (f"tcp://127.0.0.1:{free_port()}", "start a scheduler there, or unset"),
     ):
         monkeypatch.setenv("NEORL_DASK_SCHEDULER", refused)
         with pytest.raises((BadInput, ServiceMissing), match=told), runner_of(2, None):

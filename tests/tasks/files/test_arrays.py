@@ -108,15 +108,15 @@ OBJECTS = header((1,), "|O") + b"\x80\x04N."
 HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "half a gigabyte of zeros": (zeros, "take 536870912 bytes, the limit is 268435456"),
     "an understated size": (understated, "is not a complete npz archive|896 bytes"),
-    "a table of contents of millions": (crowded, "a table of contents of more than 1048576 bytes"),
-    "missing rows": (lambda path: archive(path, a=header((20_000_000, 6)) + bytes(24)), "cannot contain"),
+    "a table of contents of millions": (crowded, "the table of contents has more than 1048576 bytes"),
+    "missing rows": (lambda path: archive(path, a=header((20_000_000, 6)) + bytes(24)), "bytes can contain"),
     "missing rows, stored": (
         lambda path: archive(path, zipfile.ZIP_STORED, a=header((20_000_000,)) + bytes(24)),
-        "cannot contain",
+        "bytes can contain",
     ),
-    "more numbers than rows": (lambda path: archive(path, a=header((2,)) + bytes(24)), "has more than the"),
-    "a shape that overflows": (lambda path: archive(path, a=header((2**40, 2**40))), "cannot contain"),
-    "a huge length": (lambda path: archive(path, a=header((10**300,))), "dimensions below"),
+    "more numbers than rows": (lambda path: archive(path, a=header((2,)) + bytes(24)), "has more data than"),
+    "a shape that overflows": (lambda path: archive(path, a=header((2**40, 2**40))), "bytes can contain"),
+    "a huge length": (lambda path: archive(path, a=header((10**300,))), "dimensions, each below"),
     "very many dimensions": (lambda path: archive(path, a=header((1,) * 40)), "at most 32 dimensions"),
     "objects": (lambda path: archive(path, a=OBJECTS), "pickled objects"),
     "text": (lambda path: archive(path, a=header((1,), "<U8") + bytes(32)), "'a' of .* must be numeric, got <U8"),
@@ -156,7 +156,7 @@ def test_duplicate_names_and_missing_files_are_refused(tmp_path: Path) -> None:
         file.writestr("a.npy", header((0,)))
         with pytest.warns(UserWarning, match="Duplicate"):
             file.writestr("a.npy", header((0,)))
-    with pytest.raises(BadInput, match="two arrays of one name"):
+    with pytest.raises(BadInput, match="have the same name"):
         read_npz(path)
     with pytest.raises(BadInput, match="is not a file"):
         read_npz(tmp_path)

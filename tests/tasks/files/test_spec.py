@@ -66,7 +66,7 @@ def test_bounds_may_be_infinite() -> None:
         (("observation", "names"), "abcd", "names must be a list"),
         (("observation", "names", 0), None, r"observation\.names must be text"),
         (("observation", "names", 0), "temperature", "unique names"),
-        (("action", "low"), [], "a low and a high each"),
+        (("action", "low"), [], "one unit, low and high per name"),
         (("action", "extra"), 1, "action must have the keys"),
         (("extra",), 1, "spec must have the keys"),
         (("clock",), {"name": "period"}, "clock must have the keys name, end"),

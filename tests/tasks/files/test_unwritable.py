@@ -65,6 +65,6 @@ def test_writers_name_the_folder_and_the_cure(read_only: Path, kind: str, below:
     if kind == "folder" and not below:
         make_folder(read_only)  # it exists already
         return
-    with pytest.raises(BadInput, match=r"^cannot write .*make that folder writable or name another"):
+    with pytest.raises(BadInput, match=r"^cannot write .*make this folder writable, or choose another folder"):
         WRITERS[kind](read_only / below)
     assert not list(read_only.iterdir())

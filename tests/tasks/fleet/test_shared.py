@@ -137,7 +137,7 @@ def test_learner_with_warm_up_takes_all_steps(sites: Sites) -> None:
 
 def test_missing_or_altered_shared_weights_are_refused(sites: Sites, tmp_path: Path) -> None:
     home, run, datasets = sites
-    with pytest.raises(Refused, match="retrain the fleet with 'neorl fleet retrain' first"):
+    with pytest.raises(Refused, match="run 'neorl fleet retrain' first"):
         with_shared(Home(tmp_path / "home"), run)
     start = pooled_start(home, "reactors", {"east": run}, {"east": datasets["east"]})
     other = run.model_copy(update={"shared": Shared(**{**SHARED, "hyperparameters": {"hidden": [4]}})})

@@ -93,19 +93,19 @@ def test_a_npz_archive_and_its_digest_train_the_same_policy(
 
 def test_what_names_no_dataset_is_one_sentence(home: Home, log: Path, tmp_path: Path) -> None:
     mapping = log.parent / "mapping.yaml"
-    with pytest.raises(BadInput, match=r"'kettle' is no file, .*: ingest logs first"):
+    with pytest.raises(BadInput, match=r"'kettle' is neither a file, .*: ingest logs first"):
         find_dataset(home, Path("kettle"))
     find_dataset(home, log, SourceOptions(mapping=mapping))
     for named, options, says in (
         (
             "kettl",
             {},
-            r"'kettl' is no file, digest of a dataset .*: did you mean 'kettle'\?",
+            r"'kettl' is neither a file, nor six digits .*: did you mean 'kettle'\?",
         ),
-        ("abcdef12", {}, "no datasets begin with abcdef12: ingest its sources first"),
-        ("abc", {}, "is no file, digest of a dataset"),
+        ("abcdef12", {}, "no datasets have a digest that begins with abcdef12: ingest the sources first"),
+        ("abc", {}, "is neither a file, nor six digits of a dataset's digest"),
         ("../../etc/nothing", {}, "there is no source ../../etc/nothing"),
-        ("*" * 8, {"folder": log.parent}, "is no file, digest of a dataset"),
+        ("*" * 8, {"folder": log.parent}, "is neither a file, nor six digits of a dataset's digest"),
         (
             "none.csv",
             {"options": SourceOptions(mapping=mapping)},
@@ -116,7 +116,7 @@ def test_what_names_no_dataset_is_one_sentence(home: Home, log: Path, tmp_path: 
             {"options": SourceOptions(horizon=5)},
             "--plant, --mapping, --spec and --horizon need a file, got kettle",
         ),
-        (str(log), {}, "log.csv is a table and needs a mapping"),
+        (str(log), {}, "log.csv is a table, which needs a mapping"),
     ):
         with pytest.raises(BadInput, match=says):
             find_dataset(home, Path(named), **options)

@@ -77,7 +77,13 @@ def test_once_more_and_nothing_is_left_to_do(file: Path, done: Path, capsys: pyt
     before = {name: (done / name).read_bytes() for name in WRITTEN}
     assert run(["train", str(file), *OPTIONS, "--out", str(done)]) == 0
     shown = capsys.readouterr().out
-    for words in ("D4RL layout", "made, within episodes only", "td3_bc: 1,200 updates", "policy-1.npz", "curves.png"):
+    for words in (
+        "D4RL layout",
+        "next observations: derived within episodes",
+        "td3_bc: 1,200 updates",
+        "policy-1.npz",
+        "curves.png",
+    ):
         assert words in shown
     assert run(["train", str(file), *OPTIONS, "--out", str(done), "--json"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -149,7 +155,10 @@ def test_an_interrupted_run_says_where_it_goes_on(
             fit_recording(log, tmp_path, TD3_BC, **SETTINGS, progress=interrupt)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert f"kept at update {reached:,} in {tmp_path / 'checkpoints'}: give the same" in capsys.readouterr().err
+    assert (
+        f"kept at update {reached:,} in {tmp_path / 'checkpoints'}: run the same command again"
+        in capsys.readouterr().err
+    )
     told: list[int] = []
     fit_recording(log, tmp_path, TD3_BC, **SETTINGS, progress=lambda updates, *_: told.append(updates))
     assert told[0] == reached > 0
@@ -200,7 +209,7 @@ def test_divergence_is_refused_and_leaves_no_policy(
         (["--algorithm", "td3_bc", "--set", "discount=1.5"], "discount of td3_bc must be from 0 to 1, got 1.5"),
         (["--set", "alpha"], "--set must have the form name=value, got 'alpha'"),
         (["--updates", "0"], "'--updates'"),
-        (["--horizon", "100"], "so a horizon does not apply"),
+        (["--horizon", "100"], "omit --horizon"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(

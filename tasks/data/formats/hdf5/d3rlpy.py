@@ -1,8 +1,9 @@
 """Read HDF5 files of d3rlpy 2 (ReplayBuffer.dump, version 2.1) in blocks.
 
-Keys: columns, num_episodes, version, and for each episode i: observations_i (T, O), actions_i (T, A), rewards_i (T, 1)
-and terminated_i. Discrete actions are integers (T, 1). The last next observation of an episode is not in the file, so
-the last row is rejected unless it terminated. Observations with several parts, observations_i_0, ..., are refused.
+Keys: columns, num_episodes, version, and for each episode i of T steps: observations_i (T, O), actions_i (T, A),
+rewards_i (T, 1) and terminated_i. Discrete actions are integers (T, 1). The file lacks the observation after an
+episode's last step, so this step is rejected unless the episode terminates. Observations that are split into several
+arrays (observations_i_0, observations_i_1, ...) raise BadInput.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ FAMILY = "d3rlpy"
 MARKS = {"columns", "num_episodes"}
 """Keys that identify the format."""
 MAX_EPISODE = 2**28
-"""Largest accepted array of an episode in bytes, because it is read at once."""
+"""Largest accepted array of an episode in bytes; each array is read as a whole."""
 
 
 class _Episode(NamedTuple):
@@ -33,14 +34,14 @@ class _Episode(NamedTuple):
 
 
 def open_d3rlpy(path: Path) -> Source:
-    """Open a file; raise BadInput if an episode is missing, damaged, without vectors, or unlike the first."""
+    """Open a d3rlpy file; raise BadInput if an episode is missing, damaged or shaped differently from the first."""
     with open_guarded(path, FAMILY) as file:
         total = find_array(file, "num_episodes", path)
         episodes = int(total[()]) if total is not None and total.shape == () and total.dtype.kind in "iu" else 0
         if not 0 < episodes <= len(file):
             raise BadInput(
-                f"'num_episodes' of {path.name} is {episodes}, which does not fit the {len(file)} entries of the file: "
-                "dump it again."
+                f"'num_episodes' of {path.name} must be between 1 and {len(file)}, the number of keys in the file, got "
+                f"{episodes}: dump the buffer again."
             )
         first = _episode(file, 0, path)
         rows = 0
@@ -50,8 +51,8 @@ def open_d3rlpy(path: Path) -> Source:
                 wanted = getattr(first, key)
                 if array.shape[1:] != wanted.shape[1:] or array.dtype.kind != wanted.dtype.kind:
                     raise BadInput(
-                        f"{key} of episode {number} in {path.name} are {array.dtype} {array.shape[1:]}, those of "
-                        f"episode 0 {wanted.dtype} {wanted.shape[1:]}: dump the episodes of one plant."
+                        f"{key} of episode {number} in {path.name} are {array.dtype} {array.shape[1:]}, but those of "
+                        f"episode 0 are {wanted.dtype} {wanted.shape[1:]}: dump episodes of only one plant."
                     )
             rows += one.actions.shape[0]
         return Source(
@@ -78,8 +79,8 @@ def _episode(file: h5py.File, number: int, path: Path) -> _Episode:
         array = find_array(file, f"{key}_{number}", path)
         if array is None or array.shape is None or array.dtype.kind not in "fiub":
             parts = key == "observations" and f"{key}_{number}_0" in file
-            cure = "join its several parts into one vector" if parts else "dump the buffer again"
-            raise BadInput(f"{path.name} has no numbers in {key}_{number}: {cure}.")
+            cure = "join the parts of an observation into one vector" if parts else "dump the buffer again"
+            raise BadInput(f"{path.name} has no numeric array {key}_{number}: {cure}.")
         arrays[key] = array
     steps = arrays["rewards"].shape[0] if arrays["rewards"].shape else 0
     shapes = {"rewards": [(steps,), (steps, 1)], "terminated": [(), (1,)]}
@@ -88,8 +89,8 @@ def _episode(file: h5py.File, number: int, path: Path) -> _Episode:
         empty = not steps or 0 in array.shape
         if empty or array.shape not in shapes[key] or (len(array.shape) != 2 and key in ("observations", "actions")):
             raise BadInput(
-                f"{key}_{number} of {path.name} must have a vector for each of {steps} steps, got shape {array.shape}: "
-                "flatten it, and dump the buffer again."
+                f"{key}_{number} of {path.name} must have one row for each of {steps} steps, got shape {array.shape}: "
+                "flatten each row to a vector, and dump the buffer again."
             )
         if array.nbytes > MAX_EPISODE:
             raise BadInput(
@@ -99,14 +100,14 @@ def _episode(file: h5py.File, number: int, path: Path) -> _Episode:
     acted = arrays["actions"]
     if acted.dtype.kind == "b" or (acted.dtype.kind in "iu" and acted.shape[1] != 1):
         raise BadInput(
-            f"actions in {path.name} must be continuous, or one integer per row, got {acted.dtype} {acted.shape}: save "
-            "continuous actions as float32, or combinations of choices as one number."
+            f"actions in {path.name} must be floats, or one integer per row, got {acted.dtype} {acted.shape}: save "
+            "continuous actions as float32; encode several discrete actions as one integer."
         )
     return _Episode(arrays["observations"], acted, arrays["rewards"], bool(np.asarray(arrays["terminated"][()]).all()))
 
 
 def read_d3rlpy(path: Path, episodes: int, block_rows: int = BLOCK_ROWS) -> Blocks:
-    """Yield blocks of whole episodes, in order; `rejected` marks the last row of episodes that did not terminate."""
+    """Yield blocks of whole episodes; `rejected` marks the last row of each episode that did not terminate."""
     with open_guarded(path, FAMILY) as file:
         yield from in_blocks((_rows(_episode(file, number, path)) for number in range(episodes)), block_rows)
 

@@ -1,11 +1,11 @@
-"""Read flat HDF5 files (D4RL, DSRL, d3rlpy 1) in blocks; missing next observations are derived.
+"""Read flat HDF5 files (D4RL, DSRL, d3rlpy 1) in blocks; derive next observations that a file lacks.
 
-All have flat arrays over time; scalars per row may be (N,) or (N, 1).
+Each array has one row per step, over all N steps of all episodes. Scalars are stored as (N,) or (N, 1).
 D4RL (Fu et al. 2020, arXiv 2004.07219): observations, actions, rewards, terminals, usually timeouts, sometimes
 next_observations; infos/* and metadata/* are ignored.
-DSRL (Liu et al. 2023, arXiv 2306.09303): the same with costs, and always with next_observations and timeouts.
-MDPDataset.dump of d3rlpy before 2 (Seno and Imai 2022, JMLR 23): observations, actions, rewards, terminals, and
-episode_terminals, 1 at each episode's last row; discrete actions are integers.
+DSRL (Liu et al. 2023, arXiv 2306.09303): the arrays of D4RL and costs; next_observations and timeouts always exist.
+MDPDataset.dump of d3rlpy 1 (Seno and Imai 2022, JMLR 23): observations, actions, rewards, terminals, and
+episode_terminals, which is 1 in the last row of each episode. Discrete actions are integers.
 """
 
 from __future__ import annotations
@@ -28,41 +28,42 @@ OPTIONAL = ("next_observations", "timeouts", "costs")
 VECTORS = ("observations", "actions", "next_observations")
 FLAGS = ("terminals", "timeouts")
 ENDS = "episode_terminals"
-"""Key for ends of episodes in d3rlpy 1, read as timeouts."""
+"""Key of d3rlpy 1 that marks the last row of each episode; it is read as timeouts."""
 
 
 class Layout(NamedTuple):
-    """Layout of a file, from the headers."""
+    """Format, number of rows and keys of a flat HDF5 file."""
 
     family: str
-    """"DSRL" if all seven keys exist, "d3rlpy" by its ends, otherwise "D4RL", which may have costs, too."""
+    """"d3rlpy" if the key of `ENDS` exists, "DSRL" if all keys of `OPTIONAL` exist, otherwise "D4RL"."""
     rows: int
     widths: dict[str, int]
-    """Numbers per row of each existing key."""
+    """Values per row, for each key in the file."""
     discrete: bool
-    """Whether actions are integers, the numbers of choices."""
+    """Whether actions are integers; each integer is the number of a choice."""
 
 
 def read_blocks(path: Path, horizon: int | None = None, block_rows: int = BLOCK_ROWS) -> Iterator[Rows]:
-    """Stream a D4RL or DSRL file.
+    """Read a flat HDF5 file in blocks of rows.
 
-    Missing next observations are taken from the next row. A terminated row keeps its own observation, because it does
-    not bootstrap. The last row before a time limit or the end of the file is rejected.
+    If next observations are missing, they are taken from the next row. Where an episode terminates, the row's own
+    observation is used, because no learner reads the next observation there. The last row before a time limit or the
+    end of the file is rejected.
 
     Args:
-        path: the HDF5 file; a damaged one, a wrong key, shape or flag, and unknown ends of episodes raise BadInput.
+        path: the HDF5 file; a damaged file, and a missing key, a wrong shape or a wrong flag, raise BadInput.
         horizon: time limit of episodes in steps; required if the file has neither timeouts nor next_observations, and
             otherwise not allowed.
         block_rows: rows per block.
 
     Returns:
-        Blocks of the keys of `REQUIRED` and `OPTIONAL` as float32 and bool, discrete actions unchanged, costs 0 if the
-        file has none, and `rejected`: '' or the reason why a row is unusable.
+        Blocks: for each key of `REQUIRED` and `OPTIONAL` an array (n, ...) of float32 or bool. Discrete actions stay
+        integers, missing costs are 0. `rejected` has the reason why a row is unusable, or ''.
     """
     with open_guarded(path) as file:
         layout = _layout(file, path, horizon)
         block_rows = min(block_rows, max(BLOCK_NUMBERS // sum(layout.widths.values()), 1))
-        age = 0  # steps since the last termination, or since the file's first row
+        age = 0  # steps since the last termination, or since the start of the file
         for start in range(0, layout.rows, block_rows):
             stop = min(start + block_rows, layout.rows)
             rows = {key: _read(file, key, start, stop, path) for key in layout.widths}
@@ -92,7 +93,7 @@ def read_blocks(path: Path, horizon: int | None = None, block_rows: int = BLOCK_
 
 
 def read_layout(path: Path, horizon: int | None = None) -> Layout:
-    """Read the layout of a file; names, shapes and types are checked."""
+    """Read the layout of a flat HDF5 file; raise BadInput if a key, shape or type is wrong."""
     with open_guarded(path) as file:
         return _layout(file, path, horizon)
 
@@ -112,9 +113,9 @@ def _layout(file: h5py.File, path: Path, horizon: int | None) -> Layout:
                     f"{path.name} has no array '{key}', only {shown}: export it with the names of D4RL or DSRL."
                 )
             raise BadInput(
-                f"{path.name} is not HDF5 of D4RL, DSRL, d3rlpy, Minari or a dataset store, it contains "
-                f"{shown or 'nothing'}: export it as one of these, or save a plant's table as CSV or Parquet, for "
-                "which 'neorl init --from TABLE' writes a mapping."
+                f"{path.name} is not an HDF5 file of D4RL, DSRL, d3rlpy, Minari or NeoRL's store, it contains "
+                f"{shown or 'nothing'}: export it in one of these formats. If it is a table of a plant, save it as CSV "
+                "or Parquet, and run 'neorl init --from TABLE' to write a mapping."
             )
     if found["observations"].shape is None:
         raise BadInput(f"'observations' of {path.name} has no rows: export it again.")
@@ -132,10 +133,10 @@ def _layout(file: h5py.File, path: Path, horizon: int | None) -> Layout:
     if not tells and horizon is None:
         raise BadInput(
             f"{path.name} has neither 'timeouts' nor 'next_observations', so ends of episodes are unknown: give the "
-            "time limit in steps (--horizon 1000)."
+            "time limit in steps, for example --horizon 1000."
         )
     if tells and horizon is not None:
-        raise BadInput(f"{path.name} has {' and '.join(tells)}, so a horizon does not apply: leave it out.")
+        raise BadInput(f"{path.name} has {' and '.join(tells)}, which give the ends of episodes: omit --horizon.")
     if horizon is not None and horizon < 1:
         raise BadInput(f"the horizon must be at least one step, got {horizon}: give the environment's time limit.")
     return Layout(family, count, widths, found["actions"].dtype.kind in "iu")
@@ -150,8 +151,8 @@ def _width(path: Path, key: str, array: h5py.Dataset, count: int) -> int:
         and (array.dtype.kind == "b" or array.shape not in ((count,), (count, 1)))
     ):
         raise BadInput(
-            f"actions in {path.name} must be continuous, or one integer per row, got {array.dtype} {array.shape}: save "
-            "continuous actions as float32, or combinations of choices as one number."
+            f"actions in {path.name} must be floats, or one integer per row, got {array.dtype} {array.shape}: save "
+            "continuous actions as float32; encode several discrete actions as one integer."
         )
     vector = key in VECTORS
     tails = [(), (1,)] if not vector else [(), array.shape[1:2]] if array.shape else []
@@ -179,12 +180,12 @@ def _read(file: h5py.File, key: str, start: int, stop: int, path: Path) -> npt.N
         return values.astype(bool)
     if key == "actions" and values.dtype.kind in "iu":
         return values.reshape(stop - start, 1)
-    with np.errstate(over="ignore"):  # values beyond float32 become inf, and are counted as infinite
+    with np.errstate(over="ignore"):  # values beyond float32 become inf, and their rows are rejected
         return values.reshape((stop - start, -1) if key in VECTORS else stop - start).astype(np.float32)
 
 
 def _ages(terminals: npt.NDArray[np.bool_], age: int) -> npt.NDArray[np.int64]:
-    """Return the steps since the last termination before each row; `age` is that of the first row."""
+    """Return, for each row, the steps since the last termination; `age` is the number for the first row."""
     index = np.arange(len(terminals))
     last = np.maximum.accumulate(np.where(terminals, index, -1))
     before = np.append(-1, last[:-1])

@@ -1,7 +1,7 @@
-"""Safe reading of foreign HDF5 files: only arrays inside the file, no larger than the file allows.
+"""Read untrusted HDF5 files safely: accept an array only if its data are completely inside the file.
 
-In HDF5 a name may link to another file, an array may draw on any path of the machine, and a small header may declare
-endless numbers that reading would invent. All of these are refused.
+In HDF5 a name can link to another file, and an array can read its data from any file of the computer. A small header
+can declare a huge array, which HDF5 fills with zeros. All of these raise BadInput.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import h5py
 from configs.errors import BadInput
 
 MAX_RATIO = 1100
-"""Largest accepted ratio of inflated to stored bytes; deflate reaches 1032."""
+"""Largest accepted compression ratio: decompressed divided by stored bytes. Deflate reaches 1032."""
 MAX_CHUNK = 2**28
-"""Largest accepted chunk in bytes, because HDF5 decompresses a chunk at once."""
+"""Largest accepted chunk in bytes; HDF5 decompresses each chunk as a whole."""
 MAX_ROW_BYTES = 2**20
 """Largest accepted row of an array in bytes."""
 FILTERS = (h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_LZF, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32)
@@ -29,7 +29,7 @@ SHARD = re.compile(r"\.\./shards/[0-9a-f]{64}\.h5")
 
 @contextmanager
 def open_guarded(path: Path, families: str = "D4RL or DSRL") -> Iterator[h5py.File]:
-    """Open an HDF5 file; a missing file, and errors of the library inside the `with` block, raise BadInput."""
+    """Open an HDF5 file; a missing or damaged file, and HDF5 errors inside the `with` block, raise BadInput."""
     if not path.is_file():
         raise BadInput(f"{path} does not exist: give the path of a {families} file.")
     try:
@@ -48,10 +48,10 @@ def open_guarded(path: Path, families: str = "D4RL or DSRL") -> Iterator[h5py.Fi
 
 
 def find_array(group: h5py.Group, key: str, path: Path, shards: bool = False) -> h5py.Dataset | None:
-    """Return the array under a group's `key`, which is a name and not a path, or None.
+    """Return a group's array named `key`, or None if there is none.
 
-    An array over the `shards` of a store beside the file is accepted on request. A link to elsewhere, and an array that
-    declares more than the file contains, raise BadInput.
+    A link, and an array larger than its data in the file, raise BadInput. With `shards`, the array may also be a view
+    of shards, if the file belongs to a dataset store.
     """
     member = find_member(group, key, path)
     if not isinstance(member, h5py.Dataset):
@@ -61,7 +61,7 @@ def find_array(group: h5py.Group, key: str, path: Path, shards: bool = False) ->
 
 
 def find_member(group: h5py.Group, key: str, path: Path) -> h5py.Group | h5py.Dataset | h5py.Datatype | None:
-    """Return the member of a group, or None; external and soft links are refused."""
+    """Return a group's member named `key`, or None if there is none; raise BadInput if the name is a link."""
     link = group.get(key, getlink=True)
     if link is None:
         return None
@@ -78,10 +78,10 @@ def _check_storage(array: h5py.Dataset, key: str, path: Path, shards: bool) -> N
     row = math.prod(array.shape[1:]) * array.dtype.itemsize
     if row > MAX_ROW_BYTES:
         raise BadInput(
-            f"a row of '{key}' of {path.name} has {row} bytes, the limit is {MAX_ROW_BYTES}: export vectors of signals."
+            f"a row of '{key}' of {path.name} has {row} bytes, the limit is {MAX_ROW_BYTES}: export fewer values."
         )
     if array.external is not None:
-        raise BadInput(f"'{key}' in {path.name} refers to numbers in another file: export it as one file.")
+        raise BadInput(f"'{key}' in {path.name} takes its data from another file: export it as one file.")
     if array.is_virtual:
         sources = array.virtual_sources()
         if not shards or not all(SHARD.fullmatch(source.file_name) for source in sources):
@@ -99,10 +99,10 @@ def _check_storage(array: h5py.Dataset, key: str, path: Path, shards: bool) -> N
         wanted = math.prod(-(-n // c) for n, c in zip(array.shape, array.chunks, strict=True))
         plan = array.id.get_create_plist()
         if any(plan.get_filter(i)[0] not in FILTERS for i in range(plan.get_nfilters())):
-            raise BadInput(f"'{key}' of {path.name} uses another compression than gzip or lzf: save it with gzip.")
+            raise BadInput(f"'{key}' of {path.name} is compressed with a filter other than gzip or lzf: use gzip.")
         whole = array.id.get_num_chunks() == wanted and declared <= MAX_RATIO * stored
     # Take the size from HDF5, because `path` may be a folder.
     if not whole or stored > array.file.id.get_filesize():
         raise BadInput(
-            f"'{key}' in {path.name} declares {declared} bytes, but the file contains {stored}: copy the file again."
+            f"'{key}' in {path.name} declares {declared} bytes, but the file stores {stored}: copy the file again."
         )

@@ -26,11 +26,11 @@ Kind = Literal["source", "recording"]
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 MAX_LINE = 2**20
 MAX_ARRAY = 2**32
-"""Largest accepted array of a frame in bytes."""
+"""Largest accepted array in an answer of the worker, in bytes."""
 
 
 def has_signature(path: Path) -> bool:
-    """Whether a file is HDF5: the signature is at 0, 512, 1024, 2048, ... (HDF5 file format, section II.A)."""
+    """Return whether the HDF5 signature is at byte 0, 512, 1024, 2048, ... of a file (HDF5 format, section II.A)."""
     size = path.stat().st_size
     with path.open("rb") as file:
         at = 0
@@ -43,14 +43,14 @@ def has_signature(path: Path) -> bool:
 
 
 def read_isolated(path: Path, horizon: int | None = None) -> Source:
-    """Call `open_hdf5` in the worker process; raise BadInput also if it crashes or takes too much time or memory."""
+    """Call `open_hdf5` in a worker process; a crash, or too much time or memory, also raises BadInput."""
     (head,) = _ask(path, "source", horizon, rows=False)
     fields = {**head, "path": Path(head["path"]), "keys": tuple(head["keys"]), "notes": tuple(head["notes"])}
     return Source(**fields | {"blocks": lambda: _rows(path, "source", horizon)})
 
 
 def read_recording(path: Path, horizon: int | None = None) -> tuple[Layout, Blocks]:
-    """Call `read_layout` and `read_blocks` in the worker process; raise BadInput as `read_isolated`."""
+    """Call `read_layout` and `read_blocks` in a worker process, with the same errors as `read_isolated`."""
     (head,) = _ask(path, "recording", horizon, rows=False)
     return Layout(**head), _rows(path, "recording", horizon)
 
@@ -62,7 +62,7 @@ def _rows(path: Path, kind: Kind, horizon: int | None) -> Blocks:
 
 
 def _ask(path: Path, kind: Kind, horizon: int | None, rows: bool) -> Iterator[dict[str, Any]]:
-    """Yield the head, then each block if rows are requested."""
+    """Send a request to a worker; yield the file's description and, if `rows` is set, each block of rows."""
     worker = _living_worker()
     whole = False
     try:
@@ -78,7 +78,7 @@ def _ask(path: Path, kind: Kind, horizon: int | None, rows: bool) -> Iterator[di
             yield frame["head"] if "head" in frame else worker.receive_rows(frame, path)
         whole = True
     finally:
-        # The rest of an unread answer would be taken for the answer to the next request.
+        # If an answer was not read to the end, do not reuse the worker: the next request would read the rest.
         if whole:
             _idle.append(worker)
         else:
@@ -90,7 +90,7 @@ def _damaged(path: Path, event: str) -> BadInput:
 
 
 class _Worker:
-    """A process that serves one request at a time."""
+    """A worker process, which answers one request at a time."""
 
     def __init__(self) -> None:
         paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -1,12 +1,11 @@
-"""Read and write Minari's dataset folders (HDF5 storage, minari.farama.org, 0.5).
+"""Read and write Minari's dataset folders (version 0.5 with HDF5 storage, minari.farama.org).
 
 NAME-v0/data/metadata.json        spaces as JSON in strings, counts, the dataset's id, minari_version
-NAME-v0/data/main_data.hdf5       a group per episode, episode_0, episode_1, ...: observations (T + 1, O), actions
-                                  (T, A), rewards, terminations, truncations (T,), infos/* (T + 1,), attributes id,
-                                  total_steps
+NAME-v0/data/main_data.hdf5       a group per episode, episode_0, episode_1, ... For T steps: observations (T + 1, O),
+                                  actions (T, A), rewards, terminations, truncations (T,), infos/* (T + 1,),
+                                  attributes id, total_steps
 
-`infos` contains costs, constraint_costs and timestamps, which Minari does not define. The first entry, for the reset,
-is zero.
+NeoRL stores costs, constraint_costs and timestamps in `infos`. Their first entry belongs to the reset and is zero.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ VERSION = "0.5.4"
 NAMES = {"terminations": "terminals", "truncations": "timeouts"}
 INFOS = ("costs", "constraint_costs", "timestamps")
 MAX_METADATA = 2**26
-"""Largest accepted metadata.json in bytes; spaces of vectors take kilobytes."""
+"""Largest accepted metadata.json in bytes; usual files have a few kilobytes."""
 MAX_EPISODE = 2**28
-"""Largest accepted array of an episode in bytes, because it is read at once."""
+"""Largest accepted array of an episode in bytes; each array is read as a whole."""
 
 
 class _Layout(NamedTuple):
@@ -49,13 +48,13 @@ class _Layout(NamedTuple):
 
 
 def find_folder(path: Path) -> Path | None:
-    """Return the `data` folder of a Minari dataset, given it, its parent or its HDF5 file; None if there is none."""
+    """Return a Minari dataset's `data` folder; `path` is this folder, its parent or its HDF5 file. None if missing."""
     candidates = (path / "data", path) if path.is_dir() else (path.parent,)
     return next((folder for folder in candidates if (folder / "metadata.json").is_file()), None)
 
 
 def open_minari(folder: Path) -> Source:
-    """Open a `data` folder by the metadata and the first episode; raise BadInput unless values are real vectors."""
+    """Open a Minari `data` folder; raise BadInput if the metadata are wrong or the first episode has no vectors."""
     path = folder / "metadata.json"
     if path.stat().st_size > MAX_METADATA:
         raise BadInput(f"{path} has more than {MAX_METADATA} bytes: export the dataset again.")
@@ -66,7 +65,7 @@ def open_minari(folder: Path) -> Source:
     total, steps = metadata.get("total_episodes"), metadata.get("total_steps")
     if not isinstance(total, int) or not isinstance(steps, int) or not 0 < total <= steps:
         raise BadInput(
-            f"{path} has no valid counts of episodes and steps ({total}, {steps}): export the dataset again."
+            f"total_episodes in {path} must be between 1 and total_steps, got {total} and {steps}: export it again."
         )
     with open_guarded(folder / "main_data.hdf5", "Minari") as file:
         episode = _episode(file, 0, folder)
@@ -84,8 +83,8 @@ def open_minari(folder: Path) -> Source:
         choices, begins = _choices(metadata.get("action_space"))
         if actions.dtype.kind != "f" and (choices is None or actions.dtype.kind == "b" or len(actions.shape) != 1):
             raise BadInput(
-                f"actions in {folder} must be continuous or of a Discrete space, got {actions.dtype} {actions.shape}: "
-                "save continuous actions as float32, or combinations of choices as one Discrete space."
+                f"actions in {folder} must be floats or have a Discrete space, got {actions.dtype} {actions.shape}: "
+                "save continuous actions as float32; encode several discrete actions as one Discrete space."
             )
         widths = {"observations": _width(observations), "actions": _width(actions)}
     name = metadata.get("dataset_id")
@@ -107,7 +106,7 @@ def open_minari(folder: Path) -> Source:
 
 
 def _choices(space: object) -> tuple[int | None, int]:
-    """Return the number of choices and the first choice of a Discrete space; None and 0 for another space."""
+    """Return the number of choices and the first choice of a Discrete space; (None, 0) for any other space."""
     try:
         record = json.loads(space) if isinstance(space, str) else space
     except (ValueError, RecursionError):
@@ -120,7 +119,7 @@ def _choices(space: object) -> tuple[int | None, int]:
 
 
 def _read(folder: Path, layout: _Layout) -> Blocks:
-    """Yield blocks of whole episodes, in order; an episode without a final flag ended by time limit."""
+    """Yield blocks of whole episodes; the last row of an episode that did not terminate is marked as a timeout."""
     with open_guarded(folder / "main_data.hdf5", "Minari") as file:
         yield from in_blocks(_episodes(file, layout, folder), BLOCK_ROWS)
 
@@ -135,7 +134,7 @@ def _episodes(file: h5py.File, layout: _Layout, folder: Path) -> Iterator[Rows]:
         yield rows
     if seen != layout.rows:
         raise BadInput(
-            f"{folder} does not have the {layout.rows} steps of its metadata, but {seen} or more: export it again."
+            f"the metadata of {folder} declare {layout.rows} steps, but {seen} steps were read: export it again."
         )
 
 
@@ -149,7 +148,7 @@ def _read_episode(file: h5py.File, number: int, layout: _Layout, folder: Path) -
         fits = len(array.shape) == (2 if array.shape[1:] else 1) and (not vector or _width(array) == layout.widths[key])
         if not steps or not fits or array.shape[0] != shapes[key] or (array.shape[1:] and not vector):
             raise BadInput(
-                f"{key} in episode {number} of {folder} must have {shapes[key]} steps, got shape {array.shape}: export "
+                f"{key} in episode {number} of {folder} must have {shapes[key]} rows, got shape {array.shape}: export "
                 "it again."
             )
         if array.nbytes > MAX_EPISODE:
@@ -174,8 +173,8 @@ def _read_episode(file: h5py.File, number: int, layout: _Layout, folder: Path) -
         }
     for key, name in NAMES.items():
         values = arrays[key][()]
-        if ((values != 0) & (values != 1)).any():
-            raise BadInput(f"{key} of episode {number} of {folder} must be 0 or 1: export it again.")
+        if len(wrong := np.setdiff1d(values, (0, 1))):
+            raise BadInput(f"{key} in episode {number} of {folder} must be 0 or 1, got {wrong[0]}: export it again.")
         rows[name] = values.astype(bool)
     rows["timeouts"][-1] |= not rows["terminals"][-1]
     if layout.infos:
@@ -184,7 +183,7 @@ def _read_episode(file: h5py.File, number: int, layout: _Layout, folder: Path) -
             info = find_array(infos, key, folder) if isinstance(infos, h5py.Group) else None
             if info is None or info.shape is None or info.shape[:1] != (steps + 1,) or info.dtype.kind not in "fiub":
                 raise BadInput(
-                    f"infos/{key} in episode {number} of {folder} must have {steps + 1} steps: export it again."
+                    f"infos/{key} in episode {number} of {folder} must have {steps + 1} numeric rows: export it again."
                 )
             rows[key] = info[1:].astype(ROW_KEYS[key])
     return rows
@@ -201,8 +200,8 @@ def _array(group: h5py.Group, key: str, folder: Path, number: int) -> h5py.Datas
     array = find_array(group, key, folder)
     if array is None or array.shape is None:
         raise BadInput(
-            f"episode {number} of {folder} has no array '{key}': flatten nested spaces before exporting, because they "
-            "cannot be read."
+            f"episode {number} of {folder} has no array '{key}': if the space is nested, flatten it before the export, "
+            "because NeoRL reads only vectors."
         )
     return array
 
@@ -212,7 +211,7 @@ def _width(array: h5py.Dataset) -> int:
 
 
 def write_episode(file: h5py.File, number: int, rows: Rows) -> None:
-    """Add a whole episode (T, ...) to an open main_data.hdf5; only the last next observation is written."""
+    """Append an episode of T steps, arrays (T, ...), to an open main_data.hdf5, with T + 1 observations."""
     group = file.create_group(f"episode_{number}")
     steps = len(rows["rewards"])
     group.attrs.update({"id": number, "total_steps": steps})
@@ -230,9 +229,9 @@ def write_episode(file: h5py.File, number: int, rows: Rows) -> None:
 
 
 def metadata_of(spec: PlantSpec, name: str, rows: int, episodes: int, size: int, about: dict[str, str]) -> bytes:
-    """Return metadata.json of a dataset of `size` bytes; `about` has further entries, such as a description.
+    """Return the content of Minari's metadata.json for an HDF5 file of `size` bytes.
 
-    Spaces of vectors become Boxes of float32, a discrete action a Discrete.
+    `about` gives additional entries. A vector becomes a Box space of float32, a discrete action a Discrete space.
     """
     return canonical_json(
         {
@@ -253,13 +252,13 @@ def metadata_of(spec: PlantSpec, name: str, rows: int, episodes: int, size: int,
 
 
 def _box(space: Space) -> str:
-    # Python's JSON with Infinity, as Minari reads it.
+    # Minari reads JSON with Infinity, as Python writes it.
     low, high = (np.asarray(bound, np.float32).tolist() for bound in (space.low, space.high))
     return json.dumps({"type": "Box", "dtype": "float32", "shape": [space.size], "low": low, "high": high})
 
 
 def first_difference(rows: Rows) -> npt.NDArray[np.int64]:
-    """Return rows whose next observations differ from the next row's observations, of which Minari stores only one."""
+    """Return the rows with a next observation that differs from the next row's observation, which Minari stores."""
     inside = ~(rows["terminals"] | rows["timeouts"])[:-1]
     differ = (rows["next_observations"][:-1].view(np.uint32) != rows["observations"][1:].view(np.uint32)).any(axis=1)
     return np.flatnonzero(inside & differ)

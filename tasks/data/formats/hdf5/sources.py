@@ -1,7 +1,7 @@
-"""Open HDF5 files and Minari folders as sources.
+"""Recognise and open HDF5 files and Minari folders.
 
-Only call this module from `tasks.data.formats.hdf5.worker`, because HDF5's library crashes on some damaged files. The
-worker must start quickly, so do not import JAX here.
+Use this module only in the worker process (`tasks.data.formats.hdf5.worker`), because the HDF5 library crashes on some
+damaged files. The worker must start quickly, so do not import JAX here.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from tasks.data.store.schema import ALWAYS, Rows, joined
 
 
 class Request(NamedTuple):
-    """Request to the worker process."""
+    """Request to the worker process: describe a file and, if `rows` is set, send its rows."""
 
     path: str
     what: Literal["source", "recording"]
     horizon: int | None
     rows: bool
     bytes: int
-    """Size of the files, which sets the time limit."""
+    """Total size of the files; the worker derives its time limit from this size."""
 
 
 def open_hdf5(path: Path, horizon: int | None = None) -> Source:
-    """Open an HDF5 file or a Minari folder; raise BadInput if it is of another format or damaged.
+    """Open an HDF5 file or a Minari folder; raise BadInput if the format is unknown or the file is damaged.
 
-    A D4RL file without time limits needs a `horizon`, the time limit of episodes in steps.
+    A file with neither timeouts nor next observations needs `horizon`, the time limit of episodes in steps.
     """
     if path.is_dir():
         return no_horizon(open_minari(path), horizon)
@@ -80,9 +80,9 @@ def open_hdf5(path: Path, horizon: int | None = None) -> Source:
 
 
 def cut_where_broken(blocks: Blocks) -> Blocks:
-    """Mark rows as timeouts whose next observation is not the next row's observation, and the very last row.
+    """Mark a row as a timeout if its next observation differs from the observation of the next row.
 
-    For files with next observations and without time limits.
+    Use this for files with next observations but without timeouts.
     """
     last: Rows | None = None
     for block in blocks:

@@ -1,4 +1,4 @@
-"""Read a shard or a view of a dataset store as a source."""
+"""Read one HDF5 file of NeoRL's dataset store: a shard, or a view, which joins all shards of a dataset."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ FAMILY = "store's"
 
 
 def open_store(path: Path) -> Source:
-    """Open a shard or view; a missing key, or a shard unlike the digest in its name, raises BadInput."""
+    """Open a shard or view; raise BadInput if a key is missing or a shard does not match the SHA-256 in its name."""
     again = "ingest its source again."
     with open_guarded(path, FAMILY) as file:
         arrays = {key: find_array(file, key, path, shards=True) for key in ROW_KEYS}
         found = {key: array for key, array in arrays.items() if array is not None}
         if missing := [key for key in ALWAYS if key not in found]:
-            raise BadInput(f"{path.name} is a file of a dataset store without '{missing[0]}': {again}")
+            raise BadInput(f"{path.name} is a file of a dataset store, but lacks '{missing[0]}': {again}")
         shape = found["rewards"].shape or (0,)
         _check_shards(path, {s.file_name for a in found.values() if a.is_virtual for s in a.virtual_sources()})
         for key, array in found.items():
@@ -40,14 +40,14 @@ def open_store(path: Path) -> Source:
                 )
             empty = 0 in array.shape and key != "constraint_costs"  # plants without limits have (n, 0)
             if empty or not shape[0] or found["observations"].shape[1:] != found["next_observations"].shape[1:]:
-                raise BadInput(f"'{key}' in {path.name} has shape {array.shape} and so no usable rows: {again}")
+                raise BadInput(f"'{key}' in {path.name} has shape {array.shape}, so no row is usable: {again}")
             if array.is_virtual:
                 _check_view(path, key, array)
         kind = "view" if any(array.is_virtual for array in found.values()) else "shard"
         widths = found["observations"].shape[1], found["actions"].shape[1]
         discrete = found["actions"].dtype.kind == "i"
         if discrete and widths[1] != 1:
-            raise BadInput(f"{path.name} has {widths[1]} discrete actions, one is possible: {again}")
+            raise BadInput(f"{path.name} has {widths[1]} discrete actions per row, only one is allowed: {again}")
     return Source(
         path,
         "a dataset store's",
@@ -66,13 +66,13 @@ def _check_shards(path: Path, names: set[str]) -> None:
         shard = path.parent / name
         if not shard.is_file() or file_sha256(shard) != shard.stem:
             raise BadInput(
-                f"shard {shard.name} of {path.name} is missing or differs from the digest in its name: keep the "
-                "folders of the store together."
+                f"shard {shard.name} of {path.name} is missing or does not match the SHA-256 in its name: copy the "
+                "folders of the store again."
             )
 
 
 def _check_view(path: Path, key: str, array: h5py.Dataset) -> None:
-    """Check that the shards contain all that a view declares, because HDF5 fills gaps with zeros."""
+    """Check that the shards contain all values that a view declares, because HDF5 fills gaps with zeros."""
     covered = 0
     for source in array.virtual_sources():
         shard = path.parent / source.file_name
@@ -83,8 +83,8 @@ def _check_view(path: Path, key: str, array: h5py.Dataset) -> None:
                 covered += size
     if covered != math.prod(array.shape):
         raise BadInput(
-            f"the shards of {path.name} contain {covered} of the {math.prod(array.shape)} numbers of '{key}': keep the "
-            "folders of the store together."
+            f"the shards of {path.name} contain {covered} of {math.prod(array.shape)} values of '{key}': copy the "
+            "folders of the store again."
         )
 
 

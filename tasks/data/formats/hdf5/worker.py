@@ -1,8 +1,8 @@
-"""Worker process that reads foreign HDF5 files, because HDF5's library crashes on some damaged files.
+"""Worker process that reads untrusted HDF5 files, because the HDF5 library crashes on some damaged files.
 
-The worker takes requests as JSON lines on standard input and forks a child for each, with limits on memory and
-processor time. The child answers on standard output in frames: a JSON line, then raw bytes of the arrays that it lists.
-Nothing is unpickled. The client is `tasks.data.formats.hdf5.isolated`.
+The worker reads requests, one JSON line each, from standard input. For each request it forks a child process with
+limits on memory and processor time. The child answers on standard output in frames. A frame is a JSON line, followed
+by the bytes of the arrays that the line lists. The client is `tasks.data.formats.hdf5.isolated`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tasks.data.formats.hdf5.sources import Request, open_hdf5
 from tasks.data.store.schema import Rows
 
 MEMORY = 4 * 2**30
-"""Address space of a child in bytes."""
+"""Largest memory (address space) of a child process in bytes."""
 SECONDS = 20
-"""Processor time, plus one second per `PER_SECOND` bytes."""
+"""Largest processor time of a child process in s; one second is added for every `PER_SECOND` bytes of the file."""
 PER_SECOND = 2 * 2**20
 
 
@@ -37,12 +37,12 @@ def serve() -> None:
         if child == 0:
             _exit_after(Request(**json.loads(line)), out)
         if os.waitpid(child, 0)[1] != 0:
-            # The child may have sent part of an answer, so the client gives this process up.
+            # The child may have sent an incomplete answer. Exit, so that the client starts a new worker.
             os._exit(1)
 
 
 def _exit_after(request: Request, out: BinaryIO) -> NoReturn:
-    """Answer and exit, with status 0 if the last frame was sent."""
+    """Answer a request and exit; the exit status is 0 if the answer is complete."""
     status = 1
     try:
         _limit(request.bytes)
@@ -65,7 +65,7 @@ def _limit(size: int) -> None:
 
 
 def answer(request: Request, out: BinaryIO) -> None:
-    """Send a file's layout and, if requested, its rows; the last frame is `end` or `bad`."""
+    """Send a file's description and, if requested, its rows. The last frame is `end`, or `bad` with the error."""
     path, horizon = Path(request.path), request.horizon
     try:
         if request.what == "recording":
@@ -86,7 +86,7 @@ def answer(request: Request, out: BinaryIO) -> None:
 
 
 def send_rows(out: BinaryIO, rows: Rows) -> None:
-    """Send one frame of arrays; `rejected` is sent as indices into a list of reasons."""
+    """Send a block of rows as one frame; the array `rejected` is sent as indices into a list of reasons."""
     plain = {key: np.ascontiguousarray(values) for key, values in rows.items() if key != "rejected"}
     reasons: list[str] = []
     if "rejected" in rows:

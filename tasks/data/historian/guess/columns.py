@@ -1,4 +1,4 @@
-"""Guess tags from columns of values: role, unit, interpolation, each with a reason."""
+"""Guess the role, unit and interpolation of a tag from its values and name, with a reason for each guess."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from configs.units import parse
 from tasks.data.historian.dialects import with_points
 
 ASSUMED = "assumed to be the action"
-"""Start of the reason's text if no name identifies an action."""
+"""Beginning of the reason if no name identifies an action."""
 MOST_STATES = 12
-"""Most distinct texts of a column that are treated as states."""
+"""Largest number of different texts in a column that are treated as states."""
 FEW_LEVELS = 10
 HELD = 0.2
-"""Largest share of rows in which a stepped signal changes."""
+"""Largest share of rows in which the value of a stepped signal changes."""
 ALIKE = 0.005
-"""Difference of the shares of changed rows below which signals count as changing equally often."""
+"""Two signals change equally often if the shares of rows with a change differ by less than this number."""
 LABEL = re.compile(
     r"(anomal|change_?point|att_?flag|^attack|^label|^fault|^class$|^target$|normal/attack)", re.IGNORECASE
 )
@@ -52,28 +52,28 @@ SPELLINGS = {
         "kw": "kW",
     },
 }
-"""Units in headers that pint would misread or does not know."""
+"""Spellings of units in headers that the library pint misreads or does not know."""
 
 
 class Column(NamedTuple):
-    """Statistics of a column."""
+    """Statistics of a column of a log."""
 
     name: str
     filled: int
     numbers: int
     levels: int
     changes: float
-    """Share of filled cells that differ from the cell before."""
+    """Share of filled cells with a different value than the cell before."""
     once: bool
-    """Whether no value recurs after a different one."""
+    """Whether equal values are always in consecutive rows."""
     texts: tuple[str, ...]
-    """Distinct texts that are not numbers, sorted; at most one more than may be states."""
+    """Different texts that are not numbers, sorted; at most `MOST_STATES` + 1 texts."""
     one: str
     span: tuple[float, float] | None = None
 
 
 class TagGuess(NamedTuple):
-    """Guessed tag for a column."""
+    """Guess for a column: the tag's entry in the mapping, with a reason."""
 
     name: str
     role: str
@@ -83,13 +83,13 @@ class TagGuess(NamedTuple):
     stepped: bool = False
     states: tuple[str, ...] = ()
     span: tuple[float, float] | None = None
-    """Logged range of an action, rounded outwards."""
+    """Range of an action in the log, rounded outwards."""
     stale: float | None = None
-    """Limit in seconds for interpolating a sloped tag that is archived less often than every period."""
+    """`stale_seconds` of a sloped tag that is not archived in every period."""
 
 
 def look_at(name: str, values: pl.Series, decimal: str = ".") -> Column:
-    """Gather statistics of a column of texts or numbers; `decimal` is the decimal sign in texts."""
+    """Compute statistics of a column of texts or numbers; `decimal` is the decimal sign in texts."""
     texts = values.cast(pl.String).str.strip_chars()
     texts = texts.filter((texts != "").fill_null(False))
     plain = texts.to_frame("x").select(with_points("x"))["x"] if decimal == "," else texts
@@ -111,12 +111,12 @@ def look_at(name: str, values: pl.Series, decimal: str = ".") -> Column:
 
 
 def guess_tags(columns: Sequence[Column], wide: bool, whole: bool = True) -> list[TagGuess]:
-    """Guess tags for all columns but the times, in order; at least one is an action if two are usable.
+    """Guess a tag for each column of values, in order. If two columns are usable, at least one becomes an action.
 
     Args:
-        columns: their statistics.
-        wide: whether a row is a moment, so that a column may name the episode.
-        whole: whether all rows were read, so that ranges of actions are known.
+        columns: statistics of the columns.
+        wide: whether each row has all values of one time; only then may a column name the episode.
+        whole: whether all rows were read; only then are ranges of actions known.
     """
     varying = sum(_usable(column) and column.levels > 1 for column in columns)
     taken: set[str] = set()
@@ -125,7 +125,7 @@ def guess_tags(columns: Sequence[Column], wide: bool, whole: bool = True) -> lis
     usable = [i for i, tag in enumerate(found) if tag.role == "observation" and stem(tag.signal) not in followed]
     others = sum(tag.role in ("observation", "set_point") for tag in found) > 1
     if usable and others and not any(tag.role == "action" for tag in found):
-        # Many signals with equal rates follow an instrument, such as an analyser with several results.
+        # Signals that change equally often may come from one instrument, such as an analyser with several results.
         alike = [sum(abs(column.changes - other.changes) < ALIKE for other in columns) > 2 for column in columns]
         at, why = _likeliest(found, usable, alike)
         found[at] = found[at]._replace(
@@ -137,7 +137,7 @@ def guess_tags(columns: Sequence[Column], wide: bool, whole: bool = True) -> lis
 
 
 def _with_range(tag: TagGuess, column: Column) -> TagGuess:
-    """Set the range of an action as logged, unless it is constant."""
+    """Add the logged range to the guess for an action, unless the action is constant."""
     if tag.role != "action" or column.span is None or column.span[0] == column.span[1]:
         return tag
     why = "range as logged, write the actuator's range"
@@ -158,7 +158,7 @@ def _outwards(span: tuple[float, float]) -> tuple[float, float]:
 
 
 def _likeliest(tags: Sequence[TagGuess], among: Sequence[int], alike: Sequence[bool]) -> tuple[int, str]:
-    """Return the observation that is most likely an action, and why; `alike` marks equal rates of change."""
+    """Return the index in `among` of the likeliest action, and why; `alike` marks signals that change equally often."""
     if moved := [i for i in among if MOVED.search(tags[i].signal)]:
         return moved[-1], "it is named like an actuator"
     own = [i for i in among if not (tags[i].stepped and alike[i])] or among
@@ -168,7 +168,7 @@ def _likeliest(tags: Sequence[TagGuess], among: Sequence[int], alike: Sequence[b
 
 
 def stem(signal: str) -> str:
-    """Return the common part of the names of a measured signal and its set point."""
+    """Return a signal's name without words for 'measured' or 'set point', so that the two names become equal."""
     plain = re.sub(r"(^|_)(pv|me|meas|measured|value|actual)(?=_|$)", "", SET_POINT.sub("_", signal))
     return re.sub(r"_+", "_", plain).strip("_")
 
@@ -180,7 +180,7 @@ def _usable(column: Column) -> bool:
 def _guess(column: Column, taken: set[str], wide: bool, enough: bool) -> TagGuess:
     name = column.name
     bare, unit, note = _unit(name)
-    # Separate words for the patterns, as in 'TankLevel' and 'P101'.
+    # Separate the words of names such as 'TankLevel' and 'P101'.
     words = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Za-z])(?=\d)", "_", bare).replace(" ", "_")
     if not column.filled:
         return TagGuess(name, "ignore", "it is empty")
@@ -208,7 +208,7 @@ def _guess(column: Column, taken: set[str], wide: bool, enough: bool) -> TagGues
 
 
 def _unit(name: str) -> tuple[str, str, str]:
-    """Return the name without its unit, the unit, and a note."""
+    """Return a column's name without the unit, the unit ('1' if unknown), and a note for the user."""
     found = BRACKETS.search(name)
     if found is None:
         return name, "1", "no unit in the name"
@@ -221,7 +221,7 @@ def _unit(name: str) -> tuple[str, str, str]:
 
 
 def _signal(name: str, taken: set[str]) -> str:
-    """Return a unique name for formulas."""
+    """Return a name for formulas that is not in `taken`, and add it to `taken`."""
     plain = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_") or "signal"
     plain = plain if plain[0].isalpha() else f"x_{plain}"
     plain = plain.replace("_lag_", "_delay_")

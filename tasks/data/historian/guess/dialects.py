@@ -1,4 +1,4 @@
-"""Guess the dialect of a text from the first lines: delimiter, header, decimal sign."""
+"""Guess the dialect of a text file (delimiter, header, decimal sign) from its first lines."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ TIME = re.compile(
     r"|\d{8}[T ]\d{2,6}([.,]\d+)?(Z|[+-]\d{2,4})?)"
 )
 NAMES_PER_ROW = 2
-"""Ratio of columns to rows above which numbers without names are read as a row per tag."""
+"""Ratio of columns to rows above which a table of numbers without names is read as a row per tag."""
 
 
 class TextGuess(NamedTuple):
-    """Dialect of a text."""
+    """Guessed dialect of a text file."""
 
     dialect: Dialect
     transposed: bool
     timed: bool
-    """Whether the first row of a table with a row per tag has times."""
+    """Whether the table has a row per tag, and times in the first row."""
     first: tuple[str, ...]
-    """Cells of the first row, or the names of rows in a table with a row per tag."""
+    """Cells of the first row; in a table with a row per tag, the names of the rows."""
     reasons: dict[str, str]
-    """Reasons by key of the dialect, and by `layout`."""
+    """Reason for each guessed key of the dialect, and for `layout`."""
     unclear: dict[str, str]
-    """Ambiguities by key of the dialect."""
+    """Keys of the dialect that cannot be guessed, each with an explanation."""
 
 
 def cells_of(line: str, delimiter: str) -> list[str]:
-    """Return a line's cells without surrounding blanks."""
+    """Split a line into cells, without blanks around them."""
     if delimiter == WHITESPACE:
         return line.split()
     return [cell.strip() for cell in next(csv.reader([line.rstrip("\r\n")], delimiter=delimiter), [])]
 
 
 def guess_text(lines: Sequence[str], whole: bool, encoding: str = "utf-8", name: str = "the file") -> TextGuess:
-    """Guess the dialect of a text from the first `lines`, which are all lines if `whole`.
+    """Guess the dialect of a text file from its first `lines`; if `whole` is True, these are all lines.
 
-    A text without a table of at least two columns and a row of values raises BadInput.
+    Raise BadInput if the text is not a table with at least two columns and one row of values.
 
     Example:
         >>> guess_text(["t;x", "2026-01-31 10:00;1,5"], whole=True).dialect.delimiter
@@ -60,7 +60,7 @@ def guess_text(lines: Sequence[str], whole: bool, encoding: str = "utf-8", name:
     filled = [line for line in lines if line.strip()]
     if not filled:
         raise BadInput(f"{name} is empty: export a longer period.")
-    # Blanks also occur within cells, so prefer another delimiter that fits as well.
+    # Blanks also occur within cells, so prefer any other delimiter that fits equally well.
     scored = [
         (score[0], delimiter != WHITESPACE, score[1], -i, delimiter)
         for i, delimiter in enumerate(DELIMITERS)
@@ -68,8 +68,8 @@ def guess_text(lines: Sequence[str], whole: bool, encoding: str = "utf-8", name:
     ]
     if not scored:
         raise BadInput(
-            f"{name} has no table of at least two columns, the first line is '{filled[0].strip()[:60]}': export a "
-            "column for each signal, and one with times."
+            f"{name} is not a table of at least two columns, the first line is '{filled[0].strip()[:60]}': export a "
+            "column for each signal, and a column with times."
         )
     share, _, width, _, delimiter = max(scored)
     rows = [cells_of(line, delimiter) for line in lines]
@@ -99,7 +99,7 @@ def guess_text(lines: Sequence[str], whole: bool, encoding: str = "utf-8", name:
 
 
 def _score(lines: Sequence[str], delimiter: str) -> tuple[float, int] | None:
-    """Return the share of lines with the usual number of cells and with values, and that number; None if unusable."""
+    """Return how well a delimiter fits (0 to 1), and the usual number of cells per line; None if it does not fit."""
     try:
         rows = [cells_of(line, delimiter) for line in lines]
     except csv.Error:  # a cell is longer than the reader accepts, so the delimiter is wrong
@@ -118,7 +118,7 @@ def _is_value(cell: str) -> bool:
 
 
 def _transposed(body: Sequence[Sequence[str]], whole: bool, width: int) -> tuple[bool, bool, str]:
-    """Return whether a table has a row per tag, whether the first row has times, and why."""
+    """Return whether a table has a row per tag, whether its first row has times, and the reason."""
     values = [[_is_value(cell) or not cell for cell in cells] for cells in body]
     if all(map(all, values)) and whole and width > NAMES_PER_ROW * len(body):
         return (
@@ -129,7 +129,7 @@ def _transposed(body: Sequence[Sequence[str]], whole: bool, width: int) -> tuple
     names = [cells[0] for cells in body]
     texts = len(set(names)) == len(names) and not any(flags[0] for flags in values) and all(names)
     if texts and len(body) > 1 and all(all(flags[1:]) for flags in values) and width > 2:
-        # Digits are times if the name of the row says so.
+        # Numbers are times only if the row is named accordingly.
         named = TIME_NAME.search(names[0]) is not None and guess_times(body[0][1:]) is not None
         timed = named or all(TIME.fullmatch(cell) for cell in body[0][1:])
         return True, timed, "every row begins with a different name before its values: a row per tag"
@@ -137,7 +137,7 @@ def _transposed(body: Sequence[Sequence[str]], whole: bool, width: int) -> tuple
 
 
 def _decimal(cells: Iterable[str]) -> tuple[str, str, str]:
-    """Return the decimal sign, the reason for a comma, and the ambiguity, if any."""
+    """Return the decimal sign, the reason if it is a comma, and an explanation if it is unclear ('' otherwise)."""
     numbers = [cell for cell in cells if NUMBER.fullmatch(cell)]
     commas = [cell for cell in numbers if COMMA.fullmatch(cell)]
     points = [cell for cell in numbers if POINT.fullmatch(cell)]

@@ -1,4 +1,4 @@
-"""Write a mapping file from guesses: YAML with a reason beside each, and lines to fill in."""
+"""Write a mapping file from guesses: YAML with a reason beside each guess, and lines that the user must fill in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NO_REWARD = "a log does not show the control objective: write it, such as -abs(n
 
 
 class Draft(NamedTuple):
-    """Contents of a mapping; a value of None is a line to fill in."""
+    """Guessed contents of a mapping; for a value of None, the user must fill in the line."""
 
     log: str
     name: str
@@ -22,26 +22,26 @@ class Draft(NamedTuple):
     period: tuple[float | None, str]
     layout: tuple[str, str]
     dialect: tuple[Dialect, dict[str, str], dict[str, str]]
-    """The dialect; by key, reasons and unclear points."""
+    """The dialect, reasons by key, and explanations of unclear keys."""
     columns: tuple[tuple[str, str | None, str], ...]
-    """(key, column, reason)"""
+    """Entries of `columns` in the mapping: (key, name of the column, reason)."""
     clock: tuple[tuple[str, str | float | None, str], ...]
-    """(key, value, reason)"""
+    """Entries of `clock` in the mapping: (key, value, reason)."""
     tags: tuple[TagGuess, ...]
     gap: tuple[float, str]
 
 
 class Written(NamedTuple):
-    """Text of a mapping, with points for a person."""
+    """Text of a mapping, with lines that the user must fill in or check."""
 
     text: str
     fill_in: tuple[str, ...]
-    """Lines that ingestion needs, each with its content."""
+    """Lines that must be filled in before ingestion, each with an explanation."""
     check: tuple[str, ...]
 
 
 def write(draft: Draft) -> Written:
-    """Return the mapping as YAML with a reason beside every guess."""
+    """Return the mapping as YAML text, with a reason beside every guess."""
     page = _Page()
     page.lines += [
         f"# Mapping of {_plain(draft.log)}, guessed, with the reason for each guess. Correct wrong guesses;",
@@ -84,7 +84,7 @@ class _Page:
         self.fill_in: list[str] = []
 
     def add(self, key: str, value: str | None, reason: str, indent: int = 0) -> None:
-        """Add a line; without a value it is one to fill in."""
+        """Add a line; if `value` is None, the user must fill in the line."""
         blanks = " " * indent
         if value is None:
             self.lines.append(f"{blanks}{key}:  # {FILL_IN}: {_plain(reason)}")
@@ -109,7 +109,7 @@ def _tag(tag: TagGuess) -> str:
 
 
 def _reward(tags: Sequence[TagGuess]) -> tuple[str, str]:
-    """Return minus the distance of a measured signal from the set point of the same name, or '0'."""
+    """Return a formula for the reward, minus the distance of a signal from its set point, or '0'; and the reason."""
     measured = {stem(tag.signal): tag for tag in tags if tag.role == "observation"}
     for tag in tags:
         twin = measured.get(stem(tag.signal)) if tag.role == "set_point" else None
@@ -124,7 +124,7 @@ def _reward(tags: Sequence[TagGuess]) -> tuple[str, str]:
 
 
 def _plain(text: str) -> str:
-    """Return a text for a comment: one line of printable characters."""
+    """Return a text as one line of printable characters, for a YAML comment."""
     return "".join(sign if sign.isprintable() else "?" for sign in " ".join(text.split()))
 
 

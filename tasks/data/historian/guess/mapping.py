@@ -1,4 +1,4 @@
-"""Guess a mapping from a log file, and list the lines that a person must fill in."""
+"""Guess a mapping from a log file, and list the lines that the user must fill in."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from tasks.files.canonical import make_folder, write_atomic
 
 NO_CLOCK = (("start", "2000-01-01T00:00:00Z", "the table has no clock, so the date is arbitrary"),)
 REGULAR = 0.5
-"""Share of rows with exactly or nearly the usual step from which rows count as regular."""
+"""Smallest share of rows with the usual time step at which the rows count as regular."""
 NEARLY = 0.99
-"""Quantile of a tag's steps that counts as the usual silence."""
+"""Quantile of the times between a tag's rows that counts as the tag's usual silence."""
 SELDOM = 1.5
-"""Periods above which a tag's usual silence is set as the tag's limit."""
+"""Usual silence, in control periods, above which a tag gets its own `stale_seconds`."""
 GAPS = 2.5
-"""Periods that a signal may be silent: one missed scan is bridged, a longer silence ends the episode."""
+"""Longest silence of a signal in control periods: one missed row is bridged, a longer silence ends the episode."""
 SHORTEST_EPISODE, LONGEST_EPISODE = 10, 1000
 EPISODES = 50
-"""Minimum number of episodes that a log should give; a fifth is held out."""
+"""Minimum number of episodes into which a log should be divided."""
 DAY = 86_400
 UNIT_OF_TIME = re.compile(r"[\[(,_ ]\s*(s|sec|seconds?|min|minutes?|h|hr|hours?|d|days?)\s*[\])]?$", re.IGNORECASE)
 """Unit at the end of the name of a column with elapsed time."""
@@ -52,7 +52,7 @@ SECONDS = {"s": 1, "m": 60, "h": 3600, "d": DAY}
 
 
 class StartedMapping(BaseModel):
-    """Result of `neorl init --from`."""
+    """Result of `neorl init --from`: the written mapping, and the lines to fill in or check."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -65,7 +65,7 @@ class StartedMapping(BaseModel):
 
 
 class _Found(NamedTuple):
-    """Guesses about a table's clock and columns."""
+    """Guesses about the layout, columns and times of a table."""
 
     layout: tuple[str, str]
     columns: tuple[tuple[str, str | None, str], ...]
@@ -77,20 +77,21 @@ class _Found(NamedTuple):
 
 
 def start_mapping(log: Path, out: Path, name: str | None = None) -> StartedMapping:
-    """Write a mapping of a log (text in any dialect, Parquet or xlsx) into the folder `out`.
+    """Guess a mapping for a log (text in any dialect, Parquet or xlsx) and write it into the folder `out`.
 
-    The plant is named after the file by default. A file that cannot be a log, and an existing mapping, raise BadInput.
+    By default, the plant gets the name of the file. A file that cannot be a log, or an existing mapping, raises
+    BadInput.
     """
     process = plant_name(log, name)
     target = out / f"{process}.yaml"
     if target.exists():
-        raise BadInput(f"{target} exists already: name another folder by --out, or another plant name.")
+        raise BadInput(f"{target} exists already: give another folder with --out, or another plant name.")
     seen = look(log)
     found = _found(seen, log)
     tags = guess_tags(found.signals, found.layout[0] == "wide", seen.whole)
     if sum(tag.role in ("observation", "set_point", "action") for tag in tags) < 2:
         names = ", ".join(c.name[:30] for c in found.signals[:5]) or "none"
-        raise BadInput(f"{log.name} needs two signals besides the times, got {names}: export more tags.")
+        raise BadInput(f"{log.name} must have at least two usable signals, got {names}: export more tags.")
     period = found.period[0]
     if found.apart and period:
         tags = [_with_stale(tag, apart, period) for tag, apart in zip(tags, found.apart, strict=True)]
@@ -125,7 +126,7 @@ def start_mapping(log: Path, out: Path, name: str | None = None) -> StartedMappi
 
 
 def _with_stale(tag: TagGuess, apart: float, period: float) -> TagGuess:
-    """Set the limit of a sloped tag that is archived less often than every period."""
+    """Add `stale_seconds` to the guess for a sloped tag that is not archived in every period."""
     if tag.stepped or tag.role == "ignore" or apart <= SELDOM * period:
         return tag
     why = f"{NEARLY:.0%} of the values follow within {apart:g} s"
@@ -143,7 +144,7 @@ def _found(seen: Look, log: Path) -> _Found:
             return _Found(("transposed", why), (), NO_CLOCK, _unknown_period("columns"), signals)
         told = time_column(next(iter(groups.values())).select("timestamp"), log)
         if told is None:
-            raise BadInput(f"the first row of {log.name} has no times: export ISO 8601.")
+            raise BadInput(f"the first row of {log.name} has no readable times: export ISO 8601 times.")
         times = read_times(next(iter(groups.values()))["timestamp"], told[1])
         columns = (("timestamp", text.first[0], "the first row has times"),)
         return _Found(("transposed", why), columns, _clock(told[1]), _period(_steps(times)), signals)
@@ -178,7 +179,7 @@ def _unknown_period(items: str) -> tuple[None, str]:
 
 
 def _clockless(frame: pl.DataFrame, decimal: str) -> _Found:
-    """Guess for a table without times; an evenly growing column of elapsed time gives the period."""
+    """Guess for a table without times; if a column of elapsed time grows evenly, it gives the period."""
     layout = ("wide", "one column per tag, and a row per step")
     signals = [look_at(each, frame[each], decimal) for each in frame.columns]
     for name in frame.columns:
@@ -188,14 +189,14 @@ def _clockless(frame: pl.DataFrame, decimal: str) -> _Found:
         steps = np.diff(frame[name].cast(pl.Float64, strict=False).drop_nulls().to_numpy())
         if len(steps) and np.allclose(steps, steps[0]) and steps[0] > 0:
             seconds = round(float(np.median(steps)) * SECONDS[unit[1][0].lower()], 6)
-            # The column has no further use.
+            # Mark the column as constant, so that it is ignored.
             signals = [c._replace(levels=1, one="elapsed time") if c.name == name else c for c in signals]
             return _Found(layout, (), NO_CLOCK, (seconds, f"'{name}' grows by {steps[0]:g} per row"), tuple(signals))
     return _Found(layout, (), NO_CLOCK, _unknown_period("rows"), tuple(signals))
 
 
 def _long(frame: pl.DataFrame, time: str) -> tuple[str, str, str | None] | None:
-    """Return the columns of tag, value and status of a long table, or None."""
+    """Return the names of the columns of tag, value and status (or None) of a long table; None if it is not long."""
     others = [name for name in frame.columns if name != time]
     tag = next((name for name in others if TAG_NAME.match(name)), None)
     value = next((name for name in others if VALUE_NAME.match(name)), None)
@@ -241,14 +242,14 @@ def _strange_status(column: pl.Series) -> str | None:
 
 
 def _steps(times: Times) -> Times:
-    """Return the positive differences of sorted times in ns."""
+    """Return the differences between consecutive sorted times in ns, without zeros."""
     steps = np.diff(np.sort(times)).astype(np.int64)
     found: Times = steps[steps > 0]
     return found
 
 
 def _filled(frame: pl.DataFrame, column: Column) -> pl.DataFrame:
-    """Return the rows with a value in a column that is mostly empty; no rows for another column."""
+    """Return the rows with a value in a column, if the column is mostly empty; otherwise no rows."""
     if column.filled > len(frame) / 2:
         return frame.clear()
     given = pl.col(column.name).cast(pl.String).str.strip_chars()
@@ -256,7 +257,7 @@ def _filled(frame: pl.DataFrame, column: Column) -> pl.DataFrame:
 
 
 def _apart(rows: pl.DataFrame, time: str, guess: TimeGuess) -> float:
-    """Return the usual silence of some rows in seconds; 0 for a single row."""
+    """Return the usual silence between rows in s, the quantile `NEARLY`; 0 for fewer than two rows."""
     steps = _steps(read_times(rows[time], guess)) if len(rows) > 1 else ()
     return float(np.quantile(steps, NEARLY)) / SECOND if len(steps) else 0.0
 
@@ -280,13 +281,13 @@ def _horizon(period: float | None, rows: int) -> tuple[int, str]:
 
 
 def plant_name(log: Path, name: str | None = None) -> str:
-    """Return the given name, or one from the log's; raise BadInput if it is invalid or a simulated plant's."""
+    """Return the given plant name, or a name made from the file's name; raise BadInput if `name` is invalid."""
     plain = re.sub(r"[^a-z0-9]+", "_", (name or log.stem).lower()).strip("_") or "plant"
     if name is not None and plain != name:
-        raise BadInput(f"the name '{name[:60]}' may only have a to z, 0 to 9 and _: write '{plain}'.")
+        raise BadInput(f"a plant name may only have a to z, 0 to 9 and _, got '{name[:60]}': write '{plain}'.")
     plain = plain if plain[0].isalpha() else f"plant_{plain}"
     if plain in PLANTS:
         if name is not None:
-            raise BadInput(f"{name} is the name of a simulated plant: choose another.")
+            raise BadInput(f"{name} is the name of a simulated plant of NeoRL: choose another name.")
         plain = f"{plain}_log"
     return plain

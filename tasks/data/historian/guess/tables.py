@@ -35,20 +35,21 @@ TIME_OF_DAY = r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?$"
 
 
 class Look(NamedTuple):
-    """First rows of a log."""
+    """Guessed dialect and first rows of a log."""
 
     text: TextGuess | None
-    """The dialect; None for Parquet."""
+    """The guessed dialect; None for Parquet."""
     frame: pl.DataFrame
-    """First rows; tag, timestamp and value if the table has a row per tag."""
+    """First rows; for a table with a row per tag, as a long table with tag, timestamp and value."""
     whole: bool
+    """Whether `frame` has all rows."""
 
 
 def look(log: Path) -> Look:
-    """Guess a log's dialect and read the first rows, in bounded time and memory; raise BadInput if it is no log."""
+    """Guess a log's dialect and read its first rows; raise BadInput if the file cannot be a log."""
     if not log.is_file():
         kind = "is a folder" if log.is_dir() else "does not exist"
-        raise BadInput(f"{log} {kind}: name one table of the export.")
+        raise BadInput(f"{log} {kind}: give the path of one table of the export.")
     text = None if is_parquet(log) else _text_guess(log)
     clock = Clock(start=np.datetime64(0, "ns").astype("datetime64[us]").item()) if text and not text.timed else Clock()
     transposed = text is not None and text.transposed
@@ -69,7 +70,7 @@ def look(log: Path) -> Look:
         scanned = table.scan(log)
         names = scanned.collect_schema().names()
         if len(names) > MOST_COLUMNS:
-            raise BadInput(f"{log.name} has {len(names)} columns, the limit is {MOST_COLUMNS}: choose some.")
+            raise BadInput(f"{log.name} has {len(names)} columns, the limit is {MOST_COLUMNS}: export fewer.")
         rows = max(min(MOST_ROWS, MOST_CELLS // len(names)), 100)
         frame = scanned.head(MOST_CELLS if transposed else rows).collect(engine="streaming")
     _check_names(text.first if text and text.dialect.header else names, log)
@@ -82,9 +83,9 @@ def look(log: Path) -> Look:
 
 
 def time_column(frame: pl.DataFrame, log: Path) -> tuple[str, TimeGuess] | None:
-    """Return the column of times and its format; None if there is none.
+    """Return the name of the column of times, and its format; None if there is no such column.
 
-    Dates in different orders, and times of day in another column, raise BadInput.
+    Raise BadInput if the order of day and month varies, or if the times of day are in a separate column.
     """
     told = _dated(frame, log)
     beside = next((name for name in frame.columns if _of_day(frame[name])), None)
@@ -101,7 +102,7 @@ def time_column(frame: pl.DataFrame, log: Path) -> tuple[str, TimeGuess] | None:
 
 
 def _of_day(column: pl.Series) -> bool:
-    """Whether a column has only times of day."""
+    """Return whether a column has only times of day, such as 14:30."""
     if column.dtype != pl.String:
         return column.dtype == pl.Time
     first = _texts(column.drop_nulls().head(10))
@@ -115,7 +116,7 @@ def _texts(column: pl.Series) -> pl.Series:
 
 
 def _dated(frame: pl.DataFrame, log: Path) -> tuple[str, TimeGuess] | None:
-    # Exclude times of day, which look like day, month and two-digit year.
+    # Exclude times of day, because they look like day, month and two-digit year.
     names = [name for name in frame.columns if not _of_day(frame[name])]
     for name in sorted(names, key=lambda name: not TIME_NAME.search(name)):
         column = frame[name]
@@ -137,7 +138,7 @@ def _dated(frame: pl.DataFrame, log: Path) -> tuple[str, TimeGuess] | None:
 
 
 def read_times(column: pl.Series, guess: TimeGuess) -> Times:
-    """Return times in ns since 1970 by a guess; of several formats, use the one with the most even steps."""
+    """Return times in ns since 1970; if several formats fit, use the format with the most regular steps."""
     found = list[tuple[float, Times]]()
     for form in guess.choices or (guess.format,):
         clock = Clock.model_validate({"format": form, "epoch": guess.epoch})
@@ -155,7 +156,7 @@ def _text_guess(log: Path) -> TextGuess:
             sheet_to_csv(log, None, plain)
             guess = _guess_lines(plain, "utf-8", log.name)
         if guess.dialect.delimiter != ",":
-            raise BadInput(f"the first sheet of {log.name} has text but no table: save the table as CSV.")
+            raise BadInput(f"the first sheet of {log.name} is not a table: save the table as CSV.")
         return guess
     with log.open("rb") as stream:
         start = stream.read(16)
@@ -170,13 +171,13 @@ def _guess_lines(path: Path, encoding: str, name: str) -> TextGuess:
         whole = not stream.read(1)
     lines = head.split("\n")
     if not whole and len(lines) < 3:
-        raise BadInput(f"{name} has lines of more than {HEAD_BYTES >> 20} MB and is not a log: export a row per time.")
+        raise BadInput(f"{name} has lines of more than {HEAD_BYTES >> 20} MB, unlike a log: export a row per time.")
     lines = lines if whole else lines[:-1]
     return guess_text(lines[:HEAD_LINES], whole and len(lines) <= HEAD_LINES, encoding, name)
 
 
 def _encoding(log: Path, start: bytes) -> str:
-    """Guess the encoding by the byte order mark, or by decoding the whole file in pieces."""
+    """Return the encoding of the byte order mark, or the first common encoding that can decode the whole file."""
     for mark, name in BOMS:
         if start.startswith(mark):
             if name == "utf-16":
@@ -187,7 +188,7 @@ def _encoding(log: Path, start: bytes) -> str:
         longest = 0
         while piece := stream.read(HEAD_BYTES):
             if b"\0" in piece:
-                raise BadInput(f"{log.name} is a binary file, neither text, Parquet nor xlsx: export it as CSV.")
+                raise BadInput(f"{log.name} is a binary file, but not Parquet or xlsx: export it as CSV.")
             longest = 0 if b"\n" in piece or b"\r" in piece else longest + len(piece)
             if longest > 2**26:
                 raise BadInput(f"{log.name} has lines of more than {2**6} MB and is not a table: export it as CSV.")
@@ -201,6 +202,6 @@ def _encoding(log: Path, start: bytes) -> str:
 
 def _check_names(names: tuple[str, ...] | list[str], log: Path) -> None:
     if doubled := next((name for name in names if name and list(names).count(name) > 1), None):
-        raise BadInput(f"{log.name} has two columns '{doubled[:60]}': rename one.")
+        raise BadInput(f"{log.name} has two columns '{doubled[:60]}': rename one of them.")
     if len(names) < 2:
-        raise BadInput(f"{log.name} has only the column '{names[0][:60]}', two are needed: export more tags.")
+        raise BadInput(f"{log.name} has only one column, '{names[0][:60]}': export times and at least two tags.")

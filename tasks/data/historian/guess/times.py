@@ -1,4 +1,4 @@
-"""Guess the format of timestamps; if day and month cannot be distinguished, return the choices."""
+"""Guess the format of timestamps. If day and month cannot be distinguished, return all formats that fit."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ ORDERS = {"dmY": "day first", "mdY": "month first", "dmy": "day first", "mdy": "
 
 
 class TimeGuess(NamedTuple):
-    """Format of timestamps."""
+    """Guessed format of timestamps, with a reason."""
 
     reason: str
     format: str | None = None
     epoch: str | None = None
     choices: tuple[str, ...] = ()
-    """Formats that fit equally well."""
+    """Formats to choose from, if several fit equally well."""
     zoned: bool = False
 
 
 def guess_times(texts: Sequence[str]) -> TimeGuess | None:
-    """Guess the format of times; None if the texts are not times.
+    """Guess the format of times; return None if the texts are not times.
 
-    Texts of which some only fit with the day first, and others only with the month first, raise BadInput.
+    Raise BadInput if some dates fit only with the day first, and others only with the month first.
 
     Example:
         >>> guess_times(["06/01/14 00", "13/01/14 01", "14/01/14 02"]).format
@@ -109,14 +109,14 @@ def _dates(shapes: Sequence[re.Match[str]]) -> TimeGuess | None:
         return TimeGuess(f"{ORDERS[possible[0]]}: {why}", format=formats[0])
     if not possible:
         raise BadInput(
-            f"dates have no common order: '{one.string}' is among others whose first number reaches {max(first)} and "
-            f"whose second reaches {max(second)}: write all of them in one order."
+            f"dates such as '{one.string}' have no common order, because the first number reaches {max(first)} and the "
+            f"second number reaches {max(second)}: write all dates in one order."
         )
     return TimeGuess(f"dates such as '{one.string}' fit several orders", choices=formats)
 
 
 def _clock(shape: re.Match[str]) -> str:
-    """Return the format of the time after the date."""
+    """Return the format of the time of day that follows the date, or ''."""
     if shape["hour"] is None:
         return ""
     text = shape["gap"] + ("%I" if shape["half"] else "%H")

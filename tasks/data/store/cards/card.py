@@ -1,7 +1,7 @@
-"""Dataset cards: contents of a dataset, origin, and what cannot be learned from it, as JSON and Markdown.
+"""Dataset cards: a summary of a dataset, its sources, and what cannot be learned from it, as JSON and Markdown.
 
-A card takes one pass over all rows and one over evenly spaced rows, in constant memory. Cards are in the folder `cards`
-beside the folder of manifests.
+To build a card, all rows are read twice; memory use is constant. Cards are stored in the folder `cards` beside the
+folder `manifests`.
 """
 
 from __future__ import annotations
@@ -49,25 +49,24 @@ from tasks.data.store.statistics import (
 from tasks.files.canonical import canonical_json, digest_json, read_json, write_atomic, write_json
 
 SCHEMA = 4
-"""Since 2, a signal's covered share is between the 5 % and 95 % quantiles. Since 3, rows and steps are accounted for,
-and a signal without a range has no covered share. Since 4, there are timelines, responses and ends of histograms."""
+"""Version of the card format. A stored card with another version is built again."""
 ANY_LIMIT = Constraint("any limit, by the log's own cost", "1", -np.inf, 0.0)
-"""Name that represents all limits of a log with a single cost."""
+"""Stands for all limits if the log has only one cost for all limits."""
 BINS = 20
-"""Bins per signal for histograms and an action's entropy."""
+"""Bins per signal, for histograms and for the entropy of an action."""
 CELL_BINS = 5
-"""Bins per signal of the grid for coverage."""
+"""Bins per signal of a grid; the card counts the cells that rows visit."""
 CELL_BITS = 2**22
-"""Bits to count visited cells, linear counting: Whang et al. 1990, ACM TODS 15(2); 1 % accurate up to millions."""
+"""Bits of the table with which visited cells are counted (linear counting, Whang et al. 1990, ACM TODS 15(2))."""
 LOOKED_AT = 2_000_000
-"""Evenly spaced rows for coverage and entropy."""
+"""Approximate number of evenly spaced rows for histograms, coverage and entropy."""
 RIDGE = 1e-6
-"""Regularisation of the behaviour fit, relative to the variance of a standardised observation."""
+"""Regularisation of the linear fit of actions on observations, relative to the variance of an observation."""
 
 FOLLOWS = 0.99
-"""R^2 of an action given the observation from which the action counts as determined by it."""
+"""Smallest R^2 of an action's linear fit on the observation at which the action counts as determined."""
 NEARLY_CONSTANT = 0.02
-"""Deviation of an action, as a share of the range, below which the action counts as nearly constant."""
+"""Standard deviation of an action, as a share of its range, below which the action counts as nearly constant."""
 SENTINELS = (-99.0, -999.0, -9999.0, -99999.0, 9999.0, 99999.0)
 """Placeholders that loggers write for missing values."""
 NARROW = 0.1
@@ -75,7 +74,7 @@ NARROW = 0.1
 
 
 class CardFiles(NamedTuple):
-    """A dataset card on disk."""
+    """Files of a dataset card: JSON record, Markdown page, and SVG pictures."""
 
     record: Path
     page: Path
@@ -83,7 +82,7 @@ class CardFiles(NamedTuple):
 
 
 def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
-    """Describe an opened dataset of a plant."""
+    """Compute the card of an opened dataset; `spec` gives the names, units and limits."""
     found = summarise(dataset, spec, block_rows=BLOCK_ROWS, check_rows=False)
     least, greatest = (np.array([getattr(x, end) for x in found.signals.values()]) for end in ("least", "greatest"))
     low, high = signal_ranges(spec, least, greatest)
@@ -131,14 +130,14 @@ def build_card(dataset: StoredDataset, spec: PlantSpec) -> Card:
 
 
 def write_card(dataset: StoredDataset, spec: PlantSpec) -> CardFiles:
-    """Write the card, unless a valid one exists, and return the files."""
+    """Write the card of a dataset unless a valid card exists, and return the card's files."""
     folder = dataset.root / "cards"
     path, page = folder / f"{dataset.digest}.json", folder / f"{dataset.digest}.md"
     card = _recall(path)
     if card is None:
         record = build_card(dataset, spec).model_dump(mode="json", by_alias=True)
         write_json(path, {"card": record, "digest": digest_json(record)})
-        # Read the canonical form again, so that a new card and a stored one give the same bytes.
+        # Parse the canonical JSON, so that a new card gives the same page as a stored card.
         card = Card.model_validate_json(canonical_json(record))
     pictures = {folder / picture.file: picture.svg for picture in pictures_of(card)}
     for file, text in (pictures | {page: card_markdown(card)}).items():
@@ -148,10 +147,10 @@ def write_card(dataset: StoredDataset, spec: PlantSpec) -> CardFiles:
 
 
 def read_card(root: Path, digest: str) -> Card:
-    """Return the card of a dataset; raise BadInput if it is missing or was altered."""
+    """Return the stored card of a dataset; raise BadInput if the card is missing or altered."""
     card = _recall(root / "cards" / f"{digest}.json")
     if card is None:
-        raise BadInput(f"the card of dataset {digest[:12]} in {root / 'cards'} is missing or altered: ingest it again.")
+        raise BadInput(f"the card of dataset {digest[:12]} in {root / 'cards'} is missing or altered: ingest again.")
     return card
 
 
@@ -168,7 +167,7 @@ def _recall(path: Path) -> Card | None:
 def _signals(
     spec: PlantSpec, found: Statistics, spread: Floats, histogram: npt.NDArray[np.int64], low: Floats, high: Floats
 ) -> dict[str, SignalCard]:
-    """Return each signal's card, from standard deviations (F,), histograms (F, `BINS`) and ends of ranges (F,)."""
+    """Return the card of each of F signals from standard deviations (F,), histograms (F, `BINS`) and ranges (F,)."""
     least, greatest = (np.array([getattr(x, end) for x in found.signals.values()]) for end in ("least", "greatest"))
     units = (*spec.observation.units, *vector_space(spec).units)
     return {
@@ -200,7 +199,7 @@ def _signals(
 def _visited(
     dataset: StoredDataset, spec: PlantSpec, low: Floats, high: Floats
 ) -> tuple[npt.NDArray[np.int64], int, int]:
-    """Return histograms (F, `BINS`) over the ranges (F,), the number of visited cells, and of rows counted."""
+    """Return a histogram of each signal over its range (F, `BINS`), and the numbers of visited cells and of rows."""
     stride = max(-(-dataset.rows // LOOKED_AT), 1)
     histogram = np.zeros((len(low), BINS), np.int64)
     weights = np.random.default_rng(0).integers(1, 2**63, len(low), dtype=np.uint64) | np.uint64(1)
@@ -224,7 +223,7 @@ def _visited(
 def _actions(
     spec: PlantSpec, covariance: Floats, spread: Floats, width: Floats, histogram: npt.NDArray[np.int64]
 ) -> dict[str, ActionCard]:
-    """Return each action's card, from the covariance (F, F), deviations, range widths (F,) and histograms."""
+    """Return each action's card from the signals' covariance (F, F), deviations, range widths (F,) and histograms."""
     scale = np.where(spread > 0, spread, np.inf)
     fit = _explained(covariance / np.outer(scale, scale), spec.observation.size)
     return {
@@ -241,8 +240,8 @@ def _actions(
 def _explained(correlation: Floats, observations: int) -> list[float]:
     """Return R^2 of each action's linear fit on the observation, from the correlation (F, F) of all signals.
 
-    R^2 = 1 - (c - 2 b^T s + b^T S b) / c with b = (S + lambda I)^-1 s, where S is the correlation of the observations,
-    s their correlation with the action, and c = 1.
+    R^2 = 2 b^T s - b^T S b with b = (S + `RIDGE` I)^-1 s. S is the correlation matrix of the observations, and s their
+    correlation with the action.
     """
     within, fits = correlation[:observations, :observations], []
     for across in correlation[:observations, observations:].T:
@@ -321,15 +320,15 @@ def _mapping(entry: Provenance) -> MappingCard | None:
 
 
 def _ranged(spec: PlantSpec, least: Floats, greatest: Floats) -> list[bool]:
-    """Whether each signal has a given range, not one derived from the values seen (F,)."""
+    """Return for each signal whether the range was given, that is, not derived from the data (F,)."""
     low, high = signal_bounds(spec)
     made = np.isclose(low, least, rtol=1e-6, atol=0) & np.isclose(high, greatest, rtol=1e-6, atol=0)
-    made[spec.observation.size :] = False  # policies often act at their bounds, so equality proves nothing
+    made[spec.observation.size :] = False  # actions often reach given bounds, so equal values are no sign
     return list(map(bool, np.isfinite(high - low) & ~made))
 
 
 def _never_violated(limits: dict[str, LimitCard]) -> list[str]:
-    """Limits without a violation."""
+    """Return a sentence for each limit that is never violated."""
     if not limits:
         return ["No limit is known, so violations cannot be recognised: give the plant's limits."]
     return [
@@ -343,7 +342,7 @@ def _never_violated(limits: dict[str, LimitCard]) -> list[str]:
 def _no_variation(
     signals: dict[str, SignalCard], actions: dict[str, ActionCard], rewards: tuple[float, float]
 ) -> list[str]:
-    """Constant, determined or narrow actions, signals and rewards; `rewards` are the smallest and the largest."""
+    """Return sentences about actions, signals and rewards that vary too little; `rewards` has the extreme values."""
     messages = []
     for name, action in actions.items():
         if action.explained is None:
@@ -371,7 +370,7 @@ def _no_variation(
 
 
 def _not_taken(choices: Mapping[str, float]) -> list[str]:
-    """Choices of a discrete action that are taken never or always, from the share of rows of each."""
+    """Return sentences about choices that are never or always taken; `choices` has the share of rows of each choice."""
     return [
         f"Choice '{name}' is never taken: its effect cannot be learned."
         if share == 0
@@ -382,7 +381,7 @@ def _not_taken(choices: Mapping[str, float]) -> list[str]:
 
 
 def _cut_short(episodes: EpisodesCard, gaps: GapsCard, spec: PlantSpec) -> list[str]:
-    """Unknown horizons, terminations and gaps."""
+    """Return sentences about short episodes, missing terminations and unknown gaps."""
     messages = []
     if episodes.longest < spec.horizon:
         messages.append(

@@ -1,4 +1,4 @@
-"""Markdown page of a dataset card."""
+"""Write a dataset card as a Markdown page."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ LEVELS = " ▁▂▃▄▅▆▇█"
 
 
 def bars(values: Sequence[float], top: float | None = None) -> str:
-    """Draw numbers as one line of bars, scaled to the greatest or to `top`; zero is shown as '·'."""
+    """Draw numbers as a line of bars. The greatest number, or `top`, has a full bar; zero is shown as '·'."""
     most = max(values, default=0) if top is None else top
     heights = [math.ceil(value / most * (len(LEVELS) - 1)) if most else 0 for value in values]
     return "".join(LEVELS[min(height, len(LEVELS) - 1)] if height else "·" for height in heights)
 
 
 def card_markdown(card: Card) -> str:
-    """Return the card as Markdown."""
+    """Return the card as a Markdown page."""
     episodes, coverage = card.episodes, card.coverage
     lines = [
         f"# Dataset {card.dataset[:12]} of plant {card.plant}",
@@ -73,7 +73,7 @@ def _file_lines(file: FileCard) -> list[str]:
 
 
 def _quality(files: Sequence[FileCard]) -> list[str]:
-    """Table of the tags' statuses, if the historian recorded them."""
+    """Return a table with the shares of Good, Uncertain and Bad samples of each tag, if known."""
     rows = [
         (f"{tag} ({file.sha256[:8]})" if len(files) > 1 else tag, *(f"{share:.2%}" for share in counts.shares()))
         for file in files

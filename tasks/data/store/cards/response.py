@@ -1,6 +1,6 @@
-"""Responses of signals to actions: the mean change of a signal by size of the action, without a model.
+"""Estimate from logs how signals respond to actions: mean changes of a signal, grouped by the size of the action.
 
-Reactions of the logged controller are part of the responses.
+No model is used, so the responses include the reactions of the logged controller.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from tasks.data.store.records import ChangeCard, ResponseCard
 from tasks.data.store.statistics import BLOCK_ROWS, Floats
 
 AHEAD = (1, 10)
-"""Control steps over which the change is taken."""
+"""Numbers of control steps after which the change of a signal is measured."""
 LEVELS = 10
-"""Groups of equally many rows, by size of an action."""
+"""Number of groups of rows, by size of an action; each group has about as many rows."""
 LOOKED_AT = 20_000
 MOST_BLOCKS = 16
 LEAST = 20
-"""Minimum number of rows of a group for a mean."""
+"""Minimum number of rows in a group, to show the group's mean."""
 CHANCE = 4.0
-"""Deviations above chance from which a response is shown."""
+"""Standard deviations by which a response must exceed the effect of chance, to be shown."""
 MOST_SIGNALS, MOST_ACTIONS = 6, 4
-"""Signals and actions with the clearest responses to show."""
+"""Largest numbers of signals and actions to show."""
 
 Index = npt.NDArray[np.int64]
 
 
 class _Changes(NamedTuple):
-    """Changes of each signal over a number of steps."""
+    """Changes of each signal over a number of steps, for n rows and O observations."""
 
     sums: tuple[Floats, Floats, Floats]
-    """Terms to sum: whether a row's change is known, the change (otherwise 0), and the square (n, O)."""
+    """Three arrays (n, O): whether the change is known (1 or 0), the change (0 if unknown), and its square."""
     total: Floats
     """Number of known changes (O,), at least 1."""
     centre: Floats
@@ -47,7 +47,7 @@ class _Changes(NamedTuple):
 
     @classmethod
     def of(cls, change: Floats) -> _Changes:
-        """Summarise changes (n, O); NaN marks steps beyond the end of an episode."""
+        """Summarise changes (n, O); NaN marks unknown changes, after the end of an episode."""
         known = np.isfinite(change)
         value = np.where(known, change, 0.0)
         total = np.maximum(known.sum(axis=0), 1).astype(np.float64)
@@ -59,7 +59,7 @@ class _Changes(NamedTuple):
 def responses_of(dataset: StoredDataset, spec: PlantSpec) -> tuple[ResponseCard, ...]:
     """Return the clearest responses of signals to actions, in the plant's order.
 
-    An action's own reading and set points are left out.
+    Set points, and observations with the name of the action, are omitted.
     """
     (taken, changes), acting = _sample(dataset, spec), vector_space(spec)
     grouped = [_grouped(taken[:, i]) for i in range(acting.size)]
@@ -81,9 +81,9 @@ def responses_of(dataset: StoredDataset, spec: PlantSpec) -> tuple[ResponseCard,
 
 
 def _sample(dataset: StoredDataset, spec: PlantSpec) -> tuple[Floats, list[_Changes]]:
-    """Sample evenly spaced rows of evenly spaced blocks: actions (n, A), and changes for each of `AHEAD`.
+    """Read a sample of n rows; return their actions (n, A), and for each of `AHEAD` the changes of the signals.
 
-    Changes are within an episode and a block.
+    A change is unknown if the episode or the block of rows ends before.
     """
     blocks, bounds = _blocks(dataset.rows), dataset.episodes
     stride = max(-(-sum(stop - first for first, stop in blocks) // LOOKED_AT), 1)
@@ -105,7 +105,7 @@ def _sample(dataset: StoredDataset, spec: PlantSpec) -> tuple[Floats, list[_Chan
 
 
 def _blocks(rows: int) -> list[tuple[int, int]]:
-    """Return the first row of each block to read, and one past its last; large datasets are sampled to save time."""
+    """Return the blocks of rows to read, each as (first, one past the last); some are skipped in large datasets."""
     count = -(-rows // BLOCK_ROWS)
     chosen = np.unique(np.linspace(0, count - 1, min(count, MOST_BLOCKS)).astype(np.int64))
     return [(int(i) * BLOCK_ROWS, min((int(i) + 1) * BLOCK_ROWS, rows)) for i in chosen]
@@ -120,7 +120,7 @@ def _grouped(action: Floats) -> Index | None:
 
 
 def _means(change: _Changes, groups: Index) -> tuple[Floats, Floats, Floats]:
-    """Return each group's mean change and standard error (B, O), and number of rows (B, O)."""
+    """Return the mean change, the standard error and the number of rows of each of B groups, as arrays (B, O)."""
     size = int(groups.max()) + 1
     # Group sums as a matrix product: adding row by row takes ten times as long.
     member = (np.arange(size)[:, None] == groups).astype(np.float64)
@@ -132,10 +132,10 @@ def _means(change: _Changes, groups: Index) -> tuple[Floats, Floats, Floats]:
 
 
 def _explained(change: _Changes, groups: Index) -> Floats:
-    """Return the share of each signal's variance explained by the groups (O,), minus what chance explains.
+    """Return the share of each signal's variance (O,) that the groups explain, minus the share that chance explains.
 
-    Chance explains (B - 1) / n on average, with a standard deviation of sqrt(2 (B - 1)) / n, for B groups; `CHANCE`
-    deviations are added.
+    For B groups of n rows in total, chance explains (B - 1) / n on average; the standard deviation is
+    sqrt(2 (B - 1)) / n. The average plus `CHANCE` standard deviations is subtracted.
     """
     mean, _, count = _means(change, groups)
     between = (count * (mean - change.centre) ** 2).sum(axis=0)
@@ -145,7 +145,7 @@ def _explained(change: _Changes, groups: Index) -> Floats:
 
 
 def _best(clear: Floats, most: int) -> list[int]:
-    """Return the indices of the clearest, in the plant's order."""
+    """Return the indices of the `most` largest values above 0, in ascending order."""
     chosen = np.argsort(-clear, kind="stable")[:most]
     return sorted(int(i) for i in chosen if clear[i] > 0)
 

@@ -1,4 +1,4 @@
-"""Used and lost rows in equal periods, with reasons, from the quarantine files."""
+"""Count a dataset's used and lost rows over time, with the reasons from the quarantine files."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tasks.data.store.records import TimelineCard
 from tasks.data.store.statistics import PERIODS, Statistics
 
 MOST_REASONS = 5
-"""Reasons shown separately; the rest are summed up."""
+"""Largest number of reasons to show separately; all others are added up."""
 OTHERS = "other reasons"
 
 
 def timeline_of(dataset: StoredDataset, found: Statistics) -> TimelineCard:
-    """Count used and lost rows in periods of time, or of row numbers if there are no timestamps.
+    """Count used and lost rows in equal periods of time; without timestamps, in equal ranges of row numbers.
 
     Missing quarantine files are skipped.
     """
@@ -60,7 +60,7 @@ def timeline_of(dataset: StoredDataset, found: Statistics) -> TimelineCard:
 
 
 def _counts(files: Sequence[Path], column: str, first: int, last: int) -> tuple[Counter[tuple[int, str]], int]:
-    """Count rows by period and reason, and the rows outside these periods."""
+    """Count quarantined rows by period and reason; also return the number of rows outside all periods."""
     there = [file for file in files if file.exists()]
     if not there or last <= first:
         return Counter(), 0
@@ -84,7 +84,7 @@ def _counts(files: Sequence[Path], column: str, first: int, last: int) -> tuple[
 
 
 def _by_reason(counted: Counter[tuple[int, str]]) -> dict[str, tuple[int, ...]]:
-    """Return counts per period, most frequent reasons first."""
+    """Return the counts per period for each reason, most frequent reasons first."""
     totals: Counter[str] = Counter()
     for (_, reason), count in counted.items():
         totals[reason] += count

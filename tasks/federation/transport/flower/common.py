@@ -44,7 +44,7 @@ class Settings(NamedTuple):
 
 
 def claim_task(stub: Any, pipe: Pipe) -> str:
-    """Wait for a task, claim it and return the token.
+    """Wait for a task of Flower, claim the task and return its token.
 
     Raises:
         EOFError: if NeoRL has ended.

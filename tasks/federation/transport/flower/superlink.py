@@ -56,10 +56,10 @@ FILES = {"pyproject.toml": APPLICATION, "neorl.py": b"none = None\n"}
 
 
 def begin(pipe: Pipe, settings: Settings) -> tuple[GrpcGrid, dict[str, int]]:
-    """Register the sites' keys, start a run and claim it.
+    """Register the sites' keys with Flower, start a run and claim the run's task.
 
     Returns:
-        Grid that sends messages, and the numbers of the sites' nodes by name.
+        Flower's grid, which sends messages, and the number of each site's node by name.
     """
     authority = settings.authority.encode() or None
     control = ControlStub(open_channel(settings.control_address, authority is None, authority))
@@ -80,7 +80,7 @@ def begin(pipe: Pipe, settings: Settings) -> tuple[GrpcGrid, dict[str, int]]:
 
 
 def ask(pipe: Pipe, grid: GrpcGrid, waiting: dict[str, Frame]) -> None:
-    """Forward questions of NeoRL until it ends."""
+    """Forward NeoRL's questions to the sites until NeoRL ends."""
     while True:
         frame = pipe.receive()
         assert frame is not None
@@ -125,7 +125,7 @@ def serve(pipe: Pipe, settings: Settings) -> None:
 
 
 def run_or_exit(function: Callable[..., None], *arguments: Any) -> None:
-    """Run a thread's function and end the process after it."""
+    """Run the function of a thread, and end the whole process if the function raises an error."""
     try:
         function(*arguments)
     except EOFError:
@@ -136,7 +136,7 @@ def run_or_exit(function: Callable[..., None], *arguments: Any) -> None:
 
 
 def main() -> None:
-    """Run with the number of an open socket; the first frame has the settings."""
+    """Run the SuperLink. The argument is the number of an open socket; the first frame has the settings."""
     pipe = Pipe(socket.socket(fileno=int(sys.argv[1])))
     first = pipe.receive()
     assert first is not None

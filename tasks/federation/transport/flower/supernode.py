@@ -1,7 +1,7 @@
 """SuperNode of a site: Flower's program, and a thread that forwards messages to NeoRL.
 
-Flower would run an application sent by the SuperLink. This process never does; the site's installed NeoRL answers each
-message.
+Flower would run an application that the SuperLink sends. This process never runs that application: the NeoRL that is
+installed at the site answers each message.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tasks.federation.transport.frames import Frame, Pipe
 
 
 def serve(pipe: Pipe, settings: Settings) -> None:
-    """Answer the SuperLink's messages in turn until NeoRL ends."""
+    """Answer the SuperLink's messages one after the other until NeoRL ends."""
     try:
         _, offered = open_stub(
             ClientAppIoStub, settings.app_address, [secret_interceptor(settings.secret, CLIENTAPPIO_SUPEREXEC_METHODS)]
@@ -76,7 +76,7 @@ def answer(pipe: Pipe, address: str, token: str) -> None:
 
 
 def main() -> None:
-    """Run with the number of an open socket; the first frame has the settings."""
+    """Run the SuperNode. The argument is the number of an open socket; the first frame has the settings."""
     pipe = Pipe(socket.socket(fileno=int(sys.argv[1])))
     first = pipe.receive()
     assert first is not None

@@ -187,7 +187,7 @@ def test_invalid_specs_are_refused(tmp_path: Path, home: Path, change: tuple[str
 
 def test_a_spec_excludes_a_plant(tmp_path: Path, home: Path) -> None:
     path = save(tmp_path / "a.npz", archive())
-    with pytest.raises(BadInput, match=r"plant double_mass and --spec kettle\.yaml exclude each other"):
+    with pytest.raises(BadInput, match=r"--plant double_mass and --spec kettle\.yaml cannot be used together"):
         ingest_file(Home(home), path, SourceOptions("double_mass", spec=spec_file(tmp_path)))
     with pytest.raises(BadInput, match="the log has 6 observation"):
         ingest_file(Home(home), path, SourceOptions(spec=spec_file(tmp_path)))

@@ -168,7 +168,7 @@ def test_minari_reads_exported_discrete_actions(tmp_path: Path, dataset: StoredD
     assert [shard.content for shard in view.manifest.shards] == [s.content for s in dataset.manifest.shards]
     assert view.spec.choices == ("0", "1")
     for to in ("d4rl", "dsrl", "neorl", "neorl2"):
-        with pytest.raises(BadInput, match=f"{to} cannot contain discrete actions"):
+        with pytest.raises(BadInput, match=f"{to} cannot store discrete actions"):
             export(dataset, to, tmp_path / "no")
 
 
@@ -188,8 +188,8 @@ def test_discrete_actions_are_refused_by_continuous_learners(tmp_path: Path, dat
 @pytest.mark.parametrize(
     ("actions", "message"),
     [
-        (np.zeros((STEPS, 2), np.int64), "must be continuous or of a Discrete space"),
-        (np.zeros(STEPS, bool), "must be continuous or of a Discrete space"),
+        (np.zeros((STEPS, 2), np.int64), "must be floats or have a Discrete space"),
+        (np.zeros(STEPS, bool), "must be floats or have a Discrete space"),
     ],
 )
 def test_other_integer_actions_are_refused(tmp_path: Path, actions: Any, message: str) -> None:

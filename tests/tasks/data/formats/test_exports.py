@@ -234,5 +234,5 @@ def test_refused_exports_leave_no_files(tmp_path: Path) -> None:
 def test_datasets_are_found_by_first_digits(tmp_path: Path) -> None:
     dataset = small(tmp_path / "store")
     assert dataset_of([tmp_path / "none", tmp_path / "store"], dataset.digest[:6]).digest == dataset.digest
-    with pytest.raises(BadInput, match=r"no datasets begin with 0+: ingest its sources first"):
+    with pytest.raises(BadInput, match=r"no datasets have a digest that begins with 0+: ingest the sources first"):
         dataset_of([tmp_path / "store"], "0" * 64)

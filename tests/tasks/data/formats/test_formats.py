@@ -180,11 +180,11 @@ def test_other_files_are_refused_with_a_reason(tmp_path: Path) -> None:
     np.savez(tmp_path / "e.npz", states=np.zeros((4, 2)), actions=np.zeros((4, 1)))
     os.mkfifo(tmp_path / "f.hdf5")
     for name, message in (
-        ("a.csv", "a.csv is a table and needs a mapping"),
+        ("a.csv", "a.csv is a table, which needs a mapping"),
         ("b.bin", r"b.bin starts with .* no known format: export it as D4RL, .*d3rlpy.* \(npz\)"),
         ("c.npz", "c.npz starts with b''"),
         ("d", "is not a Minari dataset"),
-        ("e.npz", "it is a recorded simulation"),
+        ("e.npz", "A recorded simulation can only"),
         ("f.hdf5", "does not exist"),
         ("none", "does not exist"),
     ):

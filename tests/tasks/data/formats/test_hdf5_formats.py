@@ -166,9 +166,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"observations": np.float32(1)}, "'observations'"),
     ({"next_observations": np.zeros((N, 2), np.float32)}, "has 2 columns, 'observations' has 1"),
     ({"rewards": np.array([b"no"] * N)}, r"'rewards' of a\.hdf5 must be numeric, got \|S2"),
-    ({"actions": np.zeros((N, 2), np.int64)}, r"must be continuous, or one integer .* got int64 \(8, 2\)"),
-    ({"actions": np.zeros((N, 1), bool)}, "must be continuous, or one integer .* got bool"),
-    (dict.fromkeys(by_hand()), r"is not HDF5 of D4RL, .* it contains infos, metadata: .*'neorl init"),
+    ({"actions": np.zeros((N, 2), np.int64)}, r"must be floats, or one integer .* got int64 \(8, 2\)"),
+    ({"actions": np.zeros((N, 1), bool)}, "must be floats, or one integer .* got bool"),
+    (dict.fromkeys(by_hand()), r"is not an HDF5 file of D4RL, .* it contains infos, metadata: .*'neorl init"),
     ({"terminals": np.full(N, 2.0)}, r"'terminals' of a\.hdf5 must be 0 or 1, got 2\.0 in row 0"),
     ({"timeouts": np.array([0, 0, 0, np.nan] * 2)}, "'timeouts' .* got nan in row 3"),
     ({"timeouts": None}, "neither 'timeouts' nor 'next_observations', .*--horizon 1000"),
@@ -184,7 +184,7 @@ def test_invalid_files_are_refused(tmp_path: Path, changed: dict[str, Any], mess
 
 
 def test_an_unneeded_horizon_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"a\.hdf5 has 'timeouts', so a horizon does not apply: leave it out"):
+    with pytest.raises(BadInput, match=r"a\.hdf5 has 'timeouts', which give the ends of episodes: omit --horizon"):
         read(write_d4rl(tmp_path / "a.hdf5", by_hand()), horizon=1000)
     path = write_d4rl(tmp_path / "b.hdf5", by_hand(), timeouts=None)
     with pytest.raises(BadInput, match="at least one step, got 0"):
@@ -216,7 +216,7 @@ def test_a_group_is_not_an_array(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.hdf5", "w") as file:
         file["episode_0/observations"] = np.zeros((3, 1))
         file["observations/agent"] = np.zeros((3, 1))
-    with pytest.raises(BadInput, match=r"a\.hdf5 is not HDF5 of D4RL, .* contains episode_0, observations: "):
+    with pytest.raises(BadInput, match=r"a\.hdf5 is not an HDF5 file of D4RL, .* contains episode_0, observations: "):
         read(tmp_path / "a.hdf5")
 
 

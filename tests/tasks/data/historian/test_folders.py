@@ -47,7 +47,7 @@ def test_gzip_bombs_and_full_disks_are_refused(tmp_path: Path, monkeypatch: pyte
     path = tmp_path / "log.csv.gz"
     path.write_bytes(packed(TEXT + 20_000_000 * "\n"))
     monkeypatch.setattr(dialects, "FREE_BYTES", 2**20)
-    with pytest.raises(BadInput, match=r"log\.csv\.gz inflates to more than"):
+    with pytest.raises(BadInput, match=r"log\.csv\.gz unpacks to more than"):
         read(path, layout="wide")
     # A table in which only the clock changes is accepted.
     frozen = ",".join(str(20 + i / 8) for i in range(100))
@@ -55,7 +55,7 @@ def test_gzip_bombs_and_full_disks_are_refused(tmp_path: Path, monkeypatch: pyte
     assert dialects._unpacked(path, tmp_path / "frozen.csv").stat().st_size > 2**20
     path.write_bytes(packed(TEXT))
     monkeypatch.setattr(dialects, "KEPT_BYTES", 2**62)
-    with pytest.raises(BadInput, match=r"MB free after .* MB of log\.csv\.gz: make room, or set TMPDIR"):
+    with pytest.raises(BadInput, match=r"MB free after .* MB of log\.csv\.gz were unpacked: free some"):
         read(path, layout="wide")
 
 
@@ -76,9 +76,9 @@ def test_other_files_of_a_folder_are_listed(tmp_path: Path) -> None:
     np.testing.assert_array_equal(log.rows["observations"], plain.rows["observations"])
     (tmp_path / "mapping.yaml").write_text(yaml.safe_dump(MAPPING | {"layout": "wide"}))
     made = ingest_file(Home(tmp_path / "home"), folder, SourceOptions(mapping=tmp_path / "mapping.yaml"))
-    assert made.notes[1:] == ("  not read in logs (no table by name): 2026/d.xlsx, readme.txt",)
+    assert made.notes[1:] == ("  not read in logs (file names are not those of tables): 2026/d.xlsx, readme.txt",)
     (folder / "lost.csv").symlink_to(tmp_path / "unmounted.csv")
     (folder / "archive").symlink_to(tmp_path)
     (folder / "same.csv").symlink_to(folder / "a.csv")
     made = ingest_file(Home(tmp_path / "home"), folder, SourceOptions(mapping=tmp_path / "mapping.yaml"))
-    assert made.notes[2:] == ("  not read in logs (a link to a folder, or broken): archive, lost.csv",)
+    assert made.notes[2:] == ("  not read in logs (links to folders, or broken links): archive, lost.csv",)

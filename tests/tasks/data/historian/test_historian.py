@@ -284,13 +284,13 @@ def assert_same(one: HistorianLog, other: HistorianLog) -> None:
     [
         (
             lambda f: f.filter(pl.col("tag") != "TV-1.OP"),
-            r"tag 'TV-1\.OP' of the mapping has no value in export\.parquet",
+            r"tag 'TV-1\.OP' of the mapping is not in export\.parquet",
         ),
         (lambda f: f.with_columns(pl.col("tag").replace("TV-1.OP", "TV-1.OUT")), r"did you mean 'TV-1\.OUT'\?"),
-        (lambda f: f.with_columns(pl.col("tag").replace("MODE", "XMODE")), "tag 'MODE' of the mapping has no value"),
+        (lambda f: f.with_columns(pl.col("tag").replace("MODE", "XMODE")), "tag 'MODE' of the mapping is not in"),
         (
             lambda f: pl.concat([f, f[:1].with_columns(tag=pl.lit("FI-9.PV"))]),
-            r"tags that the mapping lacks: 'FI-9\.PV': give each a role",
+            r"tags that the mapping lacks: 'FI-9\.PV': add each tag to 'tags'",
         ),
         (lambda f: f[:0], "has no rows"),
         (lambda f: f.drop("status"), "has no column 'status'"),

@@ -118,9 +118,7 @@ def test_limited_quantities_must_be_measured_or_derived(tmp_path: Path) -> None:
     # Actions are known at the middle of a step, and limits are checked at both ends.
     for name in ("valve", "pressure"):
         limited = spec._replace(constraints=(Constraint(name, "1", 0.0, 1.0),))
-        with pytest.raises(
-            BadInput, match=f"the limited quantity '{name}' of plant tank is neither measured nor derived"
-        ):
+        with pytest.raises(BadInput, match=f"plant tank has a limit for '{name}', which the mapping neither measures"):
             read_historian(tmp_path / "long.parquet", mapping(), limited, None)
 
 
@@ -249,5 +247,5 @@ def test_ingesting_the_log_of_a_log_only_plant(tmp_path: Path, home: Path) -> No
     (held.root / part.file).write_bytes(b"")
     assert ingest(Home(home), run, [tmp_path / "long.parquet"]) == reference
     held.verify()
-    with pytest.raises(BadInput, match="describe it by the mapping's 'process'"):
+    with pytest.raises(BadInput, match="describe the plant under 'process' in a mapping"):
         ingest(Home(home), OpenedRun(plant="tonk"), [tmp_path / "long.parquet"])

@@ -25,7 +25,7 @@ def test_patterns_ignore_tags(tmp_path: Path, ending: str) -> None:
     assert log.account.raw.ignored == 3 * STEPS
     assert log.account.raw.rows == 6 * STEPS
     assert len(log.rows["numbers"]) == STEPS - 1
-    with pytest.raises(BadInput, match=r"mapping lacks: 'PI\[1\]\.PV', 'PI\[2\]\.PV': give each a role"):
+    with pytest.raises(BadInput, match=r"mapping lacks: 'PI\[1\]\.PV', 'PI\[2\]\.PV': add each tag to 'tags'"):
         read(path, ignore=["PI[12].*", "X*"])
 
 
@@ -34,7 +34,7 @@ def test_all_unknown_tags_are_listed_at_once(tmp_path: Path, layout: str) -> Non
     names = [f"AI-{i}" for i in range(60)]
     table = with_more(names) if layout == "long" else wide().with_columns(pl.lit(1.0).alias(name) for name in names)
     table.write_parquet(tmp_path / "log.parquet")
-    with pytest.raises(BadInput, match=r"lacks: 'AI-0', 'AI-1', .*'AI-9' and 10 more|'AI-53' and 10 more: give each"):
+    with pytest.raises(BadInput, match=r"lacks: 'AI-0', 'AI-1', .*'AI-9' and 10 more|'AI-53' and 10 more: add each"):
         read(tmp_path / "log.parquet", layout=layout)
     assert len(read(tmp_path / "log.parquet", layout=layout, ignore=["AI-*"]).rows["numbers"]) == STEPS - 1
 
@@ -45,7 +45,7 @@ def test_empty_columns_and_missing_tags_are_refused(tmp_path: Path) -> None:
     wide().write_csv(folder / "january.csv", datetime_format="%Y-%m-%dT%H:%M:%SZ")
     renamed = wide().rename({"FI-2": "FI-2.PV"})
     renamed.write_csv(folder / "february.csv", datetime_format="%Y-%m-%dT%H:%M:%SZ")
-    with pytest.raises(BadInput, match=r"tag 'FI-2' of the mapping has no value in february\.csv: .*mean 'FI-2\.PV'"):
+    with pytest.raises(BadInput, match=r"tag 'FI-2' of the mapping is not in february\.csv: .*mean 'FI-2\.PV'"):
         read(folder, layout="wide")
     for tag in ("LI-1", "FV-3"):
         silent = wide().with_columns(pl.lit(None, pl.Float64).alias(tag))

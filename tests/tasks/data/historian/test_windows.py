@@ -19,7 +19,7 @@ from tests.small_tank import long, mapping, read, wide
     [
         ("2026-01-05", "such as"),
         ("a/b", "such as"),
-        ("2026-01-06/2026-01-05", "ends before it begins"),
+        ("2026-01-06/2026-01-05", "must end after it begins"),
         ("a/b/c", "such as"),
     ],
 )
@@ -98,5 +98,5 @@ def test_windows_depend_on_clock_and_column(tmp_path: Path) -> None:
 
 
 def test_tables_without_times_cannot_be_cut(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="windows can only be cut out of plain tables with times of their own"):
+    with pytest.raises(BadInput, match="windows can be cut only out of long or wide tables with times"):
         cut([tmp_path], mapping(dialect={"delimiter": ";"}), [Window.parse("2026-01-05/2026-01-06")], tmp_path)

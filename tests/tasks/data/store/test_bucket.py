@@ -113,7 +113,7 @@ def test_without_the_setting_the_error_names_it(
 ) -> None:
     held = write(datasets_of(tmp_path), make_rows(3))
     monkeypatch.delenv("NEORL_DATASETS_URL")
-    with pytest.raises(Refused, match=r"name the bucket that contains it by NEORL_DATASETS_URL\.$"):
+    with pytest.raises(Refused, match=r"set NEORL_DATASETS_URL to the bucket that contains it\.$"):
         StoredDataset.open(held.root, held.digest)
 
 

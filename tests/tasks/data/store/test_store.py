@@ -266,14 +266,14 @@ def test_unknown_digests_empty_datasets_and_open_episodes_are_refused(tmp_path: 
         StoredDataset.open(tmp_path, "0" * 64)
     with pytest.raises(BadInput, match="there are no rows for a dataset of double_mass"):
         write(tmp_path)
-    with pytest.raises(Refused, match="open at row 98: mark the last row as a timeout"):
+    with pytest.raises(Refused, match="row 98, the last row of a shard, does not end an episode"):
         write(tmp_path, {key: values[:-1] for key, values in make_rows(2).items()})
     assert not (tmp_path / "manifests").exists()
 
 
 def test_appends_need_same_plant_same_keys_and_new_rows(tmp_path: Path) -> None:
     old = write(tmp_path, make_rows(4))
-    with pytest.raises(BadInput, match="second time"):
+    with pytest.raises(BadInput, match="given twice"):
         write(tmp_path, make_rows(4), parent=old)
     with pytest.raises(BadInput, match="timestamps"):
         write(tmp_path, make_rows(4, timestamps=False), parent=old)

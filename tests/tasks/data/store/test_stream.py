@@ -165,7 +165,7 @@ def test_window_shape_by_hand_and_too_little_memory() -> None:
     assert window_shape(1_000_000, SPEC, 1).turn == 1
     assert window_shape(1_000_000, SPEC, 10**9).turn == 16
     assert window_shape(10**9, SPEC, 1024).block == 4096
-    with pytest.raises(BadInput, match="allows 9,000 bytes, too few for twice 64 rows of 76 bytes"):
+    with pytest.raises(BadInput, match="allows 9,000 bytes, but 128 rows of 76 bytes must fit"):
         window_shape(9_000, SPEC, 1024)
 
 

@@ -147,5 +147,5 @@ def test_unknown_behaviours_and_unbounded_actions_are_refused() -> None:
     with pytest.raises(BadInput, match="'best' is not a behaviour: choose from random, pid, medium, expert, mixed"):
         policy_of(PLANT, "best")
     box = SPEC.action._replace(high=(1.0, np.inf))
-    with pytest.raises(BadInput, match="are unbounded"):
+    with pytest.raises(BadInput, match="have no finite bounds"):
         policy_of(PLANT._replace(spec=SPEC._replace(action=box)), "random")

@@ -173,9 +173,9 @@ def test_progress_is_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("plant", "seed", "weeks", "message"),
     [
-        ("double_mass", 0, 1.0, "only chemical_reactor has a generated history, not 'double_mass'"),
+        ("double_mass", 0, 1.0, "only chemical_reactor has a historian export, got 'double_mass'"),
         ("chemical_reactor", -1, 1.0, "the seed must not be negative, got -1"),
-        ("chemical_reactor", 0, 0.0, "a record must be between an hour and 1000 weeks, got 0.0"),
+        ("chemical_reactor", 0, 0.0, "the export must cover an hour to 1000 weeks, got 0.0"),
     ],
 )
 def test_invalid_arguments_are_refused(tmp_path: Path, plant: str, seed: int, weeks: float, message: str) -> None:

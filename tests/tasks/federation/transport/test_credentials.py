@@ -47,7 +47,7 @@ def test_site_with_authority_verifies_the_coordinator(tmp_path: Path) -> None:
     another = ssl.create_default_context(cafile=str(tmp_path / "other" / "authority.pem"))
     with pytest.raises(ssl.SSLCertVerificationError):
         handshake(server, another, "coordinator.example")
-    with pytest.raises(BadInput, match="exists: remove it first"):
+    with pytest.raises(BadInput, match="exists: to make a new certificate"):
         make_certificate(tmp_path / "tls", ["coordinator.example"])
 
 

@@ -75,7 +75,7 @@ def test_a_bundle_names_no_code(saved: tuple[Path, Path, str, UserCode], monkeyp
     text = (folder / MANIFEST).read_text()
     assert str(project) not in text
     assert "plants" not in text
-    with pytest.raises(Refused, match=r"the code of plant 'tank', which .* needs, is not here: name its file"):
+    with pytest.raises(Refused, match=r"the code of plant 'tank', which .* needs, is missing: name its file"):
         load_bundle(folder, digest)
     # One that says it was made with other code does not choose what is executed, nor passes for the certified one.
     path = project / "plants" / "evil.py"

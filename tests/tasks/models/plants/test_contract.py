@@ -40,7 +40,7 @@ def test_the_tank_drains_as_torricelli_says(project: Path) -> None:
         ("PLANT = Plant(", "PLANT = dict(", "PLANT to be a neorl_core.types.Plant, got a dict"),
         ('name="tank"', 'name="double_mass"', "a name that no built-in plant has, got 'double_mass'"),
         ('name="tank"', 'name="../tank"', "a name of lower-case letters"),
-        ("(2.0, 1.0, 2.0))", "(2.0, 1.0))", "unique names with a unit, a low and a high each"),
+        ("(2.0, 1.0, 2.0))", "(2.0, 1.0))", "one unit, low and high per name"),
         ('("1",), (0.0,), (1.0,)', '("1",), (1.0,), (0.0,)', "a low below the high of valve, got 1 and 0"),
         ('("1",), (0.0,), (1.0,)', '("1",), (0.0,), (float("inf"),)', "bounded actions"),
         ("score_range=(-40.0, -2.0)", "score_range=(1.0, 1.0)", "two different returns"),
