@@ -30,7 +30,7 @@ class UserCode(Strict):
     attribute: str
     """Name in the module, such as `PLANT`."""
     project: FilePath | None = None
-    """Only folder to load the module from; None for an entry point of an installed package."""
+    """Folder from which the module is loaded; None for an entry point of an installed package."""
     digest: str
     """Digest of module, attribute, and every module of the project or package that the module imports."""
 
@@ -41,7 +41,7 @@ class Described(Strict):
     spec: str
     """`neorl_core.types.PlantSpec` as canonical JSON."""
     process: str = ""
-    """The plant's name in the mapping if the plant is a fleet's site and has the site's name; else empty."""
+    """For a fleet's site, whose `spec` has the site's name: the plant's name in the mapping. Else empty."""
 
 
 class Site(Strict):
@@ -50,13 +50,13 @@ class Site(Strict):
     name: Name
     """The site's name as a plant: in lineages, registered models and folders of the home."""
     constants: dict[ConstantName, float] = Field(default_factory=dict)
-    """Nominal values, in the plant's units; others have the value of the plant's file."""
+    """Nominal constants, in the plant's units. Constants that are not listed have the value of the plant's file."""
     limits: dict[str, Annotated[list[float | None], Field(min_length=2, max_length=2)]] = Field(default_factory=dict)
-    """Low and high by the limit's name, inside the plant's own limits; null keeps the plant's value."""
+    """[low, high] by the limit's name, inside the plant's limits; null keeps the plant's value."""
 
 
 class SiteOf(Strict):
-    """A site with the plant's simulator, changed by the site's constants and limits."""
+    """Origin of a site's plant: the fleet's simulator with the site's constants and limits."""
 
     site: Site
     plant: str

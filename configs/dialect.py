@@ -14,7 +14,7 @@ DIRECTIVES = {
     **{"Y": "%Y", "y": "%y", "m": "%m", "d": "%d", "j": "%j", "b": "%b", "B": "%B"},
     **{"H": "%H", "I": "%I", "p": "%p", "M": "%M", "S": "%S", "z": "%z"},
 }
-"""Chrono's directive for each directive of Python's strptime; fractions of a second are separate."""
+"""Directives of Python's strptime, with the same directives of chrono, the parser in polars; `FRACTION` is separate."""
 DAYS = ("%j", "%m%d", "%b%d", "%B%d")
 FRACTION = re.compile(r"(?<=%S)([.,])%f")
 
@@ -27,7 +27,7 @@ class Dialect(Strict):
     """Differences from a UTF-8 table with commas, decimal points, and names in the first row."""
 
     delimiter: str = ","
-    """One character, or `whitespace` for any run of blanks and tabs."""
+    """One character, or `whitespace` for any number of blanks and tabs."""
     decimal: Literal[".", ","] = "."
     encoding: Encoding = "utf-8"
     skip_rows: Annotated[int, Field(ge=0)] = 0
@@ -49,13 +49,13 @@ class Dialect(Strict):
 def chrono_format(text: str) -> tuple[str, str]:
     """Translate a time format for polars' parser.
 
-    The parser rejects a date without hour, and an hour without minute: append the missing parts to every text.
+    The parser rejects a date without an hour and an hour without a minute. `ending` supplies the missing parts.
 
     Args:
         text: format in strptime's directives, such as `%d.%m.%y %H:%M:%S,%f`.
 
     Returns:
-        (format, ending): parse `text + ending` by the format; write fractions of a second after a point.
+        (format, ending), for parsing `text + ending`. The text must have a decimal point before fractions of a second.
 
     Raises:
         ValueError: if a directive is unknown or duplicate, or day, month or year is missing.
@@ -78,7 +78,7 @@ def chrono_format(text: str) -> tuple[str, str]:
         raise ValueError(f"'{text}' needs %H, or %I with %p, before minutes and seconds")
     if "%S" in given and "%M" not in given:
         raise ValueError(f"'{text}' has seconds without minutes: add %M")
-    # A separator that no text contains keeps the ending apart from digits before it.
+    # The separator \x1f occurs in no text, so the digits of the ending cannot join digits of the text.
     ending = ("", "")
     if not hours:
         ending = ("\x1f%H:%M", "\x1f00:00")

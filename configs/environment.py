@@ -1,6 +1,6 @@
 """Environment variables: a team's databases and buckets, and the switches that stop telemetry.
 
-All team settings are optional. Values may hold a password, so they are never shown, logged or passed as arguments.
+All team settings are optional. Values may contain a password, so they are never shown, logged or passed as arguments.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from urllib.parse import urlsplit
 from configs.errors import BadInput
 
 PREFECT_DATABASE = "NEORL_PREFECT_DATABASE_URL"
-"""PostgreSQL database of the Prefect server that `neorl up` starts; SQLite in the home without it."""
+"""PostgreSQL database of the Prefect server that `neorl up` starts. If unset, SQLite in the home."""
 MLFLOW_DATABASE = "NEORL_MLFLOW_DATABASE_URL"
-"""PostgreSQL database of the MLflow server that `neorl up` starts; SQLite in the home without it."""
+"""PostgreSQL database of the MLflow server that `neorl up` starts. If unset, SQLite in the home."""
 REDIS = "NEORL_REDIS_URL"
-"""Redis that several Prefect servers share for events, locks and background work; by default each uses its memory."""
+"""Redis that several Prefect servers share for events, locks and background work. If unset, each uses its memory."""
 ARTIFACTS = "NEORL_ARTIFACTS_URL"
-"""S3 bucket and prefix of MLflow's artifacts; by default a folder of the home. Keys and endpoint are the usual
-AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL."""
+"""S3 bucket and prefix of MLflow's artifacts. If unset, a folder of the home. Keys and endpoint are in
+AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL."""
 DATASETS = "NEORL_DATASETS_URL"
-"""S3 bucket and prefix of the shards of datasets, for one ledger only; by default a folder of the home. Keys and
-endpoint as with `ARTIFACTS`."""
+"""S3 bucket and prefix of the shards of datasets, for one ledger only. If unset, a folder of the home. Keys and
+endpoint are as for `ARTIFACTS`."""
 DASK = "NEORL_DASK_SCHEDULER"
-"""Address of a Dask scheduler whose workers share episodes of certification, policies of off-policy evaluation, and
-sites of a fleet; by default this machine does the work."""
+"""Address of a Dask scheduler. Its workers simulate episodes of certification, evaluate policies off-policy, and
+retrain sites of a fleet. If unset, this machine does the work."""
 TELEMETRY_OFF = {
     "DO_NOT_TRACK": "true",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -32,7 +32,7 @@ TELEMETRY_OFF = {
     "MLFLOW_MODEL_CATALOG_URI": "",
     "GX_ANALYTICS_ENABLED": "false",
 }
-"""Variables to set before the libraries are imported."""
+"""Variables that switch telemetry off; they must be set before the libraries are imported."""
 
 LOOPBACK = ("127.0.0.1", "localhost")
 """Addresses of a home's own servers."""
@@ -51,7 +51,7 @@ def setting(name: str) -> str:
     """Return the value of one of these variables; empty if it is not set.
 
     Raises:
-        BadInput: if the value has the wrong form; the message leaves out the value, which may hold a password.
+        BadInput: if the value has the wrong form. The message does not show the value, which may contain a password.
 
     Example:
         >>> os.environ[ARTIFACTS] = "s3://plant/mlflow"
@@ -88,8 +88,7 @@ def with_driver(url: str, driver: str) -> str:
 def no_proxy_variables() -> dict[str, str]:
     """Return no_proxy and NO_PROXY with this machine added, so that no client sends a login to a proxy.
 
-    The user's exceptions stay, and servers elsewhere are still reached through the proxy. Clients differ in the
-    spelling they prefer, so both variables have all entries."""
+    The user's entries stay. Both variables get all entries, because some clients read only one of the two."""
     given = {name: os.environ.get(name, "").strip() for name in ("no_proxy", "NO_PROXY")}
     either = given["no_proxy"] or given["NO_PROXY"]
 

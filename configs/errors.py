@@ -6,9 +6,7 @@ from collections.abc import Iterable, Mapping
 
 
 def printable(text: str, but: str = "\n\t") -> str:
-    r"""Escape control characters and direction marks, so that quoted text cannot act on a terminal.
-
-    Messages quote names and values from files of any origin.
+    r"""Escape control characters and direction marks, so that text from a file cannot control a terminal.
 
     Args:
         but: characters to keep.
@@ -30,11 +28,11 @@ class NeoRLError(Exception):
     def __init__(self, message: str) -> None:
         super().__init__(printable(message, but=""))
         self.found: Mapping[str, object] = {}
-        """Findings of a check before it refused; `--json` prints them beside the error."""
+        """Results from before the error; `--json` prints them with the error."""
 
 
 class Refused(NeoRLError):
-    """A gate or a check refused."""
+    """A gate or another check failed."""
 
     exit_code = 1
 
@@ -52,7 +50,7 @@ class ServiceMissing(NeoRLError):
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """Return the cure for an unknown name: the nearest valid name, else all of them.
+    """Return advice about an unknown name: the most similar valid name, or else all valid names.
 
     Example:
         >>> nearest("chemical_recator", ["chemical_reactor", "double_mass"])

@@ -1,8 +1,8 @@
-"""Formulas over signals, read by Python's parser, restricted to a whitelist, checked for units, never evaluated.
+"""Formulas over signals, with a whitelist of operators and functions, and a check of units.
 
-Example: `-(next.temperature - setpoint) ** 2 / quantity(1, "K") ** 2 - 0.1 * valve`. Names are signals, `next.` reads a
-signal one control period later, `quantity(number, unit)` is a constant with a unit. Operators are + - * / ** and
-comparisons inside `where`; functions are those of FUNCTIONS.
+Example: `-(next.temperature - setpoint) ** 2 / quantity(1, "K") ** 2 - 0.1 * valve`. Names are signals. `next.` reads a
+signal one control period later, and `quantity(number, unit)` is a constant with a unit. The operators are + - * / **
+and, inside `where`, comparisons; FUNCTIONS lists the functions. Text is parsed but never executed as Python.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_NODES = 200
 MAX_LEVELS = 40
 MAX_POWER = 8
 
-TOO_DEEP = f"a formula may have {MAX_LEVELS} levels, this one has more: make a part a derived quantity"
+TOO_DEEP = f"the formula has more than {MAX_LEVELS} nested levels: move a part into a derived quantity"
 
 Values = Mapping[str, npt.NDArray[np.float64]]
 Compute = Callable[[Values], Any]
@@ -42,7 +42,7 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.GtE: np.greater_equal,
 }
 FUNCTIONS = {"abs": 1, "sqrt": 1, "exp": 1, "log": 1, "min": 2, "max": 2, "clip": 3, "where": 3, "quantity": 2}
-"""Number of arguments by name; exp and log need ratios, min, max, clip and where need arguments of one unit."""
+"""Number of arguments by name. exp and log need a ratio; min, max, clip and where need arguments of one unit."""
 PLAIN: dict[str, Callable[..., Any]] = {
     "abs": np.abs,
     "sqrt": np.sqrt,
@@ -61,7 +61,7 @@ class Expression(NamedTuple):
     names: frozenset[str]
     """Signals that the formula reads; 'next.x' is x one period later."""
     compute: Compute
-    """Map values by name, in their declared units, to the result in the requested unit."""
+    """Function of the values by name, in their declared units; returns the result in the requested unit."""
 
 
 class _Part(NamedTuple):
@@ -70,7 +70,7 @@ class _Part(NamedTuple):
     rotation: Rotation = Rotation()
 
     def counted_as(self, other: Rotation) -> _Part:
-        """Return the quantity, converted to the turns, angles or cycles of the other quantity."""
+        """Convert the quantity so that rotation is measured as in `other`: in turns, angles or cycles."""
         factor = cycles(self.rotation, other, self.dimension)
         if factor == 1.0:
             return self
@@ -80,19 +80,20 @@ class _Part(NamedTuple):
 def compile_expression(text: str, units: Mapping[str, str], unit: str) -> Expression:
     """Check and compile a formula.
 
-    Formulas compute in SI base units: degC become kelvin. Give a difference of temperatures in K or delta_degC.
+    Values are converted to SI base units first, so degC becomes K. Write a temperature difference in K or delta_degC.
 
     Args:
-        units: unit of each allowed signal by name, including 'next.' names if the formula may look ahead.
+        units: unit of each allowed signal by name, with `next.` names if the formula may read them.
+        unit: unit of the result.
 
     Returns:
-        The formula over arrays of shape (n,).
+        The compiled formula, for arrays of shape (n,).
 
     Raises:
-        ValueError: names the part of the formula that is not allowed or has the wrong unit.
+        ValueError: if a part of the formula is not allowed or has the wrong unit; the message names the part.
     """
     if len(text) > MAX_LENGTH:
-        raise ValueError(f"a formula may have {MAX_LENGTH} characters, got {len(text)}: make a part a derived quantity")
+        raise ValueError(f"the formula has {len(text)} characters, at most {MAX_LENGTH} are allowed: divide it")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the whitelist rejects everything that Python warns about
@@ -100,7 +101,7 @@ def compile_expression(text: str, units: Mapping[str, str], unit: str) -> Expres
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"'{text[:60]}' is no formula: {getattr(error, 'msg', error)}") from error
     if (parts := sum(1 for _ in ast.walk(tree))) > MAX_NODES:
-        raise ValueError(f"a formula may have {MAX_NODES} parts, got {parts}: make a part a derived quantity")
+        raise ValueError(f"the formula has {parts} parts, at most {MAX_NODES} are allowed: divide it")
     reader = _Reader(units)
     try:
         part = reader.read(tree.body)
@@ -123,7 +124,7 @@ def compile_expression(text: str, units: Mapping[str, str], unit: str) -> Expres
 
 
 class _Reader:
-    """Compile a syntax tree; nodes outside the whitelist raise an error that names them."""
+    """Compile a syntax tree. A node outside the whitelist raises an error that names the node."""
 
     def __init__(self, units: Mapping[str, str]) -> None:
         self.units = units
@@ -131,7 +132,7 @@ class _Reader:
         self.level = 0
 
     def read(self, node: ast.expr) -> _Part:
-        """Return an expression's computation and dimension."""
+        """Return how to compute an expression, and the dimension of the result."""
         self.level += 1
         if self.level > MAX_LEVELS:
             raise ValueError(TOO_DEEP)
@@ -187,17 +188,18 @@ class _Reader:
     def _power(self, node: ast.BinOp, base: _Part) -> _Part:
         exponent, sign = _signed(node.right)
         if not isinstance(exponent, ast.Constant):
-            raise ValueError(f"the exponent in '{ast.unparse(node)[:60]}' must be a number")
+            raise ValueError(f"the exponent in '{ast.unparse(node)[:60]}' must be a number, such as 2: correct it")
         power = sign * _number(exponent.value)
         if not abs(power) <= MAX_POWER:
-            raise ValueError(f"an exponent must be at most {MAX_POWER}, got {power:g}")
+            raise ValueError(f"an exponent must be at most {MAX_POWER}, got {power:g}: use a smaller exponent")
         counts = Rotation().times(base.rotation, power)
         return _Part(base.dimension**power, lambda values: np.power(base.compute(values), power), counts)
 
     def _call(self, node: ast.Call, name: str) -> _Part:
         if name not in FUNCTIONS or len(node.args) != FUNCTIONS[name]:
-            wanted = ", ".join(f"{key}({n})" for key, n in FUNCTIONS.items())
-            raise ValueError(f"'{ast.unparse(node)[:60]}' is no known call: choose from {wanted}")
+            wanted = ", ".join(f"{key} {n}" for key, n in FUNCTIONS.items())
+            text = ast.unparse(node)[:60]
+            raise ValueError(f"'{text}' is no known call: the functions and their numbers of arguments are {wanted}")
         if name == "quantity":
             return self._quantity(node)
         if name == "where":
@@ -206,7 +208,7 @@ class _Reader:
         parts = [self._same(node, part, parts[-1])[0] for part in parts]
         dimension, counts = parts[-1].dimension, parts[-1].rotation
         if name in ("exp", "log") and dimension != dimensions("1"):
-            raise ValueError(f"{name} needs a ratio, got a {kind(dimension)} in '{ast.unparse(node)[:60]}'")
+            raise ValueError(f"{name} needs a ratio, got a {kind(dimension)}: divide it by quantity(1, unit)")
         if name == "sqrt":
             dimension, counts = dimension**0.5, Rotation().times(counts, 0.5)
         apply = PLAIN[name]
@@ -224,7 +226,7 @@ class _Reader:
         test = node.args[0]
         if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and type(test.ops[0]) in COMPARISONS):
             raise ValueError(
-                f"'{ast.unparse(test)[:60]}' must be a comparison by < <= > or >=: where(comparison, yes, no)"
+                f"'{ast.unparse(test)[:60]}' must be a comparison with < <= > or >=: write where(comparison, yes, no)"
             )
         left, right = self._same(test, self.read(test.left), self.read(test.comparators[0]))
         compare = COMPARISONS[type(test.ops[0])]
@@ -238,11 +240,11 @@ class _Reader:
         )
 
     def _same(self, node: ast.expr, left: _Part, right: _Part) -> tuple[_Part, _Part]:
-        """Return two quantities of one dimension in common turns, angles or cycles: rpm + Hz adds cycles per second."""
+        """Check that two quantities have one dimension, and measure rotation in `left` as in `right`."""
         if left.dimension != right.dimension:
             raise ValueError(
-                f"'{ast.unparse(node)[:60]}' mixes a {kind(left.dimension)} and a {kind(right.dimension)}: both need "
-                "one unit"
+                f"'{ast.unparse(node)[:60]}' mixes a {kind(left.dimension)} and a {kind(right.dimension)}: use "
+                "one kind of quantity"
             )
         return left.counted_as(right.rotation), right
 
@@ -259,4 +261,4 @@ def _number(value: object) -> float:
             return float(value)
     except OverflowError:
         pass
-    raise ValueError(f"{repr(value)[:60]} must be a finite number")
+    raise ValueError(f"{repr(value)[:60]} must be a finite number: correct it")

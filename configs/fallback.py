@@ -22,11 +22,11 @@ class Loop(Strict):
     kp: float
     """Action units per unit of error (set point - measurement); negative if more action lowers the signal."""
     ki: float = 0.0
-    """Action units per unit of error and second. The velocity form avoids wind-up and bumps."""
+    """Action units per unit of error and second. The loop uses the velocity form, which avoids wind-up and bumps."""
     kd: float = 0.0
     """Action units per (unit of the measurement per second)."""
     bias: float | None = None
-    """Output at zero error of a loop without integral action, approached no faster than the rate limit."""
+    """Action at zero error, for a loop without `ki`. The action moves there no faster than the rate limit."""
 
     @model_validator(mode="after")
     def _one_form(self) -> Loop:
@@ -39,15 +39,15 @@ class Fallback(Strict):
     """The controller that the shield hands over to."""
 
     kind: Literal["pid", "cloned", "hold"]
-    """PID loops, a law fitted to the logged actions, or holding the actions."""
+    """pid: PID loops. cloned: a control law fitted to the logged actions. hold: constant actions."""
     loops: tuple[Loop, ...] = Field(default=(), strict=False)
     """For pid: one loop for each controlled action; other actions are held."""
     law: Literal["linear", "network"] = "linear"
-    """For cloned: the fitted law."""
+    """For cloned: form of the control law."""
     least_explained: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
     """For cloned: minimum R² of each action on held-out episodes."""
     toward: dict[str, float] = Field(default_factory=dict)
-    """For hold: safe value of an action to move to; other actions are held."""
+    """For hold: safe values, by action. These actions move to their safe values; other actions are held."""
     rate: dict[str, Positive] = Field(default_factory=dict)
     """For hold: largest change of an action in one step. Default: the shield's rate limit."""
 
@@ -55,13 +55,13 @@ class Fallback(Strict):
     def _of_one_kind(self) -> Fallback:
         if (self.kind == "pid") is not bool(self.loops):
             raise ValueError(
-                f"a fallback of kind pid needs 'loops', no other kind has them; got kind {self.kind}, {len(self.loops)}"
+                f"only a fallback of kind pid needs 'loops', got {self.kind} with {len(self.loops)} loops: correct it"
             )
         if self.kind != "hold" and (self.toward or self.rate):
             raise ValueError(f"'toward' and 'rate' are for a fallback of kind hold, got kind {self.kind}: delete them")
         moved = [loop.action for loop in self.loops]
         if len(set(moved)) < len(moved):
-            raise ValueError(f"loops move {', '.join(moved)}, each at most once: write a cascade as one outer loop")
+            raise ValueError(f"an action may have one loop, got {', '.join(moved)}: write a cascade as an outer loop")
         return self
 
 
@@ -69,9 +69,9 @@ class Support(Strict):
     """Region near the logged data in which a log-only plant's policy may act."""
 
     quantile: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.99
-    """Share of held-out rows inside the support."""
+    """Share of the held-out rows that lie inside the support."""
     most_handed_over: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    """Largest share of held-out rows with a hand-over; above this share the candidate fails."""
+    """Largest share of held-out rows at which the shield may hand over; above this share the candidate fails."""
 
 
 class Shadow(Strict):
@@ -79,7 +79,7 @@ class Shadow(Strict):
 
     days: Count = 30
     alarms_per_year: Positive = 0.1
-    """Accepted false drift alarms per year of monitoring."""
+    """Accepted number of false drift alarms per year."""
     worse_by: Annotated[float, Field(gt=0.0, le=1.0)] = 0.02
-    """Accepted increase of the share of rows that are lost, of bad quality or beyond limits, compared with the
-    champion's training data: 0.02 is two percentage points."""
+    """Accepted increase of the share of rows that are lost, of bad quality or beyond limits. The comparison is with the
+    champion's training data, and 0.02 means two percentage points."""

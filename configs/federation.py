@@ -30,7 +30,7 @@ class Network(Strict):
     address: Address = "127.0.0.1:9092"
     tls: FilePath | None = None
     """Folder with `superlink.pem`, `superlink-key.pem` and `authority.pem` from `neorl federate certificate`, relative
-    to this file. Without TLS no process is authenticated: only for trials on one machine."""
+    to this file. Without TLS no process is authenticated, so leave it out only for trials on one machine."""
     join_seconds: Positive = 600.0
     """Time to wait for sites before the first round."""
 
@@ -53,7 +53,7 @@ class Coordinator(Strict):
 
     address: Address = "127.0.0.1:9092"
     authority: FilePath | None = None
-    """The coordinator's `authority.pem`, relative to this file; without it there is no TLS."""
+    """The coordinator's `authority.pem`, relative to this file. Without this key there is no TLS."""
     key: FilePath | None = None
     """The site's private key, relative to this file."""
 
@@ -72,36 +72,36 @@ class Aggregation(Strict):
 
     kind: Literal["mean", "median", "trimmed_mean", "krum"] = "mean"
     trimmed: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.2
-    """For trimmed_mean: share of sites to leave out at each end of every coordinate."""
+    """For trimmed_mean: share of the sites that are left out at the low end, and at the high end, of each weight."""
     hostile: Annotated[int, Field(ge=0)] = 1
     """For krum: number of sites that may be hostile."""
     largest: Positive | None = None
-    """Leave out updates with a norm above this multiple of the round's median norm. Default: no limit."""
+    """Updates with a norm above this multiple of the round's median norm are left out. Default: no limit."""
 
 
 class PrivateSites(Strict):
-    """Differential privacy of whole sites: bounds the evidence for the participation of a site."""
+    """Differential privacy of whole sites: limits what the trained weights reveal about a site's participation."""
 
     clip: Positive
     """Largest norm of a site's update; the site scales larger updates down."""
     noise: Annotated[float, Field(ge=0.0)]
-    """Standard deviation of the noise on the sum of updates, in clip norms."""
+    """Standard deviation of the noise on the sum of updates, as a multiple of `clip`."""
     delta: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5
     insist: bool = False
-    """Continue even if the noise on the mean update exceeds the clip norm."""
+    """Whether to continue even if the noise on the mean update exceeds `clip`."""
 
 
 class Terms(Strict):
-    """The terms of a training; a site accepts or refuses them."""
+    """The terms of a training, which a site accepts or refuses."""
 
     plant: Name
-    """Name of the plant; names, units and bounds are the same at all sites."""
+    """Name of the plant. The names, units and bounds of its signals are the same at all sites."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     algorithm: Name = "td3_bc"
     hyperparameters: dict[Name, Setting] = Field(default_factory=dict)
     method: Literal["fedavg", "fedprox", "scaffold", "fedora"] = "fedavg"
     pull: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.01
-    """For fedprox and fedora: step back towards the received weights, as a share, at each update."""
+    """For fedprox and fedora: share of the distance to the received weights by which weights move back per update."""
     rounds: Count = 100
     updates: Count = 200
     """Gradient steps of a site per round."""
@@ -109,7 +109,7 @@ class Terms(Strict):
     secure_sums: bool = False
     """Whether the coordinator learns only the sum of the sites' updates."""
     secure_bound: Positive = 1.0
-    """With secure sums: bound at which entries of an update are clipped."""
+    """With secure sums: largest absolute value of an update's entry; larger entries are clipped."""
     privacy: PrivateSites | None = None
 
 
@@ -122,7 +122,7 @@ class Federation(Terms):
     round_seconds: Positive = 600.0
     """Time to wait for a site in a round; a late site is left out and asked again in the next round."""
     tries: Count = 3
-    """Consecutive rounds with too few answers before the run ends."""
+    """Number of consecutive rounds with too few answers after which the run ends."""
     network: Network = Network()
     sites: Annotated[dict[Name, Member], Field(min_length=2)]
 
@@ -140,24 +140,24 @@ class Federation(Terms):
                 f"secure_sums hides single updates, which {aggregate} needs: use kind mean without 'largest'"
             )
         if self.privacy and robust:
-            raise ValueError(f"the privacy accountant covers no {aggregate}: use kind mean without 'largest'")
+            raise ValueError(f"privacy cannot be proved for {aggregate}: use kind mean without 'largest'")
         if self.privacy and 0.0 < self.privacy.noise < 0.1:
             raise ValueError(
-                f"privacy.noise must be 0 or at least 0.1 (below, epsilon is unbounded), got {self.privacy.noise:g}"
+                f"privacy.noise must be 0 or at least 0.1, got {self.privacy.noise:g}: less noise gives no privacy"
             )
         if self.secure_sums and self.method == "fedora":
-            raise ValueError(f"method {self.method} does not weight sites by rows, as secure_sums does: change one")
+            raise ValueError(f"secure_sums weights sites by rows, which method {self.method} cannot: change one")
         if self.secure_sums and 2 * self.minimum_sites <= len(self.sites):
             raise ValueError(
                 f"with secure_sums minimum_sites must exceed half of the {len(self.sites)} sites, got "
-                f"{self.minimum_sites}: otherwise two halves could unmask a site together"
+                f"{self.minimum_sites}: increase it, or the sums of two groups together reveal a site"
             )
         if self.minimum_sites > len(self.sites):
             raise ValueError(f"minimum_sites must be at most the {len(self.sites)} sites, got {self.minimum_sites}")
         if self.aggregate.kind == "krum" and self.minimum_sites <= 2 * self.aggregate.hostile + 2:
             raise ValueError(
                 f"krum with {self.aggregate.hostile} hostile sites needs minimum_sites above "
-                f"{2 * self.aggregate.hostile + 2}, got {self.minimum_sites}: assume fewer, or use kind median"
+                f"{2 * self.aggregate.hostile + 2}, got {self.minimum_sites}: reduce 'hostile', or use kind median"
             )
         if self.network.tls and (unknown := [name for name, site in self.sites.items() if site.key is None]):
             raise ValueError(f"with TLS every site needs a key: add 'key' to {', '.join(unknown)}")
@@ -165,7 +165,7 @@ class Federation(Terms):
 
 
 class Site(Strict):
-    """A site's file: the site's contribution and conditions. The coordinator never sees it."""
+    """A site's file: the site's contribution and conditions. The coordinator never sees this file."""
 
     site: Name
     """The site's name in the coordinator's file."""
@@ -175,9 +175,9 @@ class Site(Strict):
     held_out: Fraction = 0.2
     """Share of episodes in the held-out split, for the selection at the site after training."""
     least_rows: Count = 100
-    """Minimum number of rows for which the site sends sums, because sums of few rows reveal single rows."""
+    """Minimum number of rows of a sum that the site sends. A sum over few rows could reveal a single row."""
     secure_sums: bool = False
-    """Take part only if the coordinator sees only sums."""
+    """Whether the site takes part only if the coordinator sees only sums over sites."""
     private: bool = False
-    """Take part only if updates are clipped and noise is added."""
+    """Whether the site takes part only if updates are clipped and noise is added."""
     coordinator: Coordinator = Coordinator()

@@ -1,4 +1,4 @@
-"""Model of a fleet's file: sites, and the keys that all sites share. Each site is a run of its own."""
+"""Model of a fleet's file: the sites, and the keys that all sites share. Each site is a separate run."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from neorl_core.plants import NAMES
 
 
 class SiteRun(Strict):
-    """Keys of one site, or of all sites: the keys of a run, and the differences between sites."""
+    """Keys of one site or of all sites: the keys of a run, and the logs, constants and limits of a site."""
 
     logs: Annotated[list[str], Field(min_length=1)] | None = None
     """Log files relative to the fleet's file, or digests of datasets. Default: all files of the watched folder.
     `{site}` is replaced by the site's name."""
     constants: dict[ConstantName, float] = Field(default_factory=dict)
-    """Nominal constants of the site's simulator, in the plant's units; others have the value of the plant's file."""
+    """Nominal constants of the site's simulator, in the plant's units. Others have the value of the plant's file."""
     limits: dict[str, Annotated[list[float | None], Field(min_length=2, max_length=2)]] = Field(default_factory=dict)
-    """Low and high of the site's limits by name, inside the plant's own limits; null keeps the plant's value."""
+    """[low, high] of the site's limits, by name, inside the plant's limits; null keeps the plant's value."""
     plant: CodeReference | None = None
     seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
     data: Data | None = None
@@ -41,14 +41,14 @@ class SiteRun(Strict):
 
 
 class Fleet(SiteRun):
-    """A fleet's sites, and the keys that they share; a site's own keys override shared ones key by key."""
+    """A fleet's sites, and the keys that all sites share. A site's own key overrides the shared key."""
 
     fleet: Name
     """The fleet's name: each site is a plant named `FLEET_SITE`."""
     at_once: Count | None = None
-    """Sites to retrain at the same time without a Dask cluster; by default one per core."""
+    """Number of sites that are retrained at the same time without a Dask cluster. Default: one per core."""
     shared: SharedFile | None = None
-    """A policy trained on the logs of all sites, which an additional learner of each site fine-tunes."""
+    """A policy that is trained on the logs of all sites. An additional learner of each site fine-tunes the policy."""
     sites: Annotated[dict[Name, SiteRun | None], Field(min_length=1)]
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""The home: the folder `.neorl/` or `NEORL_HOME` that holds everything NeoRL stores."""
+"""The home: the folder `.neorl/` or `NEORL_HOME` with everything that NeoRL stores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OWNER_ONLY = 0o700
 PASSPHRASE = "NEORL_KEY_PASSPHRASE"
 """Environment variable with the passphrase of the signing key."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Error numbers of a full disk, a full quota, or a file that may not grow."""
+"""Error numbers of a full disk, a full quota, or a file of the largest allowed size."""
 LAYOUT, OLDEST = 2, 1
 """Layout of new homes, and the oldest layout that is supported; 1 means a home without a layout file."""
 LAYOUT_FILE = "layout"
@@ -43,10 +43,10 @@ class Home:
         """Return the home that `NEORL_HOME` names, else `.neorl` in the working directory.
 
         Args:
-            any_layout: accept a home of any version, to migrate or examine it.
+            any_layout: accept a home with any layout, for migration or examination.
 
         Raises:
-            BadInput: if the path is no folder and no folder can be made there, or this account may not read it.
+            BadInput: if the path is not a folder and cannot become a folder, or this account may not read the folder.
             Refused: if this version does not support the home's layout.
         """
         named = os.environ.get("NEORL_HOME") or ".neorl"
@@ -83,10 +83,10 @@ class Home:
             raise Refused(f"{path} must hold a number, got '{str(error)[:80]}': restore it from a backup") from error
 
     def check_layout(self) -> None:
-        """Refuse a home whose layout this version does not support.
+        """Check that this version supports the home's layout.
 
         Raises:
-            Refused: names the cure.
+            Refused: if the layout is too new or too old; the message says what to install or run.
         """
         if (found := self.layout) > LAYOUT:
             raise Refused(
@@ -99,10 +99,10 @@ class Home:
             )
 
     def folder(self, *parts: str) -> Path:
-        """Return a folder of the home, created if absent, readable by its owner only.
+        """Create a folder in the home if it is absent, readable by its owner only, and return its path.
 
         Raises:
-            BadInput: if it cannot be created.
+            BadInput: if the folder cannot be created.
 
         Example:
             >>> Home.locate().folder("datasets", "chemical_reactor")  # doctest: +SKIP
@@ -114,7 +114,7 @@ class Home:
         for part in parts:
             path = path / part
             _make(path)
-            # The user may share the root on purpose; folders in it are always closed.
+            # The user may open the root to other accounts on purpose. Its folders are always closed to other accounts.
             if stat.S_IMODE(path.stat().st_mode) != OWNER_ONLY and path.stat().st_uid == os.getuid():
                 with _reported(path):
                     path.chmod(OWNER_ONLY)
@@ -122,7 +122,7 @@ class Home:
 
     def write_layout(self, version: int) -> None:
         """Write the layout file atomically."""
-        # `tasks.files.canonical.writing` does the same but is above this layer.
+        # `tasks.files.canonical.writing` does the same, but configs may not import tasks.
         temporary = self.root / f".{LAYOUT_FILE}.{secrets.token_hex(4)}"
         with _reported(self.root):
             try:
@@ -151,7 +151,7 @@ class Home:
         return self.root / "keys" / "signing.pem"
 
     def lock_of(self, plant: str) -> Path:
-        """Return the lock file of a plant; it has a folder of its own, because a plant may have any name."""
+        """Return the path of a plant's lock file. Plants can have any name, so their locks are in a separate folder."""
         return self.folder("locks", "plants") / f"{plant}.lock"
 
     @property
@@ -171,13 +171,13 @@ class Home:
 
     @property
     def trust(self) -> Path:
-        """File with the public keys pinned on first use, if the project pins none."""
+        """File with the public keys that were pinned at first use, if the project pins no keys."""
         return self.root / "trust.yaml"
 
 
 @contextmanager
 def _reported(path: Path) -> Iterator[None]:
-    """Name a folder that cannot be used; the command line reports a full disk."""
+    """Turn an error about a folder into BadInput, except for a full disk, which the command line reports."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Load runs and fleets: each site of a fleet is a run, made of the fleet's common keys and the site's own."""
+"""Load runs and fleets. Each site of a fleet is a run with the fleet's common keys and the site's own keys."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ PLACEHOLDER = "{site}"
 def load_run(path: Path | str) -> OpenedRun:
     """Read a run's file, or one site of a fleet's file (`fleet.yaml#east`).
 
-    A mapping file is taken relative to the run's file.
+    The path of a mapping is relative to the run's file.
 
     Returns:
-        A run whose plant and algorithms are not looked up yet (`tasks.models.plants.opening`).
+        The run. `tasks.models.plants.opening` then locates the code of plant and algorithms.
 
     Raises:
         BadInput: if the file is missing, is not YAML, or does not fit the model.
@@ -44,13 +44,13 @@ def load_runs(path: Path) -> list[OpenedRun]:
     """Read a run's file, or the runs of all sites of a fleet's file.
 
     Raises:
-        BadInput: if the file is neither.
+        BadInput: if the file is no valid run and no valid fleet.
     """
     return [site_run(path, site) for site in load_fleet(path).sites] if is_fleet(path) else [load_run(path)]
 
 
 def is_fleet(path: Path) -> bool:
-    """Whether a YAML file describes a fleet; nothing else is checked.
+    """Whether a YAML file has the key `fleet`. Other keys are not checked.
 
     Raises:
         BadInput: if the file cannot be read.
@@ -60,10 +60,10 @@ def is_fleet(path: Path) -> bool:
 
 
 def load_fleet(path: Path | str) -> Fleet:
-    """Read a fleet's file, and check that every site makes a valid run.
+    """Read a fleet's file, and check the run of every site.
 
     Raises:
-        BadInput: if the file is missing, is not YAML, or does not fit the model; names the site.
+        BadInput: if the file is missing, is not YAML, or has a wrong key or value; the message names the site.
     """
     path = Path(path)
     fleet = load_yaml(path, Fleet)
@@ -73,14 +73,14 @@ def load_fleet(path: Path | str) -> Fleet:
 
 
 def site_run(path: Path, site: str) -> OpenedRun:
-    """Return the run of one site.
+    """Read the run of one site from a fleet's file.
 
     Args:
         path: the fleet's file.
         site: the site's name in the file.
 
     Raises:
-        BadInput: if there is no such site, or the run does not fit the model.
+        BadInput: if the fleet has no site of this name, or a key or value is wrong.
     """
     fleet, keys = load_yaml(path, Fleet), _site_keys(path, site)
     own = Site(name=fleet.plant_name(site), constants=keys.pop("constants", {}), limits=keys.pop("limits", {}))
@@ -94,17 +94,17 @@ def site_run(path: Path, site: str) -> OpenedRun:
 
 
 def site_logs(path: Path, site: str) -> tuple[str, ...]:
-    """Return a site's log files, relative to the fleet's file, or digests of datasets; empty if the file names none.
+    """Return the absolute paths of a site's log files, or digests of datasets; empty if the fleet's file names no logs.
 
     Raises:
-        BadInput: if there is no such site.
+        BadInput: if the fleet has no site of this name.
     """
     logs = _site_keys(path, site).get("logs") or []
     return tuple(name if DIGEST.fullmatch(name) else str((path.parent / name).resolve()) for name in logs)
 
 
 def _opened(file: RunFile) -> OpenedRun:
-    # Keys that the file leaves out stay unset: defaults of a discrete action replace unset keys only.
+    # Keys that are not in the file must stay unset, because the defaults of a discrete action replace only unset keys.
     return OpenedRun.model_validate(file.model_dump(exclude_unset=True))
 
 
@@ -114,12 +114,12 @@ def _with_mapping(run: OpenedRun, path: Path) -> OpenedRun:
         return run
     mapping = (path.parent / run.data.mapping).resolve()
     if not mapping.is_file():
-        raise BadInput(f"{path} names the mapping {mapping}, which does not exist: name it relative to {path.name}")
+        raise BadInput(f"{path} names the mapping {mapping}, which does not exist: give a path from {path.name}")
     return run.model_copy(update={"data": run.data.model_copy(update={"mapping": mapping})})
 
 
 def _site_keys(path: Path, site: str) -> dict[str, Any]:
-    """Return a site's keys: those that all sites share, overridden by the site's own."""
+    """Return the keys of all sites, overridden by the site's own keys."""
     fleet = load_yaml(path, Fleet)
     if site not in fleet.sites:
         raise BadInput(f"{path} has no site '{site[:80]}': {nearest(site, fleet.sites)}")

@@ -23,21 +23,21 @@ Seconds = Annotated[float, Field(ge=0.0)]
 def _in_order(given: tuple[float | None, float | None]) -> tuple[float | None, float | None]:
     low, high = given
     if low is not None and high is not None and not low < high:
-        raise ValueError(f"the low bound must be below the high bound, got {low:g} and {high:g}: correct them")
+        raise ValueError(f"the first bound must be below the second, got [{low:g}, {high:g}]: correct them")
     return given
 
 
 Bounds = Annotated[tuple[float | None, float | None], Field(strict=False), AfterValidator(_in_order)]
-"""[low, high]; null leaves a side open."""
+"""[low, high]; null means that a side has no bound."""
 Ends = Annotated[dict[str, Annotated[float, Field(allow_inf_nan=False)]], Field(min_length=1, max_length=1)]
-"""An observation that marks the end of an episode, and the value that occurs only there."""
+"""Name of the observation that marks the end of an episode, and its value, which occurs only at the end."""
 Role = Literal["observation", "set_point", "action", "mode", "input", "episode"]
 
 
 def converted(given: Bounds | None, scale: float, offset: float) -> tuple[float, float]:
-    """Return bounds in another unit, in which v is `scale * v + offset`; an open side is infinite.
+    """Convert bounds to another unit: scale * bound + offset. A side without a bound becomes infinite.
 
-    A negative scale exchanges the sides.
+    A negative scale exchanges low and high.
     """
     low, high = (None, None) if given is None else given
     edges = (
@@ -48,40 +48,40 @@ def converted(given: Bounds | None, scale: float, offset: float) -> tuple[float,
 
 
 class Columns(Strict):
-    """Names of a table's columns; a wide table has a timestamp column and one column per tag."""
+    """Names of a table's columns. A wide table has a timestamp column and one column per tag."""
 
     tag: str = "tag"
     timestamp: str = "timestamp"
     value: str = "value"
     status: str | None = "status"
-    """Null if the export has no statuses; every value then counts as Good."""
+    """Column of the status of a value; null if the export has no statuses, so that every value is Good."""
     status_suffix: str | None = None
-    """Suffix of the columns of a wide table that hold the status of a tag."""
+    """For a wide table: suffix of status columns. With `_st`, the column `TI-1_st` is the status of the tag `TI-1`."""
 
 
 class Clock(Strict):
     """Meaning of the timestamps."""
 
     zone: str = "UTC"
-    """IANA zone of timestamps without a zone, such as Europe/Berlin."""
+    """Time zone of timestamps that name no zone: an IANA name such as Europe/Berlin."""
     ambiguous: Literal["quarantine", "earlier", "later", "order"] = "quarantine"
-    """Treatment of the hour that occurs twice when summer time ends: quarantine it, take the earlier or the later hour,
-    or decide by the rows' order, which must then be chronological. A time that the zone skips is always rejected."""
+    """Treatment of times in the hour that occurs twice when summer time ends: quarantine them, take the earlier or the
+    later hour, or decide by the order of rows, which must be chronological. Nonexistent local times are rejected."""
     epoch: Literal["s", "ms", "us", "ns"] | None = None
-    """Unit of numeric timestamps since 1970."""
+    """For timestamps that are numbers: unit of the time since 1970."""
     format: str | None = None
-    """Format of the timestamps in strptime's directives, such as %d.%m.%Y %H:%M; ISO 8601 needs no format."""
+    """For timestamps that are not ISO 8601: their format in strptime's directives, such as %d.%m.%Y %H:%M."""
     start: datetime | None = Field(default=None, strict=False)
-    """Time of the first row of a table without timestamps; in `zone` if it names no zone."""
+    """For a table without timestamps: time of the first row. A time that names no zone is in `zone`."""
     period_seconds: Annotated[float, Field(gt=0.0)] | None = None
-    """Time between the rows of a table without timestamps. Default: the mapping's period."""
+    """For a table without timestamps: time between two rows. Default: the mapping's `period_seconds`."""
     late_seconds: Seconds = 300.0
-    """Rows that arrive out of order by at most this time are sorted; later rows are quarantined."""
+    """Rows that are out of order by at most this time are sorted. Other late rows are quarantined."""
     same_time: Literal["reject", "first", "last"] = "reject"
-    """Which of several different values of a tag with the same timestamp to use."""
+    """Treatment of different values with the same tag and timestamp: reject all, or use the first or the last."""
 
     def moment(self, time: datetime) -> int:
-        """Return a time as ns since 1970 UTC; a time without a zone is in the clock's zone, not the machine's."""
+        """Return a time as ns since 1970 UTC. A time without a zone is in the clock's zone, not the machine's."""
         zoned = time if time.tzinfo is not None else time.replace(tzinfo=ZoneInfo(self.zone))
         return (zoned - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000
 
@@ -90,12 +90,12 @@ class Clock(Strict):
         try:
             ZoneInfo(self.zone)
         except Exception as error:  # zoneinfo raises OSError, ValueError and errors of its own
-            raise ValueError(f"zone must be an IANA zone such as Europe/Berlin, got '{self.zone}'") from error
+            raise ValueError(f"zone '{self.zone}' is unknown: use an IANA name such as Europe/Berlin") from error
         given = [name for name in ("epoch", "format", "start") if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} exclude each other: keep one of epoch, format and start")
+            raise ValueError(f"the clock has {' and '.join(given)}: keep only one of epoch, format and start")
         if self.period_seconds is not None and self.start is None:
-            raise ValueError(f"clock has period_seconds {self.period_seconds:g} without 'start': add the start")
+            raise ValueError(f"the clock has period_seconds {self.period_seconds:g} but no 'start': add 'start'")
         if self.format is not None:
             chrono_format(self.format)
         return self
@@ -105,9 +105,9 @@ class Bounded(Strict):
     """Bounds of a measured quantity, in the unit of the log."""
 
     range: Bounds | None = None
-    """[low, high] of the instrument; values outside are rejected."""
+    """[low, high] that the instrument can measure. Values outside are quarantined."""
     limits: Bounds | None = None
-    """[low, high] within which the plant must stay: a constraint of a log-only plant. Steps outside are kept and have a
+    """For a log-only plant: [low, high] in which the quantity must stay. Steps outside stay in the dataset and have a
     cost."""
 
 
@@ -115,7 +115,7 @@ class Signal(Bounded):
     """Keys that tags and derived quantities share."""
 
     alarms: Bounds | None = None
-    """[low, high] within which the plant should stay: soft limits. Crossings are counted and have no cost."""
+    """Soft limits: [low, high] in which the quantity should stay. Crossings are counted but have no cost."""
 
 
 class Tag(Signal):
@@ -123,47 +123,48 @@ class Tag(Signal):
 
     role: Role
     signal: str | None = None
-    """Component of the plant's observation (which includes set points) or action; the name of an input in formulas. A
-    mode or an episode has no signal."""
+    """Name of the observation, set point or action that the tag supplies, or an input's name in formulas. Tags of role
+    mode or episode have no signal."""
     unit: str | None = None
-    """Unit of the archived values."""
+    """Unit of the tag's values in the historian."""
     to_unit: str | None = None
-    """Unit of the signal of a log-only plant. Default: the archive's unit."""
+    """For a log-only plant: unit of the signal. Default: `unit`."""
     interpolation: Literal["sloped", "stepped"]
+    """Values between two samples. sloped: on a straight line. stepped: equal to the earlier sample."""
     stale_seconds: Annotated[float, Field(gt=0.0)] | None = None
-    """Longest time over which a value is held or interpolated. Default: `episodes.max_gap_seconds` for a sloped tag, no
-    limit for a stepped tag."""
+    """Longest time between samples that is interpolated. Default: `episodes.max_gap_seconds` for a sloped tag, no limit
+    for a stepped tag."""
     states: dict[str, float] = Field(default={}, strict=False)
-    """Numbers for archived texts, such as {Open: 1, Closed: 0}; other texts are quarantined."""
+    """Numbers for texts in the historian, such as {Open: 1, Closed: 0}. Other texts are quarantined."""
     running: tuple[float, ...] = Field(default=(), strict=False)
-    """Values of a mode in normal operation."""
+    """For role mode: values of the tag in normal operation."""
 
     @model_validator(mode="after")
     def _complete(self) -> Tag:
         for key in ("alarms", "limits"):
             if getattr(self, key) is not None and self.role in ("action", "mode", "episode"):
-                cure = "delete them" if self.role != "action" else "delete them, 'range' bounds an action"
-                raise ValueError(f"'{key}' is for measured signals, got it on role {self.role}: {cure}")
+                cure = f"delete '{key}'" + (", or use 'range'" if self.role == "action" else "")
+                raise ValueError(f"role {self.role} cannot have '{key}', only a measured signal can: {cure}")
         if self.role == "mode":
             if not self.running or self.signal is not None:
                 raise ValueError(
-                    f"a mode needs 'running' and no 'signal', got running {list(self.running)} and signal {self.signal}"
+                    f"role mode needs 'running' and no 'signal', got {list(self.running)} and {self.signal}: correct it"
                 )
             if self.interpolation != "stepped":
-                raise ValueError(f"a mode must be stepped, got {self.interpolation}: set interpolation to stepped")
+                raise ValueError(f"role mode must be stepped, got {self.interpolation}: set interpolation to stepped")
         elif self.role == "episode":
             if self.signal is not None or self.unit is not None or self.running or self.interpolation != "stepped":
                 raise ValueError(
-                    f"an episode must be stepped without 'signal', 'unit' and 'running', got {self.interpolation}, "
-                    f"{self.signal}, {self.unit}, {list(self.running)}: delete the others"
+                    f"role episode must be stepped without 'signal', 'unit' and 'running', got {self.interpolation}, "
+                    f"{self.signal}, {self.unit} and {list(self.running)}: correct it"
                 )
         else:
             if self.signal is None:
-                raise ValueError(f"an {self.role} needs 'signal', the plant's name for it: add it")
+                raise ValueError(f"role {self.role} needs 'signal', the plant's name of the signal: add it")
             if self.unit is None:
-                raise ValueError(f"{self.signal} needs 'unit', the unit of the archived values: add it")
+                raise ValueError(f"signal {self.signal} has no 'unit': add the unit of the tag's values")
             if self.running:
-                raise ValueError(f"'running' is for role mode, got it on role {self.role}: delete it")
+                raise ValueError(f"role {self.role} cannot have 'running', only role mode can: delete it")
         return self
 
 
@@ -175,82 +176,82 @@ class Formula(Strict):
 
 
 class Derived(Signal, Formula):
-    """A quantity computed from tags at the same time; its name is its signal."""
+    """A quantity computed from values of tags at the same time. The key is the name of the signal."""
 
     role: Literal["observation", "input"] = "observation"
 
 
 class Process(Strict):
-    """A log-only plant: the tags give signals, bounds and limits."""
+    """A log-only plant. The tags define its signals, bounds and limits."""
 
     name: Name
     horizon: Count
     """Longest episode, in control periods."""
     ends: Ends | None = None
-    """For batches: the observation that marks the end of a batch, and its value there."""
+    """For batches: the observation that marks the end of a batch, and its value at the end."""
 
 
 class Episodes(Strict):
-    """How a continuous record is cut into episodes. A cut is a truncation; only a trip may be a termination."""
+    """Rules for cutting a continuous record into episodes. A cut is a truncation; only a trip can be a termination."""
 
     max_gap_seconds: float = Field(gt=0)
     """If a signal has no value for longer than this time, the episode ends before the gap."""
     max_steps: int | None = Field(default=None, gt=0)
     """Longest episode. Default: the plant's horizon."""
     end_at_trip: bool | None = None
-    """Whether crossing a limit terminates the episode, as a trip does; rows until the plant is back inside are left
-    out. Default: yes for a simulated plant, no for a log-only plant."""
+    """Whether crossing a limit terminates the episode, as a trip does. The rows outside the limits are then left out.
+    Default: yes for a simulated plant, no for a log-only plant."""
 
 
 class HistorianMapping(Strict):
-    """How to read a historian export."""
+    """Rules for reading a historian's export."""
 
     plant: str | None = None
     process: Process | None = None
     """Instead of `plant`: description of a log-only plant."""
     period_seconds: float = Field(gt=0)
-    """Period to which all tags are resampled: the plant's control period."""
+    """The plant's control period. NeoRL resamples all tags to this period."""
     origin: datetime | None = Field(default=None, strict=False)
-    """A time at which a control step began, in the clock's zone if it names no zone. Default: the first row of the
+    """A time at which a control step began. A time without a zone is in `clock.zone`. Default: the first row of the
     first action's tag."""
     layout: Literal["long", "wide", "transposed"] = "long"
-    """Rows of (tag, timestamp, value, status), one column per tag, or one row per tag."""
+    """long: rows of (tag, timestamp, value, status). wide: one column per tag. transposed: one row per tag."""
     dialect: Dialect = Dialect()
     columns: Columns = Columns()
     clock: Clock = Clock()
     causal: bool = True
-    """Whether observations use only values archived before their time. Otherwise OPC UA Part 13 interpolates towards
-    the next sample, which the action may already have caused."""
+    """Whether an observation uses only values from before its time. If false, values are interpolated as in OPC UA Part
+    13, so that the next sample, and with it the effect of the action, leaks into the observation."""
     skew_seconds: Seconds = 0.0
-    """A sample up to this long after an observation's time still counts for it: tolerance for scan jitter."""
+    """Tolerance for scan jitter: an observation also uses samples that are later by at most this time."""
     status_codes: Literal["opc_ua", "opc_da"] | None = None
-    """Meaning of numeric statuses: OPC UA (0 is Good) or OPC DA qualities (192 is Good, 0 is Bad). By default they are
-    OPC UA statuses, and values that only OPC DA uses (1 to 255) are rejected."""
+    """Meaning of numeric statuses: OPC UA (0 is Good) or OPC DA qualities (192 is Good, 0 is Bad). Default: OPC
+    UA, but the values 1 to 255, which only OPC DA uses, are rejected."""
     statuses: dict[str, Literal["good", "uncertain", "bad"]] = Field(default={})
-    """Meaning of the historian's own status words."""
+    """Meaning of status words that the historian uses."""
     tags: dict[str, Tag] = Field(min_length=1)
     derived: dict[Name, Derived] = Field(default={})
     reward: Formula | None = None
-    """Reward of a step, over signals, `next.<signal>` one period later, and actions. Default: the plant's reward."""
+    """Reward of a step, from signals, actions, and `next.<signal>` one period later. Default: the plant's reward."""
     ignore: Annotated[tuple[str, ...], AfterValidator(lambda given: tuple(dict.fromkeys(given)))] = Field(
         default=(), strict=False
     )
-    """Tags to leave out: names, or patterns with * for any text and ? for any character."""
+    """Tags not to read: names, or patterns with * for any text and ? for one character."""
     treat_uncertain_as_bad: bool = False
     episodes: Episodes
 
     @model_validator(mode="after")
     def _one_plant(self) -> HistorianMapping:
         if (self.plant is None) == (self.process is None):
-            given = "both" if self.process is not None else "neither"
-            raise ValueError(f"a mapping has either 'plant' (simulated) or 'process' (log-only), got {given}")
+            given = "both 'plant' and 'process'" if self.process is not None else "neither 'plant' nor 'process'"
+            raise ValueError(f"the mapping has {given}: use 'plant' if a simulator exists, otherwise 'process'")
         if self.process is not None and self.reward is None:
-            raise ValueError(f"process '{self.process.name}' needs 'reward', the objective of control: add a formula")
+            raise ValueError(f"process '{self.process.name}' has no 'reward': add a formula for the reward of a step")
         sources: dict[str, Signal] = {**self.tags, **self.derived}
         limited = [name for name, source in sources.items() if source.limits is not None]
         if self.plant is not None and limited:
             raise ValueError(
-                f"'limits' on '{limited[0]}': a simulated plant has its own limits, delete them or use 'alarms'"
+                f"'{limited[0]}' has 'limits', but a simulated plant has limits already: delete them or use 'alarms'"
             )
         extra = [tag.signal for tag in self.tags.values() if tag.role == "input"] + list(self.derived)
         names = [tag.signal for tag in self.tags.values() if tag.role in ("observation", "set_point")] + extra
@@ -258,22 +259,22 @@ class HistorianMapping(Strict):
         if doubled := next((name for name in checked if names.count(name) > 1), None):
             raise ValueError(f"signal '{doubled}' occurs twice: keep one tag")
         if both := next((tag for tag in self.tags if tag in self.ignore), None):
-            raise ValueError(f"tag '{both}' is under 'tags' and under 'ignore': keep one")
+            raise ValueError(f"tag '{both}' is under 'tags' and under 'ignore': delete one of the two")
         return self
 
     @model_validator(mode="after")
     def _one_layout(self) -> HistorianMapping:
         if self.layout == "long" and self.clock.start is not None:
             raise ValueError(
-                f"clock.start {self.clock.start} needs layout wide or transposed, got long: delete the start"
+                f"clock.start is {self.clock.start}, but layout is long: delete clock.start, or change the layout"
             )
         if self.layout != "wide" and (self.columns.status_suffix is not None or self.episode is not None):
             raise ValueError(
-                f"a status suffix or a tag of role episode needs layout wide, got {self.layout}: use a mode instead"
+                f"a status suffix or a tag of role episode needs layout wide, got {self.layout}: use role mode"
             )
         episodes = [name for name, tag in self.tags.items() if tag.role == "episode"]
         if len(episodes) > 1:
-            raise ValueError(f"{', '.join(episodes)} all have role episode, at most one may: ignore the others")
+            raise ValueError(f"{', '.join(episodes)} all have role episode, at most one is allowed: ignore the others")
         return self
 
     @property
@@ -283,7 +284,7 @@ class HistorianMapping(Strict):
 
     @property
     def end_at_trip(self) -> bool:
-        """Whether crossing a limit terminates the episode."""
+        """Whether the violation of a limit terminates the episode."""
         given = self.episodes.end_at_trip
         return self.process is None if given is None else given
 
@@ -291,13 +292,13 @@ class HistorianMapping(Strict):
         """Return the conversion of each tag's values into the plant's units.
 
         Args:
-            spec: the plant; exactly one tag or derived quantity must give each signal.
+            spec: the plant. Each signal needs exactly one tag or derived quantity.
 
         Returns:
             (a, b) by tag: plant value = a * archived value + b; a mode keeps its value.
 
         Raises:
-            ValueError: if a signal is unknown, missing or duplicate, or a unit does not fit.
+            ValueError: if a signal is unknown, or has no source or two, or a unit does not fit.
         """
         found: dict[str, tuple[float, float]] = {}
         for space, roles in ((spec.observation, ("observation", "set_point")), (spec.action, ("action",))):
@@ -318,7 +319,7 @@ class HistorianMapping(Strict):
             raise ValueError(f"tag {tag}: {error}") from error
 
     def alarms(self, spec: PlantSpec) -> dict[str, tuple[float, float]]:
-        """Return the soft limits [low, high] by signal, in the plant's units."""
+        """Return the key `alarms`, (low, high), by signal, in the plant's units."""
         conversions = self.conversions(spec)
         units = dict(zip(spec.observation.names, spec.observation.units, strict=True))
         sources: list[tuple[str, Signal, tuple[float, float]]] = [
@@ -332,21 +333,21 @@ class HistorianMapping(Strict):
         return {signal: converted(source.alarms, *scale) for signal, source, scale in sources}
 
     def by_signal(self, space: Space, roles: tuple[str, ...]) -> dict[str, str]:
-        """Return the tag or derived quantity of each signal, in the plant's order."""
+        """Return the name of the tag or derived quantity of each signal of `space`, in its order."""
         given = [(tag.signal, name) for name, tag in self.tags.items() if tag.role in roles]
         given += [(name, name) for name, derived in self.derived.items() if derived.role in roles]
         for signal, name in given:
             if signal not in space.names:
-                raise ValueError(f"tag {name}: unknown signal '{signal}', choose from {', '.join(space.names)}")
+                raise ValueError(f"tag {name} has the unknown signal '{signal}': choose from {', '.join(space.names)}")
         for signal in space.names:
             sources = [name for other, name in given if other == signal]
             if len(sources) != 1:
                 count = f"{len(sources)} ({', '.join(sources)})" if sources else "0"
-                raise ValueError(f"signal '{signal}' needs one tag of role {' or '.join(roles)}, got {count}")
+                raise ValueError(f"signal '{signal}' has {count} tags of role {' or '.join(roles)}: give exactly one")
         return {signal: next(name for other, name in given if other == signal) for signal in space.names}
 
     def ignores(self, tag: str) -> bool:
-        """Whether the mapping leaves a tag out."""
+        """Whether a tag matches the key `ignore`."""
         return tag in self.ignore or any(_pattern(given).fullmatch(tag) for given in self.ignore)
 
     @property
@@ -356,17 +357,17 @@ class HistorianMapping(Strict):
 
     @property
     def episode(self) -> str | None:
-        """Column whose value changes at the start of an episode."""
+        """Name of the tag with role episode. Its value changes when a new episode starts."""
         return next((name for name, tag in self.tags.items() if tag.role == "episode"), None)
 
     def formulas(self, spec: PlantSpec) -> tuple[dict[str, Expression], Expression | None]:
-        """Return the derived quantities and the reward, with units checked.
+        """Compile the formulas of derived quantities and reward, and check their units.
 
         Args:
-            spec: the plant; formulas read tags in its units.
+            spec: the plant. Formulas compute with values in the plant's units.
 
         Raises:
-            ValueError: names the formula.
+            ValueError: if a formula is wrong; the message names the formula.
         """
         units = {str(tag.signal): tag.to_unit or str(tag.unit) for tag in self.tags.values() if tag.role == "input"}
         units |= dict(zip(spec.observation.names, spec.observation.units, strict=True))
@@ -387,7 +388,7 @@ class HistorianMapping(Strict):
         later = {f"next.{name}": unit for name, unit in known.items()}
         actions = dict(zip(spec.action.names, spec.action.units, strict=True))
         if both := sorted(set(known) & set(actions)):
-            # A name of both means the action: the observation of a command is older.
+            # A name of an observation and an action means the action, because the observed command is older.
             now = {name: unit for name, unit in now.items() if name not in both}
         try:
             return derived, compile_expression(self.reward.expression, now | later | actions, self.reward.unit)
@@ -397,5 +398,5 @@ class HistorianMapping(Strict):
 
 @cache
 def _pattern(given: str) -> re.Pattern[str]:
-    """Compile a pattern in which only * and ? are special: tag names contain brackets."""
+    """Compile a pattern in which only * and ? are special, because tag names may contain brackets."""
     return re.compile(re.escape(given).replace(r"\*", ".*").replace(r"\?", "."), re.DOTALL)

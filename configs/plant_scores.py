@@ -18,7 +18,7 @@ class ControllerScore(BaseModel):
     half_width: float
     """Half of the 95 % confidence interval of the mean return."""
     score: float
-    """0 for a sensible idle, 100 for the best known controller."""
+    """0 for a simple constant action, 100 for the best known controller."""
     violated: int
     """Number of episodes that violate a limit."""
     episodes: int

@@ -51,7 +51,7 @@ class Acting(Strict):
 
 
 class FileSpec(Strict):
-    """Facts about a plant that a file of transitions lacks; signals in the order of the file's columns."""
+    """Facts about a plant that a file of transitions lacks. Signals have the order of the file's columns."""
 
     name: Name | None = None
     """Name of the plant. Default: made from the file's name."""
@@ -60,11 +60,11 @@ class FileSpec(Strict):
     horizon: Count | None = None
     """Longest episode, in control periods. Default: the longest episode of the file."""
     ends: Ends | None = None
-    """For batches, whose operation ends with the episode: the observation that marks the end, and its value there."""
+    """For batches: the observation that marks the end of a batch, and its value at the end."""
     observations: dict[str, Observed] = Field(min_length=1)
     actions: dict[str, Acting] = Field(min_length=1)
     costs: dict[Name, Formula] = Field(default={})
-    """Formulas over observations, actions and `next.<observation>` that must not exceed 0; the excess is the step's
+    """Formulas over observations, actions and `next.<observation>`. A result above 0 is a violation and the step's
     cost."""
 
     @model_validator(mode="after")
@@ -80,11 +80,11 @@ class FileSpec(Strict):
 
 
 def declared_spec(file: FileSpec, found: PlantSpec, choices: int | None) -> PlantSpec:
-    """Return the spec that a declaration gives to transitions.
+    """Return the spec of the plant in a file of transitions, with the declared facts.
 
     Args:
         file: the declaration.
-        found: spec inferred from the transitions: widths, value ranges, longest episode.
+        found: spec inferred from the transitions, with numbers of signals, ranges of values, and longest episode.
         choices: number of choices of a discrete action, 0 if unknown; None for continuous actions.
 
     Raises:
@@ -95,12 +95,12 @@ def declared_spec(file: FileSpec, found: PlantSpec, choices: int | None) -> Plan
         ("action(s)", tuple(file.actions), found.action),
     ):
         if len(given) != space.size:
-            raise ValueError(f"the log has {space.size} {kind}, the declaration {len(given)}: {', '.join(given)}")
+            raise ValueError(f"the log has {space.size} {kind}, but {len(given)} are declared: {', '.join(given)}")
     named = next(iter(file.actions.values())).choices
     if named is not None and choices is None:
         raise ValueError(f"choices {', '.join(named)} are declared but the log's actions are continuous: give a range")
     if named is not None and choices not in (0, len(named)):
-        raise ValueError(f"the log has {choices} choices, the declaration {len(named)}: {', '.join(named)}")
+        raise ValueError(f"the log has {choices} choices, but {len(named)} are declared: {', '.join(named)}")
     if choices is not None and named is None and any(a.unit or a.range for a in file.actions.values()):
         raise ValueError(
             f"unit or range on {', '.join(file.actions)}, but the log's action is discrete: name the choices instead"
@@ -138,7 +138,7 @@ def _clock(ends: Ends | None, observed: Collection[str]) -> Clock | None:
 
 
 def _over(found: Space, given: Mapping[str, Observed | Acting]) -> Space:
-    """Return a space with the declared names, units and ranges; other ranges stay as observed."""
+    """Return a space with the declared names, units and ranges. Ranges that are not declared stay as found."""
     ranges = [
         (low, high) if signal.range is None else converted(signal.range, 1.0, 0.0)
         for signal, low, high in zip(given.values(), found.low, found.high, strict=True)
@@ -148,14 +148,14 @@ def _over(found: Space, given: Mapping[str, Observed | Acting]) -> Space:
 
 
 def cost_formulas(file: FileSpec, spec: PlantSpec) -> dict[str, Expression]:
-    """Return the declared costs, with units checked.
+    """Compile the formulas of declared costs, and check their units.
 
     Raises:
-        ValueError: names the cost.
+        ValueError: if a formula is wrong; the message names the cost.
     """
     units = {name: unit or "1" for name, unit in zip(spec.observation.names, spec.observation.units, strict=True)}
     units |= {f"next.{name}": unit for name, unit in units.items()}
-    # A name of both means the action, as in a mapping's reward.
+    # A name of an observation and an action means the action, as in a mapping's reward.
     units |= {name: unit or "1" for name, unit in zip(spec.action.names, spec.action.units, strict=True)}
     found: dict[str, Expression] = {}
     for name, cost in file.costs.items():
@@ -170,19 +170,17 @@ def described_spec(mapping: HistorianMapping) -> PlantSpec:
     """Return the spec of a log-only plant, from a mapping's tags and derived quantities.
 
     Args:
-        mapping: with a `process`.
+        mapping: a mapping with the key `process`.
 
     Returns:
-        The spec; observations are tags in the mapping's order, then derived quantities. Scores equal returns, because
-        no scale is known.
+        The spec. Observations are tags in the mapping's order, then derived quantities. A score equals a return,
+        because no scale is known.
 
     Raises:
         ValueError: if there is no action or observation, or a unit does not fit.
     """
     if mapping.process is None:
-        raise ValueError(
-            f"the mapping is for the simulated plant {mapping.plant}: only one with 'process' describes a plant"
-        )
+        raise ValueError(f"the mapping is for the simulated plant {mapping.plant}: use a mapping with 'process'")
     observed: dict[str, tuple[str, tuple[float, float]]] = {}
     acting: dict[str, tuple[str, tuple[float, float]]] = {}
     limits: list[Constraint] = []
@@ -206,7 +204,7 @@ def described_spec(mapping: HistorianMapping) -> PlantSpec:
     if not observed or not acting:
         raise ValueError(
             f"process {mapping.process.name} has {len(observed)} observations and {len(acting)} actions, but needs at "
-            "least one of each: give tags a role"
+            "least one of each: give tags the role observation or action"
         )
     return PlantSpec(
         name=mapping.process.name,

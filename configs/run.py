@@ -1,4 +1,4 @@
-"""Models of a run's YAML file, and of the run that the program makes of the file."""
+"""Models of a run's YAML file, and of an opened run, which also names the code of its plant and algorithms."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ from configs.strict import Approvers, ConstantName, Count, FilePath, Name, Stric
 
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 Rare = Annotated[float, Field(ge=1e-9, lt=1.0)]
-"""Probability of a violation; below 1e-9 a certificate would need more episodes than can be simulated."""
+"""Probability that an episode violates a limit. Below 1e-9, a test would need more episodes than can be simulated."""
 Confidence = Annotated[float, Field(gt=0.0, le=1.0 - 1e-9)]
-# A number, layer sizes, a name or an optimiser recipe; each algorithm checks its own settings.
+# A hyper-parameter: a number, layer sizes, a name or an optimiser recipe. The algorithm checks the value.
 Setting = float | int | Name | list[float | int] | dict[Name, float | int | str | None]
 
 LOCATIONS = ("project", "spec")
-"""Keys of a source with paths on this machine or whole documents; they are no settings."""
+"""Keys of a source that `OpenedRun.settings` leaves out: a path on this machine, and a whole document."""
 ALWAYS_KEPT = ("plant", "source", "seed")
 """Keys that `OpenedRun.part` always keeps."""
 NO_RESULT = ("approval", "approvers", "concurrency")
-"""Keys that change no result."""
+"""Keys that do not change the results of a run."""
 
 
 class Data(Strict):
-    """How the files named on the command line become a dataset."""
+    """Settings for making a dataset from log files."""
 
     mapping: FilePath | None = None
-    """Mapping of a historian's tags, relative to the run's file. Without a mapping the format is recognised."""
+    """Path of the mapping file, relative to the run's file. Without a mapping, NeoRL detects the format of the logs."""
     max_quarantined: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
-    """Share of raw rows, and of control steps, that may be quarantined before the dataset is refused."""
+    """NeoRL refuses a dataset if a larger share of the rows, or of the control steps, is quarantined."""
     max_gaps: Annotated[float, Field(ge=0.0, le=1.0)] = 0.25
-    """Share of control steps at which a signal may be missing. Periods without any row do not count."""
+    """NeoRL refuses a dataset if a larger share of control steps lacks a signal. Periods without rows do not count."""
     held_out: Fraction = 0.2
     """Share of episodes in the held-out split."""
 
 
 class UnknownConstant(Strict):
-    """Prior of a plant constant that is estimated from logs, centred at the value in the plant's file."""
+    """Prior distribution of a constant that is estimated from logs. The centre is the value in the plant's file."""
 
     deviation: Annotated[float, Field(gt=0.0)]
     """Prior standard deviation, as a share of the value."""
     law: Literal["log-normal", "normal"] = "log-normal"
-    """Prior distribution; use normal if the constant may change sign."""
+    """Form of the prior distribution; use normal if the constant may be positive or negative."""
 
 
 class UnknownStart(Strict):
-    """Prior of a signal whose initial value in each episode was measured with significant noise."""
+    """Prior distribution of a signal's first value in an episode, for a signal that was measured with much noise."""
 
     deviation: Annotated[float, Field(gt=0.0)]
     """Prior standard deviation, in the signal's unit."""
@@ -62,40 +62,40 @@ class Identify(Strict):
 
     constants: Annotated[dict[ConstantName, UnknownConstant], Field(min_length=1)]
     segment: Count = 5
-    """Steps of a forecast before it restarts from measurements: long enough to show the constants' effect."""
+    """Steps of one forecast from measured values. Choose enough steps for the constants to have a visible effect."""
     starts: dict[str, UnknownStart] = Field(default_factory=dict)
-    """Unknown initial values, by signal."""
+    """Prior distributions of first values, by the signal's name."""
     inputs: list[str] = Field(default_factory=list)
-    """External signals that the plant does not predict: their measured values are used at every step."""
+    """Names of external signals. Forecasts use their measured values, because the simulator does not predict them."""
 
 
 class LearnerFile(Strict):
-    """One algorithm and the population members that it trains."""
+    """One algorithm and its settings, for one or several members of the population."""
 
     algorithm: CodeReference = "bptt"
     """Name of a built-in algorithm, or the location of its code, as for a plant."""
     updates: Count = 4_000
     seeds: Count = 2
     hyperparameters: dict[Name, Setting] = Field(default_factory=dict)
-    """Overrides of the algorithm's defaults for all members."""
+    """Hyper-parameters of all members, by name. Hyper-parameters that are not listed keep the algorithm's defaults."""
     grid: dict[Name, Annotated[list[float], Field(min_length=1)]] = Field(default_factory=dict)
-    """Hyper-parameters in which members differ. There are seeds x (product of these lists) members, each with a seed of
-    its own."""
+    """Values to try, by the hyper-parameter's name. Each combination of values gives `seeds` members, each with
+    a different seed."""
     best_episodes: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Share of the training rows to learn from: the episodes with the highest returns."""
+    """Share of the training rows to learn from. The rows come from the episodes with the highest returns."""
 
 
 class Learner(LearnerFile):
-    """A learner of an opened run: `algorithm` is a name."""
+    """A learner of an opened run. `algorithm` is a name, and `source` locates the code."""
 
     source: UserCode | None = None
     """The algorithm's code; None for a built-in algorithm."""
     start: str | None = None
-    """Digest of the initial weights that members of a fleet's run share; None to draw weights by seed."""
+    """Digest of a fleet's shared weights, from which all members start; None to draw each member's initial weights."""
 
     @property
     def title(self) -> str:
-        """The algorithm, and the share of episodes that it learns from.
+        """Name of the learner for reports: the algorithm, and `best_episodes` if it is below 1.
 
         Example:
             >>> Learner(algorithm="bc", best_episodes=0.25).title
@@ -106,14 +106,14 @@ class Learner(LearnerFile):
 
 
 DEFAULT_GRID: dict[Name, list[float]] = {"support": [0.3, 1.5]}
-"""Penalties for leaving the data, of the default learner. Low values work best on large datasets; small datasets need
-high values."""
+"""Penalties for leaving the logged data, two values for the default learner. Low values work best on large datasets,
+high values on small datasets."""
 FAST: dict[str, Setting] = {"actor_lr": 1e-3, "critic_lr": 1e-3}
 """Learning rates with which 16,000 updates suffice; the papers use 3e-4 and many more updates."""
 CLONE_UPDATES = 12_000
 CLONE: dict[str, Setting] = {"huber": 0.2, "actor_recipe": {"schedule": "cosine", "steps": CLONE_UPDATES}}
-"""A Huber loss clones the median of the logged actions, which is a real action where actions saturate or several
-controllers acted. The learning rate falls to zero because the remaining error of a steep controller acts as drift."""
+"""Settings of behaviour cloning. The Huber loss clones the median of the logged actions, because the mean may lie
+between the actions of two controllers. The learning rate falls to zero because small errors matter at high gains."""
 DEFAULT_BESIDE = (
     Learner(algorithm="iql", updates=16_000, seeds=1, hyperparameters={**FAST, "beta": 10.0, "expectile": 0.9}),
     Learner(
@@ -125,34 +125,34 @@ DEFAULT_BESIDE = (
     ),
     Learner(algorithm="bc", updates=CLONE_UPDATES, seeds=1, hyperparameters=CLONE),
 )
-"""Learners beside the default learner if a run names none; off-policy evaluation selects among their members. Behaviour
-cloning is included because its value can always be estimated off-policy."""
+"""Further learners that a run trains by default. Behaviour cloning is included because off-policy evaluation can always
+estimate the value of a clone."""
 DEFAULT_DISCRETE = (
     Learner(algorithm="discrete_cql", updates=8_000, seeds=2),
     Learner(algorithm="discrete_iql", updates=8_000, seeds=1),
     Learner(algorithm="discrete_bc", updates=4_000, seeds=1),
 )
-"""Learners of a plant with a discrete action if a run names none."""
+"""Default learners for a plant with a discrete action."""
 
 
 class TrainFile(LearnerFile):
-    """The population to train: a first learner, and further learners beside it."""
+    """The population to train: the members of one learner, and of further learners under `beside`."""
 
     beside: list[LearnerFile] = Field(default_factory=list)
-    """Further learners. If `train` sets no key of a learner, the default learners are trained."""
+    """Further learners. If `train` has no key of a learner, such as `algorithm`, NeoRL trains its default learners."""
     batch_size: Count = 256
     checkpoint_every: Count = 2_000
-    """Updates between checkpoints: the most that a killed run loses."""
+    """Updates between two checkpoints. A killed run loses at most the updates after its last checkpoint."""
     ships: Literal["last", "best"] = "last"
-    """Checkpoint with the policies to select from: the last, or the best in the learned model."""
+    """Checkpoint from which the candidate is selected: the last, or the best by return in the learned model."""
     memory_mb: Annotated[float, Field(gt=0.0)] | None = None
     """Device memory for transitions, in MB; larger datasets are streamed from disk."""
     members: Literal["auto", "vmapped", "processes"] = "auto"
-    """Whether members share one program or run in a process each; auto measures which is faster if a run is long."""
+    """vmapped: one process trains all members. processes: one process per member. auto: the faster, for a long run."""
     devices: Count = 1
-    """Devices over which members are spread; batches are spread if the members do not divide evenly."""
+    """Number of devices. Members are divided among devices, or each batch is, if members cannot be divided evenly."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Precision of matrix products; bfloat16 only on accelerators that support it."""
+    """Precision of matrix products. bfloat16 needs an accelerator that supports it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -168,7 +168,7 @@ class Train(TrainFile, Learner):
     beside: list[Learner] = Field(default_factory=list)  # type: ignore[assignment]
 
     def for_discrete_action(self) -> Train:
-        """Replace defaults by those for a discrete action, unless the run names an algorithm."""
+        """Return the training with the default learners for a discrete action, unless the run names an algorithm."""
         if "algorithm" in self.model_fields_set:
             return self
         first, *beside = DEFAULT_DISCRETE
@@ -192,7 +192,7 @@ class SharedFile(Strict):
     updates: Count = 8_000
     """Gradient steps on the rows of all sites."""
     fine_tune: Count = 2_000
-    """Further gradient steps on a site's own rows, for at most thirty passes over them."""
+    """Further gradient steps on the rows of one site, at most thirty passes over these rows."""
     hyperparameters: dict[Name, Setting] = Field(default_factory=dict)
 
 
@@ -209,7 +209,7 @@ class Shared(SharedFile):
         )
 
     def fine_tuned(self, start: str | None) -> Learner:
-        """Return the learner that a site continues with.
+        """Return the learner that fine-tunes the shared policy on the rows of one site.
 
         Args:
             start: digest of the shared weights.
@@ -221,19 +221,19 @@ class Shield(Strict):
     """Limits of a policy's actions, and the conditions for the hand-over to the fallback."""
 
     look_ahead: Annotated[int, Field(ge=1, le=1_000)] = 12
-    """Predicted steps within which the fallback must be able to keep all limits."""
+    """Steps that the shield predicts. The policy acts only if the fallback could keep all limits in these steps."""
     hold: Annotated[int, Field(ge=0)] = 5
     """Minimum number of steps for which the fallback stays in control."""
     dwell: Annotated[int, Field(ge=1, le=1_000_000)] = 1
-    """Minimum number of steps between changes of a discrete action, by policy or fallback."""
+    """Minimum number of steps between two changes of a discrete action. Policy and fallback keep this minimum."""
     buffers: dict[str, Annotated[float, Field(ge=0.0)]] = Field(default_factory=dict)
-    """Margin to keep to a limit at every predicted step, by the limit's name and in its unit. Default: an eighth of the
-    distance between two limits. A one-sided limit needs a value."""
+    """Smallest distance to a limit at every predicted step, by the limit's name, in the limit's unit. Default: an
+    eighth of the range between the low and the high limit. A limit with one side needs a value."""
     return_buffers: dict[str, Annotated[float, Field(ge=0.0)]] = Field(default_factory=dict)
-    """Further margin before the policy regains control. Default: half of the buffer."""
+    """Additional distance to a limit, beyond the buffer, before the policy acts again. Default: half of the buffer."""
     rate_limits: dict[Name, Annotated[float, Field(gt=0.0)]] = Field(default_factory=dict)
-    """Largest change of an action in one step, by its name and in its unit. Default: the whole range; without a
-    simulator the largest logged change."""
+    """Largest change of an action in one step, by the action's name, in the action's unit. Default: the action's range;
+    for a log-only plant, the largest logged change."""
     envelope: Annotated[float, Field(ge=0.0)] = 1.0
     """Largest distance from the training data at which the policy acts, in standard deviations of the data."""
 
@@ -242,7 +242,7 @@ class Evaluate(Strict):
     """Off-policy evaluation on the held-out split, and rollouts for the report."""
 
     model_updates: Count = 3_000
-    """Gradient steps of the learned models; off-policy evaluation corrects the values that they estimate."""
+    """Gradient steps for fitting the learned models that off-policy evaluation uses."""
     bootstraps: Annotated[int, Field(ge=2)] = 1_000
     discount: Fraction = 0.99
     confidence: Fraction = 0.95
@@ -250,21 +250,21 @@ class Evaluate(Strict):
 
 
 class Certify(Strict):
-    """The certificate's claim: P(violation) <= p0 with this confidence, over the operating domain."""
+    """The certificate's claim: over the operating domain, P(episode violates a limit) <= p0, with this confidence."""
 
     p0: Rare = 1e-3
     confidence: Confidence = 0.95
     max_episodes: Count | None = None
-    """Episodes after which the test stops. Default: enough to prove the claim despite ten violations."""
+    """Largest number of simulated episodes. Default: enough to prove the claim even if ten episodes violate a limit."""
     domain: dict[Name, float] = Field(default_factory=dict)
-    """Overrides of the plant's default operating domain."""
+    """Parameters of the operating domain, by name. Parameters that are not listed keep the plant's defaults."""
 
 
 class Gates(Strict):
     """Requirements on a candidate in addition to the certificate."""
 
     beat_plant: bool = True
-    """Whether a candidate must beat the tuned controller, on logs and simulator; if false, only report it."""
+    """Whether a candidate must be better than the tuned controller. If false, NeoRL only reports the comparison."""
 
 
 class RunFile(Strict):
@@ -275,7 +275,7 @@ class RunFile(Strict):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     data: Data = Data()
     history: dict[str, Count] = Field(default_factory=dict)
-    """Number of earlier values of a signal or action that policies see beside the observation, by name."""
+    """Number of earlier values that policies see in addition to the observation, by name of the signal or action."""
     train: TrainFile = TrainFile()
     identify: Identify | None = None
     """Plant constants to estimate from the logs; none by default."""
@@ -289,9 +289,9 @@ class RunFile(Strict):
     shadow: Shadow = Shadow()
     approval: Literal["auto", "required"] = "required"
     approvers: Approvers | None = None
-    """Approvers written into the plant's safety policy at its first run; one person by default."""
+    """Approvers that the plant's first run writes into the safety policy. Default: one person."""
     concurrency: Literal["wait", "refuse"] = "refuse"
-    """Behaviour of a second run of the same plant while a run is active; a deployment's runs always wait."""
+    """Whether a run waits or is refused while the same plant has an active run. A deployment's runs always wait."""
 
     @model_validator(mode="after")
     def _approvers_match_approval(self) -> RunFile:
@@ -304,21 +304,21 @@ class RunFile(Strict):
 
 
 class OpenedRun(RunFile):
-    """A run's file after loading: `plant` and algorithms are names, and the located code is in `source`."""
+    """A run's file after loading. `plant` and each `algorithm` are names, and `source` locates the code."""
 
     source: Origin | None = None
-    """The plant's code or description; None for a built-in plant, and before the run is opened
-    (`tasks.models.plants.opening`)."""
+    """The plant's code or description; None for a built-in plant, and before `tasks.models.plants.opening` locates
+    the code."""
     site: Site | None = None
-    """The fleet's site that the run is for; None without a fleet."""
+    """The site, if the run belongs to a fleet; else None."""
     shared: Shared | None = None
-    """The policy that all sites of the fleet share; None without a fleet."""
+    """The policy that all sites of the fleet share; None without such a policy."""
     train: Train = Train()
 
     def part(self, *names: str) -> OpenedRun:
-        """Return a copy with the named parts, the plant, its source and the seed; all else has its default.
+        """Return a copy with the named parts, plant, source and seed. All other keys have their defaults.
 
-        A cached task takes such a part as an argument, so that it runs again only if the part changes.
+        A cached task takes one part as an argument, so that changes of other parts do not repeat the task.
 
         Args:
             names: sections such as "train", keys of a section such as "data.held_out", or keys of the run such as
@@ -341,7 +341,7 @@ class OpenedRun(RunFile):
             known = section in OpenedRun.model_fields
             if not known or (dot and not (isinstance(value, Strict) and key in type(value).model_fields)):
                 raise ValueError(
-                    f"a run has no section or key {name!r}; its sections are {', '.join(OpenedRun.model_fields)}"
+                    f"a run has no section or key {name!r}: choose a section from {', '.join(OpenedRun.model_fields)}"
                 )
             if key:
                 assert isinstance(value, Strict)
@@ -352,13 +352,13 @@ class OpenedRun(RunFile):
         return OpenedRun.model_validate(kept)
 
     def for_training(self) -> OpenedRun:
-        """Return the part that training depends on."""
+        """Return the parts of the run on which the training depends."""
         return self.part(
             "train", "history", "shield", "data.held_out", *(["evaluate"] if self.train.ships == "best" else [])
         )
 
     def settings(self) -> Iterator[tuple[str, str]]:
-        """Yield the dotted name and text of every setting that results depend on.
+        """Yield the dotted name and the text of every setting on which results depend.
 
         Example:
             >>> dict(OpenedRun(plant="double_mass").settings())["train.algorithm"]
@@ -372,7 +372,7 @@ class OpenedRun(RunFile):
 
 
 def flattened(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the dotted name and text of every leaf of nested mappings and lists of mappings.
+    """Yield the dotted name and the text of every value in nested mappings and lists of mappings.
 
     Example:
         >>> list(flattened({"a": {"b": 1}, "c": [{"d": 2}]}))

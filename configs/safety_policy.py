@@ -10,7 +10,7 @@ from configs.run import Confidence, Rare
 from configs.strict import Approvers, Count, Name, Strict
 
 RULE = "rule: auto"
-"""Approver in entries that no person approved."""
+"""Name of the approver in ledger entries that no person approved."""
 Days = Annotated[int, Field(ge=1, le=3_660)]
 
 
@@ -19,7 +19,7 @@ class SafetyPolicy(Strict):
 
     plant: Name
     limits: str
-    """Limits, written as in a certificate's claim."""
+    """The plant's limits, written as in a certificate's claim."""
     horizon: Count
     """Steps per episode."""
     family: str
@@ -27,11 +27,11 @@ class SafetyPolicy(Strict):
     domain: dict[Name, float]
     """Parameters of the operating domain that a claim must cover."""
     identified: list[str] = Field(default_factory=list)
-    """Constants that a claim may draw from an identified posterior instead of the operating domain."""
+    """Constants that a claim may draw from the posterior of an identification instead of the operating domain."""
     p0: Rare
     """Largest probability of violation that a claim may state."""
     confidence: Confidence
-    """Minimum confidence."""
+    """Smallest confidence that a claim may state."""
     gates: list[str]
     """Gates that a trained candidate must have passed."""
     beat_plant: bool = True

@@ -1,6 +1,6 @@
 """Types that the models of all YAML files share.
 
-They have a module of their own, so that a new key in one model does not change the source digest of a different model.
+They are in a separate module, so that a new key in one model does not change the source digest of other models.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ class Strict(BaseModel):
 
 
 class Approvers(Strict):
-    """Approvers of a candidate, in a run's file and in a plant's safety policy."""
+    """Persons who must approve a candidate, in a run's file and in a safety policy."""
 
     count: Annotated[int, Field(ge=0, le=9)] = 1
-    """Number of different persons; 0: a candidate that passes all gates needs no approval."""
+    """Number of different persons. With 0, a candidate that passes all gates needs no approval."""
     roles: list[str] = Field(default_factory=list)
     """Roles that the approvers must cover."""
     reviewers: Annotated[int, Field(ge=0, le=9)] = 0
     """Number of further persons who must have signed a review."""
     keys: bool = False
-    """Whether each approver signs with a personal key; if true, unsigned names are rejected, also for a change of the
-    policy."""
+    """Whether each approver must sign with a personal key. The rule also applies to changes of the safety policy."""
     not_author: bool = False
-    """Whether the person who ran the retraining is excluded."""
+    """Whether the person who ran the retraining may not be an approver."""

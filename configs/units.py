@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 MAX_LENGTH = 40
 ALLOWED = re.compile(r"[\w\s%°µΩ./*^()·²³-]+")
-"""Characters of a unit; pint has its own tokenizer and evaluates nothing."""
+"""Characters that a unit may contain."""
 
 POWERS = re.compile(r"\*\*|\^")
 POWER = re.compile(r"\s*\(?-?\d(\.\d{1,3})?\)?\s*($|[*/·) ].*)")
-"""Text allowed after a power sign: one digit, because pint would compute 9**9**9."""
+"""Text that may follow a power sign: one digit, because pint would compute 9**9**9."""
 
 KINDS = {
     "1": "ratio",
@@ -70,13 +70,13 @@ TURNS = re.compile(r"(revolutions?|turns?|cycles?)(_per_\w+)?|counts?_per_(secon
 ANGLES = re.compile(r"(milli|micro|nano)?radian|degree|grade|arcminute|arcsecond")
 HERTZ = re.compile(r"(kilo|mega|giga|milli)?hertz")
 COMMON = {"1", "K", "degC", "m", "s", "kg", "Pa", "kPa", "bar", "%", "m3/h", "L/s", "kW", "W", "V", "A", "Hz", "m/s"}
-"""Units known without importing pint."""
+"""Units that are known without importing pint, which is slow."""
 
 
 @cache
 def registry() -> UnitRegistry[float]:
-    """Return pint's units with those of DEFINITIONS; pint is imported at the first conversion."""
-    import pint
+    """Return pint's units and the units of DEFINITIONS."""
+    import pint  # slow, so only at the first conversion
 
     units: UnitRegistry[float] = pint.UnitRegistry(autoconvert_offset_to_baseunit=True, cache_folder=None)
     for definition in DEFINITIONS:
@@ -103,7 +103,7 @@ def parse(text: str) -> Any:
         return registry().parse_units(powers)
     except Exception as error:  # pint's tokenizer raises many kinds of errors
         near = difflib.get_close_matches(text[:MAX_LENGTH], [*COMMON, *dir(registry())], 1, 0.7)
-        hint = f"did you mean '{near[0]}'?" if near else "write it as pint does"
+        hint = f"did you mean '{near[0]}'?" if near else "write the unit as in pint"
         raise ValueError(f"'{text[:MAX_LENGTH]}' is no unit such as degC, kPa, m3/h or 1: {hint}") from error
 
 
@@ -144,38 +144,38 @@ def conversion(source: str, target: str) -> tuple[float, float]:
     given, wanted = parse(source), parse(target)
     if given.dimensionality != wanted.dimensionality:
         raise ValueError(
-            f"'{source}' is a unit of {kind(given.dimensionality)}, must be one of {kind(wanted.dimensionality)}, "
-            f"such as '{target}'"
+            f"'{source}' is a unit of {kind(given.dimensionality)}, but must be a unit of "
+            f"{kind(wanted.dimensionality)}, such as '{target}': correct it"
         )
     scale, offset = _affine(source, given, wanted, target)
     return scale * cycles(rotation(source), rotation(target), wanted.dimensionality), offset
 
 
 class Rotation(NamedTuple):
-    """Powers of turns, angles and cycles per second in a unit or quantity."""
+    """Exponents of rotation in a unit: rpm has `turns` 1, rad/s has `angles` 1, Hz has `cycles` 1."""
 
     turns: float = 0.0
     angles: float = 0.0
     cycles: float = 0.0
 
     def times(self, other: Rotation, power: float = 1.0) -> Rotation:
-        """Return the powers of the product with `other**power`."""
+        """Return the exponents of this unit times `other**power`."""
         return Rotation(*(mine + power * theirs for mine, theirs in zip(self, other, strict=True)))
 
 
 @cache
 def rotation(unit: str) -> Rotation:
-    """Return the countable event of a unit: rpm turns, rad/s angles, Hz cycles."""
+    """Return the exponents of turns, angles and cycles in a unit."""
     powers = parse(unit)._units.items()
     kinds = (TURNS, ANGLES, HERTZ)
     return Rotation(*(float(sum(power for name, power in powers if kind.fullmatch(name))) for kind in kinds))
 
 
 def cycles(one: Rotation, other: Rotation, dimension: UnitsContainer) -> float:
-    """Return the factor that converts a quantity counting `one` into one counting `other`, of the same dimension.
+    """Return the factor by which pint's conversion from rotation `one` to rotation `other` must be multiplied.
 
-    pint always treats a revolution as 2 pi. Here rpm converts to Hz if only time remains, otherwise to rad/s, so that
-    rpm/s gives Hz/s and torque times rpm gives power.
+    pint always treats a revolution as 2 pi. This factor removes 2 pi if `dimension` is a power of time, so that rpm
+    converts to Hz and rpm/s to Hz/s. Otherwise 2 pi stays, so that torque times rpm is a power.
     """
     if set(dimension) - {"[time]"}:
         return 1.0
@@ -205,6 +205,6 @@ def _affine(source: str, given: Any, wanted: Any, target: str) -> tuple[float, f
     scale, offset = (at[1] - at[0]) / 1000.0, at[0]
     if abs(at[2] - at[1] - (at[1] - at[0])) > 1e-9 * max(abs(at[1] - at[0]), 1e-300):
         raise ValueError(
-            f"'{source}' is logarithmic and has no factor and offset to '{target}': convert it in the historian"
+            f"'{source}' is logarithmic, so no factor and offset convert it to '{target}': convert it in the historian"
         )
     return scale, offset

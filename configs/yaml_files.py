@@ -1,6 +1,6 @@
-"""Read YAML files of any origin into strict models; errors name the file, the line and the nearest valid key.
+"""Read untrusted YAML files into strict models. Errors name the file, the line and the nearest valid key.
 
-Only plain values are read. Files that are too long, too deep or too large are rejected while they are parsed.
+Only plain values are accepted. Files with too many bytes, values or levels are rejected during parsing.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Model = TypeVar("Model", bound="BaseModel")
 Location = tuple[str | int, ...]
 
 MAX_BYTES = 2**18
-"""Length of a YAML file; a mapping of a thousand tags needs a quarter."""
+"""Largest size of a YAML file, four times the size of a mapping with a thousand tags."""
 MAX_NODES = 50_000
-"""Keys and values in a file."""
+"""Largest number of keys and values in a file."""
 MAX_LEVELS = 20
 MAX_SCALAR = 4096
-"""Characters in one value; the longest formula has a thousand."""
+"""Largest number of characters in one value. A formula has at most a thousand."""
 MAX_DIGITS = 40
 
 
@@ -43,7 +43,7 @@ def load_yaml(path: Path | str, model: type[Model]) -> Model:
         model: a frozen pydantic model with `extra="forbid"`.
 
     Raises:
-        BadInput: names file, line and key.
+        BadInput: if the file does not fit the model; the message names file, line and key.
     """
     path = Path(path)
     found: Model = _validated(read_text(path), path, model)
@@ -58,7 +58,7 @@ def _validated(text: str, path: Path, model: type[Model]) -> Model:
     value, root = document(text, path)
     if not isinstance(value, dict):
         got = "an empty file" if value is None else f"a {_kind(value)}"
-        raise BadInput(f"{path} must hold keys and values, got {got}: start from a file in configs/")
+        raise BadInput(f"{path} must contain keys and values, got {got}: copy a file in configs/ and change it")
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -69,34 +69,37 @@ def read_yaml(path: Path, *, aliases: bool = False) -> Any:
     """Read a YAML file as plain Python values; see `document`.
 
     Args:
-        aliases: also read aliases, as in Prefect's files. An alias counts as many values as it stands for.
+        aliases: accept YAML aliases (`*name`), which Prefect's files use.
 
     Raises:
-        BadInput: names file and line.
+        BadInput: if the text is not accepted; the message names file and line.
     """
     return document(read_text(path), path, aliases=aliases)[0]
 
 
 def document(text: str, path: Path, *, aliases: bool = False) -> tuple[Any, Node | None]:
-    """Return the values of a YAML text of any origin, and the root node, which knows the line of each value.
+    """Parse an untrusted YAML text into strings, numbers, booleans, null, lists and mappings.
 
-    Strings, numbers, booleans, null, lists and mappings are read. Aliases, tags, directives, and keys that are lists or
-    mappings are rejected, and so are texts beyond the limits of this module.
+    Aliases, tags, directives, and keys that are lists or mappings are rejected. So are texts that exceed the limits of
+    this module.
 
     Args:
         text: the YAML.
-        path: the text's origin, for messages.
-        aliases: also read aliases.
+        path: the text's file, for messages.
+        aliases: accept aliases.
+
+    Returns:
+        The values, and the root node, from which `_lines` reads the line numbers.
 
     Raises:
-        BadInput: names file and line.
+        BadInput: if the text is not accepted; the message names file and line.
 
     Example:
         >>> document("keys: [1, two]", Path("trust.yaml"))[0]
         {'keys': [1, 'two']}
     """
     if len(text) > MAX_BYTES:
-        raise BadInput(f"{path} has {len(text):,} characters of YAML, at most {MAX_BYTES:,} are read: divide the file")
+        raise BadInput(f"{path} has {len(text):,} characters, the limit is {MAX_BYTES:,}: divide the file")
     if directive := re.search(r"^%.*", text, re.MULTILINE):
         raise BadInput(f"{path} has the YAML directive '{directive[0][:40]}': delete lines that begin with %")
     # The pure loader builds plain Python values only, and rejects duplicate keys.
@@ -116,10 +119,10 @@ def document(text: str, path: Path, *, aliases: bool = False) -> tuple[Any, Node
 
 
 def read_text(path: Path) -> str:
-    """Read a plain file of bounded length as UTF-8.
+    """Read a plain UTF-8 file of at most `MAX_BYTES` bytes.
 
     Raises:
-        BadInput: names the file.
+        BadInput: if the file is missing, unreadable, too large or not UTF-8.
     """
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -127,7 +130,7 @@ def read_text(path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
-            raise BadInput(f"{path} has more than {MAX_BYTES:,} bytes, the most that is read: divide the file")
+            raise BadInput(f"{path} has more than {MAX_BYTES:,} bytes, the limit: divide the file")
         return data.decode("utf-8-sig")
     except FileNotFoundError as error:
         siblings = [p.name for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
@@ -136,19 +139,19 @@ def read_text(path: Path) -> str:
     except IsADirectoryError as error:
         raise BadInput(f"{path} must be a YAML file, got a folder: name a file in it") from error
     except PermissionError as error:
-        raise BadInput(f"{path} may not be read: change the file's mode or owner") from error
+        raise BadInput(f"this account may not read {path}: change the file's mode or owner") from error
     except UnicodeDecodeError as error:
         raise BadInput(f"{path} is not UTF-8 at byte {error.start}: save the file as UTF-8") from error
 
 
 class _BoundedComposer(Composer):
-    """Compose nodes from YAML events, and reject texts that would make a small file large or a parser slow.
+    """Compose nodes from YAML events, and reject texts with too many values or levels.
 
-    Nodes are counted while they are read, so that a rejected text is never built.
+    Nodes are counted during parsing, so that a rejected text uses little memory.
     """
 
-    alias_error: str | None = "an alias (*), which is not read here: write the value out"
-    """Message that rejects aliases; None to read them."""
+    alias_error: str | None = "an alias (*), which is not allowed: write the value itself"
+    """Message that rejects aliases; None to accept aliases."""
 
     levels = 0
     nodes = 0
@@ -156,7 +159,7 @@ class _BoundedComposer(Composer):
     def __init__(self, loader: Any = None) -> None:
         super().__init__(loader)
         self.sizes: dict[str, int] = {}
-        """Number of values below each complete anchor."""
+        """Number of values below each anchor that was completely read."""
 
     def compose_node(self, parent: Node | None, index: int) -> Node | None:
         """Compose the next node, one level below its parent."""
@@ -167,19 +170,19 @@ class _BoundedComposer(Composer):
         if isinstance(event, AliasEvent):
             self.nodes += self.sizes.get(event.anchor, 0)
             if event.anchor not in self.sizes:
-                fault = self.alias_error or f"the alias *{event.anchor} before its anchor: write the value out"
+                fault = self.alias_error or f"the alias *{event.anchor} before its anchor: write the value itself"
             elif self.nodes > MAX_NODES:
-                fault = f"more than {MAX_NODES} values, counting those behind aliases: divide the file"
+                fault = f"more than {MAX_NODES} values, with the values of aliases: divide the file"
         elif event.ctag is not None:
-            fault = "a tag (!), which is not read here: write a plain value"
+            fault = "a tag (!), which is not allowed: write a plain value"
         elif self.levels > MAX_LEVELS:
-            fault = f"lists or mappings nested more than {MAX_LEVELS} deep: write it flatter"
+            fault = f"lists or mappings nested more than {MAX_LEVELS} levels deep: use fewer levels"
         elif self.nodes > MAX_NODES:
             fault = f"more than {MAX_NODES} values: divide the file"
         elif isinstance(event, ScalarEvent) and len(event.value) > MAX_SCALAR:
-            fault = f"a value of {len(event.value)} characters, at most {MAX_SCALAR} are read: shorten it"
+            fault = f"a value of {len(event.value)} characters, the limit is {MAX_SCALAR}: shorten it"
         elif isinstance(parent, MappingNode) and index is None and not isinstance(event, ScalarEvent):
-            fault = "a key that is a list or a mapping: write a name"
+            fault = "a key that is a list or a mapping: use a name as key"
         if fault is not None:
             raise MarkedYAMLError(problem=fault, problem_mark=event.start_mark)
         node: Node | None = super().compose_node(parent, index)
@@ -188,20 +191,20 @@ class _BoundedComposer(Composer):
             self.sizes[event.anchor] = self.nodes - before + 1
         if isinstance(node, ScalarNode) and str(node.tag).endswith(":int") and len(node.value) > MAX_DIGITS:
             raise MarkedYAMLError(
-                problem=f"a number of {len(node.value)} digits, at most {MAX_DIGITS} are read: shorten it",
+                problem=f"a number of {len(node.value)} digits, the limit is {MAX_DIGITS}: shorten it",
                 problem_mark=node.start_mark,
             )
         return node
 
 
 class _AliasComposer(_BoundedComposer):
-    """Read aliases of complete anchors only, so that no value contains itself."""
+    """Accept an alias only after the whole value of its anchor, so that no value contains itself."""
 
     alias_error = None
 
 
 def _lines(root: Node | None) -> dict[Location, int]:
-    """Return the line, from 1, of every key and item."""
+    """Return the line number, from 1, of every key and list item."""
     found: dict[Location, int] = {}
 
     def visit(node: Node, location: Location) -> None:
@@ -226,13 +229,13 @@ def validation_message(
 
     Args:
         model: the model that the values do not fit.
-        lines: line of every key and item; empty if the values are in no file as they are.
+        lines: line number of every key and list item; empty if the values come from several places in a file.
     """
     details = error.errors(include_url=False)
-    # A misspelt key often leaves its right spelling missing as well: show the misspelling.
+    # A misspelt key often causes two faults, an unknown key and a missing key. The message shows the unknown key.
     first = min(details, key=lambda d: d["type"] != "extra_forbidden")
     more = len({_known(d["loc"], lines) for d in details} - {_known(first["loc"], lines)})
-    others = f" ({more} more after this one)" if more else ""
+    others = f" (and {more} more)" if more else ""
     location = _known(first["loc"], lines)
     where = f"{path}, line {lines[location]}" if location in lines else str(path)
     parent = ".".join(map(str, location[:-1]))
@@ -252,7 +255,7 @@ def validation_message(
 
 
 def _known(location: tuple[int | str, ...], lines: Mapping[Location, int]) -> Location:
-    """Return the longest part of a location that is in the file: pydantic appends names of union members."""
+    """Return a location without its last parts that are not in the file: pydantic appends names of union members."""
     for end in range(len(location), 0, -1):
         if location[:end] in lines:
             return location[:end]

@@ -1,4 +1,4 @@
-"""Tables of the built-in plants and of their reward and margin functions for logs; modules are imported on demand."""
+"""The built-in plants by name, and their reward and margin functions for logs. Modules are imported at first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rollouts of any controller on any plant: an episode is a `scan`, a batch of episodes a `vmap` of it."""
+"""Rollouts of any controller on any plant. An episode is a JAX `scan` over steps; a batch is a `vmap` over episodes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from neorl_core.types import Controller, Params, Plant, Space
 
 Constants = TypeVar("Constants")
 Scalar = float | Float[Array, ""]
-"""A constant, or a number that depends on it."""
+"""A Python number or a scalar array."""
 AnyArray = Array | np.ndarray
 """Logged rows arrive as NumPy arrays, simulated rows as JAX arrays."""
 
 
 class Trajectory(NamedTuple):
-    """One episode of H steps. After the end, `alive` is false, the reward is zero and the state is frozen."""
+    """One episode of H steps. After the episode's end `alive` is false, the reward zero and the state constant."""
 
     observations: Float[Array, "*e H O"]
     """Input of the controller before each step."""
@@ -29,14 +29,14 @@ class Trajectory(NamedTuple):
     """Applied actions, clipped to the actuator's range."""
     rewards: Float[Array, "*e H"]
     margins: Float[Array, "*e H K"]
-    """Least signed distance to each limit during the step."""
+    """Smallest distance to each of K limits during the step; negative beyond a limit."""
     alive: Bool[Array, "*e H"]
     """True until the episode has ended."""
     handed_over: Bool[Array, "*e H"]
-    """True where the fallback chose the action; always false for a controller without a fallback."""
+    """True if the fallback chose the action; always false for a controller without a fallback."""
     next_observations: Float[Array, "*e H O"]
     terminated: Bool[Array, "*e H"]
-    """True where the step terminated the episode; a time limit does not terminate."""
+    """True if the step terminated the episode. A time limit is not a termination."""
 
 
 class EpisodeResult(NamedTuple):
@@ -69,7 +69,7 @@ def clip_to(space: Space, x: Float[Array, " n"]) -> Float[Array, " n"]:
 
 
 def with_domain(nominal: Constants, domain: Params, **drawn: Any) -> Constants:
-    """Replace nominal constants by drawn values and by fields of the same name of the operating domain."""
+    """Replace nominal constants by drawn values, and by the operating domain's fields with the same name."""
     plain: Any = nominal
     fixed = {name: value for name, value in domain._asdict().items() if name in plain._fields}
     replaced: Constants = plain._replace(**fixed | drawn)
@@ -77,11 +77,11 @@ def with_domain(nominal: Constants, domain: Params, **drawn: Any) -> Constants:
 
 
 def two_sided_margin(x: Float[AnyArray, "*n"], low: float, high: float) -> Float[Array, "*n"]:
-    """min(x − low, high − x): positive inside the limits, in the unit of `x`.
+    """Return min(x − low, high − x), which is positive inside the limits.
 
     Args:
         x: (...), the limited quantity.
-        low: lower limit, in its unit.
+        low: lower limit, in the unit of `x`.
     """
     return jnp.minimum(x - low, high - x)
 
@@ -93,7 +93,7 @@ def rollout(
 
     Args:
         controller: the controller, in physical units.
-        key: randomness of the start, set points, disturbances and noise.
+        key: random key for the start, set points, disturbances and noise.
 
     Returns:
         Trajectory of H = `plant.spec.horizon` steps.
@@ -120,7 +120,7 @@ def rollout(
             terminated=timestep.terminated & alive,
         )
         proposed = (next_state, timestep.observation, next_memory, action, ~(timestep.terminated | timestep.truncated))
-        # Freeze an ended episode: the states after a trip (a runaway) must not count.
+        # Keep the last state of an ended episode, so that results do not depend on states after a trip.
         frozen = (*carry[:4], jnp.asarray(False))
         return jax.tree.map(lambda new, old: jnp.where(alive, new, old), proposed, frozen), record
 
@@ -128,7 +128,7 @@ def rollout(
 
 
 def summarise(trajectory: Trajectory) -> EpisodeResult:
-    """Return the statistics of one trajectory as scalars (use `vmap` for more).
+    """Return the statistics of one trajectory as scalars; use `vmap` for several trajectories.
 
     A non-finite observation, action, reward or margin counts as a violation.
     """
@@ -167,8 +167,8 @@ def rollouts(
 
     Args:
         plant: the plant (static: one compilation per plant).
-        controller: the controller (static: reuse the same object to avoid another compilation).
-        keys: (E,), one per episode, so that an episode does not depend on the batch it runs in.
+        controller: the controller (static: reuse one object to avoid a second compilation).
+        keys: (E,), one random key per episode, so that an episode's result does not depend on the batch.
         domain: the operating domain, a NamedTuple like `plant.domain`.
         trace: return all steps in `.trajectory`.
 

@@ -2,10 +2,10 @@
 
 dCa/dt = q (Cf − Ca) − r,  dT/dt = q (Tf − T) + β r + κ (Tc − T),  r = k0 exp(−E/T) Ca
 
-The action is the jacket temperature Tc. Slightly above 333 K the reaction accelerates itself and the reactor runs away,
-so 316 ≤ T ≤ 332 K is a hard limit at which the reactor trips.
+Ca is the concentration of A and T the temperature in the reactor; `Params` defines the constants. The action is the
+jacket temperature Tc. Slightly above 333 K the reactor runs away, so it trips outside 316 ≤ T ≤ 332 K.
 
-| constant | source |
+| constant | source (ours: chosen by NeoRL) |
 |---|---|
 | flow_rate, feed_concentration, feed_temperature, reaction_rate, activation_temperature | pc-gym, arXiv 2410.22093 |
 | heat_of_reaction, cooling_rate, ERROR_SCALE | pc-gym 0.1.8 |
@@ -14,7 +14,7 @@ so 316 ≤ T ≤ 332 K is a hard limit at which the reactor trips.
 | start_temperature_spread, start_concentration_spread, TRIP_COST, limits of the temperature | ours |
 | feed_concentration_sd | ours, zero by default |
 
-Valid within the limits, with a jacket that follows its command at once; a runaway ends the episode.
+The model is valid within the limits, for a jacket that follows its command at once. A trip ends the episode.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from neorl_core.types import Constraint, Plant, PlantSpec, Space, Timestep
 DT = 26.0 / 60.0
 HORIZON = 60
 SETPOINT_STEPS = 20
-"""Steps for which a set point is held."""
+"""Steps between two changes of the set point."""
 STRETCHES = -(-HORIZON // SETPOINT_STEPS)
 SUBSTEPS = 5
 """RK4 steps per control step; the error is below 2e-7 K at Tc = 302 K."""
 ERROR_SCALE = 0.3
 """Concentration error [mol/L] with a cost of 1 per step."""
 TRIP_COST = 10.0
-"""Cost of a trip. It exceeds the cost of any whole episode inside the limits, so that ending an episode early does not
-pay: set points lie within 0.11 mol/L of the steady states at 316 and 332 K, 60 (0.11/0.3)² = 8."""
+"""Cost of a trip. Any episode inside the limits costs less, so that ending an episode early does not pay: set points
+lie within 0.11 mol/L of the steady states at 316 and 332 K, so the cost is at most 60 (0.11/0.3)² = 8."""
 
 SPEC = PlantSpec(
     name="chemical_reactor",
@@ -117,14 +117,14 @@ class Domain(NamedTuple):
 
 
 class State(NamedTuple):
-    """The true state; the feed deviations and the noise-free temperature are hidden."""
+    """The true state. The feed deviations and the noise-free temperature are not observed."""
 
     concentration: Float[Array, ""]
     temperature: Float[Array, ""]
     coolant: Float[Array, ""]
     feed_deviation: Float[Array, ""]
     setpoints: Float[Array, " S"]
-    """One per `SETPOINT_STEPS` steps; the last is kept."""
+    """One set point per `SETPOINT_STEPS` steps; the last one stays."""
     step: Int[Array, ""]
     feed_concentration_deviation: Float[Array, ""]
     """Deviation of the feed concentration [mol/L]."""
@@ -162,7 +162,7 @@ def advance(
 
 
 def steady_concentration(temperature: Float[Array, "*n"] | float, params: Params) -> Float[Array, "*n"]:
-    """Ca = q Cf / (q + k0 exp(−E/T)) [mol/L], from dCa/dt = 0."""
+    """Return the steady concentration Ca = q Cf / (q + k0 exp(−E/T)) [mol/L] at T [K], from dCa/dt = 0."""
     rate = params.reaction_rate * jnp.exp(-params.activation_temperature / jnp.asarray(temperature))
     return params.flow_rate * params.feed_concentration / (params.flow_rate + rate)
 
@@ -176,19 +176,19 @@ def steady_coolant(temperature: Float[Array, "*n"] | float, params: Params) -> F
 
 
 def cost(concentration: Float[AnyArray, "*n"], setpoint: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
-    """((Ca − SP) / 0.3)², pc-gym's tracking cost without a penalty on moves."""
+    """Return ((Ca − SP) / 0.3)² for set points SP: pc-gym's tracking cost without a penalty on moves."""
     return jnp.square((concentration - setpoint) / ERROR_SCALE)
 
 
 def start(
     concentration: Scalar, temperature: Scalar, coolant: Scalar, setpoints: Float[Array, " S"]
 ) -> tuple[State, Float[Array, " 4"]]:
-    """Return an undisturbed state with given set points, as for the tracking tasks of tests and examples.
+    """Return an undisturbed state with given set points, for tests and examples.
 
     Args:
         concentration: Ca [mol/L].
         temperature: T [K].
-        coolant: coolant temperature in force [K].
+        coolant: present coolant temperature [K].
         setpoints: (S,), concentrations [mol/L], each used for `SETPOINT_STEPS` steps.
 
     Returns:
@@ -219,20 +219,19 @@ def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
 
 
 def _concentration_draw(key: PRNGKeyArray, dtype: Any) -> Float[Array, ""]:
-    """Standard normal clipped at three, from a folded key so that the other draws do not change."""
+    """Draw a standard normal number, clipped at ±3. The folded key leaves the other random numbers unchanged."""
     return jnp.clip(jax.random.normal(jax.random.fold_in(key, 1), (), dtype), -3.0, 3.0)
 
 
 def _slow(before: Float[Array, ""], push: Float[Array, ""], sd: Scalar, phi: Float[Array, ""]) -> Float[Array, ""]:
-    """d' = φ d + sd √(1 − φ²) w, with stationary standard deviation sd."""
+    """Return the next deviation φ d + sd √(1 − φ²) w of an AR(1) sequence with standard deviation sd."""
     return phi * before + sd * jnp.sqrt(1 - phi**2) * push
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 4"]]:
-    """Start near a steady state of this reactor, with independent random set points.
+    """Start near a steady state of the drawn reactor, with independent random set points.
 
-    Set points are nominal steady states, because an operator knows no others. The start is near a steady state of the
-    drawn reactor, because that is where the reactor has been running.
+    Set points are steady states of the nominal reactor, because an operator does not know the drawn constants.
     """
     key_place, key_noise = jax.random.split(key)
     low, high = params.setpoint_temperature_low, params.setpoint_temperature_high
@@ -256,8 +255,8 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 4"]]
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 1"], params: Params) -> tuple[State, Timestep]:
     """Simulate one control step under a coolant temperature [K], clipped to its range.
 
-    As in pc-gym, the reward uses the set point after the step, so a change of set point cannot be anticipated.
-    The feed deviations are AR(1) sequences, d' = clip(φ d + sd √(1 − φ²) w) with φ = exp(−dt/τ), held during a step.
+    As in pc-gym, the reward uses the set point after the step, so a controller cannot anticipate a change.
+    A feed deviation d is constant in a step; then d' = clip(φ d + sd √(1 − φ²) w), φ = exp(−dt/τ), w ~ N(0, 1).
     """
     push, noise = jax.random.normal(key, (2,), action.dtype)
     coolant = clip_to(SPEC.action, action)[0]
@@ -296,14 +295,14 @@ def predict(
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 4"], params: Params) -> tuple[State, Params]:
-    """Set the measured states, coolant and set point; the feed deviations stay hidden."""
+    """Set the state to a logged observation. The feed deviations keep their values."""
     temperature = observation[1] - params.noise_sd * jax.random.normal(key, (), observation.dtype)
     at = state._replace(concentration=observation[0], temperature=temperature, coolant=observation[2])
     return at._replace(setpoints=jnp.full_like(state.setpoints, observation[3])), params
 
 
 def applied(observation: Float[Array, " 4"]) -> Float[Array, " 1"]:
-    """Coolant temperature [K] in force."""
+    """Return the coolant temperature [K] that is applied at present."""
     return observation[2:3]
 
 
@@ -315,7 +314,7 @@ def logged_margins(next_observation: Float[AnyArray, "*n 4"]) -> Float[Array, "*
 def logged_reward(
     observation: Float[AnyArray, "*n 4"], action: Float[AnyArray, "*n 1"], next_observation: Float[AnyArray, "*n 4"]
 ) -> Float[Array, "*n"]:
-    """Reward of logged rows: −((Ca' − SP)/0.3)², minus the trip cost where the temperature left the limits."""
+    """Reward of logged rows: −((Ca' − SP)/0.3)², minus the trip cost if the temperature left the limits."""
     tripped = logged_margins(next_observation)[..., 0] < 0
     return -cost(next_observation[..., 0], next_observation[..., 3]) - jnp.where(tripped, TRIP_COST, 0.0)
 
@@ -329,7 +328,7 @@ def _tracking_residuals(
 
 
 nmpc = single_shooting(predict, applied, _tracking_residuals, holds=(1,) * 17, iterations=5)
-"""Same horizon as pc-gym's NMPC, without move penalty and preview."""
+"""Nonlinear model predictive control with pc-gym's horizon, but without a penalty on moves and future set points."""
 
 PLANT = Plant(
     spec=SPEC,
@@ -342,11 +341,11 @@ PLANT = Plant(
     applied=applied,
     resume=resume,
     fallback=pid(measurement=0, setpoint=3, dt=DT),
-    # By benchmarks.tuning. The output stays within the range of the tracking task, at both ends of which the reactor
-    # has a stable steady state inside the limits. A wider range gains nothing.
+    # Found by benchmarks.tuning. At both ends of the output's range the reactor has a stable steady state inside the
+    # limits. A wider range does not improve the return.
     fallback_params=PIDParams(kp=-270.0, ki=-500.0, kd=-130.0, low=295.0, high=302.0),
-    # Cautious lambda tuning, as is common in plants: at 324 K the gain is −0.0143 (mol/L)/K and the time constants sum
-    # to 1.5 min; a closed loop three times as slow needs ki = 1/(gain · 4.5 min) and kp = 1.5 min · ki, rounded.
+    # Cautious lambda tuning, as is common in plants. At 324 K the gain is −0.0143 (mol/L)/K, and the time constants sum
+    # to 1.5 min. A closed loop with 4.5 min needs ki = 1/(gain · 4.5 min) and kp = 1.5 min · ki, rounded.
     found_params=PIDParams(kp=-20.0, ki=-15.0, kd=0.0, low=295.0, high=302.0),
     reference=nmpc,
     reference_params=MPCParams(NOMINAL, SPEC.action.low, SPEC.action.high, (0.2, 0.2, 0.0, 0.0)),

@@ -1,16 +1,17 @@
-"""DMSD, the double mass-spring-damper of NeoRL-2 (arXiv 2503.19267): two masses between walls, with forces and targets.
+"""DMSD, the double mass-spring-damper of NeoRL-2 (arXiv 2503.19267): forces move two masses to targets.
 
-m x1'' = −2k x1 + k x2 − 2c v1 + c v2 + F1, the same with 1 and 2 exchanged, by explicit Euler with dt = 0.2 s, and
-F = 30 N · action. reward = Σ_i −ln(|x_i − target_i| + 0.01) after the step. The equations reproduce the official data
-to single precision, with observations in the order (x1, x2, v1, v2, target1, target2).
+m x1'' = −2k x1 + k x2 − 2c v1 + c v2 + F1, and the same with 1 and 2 exchanged; F = 30 N · action
 
-| constant | source |
+Explicit Euler with dt = 0.2 s integrates the equations. The reward is Σ_i −ln(|x_i − target_i| + 0.01) after the step.
+The equations reproduce the official data to single precision. Observations are (x1, x2, v1, v2, target1, target2).
+
+| constant | source (ours: chosen by NeoRL) |
 |---|---|
 | mass, stiffness, damping, force, starts, targets | NeoRL-2, arXiv 2503.19267, without measurement noise |
 | mass_spread, stiffness_spread, damping_spread | ours, zero by default |
 | TRAVEL | ours |
 
-Valid as the benchmark's own sequence: Euler's rule with 0.2 s is part of the definition, and springs and dampers are
+The model is the benchmark itself: Euler's rule with 0.2 s is part of the definition, and springs and dampers are
 linear at any displacement.
 """
 
@@ -34,8 +35,8 @@ REDRAW_STEP = 50
 """After this many steps each target is redrawn with probability one half."""
 TARGET_LIMIT = 1.5
 TRAVEL = 2.8
-"""Mechanical travel [m] of each mass, our addition to NeoRL-2's task: its data stay within 2.63 and the LQR within 1.9,
-but uniformly random forces exceed it in one episode out of three."""
+"""Limit of each mass's displacement [m], which NeoRL adds to the task. NeoRL-2's data stay within 2.63 m and the LQR
+within 1.9 m. Uniformly random forces exceed the limit in one episode out of three."""
 
 SPEC = PlantSpec(
     name="double_mass",
@@ -79,7 +80,7 @@ class Domain(NamedTuple):
 
 
 class State(NamedTuple):
-    """The true state; all of it is observed."""
+    """The true state, which is observed completely."""
 
     motion: Float[Array, " 4"]
     """(x1, x2, v1, v2)"""
@@ -109,7 +110,7 @@ def margins_of(positions: Float[AnyArray, "*n 2"]) -> Float[Array, "*n 2"]:
 
 
 def tracking_reward(positions: Float[AnyArray, "*n 2"], targets: Float[AnyArray, "*n 2"]) -> Float[Array, "*n"]:
-    """Σ_i −ln(|x_i − target_i| + 0.01)"""
+    """Return Σ_i −ln(|x_i − target_i| + 0.01) for positions x and targets [m]."""
     return -jnp.sum(jnp.log(jnp.abs(positions - targets) + 0.01), axis=-1)
 
 
@@ -128,7 +129,7 @@ def _observe(state: State) -> Float[Array, " 6"]:
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 6"]]:
-    """x ~ U(±0.25), v ~ U(±0.1), targets ~ U(±1.5), as in NeoRL-2."""
+    """Start with x ~ U(±0.25) m, v ~ U(±0.1) m/s and targets ~ U(±1.5) m, as in NeoRL-2."""
     drawn = jax.random.uniform(key, (6,), minval=-1.0, maxval=1.0)
     drawn = drawn * jnp.array([0.25, 0.25, 0.1, 0.1, TARGET_LIMIT, TARGET_LIMIT])
     state = State(drawn[:4], drawn[4:], jnp.zeros((), jnp.int32))
@@ -136,9 +137,9 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 6"]]
 
 
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 2"], params: Params) -> tuple[State, Timestep]:
-    """Simulate one step under two forces, clipped to ±1; the targets may change at the end of it.
+    """Simulate one step under two forces, clipped to ±1. The targets may change at the end of the step.
 
-    As in NeoRL-2, an episode never terminates: a mass beyond the travel limit is a violation but keeps moving.
+    As in NeoRL-2, an episode never terminates: a mass beyond its limit is a violation, but it keeps moving.
     """
     motion = advance(state.motion, clip_to(SPEC.action, action), params)
     drawn = jax.random.uniform(key, (4,), motion.dtype)
@@ -162,12 +163,12 @@ def predict(
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 6"], params: Params) -> tuple[State, Params]:
-    """Set the whole state, which is observed without noise."""
+    """Set the state to a logged observation, which is complete and without noise."""
     return state._replace(motion=observation[:4], targets=observation[4:]), params
 
 
 def applied(observation: Float[Array, " 6"]) -> Float[Array, " 2"]:
-    """The resting action, because the observation does not contain the forces in force."""
+    """Return zero forces, because the observation does not contain the applied forces."""
     return jnp.zeros_like(observation[:2])
 
 
@@ -195,7 +196,7 @@ def linear_model(params: Params = NOMINAL) -> tuple[Float[np.ndarray, "4 4"], Fl
 def design_lqr(
     position_weight: float, velocity_weight: float, action_weight: float, params: Params = NOMINAL
 ) -> LinearParams:
-    """Design a saturated LQR with set-point feedforward on the true model.
+    """Design a saturated linear-quadratic regulator with set-point feedforward, for the true model.
 
     Args:
         position_weight: cost of the squared position error.

@@ -21,7 +21,7 @@ from neorl_core.plants.base import AnyArray, LoggedSignals
 from neorl_core.types import Controller, Params, Plant, Space, Timestep
 
 FOLD = 8_191
-"""Folded into the plant's keys, so that the plant's own random numbers do not change."""
+"""Number that is folded into the keys for links, so that the plant's own random numbers do not change."""
 DRAWN = ("link_loss", "link_redraw")
 
 
@@ -36,7 +36,7 @@ class State(NamedTuple):
 def linked(
     plant: Plant, links: Links, loss: float = 0.1, redraw: float = 0.25, kinds: tuple[int, ...] | None = None
 ) -> Plant:
-    """Add links to a plant with agents, with a graph layout for policies that communicate over them.
+    """Add unreliable links to a plant with agents, and a graph layout for policies that communicate over the links.
 
     Args:
         plant: a plant with `agents`.
@@ -116,7 +116,7 @@ def linked(
 
 
 def linked_signals(logged: LoggedSignals, observed: int) -> LoggedSignals:
-    """Return the reward and margin functions of a linked plant, given those of the plant with `observed` signals."""
+    """Return the reward and margin functions of a linked plant: `logged`, applied to the first `observed` signals."""
 
     def reward(
         observation: Float[AnyArray, "*n O"], action: Float[AnyArray, "*n A"], next_observation: Float[AnyArray, "*n O"]
@@ -134,7 +134,7 @@ def _with(plain: Params, drawn: tuple[Any, ...]) -> Params:
 
 
 def _without(plain: Params, linked: Params) -> Params:
-    """Return the plant's own part of constants or of a domain."""
+    """Return the constants or the domain without the fields for links."""
     return type(plain)(*linked[: len(plain)])
 
 

@@ -1,16 +1,16 @@
-"""A pumping station that lifts water into a town's tank: up to three equal pumps, switched, under a tariff.
+"""A pumping station: up to three equal pumps lift water into a town's tank; the price of energy varies over the day.
 
-The pumps run in parallel on one rising main. With n pumps on, the flow Q balances the pump head with lift and friction,
-and the tank balances Q with the town's demand D:
+The pumps run in parallel on one rising main. At the flow Q, the head of n running pumps equals lift and friction. The
+level of the tank follows from Q and the town's demand D:
 
 (4/3 h₀ − (1/3) h₀ (Q / n q₀)²) · wear = lift + level + 10.67 L Q^1.852 / (C^1.852 d^4.871)
 area · d(level)/dt = Q − D,  power = ρ g Q head / η
 
 The head is EPANET's curve through one design point; the friction is Hazen–Williams. Energy is cheap at night, so the
-tank should be full in the morning. Every start of a pump costs wear. Water gained in the tank during a step is credited
-at the mean price of lifting it, so that emptying the tank gains nothing.
+tank should be full in the morning. Every start of a pump costs wear. A step earns the mean cost of lifting the water
+that the tank gains, so that emptying the tank does not pay.
 
-| constant | source |
+| constant | source (ours: chosen by NeoRL) |
 |---|---|
 | design_head, design_flow, length, diameter, lift, area, demand, RIM, LIMITS | ours, a town of 50,000 |
 | roughness | Rossman 2000, EPANET 2 Users Manual, table 3.2: ductile iron and cement, 120 to 140 |
@@ -19,8 +19,8 @@ at the mean price of lifting it, so that emptying the tank gains nothing.
 | PATTERN, NIGHT, PRICES, START_COST, BEYOND_COST | ours |
 | wear, wear_most, roughness_spread, demand_spread, demand_sd, noise_sd | ours |
 
-Valid for steady flow in the main, which settles within seconds of a switch; a step lasts half an hour. A tank spills
-above the rim and delivers nothing when empty; both violate the limits, and neither ends the episode.
+The model is valid for steady flow in the main, because the flow settles within seconds and a step lasts half an hour. A
+full tank spills, and an empty tank delivers nothing. Both cases violate the limits but do not end the episode.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ NEWTON = 6
 """Newton iterations for the flow."""
 PUMPS = 3.0
 LIMITS = (1.0, 5.0)
-"""Levels [m]: below the lower limit the fire reserve is used, above the upper the tank is close to spilling."""
+"""Levels [m]: below the lower limit the fire reserve is used; above the upper limit the tank may spill."""
 RIM = 6.0
 """Height of the tank [m]."""
 # fmt: off
@@ -58,13 +58,13 @@ PATTERN = (
 # fmt: on
 """Demand of each hour of the day, as a share of the mean."""
 NIGHT = (23.0, 7.0)
-"""Hours [h] between which energy is cheap."""
+"""Start and end [h] of the hours with cheap energy."""
 PRICES = (0.08, 0.20)
 """Price of energy [EUR/kWh], cheap and dear."""
 START_COST = 1.0
 """Cost of the wear of a pump start [EUR]."""
 BEYOND_COST = 200.0
-"""Cost of a step that ends beyond a limit [EUR/m]; more than all the energy of the step."""
+"""Cost of a step that ends beyond a limit [EUR/m], higher than the cost of the step's energy."""
 MEAN_PRICE = (PRICES[0] * (24 - NIGHT[0] + NIGHT[1]) + PRICES[1] * (NIGHT[0] - NIGHT[1])) / 24
 SECONDS = 3600.0
 
@@ -77,7 +77,7 @@ class Params(NamedTuple):
     design_flow: Scalar = 400.0
     """Flow of a pump at the design point, q₀ [m³/h]."""
     wear: Scalar = 1.0
-    """Remaining share of the head of a pump."""
+    """Head of a worn pump, as a share of a new pump's head."""
     efficiency: Scalar = 0.75
     length: Scalar = 3_000.0
     """Length of the main, L [m]."""
@@ -96,7 +96,7 @@ class Params(NamedTuple):
     gravity: Scalar = 9.81
     """g [m/s²]."""
     demand_sd: Scalar = 0.0
-    """Deviation of the demand from its pattern, as a share; it lasts some hours."""
+    """Standard deviation of the demand from its pattern, as a share. A deviation lasts some hours."""
     noise_sd: Scalar = 0.0
     """Measurement noise of the level [m]."""
 
@@ -112,7 +112,7 @@ def friction(params: Params) -> Float[Array, ""]:
 def flow(pumps: Float[Array, ""], level: Float[Array, ""], params: Params) -> Float[Array, ""]:
     """Return the flow [m³/h] of `pumps` running pumps at a level of the tank [m], by Newton's method.
 
-    The remaining head decreases ever faster with the flow, so the iteration from the frictionless flow is monotone.
+    Head minus losses is concave in the flow, so the iteration from the flow without friction converges monotonically.
     """
     running = jnp.maximum(pumps, 1.0)
     wanted = params.lift + level
@@ -140,18 +140,18 @@ def power(pumps: Float[Array, ""], level: Float[Array, ""], params: Params) -> F
 
 
 def pattern(slot: Int[Array, "*n"]) -> Float[Array, "*n"]:
-    """Share of the mean demand in a step of the day."""
+    """Return the demand in step `slot` of the day, as a share of the mean demand."""
     return jnp.asarray(PATTERN)[slot // 2 % 24]
 
 
 def price(slot: Int[Array, "*n"]) -> Float[Array, "*n"]:
-    """Price of energy [EUR/kWh] in a step of the day."""
+    """Return the price of energy [EUR/kWh] in step `slot` of the day."""
     turn, (dusk, dawn) = slot % SLOTS, (round(hour / DT) for hour in NIGHT)
     return jnp.where((turn >= dusk) | (turn < dawn), *PRICES)
 
 
 def slot_of(observation: Float[AnyArray, "*n 6"]) -> Int[Array, "*n"]:
-    """Step of the day from the clock of an observation."""
+    """Return the step of the day, 0 to 47, from an observation."""
     turn = jnp.arctan2(observation[..., 3], observation[..., 4]) / (2 * jnp.pi)
     return jnp.round(turn * SLOTS).astype(jnp.int32) % SLOTS
 
@@ -206,9 +206,9 @@ class Hysteresis(NamedTuple):
     cheap: Scalar
     """A pump runs below this level while energy is cheap."""
     stage: Scalar
-    """Each further pump starts this much lower."""
+    """Each further pump starts at a level that is lower by this value."""
     gap: Scalar
-    """A pump stops this much above its start level."""
+    """A pump stops at a level that is higher than its start level by this value."""
 
 
 def _two_point(
@@ -220,11 +220,11 @@ def _two_point(
 
 
 two_point = Controller(lambda params, observation: (), _two_point)
-"""`clip(n, ⌈(start − level)/stage⌉, ⌈(start + gap − level)/stage⌉)`: staged two-point control of the level."""
+"""Two-point control of the level: n pumps become `clip(n, ⌈(start − level)/stage⌉, ⌈(start + gap − level)/stage⌉)`."""
 BY_HAND = Hysteresis(dear=3.0, cheap=3.0, stage=0.5, gap=0.5)
-"""Equal levels at all times, regardless of the tariff."""
+"""Typical manual settings: the same levels at all prices."""
 TUNED = Hysteresis(dear=2.8, cheap=4.4, stage=1.45, gap=0.3)
-"""By benchmarks.tuning, for the operating domain."""
+"""Found by benchmarks.tuning, for the operating domain."""
 
 LEVELS = 81
 """Grid points of the level in the value function."""
@@ -234,12 +234,12 @@ RESERVE = 0.35
 
 @cache
 def plan(params: Params, days: int = 12) -> npt.NDArray[np.float64]:
-    """Return the value function under the mean demand, up to a constant, by backward induction.
+    """Return the least future cost under the mean demand, up to a constant, by backward induction.
 
     `J(slot, level, before) = min_n cost(…) + J(slot + 1, level', n)` (Bellman 1957, Dynamic Programming, chapter III).
 
     Args:
-        days: days until the differences repeat daily.
+        days: number of days, enough for differences of the cost to repeat daily.
 
     Returns:
         (48, L, 4), by step of the day, level and pumps that ran before.
@@ -289,7 +289,7 @@ def _plan_action(
 
 
 planner = Controller(lambda params, observation: (), _plan_action)
-"""The action with the least cost now, by the given constants, plus future cost, by `plan`."""
+"""Chooses the action with the least sum of this step's cost and the future cost from `plan`."""
 
 
 HORIZON = 96
@@ -314,7 +314,7 @@ SPEC = PlantSpec(
 
 
 MEMORY = 0.85
-"""Correlation of the demand deviation from step to step, ours."""
+"""Correlation of the demand deviation between successive steps, chosen by NeoRL."""
 
 
 class Domain(NamedTuple):
@@ -406,7 +406,7 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 1"], params: Pa
 def predict(
     observation: Float[Array, " 6"], action: Float[Array, " 1"], params: Params
 ) -> tuple[Float[Array, " 6"], Float[Array, " 1"]]:
-    """Predict the noise-free next observation with a constant deviation of demand, and the least margin [m]."""
+    """Predict the noise-free next observation at a constant deviation of demand, and the step's least margin [m]."""
     pumps, slot = _running(action), slot_of(observation)
     level, margins = advance(observation[0], pumps, observation[2], params)
     share = pattern(slot + 1) / pattern(slot)
@@ -414,7 +414,7 @@ def predict(
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 6"], params: Params) -> tuple[State, Params]:
-    """Set the measured level (with noise), pumps, demand and clock."""
+    """Set the state to a logged observation; the measurement noise of the level is subtracted."""
     slot = slot_of(observation)
     usual = params.demand * pattern(slot).astype(observation.dtype)
     level = observation[0] - params.noise_sd * jax.random.normal(key, (), observation.dtype)

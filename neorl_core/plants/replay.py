@@ -18,14 +18,14 @@ from neorl_core.types import Params, Plant
 
 
 class LoggedEpisodes(NamedTuple):
-    """E logged episodes, padded to the T steps of the longest."""
+    """E logged episodes, padded to the T steps of the longest episode."""
 
     observations: Float[Array, "E T O"]
     """Before each step."""
     actions: Float[Array, "E T A"]
     next_observations: Float[Array, "E T O"]
     present: Bool[Array, "E T"]
-    """True where the step was logged; padding comes last."""
+    """True if the step was logged, false if it is padding. Padding comes last."""
 
 
 class ReplayErrors(NamedTuple):
@@ -36,7 +36,7 @@ class ReplayErrors(NamedTuple):
     simulated: Float[Array, "*n B K O"]
     """Errors of B plants drawn from the operating domain."""
     held: Bool[Array, "*n O"]
-    """True where the plant predicts no change of the signal, as for a set point."""
+    """True if the plant always predicts no change of the signal, such as a set point."""
 
 
 # The program runs once, in less time than XLA would need to optimise it.
@@ -51,10 +51,10 @@ def replay_errors(
 ) -> ReplayErrors:
     """Return prediction errors on logs, and on replays of the logged actions by plants of an operating domain.
 
-    e = √(mean (ŷ(t + k) − y(t + k))²), ŷ from `predict` applied k times to y(t), for t = 0, k, 2k, …
+    e = √(mean (ŷ(t + k) − y(t + k))²) at t = 0, k, 2k, …, with ŷ from k predictions that start at y(t)
 
-    Every k steps `plant.resume` puts each drawn plant into the logged state; hidden states are kept. A plant without
-    `resume` starts from `reset`, is compared with its own observations, and steps after its termination are ignored.
+    Every k steps `plant.resume` sets each drawn plant to the logged state; hidden states keep their values. A plant
+    without `resume` starts from `reset`, and y is its own observation. Steps after its termination are ignored.
 
     Args:
         plant: supplies `predict` and the drawn plants; `plant.params` is not used.

@@ -1,4 +1,4 @@
-"""Sites of a fleet: copies of a plant with constants and limits of their own."""
+"""Sites of a fleet: copies of one plant with different constants and limits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EQUAL = 1e-6
 def site_spec(spec: PlantSpec, name: str, limits: Mapping[str, Bounds]) -> PlantSpec:
     """Return the plant's spec under the site's name and with the site's limits.
 
-    A simulator only returns the distance to the nearer side of a limit, min(x - low, high - x). A site's margin is that
+    A simulator only returns the distance to the nearer side of a limit, min(x - low, high - x). A site's margin is this
     distance minus a constant, so both sides of a limit must move inwards by the same amount.
 
     Args:
@@ -62,7 +62,7 @@ def site_plant(plant: Plant, name: str, constants: Mapping[str, float], limits: 
     the domain, so that claims name them and all sites share one compiled program.
 
     Args:
-        constants: values by the name of the constant, `pump[1]` for an entry; other constants are kept.
+        constants: values by the constant's name, or by `pump[1]` for one entry; other constants are kept.
         limits: as for `site_spec`.
 
     Raises:
@@ -120,7 +120,7 @@ def site_signals(logged: LoggedSignals, spec: PlantSpec, site: PlantSpec) -> Log
 
 
 def varied_constants(plant: Plant) -> tuple[str, ...]:
-    """Return the constants that may differ between sites: drawn by the operating domain and not zero.
+    """Return the constants that may differ between sites: the operating domain draws them, and they are not zero.
 
     Example:
         >>> from neorl_core.plants import PLANTS
@@ -157,7 +157,7 @@ def _moved(limit: Constraint, limits: Mapping[str, Bounds]) -> Constraint:
 
 
 def _reserves(spec: PlantSpec, site: PlantSpec) -> tuple[float, ...]:
-    """Return by how much each limit of a site is tighter than the plant's, in the limit's unit."""
+    """Return the distance between each limit of a site and the plant's limit, in the limit's unit."""
     return tuple(
         new.low - old.low if math.isfinite(old.low) else old.high - new.high if math.isfinite(old.high) else 0.0
         for old, new in zip(spec.constraints, site.constraints, strict=True)
@@ -189,7 +189,7 @@ def _shape(value: Any) -> tuple[int, ...] | None:
 def _sampler(
     sample_params: Callable[[PRNGKeyArray, Params], Params], unknowns: tuple[Unknown, ...], nominal: tuple[float, ...]
 ) -> Callable[[PRNGKeyArray, Params], Params]:
-    """Scale the plant's draw to the site's constants; cached so that equal arguments return the same function."""
+    """Return a function that draws a site's constants. Caching returns one object for equal arguments, for `jit`."""
 
     def sample(key: PRNGKeyArray, domain: Params) -> Params:
         drawn = sample_params(key, domain)

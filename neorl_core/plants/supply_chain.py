@@ -1,19 +1,19 @@
 """A serial supply chain of four stages with long lead times and random demand; the actions are the stages' orders.
 
-InvManagement of or-gym 0.5.0 (Hubbs et al., arXiv 2008.06319), after Glasserman and Tayur (1995). The retailer sells to
+InvManagement of or-gym 0.5.0 (Hubbs et al., arXiv 2008.06319; Glasserman and Tayur 1995). The retailer sells to
 customers and orders from the distributor, the distributor from the producer, and the producer from a maker with
-unlimited material. In each period, orders are shipped up to the supplier's capacity and initial stock, shipments of
+unlimited material. In each period, suppliers ship orders up to their capacity and their stock. Then the shipments of
 3, 5 and 10 periods ago arrive, and customers are served. Unmet demand waits (backlog) or is lost.
 
-| constant | source |
+| constant | source (ours: chosen by NeoRL) |
 |---|---|
 | mean_demand, randomness, backlog, price, production_cost, unmet_cost, holding_cost, discount | or-gym 0.5.0 |
 | lead times, capacities, stock at the start | or-gym 0.5.0; goods are counted without noise |
 | demand_spread | ours, and none by default |
 | STORAGE, UNMET_LIMIT | ours |
 
-Valid as the game defined by or-gym: orders are rounded down to whole goods, lead times are constant, and demand is
-independent between periods.
+The model is or-gym's game: orders are rounded down to whole goods, lead times are constant, and demand is independent
+between periods.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ CAPACITIES = (100.0, 90.0, 80.0)
 START = (100.0, 100.0, 200.0)
 """Stock at each stage; nothing is under way."""
 MOST_DEMAND = 100
-"""Largest Poisson count that is drawn; out of reach at a mean of 20."""
+"""Largest demand that can be drawn; practically never reached at a mean of 20."""
 STORAGE = (150.0, 150.0, 300.0)
 UNMET_LIMIT = 80.0
-"""Ours: or-gym has no limits. A store holds 1.5 times the initial stock, and at most four periods' demand may be unmet.
-A full order that arrives too late violates the first limit; waiting too long violates the second."""
+"""Limits that NeoRL adds. A store holds 1.5 times the initial stock, and at most four periods' demand may be unmet.
+A large order that arrives too late violates the first limit; waiting too long to order violates the second."""
 
 UNMET = 3
 """Index of the first unmet demand in the observation, followed by the unmet orders."""
 PERIOD = 7
 UNDER_WAY = 8
 FIRST = tuple(UNDER_WAY + sum(LEAD_TIMES[:i]) for i in range(3))
-"""Index of each stage's goods under way in the observation, latest shipment first."""
+"""Index in the observation of the latest shipment to each stage; earlier shipments follow."""
 LAST = tuple(first + lead - 1 for first, lead in zip(FIRST, LEAD_TIMES, strict=True))
 
 _UNDER_WAY = tuple(
@@ -126,17 +126,17 @@ NOMINAL = Params()
 
 
 def shipped(under_way: Float[AnyArray, "*n 18"]) -> Float[Array, "*n 3"]:
-    """The latest shipment to each stage."""
+    """Return the latest shipment to each stage."""
     return jnp.stack([under_way[..., first - UNDER_WAY] for first in FIRST], axis=-1)
 
 
 def arriving(under_way: Float[AnyArray, "*n 18"]) -> Float[Array, "*n 3"]:
-    """Goods that arrive at each stage in the next period."""
+    """Return the goods that arrive at each stage in the next period."""
     return jnp.stack([under_way[..., last - UNDER_WAY] for last in LAST], axis=-1)
 
 
 Up = float | Float[Array, " 3"]
-"""0 where a stage's supplier cannot ship to it in a period, else 1."""
+"""For each stage: 1 if its supplier can ship in the period, else 0."""
 
 
 def advance(state: State, orders: Float[Array, " 3"], demand: Float[Array, ""], params: Params, up: Up = 1.0) -> State:
@@ -145,7 +145,7 @@ def advance(state: State, orders: Float[Array, " 3"], demand: Float[Array, ""], 
     Args:
         orders: (3,), orders of the stages, rounded down; shipments are limited by the suppliers' capacity and stock.
         demand: units demanded by customers in this period.
-        up: (3,), 1 where the supplier can ship.
+        up: (3,), 1 if the stage's supplier can ship, else 0.
     """
     waiting = params.backlog * state.unmet
     ordered = jnp.floor(jnp.maximum(orders, 0.0)) + waiting[1:]
@@ -174,7 +174,7 @@ def profit(
     period: Float[Array, "*n"],
     params: Params,
 ) -> Float[Array, "*n"]:
-    """0.97ⁿ (2 sold − 0.5 made − Σ k unmet − Σ h stock)
+    """Return a period's profit 0.97ⁿ (2 sold − 0.5 made − Σ k unmet − Σ h stock), k and h as in `Params`.
 
     Args:
         sold: units sold to customers in the period.
@@ -246,7 +246,7 @@ def step(
 ) -> tuple[State, Timestep]:
     """Simulate one period under three orders, clipped to the suppliers' capacities; never terminates.
 
-    `up` is 1 where a supplier can ship; `supply_network` sets it.
+    `up` is as in `advance`; only `supply_network` uses it.
     """
     next_state = advance(state, clip_to(SPEC.action, action), draw_demand(key, params, action.dtype), params, up)
     return next_state, _timestep(state, next_state, params)
@@ -268,7 +268,7 @@ def predict(
 
 
 def applied(observation: Float[Array, " 26"]) -> Float[Array, " 3"]:
-    """Shipments for the last orders, which are smaller than the orders if goods were short."""
+    """Return the last shipments, which are smaller than the orders if the suppliers had too few goods."""
     return shipped(observation[UNDER_WAY:])
 
 
@@ -291,15 +291,15 @@ class BaseStockParams(NamedTuple):
     """Order-up-to levels of a base-stock policy."""
 
     levels: Any
-    """(3,), target stock of each echelon: the stage, all stages below it, and goods under way to them."""
+    """(3,), target stock of each echelon: a stage, all later stages, and the goods under way to these stages."""
     backlog: Scalar
-    """1 to subtract unmet orders from the position, because they wait."""
+    """1 to subtract unmet orders from the stock, because they wait; else 0."""
     last: Any = (float(HORIZON),) * 3
-    """(3,), last period, from 0, in which each stage orders: goods that arrive after the end are paid but not sold."""
+    """(3,), last period, from 0, in which each stage orders. Goods that arrive after the end are not sold."""
 
 
 def echelon_positions(observation: Float[Array, " 26"], backlog: Scalar) -> Float[Array, " 3"]:
-    """Stock and goods under way from each stage down to the customer, minus unmet orders."""
+    """Return the stock and goods under way from each stage to the customer, minus unmet orders."""
     under_way = jnp.stack([jnp.sum(observation[first : last + 1]) for first, last in zip(FIRST, LAST, strict=True)])
     return jnp.cumsum(observation[:3] + under_way - backlog * observation[UNMET : UNMET + 3])
 
@@ -313,11 +313,11 @@ def _order(
 
 
 base_stock = Controller(lambda params, observation: (), _order)
-"""Each echelon orders up to its level (Clark and Scarf 1960), limited by the supplier's stock, as in or-gym."""
+"""Each stage orders up to its echelon's level (Clark and Scarf 1960), limited by the supplier's stock, as in or-gym."""
 
 BACKLOG = BaseStockParams(levels=(80.0, 220.0, 468.0), backlog=1.0)
 LOST_SALES = BaseStockParams(levels=(87.0, 205.0, 411.0), backlog=0.0)
-"""Or-gym's levels for the two modes."""
+"""Or-gym's levels, if unmet demand waits and if it is lost."""
 TUNED = BaseStockParams(levels=(91.0, 211.0, 425.0), backlog=1.0, last=(28.0, 26.0, 9.0))
 """By benchmarks.tuning. Later orders reach no customer before the end. A producer level of 417 earns 1 unit more, but 4
 times as many episodes (6 in 10,000) leave too much demand unmet. Levels that vary with the period gain nothing."""

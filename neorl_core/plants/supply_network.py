@@ -21,13 +21,13 @@ from neorl_core.types import Controller, Plant, Space, Timestep
 
 SIZE = chain.SPEC.observation.size
 FOLD = 8_191
-"""Folded into the keys of steps, so that demand is the same with and without outages."""
+"""Number that is folded into the keys for links, so that demand is the same with and without outages."""
 SUPPLIERS = (*chain.STAGES[1:], "maker")
 """Supplier of each stage."""
 
 
 def layout_of() -> Layout:
-    """Graph layout: nodes carry stock and unmet orders, edges carry arrivals by waiting time."""
+    """Return the graph: nodes have stock and unmet orders, and edges have arriving goods by waiting time."""
     stages, longest = len(chain.STAGES), max(chain.LEAD_TIMES)
     # Shipments are ordered latest first; columns are aligned by waiting time across links of any length.
     arriving = tuple(
@@ -94,7 +94,7 @@ class State(NamedTuple):
 
     chain: chain.State
     up: Float[Array, " 3"]
-    """1 where a stage's supplier can ship, else 0."""
+    """1 if a stage's supplier can ship, else 0."""
 
 
 NOMINAL = Params()
@@ -106,14 +106,14 @@ def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 29"]]:
-    """Start as the chain does, with all links up."""
+    """Start like `supply_chain`, with all links up."""
     state, observation = chain.reset(key, params.chain)
     up = jnp.ones(3, observation.dtype)
     return State(state, up), jnp.concatenate([observation, up])
 
 
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 3"], params: Params) -> tuple[State, Timestep]:
-    """Simulate one period under three orders; links fail and are repaired at the end of it."""
+    """Simulate one period under three orders; links fail and are repaired at the end of the period."""
     next_state, timestep = chain.step(key, state.chain, action, params.chain, state.up)
     changed = jnp.where(state.up > 0.5, jnp.asarray(params.outage, float), jnp.asarray(params.repair, float))
     up = jnp.abs(state.up - (jax.random.uniform(jax.random.fold_in(key, FOLD), (3,)) < changed))
@@ -130,7 +130,7 @@ def predict(
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 29"], params: Params) -> tuple[State, Params]:
-    """Set the whole state, because everything is observed without noise."""
+    """Set the state to a logged observation, which is complete and without noise."""
     assert chain.PLANT.resume is not None
     own, constants = chain.PLANT.resume(key, state.chain, observation[:SIZE], params.chain)
     return State(own, observation[SIZE:]), params._replace(chain=constants)

@@ -3,20 +3,20 @@
 Johansson: The quadruple-tank process, IEEE Trans. Control Systems Technology 8(3), 2000. Pump 1 fills tanks 1 and 4,
 pump 2 fills tanks 2 and 3, in shares set by the valves' γ; tank 3 empties into 1 and tank 4 into 2.
 
-A_i dh_i/dt = −(a_i + l_i) √(2g h_i) + a_j √(2g h_j) + share · k v,  j = 3, 4 above 1, 2
+A_i dh_i/dt = −(a_i + l_i) √(2g h_i) + a_j √(2g h_j) + share · k v for level h_i, with tank j = 3, 4 above tank i = 1, 2
 
-With γ1 + γ2 > 1 (Johansson's point P−) a zero lies in the left half plane, with less (P+) in the right half plane. At
-P+ the level first moves the wrong way, and each pump must control the opposite tank, as the relative gain array shows.
-`PLANT` is at P−, `PLANT_PLUS` at P+, each with suitable loops.
+At Johansson's point P−, γ1 + γ2 > 1, and no zero lies in the right half plane. At P+, γ1 + γ2 < 1 and one zero does: a
+level first moves the wrong way, and each pump must control the opposite tank, as the relative gain array shows. `PLANT`
+is at P−, `PLANT_PLUS` at P+, each with suitable loops. `Params` defines the constants.
 
-| constant | source |
+| constant | source (ours: chosen by NeoRL) |
 |---|---|
 | area, outlet, gravity, pump, valve, rest, HIGH_LEVEL | Johansson 2000 |
 | leak, leak_most, pump_spread, noise_sd, spread, LOW_LEVELS, TRIP_COST | ours |
 | gains at P− | Johansson 2000; at P+ ours, by search |
 
-Valid for levels between the outlets and the rims of the tanks (0 to 20 cm), by Torricelli's law; a trip ends the
-episode. Pumps respond at once, with a flow proportional to the voltage.
+The model is valid for levels from 0 to 20 cm, by Torricelli's law. A trip ends the episode. Pumps respond at once,
+with a flow proportional to the voltage.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ ERROR_SCALE = 2.0
 HIGH_LEVEL = 20.0
 """Height of the tanks [cm] (Johansson)."""
 LOW_LEVELS = (2.0, 2.0, -20.0, -20.0)
-"""Least levels [cm], ours: the lower tanks must not run dry; the upper tanks may, and no level reaches −20."""
+"""Lowest levels [cm], added by NeoRL. The lower tanks must not run dry; −20 is no limit for the upper tanks."""
 TRIP_COST = 30_000.0
-"""Cost of a trip. It exceeds the cost of any whole episode inside the limits, so that ending an episode early does not
-pay: set points lie within 17 cm of the limits, 200 · 2 · (17/2)² = 28,900."""
+"""Cost of a trip. Any episode inside the limits costs less, so that ending an episode early does not pay: set points
+lie within 17 cm of the limits, so the cost is at most 200 · 2 · (17/2)² = 28,900."""
 LAMINAR = 1e-3
 """Below this share of a tank's height the outflow is linear in the level, so that the slope at 0 is finite."""
 
@@ -93,9 +93,9 @@ class Params(NamedTuple):
     noise_sd: Scalar = 0.0
     """Measurement noise of the levels [cm]."""
     rest: Pair | Float[Array, " 2"] = (3.0, 3.0)
-    """Johansson's voltages [V], the centre of starts and set points."""
+    """Johansson's voltages [V]; starts and set points lie around their steady levels."""
     spread: Scalar = 0.3
-    """Half range of the voltages [V]; their steady levels are the starts and set points."""
+    """Half range of voltages [V] around `rest`. Starts and set points are the steady levels at these voltages."""
 
 
 P_MINUS = Params()
@@ -121,19 +121,19 @@ class State(NamedTuple):
     levels: Float[Array, " 4"]
     voltages: Float[Array, " 2"]
     setpoints: Float[Array, "S 2"]
-    """One pair per `SETPOINT_STEPS` steps; the last is kept."""
+    """One pair per `SETPOINT_STEPS` steps; the last pair stays."""
     step: Int[Array, ""]
 
 
 def outflow(levels: Float[Array, " 4"], params: Params) -> Float[Array, " 4"]:
-    """√(2g h) [cm/s], linear in a nearly empty tank."""
+    """Return the speed √(2g h) [cm/s] of the water at each outlet; linear in h in a nearly empty tank."""
     least = LAMINAR * HIGH_LEVEL
     full = jnp.sqrt(2.0 * params.gravity * jnp.maximum(levels, least))
     return jnp.where(levels > least, full, full * levels / least)
 
 
 def derivative(levels: Float[Array, " 4"], voltages: Float[Array, " 2"], params: Params) -> Float[Array, " 4"]:
-    """dh/dt [cm/s] at voltages [V]."""
+    """Return dh/dt [cm/s] at levels h [cm] and voltages [V]."""
     area, outlet, leak, pump, valve = (
         jnp.asarray(x, levels.dtype) for x in (params.area, params.outlet, params.leak, params.pump, params.valve)
     )
@@ -163,7 +163,7 @@ def advance(
 
 
 def steady_levels(voltages: Float[Array, " 2"], params: Params) -> Float[Array, " 4"]:
-    """Levels [cm] with equal inflow and outflow, h = (flow/(a + l))²/(2g), upper tanks first."""
+    """Return the steady levels h = (inflow / (a + l))² / (2g) [cm] at voltages [V]."""
     outlet, leak, pump, valve = (
         jnp.asarray(x, voltages.dtype) for x in (params.outlet, params.leak, params.pump, params.valve)
     )
@@ -174,7 +174,7 @@ def steady_levels(voltages: Float[Array, " 2"], params: Params) -> Float[Array, 
 
 
 def cost(levels: Float[AnyArray, "*n 2"], setpoints: Float[AnyArray, "*n 2"]) -> Float[Array, "*n"]:
-    """Σ ((h − SP)/2 cm)² of the lower tanks."""
+    """Return Σ ((h − SP) / 2 cm)² over the lower tanks, with levels h and set points SP [cm]."""
     return jnp.sum(jnp.square((jnp.asarray(levels) - setpoints) / ERROR_SCALE), axis=-1)
 
 
@@ -218,7 +218,7 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 8"]]
 
 
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 2"], params: Params) -> tuple[State, Timestep]:
-    """Simulate one control step under two voltages [V], clipped; a level beyond its limits trips and terminates."""
+    """Simulate one control step under two voltages [V], clipped. A level beyond its limits terminates the episode."""
     voltages = clip_to(SPEC.action, action)
     levels, margins = advance(state.levels, voltages, params)
     tripped = ~jnp.all(margins >= 0)
@@ -243,14 +243,14 @@ def predict(
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 8"], params: Params) -> tuple[State, Params]:
-    """Set the measured levels (with noise), voltages and set points."""
+    """Set the state to a logged observation; the measurement noise of the levels is subtracted."""
     noise = params.noise_sd * jax.random.normal(key, (4,), observation.dtype)
     setpoints = jnp.broadcast_to(observation[6:], state.setpoints.shape)
     return state._replace(levels=observation[:4] - noise, voltages=observation[4:6], setpoints=setpoints), params
 
 
 def applied(observation: Float[Array, " 8"]) -> Float[Array, " 2"]:
-    """Voltages [V] in force."""
+    """Return the voltages [V] that are applied at present."""
     return observation[4:6]
 
 
@@ -262,7 +262,7 @@ def logged_margins(next_observation: Float[AnyArray, "*n 8"]) -> Float[Array, "*
 def logged_reward(
     observation: Float[AnyArray, "*n 8"], action: Float[AnyArray, "*n 2"], next_observation: Float[AnyArray, "*n 8"]
 ) -> Float[Array, "*n"]:
-    """Reward of logged rows from the measured levels, minus the trip cost where a level left its limits."""
+    """Reward of logged rows from the measured levels, minus the trip cost if a level left its limits."""
     tripped = jnp.any(logged_margins(next_observation) < 0, axis=-1)
     return -cost(next_observation[..., :2], next_observation[..., 6:]) - jnp.where(tripped, TRIP_COST, 0.0)
 
@@ -278,7 +278,7 @@ def linear_model(
 
 
 def relative_gain(params: Params) -> float:
-    """λ11 = γ1 γ2 / (γ1 + γ2 − 1): pair pump 1 with level 1 if λ11 > 0.5, 2 if λ11 < 0 (Johansson, section V)."""
+    """λ11 = γ1 γ2 / (γ1 + γ2 − 1): pump 1 should control level 1 if λ11 > 0.5, level 2 if λ11 < 0 (Johansson, V)."""
     first, second = (float(x) for x in np.asarray(params.valve))
     return first * second / (first + second - 1.0)
 
@@ -286,7 +286,7 @@ def relative_gain(params: Params) -> float:
 def tracking_residuals(
     observation: Float[Array, " 8"], margins: Float[Array, " 4"], action: Float[Array, " 2"], before: Float[Array, " 2"]
 ) -> Float[Array, " R"]:
-    """Tracking errors, a penalty of 10 per cm below a margin of 0.5 cm, and a small penalty on moves."""
+    """Return tracking errors, a penalty of 10 per cm below a margin of 0.5 cm, and a small penalty on moves."""
     errors = (observation[:2] - observation[6:]) / ERROR_SCALE
     return jnp.concatenate([errors, 10.0 * jnp.maximum(0.5 - margins, 0.0), 0.02 * (action - before)])
 
@@ -296,23 +296,23 @@ straight = loops((pid(0, 6, DT), pid(1, 7, DT)))
 crossed = loops((pid(1, 7, DT), pid(0, 6, DT)))
 """Pump 1 controls level 2 and pump 2 level 1: the pairing for P+, with a relative gain of −0.64."""
 STRAIGHT = (PIDParams(1.5, 0.05, 0.0, 0.0, 10.0), PIDParams(1.35, 0.034, 0.0, 0.0, 10.0))
-"""Johansson's tuning for P−: gains 3.0 and 2.7 with 30 s and 40 s, for levels measured at 0.5 V/cm."""
+"""Johansson's tuning for P−: gains 3.0 and 2.7, integral times 30 s and 40 s, for level sensors with 0.5 V/cm."""
 TUNED = (PIDParams(1.9, 0.29, 0.0, 0.0, 10.0), PIDParams(2.4, 0.38, 0.0, 0.0, 10.0))
-"""By benchmarks.tuning, for the operating domain at P−."""
+"""Found by benchmarks.tuning, for the operating domain at P−."""
 CROSSED = (PIDParams(0.4, 0.003, 0.0, 0.0, 10.0),) * 2
-"""Ours, by search; the zero at 0.013/s limits the speed at P+."""
+"""Found by search. At P+, the zero at 0.013/s limits the speed."""
 
 nmpc = single_shooting(predict, applied, tracking_residuals, holds=(1, 2, 4, 8, 16, 32), iterations=2)
-"""Horizon 315 s: at P+, with a zero of 77 s, half of that doubles the cost."""
+"""Predictive control with a horizon of 315 s. At P+, with a zero at 1/(77 s), half the horizon doubles the cost."""
 
 
 def planned_with(model: Params) -> MPCParams:
-    """Parameters of the NMPC with a model's constants: voltages within the pumps' range, level offsets corrected."""
+    """Return the parameters of `nmpc` for a model with these constants; it corrects offsets of predicted levels."""
     return MPCParams(model, SPEC.action.low, SPEC.action.high, (0.2,) * 4 + (0.0,) * 4)
 
 
 def own_control(params: Params) -> tuple[Controller, tuple[PIDParams, PIDParams]]:
-    """Return the loops and gains of an operating point, paired by the relative gain."""
+    """Return the plant's loops and gains. The relative gain decides which pump controls which level."""
     return (straight, TUNED) if relative_gain(params) > 0.5 else (crossed, CROSSED)
 
 

@@ -1,4 +1,4 @@
-"""The training loop: chunks of a compiled program, resumable after every chunk."""
+"""The training loop. It runs one compiled program chunk by chunk; a stopped run can continue after any chunk."""
 
 from __future__ import annotations
 
@@ -16,53 +16,53 @@ from neorl_core.training.preparation import LARGEST
 from neorl_core.types import Transition
 
 CURVE_ROWS = 200
-"""Smallest number of rows of the learning curves, if there are that many updates."""
+"""Smallest number of rows of the learning curves. Runs with fewer updates have fewer rows."""
 LONGEST_ROW = 500
-"""Largest number of gradient steps per row, which bounds the steps lost by an interruption."""
+"""Largest number of gradient steps per row of the learning curves."""
 
 
 class Plan(NamedTuple):
-    """Division of a run into rows and chunks, in gradient steps; every chunk runs the same program."""
+    """Division of a run into rows of the learning curves and into chunks. All numbers are gradient steps."""
 
     log_every: int
     """Gradient steps averaged into one row of the learning curves."""
     chunk: int
-    """Gradient steps between two returns to Python, a multiple of `log_every`."""
+    """Gradient steps in one call of the compiled program, a multiple of `log_every`."""
     updates: int
-    """Gradient steps of the run, a multiple of `chunk`."""
+    """Gradient steps of the run, including the warm-up; a multiple of `chunk`."""
     warm_up: int = 0
-    """Gradient steps of the warm-up, a separate program; a multiple of `chunk`."""
+    """Gradient steps of the warm-up at the start; a multiple of `chunk`."""
 
     @property
     def steps(self) -> Int[np.ndarray, " L"]:
-        """Gradient steps taken at each row of the learning curves."""
+        """Number of gradient steps taken at the end of each row of the learning curves."""
         return np.arange(self.log_every, self.updates + 1, self.log_every)
 
 
 class RunState(NamedTuple):
-    """State of a run, sufficient to resume it."""
+    """Everything that is needed to continue a run."""
 
     population: TrainState
     curves: dict[str, Float[np.ndarray, "P L"]]
-    """Metric name -> values (P, L), one row per member; NaN where training has not arrived yet."""
+    """Values (P, L) by metric name, for P members and L rows. Future rows are NaN."""
 
     @property
     def done(self) -> int:
-        """Gradient steps taken."""
+        """Number of gradient steps taken."""
         return int(on_host(self.population.step)[0])
 
 
 class TrainingRows(NamedTuple):
-    """Prepared transitions of a run; each chunk samples from those on the device."""
+    """Source of the prepared transitions. Each chunk draws its batches from the transitions that `at` returns."""
 
     shapes: Transition
-    """Arrays, or shapes and types, as returned by `at`."""
+    """Arrays, or only shapes and data types, as `at` returns."""
     at: Callable[[int], Transition]
-    """Updates taken -> transitions on the device for the next chunk; a pure function."""
+    """Number of gradient steps taken -> transitions on the device for the next chunk."""
 
 
 def resident(data: Transition) -> TrainingRows:
-    """Keep all rows on the device for the whole run."""
+    """Return a source that keeps all transitions on the device during the whole run."""
     return TrainingRows(data, lambda done: data)
 
 
@@ -70,20 +70,20 @@ def schedule(updates: int, chunk: int, batches: int, warm_up: int = 0) -> Plan:
     """Divide a run into chunks of equal size.
 
     Args:
-        updates: requested gradient steps, rounded up in the plan.
-        chunk: desired gradient steps between two returns to Python; it changes neither of the others.
+        updates: requested gradient steps, rounded up to whole rows.
+        chunk: desired gradient steps per chunk. The plan uses the nearest possible number.
         batches: the algorithm's `batches_per_update`.
-        warm_up: gradient steps of the warm-up, rounded up to whole rows; a chunk ends there.
+        warm_up: gradient steps of the warm-up, rounded up to whole rows.
 
     Raises:
-        ValueError: if nothing is left after the warm-up.
+        ValueError: if the warm-up needs all gradient steps.
     """
     log_every = max(min(updates // CURVE_ROWS, LONGEST_ROW) // batches, 1) * batches
     rows = -(-updates // log_every)
     first = -(-warm_up // log_every)
     if first >= rows:
         raise ValueError(
-            f"updates must exceed the {warm_up:,} of the warm-up, got {updates:,}: increase updates, or lower "
+            f"updates is {updates:,}, but the warm-up alone needs {warm_up:,} updates: increase updates, or reduce "
             "warm_up_updates"
         )
     common = math.gcd(rows, first)
@@ -111,18 +111,18 @@ def train(
         data: prepared transitions.
         plan: division of the run from `schedule`.
         batch_size: transitions per gradient step.
-        limit: value beyond which a metric counts as diverged (`Scaling.limit`).
-        resume: callback that maps the initial state to the state to start from: itself, or one passed to `report`
-            earlier.
-        report: callback (state, total updates), called at the start and after every chunk, for saving and display; an
-            exception ends the run.
+        limit: a member counts as diverged if a metric is larger (`Scaling.limit`).
+        resume: callback that receives the initial state, and returns the state to start from. To continue a run, return
+            a state that `report` received.
+        report: callback (state, total updates), called at the start and after every chunk, for saving and display. An
+            exception in the callback stops the run.
 
     Returns:
         The final state.
 
     Raises:
-        ValueError: if the resumed state does not fit the plan.
-        FloatingPointError: if every member diverged; the last reported state is the last good one.
+        ValueError: if the resumed state is not at the end of a chunk.
+        FloatingPointError: if all members diverged. `report` does not receive the diverged state.
     """
     advance = make_train_chunk(algorithm, plan.chunk, plan.log_every, batch_size)
     names = jax.eval_shape(advance, fresh, data.shapes)[1]
@@ -130,7 +130,7 @@ def train(
     state = RunState(fresh, {k: np.full((x.shape[0], rows), np.nan, x.dtype) for k, x in names.items()})
     state = state if resume is None else resume(state)
     if state.done % plan.chunk:
-        raise ValueError(f"a run resumes at a multiple of {plan.chunk} updates, got {state.done}: keep the same chunk")
+        raise ValueError(f"saved run has {state.done} updates, no multiple of chunk {plan.chunk}: use its old chunk")
     if report:
         report(state, plan.updates)
     for done in range(state.done, plan.updates, plan.chunk):
@@ -147,14 +147,14 @@ def train(
 
 
 def on_host(tree: Any) -> Any:
-    """Return every array as a whole NumPy array, gathered from all devices and processes."""
+    """Return the tree with NumPy arrays. Parts of an array on several devices or processes are put together."""
     if all(getattr(x, "is_fully_addressable", True) for x in jax.tree.leaves(tree)):
         return jax.tree.map(np.asarray, tree)
     return multihost_utils.process_allgather(tree, tiled=True)
 
 
 def _filled(curve: np.ndarray, rows: np.ndarray, at: int) -> np.ndarray:
-    """Return a filled copy; a curve passed to `report` must not change."""
+    """Return a copy of the curve with new rows. The original must not change, because `report` may have stored it."""
     curve = np.array(curve)
     curve[:, at : at + rows.shape[1]] = rows
     return curve

@@ -1,4 +1,4 @@
-"""Optimisers from serialisable recipes; the learning rate is an array in the state, so members may differ in it."""
+"""Optimisers of the learners. A recipe describes an optimiser; each member may have its own learning rate."""
 
 from __future__ import annotations
 
@@ -16,52 +16,52 @@ from neorl_core.types import Params
 
 
 class Recipe(NamedTuple):
-    """Static settings of the optimiser of one group of parameters (an actor, an ensemble of critics)."""
+    """Settings of one optimiser. An actor has one optimiser, and so has an ensemble of critics."""
 
     method: str = "adam"
     """A key of METHODS."""
     clip: float = 0.0
-    """Clip the gradient to this global norm; 0 disables. Each network of an ensemble is clipped on its own, so that a
-    critic does not depend on the number of critics."""
+    """Largest norm of the gradient; larger gradients are scaled down. 0: no limit. In an ensemble, each network's
+    gradient has its own norm."""
     schedule: str = "constant"
-    """A key of SCHEDULES, the factor of the learning rate."""
+    """A key of SCHEDULES: how the learning rate changes during training."""
     warmup: int = 0
-    """Steps of a linear rise of the learning rate at the start."""
+    """Number of steps at the start in which the learning rate rises linearly to its full value."""
     steps: int = 0
-    """Steps, including the warm-up, after which a decaying schedule reaches zero; 0 with a constant one."""
+    """Steps, including `warmup`, after which a linear or cosine schedule reaches zero. 0 for a constant schedule."""
     accumulate: int = 1
-    """Number of gradients averaged into one step."""
+    """Number of gradients that are averaged into one step."""
 
 
 class Optimiser(NamedTuple):
-    """Recipe and optimiser state of one group; the recipe is static structure."""
+    """A recipe, and the state of its optimiser, such as Adam's running means."""
 
     recipe: Recipe
     memory: optax.OptState
 
 
-# As static structure a recipe passes through jit, scan and vmap, and each recipe compiles its own program.
+# A static recipe may pass through jit, scan and vmap. JAX compiles a separate program for each recipe.
 jax.tree_util.register_static(Recipe)
 
 TD3 = Recipe()
 SAC = Recipe(clip=1.0)
 PRESETS = {"td3": TD3, "sac": SAC}
-"""Named recipes; algorithms of these families use a learning rate of 3e-4."""
+"""Recipes by name, after the algorithms that use them. These algorithms have a learning rate of 3e-4."""
 
 METHODS: dict[str, Callable[[], optax.GradientTransformation]] = {"adam": optax.scale_by_adam, "sgd": optax.identity}
-"""Adam (Kingma & Ba 2015, arXiv 1412.6980, algorithm 1, with its constants) and plain gradient descent."""
+"""Adam (Kingma & Ba 2015, arXiv 1412.6980, algorithm 1, with the paper's constants) and plain gradient descent."""
 
 SCHEDULES: dict[str, Callable[[Float[Array, ""]], Float[Array, ""]]] = {
     "constant": jnp.ones_like,
     "linear": lambda part: 1.0 - part,
     "cosine": lambda part: 0.5 * (1.0 + jnp.cos(math.pi * part)),
 }
-"""Factor of the learning rate by the elapsed share of the decay; cosine as in Loshchilov & Hutter 2017 (arXiv
-1608.03983), equation 5, without restarts."""
+"""Functions that map the elapsed share of the decay, from 0 to 1, to the factor of the learning rate. The cosine is
+equation 5 of Loshchilov & Hutter 2017 (arXiv 1608.03983), without restarts."""
 
 
 def init(recipe: Recipe, params: Params) -> Optimiser:
-    """Return a fresh optimiser.
+    """Return a new optimiser for the given weights.
 
     Raises:
         ValueError: if the recipe is invalid.
@@ -72,13 +72,13 @@ def init(recipe: Recipe, params: Params) -> Optimiser:
 def step(
     params: Params, gradient: Params, optimiser: Optimiser, learning_rate: Float[Array, ""]
 ) -> tuple[Params, Optimiser]:
-    """Take one gradient step: `params - learning_rate direction`, with the direction from the recipe.
+    """Take one gradient step. Return the new weights, `params - learning_rate * direction`, and the new optimiser.
 
     Args:
         params: weights before the step.
-        gradient: gradient of the loss, shaped like the weights.
-        optimiser: recipe and state.
-        learning_rate: learning rate before the schedule.
+        gradient: gradient of the loss, with the shapes of the weights.
+        optimiser: recipe and state, which give the direction.
+        learning_rate: learning rate; the recipe's schedule multiplies it by a factor.
     """
     transformation = _transformation(optimiser.recipe, _precision(params))
     direction, memory = transformation.update(gradient, optimiser.memory)
@@ -86,13 +86,13 @@ def step(
 
 
 def parse(value: Any) -> Recipe:
-    """Parse a recipe from YAML.
+    """Return the recipe for a value from a YAML file.
 
     Args:
-        value: name of a preset, or fields of a `Recipe` that may extend a preset: `{preset: sac, warmup: 100}`.
+        value: name of a preset, or fields of a `Recipe`, which may change a preset: `{preset: sac, warmup: 100}`.
 
     Raises:
-        ValueError: with the invalid value and the allowed ones.
+        ValueError: if a field is unknown or has a wrong value; the message shows the value and the allowed values.
     """
     if isinstance(value, Recipe):
         return check(value)
@@ -112,10 +112,10 @@ def parse(value: Any) -> Recipe:
 
 
 def check(recipe: Recipe) -> Recipe:
-    """Return the recipe after checking it.
+    """Return the recipe if it is valid.
 
     Raises:
-        ValueError: on unknown names or inconsistent numbers.
+        ValueError: if the method or schedule is unknown, or the numbers do not fit together.
     """
     r = recipe
     if r.method not in METHODS:
@@ -123,17 +123,17 @@ def check(recipe: Recipe) -> Recipe:
     if r.schedule not in SCHEDULES:
         raise ValueError(f"schedule of a recipe must be one of {', '.join(SCHEDULES)}, got {r.schedule!r}")
     if not 0.0 <= r.clip < math.inf or min(r.warmup, r.steps) < 0 or r.accumulate < 1:
-        raise ValueError(f"clip, warmup and steps of a recipe must be at least 0 and accumulate at least 1, got {r}")
+        raise ValueError(f"in {r}, clip, warmup and steps must be at least 0, and accumulate at least 1")
     if (r.steps <= r.warmup) if r.schedule != "constant" else (r.steps > 0):
         raise ValueError(
-            "steps of a recipe must exceed warmup with a decaying schedule, and be 0 with a constant one, got steps "
-            f"{r.steps}, schedule {r.schedule!r} and warmup {r.warmup}"
+            f"got steps {r.steps}, schedule {r.schedule!r} and warmup {r.warmup} in a recipe: with a constant schedule "
+            "steps must be 0, with any other schedule steps must exceed warmup"
         )
     return recipe
 
 
 def rate(recipe: Recipe, count: Int[Array, ""]) -> Float[Array, ""]:
-    """Return the factor of the learning rate after `count` steps: `min(1, (count + 1) / warmup) schedule(part)`."""
+    """Return the factor of the learning rate after `count` steps: linear rise times schedule."""
     part = jnp.clip((count - recipe.warmup) / max(recipe.steps - recipe.warmup, 1), 0.0, 1.0)
     rise = jnp.minimum(1.0, (count + 1) / max(recipe.warmup, 1))
     return rise * SCHEDULES[recipe.schedule](part)
@@ -158,7 +158,7 @@ def _precision(params: Params) -> Any:
 
 
 def _clipped(norm: float) -> optax.GradientTransformation:
-    """Build clipping `g min(1, norm / |g|)`; an ensemble (a plain tuple) is clipped network by network."""
+    """Return a transformation that limits the gradient's norm. A plain tuple is an ensemble: one norm per network."""
     whole = optax.clip_by_global_norm(norm)
 
     def update(

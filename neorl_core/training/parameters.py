@@ -1,9 +1,8 @@
-"""Named weights of a learner's state, which sites share and which fine-tuning starts from.
+"""Read and replace the weights in a learner's state. Sites of a fleet share weights, and fine-tuning starts from them.
 
-Included are all weights moved by gradients or Polyak averaging: actors, critics, values, their targets, temperatures
-and learned models. Targets follow their networks linearly, so the mean of targets is the target of the mean. Excluded
-are optimiser states (three times the size, and scaled to the learner's own gradients), hyper-parameters, and statistics
-of the rows in learned models (held-out errors, ranges, moments).
+Weights are all arrays that gradient steps or Polyak averaging change: actors, critics, value networks, target networks,
+temperatures and learned models. Not included are optimiser states, which are large and fit only one learner's
+gradients, hyper-parameters, and statistics of the logged rows in learned models.
 """
 
 from __future__ import annotations
@@ -18,24 +17,24 @@ from neorl_core.training.optimisers import Optimiser
 from neorl_core.training.population import TrainState
 
 Parameters = dict[str, Float[Array, "..."]]
-"""Path in the state, such as `actor/Dense_0/kernel`, -> weights."""
+"""Weights by their path in the state, such as `actor/Dense_0/kernel`."""
 
 OWN = frozenset({"hyper", "error", "low", "high", "support"})
-"""State fields that are not weights: `Hyperparameters`, and row statistics of learned models and `Support`."""
+"""Names of state fields that are not weights: hyper-parameters, and statistics of logged rows."""
 TUNING_PASSES = 30
-"""Largest number of passes over its own rows in fine-tuning; more passes over few rows forget the shared weights. On
-the twenty reactors of `make fleet-study` with two episodes each, 2,133 passes kept 37 of the 90 points of the shared
-policy, and 30 passes kept all. With twenty episodes 30 passes were best, too."""
+"""Largest number of passes over a site's rows in fine-tuning. Many passes over few rows destroy what the shared weights
+learned: in `make fleet-study`, with two episodes per site, 2,133 passes reduced the score from 90 to 37 points, and 30
+passes kept the score."""
 
 
 def parameters_of(learner: Any) -> Parameters:
     """Return the weights of an algorithm's state.
 
     Args:
-        learner: state, with or without leading axes.
+        learner: state of one member, or of several members with a leading axis.
 
     Raises:
-        ValueError: if there are none.
+        ValueError: if the state has no weights.
 
     Example:
         >>> from neorl_core.algorithms import BC
@@ -48,27 +47,27 @@ def parameters_of(learner: Any) -> Parameters:
     weights = {_name(path): leaf for path, leaf in leaves if not _is_optimiser(leaf) and _is_weight(path, leaf)}
     if not weights:
         raise ValueError(
-            f"a learner's state needs weights outside its optimisers, got {type(learner).__name__} without any: use "
-            f"other field names than {', '.join(sorted(OWN))}"
+            f"the state {type(learner).__name__} has no weights: put them in a field outside the optimisers, with a "
+            f"name other than {', '.join(sorted(OWN))}"
         )
     return weights
 
 
 def with_parameters(learner: Any, parameters: Parameters) -> Any:
-    """Replace weights of a state by name."""
+    """Return a state in which the given weights replace the weights of the same names."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(learner)
     return jax.tree.unflatten(structure, [parameters.get(_name(path), leaf) for path, leaf in leaves])
 
 
 def start_from(fresh: TrainState, parameters: Parameters) -> TrainState:
-    """Set all members of a fresh population to the same weights.
+    """Return a population in which all members start from the same weights.
 
     Args:
         fresh: P members from `init_population`.
         parameters: weights from `parameters_of`, without a leading axis.
 
     Raises:
-        ValueError: if names or shapes differ.
+        ValueError: if names or shapes of the weights differ from those of the population.
     """
     own = parameters_of(fresh.learner)
     wanted = {name: jnp.shape(x)[1:] for name, x in own.items()}
@@ -76,29 +75,29 @@ def start_from(fresh: TrainState, parameters: Parameters) -> TrainState:
     if wanted != shapes:
         name = min(name for name in {*wanted, *shapes} if wanted.get(name) != shapes.get(name))
         raise ValueError(
-            f"the weights must fit algorithm and layers: '{name}' must have shape {wanted.get(name, 'no weights')}, "
-            f"got {shapes.get(name, 'no weights')}"
+            f"the weights '{name}' have shape {shapes.get(name, '(absent)')}, but the algorithm needs "
+            f"{wanted.get(name, '(absent)')}: use the algorithm and layer sizes with which the weights were trained"
         )
     placed = {name: jnp.broadcast_to(jnp.asarray(parameters[name], x.dtype), x.shape) for name, x in own.items()}
     return fresh._replace(learner=with_parameters(fresh.learner, placed))
 
 
 def with_optimisers(learner: Any, fresh: Any) -> Any:
-    """Replace the optimisers of a state by fresh ones of the same algorithm and layers, which restarts schedules."""
+    """Return `learner` with the optimisers of `fresh`, a new state of the same algorithm. Schedules start again."""
     return jax.tree.map(lambda own, new: new if _is_optimiser(own) else own, learner, fresh, is_leaf=_is_optimiser)
 
 
 def tuning_updates(updates: int, rows: int, batch_size: int, batches: int = 1) -> int:
-    """Return the gradient steps of fine-tuning: at most `TUNING_PASSES` passes over the own rows.
+    """Return the number of gradient steps for fine-tuning: at most `TUNING_PASSES` passes over a site's rows.
 
     Args:
         updates: requested gradient steps.
-        rows: number of own transitions.
+        rows: number of the site's transitions.
         batch_size: transitions per gradient step.
         batches: the algorithm's `batches_per_update`.
 
     Returns:
-        At least one, and a multiple of `batches` if `updates` is.
+        A number from 1 to `updates`. It is a multiple of `batches` if `updates` is a multiple of `batches`.
 
     Example:
         >>> tuning_updates(1_000, rows=1_200, batch_size=256, batches=2)
@@ -111,13 +110,13 @@ def tuning_updates(updates: int, rows: int, batch_size: int, batches: int = 1) -
 
 
 def difference(one: Parameters, other: Parameters) -> Parameters:
-    """Return `one - other`, weight by weight."""
+    """Return `one - other` for all weights."""
     change: Parameters = jax.tree.map(jnp.subtract, one, other)
     return change
 
 
 def size(parameters: Parameters) -> int:
-    """Return the number of scalars in the weights."""
+    """Return how many numbers all weights together contain."""
     return sum(x.size for x in parameters.values())
 
 

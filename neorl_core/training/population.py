@@ -1,4 +1,4 @@
-"""Algorithms as pure functions, and populations of their states in one compiled program."""
+"""The interface of algorithms, and functions that train all members of a population in one compiled program."""
 
 from __future__ import annotations
 
@@ -25,67 +25,68 @@ AT_LEAST_ZERO = frozenset(
     {"alpha", "beta", "noise", "noise_clip", "diversity", "penalty", "actor_penalty", "critic_penalty", "support"}
     | {"actor_lr", "critic_lr", "clone_lr", "model_lr", "alpha_lr", "temperature_lr"}
 )
-"""Hyper-parameters that must not be negative; 0 switches something off."""
+"""Hyper-parameters that must not be negative."""
 SHARES = frozenset({"discount", "tau", "expectile", "real", "entropy_backup"})
-"""Hyper-parameters in [0, 1]. These names have one meaning in all algorithms, user-defined ones included."""
+"""Hyper-parameters that must be from 0 to 1. NeoRL checks these three sets for user-defined algorithms, too."""
 
 Metrics = dict[str, Float[Array, "..."]]
 Hyperparameters = dict[str, Float[Array, ""]]
-"""Numeric hyper-parameters as arrays in the state, so that members of a population may differ."""
+"""Numeric hyper-parameters by name. They are arrays in the state, so that each member can have its own values."""
 
 
 Update = Callable[[Any, Transition, PRNGKeyArray], tuple[Any, Metrics]]
-"""(state, batches (batches_per_update, B, ...), key) -> (state, metrics)."""
+"""Function (state, batches, key) -> (new state, metrics); batches have the axes (batches_per_update, B, ...)."""
 
 
 class Algorithm(NamedTuple):
-    """An offline RL algorithm as pure functions; the state is a NamedTuple of arrays."""
+    """An offline RL algorithm, given by pure functions. Its state is a NamedTuple of arrays."""
 
     name: str
     Config: Callable[..., Any]
-    """NamedTuple type with defaults; floats are hyper-parameters, all other fields are static."""
+    """NamedTuple class of the settings, with defaults. Floats may differ between members; other fields may not."""
     batches_per_update: int
-    """Gradient steps of one `update`, each on its own batch."""
+    """Gradient steps in one call of `update`. Each gradient step uses its own batch."""
     init: Callable[[PRNGKeyArray, PlantSpec, Any], Any]
     """(key, spec, config) -> state."""
     update: Update
     act: Callable[[Any, Float[Array, "*n O"]], Float[Array, "*n A"]]
-    """(state, normalised observation) -> unit action; for discrete actions outputs of which the greatest is chosen."""
+    """(state, normalised observation) -> action in [-1, 1], or one number per choice; the largest number wins."""
     actor: Callable[[Any], Params]
-    """state -> weights of the actor that ships: `actor_apply` (discrete: `mlp_apply`) of them equals `act`."""
+    """state -> weights of the policy to ship. `actor_apply` (for discrete actions: `mlp_apply`) computes `act` from
+    these weights."""
     warm_up: Update | None = None
-    """Update in the first `config.warm_up_updates` gradient steps, for example to train a model; returns metrics of the
-    same names. None without a warm-up."""
+    """Replaces `update` in the first `config.warm_up_updates` gradient steps, for example to train a model. Returns
+    metrics with the same names as `update`. None without a warm-up."""
     usual_updates: int = 0
-    """Gradient steps that the defaults of `warm_up_updates` and of decaying schedules are made for; 0 if no default
-    depends on the length of a run."""
+    """Gradient steps of a run for which the defaults of `warm_up_updates` and of decaying schedules are correct. Other
+    runs scale these defaults. 0 if no default depends on the length of a run."""
     discrete: bool = False
-    """Whether actions are named choices (one-hot) instead of continuous."""
+    """Whether an action is one of several choices, given as a one-hot vector, instead of continuous numbers."""
 
 
 def wrap_updates(algorithm: Algorithm, wrap: Callable[[Update], Update]) -> Algorithm:
-    """Wrap the update of an algorithm, including its warm-up."""
+    """Return the algorithm with `wrap(update)` instead of `update`, and the same for `warm_up`."""
     return algorithm._replace(update=wrap(algorithm.update), warm_up=algorithm.warm_up and wrap(algorithm.warm_up))
 
 
 def warm_up_updates(algorithm: Algorithm, config: Any) -> int:
-    """Return the gradient steps of the warm-up."""
+    """Return the number of gradient steps of the warm-up; 0 if the algorithm has no warm-up."""
     return int(config.warm_up_updates) if algorithm.warm_up else 0
 
 
 def phase(algorithm: Algorithm, warming: bool) -> Algorithm:
-    """Return the algorithm with `warm_up` as its update while warming up."""
+    """Return the algorithm with `warm_up` instead of `update` if `warming` is true and the algorithm has a warm-up."""
     if not warming or algorithm.warm_up is None:
         return algorithm
     return algorithm._replace(update=algorithm.warm_up)
 
 
 class TrainState(NamedTuple):
-    """State sufficient to resume training; a population has a leading axis P on every array."""
+    """Everything that is needed to continue training. For P members, every array has a leading axis P."""
 
     learner: Any
     key: UInt32[Array, "*p 2"]
-    """Key data of the member; it never changes, each step folds in its number."""
+    """Random key of the member. The key never changes; each update derives its own key from this key and `step`."""
     step: Int[Array, "*p"]
     """Gradient steps taken."""
 
@@ -93,21 +94,20 @@ class TrainState(NamedTuple):
 def configure(
     algorithm: Algorithm, overrides: Mapping[str, Any], updates: int | None = None, warmed: bool = False
 ) -> Any:
-    """Return the defaults of an algorithm with overrides.
+    """Return the settings of an algorithm: the given values, and defaults for all other fields.
 
     Args:
         algorithm: algorithm to configure.
-        overrides: values by field name; integers are accepted for floats, NumPy numbers for Python's, lists for tuples,
-            and the input of `optimisers.parse` for recipes.
-        updates: gradient steps of the run, which a warm-up and decaying schedules are scaled to unless overridden; None
-            for the length that the defaults are made for.
-        warmed: whether the run continues another and needs no warm-up.
+        overrides: values by field name. Integers and NumPy numbers are accepted for floats, lists for tuples, and the
+            input of `optimisers.parse` for recipes.
+        updates: gradient steps of the run. Default warm-up and schedules are scaled to this number; None: no scaling.
+        warmed: whether the run continues an earlier run, so that no warm-up is needed.
 
     Returns:
-        A `Config`.
+        A `Config` of the algorithm.
 
     Raises:
-        ValueError: on an unknown field, or a value of the wrong type or range.
+        ValueError: if a field is unknown, or a value has the wrong type or range.
     """
     defaults = algorithm.Config()._asdict()
     for name, given in overrides.items():
@@ -134,10 +134,10 @@ def configure(
 
 
 def check_range(algorithm: Algorithm, name: str, value: float) -> float:
-    """Return the value of a float hyper-parameter after checking its range.
+    """Return the value of a float hyper-parameter if the value is in the allowed range.
 
     Raises:
-        ValueError: if it is out of range.
+        ValueError: if the value is out of range.
 
     Example:
         >>> check_range(ALGORITHMS["iql"], "discount", 1.5)  # doctest: +SKIP
@@ -155,7 +155,7 @@ def check_range(algorithm: Algorithm, name: str, value: float) -> float:
 def _fitted(
     algorithm: Algorithm, config: Mapping[str, Any], updates: int, given: set[str], warmed: bool
 ) -> dict[str, Any]:
-    """Scale the warm-up and the decaying schedules before and after it to the length of the run."""
+    """Return the fields to change so that warm-up and decaying schedules fit a run of `updates` gradient steps."""
     warm_up: int = config["warm_up_updates"]
     scaled: dict[str, Any] = {}
     if warmed:
@@ -171,28 +171,28 @@ def _fitted(
 
 
 def hyperparameters(config: Any) -> Hyperparameters:
-    """Return the floats of a config as arrays."""
+    """Return the float fields of a config by name, as arrays."""
     return {k: jnp.asarray(v) for k, v in config._asdict().items() if isinstance(v, float | jax.Array)}
 
 
 def polyak(target: Params, online: Params, tau: Float[Array, ""]) -> Params:
-    """Update target networks: `target + tau (online - target)`."""
+    """Return the weights of a target network after one step of Polyak averaging: `target + tau (online - target)`."""
     return jax.tree.map(lambda t, o: t + tau * (o - t), target, online)
 
 
 @dataclass(frozen=True)
 class Member:
-    """Definition of one member of a population."""
+    """Seed and hyper-parameters of one member of a population."""
 
     index: int
-    """Position in the population and row in the learning curves."""
+    """Position in the population, from 0; also the row in the learning curves."""
     seed: int
     hyperparameters: dict[str, float]
-    """Values of the hyper-parameters that vary."""
+    """Values of the hyper-parameters that differ between members."""
 
 
 def members(seeds: Sequence[int], grid: Mapping[str, Sequence[float]]) -> list[Member]:
-    """Return the population in order: every point of the grid with every seed."""
+    """Return one member for each combination of grid values and seed."""
     points = [dict(zip(grid, map(float, values), strict=True)) for values in itertools.product(*grid.values())]
     pairs = itertools.product(points, seeds)
     return [Member(i, seed, point) for i, (point, seed) in enumerate(pairs)]
@@ -211,29 +211,29 @@ def _make_init(
 
 
 def init_population(algorithm: Algorithm, spec: PlantSpec, config: Any, population: Sequence[Member]) -> TrainState:
-    """Return fresh states of all members.
+    """Return the initial training state of all members.
 
     Args:
         algorithm: algorithm to train.
         spec: spec of the plant.
         config: `Config` of the algorithm.
-        population: P members that vary the same hyper-parameters.
+        population: P members. All members must give values for the same hyper-parameters.
 
     Returns:
         A state with the leading axis P on every array.
 
     Raises:
-        ValueError: if there are no members, or they vary a field that is not a float or is out of range.
+        ValueError: if there are no members, or a member's hyper-parameter is not a float field or is out of range.
     """
     if not population:
         raise ValueError(
-            "a population needs at least one member, got 0: give a seed, and values for every field of the grid"
+            "a population needs at least one member, got 0: give at least one seed, and one value for every grid field"
         )
     floats = [name for name, value in config._asdict().items() if isinstance(value, float)]
     varied = list(population[0].hyperparameters)
     for name in varied:
         if name not in floats:
-            raise ValueError(f"a grid of {algorithm.name} can vary {', '.join(floats)}, got {name!r}")
+            raise ValueError(f"the grid of {algorithm.name} has the field {name!r}: use only {', '.join(floats)}")
     values = {
         name: jnp.asarray([check_range(algorithm, name, member.hyperparameters[name]) for member in population])
         for name in varied
@@ -245,13 +245,13 @@ def init_population(algorithm: Algorithm, spec: PlantSpec, config: Any, populati
 def sampled_update(
     algorithm: Algorithm, state: TrainState, data: Transition, rows: int | Int[Array, ""], batch_size: int
 ) -> tuple[TrainState, Metrics]:
-    """Take one update on random batches that depend only on the member's key and step.
+    """Call the algorithm's `update` once, on random batches. The batches depend only on the member's key and step.
 
     Args:
         algorithm: algorithm to train.
         state: state of one member.
         data: prepared transitions (N, ...).
-        rows: number of rows, from the first, to sample from uniformly with replacement.
+        rows: batches are drawn uniformly, with replacement, from the first `rows` rows of the data.
         batch_size: transitions per gradient step.
     """
     batches = algorithm.batches_per_update
@@ -267,27 +267,27 @@ def sampled_update(
 def make_train_chunk(
     algorithm: Algorithm, updates: int, log_every: int, batch_size: int
 ) -> Callable[[TrainState, Transition], tuple[TrainState, Metrics]]:
-    """Compile `updates` gradient steps of a population.
+    """Return a compiled function that takes `updates` gradient steps with all members of a population.
 
-    Random numbers depend only on the member's key and step, so the result does not depend on the division into chunks.
+    Random numbers depend only on the member's key and step, so the chunk length does not change the result.
 
     Args:
         algorithm: algorithm to train.
         updates: gradient steps, a multiple of `log_every`.
         log_every: gradient steps averaged into one row, a multiple of the algorithm's `batches_per_update`.
-        batch_size: transitions per gradient step, sampled uniformly with replacement.
+        batch_size: transitions per gradient step, drawn uniformly with replacement.
 
     Returns:
-        `(population, prepared transitions) -> (population, metrics (P, updates // log_every))`.
+        `(population, prepared transitions) -> (population, metrics)`; metrics have shape (P, updates // log_every).
 
     Raises:
-        ValueError: if the numbers do not divide or are not positive.
+        ValueError: if a number is not positive, or not a multiple as required above.
     """
     batches = algorithm.batches_per_update
     if min(updates, log_every, batch_size) < 1 or updates % log_every or log_every % batches:
         raise ValueError(
-            f"updates must be a multiple of log_every, log_every a multiple of {batches} ({algorithm.name}) and "
-            f"batch_size positive, got {updates}, {log_every} and {batch_size}"
+            f"got updates {updates}, log_every {log_every} and batch_size {batch_size}: updates must be a multiple of "
+            f"log_every, log_every a multiple of {batches} for {algorithm.name}, and batch_size positive"
         )
 
     def member(state: TrainState, data: Transition) -> tuple[TrainState, Metrics]:
@@ -304,19 +304,19 @@ def make_train_chunk(
 
 
 def diverged(metrics: Mapping[str, Any], limit: float = LARGEST) -> Bool[Array, " P"]:
-    """Return which members (P,) have a metric that is not finite or exceeds the limit (`Scaling.limit`)."""
+    """Return for each member (P,) whether a metric is NaN or infinite, or larger than `limit` (`Scaling.limit`)."""
     bad = [~(jnp.abs(x) <= limit) for x in jax.tree.leaves(metrics)]
     return jnp.any(jnp.stack(bad), axis=(0, 2))
 
 
 def member(population: TrainState, index: int) -> TrainState:
-    """Return one member's state without the population axis."""
+    """Return the state of one member, without the leading axis P."""
     one: TrainState = jax.tree.map(lambda x: x[index], population)
     return one
 
 
 def policies(algorithm: Algorithm, population: TrainState, normaliser: Normaliser) -> list[Policy]:
     """Return the policy of each member."""
-    # Slice only the actors: optimisers and critics are many times larger.
+    # Copy only the actors, because optimisers and critics are many times larger.
     actors = jax.vmap(algorithm.actor)(population.learner)
     return [Policy(jax.tree.map(itemgetter(i), actors), normaliser) for i in range(population.step.shape[0])]

@@ -1,4 +1,4 @@
-"""Mixed precision: matrix products in bf16, everything else in float32."""
+"""Mixed precision: matrix products in bf16 (bfloat16), all other computations in float32."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from neorl_core.training.population import Algorithm, Metrics, Update, wrap_upda
 from neorl_core.types import Transition
 
 PRODUCTS = "BF16_BF16_F32"
-"""Round operands to bf16 (8-bit mantissa) and accumulate in float32."""
+"""JAX's name for matrix products with factors in bf16 and sums in float32."""
 
 
 @lru_cache(maxsize=16)
 def mixed_precision(algorithm: Algorithm) -> Algorithm:
-    """Return the algorithm with bf16 matrix products in its updates; parameters, optimisers and losses stay float32.
+    """Return the algorithm with bf16 matrix products in its updates. Weights, optimisers and losses stay in float32.
 
-    Useful on accelerators with bf16 units (GPUs since Ampere, TPUs); the small layers of a default run gain nothing
-    (docs/studies/accelerators.md). On CPUs, XLA computes such products in float32, and crashes on those of `bptt`'s
-    model (JAX 0.10.2 and 0.11.2).
+    Large layers train faster on accelerators with bf16 units (TPUs, GPUs since Ampere). The small layers of a default
+    run gain nothing (docs/studies/accelerators.md). On CPUs, XLA computes in float32 instead, and crashes if the
+    algorithm is `bptt` (JAX 0.10.2 and 0.11.2).
     """
 
     def wrap(update: Update) -> Update:

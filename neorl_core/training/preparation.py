@@ -1,4 +1,4 @@
-"""Scaling of physical transitions for learners, over all rows at once or by blocks with the same result."""
+"""Scale logged transitions, in physical units, for learners."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from neorl_core.types import PlantSpec, Transition, varies
 
 Vector = Float[np.ndarray, " D"]
 LARGEST = 1e6
-"""Metric above which training has diverged, for prepared rewards with a mean square of 1."""
+"""Training counts as diverged if a metric is larger. The number is for scaled rewards with a mean square of 1."""
 
 
 class Moments(NamedTuple):
-    """Statistics of all rows that the scaling needs; float64."""
+    """Statistics of logged rows, in physical units and float64. `make_scaling` computes the scaling from them."""
 
     rows: int
     observation_mean: Vector
@@ -31,23 +31,23 @@ class Moments(NamedTuple):
     reward_mean: float
     reward_deviation: float
     terminates: bool
-    """Whether any row terminates."""
+    """Whether any row terminates an episode."""
 
 
 class Scaling(NamedTuple):
-    """Scale of observations, actions and rewards."""
+    """Conversion of observations, actions and rewards from physical units to the units of learners."""
 
     normaliser: Normaliser
     reward_shift: float
     reward_scale: float
+    """Scaled reward = (reward - reward_shift) / reward_scale."""
     spec: PlantSpec
     limit: float = LARGEST
-    """Metric above which training has diverged: `LARGEST` times the mean square of prepared rewards, because losses are
-    squares."""
+    """Training counts as diverged if a metric is larger. Grows with the mean square of the scaled rewards."""
 
 
 def moments(transitions: Transition) -> Moments:
-    """Return the moments of rows (N, ...)."""
+    """Return the statistics of logged transitions (N, ...) in physical units."""
     observation, action = np.asarray(transitions.observation), np.asarray(transitions.action)
     reward = np.asarray(transitions.reward, np.float64)
     return Moments(
@@ -65,10 +65,10 @@ def moments(transitions: Transition) -> Moments:
 
 
 def merge_moments(one: Moments, other: Moments) -> Moments:
-    """Return the moments of two sets of rows together.
+    """Return the statistics of two sets of rows together.
 
-    `mean = m1 + w d`, `variance = (1 - w) v1 + w v2 + w (1 - w) d^2`, with `d = m2 - m1` and w the share of the second
-    set.
+    `mean = m1 + w d`, `variance = (1 - w) v1 + w v2 + w (1 - w) d^2`. Here m1, m2 are the means and v1, v2 the
+    variances of the two sets, `d = m2 - m1`, and w is the share of rows in the second set.
 
     Chan, Golub & LeVeque 1983, Algorithms for computing the sample variance, equation 2.1.
     """
@@ -95,21 +95,20 @@ def merge_moments(one: Moments, other: Moments) -> Moments:
 
 
 def make_scaling(total: Moments, spec: PlantSpec, dtype: Any = np.float32) -> Scaling:
-    """Return the scaling of rows with these moments.
+    """Return the scaling for rows with these statistics.
 
-    - Observations: zero mean and unit deviation (constant columns keep deviation 1). On a plant with a layout, all
-      nodes or edges of a feature share one scale. Earlier values are scaled as current ones.
-    - Actions: [-1, 1] is the logged range widened by a tenth on both sides within the action bounds, so a policy cannot
-      command actions far from the logs. Discrete actions become one-hot.
-    - Rewards: unit deviation. They are centred if no row terminates, which shifts all values alike; with terminations,
-      centring would change the value of ending an episode.
-    - Terminations: with a clock in the spec, the step at which it reads the end counts as one, because the observation
-      shows the remaining time and no log contains later states (Pardo et al. 2018, Time limits in reinforcement
-      learning, section 3).
+    - Observations: mean 0 and standard deviation 1; constant signals are only shifted. On a plant with a layout, all
+      nodes or edges share one scale per feature. Earlier values of a signal have the scale of its current value.
+    - Actions: -1 and 1 are the ends of `explored_range`, so that a policy cannot command actions far from the logs.
+      Discrete actions become one-hot vectors.
+    - Rewards: standard deviation 1. The mean is subtracted only if no row terminates. Otherwise the shift would change
+      whether it pays to end an episode.
+    - Terminations: if the spec has a clock, `scale_rows` also marks the step that reaches the clock's end, because no
+      log contains later states (Pardo et al. 2018, Time limits in reinforcement learning, section 3).
 
     Args:
-        total: moments of all training rows in physical units; of stacked observations only the plain part is used.
-        spec: bounds of the actions, and the history.
+        total: statistics of all training rows. From observations with history, only the current values are used.
+        spec: spec of the plant.
         dtype: precision of the normaliser.
     """
     plain = spec.observation.size if spec.history is None else len(spec.history.observation)
@@ -133,7 +132,7 @@ def make_scaling(total: Moments, spec: PlantSpec, dtype: Any = np.float32) -> Sc
 
 
 def scale_rows(scaling: Scaling, transitions: Transition) -> Transition:
-    """Return scaled rows on the device, with `next_action` from `next_actions`."""
+    """Return the rows in the units of learners, on the device. `next_actions` gives the field `next_action`."""
     normaliser = scaling.normaliser
     observation = np.asarray(transitions.observation)
     reward = np.asarray(transitions.reward, np.float64)
@@ -150,24 +149,24 @@ def scale_rows(scaling: Scaling, transitions: Transition) -> Transition:
 
 
 def prepare(transitions: Transition, spec: PlantSpec) -> tuple[Normaliser, Transition]:
-    """Scale physical transitions for learners: `make_scaling`, then `scale_rows`.
+    """Scale logged transitions for learners.
 
     Args:
-        transitions: (N, ...) in physical units, each episode in order of time (used for `next_action` only).
+        transitions: (N, ...) in physical units. The rows of each episode must be in the order of time.
         spec: spec of the plant.
 
     Returns:
-        The normaliser, which ships with the policy, and the transitions on the device.
+        The normaliser, which the policy also needs, and the scaled transitions on the device.
     """
     scaling = make_scaling(moments(transitions), spec, np.asarray(transitions.observation).dtype)
     return scaling.normaliser, scale_rows(scaling, transitions)
 
 
 def next_actions(transitions: Transition) -> np.ndarray[Any, Any]:
-    """Return the actions (N, A) logged at each next observation, +inf if none.
+    """Return for each row the action (A,) of the following step of the episode; +inf if the log has no such step.
 
-    A row continues the previous one if its observation equals the previous next observation bit for bit. An existing
-    `next_action` is returned unchanged.
+    Row i + 1 follows row i if its observation equals the next observation of row i bit for bit. If the transitions
+    already have `next_action`, that field is returned.
     """
     if transitions.next_action is not None:
         return np.asarray(transitions.next_action)
@@ -179,17 +178,17 @@ def next_actions(transitions: Transition) -> np.ndarray[Any, Any]:
 
 
 WIDENING = 0.1
-"""Share of the range of logged actions added on both sides."""
+"""Share of the range of logged actions that `explored_range` adds at each end."""
 
 
 def explored_range(least: Vector, most: Vector, spec: PlantSpec) -> tuple[Vector, Vector]:
-    """Return the range of logged actions, widened by `WIDENING` within the action bounds, as float64 (A,) arrays.
+    """Return the lowest and highest action (A,) that a policy may command: the logged range, widened by `WIDENING`.
 
-    An action that never varied keeps its whole range.
+    The range stays inside the actuator's bounds. For an action that is constant in the log, it equals these bounds.
 
     Args:
-        least: (A,) lowest logged action, float64.
-        most: (A,) highest logged action, float64.
+        least: (A,) lowest logged actions, float64.
+        most: (A,) highest logged actions, float64.
         spec: spec of the plant.
     """
     low, high = np.asarray(spec.action.low, np.float64), np.asarray(spec.action.high, np.float64)

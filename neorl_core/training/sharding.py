@@ -1,8 +1,8 @@
-"""Training over several devices: members on separate devices, or each batch divided among devices.
+"""Train on several devices: place members on separate devices, or divide each batch among devices.
 
-All devices run the same program (`jax.sharding`); with `jax.distributed` they may belong to several processes that make
-the same calls. Sums are taken in another order than on one device, so results agree to float tolerance; the same
-devices give the same bits.
+All devices run the same program (`jax.sharding`). With `jax.distributed`, the devices may belong to several processes.
+The order of sums depends on the devices. So results differ from one device by rounding errors only, and repeated runs
+on the same devices are equal bit for bit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from neorl_core.types import Transition
 
 
 def mesh_of(members: int, batch_size: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Return a mesh with axes for members and for parts of a batch, as many devices as possible for members.
+    """Return a mesh with the axes `member` and `batch`. The axis `member` gets as many devices as possible.
 
     Args:
         members: number of members of the population.
@@ -29,33 +29,33 @@ def mesh_of(members: int, batch_size: int, devices: Sequence[jax.Device] | None 
         devices: devices to use; all by default.
 
     Raises:
-        ValueError: if neither divides evenly among the devices.
+        ValueError: if members and batch cannot be divided evenly among the devices.
     """
     devices = list(devices or jax.devices())
     across = int(np.gcd(members, len(devices)))
     if batch_size % (len(devices) // across):
         raise ValueError(
-            f"members or batch_size must divide among {len(devices)} devices, got {members} member(s) and batches of "
-            f"{batch_size}: make one of them a multiple"
+            f"{members} member(s) and batches of {batch_size} cannot be divided evenly among {len(devices)} devices: "
+            f"make the number of members or the batch size a multiple of {len(devices)}"
         )
     return Mesh(np.array(devices).reshape(across, -1), ("member", "batch"), axis_types=(AxisType.Auto,) * 2)
 
 
 def shard_members(mesh: Mesh, population: TrainState) -> TrainState:
-    """Distribute the members of a population over the mesh."""
+    """Return the population with its members placed on the devices of the mesh."""
     spread: TrainState = _put(population, _sharding(mesh, "member"))
     return spread
 
 
 def replicate(mesh: Mesh, data: Transition) -> Transition:
-    """Copy the data to every device."""
+    """Return the data, copied to every device of the mesh."""
     everywhere: Transition = _put(data, _sharding(mesh))
     return everywhere
 
 
 @lru_cache(maxsize=16)
 def shard_batches(algorithm: Algorithm, mesh: Mesh) -> Algorithm:
-    """Return the algorithm with every batch divided among the devices of a member and gradients summed over them."""
+    """Return the algorithm with each batch divided among a member's devices. JAX adds up the devices' gradients."""
     rows = _sharding(mesh, None, "batch")
 
     def wrap(update: Update) -> Update:
@@ -73,5 +73,5 @@ def _sharding(mesh: Mesh, *axes: str | None) -> NamedSharding:
 
 
 def _put(tree: Any, sharding: NamedSharding) -> Any:
-    # Every process has the same host values and fills its own devices.
+    # Every process has all values in host memory, and copies values only to its own devices.
     return jax.tree.map(lambda x: jax.device_put(np.asarray(x), sharding), tree)

@@ -1,7 +1,7 @@
-"""Train an ensemble on bootstrap resamples of episodes.
+"""Train each member of an ensemble on a random selection of episodes (bootstrap).
 
-Episodes are resampled, not rows, because the rows of an episode are correlated: members trained on resampled rows would
-agree where the logs say little.
+Episodes are drawn, not single rows, because the rows of an episode are correlated. With single rows, the members would
+agree too much in regions with few logged episodes.
 
 Efron and Tibshirani 1993, An Introduction to the Bootstrap, chapter 8; Chua et al. 2018 (PETS, arXiv 1805.12114).
 """
@@ -22,12 +22,12 @@ from neorl_core.world_model import dynamics
 from neorl_core.world_model.dynamics import Model
 
 PARTS = 4
-"""Parts of the training of a member, for progress reports."""
+"""Number of progress reports per member."""
 
 
 @partial(jax.jit, static_argnames=("episodes", "members"))
 def resample(key: PRNGKeyArray, episode: Int[Array, " N"], episodes: int, members: int) -> Int[Array, "M N"]:
-    """Draw one resample of whole episodes per member.
+    """Draw E of the E episodes for each member, with replacement.
 
     Args:
         key: PRNG key of the draws.
@@ -36,7 +36,8 @@ def resample(key: PRNGKeyArray, episode: Int[Array, " N"], episodes: int, member
         members: number of members M.
 
     Returns:
-        (M, N) cumulative counts of the rows; a uniform integer below the last count selects a row of the resample.
+        (M, N) running sums: the entry of a row counts how often this row and all earlier rows were drawn. To draw a row
+        of a member's resample, take the first row whose entry is above a random integer from 0 to the last entry - 1.
     """
 
     def one(key: PRNGKeyArray) -> Int[Array, " N"]:
@@ -56,17 +57,17 @@ def train(
     learning_rate: float = 1e-2,
     batch_size: int = 256,
 ) -> Model:
-    """Train every member on its own resample, one member after the other so that they share one program.
+    """Train every member on its own resample. Members are trained one after the other with one compiled program.
 
     Args:
-        model: fresh model with the recipe of its optimiser.
+        model: model from `dynamics.init`.
         key: PRNG key of the batches.
-        data: (N, ...) prepared transitions in the order of `counts`.
+        data: (N, ...) prepared transitions, in the row order of `counts`.
         counts: result of `resample`.
         updates: gradient steps per member.
         report: callback for progress: (steps done, steps in total).
-        learning_rate: learning rate before the schedule.
-        batch_size: rows per step and member.
+        learning_rate: learning rate; the recipe's schedule multiplies it by a factor.
+        batch_size: rows per gradient step.
     """
     low, high = dynamics.observed_range(model, data)
     count, chunk = len(model.members), max(updates // PARTS, 1)
@@ -87,7 +88,7 @@ def train(
 
 @partial(jax.jit, static_argnames=("steps", "members"))
 def batch_keys(key: PRNGKeyArray, first: int, steps: int, number: int, members: int) -> Key[Array, " U"]:
-    """Return the keys of some batches of one member, independent of how training is cut into parts."""
+    """Return the PRNG keys of `steps` batches of one member. A batch's key depends only on step number and member."""
     return jax.vmap(lambda at: jax.random.split(jax.random.fold_in(key, at), members)[number])(
         first + jnp.arange(steps)
     )
@@ -103,7 +104,7 @@ def _steps(
     learning_rate: float,
     batch_size: int,
 ) -> tuple[Params, Optimiser]:
-    """Take one gradient step of one member per key."""
+    """Take one gradient step with one member for each key."""
 
     def mean_loss(member: Params, batch: Transition) -> Float[Array, ""]:
         return jnp.mean(jax.vmap(dynamics.loss, in_axes=(None, 0))(member, batch))

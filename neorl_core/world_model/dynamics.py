@@ -1,17 +1,17 @@
-"""A learned ensemble of dynamics, reward and termination, for plants without a simulator.
+"""The learned model: an ensemble of networks that predicts next observation, reward and termination.
 
-Each member predicts a normal distribution of the next observation from observation and action, and reward and
-termination from observation, action and next observation. This is the ensemble of Chua et al. 2018 (PETS, arXiv
+From observation and action, each member predicts a normal distribution of the next observation. From these three, the
+member predicts the reward and the probability of termination. The ensemble is that of Chua et al. 2018 (PETS, arXiv
 1805.12114), trained as in Janner et al. 2019 (MBPO, arXiv 1906.08253), with three differences:
 
-- The mean has a linear term, so linear plants are learned exactly and quickly.
-- Errors beyond three standard deviations count linearly (Huber 1964, Robust estimation of a location parameter), so
-  that set-point changes by an operator do not bias the dynamics.
-- The reward has its own network with learned directions on several scales in its first layer, because rewards of
-  tracking tasks change most very close to the set point.
+- The predicted mean has a linear term, so that members learn linear plants exactly and quickly.
+- The loss grows only linearly for errors beyond three standard deviations (Huber 1964, Robust estimation of a location
+  parameter). So large jumps, such as an operator's change of the set point, do not distort the dynamics.
+- The reward has a separate network. Its first layer has logarithmic features, because rewards of tracking tasks change
+  most close to the set point.
 
-All values are in the units of `training.prepare`. With a stacked observation the members read all of it and predict
-only the plain part; `stack_outcome` shifts the earlier values.
+All values are in the units of `training.preparation`. A stacked observation is the current (plain) observation followed
+by earlier values. Members read all of it, and predict only the plain observation; `stack_outcome` adds earlier values.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from neorl_core.training.optimisers import Optimiser, Recipe
 from neorl_core.types import History, Transition
 
 WIDENING = 0.25
-"""Share of the range of the data by which a rollout may exceed it."""
+"""Rollouts may leave the range of the data by this share of the range, on each side."""
 HELD_OUT = 0.1
-"""Share of the transitions that no member is trained on."""
+"""Share of the transitions on which members are tested and not trained."""
 FORGET = 0.01
 """Weight of the newest batch in the running mean of the held-out loss."""
 DIRECTIONS = 16
-"""Learned directions of the reward network's first layer."""
+"""Number of learned directions (projections z) in the first layer of the reward network."""
 SCALES = (1.0, 0.1, 0.01)
-"""Scales of the signed logarithm of each direction, in normalised units."""
+"""Scales of the logarithmic features in the reward network, in normalised units."""
 LOG_DEVIATION = (-5.0, 0.25)
-"""Initial bounds of the log standard deviation (PETS: log variances of -10 and 0.5)."""
+"""Initial lower and upper bound of the logarithm of the standard deviation, equal to those of PETS."""
 ROBUST = 3.0
-"""Standard deviations up to which an error counts quadratically."""
+"""Up to this number of standard deviations, the loss is quadratic in the error; beyond it is linear."""
 BOUND_WEIGHT = 0.01
-"""Weight of the penalty on the distance of the learned bounds, as in PETS."""
+"""Weight of the penalty on the difference between the learned upper and lower bound, as in PETS."""
 
 
 class Model(NamedTuple):
-    """The ensemble and its training state."""
+    """The ensemble, its optimiser, and statistics of the training data."""
 
     members: Ensemble
     """Weights of M members."""
@@ -60,13 +60,13 @@ class Model(NamedTuple):
     """Running mean of each member's held-out loss."""
     low: Float[Array, " O"]
     high: Float[Array, " O"]
-    """Lowest and highest training value of each observation; low exceeds high before training."""
+    """Lowest and highest training value of each of the O plain signals. Before training, low is above high."""
     history: History | None = None
-    """Earlier values in the stacked observation, after the O predicted values."""
+    """Which earlier values follow the O plain signals in a stacked observation; None: no earlier values."""
 
 
 class Reach(NamedTuple):
-    """Bounds of rollouts, and the history of their observations."""
+    """Range to which predicted observations are clipped, and the history in stacked observations."""
 
     low: Float[Array, " O"]
     high: Float[Array, " O"]
@@ -74,10 +74,12 @@ class Reach(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """One member's prediction of one step."""
+    """Prediction of one member for one step."""
 
     next_observation: Float[Array, "*n O"]
+    """Mean of the predicted distribution."""
     log_deviation: Float[Array, "*n O"]
+    """Logarithm of its standard deviation."""
     reward: Float[Array, "*n"]
     ending: Float[Array, "*n"]
     """Probability that the step terminates the episode."""
@@ -92,16 +94,16 @@ def init(
     recipe: Recipe,
     history: History | None = None,
 ) -> Model:
-    """Return a fresh ensemble.
+    """Return an untrained ensemble.
 
     Args:
         key: PRNG key of the weights.
         observations: size S of a stacked observation.
         actions: size A of an action.
-        hidden: widths of the hidden layers of dynamics and reward networks.
+        hidden: widths of the hidden layers, for the dynamics network and for the reward network.
         members: number of members M.
-        recipe: optimiser recipe.
-        history: earlier values in the observation, which need no prediction.
+        recipe: recipe of the optimiser.
+        history: which earlier values a stacked observation contains; None: no earlier values.
     """
     plain = observations if history is None else len(history.observation)
     each = jax.vmap(lambda k: _member(k, observations, actions, plain, hidden))(jax.random.split(key, members))
@@ -115,9 +117,9 @@ def _apart(stacked: Params, count: int) -> Ensemble:
 
 
 def _networks(key: PRNGKeyArray, *sizes: tuple[int, ...]) -> list[Params]:
-    """Return MLPs of given widths: normal weights of variance 1 / inputs, zero biases.
+    """Return one MLP for each tuple of layer widths. Weights are normal with variance 1 / inputs, and biases are zero.
 
-    All weights come from one draw, because XLA takes seconds to compile one draw per layer.
+    All weights are drawn in one call, because XLA needs seconds to compile a separate call for each layer.
     """
     shapes = [pair for widths in sizes for pair in itertools.pairwise(widths)]
     drawn = jax.random.normal(key, (sum(a * b for a, b in shapes),))
@@ -140,7 +142,7 @@ def _member(key: PRNGKeyArray, observations: int, actions: int, plain: int, hidd
         (whole, DIRECTIONS),
         (DIRECTIONS * (1 + len(SCALES)), *hidden, 2),
     )
-    # Terminations are rare: start at a probability near zero, so that rollouts do not fade out.
+    # Terminations are rare. The initial probability is near zero, so that rollouts do not end too early.
     name = f"Dense_{len(hidden)}"
     last[name] = {**last[name], "bias": last[name]["bias"].at[1].set(-7.0)}
     low, high = LOG_DEVIATION
@@ -157,19 +159,22 @@ def _member(key: PRNGKeyArray, observations: int, actions: int, plain: int, hidd
 
 
 def predicted_size(members: Ensemble) -> int:
-    """Return O, the number of predicted observation components."""
+    """Return O, the number of signals that the members predict."""
     return int(members[0]["least"].shape[-1])
 
 
 def transition(
     member: Params, observation: Float[Array, " S"], action: Float[Array, " A"]
 ) -> tuple[Float[Array, " O"], Float[Array, " O"]]:
-    """Return mean and log deviation of the next observation: `s + W (s, a) + f(s, a)` and bounded `g(s, a)`.
+    """Return mean and log standard deviation (O,) of the next observation, as one member predicts them.
+
+    The mean is `s + W (s, a) + f(s, a)`, and the log standard deviation is `g(s, a)`, limited to the learned bounds.
+    Here s is the observation, a the action, W the matrix of the linear term, and f, g are outputs of the network.
 
     Args:
         member: weights of one member.
-        observation: (S,) normalised; S = O without a history.
-        action: (A,) unit action.
+        observation: (S,) stacked observation, normalised; S = O without history.
+        action: (A,) action in [-1, 1].
     """
     x = jnp.concatenate([observation, action])
     mean, raw = jnp.split(mlp_apply(member["dynamics"], x), 2)
@@ -181,15 +186,16 @@ def transition(
 def reward_and_termination(
     member: Params, observation: Float[Array, " S"], action: Float[Array, " A"], following: Float[Array, " O"]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Return the reward of a step and the logit of its termination.
+    """Return the reward of a step, and the logit of the probability that the step terminates the episode.
 
-    An MLP of `z` and `sign(z) log(1 + |z| / scale)`, where z are learned directions of (s, a, s').
+    The network's inputs are z and `sign(z) log(1 + |z| / scale)` for all `SCALES`. Here z are `DIRECTIONS` learned
+    linear combinations of observation, action and next observation.
 
     Args:
         member: weights of one member.
-        observation: (S,) normalised.
-        action: (A,) unit action.
-        following: (O,) normalised next observation without its history.
+        observation: (S,) stacked observation, normalised.
+        action: (A,) action in [-1, 1].
+        following: (O,) next observation, normalised, without history.
     """
     z = mlp_apply(member["projection"], jnp.concatenate([observation, action, following]))
     scaled = [jnp.sign(z) * jnp.log1p(jnp.abs(z) / scale) for scale in SCALES]
@@ -198,18 +204,17 @@ def reward_and_termination(
 
 
 def predict(member: Params, observation: Float[Array, " O"], action: Float[Array, " A"]) -> Outcome:
-    """Return one member's prediction of one step, with the reward at the mean next observation."""
+    """Return the prediction of one member for one step. The reward is that of the mean next observation."""
     mean, log_deviation = transition(member, observation, action)
     reward, logit = reward_and_termination(member, observation, action, mean)
     return Outcome(mean, log_deviation, reward, jax.nn.sigmoid(logit))
 
 
 def robust_gaussian_loss(error: Float[Array, ""], log_deviation: Float[Array, ""]) -> Float[Array, ""]:
-    """Return the robust negative log likelihood of an error, up to a constant: `rho(error / sigma) + log sigma`.
+    """Return the loss of a prediction error: `rho(error / sigma) + log sigma`, with sigma the predicted deviation.
 
-    `rho(z) = z^2 / 2` for |z| <= 3 and `3 |z| - 9 / 2` beyond, so no gradient exceeds that of three deviations. For
-    normal errors it equals the likelihood of PETS (Chua et al. 2018, arXiv 1805.12114, equation 1) in 99.7 % of the
-    cases.
+    `rho(z) = z^2 / 2` if |z| <= 3, and `3 |z| - 9 / 2` otherwise, so that large errors have bounded gradients. For
+    |z| <= 3 the loss is the negative log likelihood of PETS (Chua et al. 2018, arXiv 1805.12114, equation 1).
 
     Huber 1964 (Annals of Mathematical Statistics 35, 73-101).
     """
@@ -221,17 +226,17 @@ def robust_gaussian_loss(error: Float[Array, ""], log_deviation: Float[Array, ""
 def no_successor(
     observation: Float[Array, "*n S"], following: Float[Array, "*n O"], terminated: Float[Array, "*n"]
 ) -> Bool[Array, "*n"]:
-    """Return whether the successor is unknown: the step terminated and its next observation equals its observation.
+    """Return whether the log lacks the next observation of a step that terminates.
 
-    Files without next observations repeat the last observation of an episode.
+    Log files without next observations repeat the last observation of an episode. So the two observations are equal.
     """
     return (terminated > 0) & jnp.all(following == observation[..., : following.shape[-1]], axis=-1)
 
 
 def loss(member: Params, t: Transition) -> Float[Array, ""]:
-    """Return the negative log likelihood of one transition: next observation, reward and termination.
+    """Return the loss of one transition: the sum of the losses of next observation, reward and termination.
 
-    If the next observation is unknown, reward and termination are evaluated at the predicted one.
+    If the log lacks the next observation, the predicted mean is used for reward and termination.
     """
     mean, log_deviation = transition(member, t.observation, t.action)
     following = t.next_observation[: mean.shape[0]]
@@ -247,9 +252,9 @@ def loss(member: Params, t: Transition) -> Float[Array, ""]:
 
 
 def held_out(batch: Transition) -> Bool[Array, " B"]:
-    """Return which transitions (B,) are held out, the same ones in every batch and run and for every member.
+    """Return for each transition (B,) whether it is held out from the training of all members.
 
-    The choice is a hash of the low-order digits of the transition, so it needs no row numbers.
+    The choice is a hash of observation and action, so a transition has the same result in every batch and run.
     """
     x = jnp.concatenate([batch.observation, batch.action], axis=-1)
     phase = x @ jnp.asarray(37.0 + 11.0 * np.sqrt(np.arange(2, x.shape[-1] + 2)), x.dtype)
@@ -259,16 +264,16 @@ def held_out(batch: Transition) -> Bool[Array, " B"]:
 def update(
     model: Model, batch: Transition, learning_rate: Float[Array, ""], key: PRNGKeyArray
 ) -> tuple[Model, dict[str, Array]]:
-    """Take one gradient step of every member, each on its own resample of the rows that are not held out.
+    """Take one gradient step with every member. Return the new model and metrics.
 
-    With the same rows the members would share their errors and disagree too little (Efron & Tibshirani 1993, An
-    Introduction to the Bootstrap, chapter 6).
+    Each member uses its own random selection of the rows that are not held out. With equal rows, members would make
+    equal errors and agree too much (Efron & Tibshirani 1993, An Introduction to the Bootstrap, chapter 6).
 
     Args:
         model: ensemble and optimiser.
         batch: prepared transitions (B, ...).
-        learning_rate: learning rate before the schedule.
-        key: PRNG key of the resamples.
+        learning_rate: learning rate; the recipe's schedule multiplies it by a factor.
+        key: PRNG key of the random selections.
     """
     excluded = held_out(batch).astype(batch.reward.dtype)
     count, members = jnp.sum(excluded), model.error.shape[0]
@@ -295,15 +300,15 @@ def update(
 
 
 def observed_range(model: Model, rows: Transition) -> tuple[Float[Array, " O"], Float[Array, " O"]]:
-    """Return the lowest and highest value of each observation in rows (N, ...), before or after the step."""
+    """Return the lowest and highest value of each signal in rows (N, ...), over observations and next observations."""
     both = jnp.concatenate([rows.observation, rows.next_observation])[:, : model.low.shape[0]]
     return jnp.min(both, axis=0), jnp.max(both, axis=0)
 
 
 def reach(model: Model) -> Reach:
-    """Return the range of the data, widened by `WIDENING` on both sides; unbounded before training.
+    """Return the range of the training data, widened by `WIDENING` on both sides; infinite before training.
 
-    Without bounds, a diverging rollout would dominate the gradients of all others.
+    Without this range, the gradients of one diverging rollout would be larger than those of all other rollouts.
     """
     margin = WIDENING * (model.high - model.low)
     trained = model.high >= model.low
@@ -312,14 +317,14 @@ def reach(model: Model) -> Reach:
 
 
 def clip(reach: Reach, following: Float[Array, " O"]) -> Float[Array, " O"]:
-    """Clip a next observation to the reach."""
+    """Return a next observation, clipped to the reach."""
     return jnp.clip(following, reach.low, reach.high)
 
 
 def stack_outcome(
     reach: Reach, observation: Float[Array, " S"], action: Float[Array, " A"], following: Float[Array, " O"]
 ) -> Float[Array, " S"]:
-    """Return the stacked next observation (S,) after a unit action that led to a plain one (O,)."""
+    """Return the next stacked observation (S,): `following`, then the earlier values, with this step's values added."""
     return stack_next(reach.history, observation, action, following)
 
 
@@ -329,7 +334,7 @@ def best_members(model: Model, count: int) -> Int[Array, " E"]:
 
 
 def elites(model: Model, count: int) -> Ensemble:
-    """Return the `leading` members."""
+    """Return the weights of the `count` members with the lowest held-out loss."""
     best = best_members(model, count)
     return _apart(jax.tree.map(lambda *x: jnp.stack(x)[best], *model.members), count)
 
@@ -344,19 +349,19 @@ def train(
     learning_rate: float = 1e-2,
     batch_size: int = 256,
 ) -> tuple[Model, Float[Array, ""]]:
-    """Take some gradient steps of a stand-alone ensemble; the result does not depend on the chunk size.
+    """Take `updates` gradient steps with all members. A training may call this function once or in several chunks.
 
     Args:
-        model: current model.
+        model: model from `init` or from the previous chunk.
         key: PRNG key, the same in every chunk.
         data: (N, ...) prepared transitions.
-        first: number of gradient steps already taken.
+        first: number of gradient steps in earlier chunks.
         updates: gradient steps of this chunk.
-        learning_rate: learning rate before the schedule.
-        batch_size: rows per step.
+        learning_rate: learning rate; the recipe's schedule multiplies it by a factor.
+        batch_size: rows per gradient step.
 
     Returns:
-        The new model and the mean loss of the chunk.
+        The new model, and the mean loss of this chunk.
     """
 
     def one(model: Model, number: Int[Array, ""]) -> tuple[Model, Float[Array, ""]]:

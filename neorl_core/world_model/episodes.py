@@ -1,4 +1,4 @@
-"""Episodes of a controller in a learned model. The estimate is only as good as the model and certifies nothing."""
+"""Simulate episodes of a controller in a learned model. The results are estimates and are not used for certificates."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from neorl_core.world_model.dynamics import Reach
 
 
 class ModelEpisodes(NamedTuple):
-    """Results of a controller in each member of the ensemble."""
+    """Results of a controller in each of M members of the ensemble, for E episodes."""
 
     ret: Float[Array, "M E"]
-    """Sum of the rewards of H steps, in the unit of the reward."""
+    """Return of the episode: sum of its rewards, at most H, in the reward's unit."""
     violated: Bool[Array, "M E"]
-    """Whether an observation exceeded the limits."""
+    """Whether an observation of the episode was outside the limits."""
     handed_over: Float[Array, "M E"]
-    """Share of the steps before the end of the episode in which the fallback overruled the policy."""
+    """Share of the episode's steps in which the fallback acted instead of the policy."""
 
 
 @partial(jax.jit, static_argnames=("controller", "horizon"))
@@ -41,23 +41,20 @@ def model_episodes(
     key: PRNGKeyArray,
     horizon: int,
 ) -> ModelEpisodes:
-    """Roll a controller out in every member, with the noise of the member.
-
-    The controller sees plain observations and keeps its own history; the history of the members restarts with each
-    episode.
+    """Simulate E episodes of a controller in every member of the ensemble, with the noise that the member predicts.
 
     Args:
         members: weights of M members.
-        reach: bounds that clip the observations.
-        normaliser: scale of the members' observations and actions.
-        rewards: mean and standard deviation that the rewards were standardised by.
-        controller: controller with the state of a composite.
+        reach: range to which predicted observations are clipped.
+        normaliser: conversion of observations and actions to the members' units.
+        rewards: mean and standard deviation with which the training rewards were scaled.
+        controller: controller of a composite, from `composite_controller`.
         params: parameters of the controller.
-        starts: (E, O) initial observations in physical units.
-        applied: (E, A) actions in force at the start.
-        limits: lowest and highest allowed value of each observation in physical units, or infinity.
-        key: PRNG key of the noise; use the same key for all controllers that are compared.
-        horizon: steps H.
+        starts: (E, O) initial observations, in physical units, without history.
+        applied: (E, A) actions applied before the first step, in physical units.
+        limits: lowest and highest allowed value (O,) of each observation in physical units; infinite without a limit.
+        key: PRNG key of the noise. Use the same key for all controllers that you compare.
+        horizon: number of steps H of an episode.
     """
 
     def one(member: Params, start: Float[Array, " O"], before: Float[Array, " A"], key: PRNGKeyArray) -> ModelEpisodes:

@@ -1,7 +1,8 @@
-"""Prediction errors of a learned model on held-out episodes, compared with persistence and linear regression.
+"""Compare a learned model's prediction errors on held-out episodes with two simple predictors.
 
-All predictors run open loop: from a logged observation with its history they get only the logged actions, and predict
-from their own predictions. Observations are normalised and actions are unit actions, as in `training.prepare`.
+The simple predictors are persistence (the observation stays as it is) and an autoregression (linear regression). Each
+prediction starts from a logged observation. Later steps use the logged actions and the predictor's own predictions.
+Observations are normalised, and actions are in [-1, 1].
 """
 
 from __future__ import annotations
@@ -21,36 +22,38 @@ from neorl_core.world_model.dynamics import Reach
 HORIZONS = (1, 5, 20)
 """Prediction horizons in steps."""
 WINDOWS = 4096
-"""Largest number of start rows, evenly spaced."""
+"""Largest number of windows. Their first rows are evenly spaced in the log."""
 LEAST_EPISODES = 5
-"""Number of episodes below which the upper bound of a ratio is infinite."""
+"""With fewer episodes, the interval of a ratio is 0 to infinity."""
 FLOOR = 0.01
-"""Error, relative to the standard deviation of a signal, below which predictions count as equally good."""
+"""Errors below this share of a signal's standard deviation are negligible."""
 
 
 class Autoregression(NamedTuple):
-    """`x' = x + A x + B u + c`; with a history A also reads the earlier values."""
+    """Linear predictor `x' = x + A s + B u + c`, with observation x, stacked observation s and action u."""
 
     weights: Float[Array, "D O"]
-    """A stacked on B."""
+    """Transposed matrices A and B, one above the other; D = S + A."""
     offset: Float[Array, " O"]
+    """The constant c."""
 
 
 class Windows(NamedTuple):
-    """Stretches of logged steps that predictions start from."""
+    """W windows of H consecutive logged steps. A prediction starts at the beginning of each window."""
 
     start: Float[Array, "W S"]
+    """Stacked observation at the beginning of the window."""
     actions: Float[Array, "W H A"]
     following: Float[Array, "W H O"]
     """Logged observation after each action."""
     valid: Bool[Array, "W H"]
-    """False beyond the end of the episode."""
+    """False for steps after the end of the window's episode."""
     episode: npt.NDArray[np.int64]
-    """(W,) episode index."""
+    """(W,) index of the episode."""
 
 
 class Ratio(NamedTuple):
-    """Ratio of one predictor's error to another's, with an interval over resampled episodes."""
+    """The learned model's error divided by a simple predictor's error, with a confidence interval."""
 
     value: float
     lower: float
@@ -60,17 +63,15 @@ class Ratio(NamedTuple):
 def fit_autoregression(
     observation: npt.ArrayLike, action: npt.ArrayLike, following: npt.ArrayLike, ridge: float = 1e-4
 ) -> Autoregression:
-    """Fit the change of the observation by ridge regression on observation and action.
-
-    `min |x' - x - (x, u) W - c|^2 / N + ridge |W|^2`
+    """Fit the autoregression to logged steps by ridge regression: `min |x' - x - (s, u) W - c|^2 / N + ridge |W|^2`.
 
     Hoerl and Kennard 1970, Ridge regression (Technometrics 12).
 
     Args:
-        observation: (N, S) normalised; the first O components are the current ones.
-        action: (N, A) unit actions.
-        following: (N, O) next observations, normalised.
-        ridge: penalty of the weights, which favours persistence.
+        observation: (N, S) stacked observations s, normalised. The first O values are the current observation x.
+        action: (N, A) actions u in [-1, 1].
+        following: (N, O) next observations x', normalised.
+        ridge: weight of the penalty on W.
     """
     x = np.concatenate([np.asarray(observation, np.float64), np.asarray(action, np.float64)], axis=1)
     after = np.asarray(following, np.float64)
@@ -88,14 +89,14 @@ def windows(
     episode: npt.NDArray[np.int64],
     horizon: int,
 ) -> Windows:
-    """Cut at most `WINDOWS` stretches of up to `horizon` steps from episodes.
+    """Cut at most `WINDOWS` windows of `horizon` steps from logged episodes. Windows may overlap.
 
     Args:
-        observation: (N, S) normalised, in order of time within each episode.
-        action: (N, A) unit actions.
+        observation: (N, S) stacked observations, normalised, in the order of time within each episode.
+        action: (N, A) actions in [-1, 1].
         following: (N, O) next observations, normalised.
         episode: (N,) episode index of each row, ascending.
-        horizon: steps H of the longest prediction.
+        horizon: number of steps H of the longest prediction.
     """
     rows = len(episode)
     starts = np.unique(np.linspace(0, rows - 1, min(rows, WINDOWS)).astype(np.int64))
@@ -115,14 +116,14 @@ def windows(
 def squared_errors(
     members: Ensemble, reach: Reach, linear: Autoregression, windows: Windows
 ) -> Float[Array, "P W H O"]:
-    """Return squared errors (P, W, H, O) of the learned model, persistence and the autoregression.
+    """Return the squared errors (P, W, H, O) of P = 3 predictors: learned model, persistence, autoregression.
 
     Errors after the end of an episode are NaN.
 
     Args:
-        members: weights of the ensemble; its prediction is the mean over members that each run on their own.
-        reach: bounds that clip the observations.
-        linear: autoregression.
+        members: weights of the ensemble. Each member predicts all H steps alone; the prediction is the members' mean.
+        reach: range to which the members' predictions are clipped.
+        linear: the autoregression.
         windows: windows of held-out episodes.
     """
 
@@ -150,19 +151,19 @@ def squared_errors(
 def episode_errors(
     errors: npt.ArrayLike, episode: npt.NDArray[np.int64], spread: npt.ArrayLike, horizons: tuple[int, ...]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Sum squared errors by episode, in units of each signal's variance.
+    """Sum the squared errors of each episode, divided by each signal's variance.
 
     Args:
-        errors: (P, W, H, O) squared errors, NaN where invalid.
-        episode: (W,) episode index.
-        spread: (O,) standard deviation of each signal; constant signals are excluded.
-        horizons: K horizons, each at most H.
+        errors: (P, W, H, O) squared errors; NaN after the end of an episode.
+        episode: (W,) episode index of each window.
+        spread: (O,) standard deviation of each signal. Constant signals are left out of the result.
+        horizons: K prediction horizons, in steps, each at most H.
 
     Returns:
-        (P, K, O', E) sums for the O' signals that move, and (K, E) numbers of windows.
+        Sums (P, K, O', E) for the O' signals that are not constant, and numbers of windows (K, E).
     """
     squares, scale = np.asarray(errors, np.float64), np.asarray(spread, np.float64)
-    # A signal with a NaN spread is included.
+    # Written so that a signal with a NaN standard deviation is kept.
     moving = np.flatnonzero(np.logical_not(scale <= 1e-9))
     there = np.isfinite(squares[1, :, :, 0])[:, [h - 1 for h in horizons]]
     each = squares[:, :, [h - 1 for h in horizons]][..., moving] / scale[moving] ** 2
@@ -184,26 +185,25 @@ def error_ratios(
     bootstraps: int = 1000,
     confidence: float = 0.95,
 ) -> tuple[Ratio, ...]:
-    """Return the learned model's RMS error relative to each other predictor.
+    """Return the learned model's root mean square error, divided by the error of each other predictor.
 
-    The ratio is a geometric mean over signals and horizons: `exp mean_{k,o} (log(m_ko + floor^2) - log(n_ko + floor^2))
-    / 2`. So an unpredictable signal cannot hide the others, and the floor removes negligible errors. All predictors
-    share the resamples of episodes, so the difficulty of an episode does not count as noise.
+    The ratio is the geometric mean over signals and horizons of `sqrt((m + FLOOR^2) / (n + FLOOR^2))`. Here m and n are
+    the mean squared errors of the learned model and the other predictor. So no single signal dominates the ratio.
 
     Args:
-        sums: (P, K, O, E) with the learned model first.
-        counts: (K, E) numbers of windows.
-        seed: seed of the resamples.
-        bootstraps: number of resamples.
-        confidence: two-sided confidence.
+        sums: sums from `episode_errors`, with the learned model first.
+        counts: numbers of windows from `episode_errors`.
+        seed: seed of the bootstrap, which resamples episodes.
+        bootstraps: number of resamples. All predictors use the same resamples.
+        confidence: two-sided confidence of the interval.
 
     Returns:
-        One ratio per other predictor, below 1 if the learned model is better. With fewer than `LEAST_EPISODES` episodes
-        the interval is infinite.
+        One ratio per other predictor; below 1 if the learned model is better. With fewer than `LEAST_EPISODES` episodes
+        the interval is 0 to infinity.
     """
     episodes = sums.shape[-1]
     weights = np.random.default_rng(seed).multinomial(episodes, np.full(episodes, 1 / episodes), bootstraps)
-    # The first row is the sample itself.
+    # The first row has weight 1 for every episode: the sample without resampling.
     weights = np.concatenate([np.ones((1, episodes)), weights])
     means = np.einsum("be,pkoe->bpko", weights, sums) / np.maximum(weights @ counts.T, 1)[:, None, :, None]
     logs = np.mean(np.log(means + FLOOR**2) / 2, axis=(2, 3))

@@ -1,8 +1,9 @@
-"""A simulator with a learned residual: an ensemble learns the error of the physics from logs.
+"""Correct a simulator with a learned residual: an ensemble learns the simulator's error from logs.
 
 x' = f(x, u) + scale * mean_m r_m(x, u)
 
-f is the simulator's step; the networks are those of `dynamics`, trained on the simulator's errors.
+Here x is the observation, u the action, f the simulator's step, r_m the residual that member m predicts, and scale the
+normaliser's scale. The members are networks of `dynamics`.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ Predict = Callable[[Float[Array, " O"], Float[Array, " A"], Params], tuple[Float
 
 
 def error_transitions(predict: Predict, params: Params, normaliser: Normaliser, rows: Transition) -> Transition:
-    """Return transitions of an imaginary plant that moves by the simulator's error, for `dynamics.train`.
+    """Return training data for `dynamics.train`, in which each observation changes by the simulator's error.
 
     Args:
-        predict: step of the simulator.
+        predict: the simulator's step.
         params: constants of the simulator.
-        normaliser: scale of observations and actions.
+        normaliser: conversion of observations and actions to normalised units.
         rows: (N, ...) logged transitions in physical units.
 
     Returns:
-        (N, ...) in normalised units: s, a, and s + (logged - predicted) / scale. Rewards and terminations are zero.
+        Transitions (N, ...) in normalised units. The next observation is observation + (logged - simulated next
+        observation) / scale. Rewards and terminations are zero.
     """
     expected, _ = jax.vmap(predict, (0, 0, None))(rows.observation, rows.action, params)
     s = normalise(normaliser, jnp.asarray(rows.observation))
@@ -41,15 +43,15 @@ def error_transitions(predict: Predict, params: Params, normaliser: Normaliser, 
 
 
 def with_residual(predict: Predict, members: Ensemble, normaliser: Normaliser) -> Predict:
-    """Return the simulator's step corrected by the learned residual; margins are not corrected.
+    """Return a simulator step that adds the learned residual to the observation. Margins are not corrected.
 
-    Use it as `plant._replace(predict=...)`, and check on held-out episodes with `plants.replay.replay_errors` that it
-    helps.
+    Use the result in `plant._replace(predict=...)`. Check with `plants.replay.replay_errors`, on held-out episodes,
+    that the errors are smaller.
 
     Args:
-        predict: step of the simulator.
-        members: ensemble trained on `error_transitions`.
-        normaliser: the normaliser used there.
+        predict: the simulator's step.
+        members: ensemble trained on the result of `error_transitions`.
+        normaliser: the normaliser that `error_transitions` received.
     """
 
     def corrected(

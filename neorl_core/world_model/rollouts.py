@@ -1,4 +1,4 @@
-"""Rollouts of policies in a learned ensemble: differentiable ones without noise, and short noisy ones."""
+"""Rollouts of policies in a learned model: differentiable rollouts without noise, and short rollouts with noise."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from neorl_core.world_model.dynamics import Reach
 
 
 class ModelSteps(NamedTuple):
-    """Steps of policies in the ensemble, with leading axes (members, starts, H)."""
+    """Steps of rollouts. Every array has the leading axes (members, starts, H), for H steps."""
 
     observation: Float[Array, "*n O"]
     action: Float[Array, "*n A"]
     reward: Float[Array, "*n"]
     next_observation: Float[Array, "*n O"]
     terminated: Float[Array, "*n"]
-    """Probability that the step terminates."""
+    """Probability that the step terminates the episode."""
     alive: Float[Array, "*n"]
-    """Probability that the episode has not ended before the step."""
+    """Probability that no earlier step terminated the episode."""
     disagreement: Float[Array, "*n"]
-    """`disagreement` of the next observations plus that of the rewards."""
+    """Disagreement of the members: `disagreement(next observations) + disagreement(rewards)`."""
 
 
 def disagreement(means: Float[Array, "M O"]) -> Float[Array, ""]:
-    """Return the disagreement of the members: `sqrt(mean_i var_m s'_{m,i})`, in normalised units.
+    """Return how much M members disagree: the square root of their variance, averaged over the O predicted signals.
 
-    The epistemic part of the ensemble variance (compared with others by Lu et al. 2022, arXiv 2110.04135).
+    Lu et al. 2022 (arXiv 2110.04135) compare this measure of uncertainty with others.
     """
     return jnp.sqrt(jnp.mean(jnp.var(means, axis=0)) + 1e-12)
 
 
 def _precise(members: Ensemble, starts: Float[Array, "*n S"]) -> Float[Array, "*n S"]:
-    """Cast starts to the precision of the members, if these have weights."""
+    """Return the starts in the precision of the members' weights."""
     return starts.astype(jnp.result_type(starts, *jax.tree.leaves(members)))
 
 
@@ -50,17 +50,17 @@ def expected_rollouts(
     starts: Float[Array, "M B S"],
     horizon: int,
 ) -> ModelSteps:
-    """Roll a policy out in every member without noise; differentiable.
+    """Simulate a policy in every member, without noise. JAX can differentiate the result.
 
     Args:
         members: weights of M members.
-        reach: bounds that clip the observations.
-        policy: normalised observation -> unit action.
-        starts: (M, B, S) initial observations per member.
-        horizon: steps H.
+        reach: range to which predicted observations are clipped.
+        policy: function (normalised observation) -> action in [-1, 1].
+        starts: (M, B, S) B initial observations for each member, normalised.
+        horizon: number of steps H.
 
     Returns:
-        Steps (M, B, H, ...).
+        Steps with arrays (M, B, H, ...).
     """
 
     def one(number: Int[Array, ""], start: Float[Array, " S"]) -> ModelSteps:
@@ -86,9 +86,10 @@ def expected_rollouts(
 
 
 def uncertainty(log_deviations: Float[Array, "M D"]) -> Float[Array, ""]:
-    """Return the largest predicted deviation of the members: `max_m |sigma_m(s, a)|`.
+    """Return the largest uncertainty that a member predicts: the maximum over members of the norm of its deviations.
 
-    The norm covers observation and reward; the reward deviation of a member is the same in all states.
+    Args:
+        log_deviations: (M, D) logarithms of the standard deviations of next observation and reward.
 
     Yu et al. 2020 (arXiv 2005.13239), section 4.3.
     """
@@ -105,22 +106,23 @@ def branched_rollouts(
     key: PRNGKeyArray,
     horizon: int,
 ) -> tuple[Transition, Float[Array, "B H"]]:
-    """Sample short rollouts with policy and model noise, each step by a randomly chosen leading member.
+    """Simulate short rollouts with noise in the policy and in the model. Each step uses a random member of `leading`.
 
-    A rollout that terminates (more likely than not) restarts at its initial observation.
+    A step terminates if the predicted probability of termination exceeds 1/2. Then the rollout restarts at its initial
+    observation.
 
     Args:
-        members: weights of M members, all used for the uncertainty.
-        leading: (E,) indices of the members that make the steps.
-        reach: bounds that clip the observations.
-        policy: (normalised observation, standard normal noise) -> unit action.
+        members: weights of M members. All members are used for `uncertainty`.
+        leading: (E,) indices of the members that predict the steps.
+        reach: range to which predicted observations are clipped.
+        policy: function (normalised observation, standard normal noise) -> action in [-1, 1].
         actions: size A of an action.
-        starts: (B, S) initial observations.
-        key: PRNG key of all draws.
-        horizon: steps H.
+        starts: (B, S) initial observations, normalised.
+        key: PRNG key of all random numbers.
+        horizon: number of steps H.
 
     Returns:
-        Transitions (B, H, ...) with zero costs, and their `uncertainty` (B, H).
+        Transitions (B, H, ...) with zero costs, and the `uncertainty` (B, H) of each transition.
 
     Reference: Janner et al. 2019 (arXiv 1906.08253), algorithm 2.
     """

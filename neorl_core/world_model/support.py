@@ -1,8 +1,8 @@
-"""Differentiable distance of a step from the logged steps: the leverage of ridge regression on random features.
+"""Measure how far a step (observation and action) is from the logged steps, so that learners can penalise the distance.
 
-The pessimism of linear Markov decision processes uses the square root of the leverage as penalty (Jin, Yang & Wang
-2021, Is pessimism provably efficient for offline RL?, arXiv 2012.15085, equation 3.7). Here only the excess over the
-leverage of logged steps counts, so steps within the support are not penalised.
+The distance is the square root of the leverage in a ridge regression on random features. Jin, Yang & Wang 2021 (Is
+pessimism provably efficient for offline RL?, arXiv 2012.15085, equation 3.7) use this distance as a penalty. Here only
+the part beyond the distance of typical logged steps is a penalty, so steps inside the support have no penalty.
 """
 
 from __future__ import annotations
@@ -14,36 +14,39 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 HINGES = 64
-"""Number of random hinges (Rahimi & Recht 2009, Weighted sums of random kitchen sinks)."""
+"""Number of random features `max(0, x W + b)` (Rahimi & Recht 2009, Weighted sums of random kitchen sinks)."""
 RIDGE = 1e-3
-"""Ridge penalty, for features with second moments of about one."""
+"""Ridge penalty. It is small, because the mean squares of the features are about 1."""
 LOGGED = 0.8
-"""Share of the logged steps that count as inside."""
+"""Share of the logged steps that are inside the support."""
 
 
 class Support(NamedTuple):
-    """Random features and their mean second moments over the logged steps."""
+    """Weights of the random features, and the mean of `phi phi^T` over the logged steps; `phi` are the features."""
 
     directions: Float[Array, "I F"]
+    """W in `max(0, x W + b)`."""
     offsets: Float[Array, " F"]
+    """b in `max(0, x W + b)`."""
     moments: Float[Array, "D D"]
+    """Mean of `phi phi^T`."""
     batches: Float[Array, ""]
-    """Number of batches in the mean."""
+    """Number of batches of logged steps in the mean."""
 
 
 class Edge(NamedTuple):
-    """Random features, metric and radius of the support."""
+    """Everything that `distance` and `excess` need: weights of the features, metric, and radius of the support."""
 
     directions: Float[Array, "I F"]
     offsets: Float[Array, " F"]
     root: Float[Array, "D D"]
-    """Inverse Cholesky factor of the moments; the leverage is `|root phi|^2`."""
+    """Inverse Cholesky factor of `moments + RIDGE I`; the leverage of a step is `|root phi|^2`."""
     radius: Float[Array, ""]
-    """Square root of the leverage that `LOGGED` of the logged steps do not exceed."""
+    """Distance that a share `LOGGED` of the logged steps does not exceed."""
 
 
 def init(key: PRNGKeyArray, inputs: int) -> Support:
-    """Return an empty support for steps of I = `inputs` numbers (observation and action)."""
+    """Return a support without logged steps. `inputs` is the size I of a step: observation and action together."""
     direction_key, offset_key = jax.random.split(key)
     directions = jax.random.normal(direction_key, (inputs, HINGES)) / jnp.sqrt(jnp.asarray(inputs, float))
     size = 1 + inputs + HINGES
@@ -55,14 +58,14 @@ def init(key: PRNGKeyArray, inputs: int) -> Support:
 def features(
     directions: Float[Array, "I F"], offsets: Float[Array, " F"], x: Float[Array, "*n I"]
 ) -> Float[Array, "*n D"]:
-    """Return 1, x and `max(0, x W + b)`."""
+    """Return the features of steps x: 1, x and `max(0, x W + b)`, with W = `directions` and b = `offsets`."""
     projected = x @ directions
     hinges = jax.nn.relu(projected + jnp.broadcast_to(offsets, projected.shape))
     return jnp.concatenate([jnp.ones_like(x[..., :1]), x, hinges], axis=-1)
 
 
 def accumulate(support: Support, steps: Float[Array, "B I"]) -> Support:
-    """Update the mean moments with a batch of logged steps."""
+    """Return the support with a batch of logged steps (B, I) added to the mean."""
     phi = features(support.directions, support.offsets, steps)
     batches = support.batches + 1.0
     return support._replace(
@@ -71,7 +74,7 @@ def accumulate(support: Support, steps: Float[Array, "B I"]) -> Support:
 
 
 def edge(support: Support, logged: Float[Array, "B I"]) -> Edge:
-    """Return the edge of the support, with the radius as a quantile over some logged steps (B, I)."""
+    """Return the edge of the support. The radius is the quantile `LOGGED` of the distances of logged steps (B, I)."""
     size = support.moments.shape[0]
     factor = jnp.linalg.cholesky(support.moments + RIDGE * jnp.eye(size, dtype=support.moments.dtype))
     root = jax.scipy.linalg.solve_triangular(factor, jnp.eye(size, dtype=factor.dtype), lower=True)
@@ -80,10 +83,10 @@ def edge(support: Support, logged: Float[Array, "B I"]) -> Edge:
 
 
 def distance(edge: Edge, x: Float[Array, "*n I"]) -> Float[Array, "*n"]:
-    """Return the square root of the leverage, `sqrt(phi^T (Phi^T Phi / N + R)^-1 phi)`."""
+    """Return the distance of steps x: `sqrt(phi^T (moments + RIDGE I)^-1 phi)`, with phi the features of x."""
     return jnp.sqrt(jnp.sum((features(edge.directions, edge.offsets, x) @ edge.root.T) ** 2, axis=-1) + 1e-12)
 
 
 def excess(edge: Edge, x: Float[Array, "*n I"]) -> Float[Array, "*n"]:
-    """Return how far a step lies outside, in radii: `max(0, d(x) / radius - 1)`."""
+    """Return how far steps x are outside the support, in radii: `max(0, distance / radius - 1)`; 0 inside."""
     return jax.nn.relu(distance(edge, x) / edge.radius - 1.0)

@@ -1,4 +1,4 @@
-"""A stateful agent around a controller: a trained policy, bare or behind a shield."""
+"""An agent: an object that remembers the state of its controller. The controller is a policy alone or a composite."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ def _act(controller: Controller) -> Callable[..., Any]:
 
 
 class Agent:
-    """`agent(observation)` returns the next action, `agent.reset()` starts an episode, `agent.train(dataset)` trains.
+    """A policy or composite as an object: `agent(observation)` returns the next action, `agent.train(dataset)` trains.
 
-    A composite keeps the policy's history itself and takes plain observations; a bare policy takes the observations of
-    its spec, including earlier values.
+    If the policy uses earlier values: for a composite, pass only current observations. For a policy alone, each
+    observation must include the earlier values.
 
     Args:
         params: a policy, or a composite of policy, shield and fallback.
-        spec: names and bounds of observation and action.
-        plant: the plant of a composite; not needed for a bare policy.
-        algorithm: algorithm of `train`; by default the usual one for the kind of actions.
-        hyperparameters: values that differ from the algorithm's defaults.
+        spec: spec of the plant; for a policy alone with earlier values, the spec with history.
+        plant: the plant; needed only for a composite.
+        algorithm: algorithm of `train`. Default: the default algorithm for continuous or discrete actions.
+        hyperparameters: hyper-parameters that differ from the algorithm's defaults, by name.
 
     Raises:
-        ValueError: on an unknown algorithm or hyper-parameter, or a composite without a plant.
+        ValueError: if the algorithm or a hyper-parameter is unknown, or a composite has no plant.
 
     Example:
         >>> agent = Agent(learned.policies[0], spec)  # doctest: +SKIP
@@ -72,7 +72,7 @@ class Agent:
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> None:
         if isinstance(params, Composite) and plant is None:
-            raise ValueError(f"a composite for {spec.name} needs its plant: pass `plant`, which has fallback and model")
+            raise ValueError(f"the plant of the composite for {spec.name} is missing: pass the argument `plant`")
         self.params, self.spec, self.plant = params, spec, plant
         algorithm = default_algorithm(spec) if algorithm is None else algorithm
         self.algorithm = get_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
@@ -85,23 +85,23 @@ class Agent:
 
     @property
     def policy(self) -> Policy:
-        """The policy.
+        """The policy, also if a composite contains it.
 
         Raises:
-            ValueError: if the composite is a fallback without a policy.
+            ValueError: if the composite has only a fallback and no policy.
         """
         policy = self.params.policy if isinstance(self.params, Composite) else self.params
         if policy is None:
-            raise ValueError(f"the composite for {self.spec.name} has no policy, only a fallback: it cannot be trained")
+            raise ValueError(f"the composite for {self.spec.name} has no policy, only a fallback: use a policy")
         return policy
 
     @property
     def history(self) -> History | None:
-        """Earlier values that a composite's policy observes."""
+        """Which earlier values the policy of a composite uses; None for a policy alone."""
         return self.params.history if isinstance(self.params, Composite) else None
 
     def reset(self) -> None:
-        """Forget the episode, so that the next observation starts a new one."""
+        """Forget the current episode. The next observation starts a new episode."""
         self._memory: Params | None = None
         self._action: Float[Array, " A"] | None = None
 
@@ -112,10 +112,10 @@ class Agent:
 
         Args:
             observation: (O,), in the order of `spec.observation`.
-            applied: (A,), action applied since the last call; by default the last returned action.
+            applied: (A,), action that the plant applied since the last call. Default: the last returned action.
 
         Raises:
-            ValueError: on an observation or an applied action with the wrong shape.
+            ValueError: if the observation or the applied action has the wrong shape.
         """
         seen = jnp.asarray(observation, self.policy_dtype)
         if seen.shape != (self.spec.observation.size,):
@@ -139,30 +139,30 @@ class Agent:
 
     @property
     def policy_dtype(self) -> Any:
-        """Precision of the parameters."""
+        """Data type of the weights, such as float32."""
         return jax.tree.leaves(self.params)[0].dtype
 
     def train(self, dataset: Transition, updates: int = 10_000, seed: int = 0, batch_size: int = 256) -> FitResult:
-        """Continue training the policy on logged transitions, with the same scaling of observations and actions.
+        """Train the agent's policy further on logged transitions. The scaling of observations and actions stays.
 
-        The first call starts from the policy's weights and fresh critics, or a fresh model, which is trained first
-        (`bptt` clones the logged actions meanwhile). Later calls continue from the last learner, with fresh optimisers,
-        new schedules and new draws. They keep the first call's scaling of rewards, so that critics stay valid, and do
-        not train a learned model again; use a new agent to learn a model from new logs. A composite keeps its shield
-        and fallback, but a trained composite is no longer certified.
+        The first call starts from the policy's weights, with new critics. An algorithm with a learned model first
+        trains a new model in its warm-up. Later calls continue from the weights of the previous call, with new
+        optimisers and schedules. They keep the first call's scaling of rewards, and do not train the learned model
+        again. To learn a model from new logs, use a new agent. A composite keeps its shield and fallback, but its
+        certificate does not cover the new policy.
 
         Args:
-            dataset: (N, ...), in physical units; for a composite, plain observations in the order of time.
+            dataset: (N, ...), in physical units. For a composite: observations without earlier values, in time order.
             updates: gradient steps, rounded up by `training.loop.schedule`.
-            seed: seed of fresh parameters and of batches.
+            seed: seed of new weights and of batches.
             batch_size: transitions per gradient step.
 
         Returns:
-            Policy and curves. The agent uses the new policy and forgets its episode.
+            The new policy and its learning curves. The agent also uses the new policy, in a new episode.
 
         Raises:
-            FloatingPointError: if training diverges; the agent does not change.
-            ValueError: if the algorithm does not fit the kind of actions.
+            FloatingPointError: if training diverges. The agent does not change.
+            ValueError: if the algorithm is for discrete actions and the plant's actions are continuous, or vice versa.
         """
         policy, algorithm, spec = self.policy, self.algorithm, stacked_spec(self.spec, self.history)
         check_actions(algorithm, spec)
@@ -187,7 +187,7 @@ class Agent:
         return result
 
     def _stacked(self, dataset: Transition) -> Transition:
-        """Add the history to logged rows; a row that does not continue the previous one starts an episode."""
+        """Add earlier values to logged observations. A row that does not follow the previous row starts an episode."""
         if not isinstance(self.params, Composite) or self.plant is None or self.history is None:
             return dataset
         starts = episode_starts(dataset)
@@ -197,28 +197,28 @@ class Agent:
 
 
 class _Begun(NamedTuple):
-    """State after earlier calls of `Agent.train`."""
+    """State of the learner after a call of `Agent.train`, from which the next call continues."""
 
     learner: Any
     scaling: Scaling
-    """Scaling of the first call, which critics and models depend on."""
+    """Scaling of the first call. Critics and learned models are only valid with this scaling."""
     updates: int
-    """Total number of gradient steps."""
+    """Gradient steps of all calls together."""
 
 
 def _onward(begun: _Begun, fresh: TrainState) -> TrainState:
-    """Continue the learner with fresh optimisers and an unused key."""
+    """Return the training state that continues from `begun`, with new optimisers and a new random key."""
     key = jax.random.fold_in(jax.random.wrap_key_data(fresh.key[0], impl="threefry2x32"), begun.updates)
     return fresh._replace(learner=with_optimisers(begun.learner, fresh.learner), key=jax.random.key_data(key)[None])
 
 
 def _with_policy(algorithm: Algorithm, fresh: TrainState, policy: Policy) -> Any:
-    """Return the fresh learner of one member with actor, and target if any, set to a policy's weights.
+    """Return the state of a population of one member, with actor and target networks set to a policy's weights.
 
-    `algorithm.actor` selects entries of the state, so its transpose writes entries back.
+    `algorithm.actor` selects arrays of the state. The transpose of this linear function finds where to write them.
 
     Raises:
-        ValueError: if the policy's layers differ from the algorithm's.
+        ValueError: if the layer sizes of policy and algorithm differ.
     """
     one = jax.tree.map(lambda x: x[0], fresh.learner)
     trees = (policy.params, algorithm.actor(one))
@@ -226,8 +226,8 @@ def _with_policy(algorithm: Algorithm, fresh: TrainState, policy: Policy) -> Any
     if wanted != made:
         shapes = [[jnp.shape(x) for x in jax.tree.leaves(tree)] for tree in trees]
         raise ValueError(
-            f"the policy's layers {shapes[0]} do not fit {algorithm.name}, which makes {shapes[1]}: pass the "
-            "hyper-parameters of the policy's training"
+            f"the policy has weights of shapes {shapes[0]}, but {algorithm.name} needs {shapes[1]}: pass the "
+            "hyper-parameters with which the policy was trained"
         )
 
     @jax.jit
@@ -236,13 +236,13 @@ def _with_policy(algorithm: Algorithm, fresh: TrainState, policy: Policy) -> Any
         (marks,), (values,) = put_back(jax.tree.map(jnp.ones_like, actor)), put_back(params)
 
         def replaced(mark: Array, new: Array, old: Array) -> Array:
-            # Integers have no gradient: the actor holds none.
+            # Integer arrays have no gradient, and the actor contains no integers.
             return old if mark.dtype == jax.dtypes.float0 else jnp.where(mark != 0, new, old)
 
         return jax.tree.map(replaced, marks, values, state)
 
     learner = placed(one, policy.params)
-    # For discrete actions the critic is the policy, so its target is set as well.
+    # For discrete actions the critic is the policy, so the critic's target needs the weights, too.
     targets = {"actor_target", "critic_target"} if algorithm.discrete else {"actor_target"}
     for target in targets & set(getattr(learner, "_fields", ())):
         learner = learner._replace(**{target: jax.tree.map(jnp.copy, policy.params)})

@@ -1,4 +1,4 @@
-"""Episodes of a plant, one step at a time: pure programs and helpers shared by the environments of this package."""
+"""Simulate a plant step by step. The environments of this package share these functions."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ from neorl_core.types import Constraint, History, Params, Plant, PlantSpec, Spac
 
 
 class Running(NamedTuple):
-    """State of an episode; for N plants every array has the leading axis N."""
+    """State of a running episode. For N plants, every array has a leading axis N."""
 
     root: UInt32[Array, "*n 2"]
-    """Key data of the seed."""
+    """Random key made from the seed."""
     episode: Int[Array, "*n"]
-    """Number of the episode since the seed, folded into the root."""
+    """Number of the episode since the seed was set, from 0. Root and number determine the episode's random numbers."""
     state: Any
+    """State of the plant."""
     params: Params
-    """Constants of the plant, drawn for this episode."""
+    """Constants of the plant in this episode."""
     steps: UInt32[Array, "*n 2"]
-    """Key data of the steps."""
+    """Random key for the noise of the steps."""
     step: Int[Array, "*n"]
     seen: Any = ()
-    """(*n, S), last observation with history, if any."""
+    """Last stacked observation (*n, S); empty without history."""
 
 
 def plant_of(plant: str | Plant) -> Plant:
-    """Look up a plant by name; a plant is returned as it is.
+    """Return the built-in plant of a name. If the argument is a plant, return the argument.
 
     Raises:
-        ValueError: on an unknown name.
+        ValueError: if no built-in plant has the name.
     """
     if isinstance(plant, Plant):
         return plant
@@ -51,56 +52,56 @@ def plant_of(plant: str | Plant) -> Plant:
 
 
 def domain_of(plant: Plant, changes: Mapping[str, float] | None) -> Params:
-    """Return the plant's operating domain with some values replaced.
+    """Return the plant's operating domain with some parameters replaced.
 
-    Contains no JAX arrays: a process that only builds environments does not start JAX, and may be forked.
+    The function creates no JAX arrays, so that a process may create environments and fork afterwards.
 
     Raises:
-        ValueError: on a name that the domain does not have.
+        ValueError: if the domain has no parameter of a given name.
     """
     unknown = set(changes or {}) - set(plant.domain._fields)
     if unknown:
         raise ValueError(
-            f"{plant.spec.name} does not have the domain values {sorted(unknown)}: use "
+            f"the operating domain of {plant.spec.name} has no parameters {sorted(unknown)}: use "
             f"{', '.join(plant.domain._fields)}"
         )
     return plant.domain._replace(**(changes or {}))
 
 
 def observed_spec(plant: Plant, history: Mapping[str, int] | None) -> PlantSpec:
-    """Return the plant's spec with a number of earlier values, by name of a signal or action.
+    """Return the plant's spec with earlier values in the observation; `history` gives their number by signal or action.
 
     Raises:
-        ValueError: on an unknown name or an invalid number of steps.
+        ValueError: if a name is unknown or a number is invalid.
     """
     return stacked_spec(plant.spec, parse_history(history or {}, plant.spec))
 
 
 def draw_root(generator: np.random.Generator) -> UInt32[np.ndarray, " 2"]:
-    """Draw the data of a key from a generator."""
+    """Draw a random key."""
     return generator.integers(0, 2**32, 2, np.uint32)
 
 
 def box(space: Space, indices: tuple[int, ...] | None = None) -> gymnasium.spaces.Box:
-    """Return the range of a vector, or of some components, in physical units."""
+    """Return the Gymnasium space with a vector's ranges, in physical units; `indices` selects components."""
     chosen = list(range(space.size) if indices is None else indices)
     low, high = (np.asarray(x, np.float32)[chosen] for x in (space.low, space.high))
     return gymnasium.spaces.Box(low, high, dtype=np.float32)
 
 
 def action_box(space: Space, physical: bool, indices: tuple[int, ...] | None = None) -> gymnasium.spaces.Box:
-    """Return the range of an action: the actuators' range, or -1 to 1."""
+    """Return the Gymnasium space of a continuous action: the actuators' ranges if `physical`, otherwise -1 to 1."""
     bounds = box(space, indices)
     return bounds if physical else gymnasium.spaces.Box(-1.0, 1.0, bounds.shape, np.float32)
 
 
 def action_space(spec: PlantSpec, physical: bool) -> gymnasium.Space[Any]:
-    """Return the action space of an environment: `action_box`, or the choices of a discrete action."""
+    """Return the Gymnasium space of a plant's action, which may be continuous (`action_box`) or discrete."""
     return action_box(spec.action, physical) if spec.choices is None else gymnasium.spaces.Discrete(len(spec.choices))
 
 
 def to_command(spec: PlantSpec, action: Float[Array, " A"], physical: bool) -> Float[Array, " A"]:
-    """Return the physical command of an action: middle + half range · clip(action, -1, 1), or the action itself."""
+    """Convert an action from -1 to 1 into physical units. Physical and discrete actions are returned unchanged."""
     if physical or spec.choices is not None:
         return action
     low, high = (jnp.asarray(x, action.dtype) for x in (spec.action.low, spec.action.high))
@@ -110,10 +111,10 @@ def to_command(spec: PlantSpec, action: Float[Array, " A"], physical: bool) -> F
 def start(
     plant: Plant, history: History | None, domain: Params, root: UInt32[Array, " 2"], episode: Int[Array, ""]
 ) -> Any:
-    """Start episode number `episode` of a root key, with the keys of `plants.base.rollouts`.
+    """Start an episode with constants from the operating domain, and the random numbers of `plants.base.rollouts`.
 
     Returns:
-        The running episode, and the observation (S,) clipped to the sensors' range, with history.
+        The running episode, and the first observation (S,), clipped to the sensors' ranges, with history.
     """
     key = jax.random.fold_in(jax.random.wrap_key_data(root, impl="threefry2x32"), episode)
     key_constants, key_run = jax.random.split(key)
@@ -121,7 +122,7 @@ def start(
     key_reset, key_steps = jax.random.split(key_run)
     state, observation = plant.reset(key_reset, params)
     shown = clip_to(plant.spec.observation, observation)
-    # The observation space is float32, at any precision of the plant.
+    # The observation space is float32, even if the plant computes in float64.
     seen = stack_first(history, shown, clip_to(plant.spec.action, plant.applied(shown))).astype(jnp.float32)
     kept = () if history is None else seen
     return Running(root, episode, state, params, jax.random.key_data(key_steps), jnp.int32(0), kept), seen
@@ -130,7 +131,7 @@ def start(
 def advance(
     plant: Plant, physical: bool, history: History | None, running: Running, action: Float[Array, " A"]
 ) -> tuple[Running, Timestep]:
-    """Simulate one step; observations are clipped to the sensors' range, the plant's state is not."""
+    """Simulate one step. The observation is clipped to the sensors' ranges; the plant's state is not."""
     key = jax.random.fold_in(jax.random.wrap_key_data(running.steps, impl="threefry2x32"), running.step)
     command = clip_to(plant.spec.action, to_command(plant.spec, action, physical))
     state, now = plant.step(key, running.state, command, running.params)
@@ -144,14 +145,14 @@ class Programs(NamedTuple):
     """Compiled programs of a plant."""
 
     start: Callable[[Params, Any, Any], tuple[Running, Float[Array, " O"]]]
-    """(domain, root, episode) -> (running, observation)"""
+    """`start`: (domain, root, episode) -> (running, observation)."""
     step: Callable[[Running, Any], tuple[Running, Timestep]]
-    """(running, action) -> (running, timestep)"""
+    """`advance`: (running, action) -> (running, timestep)."""
 
 
 @cache
 def programs(plant: Plant, physical: bool, history: History | None) -> Programs:
-    """Return the compiled start and step of a plant; equal arguments return the same programs."""
+    """Return `start` and `advance` for a plant, compiled."""
     return Programs(
         jax.jit(lambda domain, root, episode: start(plant, history, domain, root, episode)),
         jax.jit(lambda running, action: advance(plant, physical, history, running, action)),
@@ -159,10 +160,10 @@ def programs(plant: Plant, physical: bool, history: History | None) -> Programs:
 
 
 def as_action(action: Any, shape: tuple[int, ...]) -> Float[np.ndarray, ...]:
-    """Convert an action to float32.
+    """Return the action as a float32 array.
 
     Raises:
-        ValueError: on a wrong shape or NaN.
+        ValueError: if the action has the wrong shape or contains NaN.
     """
     vector = np.asarray(action, np.float32)
     if vector.shape != shape:
@@ -173,10 +174,10 @@ def as_action(action: Any, shape: tuple[int, ...]) -> Float[np.ndarray, ...]:
 
 
 def as_vectors(spec: PlantSpec, action: Any, plants: tuple[int, ...] = ()) -> Float[np.ndarray, "*n A"]:
-    """Convert actions of an environment to vectors of the plant: `as_action`, or the number of a choice.
+    """Return actions as float32 vectors (*n, A). The number of a choice becomes a vector of length 1.
 
     Raises:
-        ValueError: as for `as_action`, and on an invalid number of a choice.
+        ValueError: if an action has the wrong shape, contains NaN, or is not the number of a choice.
     """
     if spec.choices is None:
         return as_action(action, (*plants, spec.action.size))
@@ -190,31 +191,31 @@ def as_vectors(spec: PlantSpec, action: Any, plants: tuple[int, ...] = ()) -> Fl
 
 
 def check_options(options: Mapping[str, Any] | None, allowed: tuple[str, ...] = ()) -> None:
-    """Reject options of `reset` that would have no effect.
+    """Check that all options of `reset` are allowed.
 
     Raises:
-        ValueError: on an unknown option.
+        ValueError: if an option is not allowed.
     """
     if unknown := sorted(map(str, set(options or {}) - set(allowed))):
         raise ValueError(
-            f"reset() takes {f'only the option {allowed[0]}' if allowed else 'no options'}, got {unknown}: set the "
-            "plant's conditions by `domain` when creating the environment"
+            f"reset() takes {f'only the option {allowed[0]}' if allowed else 'no options'}, got {unknown}: use the "
+            "argument `domain` of the environment to change the plant's conditions"
         )
 
 
 def table_name(plant: Plant) -> str | Plant:
-    """Return the name of a built-in plant, for pickles, because functions of a plant may not pickle; else the plant."""
+    """Return a built-in plant's name, or any other plant itself. Pickles store names, because plants may not pickle."""
     name = plant.spec.name
     return name if name in PLANTS and PLANTS[name] is plant else plant
 
 
 def violations(margins: Float[np.ndarray, "*n K"]) -> Float[np.ndarray, "*n K"]:
-    """Return the violation of each limit, in the limit's unit; NaN counts as infinite."""
+    """Return the amount by which each limit is violated, in the limit's unit; infinite if the margin is NaN."""
     return np.where(np.isnan(margins), np.inf, np.maximum(-margins, 0.0))
 
 
 def info_of(constraints: tuple[Constraint, ...], margins: Float[np.ndarray, " K"]) -> dict[str, Any]:
-    """Return the info of a step: margins and costs by name of the limit, and whether any limit is violated (0 or 1)."""
+    """Return the info of a step: `margins` and `costs` by the limit's name, and `cost`, 1 if any limit is violated."""
     costs = violations(margins)
     names = [limit.name for limit in constraints]
     return {
@@ -237,14 +238,14 @@ if hasattr(os, "register_at_fork"):
 
 
 def check_process() -> None:
-    """Check that JAX can run in this process: after a fork, JAX's threads are gone and the first computation hangs.
+    """Check that JAX can run in this process. After a fork, JAX has no threads, and its first computation would hang.
 
     Raises:
-        RuntimeError: if the process was forked from one in which JAX runs.
+        RuntimeError: if this process was forked from a process in which JAX was running.
     """
     if _forked:
         raise RuntimeError(
-            f"process {os.getpid()} was forked from one in which JAX runs, so JAX would hang: pass "
-            "vector_kwargs={'context': 'spawn'} to make_vec (context='spawn' to AsyncVectorEnv, start_method to "
-            "SubprocVecEnv), or leave vectorization_mode out to run all plants in one compiled call"
+            f"process {os.getpid()} was forked from a process in which JAX was running, so JAX would hang: start "
+            "processes by 'spawn' (vector_kwargs={'context': 'spawn'} for make_vec, start_method for SubprocVecEnv), "
+            "or call make_vec without vectorization_mode"
         )

@@ -1,8 +1,8 @@
-"""Plants as Gymnasium environments, registered as `neorl/ChemicalReactor-v0` and so on.
+"""Plants as Gymnasium environments, with ids such as `neorl/ChemicalReactor-v0`.
 
-Gymnasium 1.x does not load plug-ins. Import this module to register the ids, or use the prefix in
-`gymnasium.make("neorl_core.wrappers.gymnasium:neorl/ChemicalReactor-v0")`. Libraries that read the entry point group
-`gymnasium.envs` call `register_plants`.
+Import this module before `gymnasium.make`, because Gymnasium 1.x does not find the ids by itself. Or name the module in
+the id: `gymnasium.make("neorl_core.wrappers.gymnasium:neorl/ChemicalReactor-v0")`. Libraries that support the entry
+point group `gymnasium.envs` find the ids without an import.
 """
 
 from __future__ import annotations
@@ -39,28 +39,27 @@ from neorl_core.wrappers.picture import Moment, frame_of
 Observation = Float[np.ndarray, " O"]
 NAMESPACE = "neorl"
 ABBREVIATIONS = ("hvac",)
-"""Parts of names in capitals."""
+"""Parts of a plant's name that are written in capitals in the id."""
 
 
 class PlantEnv(gymnasium.Env[Observation, Float[np.ndarray, " A"]]):
-    """One plant. Each episode draws constants from the operating domain; a seed determines everything.
+    """A simulated plant. Each episode draws new constants from the operating domain. Equal seeds give equal episodes.
 
-    Observations are in physical units, clipped to the sensors' ranges. Actions are -1 to 1 over the actuators' ranges,
-    as Gymnasium recommends, or physical; discrete actions are numbers of choices. `info` has `margins` (signed distance
-    to each limit by name), `costs` (amount of each violation) and `cost` (1 if any limit is violated). Environments can
-    be pickled, also during an episode.
+    Observations are in physical units, clipped to the sensors' ranges. Actions are from -1 to 1, the ends of each
+    actuator's range; a discrete action is the number of a choice, from 0. `info` has three entries: `margins` (distance
+    to each limit by name, negative beyond the limit), `costs` (amount of each violation by name), and `cost` (1 if a
+    limit is violated, otherwise 0). Environments can be pickled at any time.
 
     Args:
-        plant: a key of `PLANTS`, or a plant.
-        domain: values of the operating domain that differ from the plant's default, for example zero noise.
-        physical: take actions in the plant's units.
-        render_mode: "rgb_array" for pictures of the episode: controlled signals and actions with set points and limits;
-            None for no pictures.
-        history: number of earlier values, by name of a signal or action, that are appended to the observation, as in a
-            run's `history`; actions in physical units.
+        plant: name of a built-in plant, or a plant.
+        domain: parameters of the operating domain that differ from the plant's defaults, by name.
+        physical: whether actions are in the plant's units instead of -1 to 1.
+        render_mode: "rgb_array" if `render` shall return pictures of the episode; otherwise None.
+        history: number of earlier values to append to the observation, by name of a signal or action. Earlier actions
+            are in physical units.
 
     Raises:
-        ValueError: on an unknown plant, domain value, signal or render mode.
+        ValueError: if the plant, a domain parameter, a signal or the render mode is unknown.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012  (Gymnasium's name and type)
@@ -75,7 +74,7 @@ class PlantEnv(gymnasium.Env[Observation, Float[np.ndarray, " A"]]):
     ) -> None:
         self.plant = plant_of(plant)
         if render_mode not in (None, *self.metadata["render_modes"]):
-            raise ValueError(f"render_mode must be 'rgb_array' or None, got {render_mode!r}: plants have no window")
+            raise ValueError(f"render_mode must be 'rgb_array' or None, got {render_mode!r}: use one of the two")
         self.render_mode = render_mode
         seen = observed_spec(self.plant, history)
         self.observation_space = box(seen.observation)
@@ -91,11 +90,15 @@ class PlantEnv(gymnasium.Env[Observation, Float[np.ndarray, " A"]]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Start an episode: the first of a given seed, otherwise the next of the last seed. There are no options.
+        """Start an episode. Return the first observation and an empty info.
+
+        Args:
+            seed: starts a new sequence of episodes. Without a seed, the next episode of the last sequence starts.
+            options: must be empty.
 
         Raises:
-            ValueError: on options.
-            RuntimeError: in a process forked from one in which JAX runs.
+            ValueError: if there are options.
+            RuntimeError: if this process was forked from a process in which JAX was running.
         """
         check_process()
         check_options(options)
@@ -110,11 +113,14 @@ class PlantEnv(gymnasium.Env[Observation, Float[np.ndarray, " A"]]):
         return np.array(observation), {}
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Simulate one control period under an action (A,), or the number of a choice.
+        """Simulate one control period. Return observation, reward, terminated, truncated and info.
+
+        Args:
+            action: action (A,), or the number of a choice if the action is discrete.
 
         Raises:
-            ValueError: on an action with the wrong shape or NaN.
-            gymnasium.error.ResetNeeded: before the first reset.
+            ValueError: if the action has the wrong shape or contains NaN.
+            gymnasium.error.ResetNeeded: if `reset` was never called.
         """
         if self._running is None:
             raise gymnasium.error.ResetNeeded("step() was called before reset(): call reset() first")
@@ -131,7 +137,7 @@ class PlantEnv(gymnasium.Env[Observation, Float[np.ndarray, " A"]]):
         action: Float[np.ndarray, " A"] | None = None,
         margins: Float[np.ndarray, " K"] | None = None,
     ) -> None:
-        """Store a step for pictures, if a render mode is set."""
+        """Store a step for `render`, if a render mode is set."""
         if self.render_mode is None:
             return
         spec = self.plant.spec
@@ -146,7 +152,7 @@ class PlantEnv(gymnasium.Env[Observation, Float[np.ndarray, " A"]]):
         """Return a picture of the episode so far; None without a `render_mode`.
 
         Raises:
-            gymnasium.error.ResetNeeded: before the first reset.
+            gymnasium.error.ResetNeeded: if `reset` was never called.
         """
         if self.render_mode is None:
             return None
@@ -171,7 +177,7 @@ def environment_id(name: str) -> str:
 
 
 def register_plants() -> None:
-    """Register all built-in plants that are not registered yet."""
+    """Register all built-in plants in Gymnasium, unless they are registered already."""
     for name, plant in PLANTS.items():
         if environment_id(name) not in gymnasium.registry:
             gymnasium.register(

@@ -1,4 +1,4 @@
-"""Plants with several agents as PettingZoo parallel environments: own actuators, equal rewards."""
+"""Plants with several agents, as PettingZoo parallel environments. Agents have own actuators and equal rewards."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ PerAgent = dict[str, Any]
 
 
 class ParallelPlantEnv(pettingzoo.ParallelEnv[str, Any, Any]):
-    """The agents of a plant, stepped together; the episode ends for all agents at once.
+    """A plant whose agents all act in every step. An episode ends for all agents at the same time.
 
     Args:
-        plant: a key of `PLANTS` or a plant, with agents.
-        domain: values of the operating domain that differ from the plant's default.
-        physical: take actions in the plant's units instead of -1 to 1.
-        render_mode: as for `PlantEnv`; pictures show the whole plant.
+        plant: name of a built-in plant, or a plant. The plant must have agents.
+        domain: parameters of the operating domain that differ from the plant's defaults, by name.
+        physical: whether actions are in the plant's units; otherwise actions are from -1 to 1.
+        render_mode: as for `PlantEnv`. Pictures show the whole plant.
 
     Raises:
-        ValueError: on an unknown plant, domain value or render mode, or a plant without agents.
+        ValueError: if the plant, a domain parameter or the render mode is unknown, or the plant has no agents.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ParallelPlantEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         self._env = PlantEnv(plant, domain, physical, render_mode)
         spec, views = self._env.plant.spec, self._env.plant.agents
         if not views:
-            raise ValueError(f"{spec.name} does not have several agents: use PlantEnv")
+            raise ValueError(f"the plant {spec.name} does not have several agents: use PlantEnv")
         self.metadata = {"name": spec.name, **PlantEnv.metadata}
         self.render_mode = render_mode
         self.views = {view.name: view for view in views}
@@ -57,34 +57,34 @@ class ParallelPlantEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         return self.action_spaces[agent]
 
     def state(self) -> Float[np.ndarray, " O"]:
-        """Return the plant's whole observation, for training with a central critic."""
+        """Return the observation of the whole plant, for algorithms with a central critic."""
         return self._observation.copy()
 
     def render(self) -> UInt8[np.ndarray, "Y X 3"] | None:
-        """Return the picture of `PlantEnv.render`."""
+        """Return a picture of the episode, as `PlantEnv.render`."""
         return self._env.render()
 
     def _seen(self) -> PerAgent:
         return {agent: self._observation[list(self.views[agent].observation)] for agent in self.agents}
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[PerAgent, PerAgent]:
-        """Start an episode, as `PlantEnv.reset`; options are ignored, because PettingZoo's own check passes some."""
+        """Start an episode, as `PlantEnv.reset`. Options are ignored, because PettingZoo's test passes options."""
         self._observation, _ = self._env.reset(seed=seed)
         self.agents = self.possible_agents.copy()
         return self._seen(), {agent: {} for agent in self.agents}
 
     def step(self, actions: PerAgent) -> tuple[PerAgent, PerAgent, PerAgent, PerAgent, PerAgent]:
-        """Simulate one control period under each agent's action.
+        """Simulate one control period with one action for each agent's name.
 
         Returns:
-            Observations, rewards (the plant's, equal for all), terminations, truncations and infos by agent.
+            Observations, rewards, terminations, truncations and infos, each by the agent's name.
 
         Raises:
             ValueError: if an agent's action is missing or has the wrong shape.
         """
         if set(actions) != set(self.agents):
             raise ValueError(
-                f"actions must be given for the agents {self.agents}, got {sorted(actions)}: all agents act at once"
+                f"the agents are {self.agents}, got actions for {sorted(actions)}: give one action for each agent"
             )
         if not self.agents:
             return {}, {}, {}, {}, {}

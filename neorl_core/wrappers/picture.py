@@ -1,6 +1,6 @@
-"""Frames of an episode: each controlled quantity, then the actions, with set points and limits.
+"""Draw pictures of an episode: curves of the controlled quantities and the actions, with set points and limits.
 
-Drawn with Pillow, because the core does not use a plotting library.
+Pictures are drawn with Pillow, because `neorl_core` does not depend on a plotting library.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from neorl_core.panels import Curve, curve, make_panels, unit_of
 from neorl_core.types import Panel, PlantSpec
 
 MOST = 8
-"""Largest number of panels of a frame; further actions are left out."""
+"""Largest number of panels (small diagrams) in a picture. Further actions are not drawn."""
 WIDTH, HEIGHT = 640, 96
 """Size of a panel [pixels]."""
 LEFT, RIGHT, TOP, BOTTOM = 64, 10, 20, 8
@@ -26,20 +26,20 @@ BLUE, INK, RED, SHADE, AXIS = (0, 114, 178), (34, 38, 43), (161, 18, 27), (246, 
 
 
 class Moment(NamedTuple):
-    """One step of an episode in a frame."""
+    """One step of an episode. The last entry of an episode has only an observation; its other values are NaN."""
 
     observation: Float[np.ndarray, " O"]
-    """Before the step, or after the last step."""
+    """Observation before the step, in physical units."""
     action: Float[np.ndarray, " A"]
-    """In force, in physical units; NaN after the last step."""
+    """Action applied during the step, in physical units."""
     margins: Float[np.ndarray, " K"]
-    """Distance to each limit during the step; NaN after the last step."""
+    """Distance to each limit during the step; negative if the limit is violated."""
 
 
 def frame_of(
     spec: PlantSpec, drawn: Sequence[Panel], episode: Sequence[Moment], steps: int
 ) -> UInt8[np.ndarray, "Y X 3"]:
-    """Draw the steps of an episode so far, on a time axis of `steps` steps."""
+    """Return a picture (Y, X, 3) of an episode so far: the panels `drawn`, then the actions, over `steps` steps."""
     observations, actions, margins = (np.stack(rows) for rows in zip(*episode, strict=True))
     curves = [
         (panel.name, unit_of(panel, spec), numbers)
@@ -67,7 +67,7 @@ def _draw(
     numbers: Curve,
     steps: int,
 ) -> None:
-    """Draw one panel: limits in red with the violated range shaded, set point dark, quantity blue."""
+    """Draw one panel: the quantity in blue, its set point dark, its limits red, and the range beyond a limit shaded."""
     limits = [x for x in (numbers.low, numbers.high) if math.isfinite(x)]
     known = [*np.ravel(numbers.values), *np.ravel([] if numbers.set_point is None else numbers.set_point), *limits]
     seen = [x for x in known if math.isfinite(x)] or [0.0]

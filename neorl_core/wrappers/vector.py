@@ -1,4 +1,4 @@
-"""N plants as one Gymnasium vector environment; a step of all plants, including resets, is one compiled call."""
+"""N plants as one Gymnasium vector environment. One compiled call simulates a step of all plants."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Step = Callable[
     [Params, Running, Bool[AnyArray, " N"], Float[AnyArray, "N A"], Any],
     tuple[Running, Timestep, Float[Array, "N O"]],
 ]
-"""(domain, running, ended before, actions, step limit) -> (running, timestep, returned observations)."""
+"""Function (domain, episodes, which ended before, actions, step limit) -> (episodes, timestep, observations)."""
 
 
 def _where(choice: Bool[AnyArray, " N"], yes: Any, no: Any) -> Any:
@@ -49,14 +49,15 @@ def _where(choice: Bool[AnyArray, " N"], yes: Any, no: Any) -> Any:
 
 @cache
 def step_program(plant: Plant, physical: bool, mode: AutoresetMode, history: History | None) -> Step:
-    """Return the compiled step of N plants.
+    """Return the compiled step of N plants. The mode says when a new episode starts after an episode has ended.
 
-    NEXT_STEP: ended plants restart instead of stepping, with reward 0. SAME_STEP: plants restart in the step in which
-    they end; the timestep is of the old episode, the returned observation of the new one. DISABLED: no restarts.
+    - NEXT_STEP: in the next call, which returns the new episode's first observation and reward 0.
+    - SAME_STEP: in the same call, which returns the old episode's reward and the new episode's first observation.
+    - DISABLED: never.
     """
 
     def renewed(domain: Params, running: Running, shown: Float[Array, "N O"], which: Bool[Array, " N"]) -> Any:
-        """Restart some episodes; computes nothing if none restarts."""
+        """Start the next episode of the plants in `which`."""
 
         def begin() -> Any:
             begun = jax.vmap(partial(start, plant, history, domain))(running.root, running.episode + 1)
@@ -92,26 +93,25 @@ def step_program(plant: Plant, physical: bool, mode: AutoresetMode, history: His
 
 @cache
 def start_program(plant: Plant, history: History | None) -> Callable[..., tuple[Running, Float[Array, "N O"]]]:
-    """Return the compiled start of N plants: (domain, roots, episodes) -> (running, observations)."""
+    """Return a compiled function that starts N episodes: (domain, roots, numbers) -> (episodes, observations)."""
     return jax.jit(lambda domain, roots, episodes: jax.vmap(partial(start, plant, history, domain))(roots, episodes))
 
 
 class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
-    """N plants in one jitted call. Plant i with seed i behaves like `PlantEnv` with that seed.
+    """N independent copies of a plant. Each copy behaves like a `PlantEnv` with the same seed.
 
     Args:
-        plant: a key of `PLANTS`, or a plant.
-        num_envs: N.
-        domain: values of the operating domain that differ from the plant's default.
-        physical: take actions in the plant's units.
-        autoreset_mode: an `AutoresetMode`, or its value.
-        max_episode_steps: step limit of an episode, at most the plant's horizon; None and Gymnasium's -1 mean the
-            horizon.
-        render_mode: must be None, because many plants are not rendered.
+        plant: name of a built-in plant, or a plant.
+        num_envs: number of copies N.
+        domain: parameters of the operating domain that differ from the plant's defaults, by name.
+        physical: whether actions are in the plant's units instead of -1 to 1.
+        autoreset_mode: when the next episode starts after an episode has ended: an `AutoresetMode`, or its value.
+        max_episode_steps: longest episode, in steps. The plant's horizon limits it, and is used for None and -1.
+        render_mode: must be None, because this environment draws no pictures.
         history: earlier values in the observation, as for `PlantEnv`.
 
     Raises:
-        ValueError: on an unknown plant, domain value, signal or mode, a render mode, or an empty episode.
+        ValueError: if a name or mode is unknown, a render mode is given, or `max_episode_steps` is not positive.
     """
 
     def __init__(
@@ -127,8 +127,8 @@ class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     ) -> None:
         if render_mode is not None:
             raise ValueError(
-                f"plants that are stepped together have no render_mode, got {render_mode!r}: make a single plant, or "
-                "use vectorization_mode='sync'"
+                f"PlantVectorEnv draws no pictures, got render_mode {render_mode!r}: use a single PlantEnv, or "
+                "vectorization_mode='sync'"
             )
         if max_episode_steps not in (None, -1) and max_episode_steps < 1:
             raise ValueError(
@@ -168,15 +168,16 @@ class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Float[np.ndarray, "N O"], dict[str, Any]]:
-        """Start episodes of all plants, or of those in the boolean mask `options["reset_mask"]` (N,).
+        """Start episodes of all plants, or only of selected plants. Return the observations (N, O) and an empty info.
 
         Args:
-            seed: s seeds plant i with s + i; a sequence has one seed per plant; None continues each plant's sequence.
-            options: `reset_mask`, as in Gymnasium's own vector environments.
+            seed: with an integer s, plant i has the seed s + i. A sequence gives one seed per plant. With None, each
+                plant starts the next episode of its last seed.
+            options: `reset_mask`, boolean (N,), selects the plants. No other option is allowed.
 
         Raises:
-            ValueError: on a wrong number of seeds, a wrong mask, or other options.
-            RuntimeError: in a process forked from one in which JAX runs.
+            ValueError: if the number of seeds, the mask or an option is wrong.
+            RuntimeError: if this process was forked from a process in which JAX was running.
         """
         check_process()
         check_options(options, ("reset_mask",))
@@ -186,12 +187,12 @@ class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         mask = np.asarray((options or {}).get("reset_mask", np.ones(self.num_envs, np.bool_)))
         if len(seeds) != self.num_envs or mask.shape != (self.num_envs,) or mask.dtype != np.bool_ or not mask.any():
             raise ValueError(
-                f"seeds and reset_mask must have {self.num_envs} entries, the mask boolean with at least one true, got "
-                f"{len(seeds)} seeds and a mask of {mask.dtype} {mask.shape}"
+                f"got {len(seeds)} seeds and a reset_mask of {mask.dtype} {mask.shape}: give {self.num_envs} seeds, "
+                f"and a boolean mask of {self.num_envs} values with at least one true"
             )
         if self._running is None and not mask.all():
             raise gymnasium.error.ResetNeeded(
-                f"reset_mask selects {int(mask.sum())} of {self.num_envs} plants in the first reset: reset all first"
+                f"reset_mask selects only {int(mask.sum())} of {self.num_envs} plants: the first reset needs all plants"
             )
         old = self._running
         roots = np.zeros((self.num_envs, 2), np.uint32) if old is None else np.array(old.root)
@@ -206,16 +207,19 @@ class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         return np.array(self._shown), {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Simulate one control period under actions (N, A), or the numbers (N,) of choices.
+        """Simulate one control period of all plants.
+
+        Args:
+            actions: (N, A), or numbers of choices (N,) if the action is discrete.
 
         Returns:
-            Observations (N, O), rewards, terminations and truncations (N,), and infos as Gymnasium batches them: an
-            entry `name` has a mask `_name` of the plants that set it. With SAME_STEP, `final_obs` and `final_info` are
-            those of the ended episodes.
+            Observations (N, O), rewards, terminations and truncations (N,), and infos. In the infos, the mask `_name`
+            says for which plants the entry `name` is valid. With SAME_STEP, `final_obs` and `final_info` contain the
+            last observation and info of episodes that ended in this step.
 
         Raises:
-            ValueError: on actions with the wrong shape or NaN.
-            gymnasium.error.ResetNeeded: before the first reset, and with DISABLED for an ended plant.
+            ValueError: if the actions have the wrong shape or contain NaN.
+            gymnasium.error.ResetNeeded: if `reset` was never called, or an episode has ended and the mode is DISABLED.
         """
         if self._running is None:
             raise gymnasium.error.ResetNeeded("step() was called before reset(): call reset() first")
@@ -232,7 +236,7 @@ class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
             infos = {**_final(limits, now, ends), **infos_of(limits, now.margins, ~ends)}
         else:
-            # A restarted episode had no step to report.
+            # A plant that only restarted in this call has no step and therefore no info.
             began = self._ended if self.autoreset_mode is AutoresetMode.NEXT_STEP else np.zeros_like(ends)
             infos = infos_of(limits, now.margins, ~began)
         self._ended = ends
@@ -244,7 +248,7 @@ class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 def infos_of(
     constraints: tuple[Constraint, ...], margins: Float[np.ndarray, "N K"], present: Bool[np.ndarray, " N"]
 ) -> dict[str, Any]:
-    """Batch `episodes.info_of` of the plants in `present` (N,) as Gymnasium does, with zeros elsewhere."""
+    """Return the infos of a step of N plants in Gymnasium's format. Plants that are not in `present` get zeros."""
     if not present.any():
         return {}
 

@@ -1,4 +1,4 @@
-"""Collect everything that an audit report shows from the verified ledger and the files that it names."""
+"""Collect the content of an audit report from the verified ledger and the files that the ledger names."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from tasks.record import history_rows
 from tasks.references import LedgerHead
 
 BELIEVED = ("table", "chain", "heads")
-"""Checks that must pass, or no report is written."""
+"""Checks that must pass; otherwise no report is written."""
 SOON = timedelta(days=30)
-"""Certificates that expire within this time are reported under attention."""
+"""The report warns of certificates that expire within this time."""
 
 
 def collect(home: Home, period: Period, plant: str | None, now: datetime) -> Report:
-    """Collect the content of the report over a period.
+    """Verify the ledger and collect the content of a report over a period.
 
     Args:
-        period: whole days.
-        plant: only this plant; the ledger is verified completely in any case.
+        period: whole days in UTC.
+        plant: plant of the report; None means all plants. The whole ledger is verified in both cases.
     """
     if not Ledger.exists(home):
         raise BadInput(f"there is no ledger at {home.ledger}: check NEORL_HOME, or retrain a plant first")
     checks = audit(home, report_heads(home)).checks
     if broken := next((check for check in checks if check.name in BELIEVED and check.passed is False), None):
-        raise Refused(f"the ledger does not verify ({broken.name}: {broken.detail}): run 'neorl audit verify'")
+        raise Refused(f"the ledger is invalid ({broken.name}: {broken.detail}): run 'neorl audit verify'")
     ledger = Ledger.open(home)
     signed = ledger.signed_head()
     head = HeadNow(**ledger.trust.unseal(HEAD_TYPE, signed.encode()))
@@ -59,7 +59,7 @@ def collect(home: Home, period: Period, plant: str | None, now: datetime) -> Rep
         return _report(home, period, plant, now, checks, entries, mine, LedgerHead(**head._asdict(), signed=signed))
     except (ValidationError, LookupError, TypeError) as error:
         message = " ".join(str(error).split())[:200]
-        raise Refused(f"an entry cannot be read ('{message}'): 'neorl audit verify' names it") from error
+        raise Refused(f"an entry cannot be read ('{message}'): run 'neorl audit verify' to find it") from error
 
 
 def _report(
@@ -114,7 +114,7 @@ def _report(
 
 
 def _attention(report: Report, at: str) -> Iterator[str]:
-    """Yield sentences about the facts that need attention."""
+    """Yield a sentence for each fact that needs a person's attention."""
     for check in report.checks:
         if check.passed is False:
             yield f"The audit failed in {check.name}: {check.detail}."
@@ -149,7 +149,7 @@ def _certificate_sentence(row: CertificateRow, at: str) -> str:
 
 
 def timeline(report: Report) -> str:
-    """Draw champions, shadows and events over time; return an empty string if there are none."""
+    """Return a drawing (SVG) of champions, shadows and events over time; an empty string if there are none."""
     begin = parse_time(report.period.begin)
     end = min(parse_time(report.period.end), max(parse_time(report.written), begin + timedelta(days=1)))
     lanes = []

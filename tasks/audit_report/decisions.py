@@ -1,4 +1,4 @@
-"""Rows about decisions, safety policies, champions and shadows in force, incidents and keys."""
+"""Rows of the audit report about decisions, safety policies, champions, shadows, incidents and keys."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _decision(entry: Entry, what: str, version: str, by: str, why: str, signed: 
 
 
 def in_force_in(entries: Sequence[Entry], period: Period) -> Iterator[InForce]:
-    """Yield champions and shadows that were in force during a period, by plant and time."""
+    """Yield champions and shadows that were in force during a period, sorted by plant, champions first."""
     for plant in sorted({entry.plant for entry in entries if entry.kind in (*IN_FORCE, "shadow")}):
         own = [entry for entry in entries if entry.plant == plant]
         for found in (*_champions(own, entries), *_shadows(own, entries)):
@@ -93,7 +93,7 @@ def _champions(own: Sequence[Entry], entries: Sequence[Entry]) -> Iterator[InFor
 
 
 def _shadows(own: Sequence[Entry], entries: Sequence[Entry]) -> Iterator[InForce]:
-    """Yield every shadow of a log-only plant, to the end of the period, a rejection or the next shadow."""
+    """Yield every shadow of a log-only plant. A shadow ends with its period, a rejection or the next shadow."""
     for entry in own:
         if entry.kind != "shadow":
             continue
@@ -166,7 +166,7 @@ def _approvers(policy: SafetyPolicy) -> str:
 
 
 def incidents_in(entries: Sequence[Entry], period: Period) -> Iterator[IncidentRow]:
-    """Yield withdrawals, rollbacks, rejected shadows, alarms, revoked keys and voided entries."""
+    """Yield withdrawals, rollbacks, rejected shadows, drift alarms, revoked keys and voided entries of a period."""
     shadows = {e.body["composite"]: e for e in entries if e.kind == "shadow"}
     for entry in entries:
         if not period.contains(entry.timestamp):
@@ -199,7 +199,7 @@ def incidents_in(entries: Sequence[Entry], period: Period) -> Iterator[IncidentR
 
 
 def keys_in(entries: Sequence[Entry], period: Period) -> Iterator[IncidentRow]:
-    """Yield enrolled and rotated keys; revoked ones are incidents."""
+    """Yield keys that were enrolled or replaced in a period; `incidents_in` yields revoked keys."""
     for entry in entries:
         if not period.contains(entry.timestamp) or entry.kind not in ("key", "rotation"):
             continue

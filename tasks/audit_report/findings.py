@@ -1,4 +1,4 @@
-"""Rows about certificates, runs, candidates, datasets and drift."""
+"""Rows of the audit report about certificates, runs, candidates, datasets and drift."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DIGEST = re.compile("[0-9a-f]{64}")
 
 
 def certificates_in(entries: Sequence[Entry], period: Period, now: str) -> Iterator[CertificateRow]:
-    """Yield results of a period, and earlier ones of champions in the period."""
+    """Yield certification results of a period, and passed results of the champions from before the period."""
     attempts = {e.digest: e.read(AttemptBody) for e in entries if e.kind == "attempt"}
     versions = _versions(entries)
     plants = {entry.plant for entry in entries if entry.kind == "promotion"}
@@ -102,7 +102,7 @@ def lineages_in(entries: Sequence[Entry], period: Period) -> Iterator[LineageRow
 
 
 def candidates_in(entries: Sequence[Entry], period: Period) -> Iterator[CandidateRow]:
-    """Yield versions judged in a period, with their gates."""
+    """Yield the versions that gates judged in a period, with these gates."""
     for entry, record in _records(entries):
         if period.contains(entry.timestamp):
             yield CandidateRow(
@@ -118,7 +118,7 @@ def candidates_in(entries: Sequence[Entry], period: Period) -> Iterator[Candidat
 
 
 def runs_in(entries: Sequence[Entry], period: Period) -> Iterator[RunRow]:
-    """Yield retrainings that ended with a decision; runs without new logs leave no entry."""
+    """Yield retrainings of a period that ended with a decision. Runs without new logs have no ledger entry."""
     for entry in entries:
         if entry.kind == "decision" and period.contains(entry.timestamp):
             outcome = entry.read(DecisionRecord).outcome
@@ -137,7 +137,7 @@ def runs_in(entries: Sequence[Entry], period: Period) -> Iterator[RunRow]:
 
 
 def refusals_in(entries: Sequence[Entry], period: Period) -> Iterator[RefusalRow]:
-    """Yield runs that ended before anything was judged."""
+    """Yield runs of a period that NeoRL refused before any gate judged a candidate."""
     for entry in entries:
         if entry.kind == "refusal" and period.contains(entry.timestamp):
             body = entry.read(RefusalBody)
@@ -152,7 +152,7 @@ def refusals_in(entries: Sequence[Entry], period: Period) -> Iterator[RefusalRow
 
 
 def drift_in(entries: Sequence[Entry], period: Period) -> Iterator[DriftRow]:
-    """Yield comparisons of newer logs with the data of champions and shadows."""
+    """Yield comparisons of newer logs with the training data of champions and shadows, within a period."""
     versions = {e.digest: str(e.body["version"]) for e in entries if e.kind in (*IN_FORCE, "shadow")}
     for entry in entries:
         if entry.kind == "comparison" and period.contains(entry.timestamp):
@@ -196,7 +196,7 @@ def _evidence(found: DriftFinding | DriftRecord) -> str:
 def datasets_in(
     home: Home, entries: Sequence[Entry], period: Period, in_force: Sequence[InForce]
 ) -> Iterator[DatasetRow]:
-    """Yield datasets of candidates, with cards for the newest of each plant and for those of champions."""
+    """Yield datasets of candidates. Only each plant's newest dataset and the champions' datasets have a card."""
     served = {(found.plant, found.composite) for found in in_force}
     shown: dict[tuple[str, str], list[tuple[Entry, CandidateRecord]]] = {}
     for entry, record in _records(entries):
@@ -236,14 +236,14 @@ def _card(home: Home, plant: str, digest: str) -> Card | None:
 
 
 class _Summary(BaseModel):
-    """The part of validation's summary that the report shows."""
+    """Warnings of the data validation, which the report shows."""
 
     dataset: str
     warnings: tuple[str, ...]
 
 
 def _warnings(home: Home, plant: str, digest: str) -> tuple[str, ...]:
-    """Return warnings of validation, which are not in the ledger."""
+    """Return the warnings of the data validation from files of runs, because the ledger does not contain them."""
     found: dict[str, None] = {}
     for path in sorted((home.root / "runs" / plant).glob(f"{digest[:12]}-*/summary.json")):
         try:
@@ -256,7 +256,7 @@ def _warnings(home: Home, plant: str, digest: str) -> tuple[str, ...]:
 
 
 def _versions(entries: Sequence[Entry]) -> dict[tuple[str, str], list[str]]:
-    """Return versions by plant and composite."""
+    """Return the version numbers of each (plant, composite)."""
     found: dict[tuple[str, str], list[str]] = {}
     for entry, record in _records(entries):
         found.setdefault((entry.plant, record.composite), []).append(record.version)

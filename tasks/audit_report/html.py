@@ -1,4 +1,4 @@
-"""The audit report as one HTML file that opens offline and prints on A4."""
+"""Write the audit report as one HTML file that opens offline and prints on A4."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tasks.record import mark
 from tasks.report import environment
 
 FOLDER = ("reports", "by-period")
-"""Folder of audit reports in a home; plant names have no hyphen, so it cannot collide with one."""
+"""Folder of audit reports in a home. Plant names have no hyphen, so no plant's folder has this name."""
 MARKS = {True: "ok", False: "FAIL", None: "note"}
 
 
 class Shown(NamedTuple):
-    """A dataset with pictures."""
+    """A dataset's row with the pictures of its card."""
 
     row: DatasetRow
     pictures: tuple[Picture, ...]
 
 
 def write_page(home: Home, report: Report) -> Path:
-    """Write the report into `reports/by-period/`, where an audit finds the signed head; return the file."""
+    """Write the report into `reports/by-period/`, where later audits find its signed head; return the file."""
     datasets = [Shown(row, tuple(pictures_of(row.card)) if row.card else ()) for row in report.datasets]
     loader = environment()
     loader.filters |= {
@@ -45,10 +45,10 @@ def write_page(home: Home, report: Report) -> Path:
 
 
 def _time(timestamp: str | None) -> str:
-    """Format a ledger time to the minute; the page's head states the zone."""
+    """Format a ledger time (UTC) to the minute."""
     return timestamp[:16].replace("T", " ") if timestamp else "–"
 
 
 def _breakable(name: str) -> Markup:
-    """Allow line breaks after underscores only."""
+    """Return a name as HTML that may break lines only after underscores."""
     return Markup("_<wbr>").join(escape(part) for part in name.split("_"))

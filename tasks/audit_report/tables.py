@@ -1,4 +1,4 @@
-"""Rows of the audit report's tables, each with the number of the ledger entry."""
+"""Rows of the audit report's tables. Most rows state the number of their ledger entry."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tasks.references import Gate, HistoryRow, LedgerHead, Reference, Source
 
 
 class Period(Reference):
-    """Whole days in UTC, both ends included."""
+    """Period of whole days in UTC, from `first` to `last`, both included."""
 
     first: date
     last: date
@@ -35,7 +35,7 @@ ALWAYS = Period(first=date.min, last=date.max)
 
 
 class Row(Reference):
-    """Row with a ledger entry."""
+    """Base class of rows about one ledger entry: its number, its time and its plant."""
 
     entry: int
     time: str
@@ -43,22 +43,22 @@ class Row(Reference):
 
 
 class InForce(Row):
-    """Version that was champion or shadow from `time` on."""
+    """A version that was champion or shadow from `time` on."""
 
     kind: Literal["champion", "shadow"]
     version: str
     composite: str
     until: str | None
-    """None while it is in force."""
+    """Time at which another version or no version took over; None if this version is still in force."""
     ended: str
-    """How it ended; empty while it is in force."""
+    """Reason for the end; empty if this version is still in force."""
     approver: str
     own: bool
-    """Whether it is the plant's own controller."""
+    """Whether the version is the plant's own controller."""
 
 
 class DecisionRow(Row):
-    """Decision of a person or of the rule."""
+    """A decision by a person or by the automatic rule."""
 
     what: str
     version: str
@@ -66,7 +66,7 @@ class DecisionRow(Row):
     role: str
     why: str
     signed: str
-    """Description of the signing key."""
+    """Description of the key that signed the decision."""
 
 
 class CertificateRow(Row):
@@ -86,15 +86,15 @@ class CertificateRow(Row):
     attempt: int
     alpha: float
     expires: str | None
-    """None without a policy or a passed certification."""
+    """Time of expiry; None without a policy, or if the certification did not pass."""
     state: str
-    """Valid or expired, and whether the champion's."""
+    """Whether the certificate is valid, expired or not shown, and whether it is the champion's."""
     sha256: str
     """Digest of the certificate's file; empty if there is none."""
 
 
 class LineageRow(Reference):
-    """Error probability spent by a lineage up to the end of the period."""
+    """Error probability that a lineage's attempts have spent up to the end of the period."""
 
     plant: str
     phi: str
@@ -107,7 +107,7 @@ class LineageRow(Reference):
 
 
 class CandidateRow(Row):
-    """Judged version."""
+    """A version that the gates judged."""
 
     version: str
     role: str
@@ -117,54 +117,54 @@ class CandidateRow(Row):
 
 
 class RunRow(Row):
-    """Retraining that ended with a decision."""
+    """A retraining that ended with a decision."""
 
     verdict: str
     version: str
     headline: str
     prefect: str
-    """Id of the flow run."""
+    """Id of the flow run in Prefect."""
     run_key: str
     dataset: str
     seconds: float
 
 
 class RefusalRow(Row):
-    """Run that was refused before a decision."""
+    """A run that NeoRL refused before a decision."""
 
     reason: str
     sources: tuple[str, ...]
 
 
 class DriftRow(Row):
-    """Comparison of newer logs with the data of a champion or a shadow."""
+    """A comparison of newer logs with the training data of a champion or a shadow."""
 
     version: str
     dataset: str
     rows: int
     agreement: float | None = None
-    """This and the next two: only for shadows."""
+    """`agreement`, `support` and `interventions` exist only for shadows."""
     support: float | None = None
     interventions: float | None = None
     model_error: float
     evidence: str
-    """Log evidence of drift and the threshold."""
+    """Logarithm of the evidence of drift, and its threshold for an alarm."""
     alarms_per_year: float
     alarm: str
 
 
 class IncidentRow(Row):
-    """Incident, or change of a key."""
+    """An incident, or a change of a key."""
 
     what: str
     detail: str
 
 
 class PolicyRow(Row):
-    """Safety policy in force in the period."""
+    """A safety policy that was in force in the period."""
 
     claim: str
-    """Claim that a champion must have shown."""
+    """Claim that the certificate of a champion must state."""
     approvers: str
     approval_days: int
     certificate_days: int
@@ -181,7 +181,7 @@ class DatasetRow(Row):
     episodes: int
     quarantined: int
     lost: str
-    """Reasons for lost rows."""
+    """Reasons why rows were lost, with the number of rows."""
     sources: tuple[Source, ...]
     accounted: tuple[str, ...]
     notes: tuple[str, ...]
@@ -190,18 +190,18 @@ class DatasetRow(Row):
     """Faults found by validation, from the ledger."""
     warnings: tuple[str, ...]
     card: Card | None = None
-    """None if it is not shown in full."""
+    """Data card with details; None if the report omits it."""
 
 
 class LoggedRow(HistoryRow):
-    """Short description of an entry with plant and digest."""
+    """A ledger entry in one line, with plant and digest."""
 
     plant: str
     digest: str
 
 
 class CheckRow(Reference):
-    """Result of the audit's check when the report was written."""
+    """Result of one check of the audit that ran when the report was written."""
 
     name: str
     passed: bool | None
@@ -209,7 +209,7 @@ class CheckRow(Reference):
 
 
 class Report(Reference):
-    """Content of a report."""
+    """Content of an audit report."""
 
     period: Period
     plant: str | None
@@ -217,7 +217,7 @@ class Report(Reference):
     written: str
     """Time of writing in UTC."""
     over: bool
-    """Whether the period had ended when it was written."""
+    """Whether the period had ended when the report was written."""
     checks: tuple[CheckRow, ...]
     attention: tuple[str, ...]
     """Facts that need attention, one sentence each."""
@@ -238,14 +238,14 @@ class Report(Reference):
 
 
 class PeriodReport(Reference):
-    """Written report."""
+    """A written audit report: its file, period and size."""
 
     path: Path
     first: date
     last: date
     plant: str | None = None
     entries: int
-    """Entries of the period."""
+    """Number of ledger entries in the period."""
     ledger_size: int
     failed: tuple[str, ...] = ()
     """Failed checks of the audit."""

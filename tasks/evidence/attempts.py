@@ -1,4 +1,4 @@
-"""Certification attempts: numbered before their seeds exist, each with a share of the lineage's error probability."""
+"""Certification attempts. Each attempt gets its number and its error probability before its seed exists."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ CERTIFICATES = "certificates/"
 
 
 class Inputs(Body):
-    """Digests of an attempt's inputs; the same inputs resume an attempt."""
+    """SHA-256 digests of an attempt's inputs. An unfinished attempt is resumed if all inputs are the same."""
 
     lineage: str
-    """From `lineage_digest`; all attempts of a lineage share one error budget."""
+    """Result of `lineage_digest`. All attempts of a lineage share one allowed error probability."""
     composite: str
     dataset: str
     config: str
 
 
 class AttemptBody(Inputs):
-    """Entry: an attempt starts with a fixed claim, so that none can be chosen after the episodes are known."""
+    """Body of an `attempt` entry. The claim is fixed here, so that nobody can fit it to the episodes' results."""
 
     number: int
     alpha: float
@@ -39,7 +39,7 @@ class AttemptBody(Inputs):
 
 
 class Outcome(Body):
-    """Result of an attempt; the signed certificate states the same."""
+    """Result of an attempt; the signed certificate contains the same numbers."""
 
     passed: bool
     claim: str = ""
@@ -50,7 +50,7 @@ class Outcome(Body):
 
 
 class ResultBody(Outcome, Inputs):
-    """Entry: an attempt has ended; the secret is revealed."""
+    """Body of a `result` entry: an attempt has ended, and its secret is published."""
 
     attempt: str
     number: int
@@ -59,7 +59,7 @@ class ResultBody(Outcome, Inputs):
 
 
 class Attempt(NamedTuple):
-    """A logged attempt."""
+    """An attempt that is in the ledger."""
 
     plant: str
     entry: str
@@ -78,36 +78,36 @@ class Attempt(NamedTuple):
 
 
 def lineage_digest(plant: str, phi: str, domain_family: str) -> str:
-    """Return the lineage that shares an error budget: plant, limits and family of domains.
+    """Return the digest that identifies a lineage: SHA-256 over plant, limits (`phi`) and family of operating domains.
 
-    Configuration, composite and dataset are excluded, so that a new name does not give new attempts.
+    Changing configuration, composite or dataset does not renew the allowed error probability.
     """
     return digest_json({"domain_family": domain_family, "phi": phi, "plant": plant})
 
 
 def lineage_of(claim: Claim) -> str:
-    """Return the lineage of a claim."""
+    """Return the digest of a claim's lineage."""
     return lineage_digest(claim.plant, claim.phi, claim.family)
 
 
 def attempt_alpha(confidence: float, number: int) -> float:
-    """Return alpha / (j (j + 1)) for alpha = 1 - confidence, rounded to remove the noise of the subtraction."""
-    # Imported late: SciPy takes longer to load than the signer to start.
+    """Return the error probability of attempt number j: (1 - confidence) / (j (j + 1))."""
+    # Imported here, because SciPy loads slowly and would delay the signer's start.
     from neorl_core.safety.bounds import alpha_spent
 
     return alpha_spent(round(1.0 - confidence, 12), number)
 
 
 def next_number(history: Sequence[Entry], lineage: str) -> int:
-    """Return the number of a lineage's next attempt; abandoned attempts count."""
+    """Return the number of a lineage's next attempt, from 1. Abandoned attempts have numbers too."""
     return 1 + len([entry for entry in history if entry.kind == "attempt" and entry.body["lineage"] == lineage])
 
 
 def unfinished(ledger: Ledger, inputs: Inputs, scope: Claim) -> Attempt | None:
-    """Return the last attempt with these inputs if it has this claim and no result; it can be resumed.
+    """Return the last attempt with these inputs if it can be resumed: same claim, no result, and secret not lost.
 
     Args:
-        scope: the claim; the maximum number of episodes is ignored, because it depends on the attempt's number.
+        scope: the claim. `scope.max_episodes` is not compared, because it depends on the attempt's number.
     """
     history = ledger.entries()
     last = _latest(history, "attempt", inputs)
@@ -117,7 +117,7 @@ def unfinished(ledger: Ledger, inputs: Inputs, scope: Claim) -> Attempt | None:
 
 
 def open_attempt(ledger: Ledger, inputs: Inputs, scope: Claim) -> Attempt:
-    """Log an attempt before the seed exists, or return the unfinished one with the same inputs."""
+    """Return the unfinished attempt with these inputs; if there is none, log a new attempt."""
     with exclusive(ledger.home.folder("locks") / "seeds.lock"):
         if (begun := unfinished(ledger, inputs, scope)) is not None:
             return begun
@@ -131,10 +131,10 @@ def open_attempt(ledger: Ledger, inputs: Inputs, scope: Claim) -> Attempt:
 
 
 def draw_seed(ledger: Ledger, attempt: Attempt) -> bytes:
-    """Return the 32-byte seed of an attempt's episodes, derived from a secret and witnesses' nonces.
+    """Return the 32-byte seed of an attempt's episodes, derived from a secret and from random numbers of the witnesses.
 
-    The SHA-256 of a random secret is logged together with the names of the witnesses. They countersign a
-    head that contains this entry, and give nonces, which are logged too. After a kill, call again to continue.
+    First the SHA-256 of a random secret is logged, with the names of the witnesses. Then the witnesses countersign a
+    head with this entry and give random numbers (nonces), which are logged too. After a kill, another call continues.
     """
     path = seed_file(ledger.home, attempt.entry)
     with exclusive(ledger.home.folder("locks") / "seeds.lock"):
@@ -149,8 +149,8 @@ def draw_seed(ledger: Ledger, attempt: Attempt) -> bytes:
             ledger.append("seed", body, plant=attempt.plant)
         elif committed.body["commitment"] != commitment:
             raise Refused(
-                f"{path} is not the seed that attempt {attempt.number} committed to: restore it, or remove the file to "
-                "abandon the attempt"
+                f"the secret in {path} does not match the SHA-256 that the ledger states for attempt {attempt.number}: "
+                "restore the file from a backup, or remove it to abandon the attempt"
             )
         found = nonces_of(ledger.entries(), attempt.entry)
         if found is None:
@@ -166,16 +166,16 @@ def witnesses_of(ledger: Ledger, attempt: Attempt) -> list[str]:
 
 
 def close_attempt(ledger: Ledger, attempt: Attempt, outcome: Outcome, artefacts: Sequence[Artefact] = ()) -> Entry:
-    """Log an attempt's result and reveal the secret.
+    """Log an attempt's result together with its secret.
 
     Args:
-        artefacts: file of the certificate; required for a pass.
+        artefacts: the certificate's file; required if the attempt passed.
     """
     path = seed_file(ledger.home, attempt.entry)
 
     def revealed(history: Sequence[Entry]) -> ResultBody:
         if entry_of_attempt(history, "result", attempt.entry) or not path.exists():
-            raise Refused(f"attempt {attempt.number} has a result already, or no seed in {path}: open another attempt")
+            raise Refused(f"attempt {attempt.number} already has a result, or {path} is missing: certify again")
         opened = attempt.body.model_dump(exclude={"scope"})
         return ResultBody(**outcome.model_dump(), **opened, attempt=attempt.entry, secret=read_secret(path).hex())
 
@@ -185,61 +185,64 @@ def close_attempt(ledger: Ledger, attempt: Attempt, outcome: Outcome, artefacts:
 
 
 def find_result(history: Sequence[Entry], inputs: Inputs) -> Entry | None:
-    """Return the latest result for the same inputs; reusing it spends no error probability."""
+    """Return the latest result with the same inputs, or None. Reusing a result spends no error probability."""
     return _latest(history, "result", inputs)
 
 
 def check_attempt(history: Sequence[Entry], entry: Entry) -> None:
-    """Check number, share of the error budget and lineage of a new attempt."""
+    """Check that a new attempt has the next number of its claim's lineage and the right error probability."""
     body = entry.read(AttemptBody)
     number = next_number(history, body.lineage)
     alpha = attempt_alpha(body.scope.confidence, number)
     if (body.number, body.alpha) != (number, alpha):
         raise Refused(
             f"the next attempt of this lineage is number {number} with alpha {alpha:.6g}, got number {body.number} "
-            f"with alpha {body.alpha:.6g}: every attempt counts, abandoned ones too"
+            f"with alpha {body.alpha:.6g}: repeat the run; abandoned attempts have numbers too"
         )
     if (entry.plant, body.lineage) != (body.scope.plant, lineage_of(body.scope)):
         raise Refused(
-            f"the attempt has lineage {body.lineage[:12]} and plant {entry.plant}, but the claim has "
-            f"{lineage_of(body.scope)[:12]} and {body.scope.plant}: another lineage would give new error probability"
+            f"the attempt has lineage {body.lineage[:12]} and plant {entry.plant}, but its claim has lineage "
+            f"{lineage_of(body.scope)[:12]} and plant {body.scope.plant}: repeat the run"
         )
 
 
 def check_result(history: Sequence[Entry], entry: Entry) -> None:
-    """Check a result: first of the attempt, after seed and nonces, with the attempt's inputs and the committed secret.
+    """Check a result: its attempt has seed, nonces and no other result, and inputs and secret match the attempt.
 
-    A passed result must name a certificate.
+    A result that passed must name a certificate.
     """
     body = entry.read(ResultBody)
     attempt, seed = _opened(history, body.attempt), entry_of_attempt(history, "seed", body.attempt)
     if attempt is None or seed is None or entry_of_attempt(history, "result", body.attempt):
         raise Refused(
-            f"attempt {body.attempt[:12]} is not logged, has no committed seed, or already has a result: do not log it"
+            f"attempt {body.attempt[:12]} is not in the ledger, has no seed, or already has a result: certify again"
         )
     if nonces_of(history, body.attempt) is None:
-        raise Refused(f"attempt {body.attempt[:12]} has no nonces of the witnesses: do not log the result")
+        raise Refused(f"attempt {body.attempt[:12]} has no nonces of the witnesses: repeat the run")
     revealed = sha256_hex(bytes.fromhex(body.secret))
     if revealed != seed.body["commitment"]:
-        raise Refused(f"the revealed secret has SHA-256 {revealed[:12]}, committed was {seed.body['commitment'][:12]}")
+        raise Refused(
+            f"the secret has SHA-256 {revealed[:12]}, but the attempt's seed entry states "
+            f"{seed.body['commitment'][:12]}: restore the secret from a backup"
+        )
     for name in ("lineage", "number", "alpha", "composite", "dataset", "config"):
         if entry.body[name] != attempt.body[name]:
             raise Refused(
-                f"{name} must be {attempt.body[name]} as in the attempt, got {entry.body[name]}: do not log it"
+                f"{name} must be {attempt.body[name]} as in the attempt, got {entry.body[name]}: certify again"
             )
     if entry.plant != attempt.plant:
-        raise Refused(f"plant must be {attempt.plant} as in the attempt, got {entry.plant}: do not log it")
+        raise Refused(f"plant must be {attempt.plant} as in the attempt, got {entry.plant}: certify again")
     if body.passed and certificate_file(entry) is None:
         raise Refused(f"the passed result of attempt {body.number} names no certificate: certify again")
 
 
 def certificate_file(result: Entry) -> Artefact | None:
-    """Return the certificate that a result names."""
+    """Return the certificate file that a result's entry names, or None."""
     return next((file for file in result.artefacts if file.path.startswith(CERTIFICATES)), None)
 
 
 def seed_file(home: Home, attempt: str) -> Path:
-    """Return the path of an open attempt's secret."""
+    """Return the path of an unfinished attempt's secret, given the digest of the attempt's entry."""
     return home.root / "keys" / "seeds" / f"{attempt}.seed"
 
 
@@ -248,7 +251,7 @@ def _opened(history: Sequence[Entry], digest: str) -> Entry | None:
 
 
 def _can_go_on(home: Home, history: Sequence[Entry], attempt: Entry) -> bool:
-    """Return whether an attempt has no result, and the secret is not drawn yet or still stored."""
+    """Return whether an attempt can be resumed: it has no result, and its secret is not lost."""
     if entry_of_attempt(history, "result", attempt.digest):
         return False
     return entry_of_attempt(history, "seed", attempt.digest) is None or seed_file(home, attempt.digest).exists()

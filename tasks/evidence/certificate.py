@@ -47,14 +47,14 @@ from tasks.versions.versions import current, newest, version_of
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENTS = {PREDICATE_TYPE: Statement}
-"""Format -> reader. Readers of earlier formats stay."""
+"""Format of a certificate -> class that reads it. Classes of earlier formats stay."""
 
 Repeat = Callable[[Predicate, bytes], Counts]
-"""(predicate, seed) -> counts: repeats the certified test."""
+"""Function that repeats the certified test: (content of the certificate, seed) -> counts."""
 
 
 RESTS_ON = ("composite", "simulator", "shield", "code", "lock")
-"""Materials that must be identical for a rerun."""
+"""Materials that must be the same in a rerun as in the certificate."""
 NOT_HERE = {
     "composite": "the bundle is not here: name it with --bundle",
     "simulator": "only a rerun builds the plant: --rerun",
@@ -69,7 +69,7 @@ NOT_HERE = {
 
 
 class Check(NamedTuple):
-    """Result of a check; `passed` is None if it was not made, or differs without consequence."""
+    """Result of one check. `passed` is None if the check was not made, or found a difference that does not matter."""
 
     name: str
     passed: bool | None
@@ -77,24 +77,24 @@ class Check(NamedTuple):
 
 
 def make_certificate(ledger: Ledger, attempt: str, counts: Counts, materials: Materials) -> bytes:
-    """Have the signer certify an attempt's counts, passed or not.
+    """Ask the signer for the certificate of an attempt, whether the attempt passed or not.
 
     Args:
-        attempt: digest of the attempt's entry; the signer looks up claim, number, composite and seed there.
+        attempt: digest of the attempt's ledger entry. The signer reads claim, number, composite and seed itself.
         materials: digests of everything that the counts depend on.
 
     Returns:
-        A DSSE envelope; equal for the same attempt and ledger head.
+        The signed certificate (a DSSE envelope). The same attempt and ledger head give the same bytes.
     """
     request = Certify(attempt=attempt, counts=counts, materials=materials)
     return ledger.request(request).envelope.encode()
 
 
 def state(opened: Entry, drawn: DrawnSeed, request: Certify, signed_head: str) -> Statement:
-    """Return the statement that a certificate signs.
+    """Return the content of a certificate before it is signed.
 
     Raises:
-        Refused: if the statement does not pass the checks of `verify_certificate`.
+        Refused: if `verify_certificate` would reject this content.
     """
     attempt, passed, materials = opened.read(AttemptBody), request.counts.certified, request.materials
     claim, witnesses = attempt.scope, witness_names(drawn.record.read(SeedBody).witnesses)
@@ -124,7 +124,7 @@ def state(opened: Entry, drawn: DrawnSeed, request: Certify, signed_head: str) -
     )
     named, logged = (materials.dataset, materials.config), (attempt.dataset, attempt.config)
     if named != logged:
-        raise Refused(f"dataset and config must be those of the attempt, {logged}, got {named}: certify again")
+        raise Refused(f"dataset and config of the attempt are {logged}, got {named}: certify again")
     wrong = [check for check in _own_checks(statement) if check.passed is False]
     if wrong:
         raise Refused(f"the counts are inconsistent ({wrong[0].name}: {wrong[0].detail}): certify again")
@@ -132,7 +132,7 @@ def state(opened: Entry, drawn: DrawnSeed, request: Certify, signed_head: str) -
 
 
 def read_certificate(path: Path, trust: TrustRoot) -> Statement:
-    """Verify a certificate's envelope and return the statement."""
+    """Verify a certificate's signature and return its content."""
     try:
         envelope = path.read_bytes()
     except OSError as error:
@@ -142,7 +142,7 @@ def read_certificate(path: Path, trust: TrustRoot) -> Statement:
     kinds = str(fields.get("_type")), str(fields.get("predicateType"))
     if kinds[0] != STATEMENT_TYPE or kinds[1] not in STATEMENTS:
         formats = ", ".join(STATEMENTS)
-        raise Refused(f"{path.name} is of {kinds}, this NeoRL reads {formats}: check the path, or upgrade NeoRL")
+        raise Refused(f"{path.name} has types {kinds}, this NeoRL reads {formats}: check the path, or upgrade NeoRL")
     try:
         return STATEMENTS[kinds[1]].model_validate_json(canonical_json(payload))
     except ValidationError as error:
@@ -150,7 +150,7 @@ def read_certificate(path: Path, trust: TrustRoot) -> Statement:
 
 
 class MalformedStatement(Refused):
-    """A signed statement that is not a valid certificate."""
+    """Error: the signature is valid, but the signed content is not a certificate."""
 
 
 def verify_certificate(
@@ -167,15 +167,15 @@ def verify_certificate(
 
     Args:
         trust: accepted keys.
-        artefacts: digests found on this machine, by name (`composite` or a material). Missing ones are reported as not
-            compared; they fail a rerun that depends on them.
-        ledger: if given, the attempt, commitment and result must be entries of it.
-        repeat: repeats the test, for `rerun` and `challenge`.
-        rerun: whether to repeat the test with the same seed, which must give the same counts.
-        challenge: fresh seed with which the test must pass again.
+        artefacts: digests of what this machine has, keyed by `composite` or the name of a material. Other digests of
+            the certificate are not compared; a rerun fails if it needs one of them.
+        ledger: ledger that must contain the attempt, its seed and its result; None skips these checks.
+        repeat: function that repeats the test, for `rerun` and `challenge`.
+        rerun: whether to repeat the test with the same seed; the counts must be the same.
+        challenge: new seed; the test must also pass with this seed.
 
     Returns:
-        One check per item; only the signature's if it is invalid.
+        One check per item. If the signature is invalid, only the check of the signature.
 
     Raises:
         BadInput: if the file is missing, or a repetition is requested without `repeat`.
@@ -218,7 +218,7 @@ def verify_certificate(
 
 
 def _signer_now(path: Path, trust: TrustRoot, with_ledger: bool) -> list[Check]:
-    """Check the signing key's dates in the trust root; without a ledger the time of signing is unknown."""
+    """Report a replaced or revoked signing key if there is no ledger, which alone proves the time of signing."""
     name = keyid_of(path.read_bytes())
     pin = next((pin for pin in trust.pins if pin.id == name), None)
     if with_ledger or pin is None or not (pin.until or pin.revoked):
@@ -238,7 +238,7 @@ def _own_checks(statement: Statement) -> list[Check]:
 
 
 def _digests(statement: Statement, found: Mapping[str, str], again: bool) -> list[Check]:
-    """Compare the stated digests with those on this machine."""
+    """Compare the certificate's digests with the digests found on this machine."""
     stated = {"composite": statement.composite, **statement.predicate.materials.model_dump()}
     checks = []
     for name, there in stated.items():
@@ -272,7 +272,7 @@ def _statistics(predicate: Predicate) -> Check:
     lost[violating] = 1
     lost = np.cumsum(lost)
     boundaries = np.array([betting_episodes(p0, violations, alpha) for violations in range(k + 1)])
-    # The test stops at the first episode where the e-value reaches 1/alpha: no choice after looking.
+    # The test must have stopped at the first episode at which the e-value reaches 1/alpha.
     reached = np.flatnonzero(np.arange(1, n + 1) >= boundaries[np.minimum(lost, k)])
     certified = bool(reached.size) and int(reached[0]) + 1 == n
     log_e = log_e_value(n - k, k, p0)
@@ -328,7 +328,7 @@ def _ledger(ledger: Ledger, sha256: str, statement: Statement) -> Check:
 
 
 def _policy(ledger: Ledger, claim: Claim) -> Check:
-    """Compare a claim with the plant's policy in force; an older claim stays true under a stricter policy."""
+    """Compare a claim with the plant's policy in force. A difference is no failure, because the claim stays true."""
     try:
         policy = policy_of(ledger.entries(), claim.plant)
     except (Refused, ValidationError) as error:
@@ -340,7 +340,7 @@ def _policy(ledger: Ledger, claim: Claim) -> Check:
 
 
 def says_the_same(result: Entry, predicate: Predicate) -> bool:
-    """Return whether a result's numbers are those of the certificate."""
+    """Return whether a result entry states the same claim and numbers as a certificate."""
     body, counts = result.read(ResultBody), predicate.counts
     stated = (body.attempt, body.passed, body.claim, body.episodes, body.violations, body.upper_bound, body.handovers)
     return stated == (

@@ -1,4 +1,4 @@
-"""Content of a certificate: an in-toto statement with claim, counts and materials."""
+"""Content of a certificate: claim, counts and materials, in the in-toto format for signed statements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tasks.versions.texts import Texts
 
 LOCAL = "neorl.local/"
-"""Name prefix of witnesses that run on the same machine as the ledger that they watch."""
+"""Prefix in the names of witnesses that run on the same machine as their ledger."""
 STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Literal["https://neorl.dev/attestation/safety-certificate/v4"] = (
     "https://neorl.dev/attestation/safety-certificate/v4"
@@ -35,13 +35,13 @@ NON_CLAIMS = (
 
 
 class Stated(BaseModel):
-    """Base: frozen, strict, unknown fields are rejected."""
+    """Base class: values cannot be changed, types are not converted, and unknown fields are rejected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class DrawnConstant(Stated):
-    """Simulator constant drawn by the domain; estimate and factor are the domain's `identified_` fields."""
+    """Simulator constant that each episode draws at random; the domain's `identified_` fields give its distribution."""
 
     name: str
     entry: int | None
@@ -49,16 +49,16 @@ class DrawnConstant(Stated):
 
 
 class IdentifiedFrom(Stated):
-    """Source of a domain that draws from a posterior."""
+    """Constants that were identified from logs, if the operating domain draws them from their posterior."""
 
     dataset: str
     """Digest of the logs."""
     constants: tuple[DrawnConstant, ...]
-    """In drawing order."""
+    """Constants, in the order in which they are drawn."""
 
 
 class Claim(Stated):
-    """Claim: P(an episode violates phi under the domain) <= p0 with the lineage's confidence."""
+    """Claim, with confidence `confidence`: P(an episode under the operating domain violates `phi`) <= `p0`."""
 
     plant: str
     phi: str
@@ -69,19 +69,19 @@ class Claim(Stated):
     """Family of operating domains; plant, limits and family determine the lineage."""
     domain_name: str
     domain: dict[str, float]
-    """Parameters of the domain, as a rerun needs them."""
+    """Parameters of the operating domain; a rerun needs all of them."""
     identified: IdentifiedFrom | None = Field(default=None, exclude_if=lambda found: found is None)
-    """Part of the domain that is a posterior; absent if all constants are assumed known."""
+    """Constants that the domain draws from a posterior; None if all constants are assumed to be known."""
     p0: float
     confidence: float
     max_episodes: int
     batch: int
-    """Episodes that run together."""
+    """Number of episodes that run at the same time."""
     batch_seconds: float
-    """Time limit of a batch; a slower or failed batch counts as violated completely."""
+    """Time limit of a batch. All episodes of a slower or failed batch count as violations."""
 
     def lines(self, composite: str, simulator: str, passed: bool, witnesses: Sequence[str], texts: Texts) -> str:
-        """Render the claim, and on a second line the witnesses of the seed."""
+        """Return the claim as a sentence, and a second line about the witnesses of the seed."""
         claim = texts.claim.format(
             steps=self.horizon,
             domain=self.domain_name,
@@ -95,21 +95,21 @@ class Claim(Stated):
 
 
 class Counts(Stated):
-    """Counts of the sequential test over episodes 0 to episodes - 1, in the order of their seeds."""
+    """Counts of the sequential test. Episodes are numbered from 0, in the order of their seeds."""
 
     episodes: int
     violations: int
     violating: tuple[int, ...]
-    """Indices of violated episodes; with `episodes` sufficient to repeat the test."""
+    """Numbers of the episodes that violated a limit."""
     log_e: float
     log_threshold: float
-    """log(1/alpha); certified when `log_e` reaches it."""
+    """log(1/alpha); the test certifies when `log_e` reaches this threshold."""
     upper_bound: float
-    """Clopper-Pearson bound at the same alpha, for information."""
+    """Clopper-Pearson upper bound of the violation probability at the same alpha; for information only."""
     certified: bool
     stop: str
     min_margins: tuple[float | None, ...]
-    """Smallest finite margin of each constraint, in the constraint's unit."""
+    """Smallest finite distance to each limit over all episodes, in the limit's unit."""
     handovers: int
     mean_return: float | None
     crashed: int
@@ -117,7 +117,7 @@ class Counts(Stated):
 
 
 class Materials(Stated):
-    """Digests of everything that the counts depend on, and the processor class with bit-identical counts."""
+    """Digests of everything that the counts depend on, and the class of processors that repeat them bit by bit."""
 
     dataset: str
     config: str
@@ -133,14 +133,14 @@ class Digest(Stated):
 
 
 class Subject(Stated):
-    """Composite of the statement."""
+    """Name and digest of the certified composite."""
 
     name: str
     digest: Digest
 
 
 class NumberedAttempt(Stated):
-    """Attempt, as logged in the ledger."""
+    """The attempt, as the ledger states it."""
 
     lineage: str
     number: int
@@ -151,23 +151,23 @@ class NumberedAttempt(Stated):
 
 
 class Seed(Stated):
-    """Seed and components, hexadecimal unless stated otherwise."""
+    """Seed of the episodes and the parts that it is derived from; hexadecimal unless stated otherwise."""
 
     commitment: str
     """SHA-256 of the secret."""
     record: str
-    """Complete ledger entry of the commitment, which names the witnesses."""
+    """Complete ledger entry that states the commitment and names the witnesses."""
     head: str
-    """Countersigned checkpoint that contains this entry; empty without witnesses."""
+    """Countersigned checkpoint that contains the entry in `record`; empty without witnesses."""
     nonces: tuple[str, ...]
-    """Base64 of the witnesses' nonces for the entry."""
+    """Base64 of the witnesses' nonces for the entry in `record`."""
     secret: str
     value: str
-    """SHA-256("neorl attempt seed v1" LF || secret || nonces)."""
+    """The seed: SHA-256 over "neorl attempt seed v1", a line feed, the secret and the nonces."""
 
 
 class Predicate(Stated):
-    """Safety certificate; field names are those of the signed JSON."""
+    """Content of a safety certificate; the field names are the names in the signed JSON."""
 
     claim: str
     nonClaims: tuple[str, ...]
@@ -184,7 +184,7 @@ class Predicate(Stated):
 
 
 class Statement(Stated):
-    """In-toto statement v1 with a safety certificate as predicate."""
+    """Signed document (in-toto statement v1): the certified composite and the content of its certificate."""
 
     type_: Literal["https://in-toto.io/Statement/v1"]
     subject: tuple[Subject]

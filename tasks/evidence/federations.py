@@ -1,4 +1,4 @@
-"""Federations in the ledger: bodies of their entries, and the rules that every entry must follow."""
+"""Federations in the ledger: the bodies of their entries, and the rules that check these entries."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ WEIGHTS = "weights"
 
 
 class MemberBody(Body):
-    """Site of a federation."""
+    """A site that takes part in a federation."""
 
     site: str
     key: str
     """SHA-256 of the site's public key; empty without authentication."""
     rows: int
-    """Number of rows, as stated by the site."""
+    """Number of rows in the site's logs, as the site states it."""
 
 
 class PrivacyBody(Body):
-    """Site-level differential privacy."""
+    """Settings of differential privacy, which protects each site as a whole."""
 
     clip: float
     noise: float
@@ -32,10 +32,10 @@ class PrivacyBody(Body):
 
 
 class FederationBody(Body):
-    """Entry: a federation starts with these terms, sites and initial weights."""
+    """Body of a `federation` entry: a federation starts with these terms, sites and initial weights."""
 
     terms: str
-    """SHA-256 of the coordinator's file without network settings."""
+    """SHA-256 of the coordinator's configuration file without the network settings."""
     algorithm: str
     method: str
     aggregate: str
@@ -45,36 +45,36 @@ class FederationBody(Body):
     privacy: PrivacyBody | None
     sites: tuple[MemberBody, ...]
     moments: str
-    """SHA-256 of the moments of all sites' rows, used for scaling."""
+    """SHA-256 of the statistical moments over all sites' rows, which scale the data."""
     weights: str
     """SHA-256 of the initial weights."""
 
 
 class ParticipantBody(Body):
-    """Site with a change that the round used."""
+    """A site that took part in a round, and the change of the weights that the site sent."""
 
     site: str
     update: str
-    """SHA-256 of the received change; masked if sums are secure."""
+    """SHA-256 of the received change. The change is masked if sums are secure."""
     weight: float
-    """Weight in the mean."""
+    """Share of this site in the mean."""
     norm: float | None
-    """Norm of the change; None if the coordinator sees only sums."""
+    """Norm of the site's change; None if the coordinator sees only sums."""
     distance: float | None
-    """Norm of the difference from the aggregate; large values show outliers."""
+    """Norm of the site's change minus the aggregate; large for an outlier. None if the coordinator sees only sums."""
 
 
 class LeftOutBody(Body):
-    """Site without a change that the round used."""
+    """A site that did not take part in a round, and the reason."""
 
     site: str
     why: Literal["absent", "late", "failed", "refused"]
-    """Reason: not connected, no answer in time, error at the site, or change rejected."""
+    """Reason: site not connected, answer too late, error at the site, or change rejected by the coordinator."""
     detail: str
 
 
 class RoundBody(Body):
-    """Entry: one round of a federation."""
+    """Body of a `round` entry: one round of a federation."""
 
     federation: str
     """Digest of the federation's entry."""
@@ -89,7 +89,7 @@ class RoundBody(Body):
     aggregate: str
     """SHA-256 of the aggregated change before noise; empty if there is none."""
     epsilon: float | None
-    """Spent by all rounds so far at the federation's delta; None without privacy or noise."""
+    """Privacy loss (epsilon) of all rounds so far at the federation's delta; None without privacy or noise."""
 
 
 def rounds_of(history: Sequence[Entry], federation: str) -> list[RoundBody]:
@@ -98,19 +98,19 @@ def rounds_of(history: Sequence[Entry], federation: str) -> list[RoundBody]:
 
 
 def spent(privacy: PrivacyBody | None, rounds: int) -> float | None:
-    """Return the epsilon spent by completed rounds in which every site may take part; None without privacy or noise."""
+    """Return the privacy loss (epsilon) after a number of completed rounds; None without privacy or noise."""
     if privacy is None or privacy.noise == 0:
         return None
     if not rounds:
         return 0.0
-    # Imported late: it loads NumPy, which most signers do not need.
+    # Imported here, because most signers do not need NumPy.
     from neorl_core.federated.accountant import Mechanism, renyi_epsilon
 
     return renyi_epsilon(Mechanism(privacy.noise, 1.0, rounds), privacy.delta)
 
 
 def check_federation(history: Sequence[Entry], entry: Entry) -> None:
-    """Check a new federation: sites, minimum number, compatible options, and new terms."""
+    """Check a new federation: enough sites, compatible options, and terms that no other federation has."""
     body = entry.read(FederationBody)
     names = [site.site for site in body.sites]
     if len(set(names)) < len(names) or not 2 <= body.minimum_sites <= len(names):
@@ -118,7 +118,7 @@ def check_federation(history: Sequence[Entry], entry: Entry) -> None:
             f"a federation needs {max(body.minimum_sites, 2)} or more sites of different names, got {', '.join(names)}"
         )
     if (body.secure_sums or body.privacy) and body.aggregate != "mean":
-        raise Refused(f"secure sums and privacy need the aggregate 'mean', got '{body.aggregate}': choose one of them")
+        raise Refused(f"secure sums and privacy need the aggregate 'mean', got '{body.aggregate}': set it to 'mean'")
     if body.rounds < 1 or any(site.rows < 1 for site in body.sites):
         rows = min((site.rows for site in body.sites), default=0)
         raise Refused(f"a federation needs at least 1 round and 1 row per site, got {body.rounds} and {rows}")
@@ -129,13 +129,13 @@ def check_federation(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def check_round(history: Sequence[Entry], entry: Entry) -> None:
-    """Check a round: it follows the previous one, and sites, weights and spent privacy are consistent."""
+    """Check a round: it follows the previous round, and its sites, weights and privacy loss are consistent."""
     body = entry.read(RoundBody)
     opened = next(
         (e for e in history if (e.kind, e.digest, e.plant) == ("federation", body.federation, entry.plant)), None
     )
     if opened is None:
-        raise Refused(f"no federation {body.federation[:12]} of {entry.plant} is logged: start it first")
+        raise Refused(f"the ledger has no federation {body.federation[:12]} of {entry.plant}: start it first")
     agreed = opened.read(FederationBody)
     done = [one for one in rounds_of(history, body.federation) if one.completed]
     weights = done[-1].after if done else agreed.weights
@@ -150,12 +150,13 @@ def check_round(history: Sequence[Entry], entry: Entry) -> None:
     held = [file.sha256 for file in entry.artefacts if file.name == WEIGHTS]
     if held != ([body.after] if last else []):
         raise Refused(
-            f"only the last round has a file of weights ({body.after[:12]}), got {len(held)} in round {body.number}"
+            f"the last round, and no other round, must name a file with the weights {body.after[:12]}; got {len(held)} "
+            f"files in round {body.number}"
         )
 
 
 def _check_sites(agreed: FederationBody, body: RoundBody) -> None:
-    """Check that the round mentions every site once and that enough sites completed it."""
+    """Check that a round mentions every site once, and is complete if enough sites took part."""
     sites = sorted([one.site for one in body.participants] + [one.site for one in body.left_out])
     if sites != sorted(site.site for site in agreed.sites):
         raise Refused(f"a round must mention every site of the federation once, got {', '.join(sites) or 'none'}")
@@ -167,7 +168,7 @@ def _check_sites(agreed: FederationBody, body: RoundBody) -> None:
 
 
 def _check_outcome(agreed: FederationBody, body: RoundBody) -> None:
-    """Check that only an aggregate moves the weights, and that norms are present unless sums are secure."""
+    """Check that only a complete round changes the weights, and that norms are hidden if sums are secure."""
     if not body.completed and (body.after != body.before or body.aggregate):
         raise Refused(f"an incomplete round must keep the weights {body.before[:12]}, got {body.after[:12]}")
     if body.completed and not body.aggregate:
@@ -177,13 +178,13 @@ def _check_outcome(agreed: FederationBody, body: RoundBody) -> None:
         raise Refused(f"the shares of a mean must add up to 1, got {', '.join(f'{share:g}' for share in shares)}")
     for one in body.participants:
         if agreed.secure_sums is not (one.norm is None) or (one.norm is None) is not (one.distance is None):
-            raise Refused(f"sites' norms must be absent with secure sums, else present, got {one.norm} for {one.site}")
+            raise Refused(f"secure sums must hide the norms of changes, other sums not; got {one.norm} for {one.site}")
 
 
 def _check_spent(agreed: FederationBody, body: RoundBody, rounds: int) -> None:
-    """Check the stated epsilon against the privacy accountant."""
+    """Compute the privacy loss (epsilon) again and compare it with the value that a round states."""
     expected = spent(agreed.privacy, rounds)
     if (expected is None) is not (body.epsilon is None) or (
         expected is not None and body.epsilon is not None and not math.isclose(expected, body.epsilon, rel_tol=1e-6)
     ):
-        raise Refused(f"{rounds} rounds spend epsilon {expected}, the entry states {body.epsilon}: run the round again")
+        raise Refused(f"epsilon must be {expected} after {rounds} rounds, got {body.epsilon}: run the round again")

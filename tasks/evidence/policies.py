@@ -1,4 +1,4 @@
-"""Safety policies in the ledger: which one is in force, and whether claims and approvals meet it."""
+"""Safety policies in the ledger: the policy in force, and whether claims and approvals meet a policy."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tasks.versions.texts import Texts
 from tasks.versions.versions import current, version_of
 
 POSTERIOR = "identified_"
-"""Prefix of domain parameters that draw a constant from a posterior."""
+"""Prefix of the domain parameters that describe the posterior of a constant."""
 
 
 class PolicyBody(Body):
-    """Entry: a safety policy comes into force for a plant."""
+    """Body of a `policy` entry: a safety policy comes into force for a plant."""
 
     policy: SafetyPolicy
     by: str
@@ -35,22 +35,22 @@ class PolicyBody(Body):
     replaces: str | None
     """Digest of the replaced policy's entry; None for the first."""
     signatures: tuple[str, ...] = ()
-    """Persons' statements. If the policy in force requires keys, a change needs as many as an approval."""
+    """Signed statements. If the policy in force requires keys, a change needs as many persons as an approval."""
 
 
 def policy_entry(history: Sequence[Entry], plant: str) -> Entry | None:
-    """Return the entry of a plant's policy in force."""
+    """Return the entry of a plant's policy in force, or None."""
     return next((e for e in reversed(history) if (e.kind, e.plant) == ("policy", plant)), None)
 
 
 def policy_of(history: Sequence[Entry], plant: str) -> SafetyPolicy | None:
-    """Return a plant's policy in force."""
+    """Return a plant's policy in force, or None."""
     found = policy_entry(history, plant)
     return found.read(PolicyBody).policy if found else None
 
 
 def check_policy(history: Sequence[Entry], entry: Entry) -> None:
-    """Check a policy: it replaces the one in force, matches plant and gates, and is signed as required."""
+    """Check a new policy: it replaces the present policy, names the right plant and known gates, and is signed."""
     body = entry.read(PolicyBody)
     last = policy_entry(history, entry.plant)
     if body.replaces != (last.digest if last else None):
@@ -69,7 +69,7 @@ def check_policy(history: Sequence[Entry], entry: Entry) -> None:
     if (wanted.keys or wanted.not_author or wanted.reviewers) and not wanted.count:
         raise Refused(
             "approvers.count must be at least 1 if keys, reviewers or another person than the author are required, "
-            f"got {wanted.count}"
+            f"got {wanted.count}: correct the policy"
         )
     _check_who_signs(history, entry, body, last)
 
@@ -84,7 +84,7 @@ def _check_who_signs(history: Sequence[Entry], entry: Entry, body: PolicyBody, l
         check_signed(history, entry, signer, signature, content, required=True)
         people.add(folded(signer))
     if people and folded(body.by) not in people:
-        raise Refused(f"{body.by} is not among the signers {', '.join(sorted(people))}: sign it, or name one of them")
+        raise Refused(f"{body.by} is not a signer ({', '.join(sorted(people))}): sign the policy, or name a signer")
     if not people:
         check_signed(history, entry, body.by, "", content, required=approvers.keys)
     if approvers.keys and len(people) < approvers.count:
@@ -95,7 +95,7 @@ def _check_who_signs(history: Sequence[Entry], entry: Entry, body: PolicyBody, l
 
 
 def policy_content(body: PolicyBody) -> Content:
-    """Return the content of the statement that changes a policy."""
+    """Return the content that a person signs to change a policy."""
     about = {"policy": digest_json(body.policy.model_dump(mode="json")), "replaces": body.replaces}
     return Content("policy", body.policy.plant, about, note=body.why)
 
@@ -103,7 +103,7 @@ def policy_content(body: PolicyBody) -> Content:
 def unmet_requirement(policy: SafetyPolicy, claim: Claim) -> str | None:
     """Return the first requirement of a policy that a claim does not meet, or None.
 
-    Domain, horizon and limits must be equal: other values make another claim, which needs a change of the policy.
+    Domain, horizon and limits must equal the policy's. A claim with other values needs another policy.
     """
     drawn = [f"{c.name}[{c.entry}]" if c.entry is not None else c.name for c in _drawn(claim)]
     for name, wanted, found in (
@@ -129,7 +129,7 @@ def unmet_requirement(policy: SafetyPolicy, claim: Claim) -> str | None:
 
 
 def evidence_digests(history: Sequence[Entry], plant: str, composite: str) -> dict[str, str | None]:
-    """Return the digests of the certificate and the policy that a statement on a composite binds."""
+    """Return the digests of certificate and policy that a statement about a composite must contain."""
     results, policy = certified_claims(history, plant, composite), policy_entry(history, plant)
     certificate = certificate_file(results[-1][0]) if results else None
     return {
@@ -143,7 +143,7 @@ def _drawn(claim: Claim) -> tuple[DrawnConstant, ...]:
 
 
 def certified_claims(history: Sequence[Entry], plant: str, composite: str) -> list[tuple[Entry, Claim]]:
-    """Return the passed results of a composite with the claims of their attempts."""
+    """Return the passed certifications of a composite: each result's entry with the claim of its attempt."""
     attempts = {entry.digest: entry for entry in history if entry.kind == "attempt"}
     return [
         (entry, attempts[entry.body["attempt"]].read(AttemptBody).scope)
@@ -157,12 +157,12 @@ def certified_claims(history: Sequence[Entry], plant: str, composite: str) -> li
 def check_met(
     history: Sequence[Entry], candidate: Entry, approvals: Sequence[Entry], at: str, *, used: bool = False
 ) -> None:
-    """Check a promotion against the policy in force; without a policy it passes.
+    """Check that a candidate and its approvals meet the policy in force; without a policy every candidate does.
 
     Args:
         approvals: unused approvals of the candidate.
         at: time of the promotion, as in the ledger.
-        used: whether these approvals made it champion before, so that age and later policies do not end them.
+        used: True for a rollback: these approvals made the candidate champion before, and do not expire any more.
     """
     plant, entry = candidate.plant, policy_entry(history, candidate.plant)
     if entry is None:
@@ -199,11 +199,11 @@ def unmet_approval(
     *,
     used: bool = False,
 ) -> str | None:
-    """Return the first approval that a policy requires and that is missing, or None.
+    """Describe the first approval that a policy requires and that is missing; None if none is missing.
 
     Args:
-        texts: wording, the newest by default; MLflow's pages show it.
-        used: whether they were used in time before.
+        texts: wording of the result; defaults to the newest wording.
+        used: see `check_met`.
     """
     texts, wanted, valid = texts or current().texts, policy.approvers, []
     for approval in approvals:
@@ -231,7 +231,7 @@ def _people(approvals: Sequence[Entry]) -> set[str]:
 
 
 def expires(entry: Entry, days: int) -> datetime:
-    """Return when an approval or result expires; a person's approval counts from the signing."""
+    """Return when an approval or result expires: `days` after the person signed, else `days` after the entry."""
     return parse_time(entry.body.get("signed") or entry.timestamp) + timedelta(days=days)
 
 
@@ -241,7 +241,7 @@ def pinned_file(trust: TrustRoot, plant: str) -> Path:
 
 
 def check_pinned(history: Sequence[Entry], trust: TrustRoot, plant: str) -> None:
-    """Check that a plant's pinned policy is that of the ledger."""
+    """Raise Refused if a plant has no policy, or if its pinned policy differs from the ledger's policy."""
     policy, path = policy_of(history, plant), pinned_file(trust, plant)
     if policy is None:
         raise Refused(
@@ -255,7 +255,7 @@ def check_pinned(history: Sequence[Entry], trust: TrustRoot, plant: str) -> None
 
 
 def pinned_policy(trust: TrustRoot, plant: str) -> SafetyPolicy | None:
-    """Return a plant's pinned policy, or None."""
+    """Read a plant's pinned policy; return None if there is no file."""
     path = pinned_file(trust, plant)
     try:
         return load_yaml(path, SafetyPolicy) if path.is_file() else None
@@ -264,4 +264,4 @@ def pinned_policy(trust: TrustRoot, plant: str) -> SafetyPolicy | None:
 
 
 def _cure(plant: str) -> str:
-    return f"restore the right one, or sign it with 'neorl policy sign {plant} FILE'"
+    return f"restore the right file, or sign the policy with 'neorl policy sign {plant} FILE'"

@@ -21,17 +21,17 @@ from tasks.references import CandidateRecord, Certificate, DecisionRecord, Drift
 from tasks.versions.versions import Version, version_of
 
 Rule = Callable[[Sequence[Entry], Entry], None]
-"""`check(history, entry)`: the entries before an entry, and the entry. Raises Refused if the entry breaks the rule.
+"""Function of the earlier entries and the new entry; it raises Refused if the new entry breaks the rule.
 
-A rule reads nothing else, so that an audit can repeat it.
+A rule reads no other data, so that an audit can repeat it.
 """
 
 MADE_BY = {"promoted": IN_FORCE, "shadow": ("shadow",)}
-"""Verdicts of retrainings -> kinds of entries that carry them out."""
+"""Verdict of a retraining -> kinds of entries, one of which must exist."""
 
 
 class RefusalBody(Body):
-    """Entry: a run was refused."""
+    """Body of a `refusal` entry: NeoRL refused a run."""
 
     reason: str
     sources: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class RefusalBody(Body):
 
 
 class NoteBody(Body):
-    """Entry: a remark without effect."""
+    """Body of a `note` entry: a remark without effect."""
 
     text: str = ""
 
@@ -55,7 +55,7 @@ def check_note(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def check_candidate(history: Sequence[Entry], entry: Entry) -> None:
-    """Check a candidate: complete gates that follow from the evidence, and logged certificates."""
+    """Check a candidate: no gate is missing, verdicts follow from the evidence, and certificates are in the ledger."""
     record, version = entry.read(CandidateRecord), version_of(entry.rules)
     check_record(record, entry.plant, version)
     evidence = record.evidence
@@ -65,7 +65,7 @@ def check_candidate(history: Sequence[Entry], entry: Entry) -> None:
     own = evidence.fallback if record.role == "fallback" else evidence.certificate
     if own is not None and own.composite != record.composite:
         raise Refused(
-            f"the evidence has a certificate of composite {own.composite[:12]}, the candidate is "
+            f"the evidence has a certificate of composite {own.composite[:12]}, but the candidate is composite "
             f"{record.composite[:12]}: certify the candidate"
         )
     results = [e.read(ResultBody) for e in history if (e.kind, e.plant) == ("result", entry.plant)]
@@ -78,9 +78,9 @@ def check_candidate(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def check_without_simulator(record: CandidateRecord, plant: str, version: Version) -> None:
-    """Check that evidence without a simulator is of a candidate of a log-only plant."""
+    """Check that a candidate with evidence of a log-only plant belongs to such a plant and makes no claim."""
     if plant in version.simulators:
-        raise Refused(f"{plant} has a simulator, got evidence of a log-only plant: retrain it on its simulator")
+        raise Refused(f"{plant} has a simulator, but the evidence is of a log-only plant: retrain it on its simulator")
     if record.role != "candidate" or record.claim is not None:
         raise Refused(
             f"log-only plant {plant} can only have candidates without a claim, got role {record.role} and claim "
@@ -89,50 +89,48 @@ def check_without_simulator(record: CandidateRecord, plant: str, version: Versio
 
 
 def check_record(record: CandidateRecord, plant: str, version: Version) -> None:
-    """Check that a candidate's gates are complete and that their verdicts follow from the numbers."""
+    """Check that no gate of a candidate is missing, and that the gates' verdicts follow from the numbers."""
     fault = version.fault(record.gates, record.evidence, record.role == "fallback")
     passed = all(gate.passed for gate in record.gates)
     if fault is None and record.passed is not passed:
-        fault = f"'passed' must be {passed} by the gates, got {record.passed}"
+        fault = f"'passed' must be {passed} according to the gates, got {record.passed}"
     if fault is not None:
-        raise Refused(f"{fault}, in version {record.version} of {plant}: retrain it, a decision cannot repair a record")
+        raise Refused(f"{fault}, in version {record.version} of {plant}: retrain {plant}")
 
 
 def check_decision(history: Sequence[Entry], entry: Entry) -> None:
-    """Check that a decision agrees with the outcome and with the entries that carry it out."""
+    """Check that a retraining's decision agrees with its outcome, and that the promotion or shadow it states exists."""
     record = entry.read(DecisionRecord)
     outcome = record.outcome
     if (record.verdict, record.run_key, entry.plant) != (outcome.verdict, outcome.run_key, outcome.plant):
         raise Refused(
-            f"the decision states {record.verdict} on run {record.run_key} of {entry.plant}, the outcome "
-            f"{outcome.verdict} on {outcome.run_key} of {outcome.plant}: run it again"
+            f"the decision states {record.verdict} on run {record.run_key} of {entry.plant}, but the outcome "
+            f"{outcome.verdict} on {outcome.run_key} of {outcome.plant}: retrain again"
         )
     kinds = MADE_BY.get(record.verdict)
     about = outcome.candidate.digest if outcome.candidate else ""
     if kinds and not any(e.kind in kinds and e.plant == entry.plant and e.body["composite"] == about for e in history):
         raise Refused(
             f"the decision states {record.verdict!r}, but there is no {kinds[0]} of composite {about[:12] or 'none'}: "
-            "run it again"
+            "retrain again"
         )
 
 
 def check_drift(history: Sequence[Entry], entry: Entry) -> None:
-    """Check a drift: against a champion or shadow, with a threshold and alarm that follow from the settings."""
-    # Imported late: it loads NumPy, which most signers do not need.
+    """Check a drift entry: it refers to a champion or shadow, and threshold and alarm follow from its settings."""
+    # Imported here, because most signers do not need NumPy.
     from neorl_core.safety.drift_detection import YEAR, alarm_threshold
 
     found = entry.read(DriftRecord)
     against = next((e for e in history if e.digest == found.against), None)
     if against is None or against.kind not in (*IN_FORCE, "shadow") or against.plant != entry.plant:
-        raise Refused(f"the drift refers to {found.against[:12]}, which was never champion or shadow of {entry.plant}")
+        raise Refused(f"entry {found.against[:12]} was never champion or shadow of {entry.plant}: monitor again")
     candidate = next(e for e in history if e.digest == against.body["candidate"])
     if found.reference != candidate.read(CandidateRecord).dataset.digest:
-        raise Refused(
-            f"the drift refers to dataset {found.reference[:12]}, not to that of version {against.body['version']}"
-        )
+        raise Refused(f"{found.reference[:12]} is not the dataset of version {against.body['version']}: monitor again")
     rates = (found.step_seconds, found.alarms_per_year)
     if not all(math.isfinite(rate) and rate > 0 for rate in rates):
-        raise Refused(f"step and alarms a year must be positive, got {rates[0]:g} s and {rates[1]:g}: monitor again")
+        raise Refused(f"step and alarms per year must be positive, got {rates[0]:g} s and {rates[1]:g}: monitor again")
     threshold = math.log(alarm_threshold(YEAR / found.step_seconds, found.alarms_per_year))
     if not math.isclose(found.log_threshold, threshold, rel_tol=1e-9, abs_tol=1e-12):
         raise Refused(
@@ -142,8 +140,8 @@ def check_drift(history: Sequence[Entry], entry: Entry) -> None:
     reached = found.log_evidence >= found.log_threshold
     if math.isnan(found.log_evidence) or reached is not (found.alarm is not None):
         raise Refused(
-            f"an alarm must be stated exactly if the evidence {found.log_evidence:g} reaches the threshold "
-            f"{found.log_threshold:g}, got {found.alarm}"
+            f"an alarm must be stated if and only if the evidence of drift ({found.log_evidence:g}) reaches the "
+            f"threshold ({found.log_threshold:g}), got {found.alarm}: monitor again"
         )
 
 
@@ -156,7 +154,7 @@ GROUPS = {
     "federations": ("federation", "round"),
     "keys": ("key", "rotation", "revocation"),
 }
-"""Kinds by which an audit groups entries; all others have no effect."""
+"""Groups of kinds that an audit reports together. Entries of other kinds have no effect."""
 
 RULES: dict[str, Rule] = {
     "attempt": check_attempt,

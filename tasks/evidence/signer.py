@@ -1,7 +1,7 @@
-"""The signer: the only process with the decrypted key; it checks everything before signing.
+"""The signer: the only process with the decrypted key. It checks everything before it signs.
 
-It answers the requests of `protocol` on a socket that only its user can open. It reads the ledger and the attempt's
-seed itself, and determines sequence number, predecessor, time and statement. Started by `client.start`.
+It answers the requests of `ledger.protocol` on a socket that only its user can open. Sequence numbers, times and the
+content of certificates do not come from clients; the signer derives them. `ledger.client.start` starts it.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ from tasks.versions.versions import newest
 
 Clock = Callable[[], datetime]
 TIMEOUT = 10.0
-"""Timeout for the rest of a request in seconds."""
+"""Seconds to wait for the next bytes of a request."""
 PR_SET_DUMPABLE = 4
-"""Option of prctl(2)."""
+"""Option of prctl(2) that forbids memory dumps of a process."""
 
 
 class Signer:
-    """Key and ledger, with one method per request."""
+    """Answers requests with a home's key and ledger."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Signer:
         transport: Transport | None = None,
         own_witness: bool = False,
     ) -> Signer:
-        """Decrypt the key; on first use create it, the trust root and the ledger's table.
+        """Decrypt the key and open the ledger; on first use, create key, trust root and the ledger's table.
 
         Args:
             own_witness: whether to start the home's own witness if none is pinned.
@@ -123,7 +123,7 @@ class Signer:
         return cls(home, key, ledger, clock, passphrase, witnesses)
 
     def answer(self, request: Request) -> Answer:
-        """Check and execute a request."""
+        """Check and execute one request at a time, and return the answer."""
         with self._one_at_a_time:
             match request:
                 case Hello():
@@ -150,17 +150,17 @@ class Signer:
     def _hello(self, request: Hello) -> Answer:
         if request.ledger != self._url:
             raise Refused(
-                f"NEORL_LEDGER_URL differs from that of the running signer of {self.home.root}: run `neorl down`, and "
-                "start again with the right one"
+                f"the running signer of {self.home.root} uses another NEORL_LEDGER_URL: correct the variable, or run "
+                "`neorl down` and repeat the command"
             )
         public = b64encode(self._key.public.public_bytes_raw()).decode()
         return Answer(stale=request.sources != client.sources(), public=public, pid=os.getpid())
 
     def _record(self, attempt: str) -> Entry:
-        """Return the entry of an attempt's commitment."""
+        """Return the seed entry of an attempt."""
         record = entry_of_attempt(self._ledger.entries(), "seed", attempt)
         if record is None or not record.read(SeedBody).witnesses:
-            raise Refused(f"attempt {attempt[:12]} has no commitment that names witnesses: draw the seed")
+            raise Refused(f"attempt {attempt[:12]} has no seed entry that names witnesses: draw the seed first")
         return record
 
     def _head(self) -> str:
@@ -182,7 +182,7 @@ class Signer:
     def _append(self, request: Append) -> Answer:
         if request.kind == "rotation" and not request.body.get("person"):
             old = str(request.body.get("old"))[:16]
-            raise Refused(f"a rotation of the home's key cannot be appended, got key {old}: use 'neorl keys rotate'")
+            raise Refused(f"a rotation of the home's key {old} cannot be appended: use 'neorl keys rotate'")
         return self._write(request)
 
     def _write(self, request: Append) -> Answer:
@@ -230,22 +230,22 @@ class Signer:
             ) from error
         except DBAPIError as error:
             raise BadInput(
-                f"cannot write ledger entry {entry.sequence} to {table.named(self._engine)} ('{error.orig}'): make "
-                "room or allow writing, then run the same command again"
+                f"cannot write ledger entry {entry.sequence} to {table.named(self._engine)} ('{error.orig}'): free "
+                "disk space or allow writing, then run the same command again"
             ) from error
         head = self._key.seal(HEAD_TYPE, self._ledger.adopt(signed)._asdict())
         write_atomic(self.home.root / "ledger.head", head)
         if signed.kind in champions.IN_FORCE:
-            # The entry is valid without an answer; the next entry of these kinds asks the witnesses again.
+            # The entry is valid even if no witness answers; the next seed, promotion or rollback asks them again.
             with suppress(Refused):
                 self._witnesses.countersigned()
         return Answer(envelope=signed.envelope.decode())
 
     def _check_certificate(self, entry: Entry) -> None:
-        """Check that a result agrees with the certificate."""
+        """Check that a result agrees with the certificate file that it names."""
         if entry.kind != "result" or (file := certificate_file(entry)) is None:
             return
-        # Imported late: SciPy takes longer to load than the signer to start.
+        # Imported here, because SciPy loads slowly and would delay the signer's start.
         from tasks.evidence.certificate import read_certificate, says_the_same
 
         path = self.home.root / file.path
@@ -253,8 +253,8 @@ class Signer:
         if sha256_hex(path.read_bytes()) != file.sha256 or not says_the_same(entry, statement.predicate):
             body = entry.read(ResultBody)
             raise Refused(
-                f"the certificate {file.path} does not agree with the result of attempt {body.number}: name the one "
-                "that was signed for it"
+                f"the certificate {file.path} does not agree with the result of attempt {body.number}: name the "
+                "certificate of this attempt"
             )
 
     def _certify(self, request: Certify) -> Answer:
@@ -266,12 +266,12 @@ class Signer:
         committed = entry_of_attempt(history, "seed", request.attempt)
         if opened.kind != "attempt" or committed is None or entry_of_attempt(history, "result", request.attempt):
             raise Refused(
-                f"entry {request.attempt[:12]} is not an attempt with a seed and without a result: open an attempt and "
-                "draw the seed"
+                f"entry {request.attempt[:12]} is no attempt, has no seed or already has a result: open an attempt and "
+                "draw its seed"
             )
         path = seed_file(self.home, request.attempt)
         if not path.exists() or sha256_hex(secret := read_secret(path)) != committed.body["commitment"]:
-            raise Refused(f"{path} is missing or not the seed that the attempt committed to: restore it")
+            raise Refused(f"the secret {path} is missing, or differs from the attempt's commitment: restore it")
         if (found := nonces_of(history, request.attempt)) is None:
             raise Refused(f"attempt {request.attempt[:12]} has no nonces of the witnesses: repeat the run")
         drawn = DrawnSeed(committed, secret, found.head, found.nonces)
@@ -281,14 +281,14 @@ class Signer:
 
 
 class Server(OwnedSocketServer):
-    """Socket server of the signer; also exits on request."""
+    """Socket server of the signer; it exits when it is idle or receives `Stop`."""
 
     def __init__(self, signer: Signer, idle: float) -> None:
         self.signer = signer
         super().__init__(client.socket_file(signer.home), Handler, idle)
 
     def handle_request_of(self, connection: socket.socket) -> None:
-        """Answer a request."""
+        """Read the request from a connection and send the answer."""
         self.last = time.monotonic()
         connection.settimeout(TIMEOUT)
         try:
@@ -305,10 +305,10 @@ class Server(OwnedSocketServer):
 
 
 class Handler(socketserver.BaseRequestHandler):
-    """One connection, one request."""
+    """Handles one connection, which contains one request."""
 
     def handle(self) -> None:
-        """Answer the request; a client that went away is ignored."""
+        """Answer the request; ignore a client that closed the connection."""
         assert isinstance(self.server, Server)
         try:
             self.server.handle_request_of(self.request)
@@ -338,7 +338,7 @@ def keep_secrets() -> None:
 
 
 def main(root: str, idle: str) -> int:
-    """Open the key with the passphrase from standard input, listen, and leave a child process that serves."""
+    """Read the passphrase from standard input, and start a child process that answers requests."""
     keep_secrets()
     home = Home(Path(root))
     try:

@@ -1,4 +1,4 @@
-"""MLflow's aliases and pages as a projection of the ledger."""
+"""Keep MLflow's aliases and pages equal to the ledger."""
 
 from __future__ import annotations
 
@@ -30,11 +30,8 @@ def wanted_aliases(entries: Sequence[Entry], plant: str) -> dict[str, str]:
 
 
 def reconcile(home: Home, plant: str, registry: Registry) -> Aliases:
-    """Make MLflow's aliases and pages agree with the ledger, also after a kill between the two.
-
-    Needs neither the home's key nor the signer.
-    """
-    # Serialised, so that an older view of the ledger is never written last.
+    """Make MLflow's aliases and pages agree with the ledger; neither the home's key nor the signer is needed."""
+    # Locked, so that a process with an older view of the ledger never writes last.
     with exclusive(home.folder("locks") / f"pages-{plant}.lock"):
         entries = Ledger.open(home, write=False).entries() if Ledger.exists(home) else []
         wanted = wanted_aliases(entries, plant)
@@ -52,7 +49,7 @@ def reconcile(home: Home, plant: str, registry: Registry) -> Aliases:
 def check_pages(entries: Sequence[Entry], plant: str, found: Mapping[str, Page]) -> list[Check]:
     """Compare MLflow's pages of a plant with the ledger.
 
-    A page in the wording of an earlier version is unaltered; the next command renders it again.
+    A page with the wording of an earlier NeoRL does not fail the check; the next command writes the page again.
     """
     stale = stale_pages(entries, plant, found)
     old: dict[str, int] = {}
@@ -80,7 +77,7 @@ def check_pages(entries: Sequence[Entry], plant: str, found: Mapping[str, Page])
 def stale_pages(
     entries: Sequence[Entry], plant: str, found: Mapping[str, Page], rules: int | None = None
 ) -> dict[str, tuple[Page, Page]]:
-    """Find the pages in MLflow that differ from the ledger's: version -> (found, wanted)."""
+    """Find the pages in MLflow that differ from the ledger: version -> (page in MLflow, page by the ledger)."""
     wanted = wanted_pages(entries, plant, datetime.now(UTC), version_of(rules or newest()).texts)
     stale = {}
     for version, current_page in found.items():

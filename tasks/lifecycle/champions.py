@@ -1,4 +1,4 @@
-"""Withdrawal of a champion, and rollback to an earlier one after verifying certificate, served model and bundle."""
+"""Withdraw a champion, or roll back to an earlier champion after verifying its certificate, model and bundle."""
 
 from __future__ import annotations
 
@@ -55,21 +55,21 @@ class Withdrawn(NamedTuple):
 def withdraw_champion(
     home: Home, plant: str, version: str, by: str, why: str, signatory: Signatory | None = None
 ) -> Withdrawn:
-    """Take the champion out of service at once; repeating the command changes nothing.
+    """Take the champion out of service at once; a repeated call changes nothing.
 
-    The plant's own controller takes over: as champion if a version of it is certified and needs no further approval,
-    otherwise as it runs at the plant.
+    The plant's own controller takes over. It becomes the champion if one of its versions is certified and needs no
+    further approval. Otherwise it only runs at the plant, without NeoRL.
 
     Args:
-        version: version of the champion, to prevent mistakes.
-        signatory: the person with their key; without one, the withdrawal is in the home's name.
+        version: version of the champion; any other version is refused, to prevent mistakes.
+        signatory: the person who signs; None leaves the withdrawal without a person's signature.
     """
     ledger = Ledger.open(home)
 
     def body(history: Sequence[Entry]) -> WithdrawalBody:
         now = champion(history, plant)
         if now is None or now.body["version"] != version:
-            found = f"version {now.body['version']} is" if now else "there is none"
+            found = f"version {now.body['version']} is" if now else "no version is"
             raise Refused(f"version {version} of {plant} is not champion, {found}: see 'neorl history {plant}'")
         made = WithdrawalBody(composite=now.body["composite"], promotion=now.digest, version=version, by=by, why=why)
         return with_signature(made, signatory, withdrawal_content(made, plant))
@@ -79,7 +79,7 @@ def withdraw_champion(
         try:
             made, before = ledger.append("withdrawal", body, plant=plant), False
         except Refused:
-            # Another person may have withdrawn it while this one signed.
+            # Another person may have withdrawn the champion while this person signed.
             if (made := _withdrawn(ledger, plant, version)) is None:
                 raise
     note = f"takes over from version {version}: {why}"
@@ -87,14 +87,14 @@ def withdraw_champion(
 
 
 def _withdrawn(ledger: Ledger, plant: str, version: str) -> Entry | None:
-    """Return the withdrawal of a version that has not been in force since."""
+    """Return the withdrawal of a version; None if the version was not withdrawn, or became champion again."""
     turns = (e for e in reversed(ledger.entries()) if e.plant == plant and e.kind in (*IN_FORCE, "withdrawal"))
     last = next((e for e in turns if e.body["version"] == version), None)
     return last if last is not None and last.kind == "withdrawal" else None
 
 
 def _take_over(home: Home, ledger: Ledger, plant: str, by: str, note: str, signatory: Signatory | None) -> str:
-    """Promote a certified version of the plant's own controller, if any; describe the controller in force."""
+    """Promote a certified version of the plant's own controller if there is one; describe the controller in force."""
     entries = ledger.entries()
     if (now := champion(entries, plant)) is not None:
         record = record_of(ledger.entry(now.body["candidate"]))
@@ -127,15 +127,15 @@ def roll_back(
     *,
     role: str = "",
 ) -> Entry:
-    """Make an earlier champion the champion again; repeating the command changes nothing.
+    """Make an earlier champion the champion again; a repeated call changes nothing.
 
     Args:
         registry: MLflow, which serves the version.
-        signatory: the person with their key; without one, the rollback is in the home's name.
+        signatory: the person who signs; None leaves the rollback without a person's signature.
 
     Raises:
-        Refused: if the version never was champion, is in force, was ruled out, has no valid certificate, does not meet
-            the policy, or a file of it is missing or altered.
+        Refused: if the version never was champion, is champion now, was rejected or withdrawn, has no valid
+            certificate, does not meet the policy, or lacks a file, or if a file was altered.
         ServiceMissing: if MLflow does not answer; nothing is recorded then.
     """
     ledger = Ledger.open(home)
@@ -146,7 +146,7 @@ def roll_back(
     if now is not None and now.body["version"] == version:
         if now.kind == "rollback":
             return now
-        raise Refused(f"version {version} of {plant} is in force already: choose another from 'neorl history {plant}'")
+        raise Refused(f"version {version} of {plant} is already champion: choose another from 'neorl history {plant}'")
     promotion = promotion_of(history, plant, version)
     check_allowed(history, plant, version, promotion.body["composite"] if promotion else "")
     assert promotion is not None  # ensured by check_allowed
@@ -179,7 +179,7 @@ def roll_back(
 
 
 def _check_certificate(ledger: Ledger, candidate: Entry) -> None:
-    """Check that a stored certificate of the version is valid; the rule checks the age."""
+    """Check that the version has a valid certificate; the signer checks the certificate's age later."""
     record = record_of(candidate)
     faults = []
     for result, _ in certified_claims(ledger.entries(), candidate.plant, record.composite):
@@ -192,7 +192,7 @@ def _check_certificate(ledger: Ledger, candidate: Entry) -> None:
         except BadInput as error:
             faults.append(str(error).rstrip("."))
             continue
-        # Witnesses and policy are checked by the rule against the ledger.
+        # The signer's rule checks witnesses and policy against the ledger.
         wrong = [c for c in checks if c.passed is False and c.name not in ("witnesses", "policy")]
         if not wrong:
             return
@@ -217,7 +217,7 @@ def _check_served(registry: Registry, candidate: Entry) -> None:
 
 
 def _check_bundle(home: Home, candidate: Entry) -> None:
-    """Check that the version's files are those of the candidate, and that the bundle answers as recorded."""
+    """Check that the bundle's files match the ledger, and that the bundle still computes the recorded actions."""
     record, plant = record_of(candidate), candidate.plant
     name = f"version {record.version} of {plant}"
     for file in candidate.artefacts:
@@ -236,7 +236,7 @@ def _check_bundle(home: Home, candidate: Entry) -> None:
 
 
 def _code_of(folder: Path) -> Origin | None:
-    """Return the user's plant code that the bundle names, if this project has it; nothing is executed."""
+    """Return the project's plant code with the digest that the bundle names, or None; nothing is executed."""
     manifest = read_manifest(folder)
     if manifest.spec.name in NAMES or not manifest.own_code:
         return None

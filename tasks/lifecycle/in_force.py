@@ -1,4 +1,4 @@
-"""The champion or shadow at a past time, with certificate, dataset, approvals and policy."""
+"""Find a plant's champion or shadow at a past time, with certificate, dataset, approvals and policy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tasks.references import Reference
 
 
 class PastApproval(Reference):
-    """Decision of a person."""
+    """An approval or a rollback by a person."""
 
     by: str
     role: str
@@ -24,12 +24,12 @@ class PastApproval(Reference):
     meaning: str
     note: str
     signed: str
-    """Description of the signing key."""
+    """Description of the key that signed."""
     entry: str
 
 
 class PastCertificate(Reference):
-    """Certificate of a version."""
+    """The certificate of a version: its file, claim and dates."""
 
     file: str
     """Path relative to the home."""
@@ -37,7 +37,7 @@ class PastCertificate(Reference):
     claim: str | None
     since: str
     until: str | None
-    """Expiry by the policy at that time; None without a policy."""
+    """Time of expiry according to the policy at that time; None without a policy."""
     entry: str
 
 
@@ -52,7 +52,7 @@ class PastDataset(Reference):
 
 
 class InForce(Reference):
-    """Version in force at a time."""
+    """The champion or shadow of a plant at a time, with certificate, training data, approvals and policy."""
 
     plant: str
     at: str
@@ -65,7 +65,7 @@ class InForce(Reference):
     composite: str | None = None
     since: str | None = None
     entry: str | None = None
-    """Digest of the entry that put it into force."""
+    """Digest of the promotion, rollback or shadow entry."""
     certificate: PastCertificate | None = None
     dataset: PastDataset | None = None
     approvals: tuple[PastApproval, ...] = ()
@@ -77,7 +77,7 @@ def in_force_at(entries: Sequence[Entry], plant: str, at: str) -> InForce:
     """Return a plant's champion or shadow at a time, with certificate, dataset and approvals.
 
     Args:
-        at: date (end of day in UTC) or ISO time (UTC if it has no zone).
+        at: a date, which means the end of that day in UTC, or an ISO time; a time without zone is in UTC.
     """
     limit = normalise_time(at, last=True)
     known = [entry for entry in entries if entry.timestamp <= limit]
@@ -96,7 +96,7 @@ def in_force_at(entries: Sequence[Entry], plant: str, at: str) -> InForce:
 
 
 def zone_of(at: str) -> str:
-    """Explain the zone of a time."""
+    """Describe the time zone in which a date or time was read."""
     if len(at) <= len("2026-11-20"):
         return "the end of that day in UTC"
     return "UTC, because it has no zone" if datetime.fromisoformat(at).tzinfo is None else "with its own zone"
@@ -126,7 +126,7 @@ def _with(blank: InForce, known: Sequence[Entry], now: Entry, description: str) 
 
 
 def _certificate(known: Sequence[Entry], now: Entry) -> PastCertificate | None:
-    """Return the last certificate of the composite from before it came into force."""
+    """Return the composite's last certificate from before the entry `now`."""
     before = known[: now.sequence - 1]
     policy = policy_entry(known, now.plant)
     for result, _ in reversed(certified_claims(before, now.plant, now.body["composite"])):

@@ -29,11 +29,11 @@ from tasks.files.canonical import format_time, normalise_time, write_atomic
 def enrol(
     ledger: Ledger, file: Path, roles: Sequence[str], by: str, why: str, signatory: Signatory | None = None
 ) -> Entry:
-    """Enrol a person's key and pin it; a key in force is only pinned again.
+    """Enrol a person's key and pin it; a key that is already enrolled is only pinned again.
 
     Args:
         roles: roles in which this person may decide.
-        signatory: a vouching person; required once another person has a key.
+        signatory: person who vouches for the key; required if another person already has a key.
     """
     own, possession = private_keys.read_public(file)
     known = keyring(ledger.entries()).get(key_id(public_key(own.public)))
@@ -47,18 +47,18 @@ def enrol(
 
 
 def pin_home(home: Home, public: Ed25519PublicKey, note: str, project: Path) -> list[Path]:
-    """Pin the home's key in the project, and copy policies and witnesses that are looked up beside the trust root.
+    """Pin the home's key in the project, and copy the home's policies and witnesses into the same folder.
 
     Returns:
-        The copied files; existing ones stay.
+        The copied files; files that exist already are not replaced.
     """
     if project.exists() and key_id(public) not in TrustRoot.read(project).keys:
-        raise Refused(f"{project} pins other keys: add {key_id(public)} there by hand after asking their owner")
+        raise Refused(f"{project} pins other keys: ask their owner, and add {key_id(public)} there by hand")
     beside = home.trust.parent
     files = [*sorted(beside.glob("policies/*.yaml")), *_witnesses(beside)]
     wanted = [(file, project.parent / file.relative_to(beside)) for file in files]
     copied = [write_atomic(there, file.read_bytes()) for file, there in wanted if not there.exists()]
-    # Trust root last: until it exists the home's own applies, and a repeated command continues.
+    # Write the trust root last: until then the home's own trust root applies, and a repeated command continues.
     if not project.exists():
         own = [pin for pin in TrustRoot.locate(home, project=project).pins if pin.id != key_id(public)]
         write_atomic(project, trust_yaml(home_pin(public, note), *own))
@@ -66,7 +66,7 @@ def pin_home(home: Home, public: Ed25519PublicKey, note: str, project: Path) -> 
 
 
 def _witnesses(folder: Path) -> list[Path]:
-    """Return witnesses.yaml and the certificate file that it names."""
+    """Return the paths of witnesses.yaml and of the certificate that it names, if they exist."""
     path = folder / WITNESSES
     if not path.is_file():
         return []
@@ -76,7 +76,7 @@ def _witnesses(folder: Path) -> list[Path]:
 
 
 def rotate_home(home: Home, by: str, why: str) -> str:
-    """Rotate the home's key; the old key signs the rotation. Return the new key's id."""
+    """Replace the home's key by a new key, and return the new key's id. The old key signs the rotation."""
     while ask(home, Rotate(by=by, why=why)).stale:
         pass  # another writer was first
     ledger = Ledger.open(home)
@@ -85,7 +85,7 @@ def rotate_home(home: Home, by: str, why: str) -> str:
 
 
 def rotate_person(ledger: Ledger, person: str, why: str, path: Path | None = None) -> str:
-    """Rotate a person's key; the old key signs the rotation. After a kill, the same command continues.
+    """Replace a person's key by a new key; the old key signs the rotation. After a kill, the same command continues.
 
     Returns:
         The new key's id.
@@ -105,22 +105,23 @@ def rotate_person(ledger: Ledger, person: str, why: str, path: Path | None = Non
     own, _ = private_keys.read_public(private_keys.public_file(following))
     name = key_id(public_key(own.public))
     if name in keyring(ledger.entries()):
-        # Public file last: while it exists, a repeated command continues here.
+        # Move the public file last: while it exists, a repeated command continues here.
         if following.exists():
             os.replace(following, private)
         os.replace(private_keys.public_file(following), own_file)
         _pin(ledger)
         return name
-    # Killed before the entry: the prepared key is unknown to the ledger.
+    # An earlier run was killed before it logged the prepared key.
     _forget(following)
     return rotate_person(ledger, person, why, path)
 
 
 def revoke(ledger: Ledger, key: str, since: str, by: str, why: str, signatory: Signatory | None = None) -> Entry:
-    """Revoke a key from a time on, which may be in the past.
+    """Revoke a key: its signatures do not count from the time `since` on, which may be in the past.
 
     Args:
-        signatory: a person with their key; required while a second person has a key.
+        key: id of the key, or name of its owner.
+        signatory: the person who signs; required if another person has a valid key.
     """
     found = key_of(ledger.entries(), key)
     made = RevocationBody(key=found.id if found else key, since=since, by=by, why=why)
@@ -130,7 +131,7 @@ def revoke(ledger: Ledger, key: str, since: str, by: str, why: str, signatory: S
 
 
 def first_moment(text: str) -> str:
-    """Return a date (start of day) or an ISO time as the ledger writes times; an empty text means now."""
+    """Return a time in the ledger's format, from a date (start of day), an ISO time or an empty text (now)."""
     return normalise_time(text, last=False) if text else format_time(datetime.now(UTC) - timedelta(microseconds=1))
 
 

@@ -48,7 +48,7 @@ def _is_about(decision: Entry, candidate: Entry, entries: Sequence[Entry]) -> bo
 
 
 def _status(entries: Sequence[Entry], candidate: Entry, record: CandidateRecord, waits: bool, now: datetime) -> str:
-    """Return the status of a version; the latest fact decides."""
+    """Return the status of a version, such as "champion" or "waits for approval"."""
     plant, promoted = candidate.plant, [e for e in entries if e.body.get("candidate") == candidate.digest]
     champion, against = champions.champion(entries, plant), verdict_against(entries, plant, record.composite)
     last = shadows.last_shadow(entries, plant)
@@ -114,7 +114,7 @@ def of_this_ledger(entries: Sequence[Entry], plant: str, version: str, composite
 
 
 def _cell(text: str) -> str:
-    """Escape user text for a cell of a Markdown table."""
+    """Shorten and escape a user's text for a cell of a Markdown table."""
     cell = " ".join(text.split())[:NOTE]
     for mark in "\\`*_[]<>|#!":
         cell = cell.replace(mark, f"\\{mark}")

@@ -1,4 +1,4 @@
-"""Safety policies of plants: drafts, signing, pinning, and the check of every run."""
+"""Safety policies of plants: draft, sign and pin a policy, and check every run against it."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from tasks.models.plants.known import plant_of
 from tasks.references import CandidateRecord, Evidence
 
 FLOOR_P0, FLOOR_CONFIDENCE = 0.1, 0.9
-"""Weakest claim of a policy that is signed without a person."""
+"""Largest p0 and smallest confidence of a policy that NeoRL signs without a person."""
 HEAD = "# A run's YAML may be stricter, never laxer. After a change: neorl policy sign {plant} FILE --why '...'\n"
 
 
 def draft_of_run(plant: Plant, run: OpenedRun) -> SafetyPolicy:
-    """Draft a policy that a run's own claim meets, unless the claim is too weak to be signed without a person."""
+    """Draft a policy from a run's claim; p0 is at most FLOOR_P0, and confidence at least FLOOR_CONFIDENCE."""
     constants = sorted(run.identify.constants) if run.identify else []
     found = _draft(claim_of(plant, run), run.gates.beat_plant, 0 if run.approval == "auto" else 1, constants)
     return found.model_copy(
@@ -97,10 +97,10 @@ def _constant(name: str, entry: int | None) -> str:
 
 
 def sign(ledger: Ledger, policy: SafetyPolicy, by: str, why: str, signatories: Sequence[Signatory] = ()) -> Entry:
-    """Log a policy and pin it beside the trust root; a policy in force is only pinned again.
+    """Log a policy and pin it beside the trust root; a policy that is in force already is only pinned again.
 
     Args:
-        signatories: persons with their keys; without any, the policy is signed in the home's name.
+        signatories: the persons who sign; if there are none, only the home's key signs.
     """
     plant = policy.plant
 
@@ -124,10 +124,10 @@ def _pin(ledger: Ledger, policy: SafetyPolicy) -> Path:
 
 
 def signed_policy(ledger: Ledger, policy: SafetyPolicy, why: str, signatory: Signatory) -> str:
-    """Return a person's statement on a new policy, to be logged with others' by `sign`.
+    """Return a person's signed statement on a new policy; `sign` later logs the statements of all signers.
 
     Args:
-        why: reason for the record; all signers must give the same.
+        why: reason for the policy; all signers must give the same reason.
     """
     last = policy_entry(ledger.entries(), policy.plant)
     body = PolicyBody(policy=policy, by=signatory.person, why=why, replaces=last.digest if last else None)
@@ -144,20 +144,20 @@ def policy_yaml(policy: SafetyPolicy) -> bytes:
 
 
 def read_policy(path: Path, plant: str) -> SafetyPolicy:
-    """Read a policy from a file."""
+    """Read a plant's policy from a file; raise BadInput if it belongs to another plant."""
     if not path.is_file():
         raise BadInput(f"there is no safety policy at {path}: write one with 'neorl policy draft {plant}'")
     found = load_yaml(path, SafetyPolicy)
     if found.plant != plant:
-        raise BadInput(f"the policy in {path} is of {found.plant}, not of {plant}: name that plant")
+        raise BadInput(f"the policy in {path} is of {found.plant}, not of {plant}: name {found.plant}, or another file")
     return found
 
 
 def policy_for(history: Sequence[Entry], run: OpenedRun) -> tuple[SafetyPolicy, str]:
-    """Return the policy that applies to a run: the one in force, else a draft from the champion's or the run's claim.
+    """Return the policy for a run: the policy in force, else a draft from the champion's claim or the run's claim.
 
     Returns:
-        The policy, and the origin of the draft; empty if it is in force.
+        The policy, and the origin of a draft; the origin is empty if the policy is in force.
     """
     if found := policy_of(history, run.plant):
         return found, ""
@@ -167,7 +167,7 @@ def policy_for(history: Sequence[Entry], run: OpenedRun) -> tuple[SafetyPolicy, 
 
 
 def hold_run(ledger: Ledger, run: OpenedRun) -> SafetyPolicy | None:
-    """Check a run against the plant's policy; draft and sign one if there is none.
+    """Check a run against the plant's policy; if there is no policy, draft and sign a policy.
 
     Log-only plants have no policy, because nothing is claimed about them.
     """
@@ -185,8 +185,8 @@ def hold_run(ledger: Ledger, run: OpenedRun) -> SafetyPolicy | None:
 def _sign_first(ledger: Ledger, policy: SafetyPolicy, why: str) -> None:
     """Pin a drafted policy, then log it.
 
-    In this order, because a file that is missing beside an entry was removed and must not be replaced. A run killed in
-    between leaves a file that the same run accepts.
+    The order matters: if the ledger has a policy and the file is missing, somebody removed the file, and NeoRL refuses.
+    A run that is killed between the two steps leaves a file, which the same run accepts.
     """
     pinned = pinned_policy(ledger.trust, policy.plant)
     if pinned not in (None, policy):
@@ -205,8 +205,8 @@ def _sign_first(ledger: Ledger, policy: SafetyPolicy, why: str) -> None:
 
 
 def check_run(policy: SafetyPolicy, run: OpenedRun) -> None:
-    """Check that a run is not laxer than a policy."""
-    cure = f"write that, or change the policy with 'neorl policy draft {run.plant}' and 'neorl policy sign'"
+    """Raise BadInput if a run is laxer than a policy."""
+    cure = f"correct the run's file, or change the policy with 'neorl policy draft {run.plant}' and 'neorl policy sign'"
     if fault := unmet_requirement(policy, claim_of(plant_of(run).simulator(), run)):
         raise BadInput(f"{fault} in this run: {cure}")
     constants = sorted(run.identify.constants) if run.identify else []

@@ -1,4 +1,4 @@
-"""Backup format: one tar stream with a header first and the SHA-256 of every file last."""
+"""Write a home into one backup file: a tar archive that begins with a header and ends with the SHA-256 of all files."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tasks.maintenance.snapshot import Snapshot, snapshot
 from tasks.progress import Report
 
 HEADER, SUMS = "neorl-backup.json", "SHA256SUMS"
-"""First and last member; `sha256sum -c` can read the last one."""
+"""Names of the first and the last member; `sha256sum -c` can read the last member."""
 FORMAT = 1
 MEGABYTE, BLOCK = 1_000_000, 1 << 20
 
 
 class Header(BaseModel):
-    """First member of a backup."""
+    """Content of a backup's first member, `neorl-backup.json`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -62,14 +62,14 @@ class Backup(BaseModel):
     entries: int
     left_out: tuple[str, ...]
     damaged: tuple[str, ...] = ()
-    """Messages about files that differ from the ledger or are missing; the backup contains them as they are."""
+    """Messages about files that are missing or differ from the ledger; the backup contains these files unchanged."""
 
 
 def backup(home: Home, path: Path, progress: Report) -> Backup:
     """Write a home into one file while servers and runs continue.
 
     Args:
-        path: new file outside the home.
+        path: file to write, outside the home; it must not exist.
 
     Raises:
         BadInput: if there is no home, the path is unsuitable, a file name cannot be stored, or the disk is full.
@@ -99,7 +99,7 @@ def backup(home: Home, path: Path, progress: Report) -> Backup:
 
 
 class _NamedFiles:
-    """Files named by the copied ledger, to report damage at once instead of in an audit after a restore."""
+    """Files that the copied ledger names. The backup reports damaged files at once, not only after a restore."""
 
     def __init__(self, home: Home, copy: Path | None) -> None:
         self._home = home
@@ -130,7 +130,7 @@ class _NamedFiles:
 
 
 def _check_names(home: Home, found: Snapshot) -> None:
-    """Reject file names that header or checksum list cannot store, before anything is written."""
+    """Reject file names that the header or the list of digests cannot store, before anything is written."""
     for name in (str(home.root.resolve()), *found.files):
         try:
             name.encode()
@@ -168,7 +168,7 @@ def _write(file: IO[bytes], header: Header, found: Snapshot, progress: Report) -
             except FileNotFoundError:
                 continue  # a temporary file that was renamed meanwhile
             with content:
-                # Size of the open file: another file may have taken this name.
+                # Use the size of the open file, because another file may have taken this name meanwhile.
                 sums[name] = _add(tar, name, content, os.fstat(content.fileno()).st_size, report)
         last = "".join(f"{digest}  {name}\n" for name, digest in sums.items()).encode()
         _add(tar, SUMS, io.BytesIO(last), len(last))
@@ -192,7 +192,7 @@ def _add(
 
 
 class Megabytes:
-    """Callback that sums bytes and reports each full megabyte once."""
+    """Callback that counts bytes and reports progress after each megabyte."""
 
     def __init__(self, size: int, progress: Report) -> None:
         self._all, self._progress = max(size // MEGABYTE, 1), progress

@@ -1,4 +1,4 @@
-"""Migration of homes made by earlier versions, after a backup."""
+"""Migrate homes of earlier versions of NeoRL, after a backup."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Migrated(BaseModel):
 
 
 def _write_down(home: Home) -> None:
-    """1 to 2: store the layout number; version 1 cannot read ledgers with rollbacks."""
+    """Migrate layout 1 to 2: remove leftovers of backups; the caller stores the new number."""
     for left in home.root.glob(f"{STAGING}*"):
         shutil.rmtree(left, ignore_errors=True)
 
 
 STEPS: dict[int, Callable[[Home], None]] = {1: _write_down}
-"""Layout number -> step to the next layout; a step may be repeated after a kill."""
+"""Layout number -> function that migrates to the next layout; after a kill, the function may run again."""
 
 
 def migrate(home: Home, path: Path | None, progress: Report) -> Migrated:
@@ -57,11 +57,11 @@ def migrate(home: Home, path: Path | None, progress: Report) -> Migrated:
         home.check_layout()
     if missing := [number for number in range(before, LAYOUT) if number not in STEPS]:
         raise Refused(
-            f"the home {home.root} has layout {missing[0]}, layouts from {min(STEPS)} on can be migrated: keep it for "
-            "audits with the version that made it, and start a new home (NEORL_HOME)"
+            f"the home {home.root} has layout {missing[0]}, but only layouts from {min(STEPS)} on can be migrated: "
+            "keep it for audits with the NeoRL that made it, and start a new home (NEORL_HOME)"
         )
     database = home.root / MLFLOW
-    # A team's database is not part of the backup and stays as it is.
+    # The database of a team's server is not part of the backup, so it is not upgraded.
     outdated = is_used(MLFLOW) and is_outdated(database)
     if before == LAYOUT and not outdated:
         return Migrated(before=before, layout=before, backup=None, mlflow=False)

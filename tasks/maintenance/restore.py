@@ -1,4 +1,4 @@
-"""Restore a home from a backup: all digests are verified before the home is put in place as a whole."""
+"""Restore a home from a backup. All digests are verified before the complete home is moved to its place."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tasks.progress import Report
 
 AGAIN = "take another copy of the backup"
 FOUND_BY_PATH = ("prefect/storage", "results")
-"""Cached results: they contain absolute paths, so a home at another path computes them again."""
+"""Folders of cached results. They contain absolute paths, so they are removed if the home's path changes."""
 
 
 class Restored(BaseModel):
@@ -40,7 +40,7 @@ class Restored(BaseModel):
     """Time of the backup."""
     left_out: tuple[str, ...]
     moved: bool
-    """Whether the home has another path than before, so that cached results were dropped."""
+    """Whether the home's path has changed, so that cached results were removed."""
     checks: tuple[str, ...]
     """One line for each check of the audit."""
     passed: bool
@@ -50,11 +50,11 @@ def restore(archive: Path, root: Path, progress: Report) -> Restored:
     """Restore a home from a backup and audit it.
 
     Args:
-        root: folder of the home; absent or empty.
+        root: folder of the home; it must be missing or empty.
 
     Raises:
         BadInput: if there is no such file, NEORL_LEDGER_URL is set, or the disk is full.
-        Refused: if the folder is not empty, the backup is damaged or too new, or another restore is running; the folder
+        Refused: if the folder is not empty, the backup is damaged or too new, or another restore is running. The folder
             is unchanged then.
     """
     root = root.expanduser().resolve()
@@ -63,7 +63,7 @@ def restore(archive: Path, root: Path, progress: Report) -> Restored:
     if os.environ.get("NEORL_LEDGER_URL"):
         raise BadInput("NEORL_LEDGER_URL is set, but a backup restores the ledger as a file: unset it")
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise Refused(f"{root} is not an empty folder: restore into another folder, and compare")
+        raise Refused(f"{root} is not an empty folder: restore into another folder")
     make_folder(root.parent)
     staging = root.with_name(f".{root.name}.restoring")
     lock = root.with_name(f"{staging.name}.lock")
@@ -73,7 +73,7 @@ def restore(archive: Path, root: Path, progress: Report) -> Restored:
 
     with exclusive(lock, busy), unwritable_is_bad_input(root):
         try:
-            # Left over from a killed restore.
+            # A killed restore may have left this folder.
             shutil.rmtree(staging, ignore_errors=True)
             staging.mkdir(mode=0o700)
             header, files, size = _unpack(archive, staging, progress)
@@ -139,8 +139,8 @@ def _checked_header(name: str, data: bytes) -> Header:
     header = Header.model_validate(json.loads(data))
     if header.format > FORMAT or header.layout > LAYOUT:
         raise Refused(
-            f"the backup has format {header.format} and layout {header.layout} by NeoRL {header.neorl}, this version "
-            f"reads up to {FORMAT} and {LAYOUT}: install that version"
+            f"the backup has format {header.format} and layout {header.layout}, this NeoRL reads formats up to "
+            f"{FORMAT} and layouts up to {LAYOUT}: install NeoRL {header.neorl}"
         )
     return header
 
@@ -182,7 +182,7 @@ def _put_in_place(staging: Path, root: Path) -> None:
     try:
         os.rename(staging, root)  # replaces an empty folder only
     except OSError as error:
-        raise Refused(f"{root} is not an empty folder ('{error.strerror}'): restore elsewhere, and compare") from error
+        raise Refused(f"{root} is not an empty folder ('{error.strerror}'): restore into another folder") from error
     fsync_path(root.parent)
 
 

@@ -1,7 +1,7 @@
-"""Removal of files that a home no longer needs: leftovers, old checkpoints, logs, windows and unnamed datasets.
+"""Remove files that a home no longer needs: leftovers, old checkpoints, logs, windows and datasets.
 
-Files named by the ledger are never removed, because audits verify them: bundles of champions and shadows,
-certificates, and their datasets.
+Windows are the parts into which a backfill cuts logs. Files that the ledger names are never removed, because audits
+verify them: bundles of champions and shadows, certificates and datasets.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from tasks.maintenance.snapshot import STAGING
 Kind = Literal["leftovers", "checkpoints", "windows", "logs", "datasets"]
 DAY = 86_400.0
 TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}|.*\.orbax-checkpoint-tmp.*")
-"""Temporary names of files and folders that are being written or removed."""
+"""Pattern of the temporary names of files and folders while they are written or removed."""
 DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
 WRITTEN_ELSEWHERE = ("mlflow", "prefect", "cache", "keys", "witness", "secrets", "locks", "incoming")
-"""Folders that other programs write, or that contain secrets: their content is never a leftover."""
+"""Folders that other programs write or that contain secrets. Nothing in these folders is treated as a leftover."""
 
 
 class Ages(NamedTuple):
-    """Minimum age of removed files in days, by kind."""
+    """Age in days from which files of each kind may be removed."""
 
     leftovers: float = 1.0
     checkpoints: float = 7.0
     windows: float = 30.0
-    """Since the last backfill that used them; a later backfill cuts them again."""
+    """Days since the last backfill that used the windows; a later backfill cuts its windows again."""
     logs: float = 90.0
     datasets: float | None = None
     """None keeps all datasets."""
 
 
 class Piece(BaseModel):
-    """Removable file or folder."""
+    """A file or folder that can be removed."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -61,7 +61,7 @@ class Piece(BaseModel):
 
 
 class Pruned(BaseModel):
-    """Removable or removed files."""
+    """Files that can be removed, or that were removed if `removed` is true."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -101,7 +101,7 @@ def prune(home: Home, ages: Ages, *, remove: bool) -> Pruned:
                 done(_checkpoints(home, plant, ages.checkpoints))
                 done(_windows(home, plant, ages.windows, needed))
                 if ages.datasets is not None:
-                    # Again: a run that ended before the lock was taken may have named more.
+                    # Read the ledger again: a run that ended before this lock was taken may have named more files.
                     needed, digests = _needed(home)
                     done(_datasets(home, plant, ages.datasets, needed, digests))
         except _Busy:
@@ -124,7 +124,7 @@ def _needed(home: Home) -> tuple[set[str], set[str]]:
     try:
         entries = Ledger.open(home, write=False).entries()
     except NeoRLError as error:
-        raise Refused(f"the ledger cannot be read, so needed files are unknown: {error}") from error
+        raise Refused(f"the ledger cannot be read, so the files that it needs are unknown: {error}") from error
     files = {file.path for entry in entries for file in entry.artefacts}
     return files, {digest for entry in entries for digest in DIGEST.findall(json.dumps(entry.body))}
 
@@ -142,7 +142,7 @@ def _plants(home: Home) -> list[str]:
 def _leftovers(home: Home, days: float) -> Iterator[Piece]:
     """Yield temporary files and folders of killed processes."""
     with suppress(_Busy), exclusive(home.folder("locks") / "backup.lock", _busy):
-        # A backup holds this lock, possibly for days.
+        # While a backup has this lock, its copies are in use.
         yield from [_piece(home, "leftovers", path) for path in sorted(home.root.glob(f"{STAGING}*"))]
     for here, names, files in os.walk(home.root):
         folder = Path(here)
@@ -161,7 +161,7 @@ def _logs(home: Home, days: float) -> Iterator[Piece]:
 
 
 def _checkpoints(home: Home, plant: str, days: float) -> list[Piece]:
-    """Return checkpoints of finished trainings: runs have their curves, shared trainings of a fleet their weights."""
+    """Return checkpoints of finished trainings, which have stored curves or, for a fleet's shared training, weights."""
     found = []
     for folder in sorted((home.root / "checkpoints" / plant).glob("*-*")):
         key = folder.name.rpartition("-")[0]
@@ -173,7 +173,7 @@ def _checkpoints(home: Home, plant: str, days: float) -> list[Piece]:
 
 
 def _windows(home: Home, plant: str, days: float, needed: set[str]) -> list[Piece]:
-    """Return windows that backfills cut from logs."""
+    """Return old windows (parts of logs that backfills cut) that no ledger entry names."""
     cut = sorted((home.root / "backfill" / plant).glob("[!.]*"))
     found = [_piece(home, "windows", path) for path in cut if _is_older(path, days)]
     return [piece for piece in found if piece.path not in needed]
@@ -188,7 +188,7 @@ def _has_weights(home: Home, record: Path) -> bool:
 
 
 def _datasets(home: Home, plant: str, days: float, needed: set[str], digests: set[str]) -> list[Piece]:
-    """Return datasets that no entry mentions, with files that no other dataset uses, and shards of no dataset."""
+    """Return datasets that no ledger entry names, and shards and quarantine files that no other dataset uses."""
     store = home.root / "datasets" / plant
     kept: set[Path] = set()
     going: list[Path] = []

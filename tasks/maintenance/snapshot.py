@@ -1,4 +1,4 @@
-"""Consistent snapshot of a running home: copies of databases and heads, and the paths of all other files."""
+"""Make a consistent snapshot of a running home: copies of databases and heads, and the paths of other files."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tasks.evidence.ledger.ledger import Ledger
 from tasks.files.canonical import exclusive
 
 STAGING = ".backup."
-"""Prefix of folders in the home with such copies; those of killed backups are useless."""
+"""Prefix of folders in the home with temporary copies. After a killed backup, nobody needs the copies."""
 UNNEEDED = ("cache", "locks", "logs")
 """Folders of the home that are recreated on demand."""
 WRITTEN_BY_UP = ("prefect/profiles.toml",)
 WITH_HEADS = ("ledger.head", "witnessed.head", "witness", "reports")
-"""Files that may contain heads; copied at the same moment as the ledger, or an audit of the copy would fail."""
+"""Files that may contain heads. They are copied together with the ledger, so that an audit of the copy passes."""
 LEDGER, MLFLOW, PREFECT = DATABASES = ("ledger.db", "mlflow/mlflow.db", "prefect/prefect.db")
 SERVERS = {
     "NEORL_PREFECT_URL": "the flow runs that a team's Prefect keeps",
@@ -41,7 +41,7 @@ STATE = {
     DATASETS: "the bucket of datasets' shards",
 }
 INSTEAD = {MLFLOW: MLFLOW_DATABASE, PREFECT: PREFECT_DATABASE}
-"""Database of the home -> setting that replaces it by another one."""
+"""Database in the home -> setting that names another database instead."""
 PATIENCE = 60.0
 """Seconds to wait for a database that another process writes."""
 
@@ -57,10 +57,10 @@ class Snapshot(NamedTuple):
 
 @contextmanager
 def snapshot(home: Home) -> Iterator[Snapshot]:
-    """Copy files that change while they are read; the copies are removed at the end.
+    """Provide a consistent snapshot of a running home; its temporary copies are removed at the end.
 
-    Appending to the ledger is blocked for some seconds while heads, reports and databases are copied, so that they are
-    consistent. All other files are written once under new names.
+    For some seconds nobody can append to the ledger, while heads, reports and databases are copied. Other files need no
+    copy, because they never change after they are written.
     """
     with exclusive(home.folder("locks") / "backup.lock"):
         for left in home.root.glob(f"{STAGING}*"):
@@ -89,7 +89,7 @@ def _copied(home: Home, staging: Path) -> Snapshot:
 
 
 def is_used(database: str) -> bool:
-    """Return whether the servers use this database of the home, not one named by a setting."""
+    """Return whether the servers use this database in the home. A setting may name another database instead."""
     return database not in INSTEAD or not setting(INSTEAD[database])
 
 
@@ -151,8 +151,8 @@ def _copy_ledger(home: Home, target: Path) -> None:
 def _no_appends(home: Home) -> Iterator[None]:
     """Block appending to the ledger; readers continue.
 
-    Without permission to lock it the copy proceeds: heads are still copied before the ledger, but a version registered
-    meanwhile may be missing in MLflow's copy.
+    If the database refuses the lock, the copy continues without it. Then MLflow's copy may lack a version that is
+    registered meanwhile.
     """
     if not Ledger.exists(home):
         yield
@@ -172,7 +172,7 @@ def _no_appends(home: Home) -> Iterator[None]:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Hard-link files that are replaced but never modified; copy them if the disk has no hard links."""
+    """Hard-link files, which may be replaced but are never modified; copy them if the disk has no hard links."""
     if source.is_symlink():
         return
     if source.is_dir():
@@ -189,13 +189,13 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _is_replaced(name: str) -> bool:
-    """Return whether a file is among the copies, belongs to a database, or is written by `neorl up`."""
+    """Return whether a file has a copy in the snapshot, belongs to a database, or is written by `neorl up`."""
     beside = tuple(f"{database}-{end}" for database in DATABASES for end in ("wal", "shm", "journal"))
     return name in (*DATABASES, *beside, *WRITTEN_BY_UP) or name.partition("/")[0] in WITH_HEADS
 
 
 def _elsewhere(home: Home) -> Iterator[str]:
-    """Yield descriptions of state that the backup lacks. URLs are reduced to hosts: they may contain passwords."""
+    """Describe data that the backup lacks. Only hosts of URLs are shown, because URLs may contain passwords."""
     for name, contents in SERVERS.items():
         if url := os.environ.get(name):
             yield f"{contents} at {_host(url)} ({name}): back up its database and artifacts there"
@@ -222,5 +222,5 @@ def _host(url: str) -> str:
 
 
 def _printable(name: str) -> str:
-    """Return a path as text even if it is not UTF-8."""
+    """Return a path as printable text; bytes that are not UTF-8 are escaped."""
     return os.fsencode(name).decode(errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""Learning curves in MLflow during training: one run per member, found again when training resumes.
+"""Learning curves in MLflow during training. Each member has one MLflow run, which a resumed training continues.
 
 A background thread sends new points. If the server stops answering, training continues without curves in MLflow.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TRAINING, MEMBER = "neorl.training", "neorl.member"
 BETWEEN = 5.0
-"""Seconds between updates; MLflow's pages do not refresh more often."""
+"""Seconds between updates of the curves; MLflow's pages do not refresh more often."""
 ENDED = {True: "FINISHED", False: "FAILED"}
 
 
@@ -55,15 +55,15 @@ class LearningRuns:
         """Queue the current curves, and return at once.
 
         Args:
-            curves: (P, L) values of the members by metric, NaN beyond the current update.
-            updates: updates of the whole training, covered evenly by the L points.
+            curves: for each metric, values (P, L) of P members at L points; NaN after the current update.
+            updates: number of updates of the whole training; the L points are spaced evenly over them.
         """
         with self._changed:
             self._newest = dict(curves), updates
             self._changed.notify()
 
     def end(self, sound: np.ndarray) -> None:
-        """End the runs; members that are not `sound` (P,) have failed."""
+        """Set the final status of the members' runs: finished if `sound` (P,) is true, otherwise failed."""
         self._ended = [bool(each) for each in sound]
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -90,12 +90,12 @@ class LearningRuns:
                 for run_id, sound in zip(ids, ended, strict=True):
                     self._registry.client.set_terminated(run_id, ENDED[sound])
         except Exception as error:
-            # No error of the display may end a training of hours.
+            # An error of MLflow must not end a training that takes hours.
             said = " ".join(str(error).split())[:300]
             print(f"  train: learning curves do not reach MLflow: {said}", file=sys.stderr, flush=True)
 
     def _open(self) -> list[str]:
-        """Find the members' runs of an earlier try, or create them."""
+        """Return the ids of the members' runs; create the runs unless an earlier process did."""
         from mlflow.entities import Param
 
         client, learning = self._registry.client, self._learning
@@ -115,7 +115,7 @@ class LearningRuns:
         return ids
 
     def _sent(self, run_id: str) -> int:
-        """Return the last update with points in MLflow."""
+        """Return the number of the last update whose values are in MLflow."""
         client = self._registry.client
         histories = (client.get_metric_history(run_id, name) for name in client.get_run(run_id).data.metrics)
         return max((point.step for history in histories for point in history), default=0)
@@ -140,7 +140,7 @@ class LearningRuns:
 
 
 def rate_members(registry: Registry, plant: str, rated: Sequence[RatedMember]) -> None:
-    """Log off-policy evaluations of members to their runs, for comparison in MLflow.
+    """Log the off-policy evaluation of each member to the member's run, so that MLflow can compare members.
 
     Raises:
         ServiceMissing: if MLflow stops answering; a rerun completes the log.
@@ -165,8 +165,8 @@ def log_numbers(registry: Registry, run_id: str, numbers: Mapping[str, float], s
     """Log occasional numbers, such as those of drift detection, to a version's run.
 
     Args:
-        numbers: values by metric; values that are not finite are left out.
-        step: position on the metric's axis.
+        numbers: values by name of the metric; values that are not finite are left out.
+        step: position on the horizontal axis of the metric's chart.
 
     Raises:
         ServiceMissing: if MLflow does not answer.

@@ -1,6 +1,6 @@
-"""Code of the models that MLflow stores: a pyfunc around a bundle. The bundle's digest is checked before it answers.
+"""Code that MLflow stores with each model: an MLflow "pyfunc" that loads a bundle after checking the bundle's digest.
 
-MLflow runs a copy of this file when it loads a model, also with later versions of NeoRL. Therefore it imports
+MLflow runs a copy of this file when it loads a model, also with later versions of NeoRL. Therefore this file imports
 `tasks.models.mlflow_entry`, which never moves, and nothing else of NeoRL. The arrays come from the bundle, never from
 a pickle.
 """

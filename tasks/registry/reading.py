@@ -1,9 +1,9 @@
-"""Read aliases, tags and pages of versions from MLflow by REST, without MLflow's client, which takes seconds to import.
+"""Read aliases, tags and pages of versions through MLflow's REST interface, because its client imports slowly.
 
-Most runs change nothing. If there is no answer (a database without a server, a login that only the client supports, a
-missing server or model), callers use the client, which also reports the reason.
+Without an answer, the functions return None. Causes are a missing server or model, or a login that only the client
+supports. Callers then use MLflow's client, which also reports the cause.
 
-The description on a version's page has the ledger's current status above, the findings at registration below.
+A page's description begins with the ledger's current status. The findings at registration follow.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def pages(uri: str, plant: str) -> dict[str, Page] | None:
 
 
 def _pairs(uri: str, kind: str, field: str, pair: tuple[str, str], query: Mapping[str, str]) -> dict[str, str] | None:
-    """Return values by name; MLflow omits empty lists."""
+    """Return a list of MLflow's answer as a dictionary. MLflow omits empty lists."""
     key, value = pair
     try:
         rows = (_answer(uri, f"{kind}s/get", query) or {})[kind.replace("-", "_")].get(field, [])
@@ -77,11 +77,11 @@ def _answer(uri: str, path: str, query: Mapping[str, str]) -> Any:
 
 
 STATUS, END = "### Status: ", "\n\n---\n\n"
-"""Start and end of the ledger's part, which comes first because MLflow cuts long descriptions at the end."""
+"""Start and end of the ledger's part of a description. It comes first, because MLflow cuts off long descriptions."""
 TOLD_ONCE = tuple(f"neorl.{name}" for name in ("decided_by", "decided_at", "meaning", "note", "signed"))
-"""Tags of earlier versions, which are removed: the description has the information and is verified."""
+"""Tags that earlier versions of NeoRL wrote. They are removed, because the description states the same."""
 LIMIT = 5000
-"""Characters of a description that all of MLflow's databases accept."""
+"""Longest description in characters that all of MLflow's databases accept."""
 
 
 class Page(NamedTuple):
@@ -92,7 +92,7 @@ class Page(NamedTuple):
 
 
 def split(description: str) -> tuple[str, str]:
-    """Split a description into the ledger's part, possibly empty, and the rest."""
+    """Split a description into the ledger's part, which may be empty, and the findings."""
     if not description.startswith(STATUS):
         return "", description
     told, _, rest = description.partition(END)
@@ -100,5 +100,5 @@ def split(description: str) -> tuple[str, str]:
 
 
 def joined(told: str, rest: str) -> str:
-    """Join both parts, cut at MLflow's limit."""
+    """Join the two parts of a description; cut the text at MLflow's limit."""
     return (told + rest)[:LIMIT]

@@ -1,6 +1,6 @@
-"""The registry: a plant's versions in MLflow and their aliases, a projection of the ledger.
+"""The registry: the versions of each plant in MLflow, and their aliases, which NeoRL copies from the ledger.
 
-The tags `neorl.run_key` and `neorl.composite` identify a version, so that registering twice makes one version.
+The tags `neorl.run_key` and `neorl.composite` identify a version, so registering twice makes one version.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 CHAMPION, CHALLENGER, SHADOW = "champion", "challenger", "shadow"
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
-"""Kind of a plant's experiment, which determines MLflow's pages."""
+"""Tags of a plant's experiment. They tell MLflow which pages to show."""
 TRAINING_PAGES = "workflowType=machine_learning"
-"""Part of links that opens MLflow's pages for training: runs and registered models."""
+"""End of a link, which makes MLflow show its pages for training: runs and registered models."""
 CLIENT = {
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
     "MLFLOW_UV_AUTO_DETECT": "false",
@@ -54,17 +54,17 @@ class RegisteredVersion(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Digest of the composite by MLflow's tag; loading verifies against the ledger."""
+        """Digest of the composite according to MLflow's tag, which is not verified here."""
         return self.tags.get(COMPOSITE, "")
 
     @property
     def model_id(self) -> str:
-        """Id of the model in MLflow, the name of its folder."""
+        """Id of the model in MLflow, which is also the name of the model's folder."""
         return self.tags[MODEL_ID]
 
 
 class Registry:
-    """One MLflow tracking server (or its database, as `sqlite:///...`).
+    """Client of one MLflow tracking server, or of its database (`sqlite:///...`).
 
     Args:
         tracking_uri: `http://host:port`, or a database URI without a server.
@@ -78,14 +78,14 @@ class Registry:
 
     @cached_property
     def client(self) -> MlflowClient:
-        """MLflow's client, required for changes."""
+        """MLflow's own client; every change needs it."""
         from mlflow import MlflowClient
 
         return MlflowClient(self.uri, self.uri)
 
     @contextmanager
     def answering(self, wanted: str = "data of the ledger") -> Iterator[None]:
-        """Convert a missing server, a server error, or missing data into one sentence."""
+        """Convert MLflow's errors into errors with a cause and a cure; `wanted` names the data for the message."""
         from mlflow.exceptions import MlflowException, RestException
 
         try:
@@ -101,16 +101,16 @@ class Registry:
                 said = " ".join(error.message.split())[:200]
                 raise ServiceMissing(
                     f"the MLflow server at {self.uri} failed, got '{said}': read logs/mlflow.log in the home, restart "
-                    "it with `neorl down` and `neorl up`, then repeat the command"
+                    "the server with `neorl down` and `neorl up`, then repeat the command"
                 ) from error
-            # RestException is an error that the server answered with.
+            # A RestException is the answer of a running server.
             if isinstance(error, RestException) or not self.uri.startswith("http"):
                 raise
             if not error.message.startswith(("API request to", "Invalid url")):
                 raise
             raise self._gone() from error
         except OSError as error:
-            # Uploads use requests; errors of requests are OSErrors.
+            # Uploads use the package `requests`, which raises OSErrors.
             if type(error).__module__.split(".")[0] != "requests":
                 raise
             raise self._gone() from error
@@ -122,17 +122,17 @@ class Registry:
         )
 
     def run_url(self, experiment_id: str, run_id: str) -> str:
-        """Return the URL of a run in the UI; a database without a server has no pages."""
+        """Return the URL of a run's page in MLflow; without a server, return `runs:/ID`."""
         page = f"/#/experiments/{experiment_id}/runs/{run_id}?{TRAINING_PAGES}"
         return f"{self.uri}{page}" if self.uri.startswith("http") else f"runs:/{run_id}"
 
     def version_url(self, plant: str, version: str) -> str:
-        """Return the URL of a model version in the UI."""
+        """Return the URL of a version's page in MLflow; without a server, return `models:/PLANT/VERSION`."""
         page = f"/#/models/{plant}/versions/{version}?{TRAINING_PAGES}"
         return f"{self.uri}{page}" if self.uri.startswith("http") else f"models:/{plant}/{version}"
 
     def experiment(self, plant: str) -> str:
-        """Return the id of the plant's experiment; create it if absent."""
+        """Return the id of the plant's experiment in MLflow; create the experiment if it does not exist."""
         from mlflow.exceptions import MlflowException
 
         with self.answering():
@@ -151,7 +151,7 @@ class Registry:
                 return str(found.experiment_id)
 
     def find(self, plant: str, run_key: str, digest: str) -> RegisteredVersion | None:
-        """Find the version of a run key and a composite, or None."""
+        """Return the version with this run key and this digest of the composite, or None."""
         query = f"name = '{plant}' and tags.`{RUN_KEY}` = '{run_key}' and tags.`{COMPOSITE}` = '{digest}'"
         with self.answering():
             found = self.client.search_model_versions(query)
@@ -159,7 +159,7 @@ class Registry:
         return None if first is None else self._registered(plant, first)
 
     def version(self, plant: str, version: str) -> RegisteredVersion:
-        """Return a version.
+        """Return a version of a plant's model.
 
         Raises:
             Refused: if MLflow has no such version.
@@ -173,14 +173,11 @@ class Registry:
         return RegisteredVersion(number, found.run_id or "", url, dict(found.tags), found.description or "")
 
     def register(self, submission: Submission) -> RegisteredVersion:
-        """Register a candidate once.
-
-        Returns:
-            The version, new or existing.
+        """Register a candidate and return its new version; if it is registered already, return the existing version.
 
         Raises:
             ServiceMissing: if MLflow stops answering; a rerun completes the registration.
-            Refused: if the bundle does not have its digest.
+            Refused: if the bundle's digest is not the digest in the submission.
         """
         existing = self.find(submission.plant, submission.run_key, submission.digest)
         if existing is not None:
@@ -230,11 +227,11 @@ class Registry:
         description: str | None = None,
         told: str | None = None,
     ) -> None:
-        """Set a version's tags, and either part of its description.
+        """Set a version's tags and one or both parts of its description.
 
         Args:
             description: Markdown with the findings; None keeps the current text.
-            told: Markdown with the ledger's status, see `version_page`; None keeps the current text.
+            told: Markdown with the ledger's status (`tasks.lifecycle.pages`); None keeps the current text.
         """
         if description is None and told is None and tags:
             said = reading.tags(self.uri, plant, version)
@@ -262,7 +259,7 @@ class Registry:
         return {str(version.version): Page(dict(version.tags), version.description or "") for version in found}
 
     def tagged(self, name: str) -> list[str]:
-        """Return the values of a tag over versions of all plants."""
+        """Return all different values that a tag has in versions of all plants."""
         with self.answering():
             found = self.client.search_model_versions()
         return sorted({version.tags[name] for version in found if name in version.tags})
@@ -279,11 +276,7 @@ class Registry:
     def reconcile(
         self, plant: str, champion: str | None, challenger: str | None = None, shadow: str | None = None
     ) -> list[str]:
-        """Set the aliases by the ledger.
-
-        Returns:
-            Descriptions of changes.
-        """
+        """Set a plant's aliases to these versions, None removes an alias; return a description of each change."""
         current = self.aliases(plant)
         changes = []
         for alias, wanted in ((CHAMPION, champion), (CHALLENGER, challenger), (SHADOW, shadow)):

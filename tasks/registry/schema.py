@@ -12,10 +12,10 @@ from configs.errors import Refused
 
 
 def is_outdated(database: Path) -> bool:
-    """Whether MLflow's database has a different revision than the installed MLflow creates.
+    """Return whether the schema of MLflow's database differs from the schema that the installed MLflow creates.
 
     Args:
-        database: the SQLite file; False if there is none.
+        database: the SQLite file; if it does not exist, the result is False.
 
     Raises:
         Refused: if the file cannot be read.
@@ -39,7 +39,7 @@ def _revisions(database: Path) -> set[str]:
             return {revision for (revision,) in connection.execute("SELECT version_num FROM alembic_version")}
         except sqlite3.DatabaseError as error:
             raise Refused(
-                f"{database} is no database of MLflow, got '{error}': restore the home from a backup"
+                f"{database} is not a database of MLflow, got '{error}': restore the home from a backup"
             ) from error
 
 
@@ -47,7 +47,7 @@ def upgrade_schema(database: Path) -> None:
     """Upgrade MLflow's database to the installed MLflow, if necessary.
 
     Args:
-        database: the SQLite file, which no server may use meanwhile; a missing file is ignored.
+        database: the SQLite file. No server may use it meanwhile; if it does not exist, nothing is done.
 
     Raises:
         Refused: if MLflow cannot upgrade it.

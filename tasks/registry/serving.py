@@ -31,7 +31,7 @@ def listed_model(home: Home, registry: Registry, plant: str, version: str) -> Se
     """Return every file of a version's model with its digest, for the ledger.
 
     Raises:
-        Refused: if the model's code differs from this installation: listed code will be executed later.
+        Refused: if the model's code differs from this installation, because listed code is executed later.
     """
     model = registry.version(plant, version).model_id
     with tempfile.TemporaryDirectory() as folder:
@@ -49,16 +49,16 @@ def load_model(
 ) -> PyFuncModel:
     """Load a version's model as MLflow's pyfunc, after comparing every file's digest with the ledger.
 
-    MLflow's `load_model` executes any code on the server. This function downloads the files, verifies and loads the
-    copy.
+    MLflow's own `load_model` would execute any code that the server sends. This function downloads the files, verifies
+    them, and loads the verified copy.
 
     Args:
-        version: number of the version. Default: the ledger's champion, regardless of MLflow's alias.
-        trust: file of pinned public keys, instead of the project's or the home's.
+        version: number of the version; defaults to the ledger's champion, regardless of MLflow's alias.
+        trust: file of pinned public keys; defaults to the project's file, else to the home's file.
 
     Raises:
-        Refused: if there is no champion, the ledger does not know the version, or a file differs; then no code of the
-            model has been executed.
+        Refused: if there is no champion, the ledger does not have the version, or a file differs. No code of the model
+            has been executed then.
     """
     record = named_record(Ledger.open(home, trust=trust, write=False).entries(), plant, version)
     version = record.version
@@ -72,10 +72,10 @@ def load_model(
 
 
 def named_record(entries: Sequence[Entry], plant: str, version: str | None) -> CandidateRecord:
-    """Return the ledger's record of a version. Default: the promoted candidate of the champion.
+    """Return the ledger's record of a version; without a version, the record of the champion.
 
     Raises:
-        Refused: if there is no champion, or the ledger does not know the version.
+        Refused: if there is no champion, or the ledger does not have the version.
     """
     own = [entry for entry in entries if (entry.kind, entry.plant) == ("candidate", plant)]
     if version is not None:
@@ -83,7 +83,7 @@ def named_record(entries: Sequence[Entry], plant: str, version: str | None) -> C
     elif (now := champion(entries, plant)) is not None:
         version, found = now.body["version"], next((e for e in own if e.digest == now.body["candidate"]), None)
     else:
-        raise Refused(f"{plant} has no champion: the tuned controller is in force")
+        raise Refused(f"{plant} has no champion: name a version from 'neorl history {plant}'")
     if found is None:
         raise Refused(f"the ledger has no version '{version}' of {plant}: see `neorl history`")
     return found.read(CandidateRecord)
@@ -98,8 +98,8 @@ def check_aliases(plant: str, found: Mapping[str, str], wanted: Mapping[str, str
     """Compare MLflow's aliases of a plant with the ledger.
 
     Args:
-        found: version by alias in MLflow.
-        wanted: version by alias by the ledger.
+        found: alias -> version in MLflow.
+        wanted: alias -> version according to the ledger.
     """
     wrong = [name for name in sorted({*found, *wanted}) if found.get(name) != wanted.get(name)]
     return [
@@ -114,9 +114,9 @@ def check_aliases(plant: str, found: Mapping[str, str], wanted: Mapping[str, str
 
 
 def check_given_out(registry: Registry, entries: Sequence[Entry]) -> list[Check]:
-    """Compare the models behind MLflow's aliases with the ledger, wherever MLflow keeps them.
+    """Download the models that MLflow's aliases name, and compare them with the ledger.
 
-    Checking the home's files is not enough: MLflow's database determines the location of a model.
+    It is not enough to check the files in the home, because MLflow's database may name another location.
     """
     from mlflow.exceptions import MlflowException
 

@@ -1,7 +1,7 @@
 """Upload a candidate to MLflow: a run with numbers, files and dataset, and the served model.
 
-The tags `neorl.run_key` and `neorl.composite` identify a run. A finished run of a killed process is reused; an open one
-is closed as failed and replaced."""
+The tags `neorl.run_key` and `neorl.composite` identify a run. After a kill, a finished run is reused, and an unfinished
+run is marked as failed and replaced."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ class Curve(NamedTuple):
     """A learning curve of the candidate."""
 
     steps: np.ndarray
-    """(L,) updates."""
+    """(L,) number of updates at each point."""
     values: np.ndarray
-    """(L,)."""
+    """(L,) value at each point."""
 
 
 class Artifact(NamedTuple):
-    """A file or folder for a run."""
+    """A file or folder to upload to an MLflow run."""
 
     folder: str
-    """Folder in the run; "" for its root."""
+    """Folder among the run's files; empty for the top folder."""
     path: Path
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A candidate for the registry."""
+    """Everything that is uploaded for one candidate."""
 
     plant: str
     run_key: str
@@ -64,7 +64,7 @@ class Submission:
     bundle: Path
     dataset: Dataset
     describe: Callable[[str], str]
-    """Returns the version's Markdown description, given the run id."""
+    """Function that returns the version's description (Markdown), given the id of the run."""
     params: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     curves: Mapping[str, Curve] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class UploadedRun(NamedTuple):
 
 
 def upload(client: MlflowClient, experiment: str, submission: Submission, plant: Plant | Process) -> UploadedRun:
-    """Upload everything of a candidate except the version, once."""
+    """Upload a candidate's run and model, or return the run that is already uploaded; the caller adds the version."""
     query = f"tags.`{RUN_KEY}` = '{submission.run_key}' and tags.`{COMPOSITE}` = '{submission.digest}'"
     for run in client.search_runs([experiment], filter_string=query):
         if run.info.status == "FINISHED":
@@ -102,7 +102,7 @@ def upload(client: MlflowClient, experiment: str, submission: Submission, plant:
 
 
 def put(client: MlflowClient, run_id: str, artifact: Artifact) -> None:
-    """Upload a file or a folder."""
+    """Add a file or a folder to a run in MLflow."""
     send = client.log_artifacts if artifact.path.is_dir() else client.log_artifact
     send(run_id, str(artifact.path), artifact.folder or None)
 
@@ -172,7 +172,7 @@ def _log_dataset(client: MlflowClient, run_id: str, plant: str, dataset: Dataset
 
 
 def _write_model(target: Path, submission: Submission, plant: Plant | Process) -> None:
-    """Write the model for MLflow: code, arrays, signature, input example, without inference or pickle."""
+    """Write the model's folder for MLflow: code, bundle, signature and input example; nothing is pickled."""
     from importlib.metadata import version
 
     import pandas as pd
@@ -181,7 +181,7 @@ def _write_model(target: Path, submission: Submission, plant: Plant | Process) -
 
     pyfunc = import_pyfunc()
     with tempfile.TemporaryDirectory() as folder:
-        # MLflow keeps the name of a folder, so it must have the expected name.
+        # MLflow keeps the folder's name, and loading expects the name `bundle`.
         bundle = Path(shutil.copytree(submission.bundle, Path(folder) / "bundle"))
         observation, action = plant.spec.observation, plant.spec.action
         pyfunc.save_model(
@@ -194,7 +194,7 @@ def _write_model(target: Path, submission: Submission, plant: Plant | Process) -
                 inputs=Schema([ColSpec("double", name) for name in observation.names]),
                 outputs=Schema([ColSpec("double", name) for name in action.names]),
             ),
-            # MLflow compares column names in a way that pandas deprecates.
+            # Without this type, MLflow compares column names in a way that pandas deprecates.
             input_example=pd.DataFrame(
                 example_row(submission.bundle), columns=pd.Index(observation.names, dtype=object)
             ),
@@ -212,7 +212,7 @@ def import_pyfunc() -> ModuleType:
 
 
 def loadable_code(folder: Path) -> list[Path]:
-    """Copy the code of a model into a folder, so that it loads without an installation."""
+    """Copy the code that a model needs into a folder, so that the model loads without an installation of NeoRL."""
     shutil.copytree(ROOT / "neorl_core", folder / "neorl_core", ignore=shutil.ignore_patterns("__pycache__"))
     for module in modules_of("tasks.models.mlflow_entry"):
         source = source_file(module)
@@ -228,13 +228,13 @@ def example_row(bundle: Path) -> np.ndarray:
 
 
 def units(spec: PlantSpec) -> dict[str, str]:
-    """Return the unit of every signal."""
+    """Return the units of all observations and actions: name -> unit."""
     spaces = (spec.observation, spec.action)
     return {name: unit for space in spaces for name, unit in zip(space.names, space.units, strict=True)}
 
 
 def curve_points(curves: Mapping[str, Curve]) -> Iterator[tuple[str, float, int]]:
-    """Yield (metric, value, step), at most CURVE_POINTS each including the last: more make MLflow's charts slow."""
+    """Yield (metric, value, step), at most CURVE_POINTS for each curve, because more make MLflow's charts slow."""
     for key, curve in curves.items():
         count = len(curve.steps)
         for i in np.unique(np.linspace(0, count - 1, min(count, CURVE_POINTS)).round().astype(int)):

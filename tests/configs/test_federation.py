@@ -32,14 +32,14 @@ def test_defaults_are_a_mean_of_local_updates_on_this_machine_alone(tmp_path: Pa
     [
         ({"secure_sums": True, "aggregate": {"kind": "median"}}, "secure_sums hides single updates"),
         ({"secure_sums": True, "aggregate": {"largest": 3.0}}, "secure_sums hides single updates"),
-        ({"secure_sums": True, "method": "fedora"}, "method fedora does not weight sites by rows"),
+        ({"secure_sums": True, "method": "fedora"}, "which method fedora cannot"),
         (
             {"secure_sums": True, "minimum_sites": 2, "sites": {**SITES, "west": {}}},
             "minimum_sites must exceed half of the 4 sites",
         ),
         (
             {"privacy": {"clip": 1.0, "noise": 5.0}, "aggregate": {"kind": "krum"}},
-            "the privacy accountant covers no",
+            "privacy cannot be proved for",
         ),
         ({"minimum_sites": 4}, "minimum_sites must be at most the 3 sites, got 4"),
         ({"minimum_sites": 3, "aggregate": {"kind": "krum", "hostile": 1}}, "needs minimum_sites above 4"),

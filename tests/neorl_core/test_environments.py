@@ -144,7 +144,7 @@ def test_invalid_environment_arguments_are_rejected() -> None:
         PlantEnv("double_mass", render_mode="human")
     with pytest.raises(ValueError, match="render_mode must be 'rgb_array' or None, got 'human'"):
         ParallelPlantEnv("supply_chain", render_mode="human")
-    with pytest.raises(ValueError, match="stepped together have no render_mode, got"):
+    with pytest.raises(ValueError, match="draws no pictures, got render_mode"):
         PlantVectorEnv("double_mass", render_mode="rgb_array")
     with pytest.raises(ValueError, match="max_episode_steps must be at least 1, got 0"):
         PlantVectorEnv("double_mass", max_episode_steps=0)

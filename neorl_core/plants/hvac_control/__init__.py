@@ -1,6 +1,6 @@
 """Cooling of a three-zone house over a hot summer day, under a time-of-use tariff and comfort limits.
 
-| constant | source |
+| constant | source (ours: chosen by NeoRL) |
 |---|---|
 | air_capacity, mass_capacity, air_loss, air_to_mass, mass_loss, gain_scale | identified from CityLearn Challenge \
 2023, building 1, by benchmarks/identify/hvac.py |
@@ -10,9 +10,9 @@
 | capacity_spread, loss_spread, gain_spread, start_spread, outdoor_mean_spread | ours |
 | noise_sd | ours: the tolerance of a class AA platinum thermometer at 0 °C (IEC 60751), as a standard deviation |
 
-Valid for warm weather with cooling and no heating: the record of one June, with a shifted mean. The air of each zone
-has one temperature. Humidity is ignored, so latent heat costs nothing. The heat pump's performance depends on the
-outdoor temperature only, not on the load.
+The model is valid for warm weather with cooling and without heating: the record of one June, with a shifted mean. The
+air of each zone has one temperature. Humidity is ignored, so latent heat costs nothing. The heat pump's performance
+depends on the outdoor temperature only, not on the load.
 """
 
 from neorl_core.plants.hvac_control.plant import PLANT, SPEC, logged_margins, logged_reward

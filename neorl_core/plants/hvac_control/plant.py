@@ -3,9 +3,9 @@
     Ca_i dTa_i/dt = Uao_i (To − Ta_i) + Uam_i (Tm_i − Ta_i) + Σ_j Uzz (Ta_j − Ta_i) + A w_i I + G_i − Q_i
     Cm_i dTm_i/dt = Uam_i (Ta_i − Tm_i) + Umo_i (To − Tm_i)
 
-Each zone has two temperatures: air, and walls with furniture (doi:10.1016/j.enbuild.2011.02.005). The whole house is
-CityLearn's, identified by benchmarks/identify/hvac.py; each zone is a share of it, so that the weighted mean of the
-zones behaves like the identified house. The division into zones, the doors and the path of the sun are
+Zone i has two temperatures: Ta of the air, and Tm of walls and furniture (doi:10.1016/j.enbuild.2011.02.005). To is the
+outdoor temperature, A w_i I the sun, G_i other heat and Q_i the cooling [kW]. benchmarks/identify/hvac.py identified
+the whole house from CityLearn's data; each zone is a share of the house. Zones, doors and the path of the sun are
 assumed. The coefficient of performance is CityLearn's (Vázquez-Canteli et al., BuildSys 2019).
 """
 
@@ -41,11 +41,11 @@ INTERNAL_GAIN = (
 SUPPLY = 8.0
 """Temperature of the chilled side [°C], as in CityLearn."""
 NIGHT_PRICE, DAY_PRICE = 0.12, 0.36
-"""Prices [$/kWh], the second from 14 to 20 h; ours."""
+"""Prices [$/kWh]; the second applies from 14 to 20 h."""
 COMFORT_LOW, COMFORT_HIGH, AWAY_HIGH = 21.0, 25.0, 27.0
-"""Comfort limits [°C]; the last while most people are out."""
+"""Comfort limits [°C]: lower, upper, and upper while most people are out."""
 LEAVE, RETURN = 9.0, 16.0
-"""Hours between which the record's occupancy falls to half [h]."""
+"""Start and end [h] of the hours in which half of the people are out, as in the record."""
 DISCOMFORT = 0.2
 """Cost of temperatures outside the comfort band [$/(K² h)]."""
 
@@ -147,7 +147,7 @@ NOMINAL = Params()
 
 
 def exposure(hour: Float[Array, ""], params: Params) -> Float[Array, " 3"]:
-    """Share of the house's sun in each zone, larger in the east in the morning; the shares sum to 1."""
+    """Return the share of the house's sun in each zone, larger in the east in the morning. The shares sum to 1."""
     east_of_noon = weather.sun(hour)[1]
     turn = params.swing * east_of_noon * jnp.asarray((1.0, 0.0, -1.0), hour.dtype)
     return jnp.asarray(SHARES, hour.dtype) * (1 + turn)
@@ -159,7 +159,7 @@ def derivative(
     heat: Float[Array, " 3"],
     params: Params,
 ) -> Float[Array, " 6"]:
-    """d(Ta, Tm)/dt [K/h] of the zones at an outdoor temperature [°C] and heat into the air [kW]; y = (Ta, Tm) [°C]."""
+    """Return dy/dt [K/h] for y = (Ta, Tm) [°C], at an outdoor temperature [°C] and with heat into the air [kW]."""
     air, mass = y[:3], y[3:]
     share = jnp.asarray(SHARES, y.dtype)
     inward = params.air_to_mass * (mass - air)
@@ -187,7 +187,7 @@ def advance(
 
 
 def performance(outdoor: Float[AnyArray, "*n"], params: Params) -> Float[Array, "*n"]:
-    """Coefficient of performance [1]: η (8 °C in K) / (To − 8 °C), at most 10, as in CityLearn."""
+    """Return the coefficient of performance [1]: η · 281.15 K / (To − 8 °C), at most 10, as in CityLearn."""
     lift = jnp.maximum(jnp.asarray(outdoor) - SUPPLY, 1.0)
     return jnp.minimum(params.carnot * (SUPPLY + 273.15) / lift, 10.0)
 
@@ -218,7 +218,7 @@ def reward_of(
         hour: (...), end of the interval [h].
         outdoor: (...), outdoor temperature in the interval [°C].
         air: (..., 3), zone temperatures at the end [°C].
-        cooling: (..., 3), cooling in force [kW].
+        cooling: (..., 3), cooling in the interval [kW].
     """
     low, high = comfort_band(hour)
     outside = jnp.maximum(low[..., None] - air, 0.0) + jnp.maximum(jnp.asarray(air) - high[..., None], 0.0)
@@ -251,7 +251,7 @@ def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
 
 
 def _observe(state: State, noise: Float[Array, " 7"]) -> Float[Array, " 13"]:
-    """Observe with noise [K] on the thermometers: outdoors, then air and walls of the zones."""
+    """Return the observation with noise [K] on the thermometers: outdoors, then air and walls of the zones."""
     hour = DT * (state.step % HORIZON).astype(state.air.dtype)
     seen = state.weather._replace(outdoor=state.weather.outdoor + noise[0])
     return jnp.concatenate(
@@ -260,11 +260,11 @@ def _observe(state: State, noise: Float[Array, " 7"]) -> Float[Array, " 13"]:
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 13"]]:
-    """Start at midnight: air near the usual temperature, walls in equilibrium, cooling that keeps it constant."""
+    """Start at midnight: air near the usual temperature, walls in equilibrium, cooling that keeps the air constant."""
     key_weather, key_zones, key_noise = jax.random.split(key, 3)
     now = weather.begin(jax.random.normal(key_weather, (2,)), params.weather)
     air = params.start_temperature + params.start_spread * jax.random.uniform(key_zones, (3,), minval=-1.0, maxval=1.0)
-    # At rest, walls lie between air and outdoors.
+    # In equilibrium, the wall temperature lies between air and outdoor temperature.
     part = params.mass_loss / (params.mass_loss + params.air_to_mass)
     mass = air + part * (now.outdoor - air)
     need = params.air_loss * (now.outdoor - air) + params.air_to_mass * (mass - air)
@@ -313,7 +313,7 @@ def predict(
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 13"], params: Params) -> tuple[State, Params]:
-    """Set the measured hour, weather, temperatures (with noise) and cooling."""
+    """Set the state to a logged observation; the measurement noise of the temperatures is subtracted."""
     air, mass, cooling = jnp.split(observation[4:], 3)
     noise = params.noise_sd * jax.random.normal(key, (THERMOMETERS,), observation.dtype)
     now = jnp.round(observation[0] / DT).astype(jnp.int32)
@@ -323,7 +323,7 @@ def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 13"], pa
 
 
 def applied(observation: Float[Array, " 13"]) -> Float[Array, " 3"]:
-    """Cooling [kW] in force."""
+    """Return the cooling [kW] that is applied at present."""
     return observation[10:13]
 
 
@@ -335,7 +335,7 @@ def logged_margins(next_observation: Float[AnyArray, "*n 13"]) -> Float[Array, "
 def logged_reward(
     observation: Float[AnyArray, "*n 13"], action: Float[AnyArray, "*n 3"], next_observation: Float[AnyArray, "*n 13"]
 ) -> Float[Array, "*n"]:
-    """Reward [$] of logged rows, from measured temperatures and the cooling in force."""
+    """Reward [$] of logged rows, from measured temperatures and the applied cooling."""
     hour, outdoor = next_observation[..., 0], next_observation[..., 1]
     return reward_of(hour, outdoor, next_observation[..., AIR], next_observation[..., 10:13], NOMINAL)
 
@@ -350,17 +350,17 @@ class ThermostatParams(NamedTuple):
     below: Scalar = 0.4
     """Distance of the set point below the upper comfort limit [K]."""
     ahead: Scalar = 1.0
-    """Time before people return at which the set point falls [h]."""
+    """Time [h] before the return of people at which the set point falls."""
 
 
 def setpoint(hour: Float[Array, ""], params: ThermostatParams) -> Float[Array, ""]:
-    """Set point [°C]: the lower of the present upper comfort limit and the one `ahead` hours later, minus `below`."""
+    """Return the set point [°C]: the lower of the upper comfort limits now and `ahead` hours later, minus `below`."""
     now, then = comfort_band(hour + DT)[1], comfort_band(hour + params.ahead)[1]
     return jnp.minimum(now, then) - params.below
 
 
 def _excess(params: ThermostatParams, observation: Float[Array, " 13"]) -> Float[Array, " 3"]:
-    """Zone temperatures above the set point [K]; the controller's state is the value of the previous step."""
+    """Return zone temperatures minus set point [K]. The controller's memory is this value of the previous step."""
     return observation[AIR] - setpoint(observation[0], params)
 
 
@@ -377,7 +377,7 @@ def _control(
 
 
 thermostat = Controller(_excess, _control)
-"""PI control of each zone in velocity form, with a set-back while people are out."""
+"""PI control of each zone in velocity form, with a higher set point while people are out."""
 
 
 def _plan_cost(
@@ -405,7 +405,7 @@ PLANT = Plant(
     applied=applied,
     resume=resume,
     fallback=thermostat,
-    # By benchmarks.tuning: half a kelvin above the comfort band, where discomfort costs less than electricity.
+    # Found by benchmarks.tuning: half a kelvin above the comfort band, because discomfort there costs less than energy.
     fallback_params=ThermostatParams(kp=1.5, ki=0.35, below=-0.53, ahead=5.9),
     found_params=ThermostatParams(),
     reference=planner,

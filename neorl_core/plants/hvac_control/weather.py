@@ -2,7 +2,7 @@
 
 Fitted by benchmarks/identify/hvac.py to the weather of the CityLearn Challenge 2023, phase 1
 (intelligent-environments-lab/CityLearn, MIT): hourly, one June in Austin, Texas. One month has no seasons, so the
-domain shifts the mean. Clear sky: Haurwitz (J. Meteorology 2, 1945).
+operating domain shifts the mean. The clear sky is Haurwitz's (J. Meteorology 2, 1945).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LATITUDE, DECLINATION, NOON = 0.5283, 0.3927, 12.52
 
 
 class WeatherParams(NamedTuple):
-    """Daily wave of the outdoor temperature, and slow deviations from it and from the clear sky."""
+    """Daily wave of the outdoor temperature, and slow random deviations of temperature and clearness."""
 
     mean: Scalar = 29.588
     """Mean outdoor temperature [°C]."""
@@ -46,8 +46,8 @@ class WeatherParams(NamedTuple):
     clearness_time_constant: Scalar = 18.1
     """Time constant of the clearness deviation [h]."""
     recorded: Float[AnyArray, "T 2"] | None = None
-    """Record to follow instead: outdoor temperature [°C] and global horizontal irradiance [kW/m²] per quarter of an
-    hour from midnight; the last row repeats."""
+    """Record that replaces the random weather: outdoor temperature [°C] and global horizontal irradiance [kW/m²] per
+    quarter of an hour from midnight. The last row repeats."""
 
 
 class Weather(NamedTuple):
@@ -62,39 +62,39 @@ class Weather(NamedTuple):
 
 
 def sun(hour: Float[AnyArray, "*n"]) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
-    """Sine of the solar elevation (0 at night), and position from east (1) to west (−1), by the hour of the day."""
+    """Return the sine of the solar elevation (0 at night), and the sun's position from east (1) to west (−1)."""
     angle = jnp.pi / 12 * (jnp.asarray(hour) - NOON)
     height = np.sin(LATITUDE) * np.sin(DECLINATION) + np.cos(LATITUDE) * np.cos(DECLINATION) * jnp.cos(angle)
     return jnp.maximum(height, 0.0), -jnp.sin(angle)
 
 
 def clear_sky(hour: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
-    """Global horizontal irradiance without clouds, 1.098 c exp(−0.057/c) [kW/m²], c the sine of the solar elevation."""
+    """Return the irradiance without clouds, 1.098 c exp(−0.057/c) [kW/m²], with c the sine of the solar elevation."""
     height = jnp.maximum(sun(hour)[0], 1e-3)
     return jnp.where(height > 1e-3, 1.098 * height * jnp.exp(-0.057 / height), 0.0)
 
 
 def wave(hour: Float[AnyArray, "*n"], params: WeatherParams) -> Float[Array, "*n"]:
-    """Outdoor temperature of the mean day [°C]."""
+    """Return the outdoor temperature [°C] of the mean day at an hour."""
     angle = jnp.pi / 12 * jnp.asarray(hour)
     once = params.cosine * jnp.cos(angle) + params.sine * jnp.sin(angle)
     return params.mean + once + params.cosine_half * jnp.cos(2 * angle) + params.sine_half * jnp.sin(2 * angle)
 
 
 def middle(step: Int[Array, ""], dtype: jnp.dtype) -> Float[Array, ""]:
-    """Hour [h] in the middle of the interval that ends `step` intervals after midnight."""
+    """Return the hour [h] in the middle of the interval that ends `step` intervals after midnight."""
     return (DT * (step.astype(dtype) - 0.5)) % 24.0
 
 
 def follow(before: Weather, step: Int[Array, ""], draw: Float[Array, " 2"], params: WeatherParams) -> Weather:
     """Return the weather of the interval that ends `step` intervals after midnight.
 
-    Deviations of temperature and clearness are AR(1), d⁺ = φ d + sd √(1 − φ²) w, φ = exp(−dt/τ).
+    Deviations d of temperature and clearness follow d⁺ = φ d + sd √(1 − φ²) w with φ = exp(−dt/τ).
 
     Args:
         before: weather of the previous interval.
         step: number of the interval, 1 for the first of the day.
-        draw: (2,), standard normal numbers w; zero for the expected course.
+        draw: (2,), standard normal numbers w; zero for the expected weather.
     """
     dtype = before.outdoor.dtype
     if params.recorded is not None:
@@ -113,7 +113,7 @@ def follow(before: Weather, step: Int[Array, ""], draw: Float[Array, " 2"], para
 
 
 def begin(draw: Float[Array, " 2"], params: WeatherParams) -> Weather:
-    """Return the weather before midnight, with deviations from their stationary distribution."""
+    """Return the weather before midnight, with deviations drawn from their stationary distribution."""
     zero, dtype = jnp.zeros((), jnp.int32), draw.dtype
     outdoor = wave(middle(zero, dtype), params) + params.outdoor_sd * draw[0]
     clearness = jnp.clip(params.clearness_mean + params.clearness_sd * draw[1], 0.05, 1.1)

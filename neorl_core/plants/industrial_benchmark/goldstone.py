@@ -1,9 +1,9 @@
 """The Goldstone potential of the Siemens Industrial Benchmark, and the automaton that rotates it.
 
-Hein et al.: Introduction to the "Industrial Benchmark" (arXiv 1610.03793) and arXiv 1709.09480. A ball at radius r, the
-effective shift, lies in a tilted Mexican hat; the tilt angle φ has 24 steps per turn. Outside the safe zone the hat
-turns one step per step, first away and, after the strongest penalty, back. Inside the safe zone it returns to the
-start. The optimal radius at each angle is max(|sin φ|, sin 15°), and r is warped accordingly.
+Hein et al.: Introduction to the "Industrial Benchmark" (arXiv 1610.03793) and arXiv 1709.09480. The potential
+is a tilted Mexican hat over the radius r, which is the effective shift. The hat's angle φ has 24 steps per turn. If r
+is outside the safe zone, the hat turns by one step per control step: first away and, after the strongest penalty, back.
+If r is inside, the hat returns to the start. The optimal radius at each angle is max(|sin φ|, sin 15°), so r is warped.
 """
 
 from __future__ import annotations
@@ -52,25 +52,25 @@ class Automaton(NamedTuple):
     """State of the automaton."""
 
     facing: Float[Array, ""]
-    """Side of the last radius outside the safe zone, ±1."""
+    """Sign of the last radius outside the safe zone, ±1."""
     response: Float[Array, ""]
-    """1 while the hat turns with the radius, −1 after it has reversed."""
+    """1 while the hat turns away from the start, −1 after the hat has reversed."""
     phi: Float[Array, ""]
     """Angle in steps, −6 to 6."""
 
 
 def effective_shift(shift: Float[Array, ""], setpoint: Scalar) -> Float[Array, ""]:
-    """he = clip(5h/100 − 0.02p − 1.5, ±1.5)"""
+    """Return the effective shift clip(5h/100 − 0.02p − 1.5, ±1.5), at shift h and set point p."""
     return jnp.clip(5.0 * shift / 100.0 - 0.02 * setpoint - 1.5, -1.5, 1.5)
 
 
 def shift_of(radius: Float[Array, ""], setpoint: Float[Array, ""]) -> Float[Array, ""]:
-    """Shift with a given effective shift within ±1.5: the inverse of `effective_shift`."""
+    """Return the shift for an effective shift within ±1.5: the inverse of `effective_shift`."""
     return (radius + 1.5 + 0.02 * setpoint) * 20.0
 
 
 def rest(dtype: Any) -> Automaton:
-    """Initial state of the automaton, to which it returns in the safe zone."""
+    """Return the initial state, to which the automaton returns in the safe zone."""
     return Automaton(jnp.ones((), dtype), jnp.ones((), dtype), jnp.zeros((), dtype))
 
 
@@ -91,9 +91,9 @@ def turn(automaton: Automaton, radius: Float[Array, ""]) -> Automaton:
 
 
 def potential(phi: Float[Array, ""], radius: Float[Array, ""]) -> Float[Array, ""]:
-    """L at an angle (in steps) and a radius, warped so that the minimum −1 lies at the optimum.
+    """Return L at an angle (in steps) and a radius, which is warped so that the minimum −1 lies at the optimum.
 
-    The radius is scaled linearly up to the optimum, and beyond it by the power that maps 2 to 2.
+    The warp is linear up to the optimum, and beyond the optimum a power that maps 2 to 2.
     """
     index = jnp.asarray(phi + TOP, jnp.int32)
     sine, valley, optimum = (jnp.asarray(x, radius.dtype)[index] for x in (_SINES, _VALLEYS, _OPTIMA))

@@ -2,10 +2,11 @@
 
 Hein et al.: A benchmark environment motivated by industrial control problems (SSCI 2017, arXiv 1709.09480). The
 equations are those of the authors' Python code (github.com/siemens/industrialbenchmark, Apache-2.0, MIT for the
-Goldstone part) and match its recorded traces to 1e-9. The actions move three steerings, velocity v, gain g and shift h,
-under a load p, the set point. Consumption c responds to velocity and gain with a delay of five to nine steps, and to
-the shift through the automaton of `goldstone.py`. Fatigue f responds at once, until one of two hidden gauges runs away
-and keeps it high. The observation shows 6 of the 21 state variables, as in the authors' Gym interface.
+Goldstone part) and match its recorded traces to 1e-9. The actions change three steerings (velocity v, gain g, shift h)
+under a load p, which is called set point. Consumption c responds to velocity and gain with a delay of five to nine
+steps, and to the shift through the automaton of `goldstone.py`. Fatigue f responds at once, until one of two hidden
+gauges runs away and keeps fatigue high. The observation shows 6 of the 21 state variables, as in the authors' Gym
+interface.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ RUNAWAY, RUNAWAY_MAX, RUNAWAY_RATE = 1.2, 5.0, 1.1
 MISCALIBRATION_COST = 25.0
 FATIGUE_COST = 3.0
 FATIGUE_LIMIT, CONSUMPTION_LIMIT = 110.0, 350.0
-"""Ours: the benchmark has no limits. Constant steerings and the baseline stay below both at every set point; random
-steering does not. Fatigue never exceeds 30000/(5v + 100) − 0.01 g², so a pair (v, g) can be known to be safe."""
+"""Limits that NeoRL adds. Constant steerings and the tuned controller keep both limits at every set point; random
+steering does not. Fatigue never exceeds 30000/(5v + 100) − 0.01 g², so this bound proves some pairs (v, g) safe."""
 
 SPEC = PlantSpec(
     name="industrial_benchmark",
@@ -83,14 +84,14 @@ class Domain(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """Random numbers of one step; recorded numbers may be used instead."""
+    """Random or recorded numbers of one step."""
 
     exponential: Float[Array, " 2"]
-    """Exponential with mean 0.1; for gain and velocity, as below."""
+    """Exponential with mean 0.1, for gain and for velocity."""
     height: Float[Array, " 2"]
     """Uniform; height of a jump."""
     chance: Float[Array, " 2"]
-    """Uniform; a jump happens where this is below the effective action."""
+    """Uniform; a jump happens if this number is below the effective action."""
     alpha: Float[Array, ""]
     """Standard normal; noise of the fatigue after a runaway."""
     consumption: Float[Array, ""]
@@ -116,9 +117,9 @@ NOMINAL = Params()
 
 
 def effective_actions(steering: Float[Array, " 3"], setpoint: Scalar) -> Float[Array, " 2"]:
-    """Effective gain and velocity, each scaled to 0..1 over all steerings at this set point.
+    """Return effective gain and velocity, each scaled so that all steerings at this set point give 0 to 1.
 
-    gain ~ 1/(g + 1 + p), velocity ~ (g + 2 + p)/(v + 101 − p)
+    Before scaling, gain is 1/(g + 1 + p) and velocity (g + 2 + p)/(v + 101 − p), with set point p.
     """
     v, g, _ = steering
 
@@ -134,13 +135,13 @@ def effective_actions(steering: Float[Array, " 3"], setpoint: Scalar) -> Float[A
 
 
 def basic_fatigue(steering: Float[Array, " 3"]) -> Float[Array, ""]:
-    """fb = max(0, 30000/(5v + 100) − 0.01 g²), the upper bound of fatigue."""
+    """Return fb = max(0, 30000/(5v + 100) − 0.01 g²), the upper bound of fatigue."""
     v, g, _ = steering
     return jnp.maximum(30000.0 / (5.0 * v + 100.0) - 0.01 * jnp.square(g), 0.0)
 
 
 def operational_cost(steering: Float[Array, " 3"], setpoint: Scalar) -> Float[Array, ""]:
-    """o = exp((2p + 4v + 2.5g)/100)"""
+    """Return the operational cost exp((2p + 4v + 2.5g)/100) at set point p."""
     v, g, _ = steering
     return jnp.exp((2.0 * setpoint + 4.0 * v + 2.5 * g) / 100.0)
 
@@ -151,7 +152,7 @@ def move(steering: Float[Array, " 3"], action: Float[Array, " 3"]) -> Float[Arra
 
 
 def draw_noise(key: PRNGKeyArray, size: Scalar, dtype: Any) -> Noise:
-    """Draw the noise of a step, scaled by `size` [1]; chances are not scaled."""
+    """Draw the noise of a step, multiplied by `size` [1], except for the chances."""
     uniform = jax.random.uniform(key, (6,), dtype)
     normal = jax.random.normal(jax.random.fold_in(key, 1), (2,), dtype)
     exponential = -0.1 * jnp.log1p(-uniform[:2])
@@ -161,7 +162,7 @@ def draw_noise(key: PRNGKeyArray, size: Scalar, dtype: Any) -> Noise:
 def _fatigue(
     hidden: Float[Array, " 2"], steering: Float[Array, " 3"], noise: Noise, setpoint: Scalar
 ) -> tuple[Float[Array, " 2"], Float[Array, ""]]:
-    """Hidden gauges and f = fb (1 + 2α)/3; α is the greater of two noises, or near 0.92 while a gauge is at the top."""
+    """Return hidden gauges and f = fb (1 + 2α)/3. α is the larger of two noises, or near 0.92 if a gauge is at 5."""
     effective = effective_actions(steering, setpoint)
     base = 2.0 / (1.0 + jnp.exp(-noise.exponential)) - 1.0
     jump: Bool[Array, " 2"] = noise.chance < jnp.clip(effective, 0.001, 0.999)
@@ -177,7 +178,7 @@ def _fatigue(
 def _consumption(
     costs: Float[Array, " 10"], value: Float[Array, ""], noise: Float[Array, ""]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """c̃ = Σ w o − 25 (MC − 1) and c = c̃ − N (1 + 0.005 c̃); the miscalibration MC is the negative potential."""
+    """Return c̃ = Σ w o − 25 (MC − 1) and c = c̃ − N (1 + 0.005 c̃); miscalibration MC is the negative potential."""
     quiet = jnp.asarray(DELAY, costs.dtype) @ costs - MISCALIBRATION_COST * (-value - 1.0)
     return quiet, quiet - noise * (1.0 + 0.005 * quiet)
 
@@ -194,7 +195,7 @@ def advance(state: State, action: Float[Array, " 3"], noise: Noise, params: Para
 
 
 def reward_of(fatigue: Float[AnyArray, "*n"], consumption: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
-    """−(3f + c)"""
+    """Return −(3f + c) for fatigue f and consumption c."""
     return -(FATIGUE_COST * jnp.asarray(fatigue) + consumption)
 
 
@@ -242,14 +243,14 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 3"], params: Pa
 def predict(
     observation: Float[Array, " 6"], action: Float[Array, " 3"], params: Params
 ) -> tuple[Float[Array, " 6"], Float[Array, " 2"]]:
-    """Predict the next observation from the six observed of 21 state variables, and the margins.
+    """Predict the next observation and the margins from the six state variables that are observed, of 21.
 
     Velocity, gain and shift are exact; the set point is the observed one, not that of `params`. Assumptions about the
     hidden state:
 
-    - Velocity and gain were constant during the last ten steps, so consumption is predicted too early while they move.
-    - The automaton has the angle that best explains the consumption, on the way out.
-    - Gauges are at rest and do not jump, so fatigue is at the minimum fb/3, and a runaway is not predicted.
+    - Velocity and gain were constant during the last ten steps, so consumption is predicted too early during moves.
+    - The automaton is on the way out, at the angle that best explains the consumption.
+    - The gauges are at rest and do not jump. So fatigue is at its minimum fb/3, and a runaway is not predicted.
 
     The prediction is exact after one noise-free step from rest.
     """
@@ -270,12 +271,12 @@ def predict(
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 6"], params: Params) -> tuple[State, Params]:
-    """Set the observed set point and steerings; delayed costs, gauges and automaton keep their values."""
+    """Set set point and steerings to a logged observation. Delayed costs, gauges and automaton keep their values."""
     return state._replace(steering=observation[1:4]), params._replace(setpoint=observation[0])
 
 
 def applied(observation: Float[Array, " 6"]) -> Float[Array, " 3"]:
-    """The resting action, because the observation does not contain the moves."""
+    """Return zero moves, because the observation does not contain the applied moves."""
     return jnp.zeros_like(observation[:3])
 
 
@@ -299,8 +300,8 @@ class SteeringParams(NamedTuple):
     steerings: Any
     """(P, 2), velocity and gain at each set point."""
     radii: Any
-    """(12,), effective shift for each step of a turn of the hat: at the start, 1 to 6 outwards, 5 to 1 back. Equal
-    values keep the shift constant."""
+    """(12,), effective shift for each step of a turn of the hat: at the start, at 1 to 6 on the way out, and at 5 to 1
+    on the way back. Equal values keep the shift constant."""
 
 
 def _steer(
@@ -321,7 +322,7 @@ def _steer(
 
 
 steer = Controller(lambda params, observation: goldstone.rest(observation.dtype), _steer)
-"""Moves to the velocity and gain of the set point; the shift is constant or rotates with the hat."""
+"""Moves velocity and gain to the values for the set point. The shift is constant or follows the hat."""
 
 _SETPOINTS = (0.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 100.0)
 HELD = SteeringParams(

@@ -1,6 +1,6 @@
 """A distribution feeder with solar inverters, batteries and switchable lines: the IEEE 33-bus feeder over one day.
 
-| constant | source |
+| constant | source (ours: chosen by NeoRL) |
 |---|---|
 | lines and loads | Baran and Wu, IEEE Trans. Power Delivery 4(2), 1989, as MATPOWER's case33bw |
 | daily curve of the load | IEEE Reliability Test System, 1979 |

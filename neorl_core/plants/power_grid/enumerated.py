@@ -1,4 +1,4 @@
-"""All radial topologies of the 33-bus feeder, solved: the exact optimum of switching for any load.
+"""Losses of all radial topologies of the 33-bus feeder, and so the exact optimum of switching for any load.
 
 By Kirchhoff's theorem the feeder has 50,751 spanning trees, each a radial topology. Each tree corresponds to switch
 positions, one open line per loop.
@@ -17,11 +17,11 @@ from neorl_core.plants.power_grid import feeder33
 from neorl_core.plants.power_grid.power_flow import is_radial, magnitude, open_lines, path_matrix, solve
 
 BLOCK = 512
-"""Topologies solved in one batch."""
+"""Number of topologies that are solved in one batch."""
 
 
 def positions() -> Int[np.ndarray, "K 5"]:
-    """(50751, 5), the switch positions of each radial topology, in the order of the open lines."""
+    """Return the switch positions (50751, 5) of all radial topologies, in the order of their open lines."""
     sizes = map(range, map(len, feeder33.LOOP_LINES))
     every = np.array(list(itertools.product(*sizes)), np.int32)
     radial = every[np.asarray(jax.jit(jax.vmap(is_radial))(every))]
@@ -32,7 +32,7 @@ def positions() -> Int[np.ndarray, "K 5"]:
 
 
 def opened_by(of: Int[np.ndarray, "K 5"]) -> Bool[np.ndarray, "K 37"]:
-    """Return the open lines of each of these switch positions."""
+    """Return for each of K switch positions which of the 37 lines are open."""
     opened = np.zeros((len(of), feeder33.LINES), bool)
     np.put_along_axis(opened, np.asarray(jax.jit(jax.vmap(open_lines))(of)), True, axis=1)
     return opened
@@ -48,7 +48,7 @@ def losses(
 ) -> tuple[Float[Array, "K C"], Float[Array, "K C"]]:
     """Return losses [MW] and lowest voltages [pu] of each topology under each load.
 
-    Losses are infinite where a voltage is below 0.6 pu, because eight iterations are too few there.
+    The losses are infinite if a voltage is below 0.6 pu, because eight iterations are then too few.
 
     Args:
         of: (K, 5), switch positions.

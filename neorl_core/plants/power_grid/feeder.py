@@ -1,7 +1,7 @@
 """Arrays that describe a feeder: lines, loads, and the loops closed by the tie lines.
 
-A feeder is a meshed network operated as a tree: one line of each loop is open. Bus 0 is the substation and rows of the
-loads are buses 1 to N. Lines count from zero; the ties, which are open by default, come last. `power_flow.py` and
+A feeder is a meshed network operated as a tree: one line of each loop is open. Bus 0 is the substation. Loads are
+listed for buses 1 to N. Lines count from zero; the ties, which are open by default, come last. `power_flow.py` and
 `radial.py` compute the power flow of any topology from these arrays.
 """
 
@@ -31,10 +31,10 @@ class Feeder(NamedTuple):
     ties: int
     """T, the number of ties, which are the last lines."""
     base_path: Float[np.ndarray, "L N"]
-    """Paths with open ties: ±1 where a line lies between the substation and a bus, else 0; negative where the line's
+    """Paths with open ties: ±1 if a line lies between the substation and a bus, else 0; negative if the line's
     direction is towards the substation."""
     loops: Float[np.ndarray, "T L"]
-    """Loop closed by each tie: ±1 where a line runs with or against the tie, else 0."""
+    """Loop closed by each tie: 1 if a line runs with the tie, −1 if against, else 0."""
 
 
 def feeder_of(
@@ -71,7 +71,7 @@ def feeder_of(
 
 
 def _paths(name: str, ends: Int[np.ndarray, "L 2"], closed: int, buses: int) -> Float[np.ndarray, "L M"]:
-    """Return the lines between the substation and each of all M buses, searched outwards from the substation."""
+    """Return the path from the substation to each of M buses, as in `Feeder.base_path`."""
     path, reached, left = np.zeros((len(ends), buses)), {0}, list(range(closed))
     while left:
         next_lines = [line for line in left if (int(ends[line, 0]) in reached) != (int(ends[line, 1]) in reached)]

@@ -2,7 +2,7 @@
 
 M. E. Baran, F. F. Wu: Network reconfiguration in distribution systems for loss reduction and load balancing,
 IEEE Trans. Power Delivery 4(2), 1989, table II, with the correction of line 7-8 that MATPOWER's and pandapower's
-`case33bw` use (0.7114 + 0.2351j Ω). The paper has no current limits, and none are added here.
+`case33bw` use (0.7114 + 0.2351j Ω). Currents have no limits, as in the paper.
 
 Buses and lines count from zero here and from one in the paper: bus 0 is the substation, line 0 joins buses 0 and 1,
 lines 32 to 36 are the ties.

@@ -3,17 +3,18 @@
 Every quarter of an hour the controller sets curtailment and reactive power of each inverter, the power of each battery,
 and the open line of each loop. Then load and sun change and the AC power flow is solved.
 
-The feeder is Baran and Wu's (feeder33.py); units are in units.py. Voltages must stay within ±5 % (ANSI C84.1, range A),
-which the paper's own case (0.913 at full load with 1.0 at the substation) violates. Here the substation is at 1.02 and
-days peak at 80 to 100 % of the paper's loads, so the limits can be kept with the right open lines or with reactive
-power, but not at rest. The paper has no current limits, and none are added here.
+The feeder is Baran and Wu's (feeder33.py); units are in units.py. Voltages must stay within ±5 % (ANSI C84.1, range A).
+The paper's case violates this limit (0.913 at full load, with 1.0 at the substation). Here the substation is at 1.02
+and the load peaks at 80 to 100 % of the paper's loads. The right open lines, or reactive power, can then keep the
+limits; without any action the limits are violated. Currents have no limits, as in the paper.
 
-The plant's controller has a standard volt-var curve, a timetable for batteries, and a fixed topology. Shapley values
-of the three over 1,000 days when tuned (`python -m benchmarks.tuning.levers`): batteries 418 $ a day (42 %), reactive
-power 486 $ (49 %), switching 81 $ (8 %). Without switching 673 of the days violate a limit, with switching none.
+The plant's controller has a standard volt-var curve, a timetable for batteries, and a fixed topology. Over
+1,000 days, the Shapley values of the tuned controller's parts are (`python -m benchmarks.tuning.levers`): batteries 418
+$ a day (42 %), reactive power 486 $ (49 %), topology 81 $ (8 %). Without the topology, 673 days violate a limit; with
+all parts none does.
 
-Agents: an inverter observes the clock, its own voltage and a sun sensor; a battery the clock, its own voltage and its
-stored energy; the dispatcher at the substation the feeder's meters and switches. Only the dispatcher moves switches.
+Agents: an inverter observes the clock, its voltage and a sun sensor. A battery observes the clock, its voltage and its
+stored energy. The dispatcher at the substation observes meters and switches, and only the dispatcher moves switches.
 """
 
 from __future__ import annotations
@@ -117,8 +118,8 @@ LINKS: Links = (
     ("solar_18", "solar_33"),
     ("solar_25", "battery_31"),
 )
-"""Pairs of agents that communicate: along the lines from the substation outwards, and along the ties near two units, so
-that the agents stay connected when any single link is lost."""
+"""Pairs of agents that communicate: along the lines from the substation, and along ties near two units. The agents stay
+connected if any single link is lost."""
 
 
 LIMIT = SPEC.constraints[0]
@@ -137,7 +138,7 @@ class Params(NamedTuple):
     impedance_scale: Scalar = 1.0
     """Impedance of the lines relative to the paper's [1]."""
     source_voltage: Scalar = 1.02
-    """Voltage at the substation [pu], fixed by a tap changer; with the paper's 1.0 far buses violate any standard."""
+    """Voltage at the substation [pu], fixed by a tap changer. At the paper's 1.0, distant buses violate any standard."""
     efficiency: Scalar = units.EFFICIENCY
     """Efficiency of charging and of discharging a battery [1]."""
     load_sd: Scalar = 0.0
@@ -157,7 +158,7 @@ class Params(NamedTuple):
     meter_noise: Scalar = 0.0
     """Relative measurement noise of powers, load level and clearness [1]."""
     topologies: Scalar = 1.0
-    """Number of `units.TOPOLOGIES`, from the first, that a day may start with [1]."""
+    """A day starts with one of this number of topologies, the first in `units.TOPOLOGIES` [1]."""
 
 
 class Domain(NamedTuple):
@@ -223,10 +224,10 @@ def switch(before: Int[Array, " 5"], command: Float[Array, " 5"]) -> Int[Array, 
 
 
 def _observe(state: State, solution: Flow, noise: Float[Array, " 13"]) -> Float[Array, " 21"]:
-    """Observe with relative noise from `_noise`; a dark feeder's meters read zero."""
+    """Return the observation with relative noise from `_noise`. The meters of a dark feeder show zero."""
     dtype = state.energy.dtype
     voltage = magnitude(solution.voltage)
-    # Index by argmin: where XLA recomputes a voltage in another kernel, jnp.min may match no element in its gradient.
+    # Index by argmin: if XLA computes a voltage a second time, the gradient of jnp.min may find no equal element.
     ends = jnp.stack([voltage[jnp.argmin(voltage)], voltage[jnp.argmax(voltage)], solution.loss])
     feeder_now = jnp.concatenate([voltage[jnp.asarray(units.UNIT_BUSES)], ends, solution.supplied])
     return jnp.concatenate(
@@ -241,7 +242,7 @@ def _observe(state: State, solution: Flow, noise: Float[Array, " 13"]) -> Float[
 
 
 def _noise(key: PRNGKeyArray, params: Params) -> Float[Array, " 13"]:
-    """Relative errors of load level and clearness, of eight voltages, and of losses and supplied power."""
+    """Draw relative errors of load level and clearness, eight voltages, losses, and supplied power."""
     meter, voltage = (jnp.asarray(x, float) for x in (params.meter_noise, params.voltage_noise))
     spread = jnp.stack([meter] * 2 + [voltage] * (len(units.UNITS) + 2) + [meter] * 3)
     return spread * jax.random.normal(key, spread.shape)
@@ -250,7 +251,7 @@ def _noise(key: PRNGKeyArray, params: Params) -> Float[Array, " 13"]:
 def operate(
     state: State, action: Float[Array, " 17"], load_level: Float[Array, ""], clearness: Float[Array, ""], params: Params
 ) -> tuple[State, Flow, Float[Array, ""]]:
-    """Simulate a quarter of an hour under an action, with the load and sky at the end of it.
+    """Simulate a quarter of an hour under an action, with the load and clearness at its end.
 
     Returns:
         The next state, the power flow, and the reward [$].
@@ -277,7 +278,7 @@ def operate(
 
 
 def drift(state: State, draw: Float[Array, " 2"], params: Params) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Return the next load level and clearness: deviations are AR(1), d⁺ = φ d + sd √(1 − φ²) w, φ = exp(−dt/τ)."""
+    """Return the next load level and clearness. Deviations follow d⁺ = φ d + sd √(1 − φ²) w with φ = exp(−dt/τ)."""
     dtype = state.energy.dtype
     taus = jnp.stack(
         [jnp.asarray(params.load_time_constant, dtype), jnp.asarray(params.clearness_time_constant, dtype)]
@@ -327,7 +328,7 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 21"]
 
 
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 17"], params: Params) -> tuple[State, Timestep]:
-    """Simulate a quarter of an hour; without a power flow, or if units trip, the feeder goes dark and terminates."""
+    """Simulate a quarter of an hour. If no power flow exists, or units trip, an outage terminates the episode."""
     key_day, key_noise = jax.random.split(key)
     load_level, clearness = drift(state, jax.random.normal(key_day, (2,), action.dtype), params)
     next_state, solution, reward = operate(state, action, load_level, clearness, params)
@@ -342,7 +343,7 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 17"], params: P
 
 
 def state_of(observation: Float[Array, " 21"]) -> State:
-    """Return the state, all of which is observed (with noise); 24 h is midnight again."""
+    """Return the state of an observation, which is complete (with noise). The hour 24 is midnight."""
     hour, load_level, clearness = observation[:3]
     positions = jnp.round(observation[5:10]).astype(jnp.int32)
     return State(jnp.round(hour / units.DT).astype(jnp.int32), load_level, clearness, observation[3:5], positions)
@@ -351,7 +352,7 @@ def state_of(observation: Float[Array, " 21"]) -> State:
 def predict(
     observation: Float[Array, " 21"], action: Float[Array, " 17"], params: Params
 ) -> tuple[Float[Array, " 21"], Float[Array, " 1"]]:
-    """Predict the next observation with load and sky on the expected course, and the margin [pu] after the step."""
+    """Predict the next observation with expected load and clearness, and the margin [pu] after the step."""
     state = state_of(observation)
     next_state, solution, _ = operate(state, action, *drift(state, jnp.zeros(2, observation.dtype), params), params)
     observation = _observe(next_state, solution, jnp.zeros(13, observation.dtype))
@@ -359,18 +360,18 @@ def predict(
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 21"], params: Params) -> tuple[State, Params]:
-    """Set the whole state, measured with noise on load level and clearness."""
+    """Set the state to a logged observation; the noise of load level and clearness is removed."""
     load_level, clearness = observation[1:3] / (1 + _noise(key, params)[:2])
     return state_of(observation)._replace(load_level=load_level, clearness=clearness), params
 
 
 def applied(observation: Float[Array, " 21"]) -> Float[Array, " 17"]:
-    """The resting action with the present switch positions."""
+    """Return an action without powers, with the present switch positions."""
     return jnp.concatenate([jnp.zeros_like(observation[: 2 * len(units.UNITS)]), observation[5:10]])
 
 
 def logged_margins(next_observation: Float[AnyArray, "*n 21"]) -> Float[Array, "*n 1"]:
-    """Distance [pu] of the lowest and highest voltage after the step to the nearer limit."""
+    """Return the distance [pu] of the lowest and highest voltage after the step to the nearer limit."""
     lowest, highest = next_observation[..., 16], next_observation[..., 17]
     return jnp.minimum(jnp.asarray(lowest) - LIMIT.low, LIMIT.high - jnp.asarray(highest))[..., None]
 
@@ -394,19 +395,19 @@ class VoltVarParams(NamedTuple):
     """Volt-var curve, timetable for batteries, and topology."""
 
     voltages: tuple[float, ...] | Float[Array, " 4"] = (0.96, 1.0, 1.0, 1.04)
-    """Corners of the curve [pu]: IEEE 1547-2018, table 8, category B, without dead band and half as steep again, within
-    the table's ranges of settings."""
+    """Corners of the curve [pu]: IEEE 1547-2018, table 8, category B, without dead band and 1.5 times as steep, which
+    the table allows."""
     reactive: tuple[float, ...] | Float[Array, " 4"] = (0.44, 0.0, 0.0, -0.44)
     """Reactive power at the corners, relative to the inverter's rating [1]; 0.44 is the maximum."""
     response: Scalar = 0.5
-    """Share of the distance to the curve covered per step [1]; at 1, neighbours oscillate."""
+    """Share of the distance to the curve by which reactive power changes per step [1]. At 1, neighbours oscillate."""
     charge_power: Scalar = 0.2
     """Charging power of each battery at night [MW]."""
     discharge_power: Scalar = 0.4
     """Discharging power of each battery in the evening [MW]."""
     topology: Scalar = 1.0
-    """Index into `units.TOPOLOGIES`, rounded down; below 0 the switches do not move. The default is the paper's best
-    topology, without sun."""
+    """Index into `units.TOPOLOGIES`, rounded down; below 0 the switches do not move. The default is the best
+    topology without sun, from the paper."""
 
 
 def _volt_var(
@@ -433,8 +434,8 @@ TUNED = VoltVarParams(
     discharge_power=0.482,
     topology=float(units.SUNNY),
 )
-"""By the search (`python -m benchmarks.tuning power_grid`): all reactive power that inverters can supply, slowly
-reduced where the voltage approaches the upper limit."""
+"""Found by `python -m benchmarks.tuning power_grid`: all reactive power that inverters can supply, slowly reduced if
+the voltage approaches the upper limit."""
 
 volt_var = Controller(lambda params, observation: (), _volt_var)
 """Reactive power follows each inverter's voltage, batteries follow a timetable, and the topology is fixed."""

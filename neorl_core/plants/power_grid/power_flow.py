@@ -1,9 +1,9 @@
-"""AC power flow on a radial feeder with switches: one fixed-point iteration, differentiable and fast in batches.
+"""AC power flow on a radial feeder with switches, by a differentiable fixed-point iteration that is fast in batches.
 
 A radial feeder is a meshed feeder with one line of each loop open. Bus currents I flow through the lines as J = Γ I,
-and voltages drop along the same paths, V = V₀ − Γᵀ (z ∘ J) with I = conj(S / V): the fixed point of backward/forward
-sweeps (Shirmohammadi et al., IEEE Trans. Power Systems 3(2), 1988). The path matrix Γ of any topology follows from that
-of one tree by inverting a matrix with one row per loop.
+and voltages drop along the same paths, V = V₀ − Γᵀ (z ∘ J), with impedances z and I = conj(S / V) for bus power S. This
+is the fixed point of backward/forward sweeps (Shirmohammadi et al., IEEE Trans. Power Systems 3(2), 1988). The path
+matrix Γ of any topology follows from the matrix of one tree by inverting a matrix with one row per loop.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from neorl_core.plants.base import Scalar
 from neorl_core.plants.power_grid import feeder33 as feeder
 
 LOWEST, HIGHEST = 0.5, 1.2
-"""Voltages [pu]. Below the first, loads draw constant current, so that values stay finite where no solution exists.
-Above the second, inverters trip within 0.16 s (IEEE 1547-2018, table 11)."""
+"""Voltages [pu]. Below the first, loads draw constant current, so that values stay finite if no solution exists. Above
+the second, inverters trip within 0.16 s (IEEE 1547-2018, table 11)."""
 TOLERANCE = 1e-4
 """Residual [pu] below which a power flow counts as solved."""
 
@@ -38,7 +38,7 @@ class Flow(NamedTuple):
     supplied: Float[Array, " 2"]
     """Active and reactive power from the substation."""
     residual: Float[Array, ""]
-    """max |V − (V₀ − Γᵀ (z ∘ J(V)))|, the change by one more sweep; it does not vanish where no solution exists."""
+    """max |V − (V₀ − Γᵀ (z ∘ J(V)))|, the change by one more sweep; not small if no solution exists."""
 
 
 def open_lines(positions: Int[Array, " 5"]) -> Int[Array, " 5"]:
@@ -54,16 +54,16 @@ def _restricted(positions: Int[Array, " 5"], dtype: jnp.dtype) -> tuple[Int[Arra
 
 
 def is_radial(positions: Int[Array, " 5"]) -> Bool[Array, ""]:
-    """Return whether every bus is fed by exactly one path when these lines are open.
+    """Return whether exactly one path feeds every bus if the lines of these switch positions are open.
 
-    |det B_D| = 1, else 0, with the loops' columns B_D of the open lines. The loop matrix is totally unimodular, so
-    these positions are exactly the spanning trees (Tutte: Introduction to the Theory of Matroids, 1971).
+    Then |det B_D| = 1, else 0, for the loop matrix's columns B_D of the open lines. The loop matrix is totally
+    unimodular, so these positions are exactly the spanning trees (Tutte: Introduction to the Theory of Matroids, 1971).
     """
     return jnp.abs(jnp.linalg.det(_restricted(positions, jnp.dtype(jnp.float32))[1])) > 0.5
 
 
 def path_matrix(positions: Int[Array, " 5"], dtype: jnp.dtype) -> Float[Array, "37 32"]:
-    """Γ of a radial topology: ±1 where a line is on the path to a bus, 0 elsewhere.
+    """Return Γ of a radial topology: ±1 if a line is on the path to a bus, else 0.
 
     Γ = Γ₀ − (B_D⁻¹ B)ᵀ Γ₀[D]: the loops cancel the base tree's currents in the open lines D.
     """
@@ -95,7 +95,7 @@ def solve(
         leaving: lines that begin at the substation.
 
     Returns:
-        The flow, with currents consistent with the voltages; check with `holds` that it is a solution.
+        The flow, with currents that fit the voltages. Check with `holds` whether the flow is a solution.
     """
     r, x = impedance[:, 0], impedance[:, 1]
     # Separate real and imaginary parts: real matrix-vector products are faster than complex ones.
@@ -132,5 +132,5 @@ def holds(flow: Flow) -> Bool[Array, ""]:
 
 
 def magnitude(phasor: Float[Array, "n 2"]) -> Float[Array, " n"]:
-    """|x| of phasors given as (real, imaginary)."""
+    """Return |x| of phasors, given as (real, imaginary)."""
     return jnp.sqrt(jnp.sum(phasor**2, -1))

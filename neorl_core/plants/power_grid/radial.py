@@ -1,4 +1,4 @@
-"""Choose the lines to open so that a feeder stays radial: the best basis of a matroid, by the greedy algorithm.
+"""Choose the lines to open so that a feeder stays radial, by the greedy algorithm for a matroid.
 
 The sets of open lines that leave a tree are the bases of the feeder's cographic matroid: the independent columns of the
 loop matrix. The set with the highest total preference is found by taking lines in the order of preference if they are
@@ -28,13 +28,12 @@ class Topology(NamedTuple):
 
 
 def radial(preference: Float[Array, " L"], feeder: Feeder) -> Topology:
-    """Return the radial topology with the most preferred open lines.
+    """Return the radial topology whose open lines D have the largest sum of preferences, subject to `|det B_D| = 1`.
 
-    `argmax Σ preference[D]` over all D with `|det B_D| = 1`. The loop matrix is totally unimodular, so columns are
-    independent over the reals exactly if they are independent modulo 2 (Tutte: Introduction to the Theory of Matroids,
-    1971), and a column is a few words of bits. Each of T rounds takes the most preferred line with a bit in an unused
-    row, and adds its column, modulo 2, to all columns that share one such bit. The paths follow from the open lines,
-    `Γ = Γ₀ − (B_D⁻¹ B)ᵀ Γ₀[D]`.
+    The loop matrix B is totally unimodular, so columns are independent exactly if they are independent modulo 2 (Tutte:
+    Introduction to the Theory of Matroids, 1971), and a column is a few words of bits. Each of T rounds takes the most
+    preferred line with a bit in an unused row, and adds its column, modulo 2, to all columns with this bit. The paths
+    are `Γ = Γ₀ − (B_D⁻¹ B)ᵀ Γ₀[D]`.
 
     Args:
         preference: (L,), preference for each line to be open; ties go to the first line, NaN ranks highest.
@@ -82,7 +81,7 @@ def _one_bit(words: Shaped[Array, " W"]) -> Shaped[Array, " W"]:
 
 
 def _ordered(preference: Float[Array, " L"]) -> Int[Array, " L"]:
-    """Map preferences to integers in the same order, because integer argmax is several times as fast.
+    """Map preferences to integers in the same order, because argmax of integers is several times as fast.
 
     IEEE 754 numbers are ordered like their bits, negative numbers in reverse. The least integer is not used.
     """
@@ -100,7 +99,7 @@ def leaving(feeder: Feeder) -> tuple[int, ...]:
 
 
 class Meshed(NamedTuple):
-    """Currents of least loss with all lines closed, as linear functions of the load."""
+    """Matrices for the currents of least loss with all lines closed, which are linear in the load."""
 
     current: Float[np.ndarray, "L N"]
     """Γ₀ − Bᵀ (B R Bᵀ)⁻¹ B R Γ₀ [1]."""

@@ -1,8 +1,8 @@
 """Network reconfiguration: choose the open lines of a radial feeder for the present load.
 
-Every hour the controller gives a preference for each line to be open. The most preferred lines that keep the feeder
-radial are opened (`radial.py`), the loads of the buses change independently, and the AC power flow is solved; the cost
-is the losses of the lines. A line may be out of service, which changes the graph.
+Every hour the controller gives a preference for each line to be open. The plant opens the most preferred lines
+that keep the feeder radial (`radial.py`). Then the loads of the buses change independently, and the AC power flow gives
+the losses, which are the cost. A line may be out of service, which changes the graph.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class ObservationParts(NamedTuple):
     in_service: Shaped[Array, "*n L"]
     current: Shaped[Array, "*n L"]
     meshed: Shaped[Array, "*n L"]
-    """Current of each line if all lines in service were closed. It is computed from the measured loads, as a control
-    centre would, because no meter shows it."""
+    """Current of each line if all lines in service were closed. No meter measures this
+    current; it is computed from the measured loads."""
     lowest: Shaped[Array, "*n 1"]
     highest: Shaped[Array, "*n 1"]
     loss: Shaped[Array, "*n 1"]
@@ -62,7 +62,7 @@ def split_observation(feeder: Feeder, observation: Shaped[Array, "*n O"]) -> Obs
 
 
 def layout_of(feeder: Feeder) -> Layout:
-    """Return the graph: buses are nodes, the substation first; lines are edges, present while in service."""
+    """Return the graph. Nodes are buses, the substation first; edges are lines, present if in service."""
     columns = split_observation(feeder, jnp.arange(sum(sizes_of(feeder))))
     mean = feeder.resistance.mean()
 
@@ -130,10 +130,10 @@ SCORES = {
     "case118zh": (-20_700.0, -9600.0),
     "case136ma": (-9400.0, -3100.0),
 }
-"""Returns [kWh] that score 0 and 100: means over 64 days of the default domain, at 1.04 pu for case118zh and 1.02 for
-the others, without switching and with the rule. case69 has no switches: its losses score 100 and twice its losses 0."""
+"""Returns [kWh] with score 0 (no switching) and 100 (the rule): means over 64 days of the default domain, at 1.04 pu
+for case118zh and 1.02 pu for the others. case69 has no switches: its losses score 100 and twice its losses 0."""
 OUT = 10.0
-"""Preference for a line out of service to be open; larger than any action."""
+"""Preference of a line out of service, larger than any action, so that the line is open."""
 
 
 class Params(NamedTuple):
@@ -185,7 +185,7 @@ class Rule(NamedTuple):
     """Constants of the plant's own controller."""
 
     keep: Scalar = 0.1
-    """Reduction of the apparent current of open lines, so that small gains cause no switching [1]."""
+    """Share by which the rule reduces the current of open lines, so that small gains cause no switching [1]."""
 
 
 class Grid(NamedTuple):
@@ -220,7 +220,7 @@ def topology(grid: Grid, preference: Float[Array, " L"], in_service: Float[Array
 
 
 def in_service_of(grid: Grid, params: Params, dtype: jnp.dtype) -> Float[Array, " L"]:
-    """1 for each line in service, else 0."""
+    """Return 1 for each line in service, else 0."""
     lines = jnp.arange(len(grid.feeder.ends))
     return (lines != jnp.asarray(params.outage).astype(lines.dtype)).astype(dtype)
 
@@ -245,13 +245,13 @@ def _observe(grid: Grid, state: State, solution: Flow, params: Params, noise: Fl
 def _meshed(
     grid: Grid, active: Float[Array, " N"], reactive: Float[Array, " N"], in_service: Float[Array, " L"]
 ) -> Float[Array, " L"]:
-    """Current of each line if all lines in service were closed."""
+    """Return the current of each line if all lines in service were closed."""
     out = jnp.where(jnp.min(in_service) < 0.5, jnp.argmin(in_service), -1)
     return meshed_current(grid.meshed, active, reactive, out)
 
 
 def _measured(grid: Grid) -> int:
-    """Number of quantities measured with noise."""
+    """Return the number of quantities that are measured with noise."""
     return sum(sizes_of(grid.feeder)[i] for i in (1, 2, 3, 6)) + 3
 
 
@@ -275,7 +275,7 @@ def sample_params(grid: Grid, key: PRNGKeyArray, domain: Domain) -> Params:
 def start(grid: Grid, spread: Float[Array, " L"], params: Params) -> Bool[Array, " L"]:
     """Return the initial topology: the lines with the least meshed current at the feeder's own loads are open.
 
-    `spread` is a normal error of the logarithm of each current.
+    `spread` (L,) has standard normal numbers, which `start_spread` scales to errors of the currents' logarithms.
     """
     dtype = spread.dtype
     active, reactive = (jnp.asarray(x, dtype) for x in (grid.feeder.active_load, grid.feeder.reactive_load))
@@ -298,7 +298,7 @@ def reset(grid: Grid, key: PRNGKeyArray, params: Params) -> tuple[State, Float[A
 def step(
     grid: Grid, key: PRNGKeyArray, state: State, action: Float[Array, " L"], params: Params
 ) -> tuple[State, Timestep]:
-    """Simulate an hour; without a power flow the feeder is dark, the cost is the unserved load, and the day ends."""
+    """Simulate an hour. If no power flow exists, the feeder is dark, the cost is the load, and the episode ends."""
     key_buses, key_noise = jax.random.split(key)
     phi = jnp.exp(-1.0 / jnp.asarray(params.bus_time_constant, action.dtype))
     draw = jax.random.normal(key_buses, state.deviation.shape, action.dtype)
@@ -322,7 +322,7 @@ def step(
 def predict(
     grid: Grid, observation: Float[Array, " O"], action: Float[Array, " L"], params: Params
 ) -> tuple[Float[Array, " O"], Float[Array, " 1"]]:
-    """Predict the next observation with all loads on the daily curve, and the margin [pu] after the step."""
+    """Predict the next observation with loads that follow the daily curve, and the margin [pu] after the step."""
     now = split_observation(grid.feeder, observation)
     hour = jnp.round(now.hour[0])
     ahead = daily_load((hour + 1) % HORIZON) / daily_load(hour)
@@ -343,14 +343,14 @@ def predict(
 
 
 def applied(grid: Grid, observation: Float[Array, " O"]) -> Float[Array, " L"]:
-    """The present switch positions: 1 for an open line, −1 for a closed line."""
+    """Return the present switch positions: 1 for an open line, −1 for a closed line."""
     return 1.0 - 2.0 * split_observation(grid.feeder, observation).closed
 
 
 def resume(
     grid: Grid, key: PRNGKeyArray, state: State, observation: Float[Array, " O"], params: Params
 ) -> tuple[State, Params]:
-    """Set the measured loads (with noise), switches and outage."""
+    """Set the state to a logged observation; the measurement noise of the loads is removed."""
     now = split_observation(grid.feeder, observation)
     noise = jax.random.normal(key, (_measured(grid),), observation.dtype)[: now.active.shape[0]]
     nominal = jnp.asarray(grid.feeder.active_load, observation.dtype)
@@ -363,7 +363,7 @@ def resume(
 
 
 def logged_margins(next_observation: Float[AnyArray, "*n O"]) -> Float[Array, "*n 1"]:
-    """Distance [pu] of the lowest and highest voltage after the step to the nearer limit."""
+    """Return the distance [pu] of the lowest and highest voltage after the step to the nearer limit."""
     lowest, highest = jnp.asarray(next_observation[..., -3]), jnp.asarray(next_observation[..., -2])
     return jnp.minimum(lowest - LOW, HIGH - highest)[..., None]
 
@@ -385,7 +385,7 @@ def _rule(
 ) -> tuple[tuple[()], Float[Array, " L"]]:
     now = split_observation(grid.feeder, observation)
     current = now.meshed * jnp.where(now.closed > 0.5, 1.0, 1.0 - params.keep)
-    # Graded rather than ±1, so that the values show confidence and small errors only change close decisions.
+    # Graded values instead of ±1 show confidence, and small errors change only close decisions.
     usual = jnp.maximum(jnp.mean(current), 1e-9)
     return state, (usual - current) / (usual + current)
 
@@ -399,16 +399,16 @@ def switching_plant(
 ) -> Plant:
     """Return a feeder as a plant with switches.
 
-    The plant's own controller opens the lines with the least current if all were closed (Shirmohammadi and Hong 1989),
-    the best known rule without a penalty on switching; on 33 buses it loses 0.8 % more than the optimum.
+    The plant's own controller opens the lines that would have the least current if all were closed (Shirmohammadi and
+    Hong 1989), the best known rule if switching is free. On 33 buses its losses are 0.8 % above the optimum.
 
     Args:
         feeder: lines, loads and ties.
         source_voltage: voltage at the substation [pu].
         domain: operating domain; the default is for 33 buses at 1.02 pu.
         score_range: returns that score 0 and 100; default from `SCORES`.
-        keep: reduction of the apparent current of open lines for the plant's own controller, 0 to 1; larger values
-            switch less.
+        keep: share, 0 to 1, by which the plant's own controller reduces the current of open lines; larger values cause
+            less switching.
 
     Raises:
         ValueError: if the feeder is not in `SCORES` and `score_range` is None.

@@ -2,8 +2,9 @@
 
 Daily load: IEEE Reliability Test System (IEEE Trans. Power Apparatus and Systems 98(6), 1979), hourly table,
 weekday in summer. Sun: Haurwitz's clear sky (J. Meteorology 2, 1945). Reactive power: category B inverters supply or
-absorb 44 % of the rating (IEEE 1547-2018, table 7); a medium-voltage customer in France pays about 2 c€ per kvarh
-beyond 0.4 of the active energy (TURPE 6 HTA). Sizes of units, tariff of active energy and cost of an outage are ours.
+absorb 44 % of the rating (IEEE 1547-2018, table 7). A medium-voltage customer in France pays about 2 c€ for each kvarh
+above 0.4 of the active energy (TURPE 6 HTA). Sizes of units, tariff of active energy and cost of an outage are
+assumed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ HORIZON = 96
 
 SOLAR_BUSES = (18, 22, 25, 33)
 BATTERY_BUSES = (14, 31)
-"""Bus numbers of the paper, where the substation is bus 1."""
+"""Bus numbers of the paper, in which the substation is bus 1."""
 UNITS = tuple(f"solar_{bus}" for bus in SOLAR_BUSES) + tuple(f"battery_{bus}" for bus in BATTERY_BUSES)
 UNIT_BUSES = tuple(bus - 2 for bus in SOLAR_BUSES + BATTERY_BUSES)
 """Rows of the units in the feeder's arrays."""
@@ -37,7 +38,7 @@ REACTIVE = tuple(0.44 * mva for mva in RATING)
 
 LATITUDE, DECLINATION = 0.59, 0.35
 """Position of the sun [rad], for 34 degrees north in late May."""
-# Percent of the daily peak at the full hours 0 to 24; the table's first hour ends at 1.
+# Percent of the daily peak at the full hours 0 to 24.
 DAILY_LOAD = (
     *(72, 64, 60, 58, 56, 56, 58, 64, 76, 87, 95, 99, 100),
     *(99, 100, 100, 97, 96, 96, 93, 92, 92, 93, 87, 72),
@@ -49,7 +50,7 @@ STORED_VALUE = 100.0
 WEAR = 10.0
 """Cost of energy charged or discharged [$/MWh]."""
 SWITCHING_COST = 2.0
-"""Cost of a moved switch position, i.e. one line opened and one closed [$]."""
+"""Cost of a changed switch position, which opens one line and closes one line [$]."""
 REACTIVE_PRICE = 20.0
 """Price of reactive energy exchanged with the substation beyond the free share [$/Mvarh]."""
 FREE_REACTIVE = 0.4
@@ -65,33 +66,34 @@ TOPOLOGIES = tuple(
         (6, 33, 8, 16, 36),
     )
 )
-"""Open lines, counted from zero. A day starts with one of the first five: the paper's initial and best topologies
-(139.55 kW at full load), one near the best, and two with a trunk line open (4 or 23 in the paper's count). The last has
-the least losses over a day with sun, batteries and reactive power, of all 50,751 trees of the feeder."""
+"""Topologies, written by their open lines, counted from zero. A day starts with one of the first five: the paper's
+initial and best topologies (139.55 kW at full load), one near the best, and two with a trunk line open (4 or 23 in the
+paper's count). The last has the least losses over a day with sun, batteries and reactive power, of all 50,751 trees of
+the feeder."""
 SUNNY = len(TOPOLOGIES) - 1
 """The topology that no day starts with."""
 
 
 def hour_of(step: Int[Array, ""], dtype: jnp.dtype) -> Float[Array, ""]:
-    """Hour of the day [h] a number of steps after midnight."""
+    """Return the hour of the day [h] at `step` steps after midnight."""
     return DT * (step % HORIZON).astype(dtype)
 
 
 def daily_load(hour: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
-    """Daily load curve relative to the peak, linear between full hours."""
+    """Return the load relative to the daily peak, linear between full hours."""
     hour = jnp.asarray(hour)
     return jnp.interp(hour, jnp.arange(25, dtype=hour.dtype), jnp.asarray(DAILY_LOAD, hour.dtype) / 100)
 
 
 def price(hour: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
-    """Price of energy [$/MWh] of the interval that ends at this hour."""
+    """Return the price of energy [$/MWh] in the interval that ends at this hour."""
     hour = jnp.asarray(hour)
     night = jnp.where((hour > 7.0) & (hour <= 23.0), DAY_PRICE, NIGHT_PRICE)
     return jnp.where((hour > 17.0) & (hour <= 21.0), EVENING_PRICE, night).astype(hour.dtype)
 
 
 def clear_sky(hour: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
-    """Irradiance [kW/m²] without clouds, 1.098 c exp(−0.057/c), c the cosine of the zenith angle."""
+    """Return the irradiance [kW/m²] without clouds, 1.098 c exp(−0.057/c), with c the cosine of the zenith angle."""
     angle = jnp.pi / 12 * (jnp.asarray(hour) - 12.0)
     height = jnp.sin(LATITUDE) * jnp.sin(DECLINATION) + jnp.cos(LATITUDE) * jnp.cos(DECLINATION) * jnp.cos(angle)
     up = jnp.maximum(height, 1e-3)
@@ -99,7 +101,7 @@ def clear_sky(hour: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
 
 
 def available(hour: Float[AnyArray, "*n"], clearness: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
-    """Available power of each solar inverter [MW]."""
+    """Return the power that the sun allows for each solar inverter [MW]."""
     return SOLAR_MW * jnp.minimum(clear_sky(hour) * clearness, 1.0)
 
 
@@ -113,7 +115,7 @@ def battery_power(
 
 
 def charge(energy: Float[AnyArray, "*n 2"], power: Float[AnyArray, "*n 2"], efficiency: Scalar) -> Float[Array, "*n 2"]:
-    """E⁺ = E − dt (max(P, 0)/η + η min(P, 0)) [MWh]."""
+    """Return the stored energy after a step, E − dt (max(P, 0)/η + η min(P, 0)) [MWh], at power P [MW]."""
     change = jnp.maximum(power, 0.0) / efficiency + efficiency * jnp.minimum(power, 0.0)
     # `battery_power` keeps these bounds up to rounding.
     return jnp.clip(energy - DT * change, 0.0, BATTERY_MWH)
@@ -128,10 +130,9 @@ def earnings(
     moved: Float[AnyArray, "*n"],
     dark: Bool[AnyArray, "*n"],
 ) -> Float[Array, "*n"]:
-    """Reward [$] of a step: −price (loss + Σ withheld − Σ power) dt − 20 max(|Q| − 0.4 |P|, 0) dt + value Σ ΔE − wear
-    Σ |power| dt − switching − outage.
+    """Return the reward [$] of a step, without the cost of load minus sun, which no action changes:
 
-    The energy bought for the load minus the sun is left out, because no action changes it.
+    100 Σ ΔE − (price (loss + Σ withheld − Σ power) + 20 max(|Q| − 0.4 |P|, 0) + 10 Σ |power|) dt − 2 moved − 2e4 dark
 
     Args:
         hour: (...), end of the step [h].

@@ -1,6 +1,6 @@
 """A robot inserts a peg into a hole by impedance control, within a limit on the contact force.
 
-| constant | source |
+| constant | source (ours: chosen by NeoRL) |
 |---|---|
 | contact_stiffness, contact_stiffness_low, contact_stiffness_high | 100 N/mm: aluminium on a position-controlled arm \
 (Wilson and Pham, arXiv 2003.03047); 1 N/µm: upper bound for industrial arms (Pan et al., J. Materials Processing \

@@ -1,12 +1,14 @@
-"""Peg, hole and impedance controller: a planar rigid body, Coulomb friction, compliant contact.
+"""Peg, hole and impedance controller: a planar rigid body with Coulomb friction and compliant contact.
 
-m v' = F + Σ f,  J ω' = M + Σ (x − c) × f,  F = K (p* − p) + D (p*' − p') at the tip's centre p, and likewise M;
-f = k δ max(0, 1 + β δ') along the normal (Hunt and Crossley, Journal of Applied Mechanics 42, 1975). Tangentially, a
-bristle of deflection s sticks up to the friction cone and then slides (Cundall and Strack, Géotechnique 29, 1979;
-elasto-plastic as in Dupont et al., IEEE Trans. Automatic Control 47(5), 2002, so that sticking contacts do not creep):
-s⁺ = clip(s + h v, ±μ f / kt),  ft = clip(−kt s⁺ − √(kt m) v, ±μ f). The peg's corners touch the block, the hole's edges
-touch the peg. The robot carries the weight. Coordinates are in the hole's frame: x across, z up from the block's
-face, angles counter-clockwise.
+m v' = F + Σ f,  J ω' = M + Σ (x − c) × f,  F = K (p* − p) + D (p*' − p'), and likewise the moment M
+f = k δ max(0, 1 + β δ') along the normal (Hunt and Crossley, Journal of Applied Mechanics 42, 1975)
+s⁺ = clip(s + h v, ±μ f / kt),  ft = clip(−kt s⁺ − √(kt m) v, ±μ f) along the face
+
+c is the centre of mass, p the tip's centre and p* its set point; a contact at x has force f and penetration δ. A
+friction bristle with deflection s sticks, and slides at the friction limit (Cundall and Strack, Géotechnique 29, 1979).
+It is elasto-plastic (Dupont et al., IEEE Trans. Automatic Control 47(5), 2002), so that sticking contacts do not creep.
+The peg's corners touch the block, and the hole's edges touch the peg. The robot carries the weight. Coordinates are in
+the hole's frame: x across, z up from the block's face, angles counter-clockwise.
 
 In all functions, `pose` is that of the centre of mass (x, z [m], angle [rad]), `velocity` its rate [m/s, m/s, rad/s],
 `bristles` the deflection of the friction bristles [m], and `setpoint` the tip's set point (x, z [m], angle [rad]).
@@ -27,7 +29,7 @@ class Params(NamedTuple):
     """Geometry, stiffness, friction, and uncertainty of the hole's pose."""
 
     mass: Scalar = 2.0
-    """m, mass of peg and hand as shaped by the impedance controller [kg]."""
+    """m, apparent mass of peg and hand under the impedance controller [kg]."""
     inertia: Scalar = 0.01
     """J, moment of inertia about the centre of mass [kg m²]."""
     centre: Scalar = 0.05
@@ -61,22 +63,22 @@ class Params(NamedTuple):
     tilt_spread: Scalar = 0.0
     """Half range of the error of the hole's tilt [rad]."""
     force_noise: Scalar = 0.0
-    """Standard deviation of the wrist sensor's force noise [N]; the moment noise is a hundredth of it [N m]."""
+    """Standard deviation of the wrist sensor's force noise [N]; the moment's noise is a hundredth [N m]."""
 
 
 def axes(angle: Float[Array, ""]) -> tuple[Float[Array, " 2"], Float[Array, " 2"]]:
-    """Unit vectors of the peg, across and up."""
+    """Return the unit vectors across and along the peg."""
     c, s = jnp.cos(angle), jnp.sin(angle)
     return jnp.stack([c, s]), jnp.stack([-s, c])
 
 
 def tip_of(pose: Float[Array, " 3"], p: Params) -> Float[Array, " 3"]:
-    """Pose of the tip's centre from the pose of the centre of mass."""
+    """Return the pose of the tip's centre for a pose of the centre of mass."""
     return pose - p.centre * jnp.append(axes(pose[2])[1], 0.0)
 
 
 def centre_of(tip: Float[Array, " 3"], p: Params) -> Float[Array, " 3"]:
-    """Pose of the centre of mass from the pose of the tip: the inverse of `tip_of`."""
+    """Return the pose of the centre of mass for a pose of the tip: the inverse of `tip_of`."""
     return tip + p.centre * jnp.append(axes(tip[2])[1], 0.0)
 
 
@@ -88,7 +90,7 @@ def velocity_at(point: Float[Array, "*n 2"], pose: Float[Array, " 3"], velocity:
 
 
 class Contacts(NamedTuple):
-    """Contacts at the peg's corners (−, +) and the hole's edges (−, +); zero where there is no contact."""
+    """Contacts at the peg's two corners and the hole's two edges, each at −x first; zero without contact."""
 
     point: Float[Array, "4 2"]
     depth: Float[Array, " 4"]
@@ -102,7 +104,7 @@ class Contacts(NamedTuple):
 def contacts(
     pose: Float[Array, " 3"], velocity: Float[Array, " 3"], bristles: Float[Array, "4 2"], h: float, p: Params
 ) -> Contacts:
-    """Return the contacts, `h` [s] after `bristles`; a point inside the block is pushed out through the nearer face."""
+    """Return the contacts `h` [s] after `bristles`. A point in the block is pushed out through the nearer face."""
     across, up = axes(pose[2])
     tip = tip_of(pose, p)[:2]
     sides = jnp.array([-1.0, 1.0], pose.dtype)
@@ -135,7 +137,7 @@ def contacts(
     slip = jnp.sum(moving * tangent, axis=1)
     stiffness = p.bristle_stiffness * p.contact_stiffness
     most, furthest = p.friction * pressed, p.friction * squeezed / p.bristle_stiffness
-    # A bristle keeps the component along the point's present face, and vanishes without normal force.
+    # A bristle keeps its component along the present face, and is zero without a normal force.
     bent = jnp.clip(jnp.sum(bristles * tangent, axis=1) + h * slip, -furthest, furthest)
     rubbed = jnp.clip(-stiffness * bent - jnp.sqrt(stiffness * p.mass) * slip, -most, most)
     force = pressed[:, None] * normal + rubbed[:, None] * tangent
@@ -145,7 +147,7 @@ def contacts(
 def wrench_about(
     point: Float[Array, " 2"], where: Float[Array, "n 2"], force: Float[Array, "n 2"]
 ) -> Float[Array, " 3"]:
-    """Return the sum of forces (n, 2) [N] at places (n, 2) [m], and their moment [N m] about a point."""
+    """Return the sum of forces (n, 2) [N] at places `where` (n, 2) [m], and their moment [N m] about a point."""
     arm = where - point[None]
     return jnp.append(jnp.sum(force, axis=0), jnp.sum(arm[:, 0] * force[:, 1] - arm[:, 1] * force[:, 0]))
 
@@ -165,7 +167,7 @@ def impedance_wrench(
 def semi_implicit_step(
     pose: Float[Array, " 3"], velocity: Float[Array, " 3"], wrench: Float[Array, " 3"], h: float, p: Params
 ) -> tuple[Float[Array, " 3"], Float[Array, " 3"]]:
-    """Semi-implicit Euler: v ← v + h M⁻¹ f, then q ← q + h v, with `wrench` about the centre of mass."""
+    """Return q + h v⁺ and v⁺ = v + h M⁻¹ f (semi-implicit Euler), with the wrench f about the centre of mass."""
     inertia = jnp.stack([jnp.asarray(x, pose.dtype) for x in (p.mass, p.mass, p.inertia)])
     velocity = velocity + h * wrench / inertia
     return pose + h * velocity, velocity
@@ -181,7 +183,7 @@ def advance(
     substeps: int,
     p: Params,
 ) -> tuple[Float[Array, " 3"], Float[Array, " 3"], Float[Array, "4 2"], Float[Array, "n 3"]]:
-    """Integrate for a time under a set point of the tip and an external wrench about the tip.
+    """Integrate over `seconds` at a set point of the tip and an external wrench about the tip.
 
     Args:
         pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
@@ -218,7 +220,7 @@ def free_motion(
     substeps: int,
     p: Params,
 ) -> tuple[Float[Array, " 3"], Float[Array, " 3"]]:
-    """Integrate pose and velocity for a time under a set point of the tip, without contacts."""
+    """Integrate pose and velocity over `seconds` at a set point of the tip, without contacts."""
 
     def substep(carry: Any, _: None) -> tuple[Any, None]:
         pose, velocity = carry
@@ -236,7 +238,7 @@ def energy(
     setpoint: Float[Array, " 3"],
     p: Params,
 ) -> Float[Array, ""]:
-    """Kinetic energy plus the energy of the springs of contacts, bristles and impedance [J]."""
+    """Return the kinetic energy plus the energy in the springs of contacts, bristles and impedance [J]."""
     touch = contacts(pose, velocity, bristles, 0.0, p)
     strain = setpoint - tip_of(pose, p)
     kinetic = p.mass * jnp.sum(velocity[:2] ** 2) + p.inertia * velocity[2] ** 2

@@ -1,8 +1,8 @@
 """A robot inserts a peg into a hole by impedance control, within a limit on the contact force.
 
 The mechanics are in `peg`; see Whitney, Quasi-static assembly of compliantly supported rigid parts, ASME Journal of
-Dynamic Systems 104 (1982), for jamming and wedging. Position and tilt of the hole are only roughly known, so
-the robot's measurements are in error by the same amount. An action moves the set point of the impedance.
+Dynamic Systems 104 (1982), for jamming and wedging. The robot knows position and tilt of the hole only roughly,
+so its measurements have a constant error. An action moves the set point of the impedance.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from neorl_core.types import Constraint, Controller, Panel, Plant, PlantSpec, Sp
 DT = 0.02
 HORIZON = 250
 SUBSTEPS = 100
-"""Semi-implicit Euler steps of 0.2 ms: a thirtieth of the shortest period, of m on both corners at 1e6 N/m."""
+"""Semi-implicit Euler steps of 0.2 ms, a thirtieth of the shortest period (mass m on two corners at 1e6 N/m)."""
 FORCE_LIMIT = 40.0
 """Force at which the robot's protective stop trips [N]."""
 FORCE_COST = 0.1
 """Cost of a step at the force limit; the cost is quadratic in the force."""
 TRIP_COST = 400.0
-"""Cost of a trip. It exceeds the cost of any whole episode without a trip, 250 steps of at most 1.5 + 0.1."""
+"""Cost of a trip. An episode without a trip costs less: 250 steps with at most 1.5 + 0.1 each."""
 MILLI = 1e3
 DEGREE = 0.017453292519943295
 
@@ -59,7 +59,7 @@ SPEC = PlantSpec(
 
 
 IN_HOLE = 0.001
-"""Depth [m] that proves that the peg is in the hole: the force limit only presses it 0.4 mm into the softest block."""
+"""Depth [m] that only a peg in the hole reaches. The force limit presses a peg only 0.4 mm into the softest block."""
 
 
 class Domain(NamedTuple):
@@ -86,7 +86,7 @@ class State(NamedTuple):
     """Pose of the centre of mass: x, z [m], angle [rad]."""
     velocity: Float[Array, " 3"]
     setpoint: Float[Array, " 3"]
-    """Set point of the tip's centre in the robot's coordinates, with the error of its measurements."""
+    """Set point of the tip's centre in the robot's coordinates, which have the error of the measurements."""
     error: Float[Array, " 3"]
     """Measured minus true pose: (x [m], 0, angle [rad])."""
     bristles: Float[Array, "4 2"]
@@ -129,7 +129,7 @@ def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 12"]]:
-    """Start at rest with the tip 3 to 6 mm above the block, within 0.5 mm and 0.3 degrees of the presumed hole."""
+    """Start at rest with the tip 3 to 6 mm above the block, within 0.5 mm and 0.3 degrees of the expected hole."""
     drawn = jax.random.uniform(key, (5,), minval=-1.0, maxval=1.0)
     error = jnp.stack([params.offset_spread * drawn[0], jnp.zeros_like(drawn[0]), params.tilt_spread * drawn[1]])
     seen = jnp.stack([0.0005 * drawn[2], 0.0045 + 0.0015 * drawn[3], 0.3 * DEGREE * drawn[4]])
@@ -139,7 +139,7 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 12"]
 
 
 def cost(height: Float[AnyArray, "*n"], force: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
-    """1 + z / depth, the remaining way as a share of the hole's depth, plus 0.1 (f / limit)².
+    """Return the remaining way as a share of the hole's depth, 1 + z / depth, plus 0.1 (f / limit)².
 
     Args:
         height: (...), height of the tip above the block's face [mm].
@@ -180,8 +180,8 @@ def predict(
 ) -> tuple[Float[Array, " 12"], Float[Array, " 1"]]:
     """Predict the next observation and the least margin [N] from the wrist force, because the hole's pose is unknown.
 
-    Without contact, the tip moves freely under the impedance and may hit the domain's hardest block with |v| √(k m).
-    In contact, the tip is assumed fixed and bears the whole move of the set point.
+    Without contact, the tip moves freely, and may hit the domain's hardest block with the force |v| √(k m).
+    In contact, the tip is assumed to stay, so the force changes by stiffness times the move of the set point.
     """
     moves = clip_to(SPEC.action, action)
     setpoint = observation[9:12] + moves
@@ -210,9 +210,9 @@ def predict(
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 12"], params: Params) -> tuple[State, Params]:
-    """Set the measured pose, velocity and set point; infer the error of the hole's position from the depth.
+    """Set pose, velocity and set point to a logged observation, and bound the error of the hole's position.
 
-    A peg deeper than any contact force could press it is in the hole, so the error is then bounded by the clearance.
+    If the depth shows that the peg is in the hole, the clearance bounds the error. Else the error keeps its value.
     """
     seen, moving = si_units(observation[:3]), si_units(observation[3:6])
     inside = -seen[1] > IN_HOLE
@@ -225,7 +225,7 @@ def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 12"], pa
 
 
 def applied(observation: Float[Array, " 12"]) -> Float[Array, " 3"]:
-    """The resting action, because the observation does not contain the last move of the set point."""
+    """Return zero moves, because the observation does not contain the last move of the set point."""
     return jnp.zeros_like(observation[:3])
 
 
@@ -258,15 +258,15 @@ class InsertionParams(NamedTuple):
     reach: Scalar
     """Half width of the first sweep, and increase per sweep [mm]."""
     found: Scalar
-    """Depth [mm] at which the hole counts as found."""
+    """Depth [mm] from which the strategy assumes that the peg is in the hole."""
     push: Scalar
     """Force while inserting [N]."""
     yielding: Scalar
-    """Share of the lateral force and moment that the set point yields per step."""
+    """Share of the lateral force and moment that the set point's moves remove per step."""
     landing: Scalar
     """Depth [mm] from which the peg moves gently, because the hole ends at 30 mm."""
     gentle: Scalar
-    """Force from there on [N]; divided by the impedance's damping it is the speed of impact at the bottom."""
+    """Force from this depth on [N]. The force divided by the damping is the speed at which the peg hits the bottom."""
 
 
 class InsertionState(NamedTuple):
@@ -319,7 +319,7 @@ def _insertion_act(
 
 
 insertion = Controller(_insertion_init, _insertion_act)
-"""Descend to contact, sweep across under light pressure until the peg drops in, push on and yield sideways."""
+"""Descends to contact, sweeps across with light pressure until the peg drops in, then pushes and yields sideways."""
 
 PLANT = Plant(
     spec=SPEC,
@@ -332,8 +332,8 @@ PLANT = Plant(
     applied=applied,
     resume=resume,
     fallback=insertion,
-    # By the search (`python -m benchmarks.tuning robot_assembly`), but slower over the last millimetres: the search's
-    # winner, 2.03 N from 28.5 mm on, trips on the hardest blocks in 9 of 5,317 episodes.
+    # Found by `python -m benchmarks.tuning robot_assembly`, but with slower last millimetres: the search's best values,
+    # 2.03 N from 28.5 mm on, trip on the hardest blocks in 9 of 5,317 episodes.
     fallback_params=InsertionParams(
         approach=0.316,
         press=1.24,

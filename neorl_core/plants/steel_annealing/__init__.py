@@ -1,6 +1,6 @@
 """Annealing of steel plate in a continuous furnace; the actions are the burners' powers.
 
-| constant | source |
+| constant | source (ours: chosen by NeoRL) |
 |---|---|
 | conductivity, heat_capacity | EN 1993-1-2, 3.4.1; factors on the tabulated values |
 | density, emissivity | EN 1993-1-2, 3.2 and 2.2 |
@@ -13,9 +13,10 @@
 | SOAK_BAND, SOAK_PER_MM, ERROR_SCALE, SOAK_SCALE, FUEL_COST | ours |
 | limits of the temperatures and of their difference | ours |
 
-Valid for carbon steel plate up to 1200 °C, the end of the standard's properties, and for plates that are thin relative
-to their width: heat flows across the thickness only, equally from both sides. Each zone has one temperature, the
-atmosphere does not absorb radiation, and the transformation at 735 °C is the same in both directions and at any rate.
+The model is valid for carbon steel up to 1200 °C, the end of the standard's tables, and for plates that are thin
+relative to their width. Heat flows across the thickness only, equally from both sides. Each zone has one temperature,
+the atmosphere does not absorb radiation, and the transformation at 735 °C is the same in both directions and at any
+rate.
 """
 
 from neorl_core.plants.steel_annealing.plant import PLANT, SPEC, logged_margins, logged_reward

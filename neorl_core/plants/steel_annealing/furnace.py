@@ -3,10 +3,11 @@
 ρ ∂H/∂t = ∂/∂y (k ∂T/∂y),  k ∂T/∂y = ε σ (Tz⁴ − Ts⁴) + h (Tz − Ts) at the surface,  ∂T/∂y = 0 at the middle,
 C dTz/dt = η P − U (Tz − Ta) − heat into the steel; the burners' powers P are the actions.
 
-Sections of the charge are followed on their way (Lagrangian), half of each section's thickness in finite volumes of
-enthalpy H, with material properties from `steel`. The time integrator is ROS2, of order 2 for any approximate Jacobian
-(Verwer, Spee, Blom, Hundsdorfer, SIAM J. Scientific Computing 20(4), 1999). Here the Jacobian is that of conduction, so
-surfaces and zones are integrated by Heun's rule and no heat is lost between them.
+H and T are enthalpy and temperature at depth y, Ts at the surface, Tz in the zone; `Params` defines the constants. The
+model follows sections of plate through the furnace (Lagrangian), with finite volumes across half the thickness. The
+time integrator is ROS2, of order 2 for any approximate Jacobian (Verwer, Spee, Blom, Hundsdorfer, SIAM J. Scientific
+Computing 20(4), 1999). The Jacobian here is that of conduction, so Heun's rule integrates surfaces and zones, and heat
+is conserved.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ STEFAN_BOLTZMANN = 5.670374419e-8
 GAMMA = 0.2928932188134524
 """1 − 1/√2, which makes ROS2 L-stable."""
 LEAST_CAPACITY = 650.0
-"""Specific heat above 900 °C [J/(kg K)]; the lowest of all steel above 450 °C."""
+"""Specific heat above 900 °C [J/(kg K)], the lowest specific heat above 450 °C."""
 
 
 class Params(NamedTuple):
@@ -85,7 +86,7 @@ class Furnace(NamedTuple):
 
 
 def overlap(offset: Float[Array, ""]) -> Float[Array, "S Z"]:
-    """Share of each section's length in each zone."""
+    """Return the share of each section's length in each zone, with section 0 at `offset` [m] (`State.offset`)."""
     start = (jnp.arange(SECTIONS + 1, dtype=offset.dtype)[:, None] - 1) * SECTION + offset
     zone = jnp.arange(ZONES, dtype=offset.dtype)[None] * PER_ZONE * SECTION
     inside = jnp.minimum(start + SECTION, zone + PER_ZONE * SECTION) - jnp.maximum(start, zone)
@@ -102,7 +103,7 @@ def surface(
     """Return the temperature [K] of the surfaces and the heat flux [W/m²] into them.
 
     Ts solves 2 k (Ts − T1) / Δy = Σ_z share_z (ε σ (Tz⁴ − Ts⁴) + h (Tz − Ts)), k at T1, by four steps of Newton's
-    method, which leave a residual far below rounding.
+    method, with a residual far below rounding errors.
 
     Args:
         outer: (S,), temperature T1 of the outermost volume [K].
@@ -126,8 +127,8 @@ def surface(
 def _conducting(links: Float[Array, "S L"], capacity: Float[Array, "S M"]) -> Any:
     """Return a solver of (I − J) x = b, with J the conduction over links [J/(kg K)] between volumes.
 
-    With z = x / capacity this is a symmetric tridiagonal system, (capacity + links) z − links of the neighbours = b,
-    solved by Thomas's algorithm for all sections at once.
+    With z = x / capacity, (capacity + links) z − (links times z of the neighbours) = b is a symmetric tridiagonal
+    system. Thomas's algorithm solves all sections at once.
     """
     volumes = capacity.shape[1]
     links = jnp.pad(links, ((0, 0), (1, 1)))
@@ -148,7 +149,7 @@ def _conducting(links: Float[Array, "S L"], capacity: Float[Array, "S M"]) -> An
 
 
 class Passage(NamedTuple):
-    """Values in each substep of an advance, along axis 0."""
+    """Values in each of n substeps of `advance`."""
 
     surface: Float[Array, "n S"]
     """Temperature of the surface [K]."""
@@ -171,7 +172,7 @@ def advance(
     substeps: int,
     p: Params,
 ) -> tuple[Furnace, Passage]:
-    """Integrate the temperatures for a time with constant powers and positions.
+    """Integrate the temperatures over `seconds` with constant powers and positions.
 
     Args:
         furnace: heat of the steel and zone temperatures.
@@ -201,7 +202,7 @@ def advance(
 
     def substep(carry: Any, _: None) -> tuple[Any, Passage]:
         heat, zones, (rise, warming, links, per_joule, _, flux, supplied) = carry
-        # Steel may pass the peak of the heat capacity within a step, so bound the capacity in the Jacobian.
+        # Steel may pass the peak of the heat capacity within a step, so the Jacobian uses a bounded capacity.
         solve = _conducting(GAMMA * h * links, jnp.minimum(1.0 / per_joule, LEAST_CAPACITY))
         first = solve(rise)
         again = slopes(heat + h * first, zones + h * warming)
@@ -224,16 +225,16 @@ def advance(
 
 
 def line_speed(thickness: Float[Array, " S"], deviation: Scalar, p: Params) -> Float[Array, ""]:
-    """Return the speed [m/min] for a constant mass flow of sections of a thickness [mm], within the rollers' range."""
+    """Return the speed [m/min] that keeps the mass flow constant at a thickness [mm], within the rollers' range."""
     return jnp.clip(p.speed * 30.0 / jnp.mean(thickness) * (1 + deviation), 0.6, 1.9)
 
 
 def steady(
     thickness: Float[Array, ""], zones: Float[Array, " Z"], p: Params
 ) -> tuple[Float[Array, "S M"], Float[Array, " Z"]]:
-    """Return the heat [J/kg] along a furnace full of one thickness [mm] at fixed zones [K], and the powers [MW].
+    """Return the steady heat [J/kg] of sections of one thickness [mm] at zone temperatures [K], and the powers [MW].
 
-    One section is followed from place to place; at each place the state is recorded halfway.
+    The function follows one section from place to place, and records its heat halfway through each place.
     """
     dwell = SECTION / line_speed(thickness[None], 0.0, p) * SECONDS
     # With this capacity the zone temperatures are constant.

@@ -1,8 +1,8 @@
 """Annealing of steel plate in a continuous furnace; the actions are the burners' powers.
 
-The core of each product must reach a temperature and soak near it, while surfaces and zones must not overheat and the
-temperature difference across the steel is limited. The physics are in `furnace`; products follow each other, and the
-speed of the line depends on their thickness.
+The core of each product must reach a target temperature and stay near the target for some time (soak). Surfaces and
+zones must not overheat, and the temperature difference across the steel is limited. Products follow each other, and the
+speed of the line depends on their thickness. The physics are in `furnace`.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ DT = 1.0
 HORIZON = 180
 SUBSTEPS = 6
 PRODUCT_SECTIONS = 16
-"""Sections per product; at the start the furnace is full of the first product."""
+"""Sections per product. At the start, the furnace is full of the first product."""
 PRODUCTS = 12
 POWER = 8.0
 """Full power of a zone's burners [MW]."""
 ERROR_SCALE = 10.0
 """Error of the core temperature at the exit [K] with a cost of 1 per step."""
 SOAK_BAND, SOAK_PER_MM, SOAK_SCALE = 20.0, 0.2, 2.0
-"""Band below the target in which a core soaks [K]; required soaking time [min/mm]; shortfall with a cost of 1 [min]."""
+"""Band below the target in which a core soaks [K]; required soaking [min/mm]; missing time with a cost of 1 [min]."""
 FUEL_COST = 0.2
 """Cost of a step with all zones at full power."""
 NAMES = tuple(range(1, ZONES + 1))
@@ -102,7 +102,7 @@ STATIONS = tuple(range(0, SECTIONS + 1, PER_ZONE))
 
 
 def at_stations(x: Float[Array, " S"], offset: Float[Array, ""]) -> Float[Array, " 5"]:
-    """Interpolate values of the sections to the entry and to half a section before the end of each zone."""
+    """Interpolate values of sections at the entry, and at half a section before the end of each zone."""
     here = np.array(STATIONS)
     behind = jnp.minimum(offset / SECTION, jnp.asarray(here, x.dtype))
     return x[here] + behind * (x[np.maximum(here - 1, 0)] - x[here])
@@ -117,8 +117,8 @@ def between_stations(seen: Float[Array, " 5"]) -> Float[Array, " S"]:
 def reconstruct(observation: Float[Array, " 25"], params: Params) -> tuple[Furnace, Float[Array, " S"]]:
     """Reconstruct temperatures [K] and thickness [mm] of the charge from the stations.
 
-    Between stations, temperatures are linear along the furnace. Across the steel they follow the parabola of a steady
-    heat flux q, T = Ts − q L / (2 k) (1 − η²), with L half the thickness.
+    Between stations, temperatures are linear along the furnace. Across the steel, T = Ts − q L / (2 k) (1 − η²) at a
+    steady heat flux q, with L half the thickness and η from 0 in the middle to 1 at the surface.
     """
     zones = observation[:ZONES] + CELSIUS
     skin = jnp.concatenate([jnp.full_like(zones[:1], params.ambient), observation[2 * ZONES : 3 * ZONES]]) + CELSIUS
@@ -173,9 +173,9 @@ class State(NamedTuple):
 NOMINAL = Params()
 
 BOOST = (1.0, 0.8, 0.4, 0.1)
-"""Excess of each zone over the target, relative to the first zone."""
+"""Each zone's set point minus the target, as a share of this difference in the first zone."""
 LOAD = (94.5, 196.0, -82.0)
-"""Excess of the first zone over the target [K], by powers of the relative deviation of the load from 36 mm m/min."""
+"""Coefficients of a polynomial for the first zone's set point minus the target [K]; see `setpoints`."""
 
 
 class ZoneParams(NamedTuple):
@@ -188,7 +188,7 @@ class ZoneParams(NamedTuple):
     feedforward: Any
     """(Z,), feedforward of changes of the set point [MW/K]."""
     trim: Any
-    """(Z,), change of set point per error at the exit [K/K]."""
+    """(Z,), change of the set point per temperature error at the exit [K/K]."""
     lift: Any
     """(Z,), offset of the set points [K]."""
 
@@ -205,10 +205,9 @@ class ZoneState(NamedTuple):
 def setpoints(
     thickness: Float[Array, "*n"], target: Float[Array, "*n"], speed: Float[Array, "*n"], zone: int
 ) -> Float[Array, "*n"]:
-    """Return the table's set point [°C] of a zone.
+    """Return the set point [°C] of a zone: target + BOOST (c0 + c1 x + c2 x²), x = thickness · speed / 36 − 1.
 
-    Each zone exceeds the target by `BOOST` times a polynomial of the heat load, fitted to the steady states of the
-    nominal furnace in which the core leaves at the target.
+    The coefficients c are LOAD, fitted to steady states of the nominal furnace in which the core leaves at the target.
 
     Args:
         thickness: (...), thickness of the product [mm].
@@ -229,7 +228,7 @@ def margins_of(
 
 
 def _observe(state: State, p: Params, noise: Float[Array, " 9"]) -> Float[Array, " 25"]:
-    """Observe with noise [K] on thermocouples, pyrometers and the furnace model's core temperature."""
+    """Return the observation with noise [K] on thermocouples, pyrometers and the computed core temperature."""
     cell = state.thickness / 2000 / CELLS
     kelvin = temperature(state.furnace.heat)[0]
     skin, _ = surface(kelvin[:, 0], cell, state.furnace.zones, overlap(state.offset), p)
@@ -248,7 +247,7 @@ def _observe(state: State, p: Params, noise: Float[Array, " 9"]) -> Float[Array,
 
 
 def _hot_enough(core: Float[Array, "*n S"], target: Float[Array, " S"]) -> Float[Array, "*n S"]:
-    """1 where a core [K] is above the target [°C] minus the soaking band, else 0."""
+    """Return 1 for each core [K] above the target [°C] minus the soaking band, else 0."""
     return (core - CELSIUS >= jnp.broadcast_to(target, core.shape) - SOAK_BAND).astype(core.dtype)
 
 
@@ -264,7 +263,7 @@ def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 25"]]:
-    """Start with the furnace full of one product, in the steady state at the table's zone temperatures."""
+    """Start with the furnace full of one product, in the steady state at the zone temperatures of `setpoints`."""
     key_products, key_rest, key_noise = jax.random.split(key, 3)
     drawn = jax.random.uniform(key_products, (2, PRODUCTS))
     low = jnp.stack([jnp.asarray(params.thickness_low), jnp.asarray(params.target_low)])[:, None]
@@ -291,7 +290,7 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 25"]
 
 
 def transport(state: State, minutes: float, params: Params) -> State:
-    """Move the charge for some minutes; when a whole section has left, a cold one has entered."""
+    """Move the plate for some minutes. When a section leaves, a cold section enters."""
     offset = state.offset + line_speed(state.thickness, state.deviation, params) * minutes
     shift = offset >= SECTION
     product = jnp.minimum(1 + state.entered // PRODUCT_SECTIONS, PRODUCTS - 1)
@@ -312,7 +311,7 @@ def transport(state: State, minutes: float, params: Params) -> State:
 
 
 def cost(observation: Float[AnyArray, "*n 25"], power: Float[AnyArray, "*n 4"]) -> Float[Array, "*n"]:
-    """((T − target) / 10 K)² + (max(s − soak, 0) / 2 min)² + 0.2 · mean power / full power, at the exit.
+    """Return ((T − target) / 10 K)² + (max(s − soak, 0) / 2 min)² + 0.2 · mean power / full power, at the exit.
 
     T is the core temperature, s the required soaking time of 0.2 min per millimetre of thickness.
 
@@ -330,8 +329,8 @@ def cost(observation: Float[AnyArray, "*n 25"], power: Float[AnyArray, "*n 4"]) 
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 4"], params: Params) -> tuple[State, Timestep]:
     """Simulate one minute under burner powers [MW], clipped.
 
-    The charge moves half a step, is heated at rest, and moves half a step (Strang, SIAM Journal on Numerical Analysis
-    5, 1968). The speed deviation is an AR(1) sequence. An episode never terminates: overheated steel is scrap, but the
+    The plate moves half a step, is heated at rest, and moves half a step (Strang, SIAM Journal on Numerical Analysis 5,
+    1968). The speed deviation is an AR(1) sequence. An episode never terminates: overheated steel is scrap, but the
     line keeps running.
     """
     noise = jax.random.normal(key, (2 * ZONES + 2,), action.dtype)
@@ -375,11 +374,11 @@ def predict(
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 25"], params: Params) -> tuple[State, Params]:
-    """Set the measured zones, powers, speed and entering product; correct the steel by the pyrometers.
+    """Set the state to a logged observation, and correct the temperatures inside the steel by the pyrometers.
 
-    Steel temperatures keep their simulated profile, shifted by the pyrometers' deviation, linear between stations. The
-    soaking times are shifted by the deviation at the exit. In the first step there is no history: the charge is one
-    product with the temperatures of `reconstructed`.
+    Steel temperatures keep their simulated profile, plus the pyrometers' deviations, linear between stations. Soaking
+    times are shifted by the deviation at the exit. In the first step the plate is one product with the temperatures of
+    `reconstruct`.
     """
     noise = params.noise_sd * jax.random.normal(key, (2 * ZONES + 1,), observation.dtype)
     zones = observation[:ZONES] - noise[:ZONES] + CELSIUS
@@ -408,12 +407,12 @@ def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 25"], pa
 
 
 def applied(observation: Float[Array, " 25"]) -> Float[Array, " 4"]:
-    """Burner powers [MW] in force."""
+    """Return the burner powers [MW] that are applied at present."""
     return observation[ZONES : 2 * ZONES]
 
 
 def logged_margins(next_observation: Float[AnyArray, "*n 25"]) -> Float[Array, "*n 3"]:
-    """Margins [K] of logged rows: the hottest pyrometer and zone, and q L / (2 k) where cold steel enters."""
+    """Return margins [K] of logged rows, from the hottest pyrometer and zone, and q L / (2 k) of entering steel."""
     zones = next_observation[..., :ZONES] + CELSIUS
     cold = NOMINAL.ambient + CELSIUS
     flux = NOMINAL.emissivity * STEFAN_BOLTZMANN * (zones[..., 0] ** 4 - cold**4)
@@ -430,14 +429,14 @@ def logged_margins(next_observation: Float[AnyArray, "*n 25"]) -> Float[Array, "
 def logged_reward(
     observation: Float[AnyArray, "*n 25"], action: Float[AnyArray, "*n 4"], next_observation: Float[AnyArray, "*n 25"]
 ) -> Float[Array, "*n"]:
-    """Reward of logged rows, from the furnace model's core temperature at the exit."""
+    """Return the reward of logged rows, from the computed core temperature at the exit."""
     return -cost(next_observation, action)
 
 
 def _wanted(params: ZoneParams, observation: Float[Array, " 25"]) -> Float[Array, " Z"]:
-    """Set points [°C]: the table's for the products in the furnace, trimmed by the error at the exit.
+    """Return the set points [°C] from `setpoints`, corrected by the temperature error at the exit.
 
-    Products at the stations are averaged over the ends of each zone.
+    Thickness and target of a zone are means over the stations at its two ends.
     """
     trim, lift = (jnp.asarray(x, observation.dtype) for x in (params.trim, params.lift))
     thickness, target = ((seen[1:] + seen[:-1]) / 2 for seen in (observation[12:17], observation[17:22]))
@@ -461,8 +460,8 @@ def _zone_act(
 
 
 zone_control = Controller(_zone_init, _zone_act)
-"""P ← clip(applied + kp (e − e') + ki dt e + f (r − r')): a PI loop for each zone on the set points r of the
-table, trimmed by the error at the exit."""
+"""P ← clip(applied + kp (e − e') + ki dt e + f (r − r')): a PI loop for each zone with control error e and set point r.
+A prime marks the previous step."""
 
 PLANT = Plant(
     spec=SPEC,
@@ -475,8 +474,8 @@ PLANT = Plant(
     applied=applied,
     resume=resume,
     fallback=zone_control,
-    # By the cross-entropy method from the best known, with a penalty on margins below 1 K. Then the second zone,
-    # with the largest temperature difference across the plate, was set 12 K lower until 5,317 episodes kept the limits.
+    # Found by the cross-entropy method with a penalty on margins below 1 K. The second zone, with the largest
+    # temperature difference across the plate, is 12 K lower, so that 5,317 episodes keep the limits.
     fallback_params=ZoneParams(
         kp=(0.041, 0.03, 0.045, 0.11),
         ki=(0.012, 0.018, 0.0115, 0.0265),
@@ -484,8 +483,8 @@ PLANT = Plant(
         trim=(0.06, 0.18, 0.27, 0.78),
         lift=(6.2, 5.0, 9.1, -3.5),
     ),
-    # A zone has 6 MJ/K against 5 to 12 kW/K of steel: a gain of about half of η⁻¹ C per minute of response, and an
-    # integral time of eight minutes.
+    # By rule of thumb: the same gains for all zones, with an integral time of eight minutes, and no corrections of set
+    # points.
     found_params=ZoneParams(
         kp=(0.05,) * ZONES,
         ki=(0.006,) * ZONES,

@@ -1,7 +1,7 @@
 """Carbon steel between 20 °C and 1200 °C by EN 1993-1-2: conductivity, specific heat, and specific enthalpy.
 
-Near 735 °C steel transforms from ferrite to austenite and the specific heat peaks at 5000 J/(kg K). Temperature is a
-poor state there, so the furnace keeps the specific enthalpy and looks the temperature up in a table.
+Near 735 °C steel transforms from ferrite to austenite and the specific heat peaks at 5000 J/(kg K). The
+simulation therefore integrates the specific enthalpy, and a table gives the temperature.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CELSIUS = 273.15
 NODES = 1024
 """Nodes of the table, one kilojoule per kilogram apart; the error is below 2 mK."""
 HOTTEST = 1400.0
-"""End of the table [°C], beyond the standard's 1200 °C; extrapolation above it and below 0 °C is linear."""
+"""End of the table [°C], beyond the standard's 1200 °C. Above the end and below 0 °C, extrapolation is linear."""
 
 
 def conductivity(temperature: Float[Array, "*n"]) -> Float[Array, "*n"]:
@@ -27,7 +27,7 @@ def conductivity(temperature: Float[Array, "*n"]) -> Float[Array, "*n"]:
 
 
 def integral(celsius: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """∫ c dθ [J/kg] from 0 °C, in closed form, of the specific heat c of EN 1993-1-2, 3.4.1.2.
+    """Return ∫ c dθ [J/kg] from 0 °C in closed form, for the specific heat c of EN 1993-1-2, 3.4.1.2.
 
     c [J/(kg K)] is a cubic in θ [°C] below 600 °C, a hyperbola on each side of 735 °C, and 650 above 900 °C.
 
@@ -51,7 +51,7 @@ def _table() -> tuple[float, npt.NDArray[np.float64]]:
 
 
 def temperature(enthalpy: Float[Array, "*n"]) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
-    """Temperature [K] at a specific enthalpy [J/kg], linear between nodes, and the slope 1/c [K kg/J]."""
+    """Return the temperature [K] at a specific enthalpy [J/kg], linear between nodes, and the slope 1/c [K kg/J]."""
     spacing, celsius = _table()
     nodes, slopes = (jnp.asarray(x, enthalpy.dtype) for x in (celsius[:-1], np.diff(celsius) / spacing))
     place = jnp.clip((enthalpy / spacing).astype(jnp.int32), 0, NODES - 2)
@@ -60,7 +60,7 @@ def temperature(enthalpy: Float[Array, "*n"]) -> tuple[Float[Array, "*n"], Float
 
 
 def enthalpy(temperature: Float[Array, "*n"]) -> Float[Array, "*n"]:
-    """Specific enthalpy [J/kg] above 0 °C at a temperature [K]: the inverse of `temperature`."""
+    """Return the specific enthalpy [J/kg], relative to 0 °C, at a temperature [K]: the inverse of `temperature`."""
     spacing, celsius = _table()
     nodes = jnp.asarray(celsius, temperature.dtype)
     wanted = temperature - CELSIUS

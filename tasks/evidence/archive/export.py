@@ -1,4 +1,4 @@
-"""Export of a ledger and all files it names into one archive that an auditor can verify without the home."""
+"""Export the ledger and the files that it names into one archive, which an auditor can verify without the home."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ FORMAT = "neorl-audit-archive/1"
 CONTENTS = "archive.json"
 ENTRIES, HEAD, TRUST, POLICIES, WITNESSES = "ledger", "ledger.head", "trust.yaml", "policies", "witnesses.yaml"
 DATA = "datasets/"
-"""Files that may be left out; the ledger contains their digests."""
+"""Path prefix of dataset files. An archive may omit these files, because the ledger contains their digests."""
 PRIVATE = ("keys/", "secrets/", "ledger/")
 
 
 class FileIn(Body):
-    """File of an archive."""
+    """Path, SHA-256 and size in bytes of one file in an archive."""
 
     path: str
     sha256: str
@@ -36,7 +36,7 @@ class FileIn(Body):
 
 
 class ContentsOf(Body):
-    """First file of an archive: list of all others."""
+    """Content of `archive.json`, the first file of an archive: the list of all other files."""
 
     format: str
     entries: int
@@ -44,11 +44,11 @@ class ContentsOf(Body):
     files: tuple[FileIn, ...]
     """All other files, in order."""
     left_out: tuple[str, ...]
-    """Files that entries name and that are not included."""
+    """Paths of files that ledger entries name and that the archive omits."""
 
 
 class Exported(NamedTuple):
-    """A written archive."""
+    """Path, SHA-256 and counts of a written archive."""
 
     path: Path
     sha256: str
@@ -58,7 +58,7 @@ class Exported(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """A file to write: path in the archive, and bytes or source."""
+    """A file to write: its path in the archive, and its bytes or the path of its source file."""
 
     path: str
     source: Path | bytes
@@ -67,17 +67,17 @@ class _Piece(NamedTuple):
 
 
 def export(home: Home, out: Path, data: bool = True) -> Exported:
-    """Write the ledger, every file that it names, keys, policies and the witnesses' checkpoint into one archive.
+    """Write the ledger, every file that it names, public keys, policies and the newest heads into one archive.
 
-    The archive's bytes depend only on the ledger.
+    An unchanged home always gives the same archive, byte for byte.
 
     Args:
-        out: file to write; written completely or not at all.
-        data: whether to include datasets; otherwise the archive lists them as left out.
+        out: file to write; an error leaves no incomplete file.
+        data: whether to include the datasets; otherwise the archive only lists their paths.
 
     Raises:
         BadInput: if there is no ledger, or the archive cannot be written.
-        Refused: if the ledger does not verify, or a file is missing or differs from the entry.
+        Refused: if the ledger is invalid, or a file is missing or has another SHA-256 than the ledger states.
     """
     ledger = Ledger.open(home, write=False)
     ledger.verify()
@@ -102,7 +102,7 @@ def export(home: Home, out: Path, data: bool = True) -> Exported:
 
 
 def _signed_head(home: Home, ledger: Ledger) -> str:
-    """Return the home's stored head if it covers the last entry, which needs no key; otherwise a new one."""
+    """Return a signed head that covers the last entry: the stored head, or a new head from the signer."""
     path = home.root / HEAD
     kept = path.read_text().strip() if path.is_file() else ""
     if kept and HeadNow(**ledger.trust.unseal(HEAD_TYPE, kept.encode())) == ledger.head():
@@ -111,16 +111,17 @@ def _signed_head(home: Home, ledger: Ledger) -> str:
 
 
 def _named(home: Home, entries: Sequence[Entry]) -> dict[str, _Piece]:
-    """Return every file that an entry names, by path in the home."""
+    """Return every file that the entries name, keyed by its path in the home."""
     found: dict[str, _Piece] = {}
     for entry in entries:
         for file in entry.artefacts:
             path = home.root / file.path
             if file.path.startswith(PRIVATE):
                 raise Refused(
-                    f"{file.path}, named by ledger entry {entry.sequence}, is private: an archive contains no secrets"
+                    f"ledger entry {entry.sequence} names {file.path}, which is private and must not be exported: ask "
+                    "the author of this entry"
                 )
-            got = stored_sha256(path) if not path.is_dir() and is_stored(path) else "none"
+            got = stored_sha256(path) if not path.is_dir() and is_stored(path) else "no file"
             if got != file.sha256:
                 raise Refused(
                     f"{file.path} of entry {entry.sequence} must have SHA-256 {file.sha256[:12]}, got {got[:12]}: "
@@ -131,7 +132,7 @@ def _named(home: Home, entries: Sequence[Entry]) -> dict[str, _Piece]:
 
 
 def _pins(home: Home, ledger: Ledger, entries: Sequence[Entry]) -> Iterator[_Piece]:
-    """Yield the pinned keys, policies and witnesses, and the newest countersigned head."""
+    """Yield the files that pin public keys, policies and witnesses, and the newest countersigned head."""
     trust, plants = ledger.trust, sorted({entry.plant for entry in entries if entry.kind == "policy"})
     files = {TRUST: trust.source} | {f"{POLICIES}/{plant}.yaml": policy_file(trust, plant) for plant in plants}
     where, witnesses = pinned_file(home, trust), pinned(home, trust)
@@ -147,7 +148,7 @@ def _of_bytes(path: str, data: bytes) -> _Piece:
 
 def _write(out: Path, pieces: Sequence[_Piece]) -> None:
     if not out.parent.is_dir() or out.is_dir():
-        raise BadInput(f"{out} is not a file in an existing folder: choose another path")
+        raise BadInput(f"cannot write {out}: it is a folder, or its folder does not exist; choose another path")
     with writing(out) as temporary, temporary.open("wb") as file:
         for piece in pieces:
             with _opened(piece) as source:

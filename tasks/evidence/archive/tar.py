@@ -1,8 +1,8 @@
-"""Reproducible tar files: plain files without metadata, one byte string for the same content.
+"""Reproducible tar archives: the same files always give the same bytes.
 
-A general tar reader accepts links, devices, sparse files and paths that leave the folder. This reader accepts only the
-exact headers of the writer below and rejects others before writing the file. Nothing is compressed, so unpacked files
-are never larger than the archive.
+`extract` reads archives of unknown origin. It accepts only headers that `write_member` writes, so an archive cannot
+contain links, devices or paths outside the target folder. Archives are not compressed, so the unpacked files are never
+larger than the archive.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ BLOCK = tarfile.BLOCKSIZE
 CHUNK = 2**20
 LONGEST_PATH = 255
 MAX_BYTES = 8**11 - 1
-"""Largest file size that a header can express."""
+"""Largest size of a file in bytes that a tar header can state."""
 END = bytes(2 * BLOCK)
 CURE = "ask for a new copy of the archive"
 
 
 class Member(NamedTuple):
-    """File of an archive."""
+    """Path, size in bytes and SHA-256 of one file in an archive."""
 
     path: str
     size: int
@@ -34,22 +34,22 @@ class Member(NamedTuple):
 
 
 def write_member(out: IO[bytes], path: str, source: IO[bytes], size: int) -> Member:
-    """Append a file to an archive."""
+    """Append a file to an open archive; return its path, size and SHA-256."""
     if (fault := path_fault(path)) or size > MAX_BYTES:
-        raise BadInput(f"an archive cannot contain {path!r}: {fault or f'{size} bytes are too many'}")
+        raise BadInput(f"an archive cannot contain {path!r}: {fault or f'{size} bytes are more than {MAX_BYTES}'}")
     out.write(_header(path, size))
     if (sha256 := _copied(source, out, size)) is None:
-        raise BadInput(f"{path} has fewer than {size} bytes: export again")
+        raise BadInput(f"{path} became shorter than {size} bytes during the export: export again")
     out.write(bytes(-size % BLOCK))
     return Member(path, size, sha256)
 
 
 def extract(archive: Path, folder: Path) -> Iterator[Member]:
-    """Unpack an untrusted archive file by file.
+    """Unpack an archive of unknown origin into a folder; yield each file after it is written.
 
     Raises:
         BadInput: if the archive does not exist or the disk is full.
-        Refused: if it is not in the format of `write_member`.
+        Refused: if the archive was not written with `write_member`.
     """
     try:
         source = archive.open("rb")
@@ -68,7 +68,7 @@ def extract(archive: Path, folder: Path) -> Iterator[Member]:
 
 
 def path_fault(path: str) -> str | None:
-    """Return why an archive cannot contain this path, or None."""
+    """Return the reason why an archive cannot contain a path; None if it can."""
     parts = path.split("/")
     if not path.isprintable() or "\\" in path or len(path.encode()) > LONGEST_PATH:
         return f"the path has forbidden characters or more than {LONGEST_PATH} bytes"
@@ -78,7 +78,7 @@ def path_fault(path: str) -> str | None:
 
 
 def _header(path: str, size: int) -> bytes:
-    """Return the only valid header of a file: no time, no owner, readable by all."""
+    """Return the tar header of a file: no time, no owner, mode 0644."""
     info = tarfile.TarInfo(path)
     info.size, info.mode = size, 0o644
     try:
@@ -88,16 +88,16 @@ def _header(path: str, size: int) -> bytes:
 
 
 def _parsed(block: bytes, archive: Path) -> tuple[str, int]:
-    """Parse a header; it must be exactly the header that the writer gives this path and size."""
+    """Return path and size from a header; reject every header that `_header` would not write."""
     try:
         name, prefix = (block[at:end].split(b"\0")[0].decode() for at, end in ((0, 100), (345, 500)))
         size = int(block[124:135], 8)
         path = f"{prefix}/{name}" if prefix else name
         fault = path_fault(path)
         if not fault and _header(path, size) != block:
-            fault = "a header in another format, such as a link's"
+            fault = "a header has another format, for example that of a link"
     except (ValueError, BadInput):
-        fault, path = "no header of a file", ""
+        fault, path = "a block is not the header of a file", ""
     if fault:
         raise Refused(f"{archive} was not written by 'neorl audit export' ({fault}): {CURE}")
     return path, size
@@ -119,7 +119,7 @@ def _extracted(source: IO[bytes], path: str, size: int, folder: Path, archive: P
 
 
 def _copied(source: IO[bytes], out: IO[bytes], size: int) -> str | None:
-    """Copy `size` bytes; return their SHA-256, or None if there are fewer."""
+    """Copy `size` bytes; return their SHA-256, or None if the source has fewer bytes."""
     digest, left = hashlib.sha256(), size
     while left:
         data = source.read(min(CHUNK, left))

@@ -1,4 +1,4 @@
-"""Verification of an archive: format, digests of the files, and the complete audit of a home."""
+"""Verify an archive: its format, the digests of its files, and everything that the audit of a home checks."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from tasks.files.canonical import canonical_json, read_json
 
 NAME = "archive"
 HOME_ONLY = ("ledger.db", "mlflow/", "reports/")
-"""Paths that an audit reads in a home and that no archive may contain."""
+"""Paths that an audit reads in a home. No archive may contain these paths."""
 
 
 class Unpacked(Home):
-    """Folder of an unpacked archive; uses its own ledger even if the environment names a different ledger."""
+    """A home in the folder of an unpacked archive. It ignores NEORL_LEDGER_URL and reads the archive's own ledger."""
 
     @property
     def ledger_url(self) -> str:
@@ -50,19 +50,18 @@ class Unpacked(Home):
 
 
 def verify_archive(archive: Path, heads: Sequence[str] = (), trust: Path | None = None) -> list[Check]:
-    """Verify an archive without the home, in a temporary folder.
+    """Unpack an archive into a temporary folder and audit it; the home is not needed.
 
     Args:
-        heads: signed heads kept outside the archive.
-        trust: file of public keys from another source; defaults to the archive's own.
+        heads: signed heads that the auditor kept; they must belong to the archive's ledger.
+        trust: file of trusted public keys; defaults to the file in the archive, which proves no identity.
 
     Raises:
-        BadInput: if the file does not exist or cannot be unpacked for lack of space.
-        Refused: if it is not in the format of `neorl audit export`, or the entries form no ledger.
+        BadInput: if the archive does not exist, or the disk is full.
+        Refused: if `neorl audit export` did not write the archive, or its entries do not form a ledger.
     """
     with tempfile.TemporaryDirectory(prefix="neorl-audit-") as name:
         home = Unpacked(Path(name))
-        # Surplus or too large files are rejected by their headers, before their content is read.
         contents = _contents(home, archive, list(extract(archive, home.root)))
         _rebuild(home, contents, archive)
         root = trust or home.root / TRUST
@@ -74,21 +73,21 @@ def verify_archive(archive: Path, heads: Sequence[str] = (), trust: Path | None 
 
 
 def _contents(home: Home, archive: Path, members: Sequence[Member]) -> ContentsOf:
-    """Read the list of files and compare it with the archive's members."""
+    """Read `archive.json` and check that it lists exactly the unpacked files."""
     try:
         value = read_json(home.root / CONTENTS)
         found = ContentsOf.model_validate_json(json.dumps(value))
     except (NeoRLError, ValidationError) as error:
         raise Refused(f"{archive} has no valid list of files ({CONTENTS}): {CURE}") from error
     if found.format != FORMAT or (home.root / CONTENTS).read_bytes() != canonical_json(value):
-        raise Refused(f"{archive} must have the format {FORMAT}, got '{found.format[:60]}': {CURE}")
+        raise Refused(f"{archive} must have the exact format {FORMAT}, got '{found.format[:60]}': {CURE}")
     listed = [Member(file.path, file.size, file.sha256) for file in found.files]
     if members[:1] and members[0].path == CONTENTS and list(members[1:]) == listed:
         left_out = {path for path in found.left_out if not path.startswith(DATA)}
         foreign = [file.path for file in found.files if file.path.startswith(HOME_ONLY)]
         if not left_out and not foreign:
             return found
-        raise Refused(f"the list of {archive} must not contain {(*left_out, *foreign)[0]!r}: {CURE}")
+        raise Refused(f"{CONTENTS} of {archive} must not list {(*left_out, *foreign)[0]!r}: {CURE}")
     pairs = zip([*listed, None], [*members[1:], None], strict=False)
     wrong = next((got or want for want, got in pairs if want != got), None)
     name = repr(wrong.path) if wrong else "the first file"
@@ -96,11 +95,11 @@ def _contents(home: Home, archive: Path, members: Sequence[Member]) -> ContentsO
 
 
 def _rebuild(home: Home, contents: ContentsOf, archive: Path) -> None:
-    """Rebuild the ledger's table from unverified entries; the audit verifies them."""
+    """Write the archive's entries into a ledger's table; the audit verifies the entries later."""
     listed = [file.path for file in contents.files]
     paths = [path for path in listed if path.startswith(f"{ENTRIES}/")]
     if paths != [f"{ENTRIES}/{number:08d}.json" for number in range(1, contents.entries + 1)]:
-        raise Refused(f"{archive} must contain entries 1 to {contents.entries}, got {len(paths)} files: {CURE}")
+        raise Refused(f"{archive} must contain entries 1 to {contents.entries}, got {len(paths)} entry files: {CURE}")
     if missing := {HEAD, TRUST} - set(listed):
         raise Refused(f"{archive} lacks {' and '.join(sorted(missing))}: {CURE}")
     _check_head(home, contents, archive)
@@ -124,14 +123,14 @@ def _rebuild(home: Home, contents: ContentsOf, archive: Path) -> None:
 
 
 def _check_head(home: Home, contents: ContentsOf, archive: Path) -> None:
-    """Check that the head belongs to the last entry; the audit verifies the signature."""
+    """Check that the head covers all entries; the audit verifies the head's signature later."""
     try:
         (text,) = heads_in((home.root / HEAD).read_text())
         size = HeadNow(**json.loads(from_base64(json.loads(text)["payload"]))).size
     except (ValueError, TypeError, LookupError) as error:
         raise Refused(f"{HEAD} of {archive} is not a signed head: {CURE}") from error
     if size != contents.entries:
-        raise Refused(f"the head of {archive} covers {size} entries, the list {contents.entries}: {CURE}")
+        raise Refused(f"the head of {archive} covers {size} entries, but {CONTENTS} lists {contents.entries}: {CURE}")
 
 
 def _trusted(root: Path, *, given: bool) -> Check:
@@ -143,7 +142,7 @@ def _trusted(root: Path, *, given: bool) -> Check:
 
 
 def _strangers(home: Home, contents: ContentsOf, root: Path) -> Iterator[Check]:
-    """Yield files of the archive that no entry names and no format requires."""
+    """Yield a failed check for each file that no entry names and the archive format does not require."""
     ledger = Ledger.open(home, trust=root, write=False)
     try:
         named = {file.path for entry in ledger.entries() for file in entry.artefacts}

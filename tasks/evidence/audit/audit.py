@@ -1,4 +1,4 @@
-"""The audit: verify everything that the ledger states, and name each failure."""
+"""The audit: verify everything that the ledger states; each failure names the entry, file or head."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tasks.versions.versions import newest
 
 @dataclass(frozen=True)
 class AuditReport:
-    """Checks in order."""
+    """Result of an audit: all checks, in the order in which they ran."""
 
     checks: list[Check]
 
@@ -54,18 +54,18 @@ class AuditReport:
 def audit(
     home: Home, heads: Iterable[str] = (), trust: Path | None = None, left_out: Container[str] = ()
 ) -> AuditReport:
-    """Verify a home's ledger and every file that it names. Read-only; needs no private key and no server.
+    """Verify a home's ledger and every file that it names. Nothing is changed; no private key or server is needed.
 
     Args:
-        heads: signed heads from elsewhere (MLflow tags, reports, exports), in addition to `ledger.head`.
-        trust: file of pinned public keys; defaults to the project's or the home's.
-        left_out: paths of deliberately missing files.
+        heads: signed heads from MLflow tags, reports or exports. The home's `ledger.head` is always checked.
+        trust: file of pinned public keys; defaults to the project's file, else to the home's file.
+        left_out: paths of files that may be missing, because an archive left them out.
 
     Returns:
-        A report; failures name the ledger entry, file or head.
+        All checks. Each failed check names the ledger entry, file or head.
 
     Raises:
-        BadInput: if there is no ledger or no trust root.
+        BadInput: if there is no ledger, or no file of pinned public keys.
     """
     ledger = Ledger.open(home, trust=trust, write=False)
     checks = [_table(home), _chain(ledger)]
@@ -88,14 +88,14 @@ def audit(
 
 
 def first_broken(home: Home) -> str | None:
-    """Return a description of the first invalid or rule-breaking entry, or None."""
+    """Return a message about the first entry that is invalid or breaks a rule; None if there is none."""
     ledger = Ledger.open(home, write=False)
     found = [_chain(ledger), *_replayed(ledger.verified)]
     return next((check.detail for check in found if check.passed is False), None)
 
 
 def _table(home: Home) -> Check:
-    """Run SQLite's integrity check, which also finds damage outside of the rows."""
+    """Run SQLite's integrity check on the ledger's file; it also finds damage that no row shows."""
     if not home.ledger.exists():
         return Check("table", True, "kept by a database server")
     try:
@@ -121,7 +121,7 @@ def _heads(ledger: Ledger, heads: Iterable[str]) -> list[Check]:
         # Invalid bytes become a character that no envelope contains, so the head is refused.
         named.append((own.name, own.read_text(errors="replace")))
     elif ledger.home.ledger.exists():
-        # It exists from before the first entry on. Truncating the ledger needs a new one, and that needs the key.
+        # The signer writes this file before the first entry. Whoever truncates the ledger cannot sign a new head.
         lost = f"{own.name} is missing, so truncation cannot be excluded: restore it from a backup"
         failures.append(Check("heads", False, lost))
     for name, text in named:
@@ -133,18 +133,18 @@ def _heads(ledger: Ledger, heads: Iterable[str]) -> list[Check]:
 
 
 def _versions(entries: Sequence[Entry]) -> list[Check]:
-    """Report the versions of the rules by which the entries were judged."""
+    """Count the entries by the version of the rules that judged them."""
     counts = Counter(entry.rules for entry in entries)
     named = ", ".join(f"{counts[number]} entries by version {number}" for number in sorted(counts)) or "no entry"
     return [Check("versions", True, f"rules and texts: {named}; this NeoRL writes version {newest()}")]
 
 
 def _replayed(entries: Sequence[Entry]) -> list[Check]:
-    """Apply the rules again to each entry, given the entries before it."""
+    """Apply the rules to each entry again, with only the earlier entries as history."""
     groups = {kind: name for name, kinds in GROUPS.items() for kind in kinds}
     counts = Counter(groups.get(entry.kind, "others") for entry in entries)
     failures = []
-    # As it was then: keys revoked later still counted.
+    # Keys that were revoked later are still valid here, as they were when the entry was written.
     for history, entry in before_each(entries):
         try:
             rules.check(history, entry)
@@ -172,7 +172,7 @@ def _champions(logged: Sequence[Entry], trust: TrustRoot) -> Check:
 
 
 def _ended(logged: Sequence[Entry], entries: Sequence[Entry]) -> set[str]:
-    """Return promotions that were replaced or withdrawn, including those that a voided promotion replaced."""
+    """Return digests of promotions and rollbacks that are over: replaced (also by a voided promotion) or withdrawn."""
     before = {e.digest: e.body.get("replaces") for e in logged if e.kind in IN_FORCE}
     counted = {entry.digest for entry in entries if entry.kind in IN_FORCE}
     names = {"promotion": "replaces", "rollback": "replaces", "withdrawal": "promotion"}
@@ -187,7 +187,7 @@ def _ended(logged: Sequence[Entry], entries: Sequence[Entry]) -> set[str]:
 
 
 def _policies(ledger: Ledger, entries: Sequence[Entry]) -> list[Check]:
-    """Compare pinned policies with the ledger's; report champions from before a policy."""
+    """Compare pinned policies with the ledger; report champions that are older than their plant's policy."""
     plants = sorted({entry.plant for entry in entries if entry.kind in ("policy", "promotion")})
     signed = [plant for plant in plants if policy_entry(entries, plant) is not None]
     if signed and not pinned_file(ledger.trust, signed[0]).parent.is_dir():
@@ -209,7 +209,7 @@ def _policies(ledger: Ledger, entries: Sequence[Entry]) -> list[Check]:
 
 
 def _named_files(entries: Sequence[Entry]) -> Iterator[tuple[int, Artefact]]:
-    """Yield each file once, with the first entry that names it."""
+    """Yield each file that entries name once, with the number of the first entry that names it."""
     seen = set()
     for entry in entries:
         for file in entry.artefacts:
@@ -239,7 +239,7 @@ def _files(home: Home, entries: Sequence[Entry], left_out: Container[str]) -> li
 
 
 def _strangers(home: Home, entries: Sequence[Entry]) -> list[Check]:
-    """Find files added to a folder whose other files are all named by an entry (`folder_artefacts`)."""
+    """Find files that no entry names in folders that the ledger lists completely, such as bundles."""
     folders: dict[str, int] = {}
     named = set()
     for sequence, file in _named_files(entries):
@@ -257,7 +257,7 @@ def _strangers(home: Home, entries: Sequence[Entry]) -> list[Check]:
 
 
 def _served(home: Home, entries: Sequence[Entry]) -> list[Check]:
-    """Verify every file of the models that this home's MLflow serves, including the code that loading executes."""
+    """Verify every file of the models in this home's MLflow, including the code that MLflow executes to load them."""
     kept = home.root / "mlflow" / "artifacts"
     models: dict[str, tuple[CandidateRecord, int]] = {}
     for record, entry in _records(entries):
@@ -267,7 +267,7 @@ def _served(home: Home, entries: Sequence[Entry]) -> list[Check]:
     failures = []
     for model, (record, sequence) in models.items():
         where = f"version {record.version} of {record.dataset.plant} in MLflow (ledger entry {sequence})"
-        # All folders of that name: an untouched copy could otherwise hide an altered one.
+        # Check all folders of this name; otherwise an unchanged copy could hide an altered copy.
         folders = sorted(kept.glob(f"*/models/{model}/artifacts"))
         faults = [fault for folder in folders for fault in folder_differences(folder, _digests(record))]
         faults = faults if folders else ["the model is missing"]
@@ -276,7 +276,7 @@ def _served(home: Home, entries: Sequence[Entry]) -> list[Check]:
 
 
 def _controllers(home: Home, entries: Sequence[Entry]) -> list[Check]:
-    """Check that composites logged as the plant's own controller, which skip most gates, have no policy."""
+    """Check that composites logged as the plant's own controller contain no policy, because they skip most gates."""
     failures, count = [], 0
     for record, entry in _records(entries):
         if record.role != "fallback":
@@ -300,7 +300,7 @@ def _controllers(home: Home, entries: Sequence[Entry]) -> list[Check]:
 
 
 def _records(entries: Sequence[Entry]) -> Iterator[tuple[CandidateRecord, Entry]]:
-    """Yield readable candidates; unreadable ones are reported by the rules."""
+    """Yield each candidate that can be read, with its entry; the rules report the others."""
     for entry in entries:
         if entry.kind == "candidate":
             with suppress(ValidationError):
@@ -324,7 +324,7 @@ def _certificates(home: Home, ledger: Ledger, entries: Sequence[Entry]) -> list[
             failures.append(Check("certificates", False, f"{file.path}: missing, so the result has no evidence"))
             continue
         checks = verify_certificate(path, ledger.trust, ledger=ledger)
-        # Witnesses are checked against the ledger instead: the pinned ones may have changed since.
+        # `check_witnesses` compares witnesses. The pinned witnesses may have changed since this certificate.
         wrong = [check for check in checks if check.passed is False and check.name != "witnesses"]
         failures += [Check("certificates", False, f"{file.path}: {it.name}: {it.detail}") for it in wrong]
         # A valid certificate of another attempt must not support this result.

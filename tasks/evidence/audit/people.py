@@ -1,4 +1,4 @@
-"""Audit of keys: unsigned decisions, entries that do not count, and champions that rest on a revoked key."""
+"""Audit of keys: unsigned decisions, voided entries, and champions that need an approval by a revoked key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME = "people"
 
 
 def check_people(entries: Sequence[Entry], trust: TrustRoot) -> list[Check]:
-    """Check keys and the persons who decided."""
+    """Check that pinned keys agree with the ledger; report unsigned decisions and voided entries."""
     with suppress(ValidationError, ValueError, KeyError):
         failures = [Check(NAME, False, fault) for fault in check_pins(counting(entries, trust.pins), trust)]
         failures += [Check(NAME, False, fault) for fault in _resting(counting(entries, trust.pins))]
@@ -28,9 +28,9 @@ def check_people(entries: Sequence[Entry], trust: TrustRoot) -> list[Check]:
 
 
 def _void(entries: Sequence[Entry], trust: TrustRoot) -> Iterator[Check]:
-    """Report entries that do not count; fail if a replaced key signed, or only the trust root revokes a key.
+    """Report voided entries; fail if a replaced key signed one, or if only the file of pinned keys revokes the key.
 
-    Otherwise, write access to that file would be enough to restore an earlier champion.
+    Otherwise anybody who can edit this file could void a promotion, and so restore an earlier champion.
     """
     late, logged = forged(entries), void(entries)
     for number, reason in void(entries, trust.pins).items():
@@ -50,7 +50,7 @@ def _summary(entries: Sequence[Entry], failed: bool) -> Iterator[Check]:
 
 
 def _resting(entries: Sequence[Entry]) -> Iterator[str]:
-    """Yield champions with a candidate or approval that does not count after a revocation."""
+    """Yield a message for each champion that lost its candidate or an approval when a key was revoked."""
     keys, by_digest = keyring(entries), {entry.digest: entry for entry in entries}
     for plant in sorted({entry.plant for entry in entries if entry.kind in IN_FORCE}):
         now = champion(entries, plant)

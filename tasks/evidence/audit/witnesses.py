@@ -1,4 +1,4 @@
-"""Audit of witnesses: participation in attempts, the countersigned head, time stamps, and the clock."""
+"""Audit of witnesses: their part in attempts, the countersigned head, time stamps, and dates in the future."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tasks.evidence.witness.witness import TOLERANCE
 
 
 def check_clock(entries: Sequence[Entry], now: datetime) -> Check:
-    """Check that no entry is later than now, because it would date all later entries."""
+    """Check that no entry has a future date. Timestamps never decrease, so a wrong date would spoil all later ones."""
     first = next((entry for entry in entries if datetime.fromisoformat(entry.timestamp) > now + TOLERANCE), None)
     if first is None:
         return Check("time", True, "no entry is of the future")
@@ -35,9 +35,9 @@ def check_clock(entries: Sequence[Entry], now: datetime) -> Check:
 
 
 def check_witnesses(home: Home, ledger: Ledger, entries: Sequence[Entry]) -> list[Check]:
-    """Compare attempts and the newest countersigned head with the pinned witnesses.
+    """Check that pinned witnesses took part in the attempts and countersigned the newest head.
 
-    Nonces and heads themselves are verified when the rules are applied again.
+    The rules verify the nonces and heads of attempts (`tasks.evidence.rules`).
     """
     try:
         witnesses = pinned(home, ledger.trust)
@@ -48,7 +48,7 @@ def check_witnesses(home: Home, ledger: Ledger, entries: Sequence[Entry]) -> lis
         used = sorted({name for _, body in seeds for name in (key.partition("+")[0] for key in body.witnesses)})
         reason = f"but attempts name {' and '.join(used)}" if used else "completeness is the owner's word"
         detail = f"none are pinned in {pinned_file(home, ledger.trust)}: {reason}"
-        # The signer refuses to continue in this case too.
+        # The signer also refuses to work if attempts name witnesses and no file pins them.
         return [Check("witnesses", False if used else None, detail)]
     where = pinned_file(home, ledger.trust).parent
     checks = [*_attempts(witnesses, seeds, _heads(entries)), *_head(home, entries, witnesses)]
@@ -56,13 +56,13 @@ def check_witnesses(home: Home, ledger: Ledger, entries: Sequence[Entry]) -> lis
 
 
 def _attempts(witnesses: Witnesses, seeds: Sequence[tuple[Entry, SeedBody]], heads: Mapping[str, str]) -> list[Check]:
-    """Check that commitments name enough pinned witnesses; attempts before the first such commitment are reported."""
+    """Check that attempts name enough pinned witnesses; attempts before the first witnessed one are only reported."""
     faults = [
         (entry, witness_fault(witnesses, body.witnesses) or ledger_fault(witnesses, heads.get(body.attempt, "")))
         for entry, body in seeds
     ]
     own = all(witness.verifier.name.startswith(LOCAL) for witness in witnesses.witnesses)
-    # The home's own witness may have seen no attempt yet; an external one must have.
+    # The home's own witness may have witnessed no attempt yet; an external witness must have witnessed one.
     first = next((number for number, (_, fault) in enumerate(faults) if fault is None), len(faults) if own else 0)
     late = [f"ledger entry {entry.sequence}: {fault}" for entry, fault in faults[first:] if fault]
     checks = [Check("witnesses", False, detail) for detail in late]
@@ -77,7 +77,7 @@ def _attempts(witnesses: Witnesses, seeds: Sequence[tuple[Entry, SeedBody]], hea
 
 
 def _heads(entries: Sequence[Entry]) -> dict[str, str]:
-    """Return the countersigned head of each attempt with nonces."""
+    """Return the countersigned head of each attempt that has nonces, keyed by the attempt's digest."""
     return {body.attempt: body.head for _, body in _bodies(entries, "nonce", NonceBody)}
 
 
@@ -86,7 +86,7 @@ def _names(witnesses: Witnesses) -> str:
 
 
 def _head(home: Home, entries: Sequence[Entry], witnesses: Witnesses) -> list[Check]:
-    """Check the newest countersigned head against the ledger."""
+    """Check that enough witnesses countersigned the newest head, and that this head belongs to the ledger."""
     path = home.root / COUNTERSIGNED
     if not path.exists():
         return [Check("countersigned", None, f"no countersigned head in {path}")]
@@ -105,7 +105,7 @@ def _head(home: Home, entries: Sequence[Entry], witnesses: Witnesses) -> list[Ch
 
 
 def _stamps(folder: Path, entries: Sequence[Entry], witnesses: Witnesses) -> list[Check]:
-    """Verify the time stamp of the ledger's head at each attempt, from the first attempt with a time stamp."""
+    """Verify the time stamps of the attempts' heads; attempts before the first time stamp need none."""
     if witnesses.timestamps is None:
         return []
     given = [entry for entry in entries if entry.kind == "nonce"]
@@ -126,7 +126,7 @@ def _stamps(folder: Path, entries: Sequence[Entry], witnesses: Witnesses) -> lis
 
 
 def _bodies(entries: Sequence[Entry], kind: str, model: type[AnyBody]) -> list[tuple[Entry, AnyBody]]:
-    """Return entries of a kind with their bodies; malformed ones are reported by the rules."""
+    """Return entries of a kind with their bodies. Malformed bodies are skipped, because the rules report them."""
     found = []
     for entry in entries:
         if entry.kind == kind:

@@ -1,4 +1,4 @@
-"""CycloneDX 1.6 (ECMA-424): the part that NeoRL uses, with the standard's field names, and the bill of a lock file."""
+"""Models of the CycloneDX 1.6 standard (ECMA-424), as far as NeoRL uses it, and the bill of a lock file."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from configs.errors import BadInput
 from tasks.files.canonical import file_sha256
 
 SPACE = uuid.UUID("5d2f3a51-2f6b-5c0e-9a5e-6a0c9f0d7b11")
-"""UUID name space of serial numbers: equal content gets an equal number."""
+"""Name space for serial numbers (UUIDs): bills of equal content get the same number."""
 PIN = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;\\]+)(?:\s*;\s*(?P<marker>[^\\]*?))?\s*\\?")
 HASH = re.compile(r"--hash=sha256:(?P<digest>[0-9a-f]{64})\s*\\?")
 ROOT = "neorl"
 
 
 class Part(BaseModel):
-    """Base: frozen, unknown fields are rejected."""
+    """Base class: values cannot be changed, and unknown fields are rejected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
 
@@ -36,7 +36,7 @@ class Hash(Part):
 
 
 class Named(Part):
-    """Name-value property for data without a field of the standard."""
+    """A name and a value, for data that the standard has no field for."""
 
     name: str
     value: str
@@ -49,7 +49,7 @@ class Contact(Part):
 
 
 class Attachment(Part):
-    """Content embedded in the bill."""
+    """Content that is embedded in the bill, in base64."""
 
     contentType: str
     encoding: Literal["base64"] = "base64"
@@ -57,14 +57,14 @@ class Attachment(Part):
 
 
 class Contents(Part):
-    """Embedded content, or an address relative to the home."""
+    """Embedded content, or a path relative to the home."""
 
     attachment: Attachment | None = None
     url: str | None = None
 
 
 class Data(Part):
-    """Content of a data component."""
+    """Name, description and content of a dataset."""
 
     type: Literal["dataset"] | None = None
     name: str
@@ -73,14 +73,14 @@ class Data(Part):
 
 
 class EvidenceData(Part):
-    """Content of a piece of evidence."""
+    """Name and content of a piece of evidence."""
 
     name: str
     contents: Contents
 
 
 class ExternalReference(Part):
-    """Document about a component."""
+    """Address and hashes of a document about a component."""
 
     type: Literal["attestation", "evidence", "distribution"]
     url: str
@@ -101,7 +101,7 @@ class Approach(Part):
 
 
 class Format(Part):
-    """Input or output of a model."""
+    """One input or output signal of a model: name, unit and number type."""
 
     format: str
 
@@ -118,7 +118,7 @@ class ModelParameters(Part):
 
 
 class ConfidenceInterval(Part):
-    """Interval limits as text."""
+    """Lower and upper limit of a confidence interval, as text."""
 
     lowerBound: str
     upperBound: str
@@ -148,7 +148,7 @@ class Considerations(Part):
 
 
 class ModelCard(Part):
-    """Model card."""
+    """Parameters, measured quantities, uses and limitations of a model."""
 
     modelParameters: ModelParameters
     quantitativeAnalysis: QuantitativeAnalysis
@@ -230,7 +230,7 @@ class Declarations(Part):
 
 
 class Bom(Part):
-    """Bill of materials."""
+    """A bill of materials: a list of everything that a model or an installation consists of."""
 
     bomFormat: Literal["CycloneDX"] = "CycloneDX"
     specVersion: Literal["1.6"] = "1.6"
@@ -247,17 +247,17 @@ class Bom(Part):
 
 
 def serial_number(*names: str) -> str:
-    """Return the UUID of a bill, derived from names of its content."""
+    """Return the serial number (UUID) of a bill; the same names always give the same number."""
     return f"urn:uuid:{uuid.uuid5(SPACE, ' '.join(names))}"
 
 
 class Locked(NamedTuple):
-    """Package pinned in a lock file."""
+    """A package in a lock file, with its exact version."""
 
     name: str
     version: str
     marker: str
-    """Environment marker; empty if always installed."""
+    """Condition for the installation (environment marker); empty if the package is always installed."""
     hashes: tuple[str, ...]
     """SHA-256 of each distribution file."""
 
@@ -269,11 +269,11 @@ class Locked(NamedTuple):
 
 
 def read_lock(path: Path) -> list[Locked]:
-    """Read a lock file in the format of pip and uv with hashes."""
+    """Read a lock file of pip or uv; return its packages with their hashes."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot read the lock file {path} ({error}): name one with --lock FILE") from error
+        raise BadInput(f"cannot read the lock file {path} ({error}): name a lock file with --lock FILE") from error
     found: list[Locked] = []
     for number, line in enumerate((line.strip() for line in lines), 1):
         if not line or line.startswith("#"):
@@ -293,7 +293,7 @@ def read_lock(path: Path) -> list[Locked]:
 
 
 def lock_bill(path: Path, version: str) -> Bom:
-    """Return the bill of materials of a lock file, without a time so that it is reproducible."""
+    """Return the bill of materials of a lock file. It contains no time, so repeated calls give the same bill."""
     packages, digest = read_lock(path), file_sha256(path)
     parts = tuple(_component(package) for package in packages)
     application = Component(

@@ -1,4 +1,4 @@
-"""CycloneDX bill of materials of a registered version: files, training data, code and certificate."""
+"""Bill of materials (CycloneDX) of a registered version: its files, training data, code and certificate."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ NO_CERTIFICATE = "No statistical safety claim: there is no certificate of it."
 
 
 def model_bill(home: Home, ledger: Ledger, plant: str, version: str, program: str) -> Bom:
-    """Return the bill of materials of a registered version."""
+    """Return the bill of materials of a registered version; `program` is the version of NeoRL that writes it."""
     entry = find_candidate(ledger.entries(), plant, version)
     record = CandidateRecord.model_validate(entry.body)
     bundle = next((home.root / f.path).parent for f in entry.artefacts if f.path.endswith(f"/{MANIFEST}"))
@@ -83,7 +83,7 @@ def model_bill(home: Home, ledger: Ledger, plant: str, version: str, program: st
 
 def _check(home: Home, file: Artefact) -> None:
     path = home.root / file.path
-    found = file_sha256(path) if path.is_file() else "none"
+    found = file_sha256(path) if path.is_file() else "no file"
     if found != file.sha256:
         raise Refused(
             f"{file.path} must have SHA-256 {file.sha256[:12]} (ledger), got {found[:12]}: restore it from a backup"
@@ -209,7 +209,7 @@ def _code(program: str, materials: Materials | None, ref: str) -> Component:
 def _declarations(
     home: Home, certificate: Artefact | None, predicate: Predicate | None, model: str
 ) -> Declarations | None:
-    """Return the certificate as a claim, with the complete envelope as evidence so that the bill can be verified."""
+    """Return the certificate's claim, with the complete signed certificate as evidence that readers can verify."""
     if certificate is None or predicate is None:
         return None
     envelope = (home.root / certificate.path).read_bytes()

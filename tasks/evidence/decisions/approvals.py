@@ -1,4 +1,4 @@
-"""Approvals and rejections in the ledger, and which approvals of a composite count."""
+"""Approvals and rejections in the ledger: their bodies, and which approvals still count."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tasks.versions.texts import Texts
 from tasks.versions.versions import current, version_of
 
 RULED_OUT = {"rejection": "rejected", "withdrawal": "withdrew"}
-"""Kinds that rule out a composite for a plant, with their verbs."""
+"""Kinds of entries after which a composite is never promoted on its plant again, each with a verb for messages."""
 
 
 class VerdictBody(Body):
-    """Entry: a person or the rule approves or rejects a composite."""
+    """Body of an `approval` or `rejection` entry: a person or the automatic rule decides on a composite."""
 
     composite: str
     by: str
@@ -28,17 +28,17 @@ class VerdictBody(Body):
     candidate: str
     """Digest of the candidate's entry."""
     version: str = ""
-    """Version in the registry."""
+    """Number of the version in MLflow."""
     meaning: Meaning = ""
-    """A review alone is not an approval."""
+    """Declared meaning. A review alone is not an approval."""
     signed: str = ""
     """Time of signing by the person's clock."""
     signature: str = ""
-    """Envelope of the person's statement; empty for a decision in the home's name."""
+    """The person's signed statement (DSSE envelope); empty if no person signed."""
 
 
 def check_signed_time(signature: str, signed: str) -> None:
-    """Check that the time beside a signature is the signed one, because approvals expire by it."""
+    """Check that an entry states the time that its person signed, because approvals expire after this time."""
     stated = read_payload(signature)["signed"] if signature else ""
     if stated != signed:
         raise Refused(
@@ -47,21 +47,22 @@ def check_signed_time(signature: str, signed: str) -> None:
 
 
 def check_version(candidate: Entry, version: str) -> None:
-    """Check that an entry names the candidate's version, which aliases, pages and reports show."""
+    """Check that an entry names its candidate's version, or no version."""
     if version not in ("", candidate.body["version"]):
         raise Refused(
-            f"the candidate of {candidate.plant} has version {candidate.body['version']}, got {version!r}: name it"
+            f"the candidate of {candidate.plant} has version {candidate.body['version']}, got {version!r}: name the "
+            "candidate's version"
         )
 
 
 def check_all_gates(candidate: Entry, rules: int) -> None:
-    """Check that the candidate passed all gates of this version of the rules, which may require further ones."""
+    """Check that a candidate passed every gate that a version of the rules requires."""
     required = version_of(rules).required(of_process(candidate), candidate.body["role"] == "fallback")
     passed = {gate["name"] for gate in candidate.body["gates"] if gate["passed"] is True}
     if missing := [name for name in required if name not in passed]:
         raise Refused(
             f"version {candidate.body['version']} of {candidate.plant} was judged by rules version {candidate.rules}, "
-            f"without the gate {missing[0]} of rules version {rules}: retrain it"
+            f"but rules version {rules} requires the gate {missing[0]} too: retrain it"
         )
 
 
@@ -79,7 +80,7 @@ def why_ruled_out(gone: Entry) -> str:
 
 
 def check_not_ruled_out(history: Sequence[Entry], plant: str, composite: str) -> None:
-    """Check that a composite was never rejected or withdrawn, even if approved later."""
+    """Check that a composite was never rejected or withdrawn; a later approval changes nothing."""
     if (gone := ruled_out(history, plant, composite)) is not None:
         raise Refused(
             f"composite {composite[:12]} of {plant} was ruled out: {why_ruled_out(gone)}; retrain on other data or "
@@ -90,8 +91,9 @@ def check_not_ruled_out(history: Sequence[Entry], plant: str, composite: str) ->
 def open_approvals(history: Sequence[Entry], plant: str, composite: str) -> list[Entry]:
     """Return the approvals of a composite that still count.
 
-    A promotion, rollback, shadow or withdrawal of the plant ends all earlier approvals, because they compared with the
-    previous champion. A rejection ends those of the rejected composite. Signatures after a revocation do not count.
+    A promotion, rollback, shadow or withdrawal on the plant ends all earlier approvals, because approvers compared the
+    composite with the previous champion. A rejection of the composite ends them too. An approval signed after its key
+    was revoked never counts.
     """
     found: list[Entry] = []
     for entry in history:
@@ -108,7 +110,7 @@ def open_approvals(history: Sequence[Entry], plant: str, composite: str) -> list
 
 
 def open_approval(history: Sequence[Entry], plant: str, composite: str) -> Entry | None:
-    """Return the last approval that still counts."""
+    """Return the last approval of a composite that still counts, or None."""
     return next(reversed(open_approvals(history, plant, composite)), None)
 
 
@@ -125,12 +127,12 @@ def approvers(history: Sequence[Entry], promotion: Entry) -> str:
 
 
 def of_process(candidate: Entry) -> bool:
-    """Return whether a candidate is of a log-only plant; it can run in shadow only."""
+    """Return whether a candidate belongs to a log-only plant. Such a candidate can only run in shadow."""
     return "simulator" not in candidate.body["evidence"]
 
 
 def signed_how(decision: Entry, texts: Texts | None = None) -> str:
-    """Describe the key that signed a decision, in the newest wording by default."""
+    """Describe who signed a decision: a person's key, the rule or the home. `texts` defaults to the newest wording."""
     texts = texts or current().texts
     signature = decision.body.get("signature")
     if signature:

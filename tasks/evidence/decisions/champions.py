@@ -1,4 +1,4 @@
-"""Champions: promotion, withdrawal and rollback, with rules applied when writing and again by the audit."""
+"""Promotion, withdrawal and rollback. The signer applies these rules before signing; the audit applies them again."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ from tasks.evidence.policies import (
 from tasks.files.canonical import normalise_time
 
 IN_FORCE = ("promotion", "rollback")
-"""Kinds of entries that put a version into service."""
+"""Kinds of entries that make a version the champion."""
 
 
 class PromotionBody(Body):
-    """Entry: a composite becomes the champion of a plant."""
+    """Body of a `promotion` entry: a composite becomes the champion of a plant."""
 
     composite: str
     approval: str
     """Digest of the last approval's entry; the policy may require more approvals of the candidate."""
     replaces: str | None
-    """Digest of the replaced promotion; None for the first."""
+    """Digest of the replaced champion's entry; None if there is no champion."""
     candidate: str
     """Digest of the approved candidate's entry."""
     version: str = ""
-    """Version in the registry."""
+    """Number of the version in MLflow."""
 
 
 class WithdrawalBody(Body):
-    """Entry: a champion is taken out of service."""
+    """Body of a `withdrawal` entry: a champion is removed for ever."""
 
     composite: str
     promotion: str
@@ -63,33 +63,33 @@ class WithdrawalBody(Body):
     why: str
     signed: str = ""
     signature: str = ""
-    """Envelope of the person's statement. Optional, because a withdrawal is always safe."""
+    """The person's signed statement. Optional, because a withdrawal is always safe."""
 
 
 class RollbackBody(Body):
-    """Entry: an earlier champion returns to service."""
+    """Body of a `rollback` entry: an earlier champion becomes the champion again."""
 
     composite: str
     candidate: str
     """Digest of the candidate's entry."""
     version: str
     restores: str
-    """Digest of the promotion."""
+    """Digest of the earlier promotion of this version."""
     replaces: str | None
-    """Digest of the replaced champion's entry; None if no champion is in force."""
+    """Digest of the replaced champion's entry; None if there is no champion."""
     leaves: str
-    """Composite of the replaced champion, which only a rollback can restore; empty for none and for the plant's own
-    controller."""
+    """Composite of the replaced champion, which only another rollback can restore. Empty if there is no champion, or
+    if the plant's own controller is champion."""
     by: str
     role: str = ""
     why: str
     signed: str = ""
     signature: str = ""
-    """Envelope of the person's statement."""
+    """The person's signed statement (DSSE envelope)."""
 
 
 def champion(history: Sequence[Entry], plant: str, at: str | None = None) -> Entry | None:
-    """Return the promotion or rollback in force for a plant, now or at a date or time; None if withdrawn."""
+    """Return the promotion or rollback that made a plant's champion, now or at the time `at`; None without champion."""
     limit = normalise_time(at, last=True) if at is not None else None
     turns = (e for e in reversed(history) if e.plant == plant and (e.kind in IN_FORCE or leaves_service(e)))
     last = next((entry for entry in turns if limit is None or entry.timestamp <= limit), None)
@@ -97,35 +97,38 @@ def champion(history: Sequence[Entry], plant: str, at: str | None = None) -> Ent
 
 
 def promotion_of(history: Sequence[Entry], plant: str, version: str) -> Entry | None:
-    """Return the last promotion of a version, or None if it never was champion."""
+    """Return the last promotion of a version; None if this version was never champion."""
     found = (e for e in reversed(history) if (e.kind, e.plant) == ("promotion", plant))
     return next((entry for entry in found if entry.body["version"] == version), None)
 
 
 def check_withdrawal(history: Sequence[Entry], entry: Entry) -> None:
-    """Check a withdrawal: of the champion in force, with person and reason."""
+    """Check a withdrawal: it names the present champion, a person and a reason."""
     body, now = entry.read(WithdrawalBody), champion(history, entry.plant)
     if now is None or (now.digest, now.body["composite"]) != (body.promotion, body.composite):
         name = now.body["composite"][:12] if now else "none"
-        raise Refused(f"the champion of {entry.plant} is composite {name}, got a withdrawal of {body.composite[:12]}")
+        raise Refused(
+            f"the champion of {entry.plant} is composite {name}, got a withdrawal of {body.composite[:12]}: withdraw "
+            "the champion"
+        )
     check_version(next(e for e in history if e.digest == now.body["candidate"]), body.version)
     if not (body.by.strip() and body.why.strip()):
-        raise Refused(f"a withdrawal needs a person and a reason, got {body.by!r} and {body.why!r}")
+        raise Refused(f"a withdrawal needs a person and a reason, got {body.by!r} and {body.why!r}: give both")
     check_signed(history, entry, body.by, body.signature, withdrawal_content(body, entry.plant), required=False)
     check_signed_time(body.signature, body.signed)
 
 
 def withdrawal_content(body: WithdrawalBody, plant: str) -> Content:
-    """Return the content of the statement that withdraws a champion."""
+    """Return the content that a person signs to withdraw a champion."""
     about = {"composite": body.composite, "promotion": body.promotion, "version": body.version}
     return Content("withdrawal", plant, about, "withdrawn", note=body.why)
 
 
 def check_rollback(history: Sequence[Entry], entry: Entry) -> None:
-    """Check a rollback: to an earlier champion that meets the current policy.
+    """Check a rollback: its version was champion before and meets the present policy.
 
-    Approvals of the promotion still count at any age, except those by keys revoked since. The person who rolls back
-    counts as an approver too. The rollback is refused if the current policy requires more.
+    The approvals of the earlier promotion count at any age, except approvals by revoked keys. The person who rolls
+    back counts as one more approver. If the present policy requires more approvers, the rollback is refused.
     """
     plant, body = entry.plant, entry.read(RollbackBody)
     check_allowed(history, plant, body.version, body.composite)
@@ -142,14 +145,14 @@ def check_rollback(history: Sequence[Entry], entry: Entry) -> None:
         )
     if (body.replaces, body.leaves) != wanted:
         raise Refused(
-            f"the champion of {plant} changed while the rollback was prepared (then "
-            f"{(body.replaces or 'none')[:12]}, now {(wanted[0] or 'none')[:12]}): look at 'neorl history', and roll "
-            "back again"
+            f"the champion of {plant} changed while the rollback was prepared (before: "
+            f"{(body.replaces or 'none')[:12]}, now: {(wanted[0] or 'none')[:12]}): see 'neorl history {plant}', and "
+            "roll back again"
         )
     if (now := champion(history, plant)) is not None and now.body["candidate"] == body.candidate:
-        raise Refused(f"version {body.version} of {plant} is in force already: choose an earlier champion")
+        raise Refused(f"version {body.version} of {plant} is already champion: choose an earlier champion")
     if not (body.by.strip() and body.why.strip()):
-        raise Refused(f"a rollback needs a person and a reason, got {body.by!r} and {body.why!r}")
+        raise Refused(f"a rollback needs a person and a reason, got {body.by!r} and {body.why!r}: give both")
     candidate = {e.digest: e for e in history}[body.candidate]
     policy = policy_of(history, plant)
     required = policy is not None and policy.approvers.keys
@@ -165,12 +168,12 @@ def check_rollback(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def check_allowed(history: Sequence[Entry], plant: str, version: str, composite: str) -> None:
-    """Check that a version was champion before and was not ruled out by a person."""
+    """Check that a version was champion before, and that nobody rejected or withdrew it."""
     known = dict.fromkeys(e.body["version"] for e in history if (e.kind, e.plant) == ("promotion", plant))
     if version not in known:
         raise Refused(
             f"version {version} of {plant} never was champion (earlier champions: {', '.join(known) or 'none'}): "
-            f"choose one of these, or see 'neorl candidates {plant}' for versions that wait for approval"
+            f"choose an earlier champion; 'neorl candidates {plant}' lists versions that wait for approval"
         )
     if (gone := ruled_out(history, plant, composite)) is not None:
         raise Refused(
@@ -179,9 +182,9 @@ def check_allowed(history: Sequence[Entry], plant: str, version: str, composite:
 
 
 def leaving(history: Sequence[Entry], plant: str) -> tuple[str | None, str]:
-    """Return the entry in force that a rollback replaces, and the composite that it rules out.
+    """Return what a rollback would replace: the digest of the champion's entry, and the champion's composite.
 
-    The plant's own controller is not ruled out: it takes over again when the next champion is withdrawn.
+    The composite is empty without a champion, and for the plant's own controller, which may be promoted again.
     """
     now = champion(history, plant)
     if now is None:
@@ -192,18 +195,18 @@ def leaving(history: Sequence[Entry], plant: str) -> tuple[str | None, str]:
 
 
 def restored(history: Sequence[Entry], now: Entry) -> Entry:
-    """Return the promotion behind an entry in force; for a rollback, the restored promotion."""
+    """Return the promotion of a champion: the entry `now` itself, or the promotion that the rollback `now` restored."""
     return {e.digest: e for e in history}[now.body["restores"]] if now.kind == "rollback" else now
 
 
 def approvals_of(history: Sequence[Entry], promotion: Entry) -> list[Entry]:
-    """Return the approvals of a promotion."""
+    """Return the approvals on which a promotion was based."""
     given = open_approvals(history[: promotion.sequence - 1], promotion.plant, promotion.body["composite"])
     return [entry for entry in given if entry.body["candidate"] == promotion.body["candidate"]]
 
 
 def rollback_content(history: Sequence[Entry], plant: str, body: RollbackBody) -> Content:
-    """Return the content of the statement for a rollback, from the current ledger."""
+    """Return the content that a person signs for a rollback, with the ledger's present digests."""
     about = {
         **evidence_digests(history, plant, body.composite),
         "candidate": body.candidate,
@@ -228,7 +231,7 @@ def check_certified(history: Sequence[Entry], plant: str, composite: str) -> Non
 
 
 def check_compared(history: Sequence[Entry], candidate: Entry) -> None:
-    """Check that a candidate was compared with the champion in force."""
+    """Check that a candidate was compared with the present champion."""
     now = champion(history, candidate.plant)
     if candidate.body["champion"] != (now.digest if now else None):
         raise Refused(
@@ -238,7 +241,7 @@ def check_compared(history: Sequence[Entry], candidate: Entry) -> None:
 
 
 def check_promotion(history: Sequence[Entry], entry: Entry) -> None:
-    """Check a promotion: it replaces the champion in force, and is certified and approved.
+    """Check a promotion: it replaces the present champion, and its composite is certified and approved.
 
     Log-only plants have no certificates and therefore no champions.
     """
@@ -247,8 +250,8 @@ def check_promotion(history: Sequence[Entry], entry: Entry) -> None:
     if body.replaces != (current.digest if current else None):
         name = current.body["composite"][:12] if current else "none"
         raise Refused(
-            f"the champion of {plant} changed to composite {name} after the promotion was prepared: compare "
-            "the candidate with it first"
+            f"the champion of {plant} changed to composite {name} after the promotion was prepared: retrain to compare "
+            "the candidate with the new champion"
         )
     candidate = next((e for e in history if e.kind == "candidate" and e.digest == body.candidate), None)
     if candidate is not None and of_process(candidate):
@@ -262,7 +265,7 @@ def check_promotion(history: Sequence[Entry], entry: Entry) -> None:
     if approval is None or (approval.digest, approval.body["candidate"]) != (body.approval, body.candidate):
         raise Refused(f"composite {body.composite[:12]} of {plant} has no unused approval: have it approved first")
     if candidate is None:
-        raise Refused(f"no candidate {body.candidate[:12]} of {plant} is logged: retrain it")
+        raise Refused(f"the ledger has no candidate {body.candidate[:12]} of {plant}: retrain {plant}")
     check_version(candidate, body.version)
     check_all_gates(candidate, entry.rules)
     check_compared(history, candidate)
@@ -271,9 +274,9 @@ def check_promotion(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def before_policy(history: Sequence[Entry], plant: str) -> str | None:
-    """Return a message if the champion predates the policy in force and the claim does not meet it, else None.
+    """Return a message if the champion is older than its plant's policy and does not meet it; otherwise None.
 
-    It stays in service: a policy decides about later promotions, so the approval rules do not apply to this champion.
+    The champion stays in service, because a policy applies only to later promotions.
     """
     now, signed = champion(history, plant), policy_entry(history, plant)
     if now is None:
@@ -289,14 +292,14 @@ def before_policy(history: Sequence[Entry], plant: str) -> str | None:
 
 
 def promote(ledger: Ledger, plant: str, promotion: PromotionBody, artefacts: Sequence[Artefact] = ()) -> Entry:
-    """Make a composite the champion (compare-and-set).
+    """Log a promotion, which makes a composite the champion.
 
     Args:
-        promotion: with the digests of the approval and of the replaced champion.
+        promotion: body of the entry; it names the approval and the champion to replace.
         artefacts: files of the candidate.
 
     Returns:
-        The promotion's entry; the existing one if this approval already made the champion.
+        The promotion's entry; the existing entry if this approval already made the champion.
 
     Raises:
         Refused: if the champion has changed meanwhile, or certification or approval is missing.

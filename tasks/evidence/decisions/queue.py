@@ -12,16 +12,16 @@ from tasks.evidence.ledger.voided import VOID, leaves_service
 from tasks.references import CandidateRecord, Evidence, ProcessEvidence
 
 VERBS = {**RULED_OUT, "rollback": "rolled back from", VOID: "rolled back from"}
-"""Decisions against a composite, after which it is not promoted again; a rollback may still restore it."""
+"""Kinds of decisions after which a composite is not promoted again, each with a verb for messages."""
 
 
 def record_of(entry: Entry) -> CandidateRecord:
-    """Return the body of a candidate's entry."""
+    """Return the record of a candidate (gates, evidence, dataset) from its ledger entry."""
     return CandidateRecord.model_validate(entry.body)
 
 
 def in_force(entries: Sequence[Entry], plant: str, evidence: Evidence | ProcessEvidence) -> Entry | None:
-    """Return the entry that a candidate would replace: the champion, or the last shadow of a log-only plant."""
+    """Return the entry that a candidate would replace: the champion's, or the last shadow's on a log-only plant."""
     find = shadows.last_shadow if isinstance(evidence, ProcessEvidence) else champions.champion
     return find(entries, plant)
 
@@ -32,7 +32,7 @@ def was_rejected(entries: Sequence[Entry], plant: str, composite: str) -> bool:
 
 
 def verdict_against(entries: Sequence[Entry], plant: str, composite: str) -> Entry | None:
-    """Return the first rejection or withdrawal of a composite, else the rollback that ruled it out, else None."""
+    """Return the decision against a composite: its first rejection or withdrawal, else the last rollback from it."""
     if (final := ruled_out(entries, plant, composite)) is not None:
         return final
     own = [e for e in entries if e.plant == plant and (e.kind == "rollback" or leaves_service(e))]
@@ -48,7 +48,7 @@ def verdict_against(entries: Sequence[Entry], plant: str, composite: str) -> Ent
 
 
 def waiting(entries: Sequence[Entry], plant: str | None = None) -> list[Entry]:
-    """Return candidates that passed every gate, were not decided on, and were compared with the entry in force."""
+    """Return undecided candidates that passed every gate and were compared with the present champion or shadow."""
     promoted = {e.body.get("candidate") for e in entries if e.kind in ("promotion", "shadow")}
     found = []
     for entry in entries:
@@ -65,15 +65,15 @@ def waiting(entries: Sequence[Entry], plant: str | None = None) -> list[Entry]:
 
 
 def find_candidate(entries: Sequence[Entry], plant: str, version: str) -> Entry:
-    """Return the candidate of a registry version."""
+    """Return the ledger entry of a version's candidate."""
     found = candidate_with([e for e in entries if e.kind == "candidate" and e.plant == plant], version=version)
     if found is None:
         known = ", ".join(e.body["version"] for e in entries if e.kind == "candidate" and e.plant == plant) or "none"
-        raise BadInput(f"{plant} has no version '{version}' in the ledger (versions: {known}): name one of them")
+        raise BadInput(f"{plant} has no version '{version}' in the ledger (versions: {known}): name a listed version")
     return found
 
 
 def candidate_with(entries: Sequence[Entry], **wanted: str) -> Entry | None:
-    """Return the last of these candidates with these values in the body."""
+    """Return the last candidate that has the wanted values in its body, or None."""
     matching = (e for e in reversed(entries) if all(str(e.body[k]) == v for k, v in wanted.items()))
     return next(matching, None)

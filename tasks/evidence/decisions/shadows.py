@@ -1,4 +1,4 @@
-"""Shadows: policies without a certificate that run beside a log-only plant for a limited time; they only propose."""
+"""Shadows of log-only plants: composites without a certificate that propose actions for a limited time."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tasks.files.canonical import parse_time
 from tasks.references import ShadowComparison
 
 LONGEST = 366
-"""Maximum days of one period, so that a forgotten shadow ends within a year."""
+"""Longest period in days, so that a forgotten shadow ends after about a year."""
 
 
 class ShadowBody(Body):
-    """Entry: a candidate of a log-only plant runs in shadow."""
+    """Body of a `shadow` entry: a candidate of a log-only plant runs in shadow for `days` days."""
 
     composite: str
     approval: str
@@ -44,39 +44,39 @@ class ShadowBody(Body):
 
 
 class ExtensionBody(Body):
-    """Entry: a person extends a shadow's period."""
+    """Body of an `extension` entry: a person extends a shadow's period."""
 
     shadow: str
     """Digest of the shadow's entry."""
     days: int
-    """Days to add to the end of the period, or to now if the period has ended."""
+    """Days to add to the end of the period; if the period has ended, days from now on."""
     by: str
     note: str = ""
     signed: str = ""
     signature: str = ""
-    """Envelope of the person's statement."""
+    """The person's signed statement (DSSE envelope)."""
 
 
 class ShadowInForce(NamedTuple):
-    """A shadow with the end of the period."""
+    """A shadow and the end of its period."""
 
     entry: Entry
     until: datetime
     ended: Entry | None = None
-    """Entry that ended the shadow: a rejection or the next shadow, even after the period."""
+    """Rejection or next shadow that ended this shadow, even after its period; None if there is none."""
 
     def runs(self, at: datetime) -> bool:
-        """Return whether the period has not ended."""
+        """Return whether the shadow's period has not ended at a time."""
         return at < self.until
 
 
 def last_shadow(history: Sequence[Entry], plant: str) -> Entry | None:
-    """Return the last shadow of a plant, even after the end of the period."""
+    """Return the entry of a plant's last shadow, even if its period has ended."""
     return next((entry for entry in reversed(history) if (entry.kind, entry.plant) == ("shadow", plant)), None)
 
 
 def shadow(history: Sequence[Entry], plant: str) -> ShadowInForce | None:
-    """Return the last shadow of a plant unless it was rejected."""
+    """Return a plant's last shadow with its period; None if there is none, or if it was rejected."""
     found = last_shadow(history, plant)
     if found is None:
         return None
@@ -85,7 +85,7 @@ def shadow(history: Sequence[Entry], plant: str) -> ShadowInForce | None:
 
 
 def course(history: Sequence[Entry], begun: Entry) -> ShadowInForce:
-    """Return a shadow's period, and the entry that ended it."""
+    """Return the period of the shadow that the entry `begun` started, and the entry that ended the shadow."""
     until = parse_time(begun.timestamp) + timedelta(days=begun.body["days"])
     for later in history:
         if later.sequence <= begun.sequence or later.plant != begun.plant:
@@ -100,15 +100,15 @@ def course(history: Sequence[Entry], begun: Entry) -> ShadowInForce:
 
 
 def check_shadow(history: Sequence[Entry], entry: Entry) -> None:
-    """Check a shadow: an approved candidate of a log-only plant that replaces the last shadow."""
+    """Check a shadow: it is an approved candidate of a log-only plant and replaces the last shadow."""
     plant, body = entry.plant, entry.read(ShadowBody)
     _check_days(body.days)
     last = last_shadow(history, plant)
     if body.replaces != (last.digest if last else None):
-        raise Refused(f"the shadow of {plant} changed while this one was prepared: compare the candidate with it first")
+        raise Refused(f"the shadow of {plant} changed meanwhile: compare version {body.version} with the new shadow")
     candidate = next((e for e in history if e.kind == "candidate" and e.digest == body.candidate), None)
     if candidate is None or (candidate.plant, candidate.body["composite"]) != (plant, body.composite):
-        raise Refused(f"no candidate {body.candidate[:12]} of {plant} is logged: retrain it")
+        raise Refused(f"the ledger has no candidate {body.candidate[:12]} of {plant}: retrain {plant}")
     if not of_process(candidate):
         raise Refused(f"{plant} has a simulator, so candidates do not run in shadow: promote version {body.version}")
     check_version(candidate, body.version)
@@ -121,14 +121,14 @@ def check_shadow(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def check_extension(history: Sequence[Entry], entry: Entry) -> None:
-    """Check an extension: of the last shadow, by a person who signs if they have a key."""
+    """Check an extension: it names the last shadow and a person, and is signed if this person has a key."""
     body = entry.read(ExtensionBody)
     _check_days(body.days)
     found = shadow(history, entry.plant)
     if found is None or found.entry.digest != body.shadow:
-        raise Refused(f"the extension names shadow {body.shadow[:12]}, which is not in force for {entry.plant}")
+        raise Refused(f"{body.shadow[:12]} is not the present shadow of {entry.plant}: extend the present shadow")
     if not body.by.strip():
-        raise Refused(f"an extension needs a person's name, got {body.by!r}")
+        raise Refused(f"an extension needs a person's name, got {body.by!r}: give --by, or set NEORL_PERSON")
     policy = policy_of(history, entry.plant)
     required = policy is not None and policy.approvers.keys
     content = extension_content(found.entry, body)
@@ -137,32 +137,32 @@ def check_extension(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def extension_content(shadow: Entry, body: ExtensionBody) -> Content:
-    """Return the content of the statement that extends a shadow."""
+    """Return the content that a person signs to extend a shadow."""
     about = {"composite": shadow.body["composite"], "days": str(body.days), "shadow": body.shadow}
     return Content("extension", shadow.plant, about, note=body.note)
 
 
 def check_comparison(history: Sequence[Entry], entry: Entry) -> None:
-    """Check a comparison: a logged shadow, shares in [0, 1], and a threshold and alarm that follow from the settings.
-
-    A comparison states no return of the shadow's actions, because they were not applied.
-    """
-    # Imported late: it loads NumPy, which most signers do not need.
+    """Check a comparison of a shadow with newer logs: shares from 0 to 1, and the right drift threshold and alarm."""
+    # Imported here, because most signers do not need NumPy.
     from neorl_core.safety.drift_detection import YEAR, alarm_threshold
 
     found = entry.read(ShadowComparison)
     shadow = next((e for e in history if (e.kind, e.digest) == ("shadow", found.shadow)), None)
     if shadow is None or shadow.plant != entry.plant:
-        raise Refused(f"no shadow {found.shadow[:12]} of {entry.plant} is logged")
+        raise Refused(f"the ledger has no shadow {found.shadow[:12]} of {entry.plant}: compare again")
     shares = (found.agreement, found.support, found.interventions)
     if not all(0.0 <= share <= 1.0 for share in shares):
-        raise Refused(f"shares must be between 0 and 1, got {', '.join(f'{share:g}' for share in shares)}")
+        raise Refused(
+            "agreement, support and interventions must be between 0 and 1, got "
+            f"{', '.join(f'{share:g}' for share in shares)}: compare again"
+        )
     drift = found.drift
     rates = (drift.step_seconds, float(drift.block_steps), drift.alarms_per_year)
     if not all(math.isfinite(rate) and rate > 0 for rate in rates):
         raise Refused(
-            f"step, block and alarms a year must be positive, got {', '.join(f'{rate:g}' for rate in rates)}: compare "
-            "again"
+            "step (s), block (steps) and alarms per year must be positive, got "
+            f"{', '.join(f'{rate:g}' for rate in rates)}: compare again"
         )
     threshold = math.log(alarm_threshold(YEAR / (drift.step_seconds * drift.block_steps), drift.alarms_per_year))
     if not math.isclose(drift.log_threshold, threshold, rel_tol=1e-9, abs_tol=1e-12):
@@ -171,18 +171,18 @@ def check_comparison(history: Sequence[Entry], entry: Entry) -> None:
             f"{drift.log_threshold:g}: compare again"
         )
     if not drift.blocks and drift.log_evidence != 0.0:
-        raise Refused(f"evidence of drift must be 0 without watched blocks, got {drift.log_evidence:g}")
+        raise Refused(f"without blocks the evidence of drift must be 0, got {drift.log_evidence:g}: compare again")
     reached = drift.log_evidence >= drift.log_threshold
     alarmed = drift.alarm is not None
     if math.isnan(drift.log_evidence) or reached is not alarmed:
         raise Refused(
-            f"an alarm must be stated exactly if the evidence {drift.log_evidence:g} reaches the threshold "
-            f"{drift.log_threshold:g}, got {drift.alarm}"
+            f"an alarm must be stated if and only if the evidence of drift ({drift.log_evidence:g}) reaches the "
+            f"threshold ({drift.log_threshold:g}), got {drift.alarm}: compare again"
         )
 
 
 def begin(ledger: Ledger, plant: str, body: ShadowBody, artefacts: Sequence[Artefact] = ()) -> Entry:
-    """Let a candidate run in shadow; return the existing entry if this approval already started it."""
+    """Log that a candidate runs in shadow; if this approval already started the last shadow, return its entry."""
     last = last_shadow(ledger.entries(), plant)
     if last is not None and last.body["approval"] == body.approval:
         return last
@@ -190,7 +190,7 @@ def begin(ledger: Ledger, plant: str, body: ShadowBody, artefacts: Sequence[Arte
 
 
 def check_runs(history: Sequence[Entry], plant: str, now: datetime) -> None:
-    """Check that a shadow's period has not ended; an ended one is extended, not approved again."""
+    """Raise Refused if the period of a plant's shadow has ended, because it must be extended then."""
     found = shadow(history, plant)
     if found is not None and not found.runs(now):
         raise Refused(

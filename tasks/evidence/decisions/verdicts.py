@@ -36,7 +36,7 @@ from tasks.versions.texts import Texts
 def verdict_content(
     history: Sequence[Entry], act: Literal["approval", "rejection"], plant: str, body: VerdictBody
 ) -> Content:
-    """Return the content of the statement for an approval or rejection, from the current ledger."""
+    """Return the content that a person signs to approve or reject a candidate, with the ledger's present digests."""
     now = champion(history, plant)
     about = {
         **evidence_digests(history, plant, body.composite),
@@ -49,49 +49,50 @@ def verdict_content(
 
 
 def check_approval(history: Sequence[Entry], entry: Entry) -> None:
-    """Check an approval: a logged candidate that passed every gate, by an eligible person."""
+    """Check an approval: the candidate passed every gate, and the policy lets this person approve."""
     body = entry.read(VerdictBody)
     candidate = _candidate_of(history, entry, body)
     if candidate.body["passed"] is not True or not all(gate["passed"] is True for gate in candidate.body["gates"]):
         raise Refused(
-            f"composite {body.composite[:12]} of {entry.plant} did not pass every gate: retrain it, an approval cannot "
-            "skip a gate"
+            f"composite {body.composite[:12]} of {entry.plant} did not pass every gate, and an approval cannot replace "
+            f"a gate: retrain {entry.plant}"
         )
     check_all_gates(candidate, entry.rules)
     policy = policy_of(history, entry.plant)
     if policy is not None and body.by == RULE and policy.approvers.count:
         raise Refused(
-            f"the policy of {entry.plant} requires a person's approval of composite {body.composite[:12]}, got the "
-            f"rule's: 'neorl approve {entry.plant} {body.version}'"
+            f"the policy of {entry.plant} requires a person's approval of composite {body.composite[:12]}, got an "
+            f"automatic approval: run 'neorl approve {entry.plant} {body.version}'"
         )
     process = of_process(candidate)
     if not process:
         check_compared(history, candidate)
     if body.meaning not in ("", "reviewed", "approved for shadow" if process else "approved for closed loop"):
-        raise Refused(f"an approval of {entry.plant} cannot have the meaning {body.meaning!r}: leave it out")
+        raise Refused(f"an approval of {entry.plant} cannot have the meaning {body.meaning!r}: leave the meaning out")
     signed_by = _check_verdict(history, entry, body, "approval")
     author = folded(str(candidate.body.get("author", "")))
     names = {"", folded(body.by), folded(signed_by.login if signed_by else body.by)}
     if policy is not None and policy.approvers.not_author and author in names:
         raise Refused(
             f"the policy of {entry.plant} requires another approver than the person who ran the retraining "
-            f"({author or 'unknown'}), got {body.by}: ask somebody else to approve"
+            f"({author or 'unknown'}), got {body.by}: ask another person to approve"
         )
 
 
 def check_rejection(history: Sequence[Entry], entry: Entry) -> None:
-    """Check a rejection: a logged candidate that is not the champion, by a named person."""
+    """Check a rejection: it names a person, and a candidate of the ledger that is not the champion."""
     body, now = entry.read(VerdictBody), champion(history, entry.plant)
     _candidate_of(history, entry, body)
     if now is not None and now.body["composite"] == body.composite:
         raise Refused(
-            f"composite {body.composite[:12]} is the champion of {entry.plant} and cannot be rejected: withdraw it"
+            f"composite {body.composite[:12]} is the champion of {entry.plant} and cannot be rejected: use 'neorl "
+            "withdraw'"
         )
     _check_verdict(history, entry, body, "rejection")
 
 
 def _candidate_of(history: Sequence[Entry], entry: Entry, body: VerdictBody) -> Entry:
-    """Return the candidate of a decision, which must match the decision's plant, composite and version."""
+    """Return the candidate that a decision names; check that plant, composite and version agree."""
     candidate = next((e for e in history if e.kind == "candidate" and e.digest == body.candidate), None)
     if candidate is None or (candidate.plant, candidate.body["composite"]) != (entry.plant, body.composite):
         raise Refused(
@@ -119,14 +120,14 @@ def _check_verdict(
 
 
 def approve(ledger: Ledger, plant: str, verdict: VerdictBody, signatory: Signatory | None = None) -> Entry:
-    """Log the approval of a candidate, or return an equal approval that still counts."""
+    """Log the approval of a candidate; if the same approval is in the ledger and still counts, return its entry."""
     policy = policy_entry(ledger.entries(), plant)
     since = policy.sequence if policy else 0
     for given in open_approvals(ledger.entries(), plant, verdict.composite):
         same = all(given.body[name] == getattr(verdict, name) for name in ("by", "role", "candidate"))
         same = same and bool(given.body.get("signature")) is bool(signatory or verdict.signature)
         same = same and (given.body.get("meaning") == "reviewed") is (verdict.meaning == "reviewed")
-        # An approval under an earlier policy, or an expired one, is given again.
+        # Approvals from before the present policy, and expired approvals, are logged again.
         if same and given.sequence > since and not _expired(given, ledger, plant):
             return given
 
@@ -143,12 +144,12 @@ def signed(
     verdict: VerdictBody,
     signatory: Signatory | None,
 ) -> VerdictBody:
-    """Return a decision signed on the current ledger; unchanged without a signatory."""
+    """Return a decision with the person's signed statement; without a signatory, return it unchanged."""
     return with_signature(verdict, signatory, verdict_content(history, act, plant, verdict))
 
 
 def missing_approvals(history: Sequence[Entry], plant: str, approval: Entry, texts: Texts | None = None) -> str | None:
-    """Return the first further approval that the policy requires, or None."""
+    """Describe the first approval that the policy requires and that is missing; None if none is missing."""
     signed, body = policy_entry(history, plant), approval.body
     if signed is None:
         return None
@@ -162,7 +163,7 @@ def _expired(approval: Entry, ledger: Ledger, plant: str) -> bool:
 
 
 def reject(ledger: Ledger, plant: str, verdict: VerdictBody, signatory: Signatory | None = None) -> Entry:
-    """Log the rejection of a composite; it also ends unused approvals."""
+    """Log the rejection of a candidate. The rejection also ends its unused approvals."""
 
     def body(history: Sequence[Entry]) -> VerdictBody:
         return signed(history, "rejection", plant, verdict, signatory)

@@ -1,4 +1,4 @@
-"""Client of the signer: requests over a Unix socket beside the keys; starts the signer on demand."""
+"""Send requests to the signer through a Unix socket beside the keys; start the signer if it does not run."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 IDLE = "NEORL_SIGNER_IDLE"
-"""Idle time in seconds after which a signer exits if it can restart without a person."""
+"""Variable with the idle time in seconds after which a signer exits, unless a person typed the passphrase."""
 DEFAULT_IDLE = "3600"
 TIMEOUT = 60.0
 """Seconds to wait for an answer."""
 LONGEST_ADDRESS = 100
-"""In bytes; kernels accept a little over 100."""
+"""Longest path of a socket in bytes; kernels accept slightly more."""
 
 
 def ask(home: Home, request: Request) -> Answer:
-    """Send a request to a home's signer, starting it if it does not run.
+    """Send a request to a home's signer and return the answer; start the signer if it does not run.
 
     Raises:
         Refused: if a rule or check refuses the request, or the key cannot be used.
-        BadInput: if the request cannot be done with the given input or environment.
-        ConnectionError: if an append got no answer; repeating it could append twice.
+        BadInput: if an input or the environment makes the request impossible.
+        ConnectionError: if an append got no answer. The entry may exist, so the caller must read the ledger first.
     """
     lost = replaced = False
     while True:
@@ -58,12 +58,12 @@ def ask(home: Home, request: Request) -> Answer:
                 if isinstance(request, Append):
                     raise
                 if lost:
-                    raise Refused(f"the signer did not answer twice ('{error}'): see logs/signer.log") from error
+                    raise Refused(f"the signer did not answer two requests ('{error}'): see logs/signer.log") from error
                 lost = True
                 continue
         if replaced or not (isinstance(request, Hello) and answer.stale):
             break
-        # The signer runs other sources. Replace it once only: sources may have changed under this process too.
+        # The signer runs other source code. Replace it only once, because this process may be the outdated one.
         stop(home)
         replaced = True
     if answer.refused:
@@ -74,7 +74,7 @@ def ask(home: Home, request: Request) -> Answer:
 
 
 def hello(home: Home) -> Hello:
-    """Return the first request of a client."""
+    """Return a client's first request, which names the ledger and the client's source code."""
     return Hello(ledger=sha256_hex(home.ledger_url.encode()), sources=sources())
 
 
@@ -88,8 +88,8 @@ def public_key(home: Home) -> Ed25519PublicKey:
 def start(home: Home) -> None:
     """Start a home's signer unless it runs, and wait until it listens.
 
-    The passphrase comes from `NEORL_KEY_PASSPHRASE` (removed from this process's environment, so that no child inherits
-    it), from a file (see `keys.open_keys`), or from a person at the terminal.
+    The passphrase comes from `NEORL_KEY_PASSPHRASE`, from a file (see `keys.open_keys`), or from a person at the
+    terminal. The variable is removed from this process's environment, so that child processes do not inherit it.
     """
     given = os.environ.pop(PASSPHRASE, "").encode()
     with exclusive(home.folder("locks") / "signer.lock"):
@@ -127,7 +127,7 @@ def stop(home: Home) -> bool:
 
 @cache
 def sources() -> str:
-    """Return the digest of the sources with the rules; a signer with other sources is replaced."""
+    """Return the digest of the signer's source code. `ask` replaces a signer that runs other source code."""
     return sources_digest("tasks.evidence.signer")
 
 
@@ -151,7 +151,7 @@ def _connect(home: Home) -> socket.socket | None:
 
 @contextmanager
 def short_address(path: Path) -> Iterator[str]:
-    """Yield a socket address that is short enough for the kernel, through a symbolic link if necessary."""
+    """Yield an address of a socket that is short enough for the kernel; a symbolic link shortens a long path."""
     if len(os.fsencode(path)) <= LONGEST_ADDRESS:
         yield str(path)
         return

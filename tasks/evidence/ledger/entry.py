@@ -19,7 +19,7 @@ from tasks.versions.versions import version_of
 
 
 class Body(Stated):
-    """Base of entry bodies."""
+    """Base class of the bodies of ledger entries."""
 
 
 AnyBody = TypeVar("AnyBody", bound=BaseModel)
@@ -27,7 +27,7 @@ AnyBody = TypeVar("AnyBody", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Entry:
-    """One row of the ledger."""
+    """One entry of the ledger, with the content of its signed envelope."""
 
     sequence: int
     predecessor: str
@@ -41,11 +41,11 @@ class Entry:
     """SHA-256 of the envelope; other entries refer to it."""
     envelope: bytes = field(repr=False)
     rules: int = 1
-    """Version of the rules and texts by which it was judged and written (`tasks.versions`)."""
+    """Version of the rules that judged this entry and of the texts in this entry (`tasks.versions`)."""
     void: str = ""
-    """Reason the entry was voided; empty if valid. Never part of the signed payload."""
+    """Reason why the entry is void; empty if it is valid. Never part of the signed payload."""
     root: bytes = field(default=b"", repr=False, compare=False)
-    """Merkle root (RFC 6962) over this and all earlier envelopes, set on reading."""
+    """Merkle root (RFC 6962) over the envelopes up to this entry, computed when the ledger is read."""
 
     @cached_property
     def signer(self) -> str:
@@ -53,23 +53,23 @@ class Entry:
         return keyid_of(self.envelope) if self.envelope else ""
 
     def read(self, model: type[AnyBody]) -> AnyBody:
-        """Return the body as a model."""
+        """Return the validated body as an instance of `model`."""
         return model.model_validate_json(json.dumps(self.body))
 
 
 def read_entry(payload: Any, envelope: bytes = b"") -> Entry:
-    """Return the entry of a payload.
+    """Return the entry that an envelope's decoded payload describes.
 
     Raises:
-        KeyError, TypeError, ValueError: if the payload has another shape.
+        KeyError, TypeError, ValueError: if a field is missing, unknown or of another type.
     """
     if not isinstance(payload["body"], dict):
         raise TypeError(f"the body must be an object, got {payload['body']!r}: restore the row")
-    # Entries of version 1 have no such field; a signed 1 would be a second encoding of the same entry.
+    # Entries of version 1 have no field `rules`; an explicit 1 would encode the same entry in a second way.
     rules = payload["rules"] if "rules" in payload else 1  # noqa: SIM401, a payload may be a list
     if "rules" in payload and (type(rules) is not int or rules < 2):
         raise ValueError(f"rules must be a whole number of at least 2, got {rules!r}: restore the row")
-    # First of all: entries of a later version may have other fields.
+    # Reject unknown versions first, because their entries may have other fields.
     version_of(rules)
     fields = {**payload, "artefacts": tuple(Artefact(**file) for file in payload["artefacts"]), "rules": rules}
     return Entry(**fields, digest=sha256_hex(envelope), envelope=envelope, void="", root=b"")

@@ -19,12 +19,12 @@ PASSPHRASE_FILE = "NEORL_KEY_PASSPHRASE_FILE"
 
 
 def kept_passphrase(pem: bytes) -> Path:
-    """Return the path of a generated passphrase: in the user's configuration, named by the digest of the key file."""
+    """Return the path of a key's generated passphrase, in the user's configuration folder."""
     return configuration() / f"{sha256_hex(pem)[:16]}.passphrase"
 
 
 def configuration() -> Path:
-    """Return the user's configuration folder, which no copy of a home contains."""
+    """Return NeoRL's folder in the user's configuration. It is outside of every home, so copies of a home lack it."""
     folder = os.environ.get("XDG_CONFIG_HOME")
     try:
         root = Path(folder) if folder else Path.home() / ".config"
@@ -36,7 +36,7 @@ def configuration() -> Path:
 
 
 def must_be_asked_for(home: Home) -> bool:
-    """Return whether only a person knows the passphrase: the key is encrypted, and no file has the passphrase."""
+    """Return whether a person must type the passphrase, because the key is encrypted and no file has the passphrase."""
     if os.environ.get(PASSPHRASE_FILE) or not home.signing_key.exists():
         return False
     pem = read_secret(home.signing_key)
@@ -48,12 +48,12 @@ def open_keys(
 ) -> tuple[SigningKey, TrustRoot]:
     """Decrypt the home's signing key and read the trust root.
 
-    On first use, a key is made, and the public key is pinned in the home unless the project pins keys. Later, a
-    missing key or trust root is never replaced, because replacing both would allow a new signed history. A key that
-    an earlier version left unencrypted is encrypted in place; copies in backups stay readable.
+    On first use, NeoRL makes a key. It pins the public key in the home, unless the project pins keys. Later, NeoRL
+    never replaces a missing key or trust root, because new ones could sign a forged history. A key that an earlier
+    version left unencrypted is encrypted; its copies in backups stay unencrypted.
 
     Args:
-        passphrase: defaults to the file named by NEORL_KEY_PASSPHRASE_FILE, then to the generated one.
+        passphrase: defaults to the file that NEORL_KEY_PASSPHRASE_FILE names, then to the generated passphrase.
 
     Raises:
         Refused: if the key is missing, not pinned or readable by others, or the passphrase is wrong or missing.
@@ -85,7 +85,7 @@ def open_key(path: Path, passphrase: bytes | None = None) -> SigningKey:
     """Open the encrypted key in a file; create it if the file does not exist.
 
     Args:
-        passphrase: defaults to the generated one, then to the file named by NEORL_KEY_PASSPHRASE_FILE.
+        passphrase: defaults to the generated passphrase, then to the file that NEORL_KEY_PASSPHRASE_FILE names.
     """
     with exclusive(path.with_suffix(".lock")):
         if not path.exists():
@@ -105,15 +105,15 @@ def _unlock(path: Path, passphrase: bytes | None) -> SigningKey:
             f"the passphrase of {path} is missing: set {PASSPHRASE_FILE} to a file that contains it, or run `neorl up` "
             "in a terminal"
         )
-    cure = f"correct {PASSPHRASE_FILE}, or unset it and {PASSPHRASE} if the passphrase was generated"
+    cure = f"correct {PASSPHRASE_FILE}; if NeoRL generated the passphrase, unset {PASSPHRASE_FILE} and {PASSPHRASE}"
     return SigningKey(load_private(path, pem, passphrase, cure))
 
 
 def store_key(path: Path, private: Ed25519PrivateKey, passphrase: bytes | None) -> SigningKey:
-    """Encrypt a key and write it.
+    """Encrypt a private key and write it to a file.
 
     Args:
-        passphrase: defaults to the file named by NEORL_KEY_PASSPHRASE_FILE, then to a newly generated one.
+        passphrase: defaults to the file that NEORL_KEY_PASSPHRASE_FILE names, then to a new, random passphrase.
     """
     passphrase = passphrase or _named_passphrase()
     secret = passphrase or secrets.token_urlsafe(32).encode()
@@ -121,12 +121,12 @@ def store_key(path: Path, private: Ed25519PrivateKey, passphrase: bytes | None) 
     if passphrase is None:
         kept = kept_passphrase(pem)
         try:
-            # Passphrase first: without it the key is lost.
+            # Write the passphrase first, because the key is lost without it.
             write_secret(kept, secret + b"\n")
         except OSError as error:
             raise BadInput(
                 f"cannot write the key's passphrase to {kept} ('{error.strerror}'): set {PASSPHRASE_FILE} to a file "
-                "that contains one"
+                "that contains a passphrase"
             ) from error
     write_secret(path, pem)
     return SigningKey(private)
@@ -139,7 +139,7 @@ def encrypted(private: Ed25519PrivateKey, passphrase: bytes) -> bytes:
 
 
 def load_private(path: Path, pem: bytes, passphrase: bytes | None, cure: str) -> Ed25519PrivateKey:
-    """Decrypt a private key."""
+    """Decrypt a private key; `cure` tells in the error what to do about a wrong passphrase."""
     try:
         private = serialization.load_pem_private_key(pem, passphrase)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -157,14 +157,14 @@ def _is_encrypted(pem: bytes) -> bool:
 
 
 def _named_passphrase() -> bytes | None:
-    """Return the passphrase from the file named by the environment."""
+    """Return the passphrase from the file that NEORL_KEY_PASSPHRASE_FILE names; None if it is not set."""
     name = os.environ.get(PASSPHRASE_FILE)
     if not name:
         return None
     try:
         secret = Path(name).read_bytes().strip()
     except OSError as error:
-        raise BadInput(f"cannot read the passphrase {name} ('{error.strerror}'): correct {PASSPHRASE_FILE}") from error
+        raise BadInput(f"cannot read {name} ('{error.strerror}'): correct {PASSPHRASE_FILE}") from error
     if not secret:
-        raise BadInput(f"the file of the key's passphrase {name} is empty: write the passphrase into it")
+        raise BadInput(f"the passphrase file {name} is empty: write the passphrase into it")
     return secret

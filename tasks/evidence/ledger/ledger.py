@@ -28,13 +28,13 @@ from tasks.files.stored import stored_sha256
 
 ENTRY_TYPE = "application/vnd.neorl.ledger-entry.v3+json"
 EARLIER = re.compile(rb'"payloadType":"application/vnd\.neorl\.ledger-entry(\.v2)?\+json"')
-"""Envelopes of older ledger formats, without witnesses."""
+"""Pattern of entries in older formats of the ledger, which had no witnesses."""
 LOST_ANSWERS = 5
-"""Maximum number of lost or late answers of the signer during one append."""
+"""An append fails after this many lost or late answers of the signer."""
 
 
 class HeadNow(NamedTuple):
-    """Size, last digest and Merkle root (RFC 6962 over the envelopes) of a ledger at some time."""
+    """State of a ledger: digest of the last entry, Merkle root over all envelopes (RFC 6962), number of entries."""
 
     last: str
     root: str
@@ -42,10 +42,10 @@ class HeadNow(NamedTuple):
 
 
 class Ledger:
-    """Verified reading of entries, and appending through the signer.
+    """Reads and verifies entries, and appends entries through the signer.
 
-    An entry is returned only after signature, chain and columns have been verified. Reading needs neither the
-    private key nor the signer.
+    An entry is returned only after its signature, its place in the chain and its columns have been verified. Reading
+    needs neither the private key nor the signer.
     """
 
     def __init__(self, home: Home, engine: sql.Engine, trust: TrustRoot, ask: Ask | None) -> None:
@@ -57,7 +57,7 @@ class Ledger:
 
     @staticmethod
     def exists(home: Home) -> bool:
-        """Return whether there is a ledger to read: a team's, or the home's own."""
+        """Return whether there is a ledger to read: a team's database, or the home's own file."""
         return home.ledger_url != f"sqlite:///{home.ledger}" or home.ledger.exists()
 
     @classmethod
@@ -65,9 +65,9 @@ class Ledger:
         """Open the ledger of a home.
 
         Args:
-            trust: file of pinned public keys; defaults to the project's or the home's.
-            write: False only reads; nothing is created and no signer is needed.
-            ask: sends requests; defaults to the home's signer process.
+            trust: file of pinned public keys; defaults to the project's file, else to the home's file.
+            write: False opens the ledger for reading only: nothing is created, and no signer is needed.
+            ask: function that sends requests; defaults to the home's signer process.
         """
         if write:
             ask = ask or partial(client.ask, home)
@@ -77,7 +77,7 @@ class Ledger:
         return cls(home, table.connect(home.ledger_url), TrustRoot.locate(home, trust), ask if write else None)
 
     def entries(self, kind: str | None = None, plant: str | None = None) -> list[Entry]:
-        """Return verified entries in order, optionally of one kind or plant; voided entries have kind `void`."""
+        """Return verified entries in order, optionally of one kind or plant; voided entries get the kind `void`."""
         read = self._refresh()
         state = len(read), self.trust.pins
         if self._counted_at != state:
@@ -90,14 +90,14 @@ class Ledger:
 
     @property
     def verified(self) -> tuple[Entry, ...]:
-        """Entries verified so far; after an error, those before the invalid one."""
+        """Entries verified so far; after an error, the entries before the invalid entry."""
         return tuple(self._entries)
 
     def entry(self, digest: str) -> Entry:
-        """Return the entry with a digest."""
+        """Return the entry with this digest; raise BadInput if there is none."""
         found = next((entry for entry in self.entries() if entry.digest == digest), None)
         if found is None:
-            raise BadInput(f"no ledger entry has the digest {digest!r}: `neorl history` lists them")
+            raise BadInput(f"no ledger entry has the digest {digest!r}: `neorl history` lists all entries")
         return found
 
     def append(
@@ -111,15 +111,15 @@ class Ledger:
         """Have the signer check, sign and append an entry.
 
         Args:
-            body: the entry's body, or a function that makes it from all earlier entries or raises. The function runs
-                again whenever another writer was first (compare-and-set), so the checks hold for the final entry.
-            artefacts: files that the entry names, from `artefact`; they must never be overwritten.
+            body: the entry's body, or a function that makes the body from all earlier entries. If another writer
+                appends first, the function runs again, so it always sees the final history.
+            artefacts: files that the entry names, made with `artefact`. Nobody may overwrite these files.
 
         Returns:
             The entry, read back and verified.
 
         Raises:
-            Refused: if the ledger does not verify or was opened for reading, or the entry breaks a rule.
+            Refused: if the ledger is invalid or was opened for reading, or if the entry breaks a rule.
         """
         lost, why = list[Append](), ""
         while True:
@@ -134,7 +134,7 @@ class Ledger:
             request = Append(
                 kind=kind,
                 plant=plant,
-                # Through JSON text, which can represent NaN and infinity.
+                # Convert through JSON text, which keeps NaN and infinity.
                 body=json.loads(made.model_dump_json()),
                 artefacts=tuple(artefacts),
                 predecessor=history[-1].digest if history else GENESIS,
@@ -157,11 +157,11 @@ class Ledger:
         return self._verified_head()
 
     def signed_head(self) -> str:
-        """Return a signed head (ASCII JSON). A copy kept elsewhere reveals a later truncation."""
+        """Return a signed head (ASCII JSON). A copy of the head outside of the home reveals a later truncation."""
         return self.request(Head()).envelope
 
     def verify(self, heads: Iterable[str] = ()) -> HeadNow:
-        """Verify every entry, and that every signed head belongs to this ledger's history."""
+        """Verify every entry, check that each signed head belongs to this ledger, and return the current head."""
         entries = self._refresh()
         for text in heads:
             self._check_head(entries, HeadNow(**self.trust.unseal(HEAD_TYPE, text.strip().encode())))
@@ -174,15 +174,15 @@ class Ledger:
         return self._ask(request)
 
     def _refresh(self) -> list[Entry]:
-        """Read and verify new entries; the last known entry must still be there."""
+        """Read and verify new entries. The last entry that was read before must still exist."""
         seen = len(self._entries)
         with closing(table.rows_from(self._engine, seen)) as rows:
             if seen:
                 row = next(rows, None)
                 if row is None or row.envelope != self._entries[-1].envelope.decode():
                     raise Refused(
-                        f"ledger entry {seen} changed or disappeared since it was read: bring back the newer ledger; "
-                        "to use an older one deliberately, run `neorl down` first"
+                        f"ledger entry {seen} changed or disappeared since it was read: restore the newer ledger; to "
+                        "use an older ledger on purpose, run `neorl down` first"
                     )
             for row in rows:
                 self._take(self._checked(row))
@@ -206,8 +206,8 @@ class Ledger:
             known = self._known.get(envelope)
             if known is None and (earlier := EARLIER.search(envelope)):
                 raise Refused(
-                    f"an entry with {earlier[0].decode()} is of an earlier version of NeoRL: audit this home with that "
-                    "version, and start a new one (NEORL_HOME)"
+                    f"an earlier version of NeoRL wrote this entry ({earlier[0].decode()}): audit this home with that "
+                    "version, and start a new home (NEORL_HOME)"
                 )
             entry = known or read_entry(self._unsealed(envelope), envelope)
             last = self._entries[-1] if self._entries else None
@@ -249,30 +249,30 @@ class Ledger:
     def _check_head(self, entries: Sequence[Entry], head: HeadNow) -> None:
         if head.size > len(entries):
             raise Refused(
-                f"the ledger has {len(entries)} entries, but a signed head covers {head.size}: it was truncated or an "
-                "older copy was restored; bring back the newer one"
+                f"the ledger has {len(entries)} entries, but a signed head covers {head.size}: it was truncated, or an "
+                "older copy was restored; restore the newer ledger"
             )
         root = root_of(entries, head.size).hex()
         last = entries[head.size - 1].digest if head.size else GENESIS
         if (root, last) != (head.root, head.last):
             raise Refused(
                 f"the first {head.size} ledger entries have root {root[:12]}, a signed head states {head.root[:12]}: "
-                "this is another history; bring back the original ledger"
+                "entries were altered or replaced; restore the original ledger"
             )
 
 
 def _known_under(engine: sql.Engine, trust: TrustRoot) -> dict[bytes, Entry]:
-    """Return this process's cache of verified entries, by envelope, for this ledger and these keys.
+    """Return this process's cache of entries with verified signatures, by envelope, for this ledger and these keys.
 
-    A retraining opens the ledger a dozen times, and signatures dominate the reading time. Everything else (presence,
-    order, columns) is checked on each reading.
+    The cache saves time, because a retraining opens the ledger often. Only signatures are cached: presence, order and
+    columns are checked at each reading.
     """
     return _known(str(engine.url), frozenset((name, key.public_bytes_raw()) for name, key in trust.keys.items()))
 
 
 @lru_cache(maxsize=1)
 def _known(url: str, keys: frozenset[tuple[str, bytes]]) -> dict[bytes, Entry]:
-    # Only for the ledger that was opened last.
+    # With maxsize=1, only the ledger that was opened last has a cache.
     return {}
 
 
@@ -289,7 +289,7 @@ def insert(engine: sql.Engine, entry: Entry) -> None:
 
 
 def artefact(home: Home, path: Path, name: str | None = None) -> Artefact:
-    """Return a file of the home with the SHA-256, for an entry to name."""
+    """Return name, relative path and SHA-256 of a file in the home, so that an entry can name the file."""
     relative = path.resolve().relative_to(home.root.resolve())
     return Artefact(name or path.name, relative.as_posix(), stored_sha256(path))
 

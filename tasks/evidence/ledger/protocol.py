@@ -1,4 +1,4 @@
-"""Requests to the signer and answers: typed requests, never bytes to sign."""
+"""Requests to the signer and its answers. Clients state what they want; they never send bytes to sign."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pydantic import Field, JsonValue, TypeAdapter
 from tasks.evidence.claims import Counts, Materials, Stated
 
 MAX_BYTES = 8 * 1024 * 1024
-"""Largest request; a candidate's list of files is the largest that occurs."""
+"""Largest size of a request; the largest requests contain the list of a candidate's files."""
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$")]
 
 
 class Artefact(NamedTuple):
-    """File that an entry names."""
+    """A file that a ledger entry names."""
 
     name: str
     path: str
@@ -26,17 +26,17 @@ class Artefact(NamedTuple):
 
 
 class Hello(Stated):
-    """Create key and table on first use; return the public key."""
+    """Request: create key and table on first use, and return the public key."""
 
     ask: Literal["hello"] = "hello"
     ledger: Sha256
     """Digest of the ledger's URL, so that client and signer use the same ledger."""
     sources: Sha256
-    """Digest of the sources with the rules; a signer with other sources answers `stale`."""
+    """Digest of the client's source code; a signer that runs other source code answers `stale`."""
 
 
 class Append(Stated):
-    """Append an entry if the ledger's last entry is still the predecessor."""
+    """Request: append an entry if `predecessor` is still the digest of the ledger's last entry."""
 
     ask: Literal["append"] = "append"
     kind: Annotated[str, Field(max_length=32)]
@@ -47,26 +47,26 @@ class Append(Stated):
 
 
 class Head(Stated):
-    """Sign the current head."""
+    """Request: sign the current head."""
 
     ask: Literal["head"] = "head"
 
 
 class Countersign(Stated):
-    """Have the current head countersigned by the witnesses."""
+    """Request: have the witnesses countersign the current head."""
 
     ask: Literal["countersign"] = "countersign"
 
 
 class Nonces(Stated):
-    """Have an attempt's commitment countersigned, and get the witnesses' nonces for it."""
+    """Request: have the witnesses countersign an attempt's seed entry, and return their nonces."""
 
     ask: Literal["nonces"] = "nonces"
     attempt: Sha256
 
 
 class Certify(Stated):
-    """Sign an attempt's certificate; the signer looks up claim, number, composite and seed."""
+    """Request: sign an attempt's certificate. The signer reads claim, number, composite and seed itself."""
 
     ask: Literal["certificate"] = "certificate"
     attempt: Sha256
@@ -75,7 +75,7 @@ class Certify(Stated):
 
 
 class Seal(Stated):
-    """Sign the digest of a cached result."""
+    """Request: sign the digest of a cached result."""
 
     ask: Literal["seal"] = "seal"
     stage: Name
@@ -84,7 +84,7 @@ class Seal(Stated):
 
 
 class Rotate(Stated):
-    """Rotate the home's key."""
+    """Request: replace the home's key by a new key."""
 
     ask: Literal["rotate"] = "rotate"
     by: Annotated[str, Field(min_length=1, max_length=256)]
@@ -92,7 +92,7 @@ class Rotate(Stated):
 
 
 class Stop(Stated):
-    """Stop the signer."""
+    """Request: stop the signer."""
 
     ask: Literal["stop"] = "stop"
 
@@ -102,12 +102,12 @@ REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminat
 
 
 class Answer(Stated):
-    """Answer of the signer."""
+    """Answer of the signer; each kind of request uses some of the fields."""
 
     envelope: str = ""
     """Canonical bytes of the signed envelope (ASCII)."""
     stale: bool = False
-    """Whether another entry was written first, so that the client must read again."""
+    """After `Append`: another entry was written first. After `Hello`: the signer runs other source code."""
     witnesses: tuple[str, ...] = ()
     """Keys of witnesses that countersigned, as many as required."""
     public: str = ""
@@ -115,10 +115,10 @@ class Answer(Stated):
     pid: int = 0
     """Process id of the signer, after `Hello`."""
     refused: str = ""
-    """Reason for a refusal by a rule or check."""
+    """Reason why a rule or check refused the request; empty if none did."""
     bad_input: str = ""
-    """Reason for a failure with the given input or environment."""
+    """Reason why the input or the environment made the request impossible; empty if neither did."""
 
 
 Ask = Callable[[Request], Answer]
-"""Sends a request. Raises Refused, BadInput, or ConnectionError if the answer was lost."""
+"""Function that sends a request. It raises Refused, BadInput, or ConnectionError if the answer was lost."""

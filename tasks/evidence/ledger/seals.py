@@ -1,4 +1,4 @@
-"""Seals on cached results: a result is used only while the signed digest matches the file."""
+"""Seals: signed digests of cached results. A cached result is used only if its digest has a valid seal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESULT_TYPE = "application/vnd.neorl.stage-result+json"
 
 
 class SealedResult(NamedTuple):
-    """Signed content: a task, the key of the run, and the SHA-256 of the task's result."""
+    """Content of a seal: name of the task, cache key, and SHA-256 of the task's result."""
 
     stage: str
     key: str
@@ -34,7 +34,7 @@ def seal_result(home: Home, stage: str, key: str, sha256: str, ask: Ask | None =
     Args:
         stage: name of the task; letters, digits, `_` and `-`.
         key: cache key of the result; same characters.
-        ask: sends the request; defaults to the home's signer process.
+        ask: function that sends the request; defaults to the home's signer process.
     """
     request = Seal(stage=stage, key=key, sha256=sha256)
     answer = ask(request) if ask else client.ask(home, request)
@@ -43,10 +43,10 @@ def seal_result(home: Home, stage: str, key: str, sha256: str, ask: Ask | None =
 
 
 def verify_result(home: Home, stage: str, key: str, sha256: str, trust: TrustRoot | None = None) -> bool:
-    """Return whether a pinned key sealed this result; needs neither the private key nor the signer.
+    """Return whether a pinned key sealed this result; neither the private key nor the signer is needed.
 
     Returns:
-        False also if the seal is missing, malformed or signed by a key that is not pinned.
+        False if the seal is missing or malformed, names another digest, or is not signed by a valid pinned key.
     """
     try:
         envelope = result_file(home, stage, key).read_bytes()
@@ -54,6 +54,6 @@ def verify_result(home: Home, stage: str, key: str, sha256: str, trust: TrustRoo
         sealed = root.unseal(RESULT_TYPE, envelope)
     except (OSError, NeoRLError):
         return False
-    # Seals of ended keys never count: the only cost is computing the result again.
+    # Seals by replaced or revoked keys never count; the only cost is that the result is computed again.
     ended = {pin.id for pin in root.pins if pin.until or pin.revoked}
     return keyid_of(envelope) not in ended and bool(sealed == SealedResult(stage, key, sha256)._asdict())

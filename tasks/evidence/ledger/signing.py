@@ -1,4 +1,4 @@
-"""Ed25519 signatures in DSSE envelopes, and the trust root: the pinned public keys that verify them."""
+"""Signatures (Ed25519) in DSSE envelopes, a JSON format, and the trust root: the file of trusted public keys."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ HEAD = re.compile(
     r'\{"payload":"[A-Za-z0-9+/=]+","payloadType":"application/vnd\.neorl\.ledger-head\+json",'
     r'"signatures":\[\{"keyid":"[0-9a-f]+","sig":"[A-Za-z0-9+/=]+"\}\]\}'
 )
-"""Canonical envelope of a head."""
+"""Pattern that finds signed heads in a text."""
 PROJECT_TRUST = Path(configs.__path__[0]) / "trust.yaml"
-"""File of the keys that a project trusts."""
+"""File with the public keys that a project trusts."""
 
 
 def key_id(public: Ed25519PublicKey) -> str:
-    """Return the first 16 hexadecimal digits of SHA-256 over the public key: a name, not a proof."""
+    """Return the id of a public key: the first 16 hexadecimal digits of its SHA-256."""
     return hashlib.sha256(public.public_bytes_raw()).hexdigest()[:16]
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
-    """Return DSSE's pre-authentication encoding, the bytes that are signed.
+    """Return the bytes that are signed: DSSE's pre-authentication encoding (DSSE v1.0.2, protocol.md).
 
-    PAE(type, body) = "DSSEv1" SP LEN(type) SP type SP LEN(body) SP body (DSSE v1.0.2, protocol.md).
+    The encoding is `DSSEv1 LENGTH TYPE LENGTH BODY`, with single spaces and lengths in bytes.
     """
     kind = payload_type.encode()
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
@@ -49,7 +49,7 @@ def pae(payload_type: str, payload: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class SigningKey:
-    """Private key; the bytes never occur in messages, representations or arguments."""
+    """A private key. Its bytes never appear in messages, in `repr` or in arguments."""
 
     _private: Ed25519PrivateKey
 
@@ -70,27 +70,27 @@ class SigningKey:
 
 
 class Pin(NamedTuple):
-    """Row of a trust root: a key of a home or of a person."""
+    """One row of the trust root: a public key of a home or of a person."""
 
     id: str
     public: str
-    """Base64 of the 32 bytes."""
+    """Base64 of the key's 32 bytes."""
     note: str = ""
     person: str = ""
     """Owner; empty for a home's key."""
     roles: tuple[str, ...] = ()
     until: str = ""
-    """Time of the rotation."""
+    """Time at which the key was replaced; empty if it was not."""
     revoked: str = ""
-    """Time from which signatures do not count."""
+    """Time from which signatures by the key do not count; empty if the key is not revoked."""
 
 
 @dataclass(frozen=True)
 class TrustRoot:
-    """Trusted public keys and the file that pins them."""
+    """Trusted public keys, and the file that lists (pins) them."""
 
     keys: Mapping[str, Ed25519PublicKey]
-    """Keys of homes, which sign entries, heads, certificates and seals; persons' keys sign none of these."""
+    """Keys of homes, by id. Only these keys sign entries, heads, certificates and seals."""
     source: Path
     pins: tuple[Pin, ...] = ()
     """All rows of the file."""
@@ -116,15 +116,14 @@ class TrustRoot:
 
     @classmethod
     def locate(cls, home: Home, file: Path | None = None, project: Path = PROJECT_TRUST) -> TrustRoot:
-        """Return the trust root in force: the given file, else `configs/trust.yaml` of the project, else the home's."""
+        """Read the trust root: from `file`, else from the project's `configs/trust.yaml`, else from the home."""
         return cls.read(file or next((path for path in (project, home.trust) if path.exists()), home.trust))
 
     def unseal(self, payload_type: str, envelope: bytes) -> Any:
         """Verify an envelope and return the payload.
 
-
         Raises:
-            Refused: for non-canonical bytes, other fields, and signatures by keys that are not pinned.
+            Refused: if the bytes are not canonical, a field is missing or unknown, or no pinned key signed them.
         """
         try:
             document = json.loads(envelope)
@@ -137,7 +136,7 @@ class TrustRoot:
                 raise ValueError(f"it must have exactly one signature, got {str(signatures)[:60]}")
             body, signature = from_base64(document["payload"]), from_base64(signatures[0]["sig"])
             payload = json.loads(body)
-            # One byte string per meaning: rejects other white space, key order, duplicate keys and number forms.
+            # Accept one encoding of each value: no other white space, key order, duplicate keys or number formats.
             if canonical_json(document) != envelope or canonical_json(payload) != body:
                 raise ValueError(f"the {len(envelope)} bytes are not canonical")
         except (ValueError, TypeError, RecursionError) as error:
@@ -146,8 +145,8 @@ class TrustRoot:
         public = self.keys.get(name) if isinstance(name, str) else None
         if public is None:
             raise Refused(
-                f"the signing key {name!r} is not pinned in {self.source}: restore the original, or pin that key after "
-                "comparing the fingerprint with the owner's"
+                f"the signing key {name!r} is not pinned in {self.source}: restore the original, or ask the owner for "
+                "the key's id, compare both, and pin the key"
             )
         try:
             public.verify(signature, pae(payload_type, body))
@@ -162,7 +161,7 @@ def home_pin(public: Ed25519PublicKey, note: str) -> Pin:
 
 
 def trust_yaml(*pins: Pin) -> bytes:
-    """Return the text of a trust root; JSON strings and lists are valid YAML."""
+    """Return the YAML file that pins these keys."""
     lines = ["keys:"]
     for pin in pins:
         row = {name: value for name, value in pin._asdict().items() if value}
@@ -171,13 +170,13 @@ def trust_yaml(*pins: Pin) -> bytes:
 
 
 def _quoted(value: Any) -> str:
-    """Return text or a list of texts in YAML. Characters beyond the BMP stay: JSON escapes them as two, YAML as one."""
+    """Return text or a list of texts as YAML; only special characters that YAML cannot contain are escaped."""
     text = json.dumps(value, ensure_ascii=False)
     return re.sub("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def public_key(text: str) -> Ed25519PublicKey:
-    """Return the public key from base64 of 32 bytes.
+    """Return a public key, given base64 of its 32 bytes.
 
     Raises:
         ValueError, TypeError: if the text is invalid.
@@ -200,11 +199,11 @@ def keyid_of(envelope: bytes) -> str:
 
 def _pin(row: Any, path: Path, cure: str) -> Pin:
     if not isinstance(row, dict) or not {"id", "public"} <= set(row) <= set(Pin._fields):
-        raise BadInput(f"a key in {path} must have `id`, `public` and optionally `note`, got {row!r}: {cure}")
+        raise BadInput(f"a key in {path} needs `id`, `public` and no fields but {Pin._fields}, got {row!r}: {cure}")
     roles = row.get("roles", [])
     texts = [row.get(name, "") for name in ("id", "note", "person", "until", "revoked")]
     if not all(isinstance(text, str) for text in texts) or not _is_texts(roles):
-        raise BadInput(f"a key in {path} must consist of texts, and a list of texts as roles, got {row!r}: {cure}")
+        raise BadInput(f"fields of a key in {path} must be texts, and roles a list of texts, got {row!r}: {cure}")
     try:
         name = key_id(public_key(row["public"]))
     except (ValueError, TypeError) as error:
@@ -212,7 +211,7 @@ def _pin(row: Any, path: Path, cure: str) -> Pin:
             f"`public` in {path} must be base64 of an Ed25519 public key, got {row['public']!r}: {cure}"
         ) from error
     if row["id"] != name:
-        raise BadInput(f"the id in {path} must be {name}, which belongs to the key, got {row['id']!r}: {cure}")
+        raise BadInput(f"the id of key {row['public']!r} in {path} must be {name}, got {row['id']!r}: {cure}")
     try:
         # Normalised to the ledger's form, because times are compared as text.
         dates = {field: normalise_time(row[field], last=False) for field in ("until", "revoked") if row.get(field)}
@@ -231,7 +230,7 @@ def to_base64(data: bytes) -> str:
 
 
 def from_base64(text: Any) -> bytes:
-    """Decode canonical base64 (no other padding bits, no foreign characters)."""
+    """Decode base64; reject every text that `to_base64` would not produce."""
     try:
         data = base64.b64decode(text, validate=True)
     except binascii.Error as error:
@@ -242,7 +241,7 @@ def from_base64(text: Any) -> bytes:
 
 
 def heads_in(text: str) -> list[str]:
-    """Return the signed heads in a text: an exported head, or a report that shows one."""
+    """Return the signed heads in a text, such as an exported head or a report."""
     return HEAD.findall(html.unescape(text))
 
 
@@ -258,7 +257,7 @@ def read_heads(path: Path) -> list[str]:
 
 
 def signed_by(heads: Iterable[str], keys: Container[str]) -> list[str]:
-    """Return the heads that name one of these keys as signer; the signature is verified on use."""
+    """Return the heads that name one of these keys as their signer; signatures are not verified here."""
     return [text for head in heads for text in heads_in(head) if json.loads(text)["signatures"][0]["keyid"] in keys]
 
 

@@ -1,4 +1,4 @@
-"""The ledger's SQL table, in SQLite or PostgreSQL; triggers accept only the next entry."""
+"""The ledger's SQL table in SQLite or PostgreSQL. Triggers reject every change except appending the next entry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sqlalchemy.schema import CreateTable
 from configs.errors import BadInput, Refused
 
 GENESIS = "0" * 64
-"""Predecessor of the first entry."""
+"""Text that the first entry states as the digest of its predecessor."""
 
 METADATA = sql.MetaData()
 TABLE = sql.Table(
@@ -62,15 +62,15 @@ GUARDED = sql.text(
     "SELECT count(*) = 2 FROM pg_trigger WHERE tgrelid = to_regclass('ledger') "
     "AND tgname IN ('ledger_no_change', 'ledger_next_only')"
 )
-"""Whether PostgreSQL has the table with both triggers; a first user may have been killed in between."""
+"""Query: does PostgreSQL have the table and both triggers? A process may have been killed between creating them."""
 TRIGGERS = {"sqlite": SQLITE_TRIGGERS, "postgresql": POSTGRESQL_TRIGGERS}
-"""By dialect. An administrator can drop them; the signed chain then reveals changes."""
+"""Triggers by SQL dialect. An administrator can drop them, but the signed chain still reveals changes."""
 CURES = {
     "sqlite": "restore it from a backup",
     "postgresql": "check NEORL_LEDGER_URL and the server, or restore the database from a backup",
 }
 FIRST_USE = int.from_bytes(b"neorl", "big")
-"""Number of PostgreSQL's advisory lock for creating the table."""
+"""Number of the advisory lock in PostgreSQL that a process takes to create the table."""
 TIMEOUT = 60
 """Seconds to wait for SQLite's lock."""
 CALL = 10
@@ -79,14 +79,14 @@ CALL = 10
 
 @lru_cache(maxsize=16)
 def connect(url: str) -> sql.Engine:
-    """Return the engine for a ledger's URL; it caches compiled statements but no connection."""
+    """Return SQLAlchemy's engine for a ledger's URL; no connection is kept open."""
     try:
         found = sql.make_url(url)
         if found.drivername == "postgresql":
             found = found.set(drivername="postgresql+psycopg")
         backend = found.get_backend_name()
         if backend not in TRIGGERS:
-            raise BadInput(f"NEORL_LEDGER_URL must begin with sqlite or postgresql, got {backend}")
+            raise BadInput(f"NEORL_LEDGER_URL must begin with sqlite or postgresql, got {backend}: correct it")
         waits = {"timeout": TIMEOUT} if backend == "sqlite" else {"connect_timeout": CALL}
         # An entry is one insert; the unique predecessor protects against concurrent writers.
         engine = sql.create_engine(found, poolclass=sql.NullPool, isolation_level="AUTOCOMMIT", connect_args=waits)
@@ -153,7 +153,7 @@ def named(engine: sql.Engine) -> str:
 
 @contextmanager
 def _alone(connection: sql.Connection) -> Iterator[None]:
-    """Lock the creation of the table; SQLite locks by itself."""
+    """Keep other processes from creating the table at the same time; SQLite does this by itself."""
     if connection.dialect.name == "sqlite":
         yield
         return

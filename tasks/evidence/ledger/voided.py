@@ -1,4 +1,4 @@
-"""Voided entries, signed by a replaced or revoked key of the home: they stay in the chain but have no effect."""
+"""Voided entries: entries by a replaced or revoked key of the home. They stay in the chain but have no effect."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.ledger.signing import Pin
 
 REPLACED = " replaced"
-"""End of the reason of an entry that was signed by a replaced key."""
+"""End of the reason if a replaced key signed the entry; `leaves_service` looks for this end."""
 VOID = "void"
-"""Kind of a voided entry when it is read; no entry is signed with it."""
+"""Kind that a voided entry gets when it is read; no signed entry has this kind."""
 CHANGES = ("rotation", "revocation")
-"""Kinds of entries that may void others."""
+"""Kinds of entries that may void other entries."""
 PERMITS = ("result", "candidate", "approval", "promotion", "rollback", "shadow", "extension", "policy", "key")
-"""Kinds that permit something. Attempts, rejections and withdrawals always count: otherwise, revoking one's key would
-refund spent error probability or undo a rejection. For the same reason a voided rollback restores nothing, but the
-champion that it replaced stays out of service (`leaves_service`)."""
+"""Kinds of entries that permit something. A revocation voids no other kinds; otherwise, revoking your own key would
+refund spent error probability or undo a rejection. A voided rollback restores no champion, but the champion that it
+replaced stays out of service (`leaves_service`)."""
 
 
 def counting(entries: Sequence[Entry], pins: Collection[Pin] = ()) -> list[Entry]:
-    """Return the entries with voided ones marked as kind `void`; positions and bodies stay.
+    """Return all entries in the same order; voided entries get the kind `void` and a reason.
 
-    Revocations of the pins apply in addition to the ledger's.
+    `pins` may revoke more keys than the ledger does.
     """
     reasons = void(entries, pins)
     if not reasons:
@@ -34,10 +34,10 @@ def counting(entries: Sequence[Entry], pins: Collection[Pin] = ()) -> list[Entry
 
 
 def before_each(entries: Sequence[Entry]) -> Iterator[tuple[list[Entry], Entry]]:
-    """Yield each entry with the earlier entries as they counted when it was written.
+    """Yield (earlier entries, entry) for each entry, with the earlier entries voided as they were at that time.
 
-    Equals `counting` of the earlier entries, but avoids recomputing it for every entry: before the first rotation or
-    revocation all entries count, and later the set changes only with further ones.
+    The result equals `counting(entries[:i])` for entry i. It is computed again only after a rotation or revocation,
+    because only these void other entries.
     """
     counted: list[Entry] = []
     relevant: list[Entry] = []
@@ -81,7 +81,7 @@ def void(entries: Sequence[Entry], pins: Collection[Pin] = ()) -> dict[int, str]
 
 
 def leaves_service(entry: Entry) -> bool:
-    """Return whether an entry ends a champion's service without a successor.
+    """Return whether an entry removes a plant's champion without naming a new champion.
 
     True for a withdrawal, and for a rollback voided by a key's revocation; False for a forged rollback.
     """
@@ -91,7 +91,7 @@ def leaves_service(entry: Entry) -> bool:
 
 
 def forged(entries: Sequence[Entry]) -> dict[int, str]:
-    """Return the entries signed by a key of the home after the rotation: sequence number -> reason."""
+    """Return the entries that a home's key signed after it was replaced: sequence number -> reason."""
     found: dict[int, str] = {}
     out: dict[str, int] = {}
     if not any(entry.kind == "rotation" for entry in entries):
@@ -105,6 +105,6 @@ def forged(entries: Sequence[Entry]) -> dict[int, str]:
 
 
 def texts(entry: Entry, *names: str) -> tuple[str, ...] | None:
-    """Return these text fields of a body, or None if a forged body lacks one; the rules report such an entry."""
+    """Return the named text fields of an entry's body; None if one is missing, which the rules report."""
     found = tuple(text for name in names if isinstance(text := entry.body.get(name), str))
     return found if len(found) == len(names) else None

@@ -1,4 +1,4 @@
-"""Keys of persons in the ledger: enrolment, rotation, revocation, and which key is in force."""
+"""Keys of persons in the ledger: enrolment, rotation and revocation, and the key that is valid now."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from tasks.evidence.ledger.voided import texts
 KEY_TYPE = "application/vnd.neorl.person-key+json"
 REPLACEMENT_TYPE = "application/vnd.neorl.replacement-key+json"
 UNSEEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]")
-"""Characters that Unicode calls default ignorable and that have no category of their own."""
+"""Invisible characters ("default ignorable" in Unicode) that are not in the categories Cc and Cf."""
 JOINERS = "\u200c\u200d"
 KINDS = ("key", "rotation", "revocation")
 
 
 class PersonKey(Body):
-    """Self-description of a new key, signed by that key to prove possession."""
+    """Description of a person's new key. The key itself signs it, which proves that the person has the private key."""
 
     person: str
     public: str
     login: str
-    """Login on the machine that made the key; a retraining is attributed to a person by it."""
+    """Login on the machine that made the key. The login tells which person started a retraining."""
 
 
 class KeyBody(Body):
-    """Entry: enrols a person's key. Nobody else may then use this name."""
+    """Body of a `key` entry: a person's key is enrolled. Nobody else may use this name afterwards."""
 
     person: str
     public: str
     login: str
     roles: tuple[str, ...]
     possession: str
-    """Envelope of the `PersonKey`."""
+    """Signed `PersonKey` (DSSE envelope)."""
     by: str
     why: str
     signature: str = ""
-    """Statement of the vouching person; empty for the first person."""
+    """Signed statement of the person who vouches for the key; empty for the first person."""
 
 
 class RotationBody(Body):
-    """Entry: replaces a key that is still trusted."""
+    """Body of a `rotation` entry: a new key replaces a key that is still trusted."""
 
     old: str
     """Id of the replaced key."""
     public: str
-    """The new key."""
+    """Base64 of the new public key."""
     person: str = ""
     """Owner; empty for the home's key. The old key signs the entry."""
     possession: str
@@ -62,14 +62,14 @@ class RotationBody(Body):
 
 
 class RevocationBody(Body):
-    """Entry: a key's signatures do not count from a time on, which may be in the past."""
+    """Body of a `revocation` entry: signatures by a key do not count from the time `since` on, which may be past."""
 
     key: str
     since: str
     by: str
     why: str
     signature: str = ""
-    """Statement of a person; required while another person has a key."""
+    """Signed statement of a person; required if another person has a valid key."""
 
 
 class KnownKey(NamedTuple):
@@ -82,9 +82,9 @@ class KnownKey(NamedTuple):
     roles: tuple[str, ...]
     since: str
     until: str = ""
-    """Time of the rotation."""
+    """Time at which the key was replaced; empty if it was not."""
     revoked: str = ""
-    """Time from which signatures do not count."""
+    """Time from which signatures by the key do not count; empty if the key is not revoked."""
 
     @property
     def in_force(self) -> bool:
@@ -119,26 +119,26 @@ def keyring(history: Iterable[Entry]) -> dict[str, KnownKey]:
 
 
 def key_of(history: Iterable[Entry], person: str) -> KnownKey | None:
-    """Return a person's key in force; names are compared in folded form."""
+    """Return a person's valid key, or None. Names are compared after `folded`."""
     wanted = folded(person)
     return next((key for key in keyring(history).values() if key.in_force and folded(key.person) == wanted), None)
 
 
 def folded(name: str) -> str:
-    """Normalise a name: case, white space, letter forms and invisible characters do not distinguish persons."""
+    """Return a name for comparison, without differences in case, white space, letter forms and invisible characters."""
     seen = UNSEEN.sub("", unicodedata.normalize("NFKC", name))
     seen = "".join(c for c in seen if c.isspace() or unicodedata.category(c) not in ("Cf", "Cc"))
     return unicodedata.normalize("NFKC", " ".join(seen.split()).casefold())
 
 
 def unwritable(name: str) -> str | None:
-    """Return the first control or bidirectional character of a name as U+XXXX, or None."""
+    """Return the first forbidden character of a name (control or bidirectional) as U+XXXX; None if there is none."""
     odd = (c for c in name if c not in JOINERS and unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp"))
     return next((f"U+{ord(c):04X}" for c in odd), None)
 
 
 def counts(keys: dict[str, KnownKey], decision: Entry) -> bool:
-    """Return whether an approval or rejection counts given the revocations known now; unsigned ones count."""
+    """Return whether a decision counts: it is unsigned, or its key is known and was not revoked before the decision."""
     signature = decision.body.get("signature")
     if not signature:
         return True
@@ -168,7 +168,7 @@ def check_pins(history: Sequence[Entry], trust: TrustRoot) -> list[str]:
 
 
 def check_pinned_people(history: Sequence[Entry], trust: TrustRoot) -> None:
-    """Check that the trust root pins persons' keys as the ledger has them."""
+    """Raise Refused if the trust root pins a person's key differently from the ledger."""
     if faults := check_pins(history, trust):
         raise Refused(
             f"{faults[0]}, unlike the ledger: restore the trust root, or ask that person and pin the key with 'neorl "

@@ -24,14 +24,14 @@ from tasks.evidence.people.statement import Signatory, with_key
 from tasks.files.canonical import read_secret, write_atomic, write_secret
 
 PERSON = "NEORL_PERSON"
-"""Name of the acting person; defaults to the login."""
+"""Variable with the name of the acting person; defaults to the login."""
 PASSPHRASE_FILE = "NEORL_PERSON_PASSPHRASE_FILE"
 PASSPHRASE_COMMAND = "NEORL_PERSON_PASSPHRASE_COMMAND"
-"""Command that prints the passphrase, such as a key ring's; run without a shell."""
+"""Variable with a command that prints the passphrase, for example from a key ring. It runs without a shell."""
 LEAST = 8
 """Minimum number of characters of a passphrase."""
 TIMEOUT = 120.0
-"""Time limit of that command in seconds; a token may have to be touched."""
+"""Time limit of the command in seconds. A person may have to touch a hardware token."""
 
 
 def acting() -> str:
@@ -40,7 +40,7 @@ def acting() -> str:
 
 
 def people_folder() -> Path:
-    """Return the folder of persons' keys in the user's configuration, which no copy of a home contains."""
+    """Return the folder of persons' private keys, in the user's configuration and outside of every home."""
     return configuration() / "people"
 
 
@@ -48,38 +48,38 @@ def key_file(person: str) -> Path:
     """Return the path of a person's private key (PEM, encrypted PKCS #8, mode 0600)."""
     slug = re.sub(r"[^\w]+", "-", folded(person)).strip("-")
     if not slug:
-        raise BadInput(f"a person's name must contain letters, got {person!r}")
+        raise BadInput(f"a person's name must contain letters, got {person!r}: give another name")
     return people_folder() / f"{slug}.pem"
 
 
 def public_file(private: Path) -> Path:
-    """Return the path of the key's public self-description, for the person who enrols the key."""
+    """Return the path of the public file beside a private key; other persons enrol the key with this file."""
     if private.suffix != ".pem":
         raise BadInput(f"the file of a private key must end with .pem, got {private}: rename it")
     return private.with_suffix(".json")
 
 
 def create(home: Home, person: str, path: Path | None = None) -> tuple[Path, PersonKey]:
-    """Create a person's key.
+    """Create a person's key; return the path and the content of its public file.
 
     Args:
         path: file of the key; defaults to the user's configuration.
     """
     if (odd := unwritable(" ".join(person.split()))) is not None:
-        raise BadInput(f"a person's name must not contain control characters, got {odd} in {person!r}")
+        raise BadInput(f"a person's name must not contain control characters: remove {odd} from {person!r}")
     private = path or key_file(person)
     if private.resolve().is_relative_to(home.root.resolve()):
-        raise BadInput(f"{private} is in the home, whose copies could then sign as {person}: choose another folder")
+        raise BadInput(f"{private} is in the home, so copies of it could sign as {person}: choose another folder")
     if private.exists() or public_file(private).exists():
         raise BadInput(f"{person} already has a key in {private}: replace it with 'neorl keys rotate --person'")
     return write(private, person, Ed25519PrivateKey.generate(), new_passphrase(person))
 
 
 def write(path: Path, person: str, private: Ed25519PrivateKey, passphrase: bytes) -> tuple[Path, PersonKey]:
-    """Encrypt a person's key and write the public file."""
+    """Encrypt a person's key and write its private and public files; return path and content of the public file."""
     key = SigningKey(private)
     own = PersonKey(person=" ".join(person.split()), public=public_text(key.public), login=login())
-    # A folder that the person chose keeps the mode.
+    # The mode of a folder that the person chose is not changed.
     write_secret(path, encrypted(private, passphrase), folder_is_ours=path.parent == people_folder())
     return write_atomic(public_file(path), key.seal(KEY_TYPE, own.model_dump())), own
 
@@ -100,7 +100,7 @@ def new_passphrase(person: str) -> bytes:
 
 
 def read_public(path: Path) -> tuple[PersonKey, str]:
-    """Read and verify a public file; return content and envelope."""
+    """Read and verify a public file; return its content and the signed envelope."""
     cure = "use the file that 'neorl keys create --person' wrote"
     try:
         envelope = path.read_bytes()
@@ -113,7 +113,7 @@ def read_public(path: Path) -> tuple[PersonKey, str]:
 
 
 def unlock(path: Path) -> Signatory:
-    """Decrypt a person's key for one command."""
+    """Decrypt a person's private key; return the person, ready to sign."""
     if not path.is_file():
         raise BadInput(f"{path} does not exist: make a person's key with 'neorl keys create --person NAME'")
     own, _ = read_public(public_file(path))
@@ -131,7 +131,7 @@ def unlock(path: Path) -> Signatory:
 
 
 def signatory_of(person: str, path: Path | None = None) -> Signatory | None:
-    """Return the acting person with their key; None if there is no key on this machine.
+    """Return the acting person, ready to sign; None if this machine has no key of this person.
 
     Args:
         path: file of the private key, which must exist if given.
@@ -144,7 +144,7 @@ def signatory_of(person: str, path: Path | None = None) -> Signatory | None:
         return None
     own, _ = read_public(public_file(private))
     if folded(own.person) != folded(person):
-        raise BadInput(f"{private} is the key of {own.person}, not of {person}: name that person with --by")
+        raise BadInput(f"{private} is the key of {own.person}, not of {person}: give --by or --key of one person")
     return unlock(private)
 
 
@@ -155,7 +155,7 @@ def _asked(prompt: str) -> bytes | None:
 
 
 def _given() -> bytes | None:
-    """Return the passphrase from the file or command that the environment names."""
+    """Return the passphrase from the file or the command that a variable names; None if none is set."""
     sources: tuple[tuple[str, Callable[[str], bytes]], ...] = (
         (PASSPHRASE_FILE, lambda name: Path(name).read_bytes()),
         (PASSPHRASE_COMMAND, _command_output),
@@ -167,9 +167,9 @@ def _given() -> bytes | None:
             secret = read(named).strip()
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             # The command's output is not shown: it may be the passphrase.
-            raise BadInput(f"{variable} gave no passphrase ({type(error).__name__}): correct it") from None
+            raise BadInput(f"{variable} gave no passphrase ({type(error).__name__}): correct the variable") from None
         if not secret:
-            raise BadInput(f"{variable} gave an empty passphrase: correct it")
+            raise BadInput(f"{variable} gave an empty passphrase: correct the variable")
         return secret
     return None
 

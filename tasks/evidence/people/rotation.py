@@ -1,4 +1,4 @@
-"""Rotation of the home's key: prepare the next key, log it with the old one, then put it in place."""
+"""Rotation of the home's key: make the next key, let the old key sign an entry about it, then replace the file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NEXT = "next-"
 
 
 def prepare(home: Home, passphrase: bytes | None, source: Path) -> tuple[SigningKey, Path]:
-    """Make the next key beside the current one and pin it, so that the first signature counts.
+    """Make the next key, store it beside the present key, and pin it; return the key and its file.
 
     Args:
         passphrase: passphrase of both keys; see `keys.open_keys` for the default.
@@ -70,10 +70,10 @@ def rotate(
     announce: Callable[[SigningKey], None],
     write: Callable[[Append], Answer],
 ) -> SigningKey | None:
-    """Log the next key in an entry of the old one. A kill at any point leaves one of them in force and complete.
+    """Replace the home's key. If the process is killed at any point, either the old or the new key is valid.
 
     Args:
-        announce: tells witnesses of the new key, which they must know before it signs.
+        announce: function that announces the new key to the witnesses, before this key signs anything.
 
     Returns:
         The new key; None if another entry was written first and nothing has changed.
@@ -84,7 +84,7 @@ def rotate(
         announce(following)
         answer = write(Append(kind="rotation", plant="", body=body, artefacts=(), predecessor=predecessor))
     except Refused:
-        # A refusal means that no entry was written. After other errors it may be there; `finish` decides.
+        # After a refusal there is no entry. After other errors the entry may exist, and `finish` decides.
         _forget(home, following, path, source)
         raise
     if answer.stale:
@@ -95,7 +95,7 @@ def rotate(
 
 
 def _forget(home: Home, following: SigningKey, path: Path, source: Path) -> None:
-    """Remove the next key and the pin."""
+    """Remove the next key and its pin."""
     kept_passphrase(path.read_bytes()).unlink(missing_ok=True)
     path.unlink()
     name = key_id(following.public)
@@ -103,12 +103,12 @@ def _forget(home: Home, following: SigningKey, path: Path, source: Path) -> None
 
 
 def put_in_place(home: Home, path: Path) -> None:
-    """Make the next key the home's. The old passphrase file stays, for backups."""
+    """Replace the home's key file by the next key. The old passphrase file stays, because backups need it."""
     os.replace(path, home.signing_key)
 
 
 def finish(home: Home, history: Iterable[Entry]) -> None:
-    """Complete a rotation that was killed after the entry; undo one that was killed before."""
+    """Complete a rotation that was killed after its entry was written; undo a rotation that was killed earlier."""
     named = set()
     for entry in history:
         if entry.kind == "rotation" and (fields := texts(entry, "public", "person")) and not fields[1]:
@@ -123,7 +123,7 @@ def finish(home: Home, history: Iterable[Entry]) -> None:
 
 
 def pins_of(trust: TrustRoot, history: Sequence[Entry]) -> list[Pin]:
-    """Return the trust root's rows, updated with persons, roles and ended keys of the ledger."""
+    """Return the trust root's rows, updated from the ledger: persons, roles, and replaced or revoked keys."""
     out, people = home_keys_out(history), keyring(history)
     revoked: dict[str, str] = {}
     for entry in history:
@@ -140,7 +140,7 @@ def pins_of(trust: TrustRoot, history: Sequence[Entry]) -> list[Pin]:
 
 
 def change_pins(home: Home, path: Path, change: Callable[[TrustRoot], Sequence[Pin]]) -> None:
-    """Change the rows of a trust root under a lock: the signer and commands of persons both write it."""
+    """Change the rows of a trust root under a lock, because the signer and commands may write it at the same time."""
     with exclusive(home.folder("locks") / "trust.lock"):
         trust = TrustRoot.read(path)
         if (pins := tuple(change(trust))) != trust.pins:
@@ -148,10 +148,10 @@ def change_pins(home: Home, path: Path, change: Callable[[TrustRoot], Sequence[P
 
 
 def write_pins(path: Path, pins: Sequence[Pin]) -> None:
-    """Write a trust root."""
+    """Write the file of pinned public keys."""
     try:
         write_atomic(path, trust_yaml(*pins))
     except OSError as error:
         raise BadInput(
-            f"cannot write the trust root {path} ('{error.strerror}'): allow it, then run the command again"
+            f"cannot write the trust root {path} ('{error.strerror}'): allow writing, then run the command again"
         ) from error

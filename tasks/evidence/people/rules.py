@@ -1,4 +1,4 @@
-"""Rules for persons' keys and signed statements; applied when writing, and again by the audit."""
+"""Rules for persons' keys and signed statements. The signer applies them before signing, the audit again later."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tasks.evidence.people.statement import Content, Statement, content_fault, r
 from tasks.files.canonical import format_time
 
 TOLERANCE = timedelta(minutes=5)
-"""Tolerated lead of a person's clock over the ledger's."""
+"""A person's clock may be this much ahead of the ledger's clock."""
 
 
 def check_signed(
@@ -39,8 +39,9 @@ def check_signed(
     """Check the signature of an entry made in a person's name. A person who has a key must sign.
 
     Args:
-        signature: envelope of the person's statement, or empty.
-        content: required content of the statement.
+        by: name of the person.
+        signature: the person's signed statement, or empty.
+        content: content that the statement must have.
         required: whether a signature is required even if this person has no key.
 
     Returns:
@@ -56,9 +57,9 @@ def check_signed(
         return None
     key, statement = signed_by_person(history, signature)
     if folded(key.person) != folded(by):
-        raise Refused(f"the statement of {by} is signed by {key.person}: everybody signs in their own name")
+        raise Refused(f"the statement of {by} is signed by {key.person}: sign it with a key of {by}")
     if (fault := content_fault(statement, key.person, content)) is not None:
-        raise Refused(f"{fault}: sign the current state of the ledger")
+        raise Refused(f"{fault}: sign a new statement about the present ledger")
     if content.role and content.role not in key.roles:
         roles = ", ".join(key.roles) or "none"
         raise Refused(
@@ -69,14 +70,14 @@ def check_signed(
             f"the statement was signed at {statement.signed}, after the entry of {entry.timestamp}: set the clock of "
             "the signing machine right"
         )
-    # Otherwise the home's owner could replay a statement that the signer has withdrawn.
+    # Otherwise the home's owner could use an old statement of a person again.
     if any(signature in _signatures(earlier) for earlier in history):
         raise Refused(f"this statement of {key.person} is already in the ledger: sign a new one")
     return key
 
 
 def signed_by_person(history: Sequence[Entry], signature: str) -> tuple[KnownKey, Statement]:
-    """Verify a statement; return the key in force that signed it, and the statement."""
+    """Verify a signed statement; return the key that signed it, which must be valid, and the statement."""
     try:
         name = keyid_of(signature.encode())
     except (ValueError, TypeError, LookupError) as error:
@@ -91,18 +92,18 @@ def signed_by_person(history: Sequence[Entry], signature: str) -> tuple[KnownKey
 
 
 def check_key(history: Sequence[Entry], entry: Entry) -> None:
-    """Check the enrolment of a key: possession, new key, free name, and a vouching person.
+    """Check the enrolment of a key: its owner has the private key, key and name are new, and a person vouches for it.
 
-    The first person is enrolled by the home alone. Later ones need another person's signature, so that access to the
-    home is not enough to create an approver.
+    The home alone enrols the first person. Later enrolments need the signature of another person, so that access to
+    the home is not enough to create an approver.
     """
     body = entry.read(KeyBody)
     if (odd := unwritable(body.person)) is not None:
-        raise Refused(f"a person's name must not contain control characters, got {odd} in {body.person!r}")
+        raise Refused(f"a person's name must not contain control characters, got {odd} in {body.person!r}: remove it")
     if not folded(body.person) or folded(body.person) == folded(RULE) or not (body.by.strip() and body.why.strip()):
         raise Refused(
-            f"an enrolment needs a person's name, who enrols the key, and why; got {body.person!r}, {body.by!r} and "
-            f"{body.why!r}"
+            f"an enrolment needs a person's name, an enrolling person and a reason, got {body.person!r}, "
+            f"{body.by!r} and {body.why!r}"
         )
     public = public_key(body.public)
     stated = TrustRoot({key_id(public): public}, Path("the request")).unseal(KEY_TYPE, body.possession.encode())
@@ -114,7 +115,7 @@ def check_key(history: Sequence[Entry], entry: Entry) -> None:
             f"the proof of possession has the fields {found}: use the file that 'neorl keys create --person' wrote"
         ) from error
     if own != PersonKey(person=body.person, public=body.public, login=body.login):
-        raise Refused(f"the key was made for {own.person}, not for {body.person}: enrol it under that name")
+        raise Refused(f"the key was made for {own.person}, not for {body.person}: enrol it under the name {own.person}")
     _check_new(history, body.public)
     people = keyring(history).values()
     if any(folded(key.person) == folded(body.person) and key.in_force for key in people):
@@ -125,7 +126,7 @@ def check_key(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def check_rotation(history: Sequence[Entry], entry: Entry) -> None:
-    """Check a rotation: signed by the old key, with the new key in the owner's possession."""
+    """Check a rotation: the old key signed it, and the owner has the new private key."""
     body = entry.read(RotationBody)
     public = public_key(body.public)
     trust = TrustRoot({key_id(public): public}, Path("the request"))
@@ -135,20 +136,20 @@ def check_rotation(history: Sequence[Entry], entry: Entry) -> None:
     if not body.person:
         # The signer rotates only the key in use; the audit checks the envelope's signature.
         if body.signature or (entry.envelope and keyid_of(entry.envelope) != body.old) or body.old in keyring(history):
-            raise Refused(f"the rotation of the home's key {body.old[:16]} is not signed by that key")
+            raise Refused(f"the rotation of the home's key {body.old[:16]} is not signed by this key: rotate again")
         return
     key = keyring(history).get(body.old)
     if key is None or folded(key.person) != folded(body.person):
         raise Refused(f"{body.old[:16]!r} is not a key of {body.person}: see 'neorl keys show'")
     check_signed(history, entry, body.person, body.signature, rotation_content(body), required=True)
     if keyid_of(body.signature.encode()) != body.old:
-        raise Refused(f"the rotation of key {body.old[:16]} must be signed by that key")
+        raise Refused(f"the rotation of key {body.old[:16]} must be signed by this key: rotate again")
 
 
 def check_revocation(history: Sequence[Entry], entry: Entry) -> None:
-    """Check a revocation: known key, past time, and a signature if there is another person.
+    """Check a revocation: the key is known, the time is past, and a person signed if another person has a valid key.
 
-    The owner or another person signs. The home alone may revoke the last person's key, because it may be lost.
+    The home alone may revoke the key of the last person, because that person may have lost the key.
     """
     body = entry.read(RevocationBody)
     people, homes = keyring(history), home_keys_out(history)
@@ -158,13 +159,13 @@ def check_revocation(history: Sequence[Entry], entry: Entry) -> None:
             "home's key in force before revoking it"
         )
     if not (body.by.strip() and body.why.strip()):
-        raise Refused(f"a revocation needs who revokes the key, and why; got {body.by!r} and {body.why!r}")
+        raise Refused(f"a revocation needs a person and a reason, got {body.by!r} and {body.why!r}: give both")
     since = moment_of(body.since)
     if format_time(since) != body.since:
-        # Compared with the timestamps of entries as text.
+        # Times are compared as text with the timestamps of entries.
         raise Refused(f"the time of a revocation must be written as {format_time(since)}, got {body.since[:40]!r}")
     if since > moment_of(entry.timestamp):
-        raise Refused(f"a key cannot be revoked in advance, got {body.since}: revoke it then")
+        raise Refused(f"a key cannot be revoked in advance, got {body.since}: give a time that is past")
     others = any(key.in_force and key.id != body.key for key in people.values())
     owner = people.get(body.key)
     if not body.signature and not others and owner is not None and folded(owner.person) != folded(body.by):
@@ -173,23 +174,23 @@ def check_revocation(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def key_content(body: KeyBody) -> Content:
-    """Return the content of the statement that vouches for a key."""
+    """Return the content that a person signs to vouch for a key."""
     about = {"person": body.person, "public": body.public, "roles": ", ".join(body.roles)}
     return Content("key", "", about, note=body.why)
 
 
 def rotation_content(body: RotationBody) -> Content:
-    """Return the content of the statement that the old key signs."""
+    """Return the content that the old key signs to name its successor."""
     return Content("rotation", "", {"old": body.old, "public": body.public}, note=body.why)
 
 
 def revocation_content(body: RevocationBody) -> Content:
-    """Return the content of the statement that revokes a key."""
+    """Return the content that a person signs to revoke a key."""
     return Content("revocation", "", {"key": body.key, "since": body.since}, note=body.why)
 
 
 def moment_of(text: str) -> datetime:
-    """Parse a time as the ledger writes it."""
+    """Return the time that a text states; raise Refused unless the text is a time in UTC that ends with Z."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Statements that persons sign with their own key: canonical DSSE envelopes that bind everything they are about."""
+"""Statements that persons sign with their own keys. Digests in a statement identify everything that it is about."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from tasks.files.canonical import format_time
 STATEMENT_TYPE = "application/vnd.neorl.statement+json"
 Act = Literal["approval", "rejection", "withdrawal", "rollback", "extension", "policy", "key", "rotation", "revocation"]
 Meaning = Literal["", "reviewed", "approved for closed loop", "approved for shadow", "rejected", "withdrawn"]
-"""Declared meaning of a signature; empty if the act alone states the meaning."""
+"""Declared meaning of a signature; empty if the kind of act (`Act`) states the meaning already."""
 
 
 class Content(NamedTuple):
-    """Required content of a statement, derived from the ledger."""
+    """Content that a statement must have, derived from the ledger."""
 
     act: Act
     plant: str
     about: Mapping[str, str | None]
-    """Digests and names that the statement binds; for an approval the candidate, composite, certificate, policy and
-    champion."""
+    """Digests and names that the statement is about; for an approval candidate, composite, certificate, policy,
+    version and champion."""
     meaning: Meaning = ""
     role: str = ""
     note: str = ""
 
 
 class Statement(Body):
-    """A signed statement."""
+    """A statement: its content, the person and the time of signing."""
 
     act: Act
     plant: str
@@ -50,15 +50,15 @@ class Statement(Body):
 
 
 class Signatory(NamedTuple):
-    """A person who can sign, with an unlocked key or a statement signed on another machine."""
+    """A person who can sign: with an unlocked key, or with a statement that was signed on another machine."""
 
     person: str
     sign: Callable[[Content], str]
-    """Returns the envelope of a statement."""
+    """Function that signs a content and returns the envelope."""
 
 
 def with_key(person: str, key: SigningKey, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> Signatory:
-    """Return a signatory who signs with an unlocked key."""
+    """Return a person who signs with an unlocked key; `clock` gives the time of signing."""
 
     def sign(content: Content) -> str:
         now = format_time(clock())
@@ -69,12 +69,12 @@ def with_key(person: str, key: SigningKey, clock: Callable[[], datetime] = lambd
 
 
 def signed_elsewhere(envelope: str) -> Signatory:
-    """Return a signatory for a statement from another machine; the content is checked by the rules."""
+    """Return a signatory for a statement that was signed on another machine; the rules check its content later."""
     return Signatory(read_payload(envelope)["person"], lambda content: envelope)
 
 
 def with_signature(body: AnyBody, signatory: Signatory | None, content: Content) -> AnyBody:
-    """Return a body with the person's statement and, if it has such a field, the time of signing."""
+    """Return the body with the person's signed statement, and with the time of signing if the body has that field."""
     if signatory is None:
         return body
     envelope = signatory.sign(content)
@@ -90,11 +90,11 @@ def read_statement(envelope: str, public: str) -> Statement:
         return Statement.model_validate(payload)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        raise Refused(f"invalid statement: field {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise Refused(f"field {'.'.join(map(str, first['loc']))} of a statement: {first['msg']}; sign again") from error
 
 
 def read_payload(envelope: str) -> Mapping[str, str]:
-    """Return an envelope's payload without verifying the signature."""
+    """Return the content of a signed envelope without verifying the signature."""
     payload: Mapping[str, str] = json.loads(base64.b64decode(json.loads(envelope)["payload"]))
     return payload
 

@@ -1,4 +1,4 @@
-"""The signer's use of witnesses: compare the ledger with known heads, and have new heads countersigned."""
+"""The signer's client of witnesses: compares the ledger with known heads, and has new heads countersigned."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tasks.files.canonical import write_atomic
 from tasks.files.merkle import consistency_proof, inclusion_proof, leaf_hash
 
 WITNESSED = ("seed", "promotion", "rollback")
-"""Kinds of entries that need countersignatures first; other entries are covered with the next of these."""
+"""Before an entry of these kinds, witnesses countersign the head, which also covers earlier entries of other kinds."""
 COUNTERSIGNED = "witnessed.head"
 """File of the newest countersigned head, in the home."""
 PAUSE = 30.0
@@ -64,7 +64,7 @@ class WitnessClient:
     """Client of all witnesses of one ledger."""
 
     def __init__(self, home: Home, ledger: Ledger, key: SigningKey, transport: Transport, own: bool) -> None:
-        """Store the settings; nothing is checked yet.
+        """Create a client; no witness is contacted yet.
 
         Args:
             own: whether to start the home's own witness if none is pinned.
@@ -74,7 +74,7 @@ class WitnessClient:
         self._paused_until: dict[str, float] = {}
 
     def catch_up(self) -> None:
-        """Compare the ledger, once per process, with every head known to this home or the witnesses."""
+        """Check once per process that the ledger agrees with every head that this home or a witness knows."""
         if self._caught_up:
             return
         entries, own = self._ledger.entries(), self._home.root / "ledger.head"
@@ -82,8 +82,8 @@ class WitnessClient:
             self._ledger.verify([own.read_text(errors="replace")])
         elif entries and self._home.ledger.exists():
             raise Refused(
-                f"the ledger has {len(entries)} entries, but the newest head {own} does not exist: restore it from a "
-                "backup, or bring back the previous ledger"
+                f"the ledger has {len(entries)} entries, but the file of its newest head, {own}, does not exist: "
+                "restore the file from a backup"
             )
         witnesses = pinned(self._home, self._ledger.trust)
         self._follow_folders(witnesses)
@@ -106,7 +106,7 @@ class WitnessClient:
         if witnesses is None:
             return None
         if lost := next((folder for folder in head_folders(witnesses) if not folder.is_dir()), None):
-            raise Refused(f"the folder of signed heads {lost} of {FILE} does not exist: mount it")
+            raise Refused(f"the folder {lost}, listed under 'heads' in {FILE}, does not exist: mount it")
         self._follow_folders(witnesses)
         entries = self._ledger.entries()
         time = entries[-1].timestamp if entries else ""
@@ -138,12 +138,12 @@ class WitnessClient:
                 note = signed_note(f"{following}\n", witnesses.origin, self._key)
                 reply = self._request(witness, "/add-log", str(note))
             except NoAnswer as error:
-                raise Refused(f"a witness did not learn the next key ({error}): start it, then rotate again") from error
-            # A witness that has never seen this ledger learns the key with the first head.
+                raise Refused(f"a witness did not get the next key ({error}): start it, then rotate again") from error
+            # A witness that has never seen this ledger gets the key with the first head.
             if reply.status not in (200, 404):
                 message = reply.text.strip()[:200]
                 raise Refused(
-                    f"witness {witness.verifier.name} rejected the next key: '{message}'; ask the owner to add the key"
+                    f"witness {witness.verifier.name} rejected the next key: '{message}'; ask its owner to add the key"
                 )
 
     def for_key(self, key: SigningKey, ledger: Ledger) -> WitnessClient:
@@ -157,7 +157,7 @@ class WitnessClient:
             raise Refused(f"{fault}: repeat the run to draw another seed")
 
     def nonces(self, record: Entry) -> NonceBody:
-        """Have a head with the commitment countersigned, and get the nonces of the commitment's witnesses."""
+        """Have the witnesses countersign a head that contains a seed entry, and return their nonces for this entry."""
         body = record.read(SeedBody)
         index, leaf = record.sequence - 1, leaf_hash(record.envelope)
         for _ in range(RACES):
@@ -166,8 +166,8 @@ class WitnessClient:
             if head is None or (missing := next((key for key in body.witnesses if key not in by), None)):
                 name = Verifier.parse(missing or body.witnesses[0]).name
                 raise Refused(
-                    f"witness {name} of the attempt's commitment does not answer: start it, or remove the attempt's "
-                    "file in keys/seeds to abandon the attempt"
+                    f"witness {name}, which the attempt's seed entry names, does not answer: start it, or remove the "
+                    "attempt's file in keys/seeds to abandon the attempt"
                 )
             leaves = [entry.envelope for entry in self._ledger.entries()[: head.checkpoint.size]]
             proof = [to_base64(node) for node in inclusion_proof(leaves, index)]
@@ -181,7 +181,7 @@ class WitnessClient:
                 stamp = self._stamp(head.note.text)
                 return NonceBody(attempt=body.attempt, head=str(head.note), nonces=given, stamp=stamp)
             if wrong := next((reply for reply in replies if reply.status not in (200, 409)), None):
-                raise Refused(f"a witness refused the nonce: '{wrong.text.strip()[:200]}'; ask the owner")
+                raise Refused(f"a witness refused to give a nonce: '{wrong.text.strip()[:200]}'; ask its owner")
         raise Refused(f"another writer advanced the ledger {RACES} times while nonces were drawn: try again")
 
     def _stamp(self, text: str) -> str:
@@ -249,10 +249,10 @@ class WitnessClient:
             elif reply.status != 409:
                 message = reply.text.strip()[:300]
                 raise Refused(f"witness {witness.verifier.name} refused to countersign: {message}")
-        raise Refused(f"witness {witness.verifier.name} got other heads {RACES} times in between: try again")
+        raise Refused(f"other processes sent newer heads to witness {witness.verifier.name} {RACES} times: try again")
 
     def _check_newest(self, witness: PinnedWitness, origin: str, entries: Sequence[Entry]) -> int:
-        """Return the size of the newest head that a witness knows, after checking it against the ledger; 0 if none."""
+        """Check the newest head that a witness knows against the ledger; return its size, or 0 if there is none."""
         reply = self._request(witness, newest_path(origin), None)
         if reply.status == 404:
             return 0
@@ -265,7 +265,7 @@ class WitnessClient:
         return Checkpoint.parse(Note.parse(reply.text).text).size
 
     def _introduce(self, witness: PinnedWitness, origin: str) -> None:
-        """Add this ledger to a witness that is open to all; otherwise the owner must add it."""
+        """Ask a witness to accept this ledger; if the witness is not open to all, its owner must add the ledger."""
         own = Verifier.of(origin, SIGNATURE, self._key)
         reply = self._request(witness, "/add-log", f"{own}\n")
         if reply.status != 200:
@@ -281,23 +281,23 @@ class WitnessClient:
         try:
             reply = self._transport(witness, path, body)
         except TimeoutError as error:
-            # One request asks a witness several times, and the signer's client waits one minute.
+            # Do not ask again soon: one request needs several answers, and the signer's client waits only one minute.
             self._paused_until[witness.key] = monotonic() + PAUSE
             raise NoAnswer(f"{where}: {error}") from error
         except OSError as error:
             raise NoAnswer(f"{where}: {error}") from error
         if reply.status >= 500:
-            # From a proxy or a failed witness: says nothing about a head.
+            # A proxy or a failing witness sends such a status; it says nothing about a head.
             raise NoAnswer(f"{where}: status {reply.status}")
         return reply
 
 
 def head_folders(witnesses: Witnesses | None) -> list[Path]:
-    """Return the folders of signed heads that the ledger must be consistent with."""
+    """Return the folders with signed heads that must belong to the ledger."""
     return [Path(name).expanduser() for name in witnesses.heads] if witnesses else []
 
 
 def stored_heads(folder: Path, keys: Container[str]) -> Iterator[tuple[Path, list[str]]]:
-    """Yield each file with signed heads in a folder, and those of the heads that name one of these keys as signer."""
+    """Yield each file in a folder that may contain heads, and its heads that name one of these keys as their signer."""
     for path in sorted(path for path in folder.rglob("*") if path.suffix in (".head", ".html")):
         yield path, signed_by(heads_in(path.read_text(errors="replace")), keys)

@@ -1,7 +1,7 @@
 """Signed notes of transparency logs: checkpoints, countersignatures and nonces.
 
-Formats: c2sp.org/signed-note, c2sp.org/tlog-checkpoint and c2sp.org/tlog-cosignature, so that other tools can read
-them. The nonce format is our own.
+Formats: c2sp.org/signed-note, c2sp.org/tlog-checkpoint and c2sp.org/tlog-cosignature, which other tools can read. Only
+the format of nonces is defined here.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ SIGNATURE, COSIGNATURE = 1, 4
 NONCE_LINE = "neorl-nonce/v1"
 NAME = r"[^\s+]+"
 TIME = "time "
-"""Prefix of the extension line of our checkpoints."""
+"""Prefix of the line that NeoRL adds to a checkpoint."""
 
 
 class Verifier(NamedTuple):
-    """Public key with the name and signature type under which notes refer to it."""
+    """A public key, with the name and the signature type that notes use for this key."""
 
     name: str
     kind: int
@@ -49,8 +49,8 @@ class Verifier(NamedTuple):
             raw = b""
         if not raw or found.kind not in (SIGNATURE, COSIGNATURE) or str(found) != text:
             raise BadInput(
-                f"a witness or log key must have the form NAME+ID+BASE64, got {text[:80]!r}: copy the line that its "
-                "owner's 'neorl witness show' prints"
+                f"a witness or log key must have the form NAME+ID+BASE64, got {text[:80]!r}: copy the line that "
+                "'neorl witness show' prints on the owner's machine"
             )
         return found
 
@@ -72,7 +72,7 @@ class Verifier(NamedTuple):
 
 
 class Note(NamedTuple):
-    """Text with signature lines."""
+    """A text followed by signature lines."""
 
     text: str
     lines: tuple[str, ...]
@@ -91,7 +91,7 @@ class Note(NamedTuple):
         return "\n".join([self.text, *self.lines, ""])
 
     def signatures_of(self, verifier: Verifier) -> Iterator[bytes]:
-        """Yield the signatures under this name and key id, without the id."""
+        """Yield the signatures that carry this key's name and id."""
         for line in self.lines:
             _, name, encoded = line.split(" ")
             try:
@@ -102,7 +102,7 @@ class Note(NamedTuple):
                 yield raw[4:]
 
     def is_signed_by(self, verifier: Verifier) -> bool:
-        """Return whether the text is signed by this key; one false signature under the key's name makes this False."""
+        """Return whether this key signed the text. One invalid signature with the key's name and id gives False."""
         found = list(self.signatures_of(verifier))
         return bool(found) and all(verifier.verifies(self.text.encode(), raw) for raw in found)
 
@@ -120,12 +120,12 @@ class Note(NamedTuple):
 
 
 def signed_note(text: str, name: str, key: SigningKey) -> Note:
-    """Sign a text."""
+    """Return a note with a text and its signature; `name` is the name of the key."""
     return Note(text, (_line(Verifier.of(name, SIGNATURE, key), key.sign(text.encode())),))
 
 
 def countersignature(text: str, name: str, key: SigningKey, time: int) -> str:
-    """Return a witness's signature line: the checkpoint is the largest head of this log that it has seen so far."""
+    """Return a witness's signature line for a checkpoint, the largest head of this log that the witness has seen."""
     verifier = Verifier.of(name, COSIGNATURE, key)
     return _line(verifier, time.to_bytes(8) + key.sign(_timed(time, text)))
 
@@ -149,7 +149,7 @@ class Checkpoint(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The text that log and witnesses sign."""
+        """Text that the log and the witnesses sign."""
         extension = f"{TIME}{self.time}\n" if self.time else ""
         return f"{self.origin}\n{self.size}\n{to_base64(self.root)}\n{extension}"
 
@@ -168,7 +168,7 @@ class Checkpoint(NamedTuple):
 
 
 class Nonce(NamedTuple):
-    """A witness's random number for one record, given after it has countersigned a head that contains the record."""
+    """A witness's random number for one record. The witness gives it after countersigning a head with the record."""
 
     origin: str
     position: int
@@ -180,8 +180,8 @@ class Nonce(NamedTuple):
     def text(self) -> str:
         """Text to sign; the signature is the nonce.
 
-        Ed25519 signatures are deterministic: nobody can predict the nonce without the witness's key, the witness always
-        gives the same nonce, and anybody can verify it.
+        Ed25519 signatures are deterministic, so a witness always gives the same nonce. Nobody can predict the nonce
+        without the witness's key, and anybody can verify it.
         """
         return f"{NONCE_LINE}\n{self.origin}\n{self.position}\n{to_base64(self.leaf)}\n"
 
@@ -190,5 +190,5 @@ class Nonce(NamedTuple):
         return key.sign(self.text.encode())
 
     def is_from(self, verifier: Verifier, nonce: bytes) -> bool:
-        """Return whether the nonce was given by this witness; `verifier` is that of the countersignatures."""
+        """Return whether a witness gave this nonce; `verifier` is the witness's key for countersignatures."""
         return verifier.verifies(self.text.encode(), nonce)

@@ -49,23 +49,23 @@ class PinnedWitness(Strict):
 
 
 class PinnedTimestamps(Strict):
-    """RFC 3161 authority that time-stamps heads."""
+    """An authority that signs the time of heads (time stamps, RFC 3161)."""
 
     url: Annotated[str, Field(pattern=r"^https?://\S+$")]
     certificate: str
-    """File of the authority's signing certificate (PEM), relative to this file."""
+    """File of the authority's signing certificate (PEM), relative to the folder of witnesses.yaml."""
 
 
 class Witnesses(Strict):
     """Witnesses that must countersign a home's ledger."""
 
     origin: Annotated[str, Field(pattern=r"^[^\s+]{1,200}$")]
-    """Name of the ledger; stays when the key is rotated."""
+    """Name of the ledger; it stays the same when the home's key is replaced."""
     required: Annotated[int, Field(ge=1, le=9)] = 1
     """Number of witnesses that must countersign."""
     witnesses: Annotated[list[PinnedWitness], Field(min_length=1, max_length=9)]
     heads: list[str] = Field(default_factory=list)
-    """Folders with signed heads, reports or exports that the ledger must be consistent with."""
+    """Folders of reports or exports with signed heads; the ledger must contain these heads."""
     timestamps: PinnedTimestamps | None = None
 
 
@@ -83,7 +83,7 @@ def pinned(home: Home, trust: TrustRoot) -> Witnesses | None:
 
 @lru_cache(maxsize=4)
 def _unchanged(path: Path, state: FileState) -> Witnesses:
-    # A signer reads the file several times for each attempt.
+    # Cached, because a signer reads the file several times for each attempt.
     return load_witnesses(path)
 
 
@@ -95,7 +95,7 @@ def load_witnesses(path: Path) -> Witnesses:
 
 
 def check_pinned_witnesses(found: Witnesses, path: Path) -> None:
-    """Check names, key types and the required number of witnesses."""
+    """Check that there are enough witnesses, with different names and with keys for countersignatures."""
     names = {witness.verifier.name for witness in found.witnesses}
     odd = next((w.key for w in found.witnesses if w.verifier.kind != COSIGNATURE), None)
     if odd or len(names) < len(found.witnesses) or found.required > len(names):
@@ -123,7 +123,7 @@ def pin(path: Path, witnesses: Witnesses) -> None:
 
 
 def ledger_fault(witnesses: Witnesses, head: str) -> str | None:
-    """Return an error if a countersigned head belongs to another ledger, which would be a restarted history."""
+    """Return a message if a countersigned head belongs to another ledger, for example a restarted one; else None."""
     try:
         origin = Checkpoint.parse(Note.parse(head).text).origin if head else witnesses.origin
     except NeoRLError as error:
@@ -132,7 +132,7 @@ def ledger_fault(witnesses: Witnesses, head: str) -> str | None:
 
 
 def witness_fault(witnesses: Witnesses | None, keys: Sequence[str]) -> str | None:
-    """Return an error if the witnesses of an attempt are not pinned or too few; None if they are acceptable."""
+    """Return a message if an attempt's witnesses are too few or not pinned; otherwise None."""
     known = {witness.key for witness in witnesses.witnesses} if witnesses else set()
     if strange := next((key for key in keys if key not in known), None):
         return f"the attempt names the witness {strange.partition('+')[0]}, which is not pinned"

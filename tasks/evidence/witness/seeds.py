@@ -22,41 +22,41 @@ LABEL = b"neorl attempt seed v1\n"
 
 
 class SeedBody(Body):
-    """Entry: commitment to a secret, and the witnesses that will give nonces."""
+    """Body of a `seed` entry: SHA-256 of a secret (the commitment), and the witnesses that will give nonces."""
 
     attempt: str
     commitment: str
     witnesses: tuple[str, ...] = ()
-    """Witness keys. Fixed before any nonce is known: choosing among nonces would be choosing among seeds."""
+    """Keys of the witnesses, fixed before any nonce is known, so that nobody can choose among several seeds."""
 
 
 class NonceBody(Body):
-    """Entry: the nonces for a commitment, with a countersigned head that contains it."""
+    """Body of a `nonce` entry: the witnesses' nonces, and a countersigned head that contains the seed entry."""
 
     attempt: str
     head: str
     """Countersigned checkpoint."""
     nonces: tuple[str, ...]
-    """Base64, in the order of the commitment's witnesses."""
+    """Base64 of the nonces, in the order of the witnesses in the seed entry."""
     stamp: str = ""
     """Base64 of an RFC 3161 token for the head's text; empty if no authority is pinned."""
 
 
 def derive_seed(secret: bytes, nonces: Sequence[str]) -> bytes:
-    """Return SHA-256("neorl attempt seed v1" LF || secret || nonces), 32 bytes.
+    """Return the seed: SHA-256 over "neorl attempt seed v1", a line feed, the secret and the nonces; 32 bytes.
 
-    The secret is fixed before the nonces are known, and witnesses do not know the secret: nobody can choose the seed
-    alone.
+    The secret is fixed before the nonces are known, and the witnesses do not know the secret. Therefore nobody can
+    choose the seed.
 
     Args:
         secret: 32 bytes.
-        nonces: base64 of 64 bytes each, in the order of the commitment's witnesses.
+        nonces: base64 of 64 bytes each, in the order of the witnesses in the seed entry.
     """
     return hashlib.sha256(LABEL + secret + b"".join(from_base64(nonce) for nonce in nonces)).digest()
 
 
 def nonce_fault(record: Entry, head: str, nonces: Sequence[str]) -> str | None:
-    """Check a commitment's nonces without the rest of the ledger; return an error, or None."""
+    """Check the nonces of the seed entry `record` without the rest of the ledger; return a message, or None."""
     body = record.read(SeedBody)
     if not body.witnesses:
         return f"{len(nonces)} nonces or a head given, but no witness is named" if head or nonces else None
@@ -83,24 +83,24 @@ def nonce_fault(record: Entry, head: str, nonces: Sequence[str]) -> str | None:
 
 
 def countersigned_at(entries: Sequence[Entry], head: str, keys: Sequence[str]) -> datetime:
-    """Return the earliest time at which the witnesses countersigned a head of this ledger."""
+    """Check that a head belongs to this ledger and that all `keys` countersigned it; return the earliest time."""
     note = Note.parse(head)
     checkpoint = Checkpoint.parse(note.text)
     size = checkpoint.size
     if size > len(entries):
         raise Refused(
-            f"the ledger has {len(entries)} entries, but a countersigned head covers {size}: it was truncated or an "
-            "older copy was restored; bring back the newer one"
+            f"the ledger has {len(entries)} entries, but a countersigned head covers {size}: it was truncated, or an "
+            "older copy was restored; restore the newer ledger"
         )
     if root_of(entries, size) != checkpoint.root:
         raise Refused(
-            f"the first {size} ledger entries do not match a countersigned head: this is another history; bring back "
-            "the original ledger"
+            f"the first {size} ledger entries do not match a countersigned head: entries were altered or replaced; "
+            "restore the original ledger"
         )
     if checkpoint.time != (entries[size - 1].timestamp if size else ""):
         stated = entries[size - 1].timestamp if size else "none"
         raise Refused(
-            f"the head states {checkpoint.time} as time of entry {size}, the ledger {stated}: discard the head"
+            f"the head states {checkpoint.time} as time of entry {size}, but the ledger {stated}: discard the head"
         )
     times = []
     for key in keys:
@@ -118,7 +118,7 @@ def countersigned_at(entries: Sequence[Entry], head: str, keys: Sequence[str]) -
 
 
 def check_seed(history: Sequence[Entry], entry: Entry) -> None:
-    """Check that a commitment is the first of a logged attempt and names valid witnesses."""
+    """Check a seed entry: its attempt is in the ledger and has no other seed, and its witnesses are valid."""
     body = entry.read(SeedBody)
     opened = any(e.kind == "attempt" and e.digest == body.attempt for e in reversed(history))
     if not opened or entry_of_attempt(history, "seed", body.attempt):
@@ -135,12 +135,12 @@ def check_seed(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def check_nonce(history: Sequence[Entry], entry: Entry) -> None:
-    """Check the nonces of a commitment and that their head belongs to this ledger."""
+    """Check a nonce entry: its nonces are valid, and its head belongs to this ledger."""
     body = entry.read(NonceBody)
     record = entry_of_attempt(history, "seed", body.attempt)
     if record is None or entry_of_attempt(history, "nonce", body.attempt) or not record.read(SeedBody).witnesses:
         raise Refused(
-            f"attempt {body.attempt[:12]} already has nonces, or no commitment that names witnesses: do not log them"
+            f"attempt {body.attempt[:12]} already has nonces, or has no seed entry that names witnesses: repeat the run"
         )
     if fault := nonce_fault(record, body.head, body.nonces):
         raise Refused(f"{fault}: ask the witnesses again")
@@ -148,7 +148,7 @@ def check_nonce(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def nonces_of(history: Sequence[Entry], attempt: str) -> NonceBody | None:
-    """Return the nonces of an attempt, or None if the commitment still waits for them."""
+    """Return the nonces of an attempt, or None if the witnesses have not given them yet."""
     record = entry_of_attempt(history, "seed", attempt)
     if record is None:
         raise Refused(f"attempt {attempt[:12]} has no committed seed: open an attempt and draw the seed")
@@ -159,30 +159,30 @@ def nonces_of(history: Sequence[Entry], attempt: str) -> NonceBody | None:
 
 
 def entry_of_attempt(history: Sequence[Entry], kind: str, attempt: str) -> Entry | None:
-    """Return the first entry of this kind (seed, nonce, result) of the attempt that the entry `attempt` opened."""
-    # Search from the attempt on: no earlier entry can contain the digest.
+    """Return an attempt's first entry of a kind (seed, nonce or result); `attempt` is the digest of its first entry."""
+    # Search from the attempt's entry on, because no earlier entry can contain its digest.
     numbers = reversed(range(len(history)))
     begun = next((number for number in numbers if history[number].digest == attempt), 0)
-    # Stop at the first: later forged bodies may lack the field.
+    # Stop at the first match, because later forged bodies may lack the field.
     return next((entry for entry in history[begun:] if entry.kind == kind and entry.body["attempt"] == attempt), None)
 
 
 def witness_names(keys: Sequence[str]) -> list[str]:
-    """Return the names of witnesses."""
+    """Return the names of witnesses, given their keys."""
     return [Verifier.parse(key).name for key in keys]
 
 
 class DrawnSeed(NamedTuple):
-    """Components of an attempt's seed."""
+    """The parts from which an attempt's seed is derived."""
 
     record: Entry
-    """Entry of the commitment."""
+    """The seed entry, which contains the commitment."""
     secret: bytes
     head: str
     nonces: tuple[str, ...]
 
     def stated(self) -> Seed:
-        """Return the seed as a certificate states it."""
+        """Return the seed with its parts, in the form in which a certificate contains them."""
         return Seed(
             commitment=sha256_hex(self.secret),
             record=self.record.envelope.decode(),
@@ -194,7 +194,7 @@ class DrawnSeed(NamedTuple):
 
 
 def seed_fault(predicate: Predicate) -> str | None:
-    """Check a certificate's seed without the ledger; return an error, or None."""
+    """Check a certificate's seed without the ledger; return a message, or None if the seed is valid."""
     seed, record = predicate.seed, _recorded(predicate)
     secret, body = bytes.fromhex(seed.secret), record.read(SeedBody)
     if fault := nonce_fault(record, seed.head, seed.nonces):
@@ -217,7 +217,7 @@ def stated_witnesses(predicate: Predicate) -> tuple[str, ...]:
 
 
 def compare_witnesses(predicate: Predicate, trust: TrustRoot) -> tuple[bool | None, str]:
-    """Compare a certificate's witnesses with those pinned beside the trust root."""
+    """Compare a certificate's witnesses with the pinned witnesses; return verdict (None: none pinned) and message."""
     path = trust.source.with_name(FILE)
     try:
         keys = stated_witnesses(predicate)
@@ -232,7 +232,7 @@ def compare_witnesses(predicate: Predicate, trust: TrustRoot) -> tuple[bool | No
 
 
 def _recorded(predicate: Predicate) -> Entry:
-    """Read the commitment's entry from a certificate without verifying the signature."""
+    """Return the seed entry that a certificate contains; its signature is not verified here."""
     envelope = predicate.seed.record
     try:
         return read_entry(json.loads(from_base64(json.loads(envelope)["payload"])), envelope.encode())
@@ -241,7 +241,7 @@ def _recorded(predicate: Predicate) -> Entry:
 
 
 def _later(last: str, time: int) -> bool:
-    """Return whether a log's last record is later than a witness's time plus the tolerated clock difference."""
+    """Return whether the time `last` is later than a witness's time plus the tolerated clock difference."""
     return bool(last) and datetime.fromisoformat(last) > _moment(time) + TOLERANCE
 
 

@@ -1,6 +1,6 @@
 """HTTP server of a witness, on a TCP port or on a Unix socket that only the user can open.
 
-Started by `neorl witness serve`, and by `client.start_own` for a home's own witness.
+`neorl witness serve` starts it. For a home's own witness, `transport.start_own` starts it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def open_witness(
     """Open the witness in a folder; create key and name if the folder has none.
 
     Args:
-        name: name of a new witness; the key's id is appended to a name that ends in '/'.
+        name: name of a new witness; if the name ends in '/', the key's id is appended.
     """
     kept = folder / NAME
     if name and not kept.exists() and re.fullmatch(NAME_FORM, f"{name}x") is None:
@@ -61,13 +61,13 @@ def open_witness(
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Handles add-checkpoint, nonce, add-log and newest."""
+    """Answers the HTTP requests of a witness: add-checkpoint, nonce, add-log, newest and key."""
 
     protocol_version = "HTTP/1.1"
     timeout = TIMEOUT
 
     def do_POST(self) -> None:
-        """Answer a request with a body."""
+        """Answer the requests add-checkpoint, nonce and add-log."""
         witness = self._server.witness
         doing = {"/add-checkpoint": witness.add_checkpoint, "/nonce": witness.nonce, "/add-log": witness.accept_log}
         try:
@@ -147,7 +147,7 @@ def serve(witness: Witness, host: str, port: int, ready: Callable[[Verifier, int
 
 
 def main(folder: str, socket: str, name: str, idle: str) -> int:
-    """Open a home's own witness, listen, print the key, and leave a child process that serves."""
+    """Start a home's own witness in a child process and print its key; return the exit status."""
     try:
         witness = open_witness(Path(folder), name, open_to_all=True)
         server = SocketServer(witness, Path(socket), float(idle))

@@ -34,7 +34,7 @@ LONGEST = 64 * 1024
 
 
 class Der(NamedTuple):
-    """One DER value: tag, content and complete encoding."""
+    """One value in DER, the binary encoding of time stamps: tag, content and complete encoding."""
 
     tag: int
     content: bytes
@@ -42,7 +42,7 @@ class Der(NamedTuple):
 
     @classmethod
     def read(cls, data: bytes) -> tuple[Der, bytes]:
-        """Split off the first value; return it and the remaining bytes."""
+        """Return the first value in `data`, and the remaining bytes."""
         if len(data) < 2:
             raise ValueError(f"DER must have at least 2 bytes, got {len(data)}")
         length, start = data[1], 2
@@ -55,7 +55,7 @@ class Der(NamedTuple):
         return cls(data[0], data[start:end], data[:end]), data[end:]
 
     def parts(self, tag: int) -> list[Der]:
-        """Return the values in a sequence, set or explicit tag."""
+        """Return the values inside a value that must have this tag: a sequence, a set or an explicit tag."""
         if self.tag != tag:
             raise ValueError(f"DER tag must be {tag:#x}, got {self.tag:#x}")
         found, rest = [], self.content
@@ -66,7 +66,7 @@ class Der(NamedTuple):
 
 
 def query(message: bytes) -> bytes:
-    """Return a time-stamp request for the SHA-256 of a message that also asks for the authority's certificate."""
+    """Return a request (RFC 3161) to time-stamp the SHA-256 of a message and to include the authority's certificate."""
     imprint = bytes([SEQUENCE, 0x31, SEQUENCE, 0x0D]) + SHA256 + b"\x05\x00\x04\x20" + hashlib.sha256(message).digest()
     body = b"\x02\x01\x01" + imprint + b"\x01\x01\xff"
     return bytes([SEQUENCE, len(body)]) + body
@@ -76,7 +76,7 @@ def request_stamp(url: str, message: bytes) -> bytes:
     """Ask an authority to stamp a message.
 
     Returns:
-        The token, a DER `ContentInfo`.
+        The time stamp ("token"), a `ContentInfo` in DER.
     """
     connection = connection_to(url, TIMEOUT)
     try:
@@ -106,10 +106,10 @@ def read_authority_certificate(path: Path) -> x509.Certificate:
 
 
 def verify_stamp(token: bytes, message: bytes, certificate: x509.Certificate) -> datetime:
-    """Verify a token and return the stated time.
+    """Verify that a token stamps a message; return the time that it states, in UTC.
 
     Args:
-        certificate: pinned certificate; no chain is verified.
+        certificate: the authority's pinned certificate; its issuer is not checked.
     """
     try:
         kind, content = Der.read(token)[0].parts(SEQUENCE)
@@ -137,7 +137,7 @@ def verify_stamp(token: bytes, message: bytes, certificate: x509.Certificate) ->
     except (ValueError, KeyError, IndexError, InvalidSignature) as error:
         reason = str(error) or "the signature is invalid"
         raise Refused(
-            f"invalid time stamp of {certificate.subject.rfc4514_string()}: {reason}; ask for another one"
+            f"invalid time stamp of {certificate.subject.rfc4514_string()}: {reason}; repeat the command"
         ) from error
 
 

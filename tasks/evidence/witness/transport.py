@@ -21,7 +21,7 @@ from tasks.files.canonical import exclusive
 from tasks.files.sockets import run_module
 
 TIMEOUT = 10.0
-"""Timeout of one witness request in seconds; several witnesses may be silent, and the signer's client waits 60 s."""
+"""Timeout of one request in seconds. It is short, because the signer's client waits only 60 s for all witnesses."""
 OWN = "unix:witness/witness.sock"
 """Socket of the home's own witness."""
 MAX_BYTES = 1 << 20
@@ -34,11 +34,11 @@ class Reply(NamedTuple):
 
 
 Transport = Callable[[PinnedWitness, str, str | None], Reply]
-"""(witness, path, body) -> reply; GET if body is None. Raises OSError if the witness does not answer."""
+"""Function (witness, path, body) -> reply. A body of None means GET. Raises OSError without an answer."""
 
 
 def http_transport(home: Home) -> Transport:
-    """Return a transport over HTTP or Unix sockets that starts the home's own witness if necessary."""
+    """Return a transport over HTTP and Unix sockets. It starts the home's own witness if this does not run."""
     return partial(_ask, home)
 
 
@@ -48,7 +48,7 @@ def newest_path(origin: str) -> str:
 
 
 def start_own(home: Home) -> Verifier:
-    """Start the home's own witness unless it runs, wait until it listens and return the key."""
+    """Start the home's own witness unless it runs, wait until it listens, and return its key."""
     own = _socket(home, OWN)
     with exclusive(home.folder("locks") / "witness.lock"):
         try:

@@ -1,6 +1,6 @@
-"""A witness: countersigns a log's head if it extends the last one, and gives nonces for records of the log.
+"""A witness: countersigns a log's head if it extends the previous head, and gives nonces for records of the log.
 
-Follows c2sp.org/tlog-witness, with two requests of our own: `nonce`, and the newest head of a log.
+`add_checkpoint` follows c2sp.org/tlog-witness. The other requests are defined here.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tasks.files.canonical import exclusive, read_json, sha256_hex, write_json
 from tasks.files.merkle import verify_consistency, verify_leaf_hash
 
 TOLERANCE = timedelta(minutes=5)
-"""Tolerated lead of a log's clock over the witness's."""
+"""A log's clock may be this much ahead of the witness's clock."""
 MOST_PROOF = 63
 SIZE_TYPE = "text/x.tlog.size"
 TEXT_TYPE = "text/plain; charset=utf-8"
 
 
 class Denied(Exception):
-    """A rejected request, with an HTTP status."""
+    """A request that the witness rejects, with the HTTP status and the text of the answer."""
 
     def __init__(self, status: int, text: str, content_type: str = TEXT_TYPE) -> None:
         super().__init__(text)
@@ -45,13 +45,13 @@ class Denied(Exception):
 
 
 class KnownLog(Strict):
-    """A witness's record of a log."""
+    """A log that a witness knows: its keys and its newest head."""
 
     origin: str
     keys: list[str]
-    """Keys that may sign heads, as verifiers."""
+    """Keys that may sign heads, in the form NAME+ID+BASE64."""
     next_keys: dict[str, str] = Field(default_factory=dict)
-    """Old key -> successor that the old key vouched for; the old key is dropped when the successor first signs."""
+    """Old key -> its successor. The old key is removed when the successor signs its first head."""
     head: str = ""
     """Newest head, countersigned."""
 
@@ -62,7 +62,7 @@ class KnownLog(Strict):
 
 
 class Witness:
-    """A witness's key and folder, with one method per request."""
+    """A witness with its key and its folder; it has one method per request."""
 
     def __init__(
         self, folder: Path, name: str, key: SigningKey, clock: Callable[[], datetime], open_to_all: bool
@@ -70,7 +70,7 @@ class Witness:
         """Open a witness.
 
         Args:
-            open_to_all: whether an unknown log is added by its first head; otherwise the owner adds logs.
+            open_to_all: whether anybody may add a log; otherwise only the witness's owner adds logs.
         """
         self.folder, self.name, self.clock, self.open_to_all = folder, name, clock, open_to_all
         self._key = key
@@ -78,15 +78,15 @@ class Witness:
 
     @property
     def verifier(self) -> Verifier:
-        """Key of countersignatures and nonces."""
+        """Public key for countersignatures and nonces."""
         return Verifier.of(self.name, COSIGNATURE, self._key)
 
     def over_copy(self, folder: Path) -> Witness:
-        """Return the same witness over a copy of the folder."""
+        """Return a witness with the same key that works on a copy of the folder."""
         return Witness(folder, self.name, self._key, self.clock, self.open_to_all)
 
     def add_log(self, verifier: Verifier, after: str = "") -> None:
-        """Allow a key to sign heads of the log of that name."""
+        """Allow a key to sign heads of its log; `after` is the old key that it will replace, or empty."""
         if verifier.kind != SIGNATURE:
             raise BadInput(f"a log's key must have signature type {SIGNATURE}, got {verifier.kind} in {verifier}")
         with self._change(verifier.name):
@@ -99,7 +99,7 @@ class Witness:
         """Add a new log, if this witness is open to all, or the next key of a known log.
 
         Args:
-            body: verifier of the log's key; for a next key, a note with it signed by a known key of the log.
+            body: the log's key, NAME+ID+BASE64; a next key must be in a note that a known key of the log signed.
 
         Raises:
             Denied: if the witness is not open to all, or no known key vouches for the new one.
@@ -126,11 +126,11 @@ class Witness:
         return "ok\n"
 
     def logs(self) -> list[KnownLog]:
-        """Return all known logs."""
+        """Return all logs that this witness knows."""
         return [KnownLog.model_validate(read_json(path)) for path in sorted((self.folder / "logs").glob("*.json"))]
 
     def add_checkpoint(self, body: str) -> str:
-        """Countersign a head that extends the newest known one.
+        """Countersign a head if it extends the newest head that this witness knows.
 
         Args:
             body: "old SIZE", lines of a consistency proof, an empty line, and the checkpoint.
@@ -163,8 +163,8 @@ class Witness:
         """Return the nonce of a record under the newest countersigned head.
 
         Args:
-            body: "leaf INDEX HASH", lines of an inclusion proof under the newest head known here, an empty line, and
-                that head.
+            body: "leaf INDEX HASH", lines of a proof that the newest head contains this record, an empty line, and
+                the newest head.
 
         Raises:
             Denied: if the head is not the newest or does not contain the record.
@@ -192,7 +192,7 @@ class Witness:
         return known.head
 
     def _known(self, origin: str, note: Note) -> KnownLog:
-        """Return the record of a log after checking that a key of the list signed the note."""
+        """Return what this witness knows about a log, after checking that a known key of the log signed the note."""
         known = self._log(origin)
         if known is None:
             raise Denied(404, f"log {origin} is unknown here: ask the owner of this witness to add it.")
@@ -212,13 +212,13 @@ class Witness:
 
     @contextmanager
     def _change(self, origin: str) -> Iterator[None]:
-        """Lock the logs: two concurrent heads must not both extend the same one."""
+        """Lock the known logs, so that two heads that arrive together cannot extend the same head."""
         with self._one_at_a_time, exclusive(self.folder / "lock"):
             yield
 
 
 def _drop_replaced_keys(known: KnownLog, note: Note) -> KnownLog:
-    """Drop keys after their successor has signed this head, so that copies of a replaced key are useless."""
+    """Remove each old key if its successor signed this head, so that copies of the old key become useless."""
     signing = {key for key in known.keys if note.is_signed_by(Verifier.parse(key))}
     gone = {old for old, new in known.next_keys.items() if new in signing and new != old}
     left = {old: new for old, new in known.next_keys.items() if old not in gone}

@@ -36,7 +36,7 @@ def outcome(*command: str) -> tuple[int, str]:
     [
         (LAUGHS, "", "an alias"),
         ("train: " + DEEP, "", "nested more than 20 deep"),
-        ("plant: double_mass\nseed: " + "9" * 4000, "", "at most 40 are read"),
+        ("plant: double_mass\nseed: " + "9" * 4000, "", "the limit is 40"),
         ("plant: !!python/name:os.system\n", "", "a tag"),
         ("#" * 2**20, "", "more than 262,144 bytes"),
         ("{[a]: b}", "", "a key that is a list"),

@@ -113,7 +113,7 @@ def test_log_only_project_asks_for_missing_information(
     config.write_text(given + "train: {algorithm: td4}\n")
     assert any("unknown algorithm" in said for said in checked(capsys)[1].values())
     config.write_text(given + "train: {algorithm: bptt, updates: 9, hyperparameters: {warm_up_updates: 9}}\n")
-    assert "updates must exceed the 9 of the warm-up" in checked(capsys)[1]["training"]
+    assert "but the warm-up alone needs 9 updates" in checked(capsys)[1]["training"]
     config.write_text(given + "train: {algorithm: td3_bc, grid: {alpha: [1, -2]}}\n")
     assert "alpha of td3_bc must be at least 0, got -2" in checked(capsys)[1]["training"]
     config.write_text(given + "tarin: {}\n")

@@ -196,7 +196,7 @@ def test_recipes_are_presets_or_changes_of_one() -> None:
         ({"schedule": "step", "steps": 10}, ["constant, linear, cosine", "'step'"]),
         ({"schedule": "cosine"}, ["must exceed warmup", "got steps 0"]),
         ({"schedule": "linear", "warmup": 10, "steps": 10}, ["warmup 10"]),
-        ({"steps": 10}, ["be 0 with a constant one"]),
+        ({"steps": 10}, ["with a constant schedule steps must be 0"]),
     ],
 )
 def test_invalid_recipes_are_rejected(value: Any, named: list[str]) -> None:

@@ -193,7 +193,7 @@ def test_the_page_is_self_contained_and_its_head_reveals_truncation(ledger: Ledg
     failed = {check.name for check in audit(ledger.home, read_heads(path)).failures}
     assert "heads" in failed
     before = path.read_bytes()
-    with pytest.raises(Refused, match=r"the ledger does not verify \(heads: "):
+    with pytest.raises(Refused, match=r"the ledger is invalid \(heads: "):
         written(ledger)
     assert path.read_bytes() == before
 

@@ -280,7 +280,7 @@ def test_a_run_may_be_stricter_and_never_laxer(home: Path) -> None:
     with signer_at(Home(home)):
         ledger = Ledger.open(Home(home))
         lax = reactor_run(certify={"p0": 0.99, "confidence": 0.01, "max_episodes": 2})
-        with pytest.raises(BadInput, match=r"^p0 must be at most 0.1 \(policy\), got 0.99 in this run: write that, or"):
+        with pytest.raises(BadInput, match=r"^p0 must be at most 0.1 \(policy\), got 0.99 in this run: correct"):
             hold_run(ledger, lax)
         assert ledger.entries() == []
         # From then on, the first run's own claim is required.

@@ -73,7 +73,7 @@ def test_a_verdict_that_its_numbers_contradict_is_refused(ledger: Ledger) -> Non
 def test_a_record_that_passed_despite_a_failed_gate_is_refused(ledger: Ledger) -> None:
     own = certificate_of(ledger, A)
     failed = candidate_record(ledger, A, judged.evidence(fallback=own, certificate=own, data=("too few",)))
-    refused(ledger, failed.model_copy(update={"passed": True}), "'passed' must be False by the gates, got True")
+    refused(ledger, failed.model_copy(update={"passed": True}), "must be False according to the gates, got True")
 
 
 def test_a_certificate_of_another_composite_is_refused(ledger: Ledger) -> None:

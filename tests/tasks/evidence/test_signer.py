@@ -193,7 +193,7 @@ def test_a_certificate_needs_an_open_attempt_and_consistent_counts(home: Path) -
     ledger = open_ledger(Home(home))
     attempt = attempt_for(ledger, A)
     good = counts(attempt.alpha)
-    with pytest.raises(Refused, match="an attempt with a seed"):
+    with pytest.raises(Refused, match="is no attempt, has no seed"):
         make_certificate(ledger, attempt.entry, good, MATERIALS)
     draw_seed(ledger, attempt)
     false = counts(attempt.alpha, (1,), episodes=4000).model_copy(update={"certified": True})
@@ -209,7 +209,7 @@ def test_a_certificate_needs_an_open_attempt_and_consistent_counts(home: Path) -
     with pytest.raises(Refused, match="names no certificate"):
         close_attempt(ledger, attempt, outcome(A, good))
     close_attempt(ledger, attempt, outcome(A, good), [artefact(ledger.home, path)])
-    with pytest.raises(Refused, match="is not an attempt with a seed and without a result"):
+    with pytest.raises(Refused, match="is no attempt, has no seed or already has a result"):
         make_certificate(ledger, attempt.entry, good, MATERIALS)
 
 
@@ -342,7 +342,7 @@ def test_a_signer_of_other_sources_is_replaced_once(place: Home) -> None:
 def test_signer_and_clients_use_one_ledger(place: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Ledger.open(place)
     monkeypatch.setenv("NEORL_LEDGER_URL", f"sqlite:///{tmp_path}/other.db")
-    with pytest.raises(Refused, match="NEORL_LEDGER_URL differs"):
+    with pytest.raises(Refused, match="uses another NEORL_LEDGER_URL"):
         Ledger.open(place)
 
 
@@ -353,7 +353,7 @@ def test_a_restored_older_ledger_is_noticed(home: Path) -> None:
     shutil.copy(place.ledger, home / "older.db")
     ledger.append("note", NoteBody(text="2"))
     shutil.copy(home / "older.db", place.ledger)
-    with pytest.raises(Refused, match=r"ledger entry 2 changed or disappeared .* bring back the newer ledger"):
+    with pytest.raises(Refused, match=r"ledger entry 2 changed or disappeared .* restore the newer ledger"):
         ledger.signed_head()
 
 

@@ -125,7 +125,7 @@ def test_a_version_that_cannot_be_restored_is_refused(ledger: Ledger) -> None:
         body = said(ledger, "1").model_copy(update={"version": version})
         with pytest.raises(Refused, match=rf"version {version} of .* never was champion \(earlier champions: 1, 2\)"):
             ledger.append("rollback", body, plant=PLANT)
-    with pytest.raises(Refused, match="version 2 of chemical_reactor is in force already"):
+    with pytest.raises(Refused, match="version 2 of chemical_reactor is already champion"):
         back(ledger, "2")
     again = ledger.entry(propose(ledger, A, version="5", run_key="5"))
     promote.reject_candidate(ledger.home, again, "Ada", "too lively")

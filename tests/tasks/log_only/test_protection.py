@@ -219,7 +219,7 @@ def test_an_action_needs_bounds() -> None:
     ],
 )
 def test_a_fallback_is_of_one_kind(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"of kind|exclude each other|at most once"):
+    with pytest.raises(ValueError, match=r"of kind|exclude each other|may have one loop"):
         run(wrong)
 
 

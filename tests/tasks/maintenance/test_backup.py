@@ -219,7 +219,7 @@ def test_a_backup_of_a_newer_version_names_it(archive: Path, tmp_path: Path) -> 
         told = json.dumps({**json.loads(content), "layout": 99}).encode() if member.name == HEADER else content
         return member.name, told
 
-    with pytest.raises(Refused, match=r"layout 99 by NeoRL .*: install that version"):
+    with pytest.raises(Refused, match=r"layout 99, this NeoRL reads .*: install NeoRL"):
         restore(changed(archive, newer), tmp_path / "new", silent)
 
 

@@ -130,7 +130,7 @@ def test_mlflows_own_database_is_brought_along_after_a_backup(
 def test_an_invalid_mlflow_database_is_one_sentence(old: Home) -> None:
     database = old.folder("mlflow") / "mlflow.db"
     database.write_bytes(b"no database, but long enough to be read as one" * 100)
-    with pytest.raises(Refused, match=r"mlflow\.db is no database of MLflow, got .*: restore the home"):
+    with pytest.raises(Refused, match=r"mlflow\.db is not a database of MLflow, got .*: restore the home"):
         migrate(old, None, lambda *_: None)
     assert old.layout == 1
     with pytest.raises(Refused, match=r"MLflow cannot upgrade .*mlflow\.db, got .*: restore the home"):

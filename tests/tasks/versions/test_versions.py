@@ -116,7 +116,7 @@ def test_a_candidate_without_a_later_gate_cannot_be_approved(tmp_path: Path, add
     ledger = open_ledger(Home(tmp_path / "home"))
     waiting, approved = verdict(ledger, digest("a")), approve(ledger, PLANT, verdict(ledger, digest("b")))
     add("noise")
-    cure = "judged by rules version 2, without the gate noise of rules version 3: retrain it"
+    cure = "judged by rules version 2, but rules version 3 requires the gate noise too: retrain it"
     with pytest.raises(Refused, match=cure):
         approve(ledger, PLANT, waiting)
     with pytest.raises(Refused, match=cure):

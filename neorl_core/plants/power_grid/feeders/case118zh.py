@@ -1,7 +1,7 @@
 """The 118-bus feeder with fifteen tie lines.
 
 D. Zhang, Z. Fu, L. Zhang: An improved TS algorithm for loss-minimum reconfiguration in large-scale distribution
-systems, Electric Power Systems Research 77, 2007, as MATPOWER's `case118zh` carries it.
+systems, Electric Power Systems Research 77, 2007, with the data of MATPOWER's `case118zh`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The 136-bus feeder with 21 tie lines, of a Brazilian town.
 
 J. R. S. Mantovani, F. Casari, R. A. Romero: Reconfiguração de sistemas de distribuição radiais utilizando o critério de
-queda de tensão, Controle e Automação 11, 2000, as MATPOWER's `case136ma` carries it.
+queda de tensão, Controle e Automação 11, 2000, with the data of MATPOWER's `case136ma`.
 """
 
 from __future__ import annotations

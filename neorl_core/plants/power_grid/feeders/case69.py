@@ -1,7 +1,7 @@
 """The 69-bus feeder, a part of the Pacific Gas and Electric system.
 
 M. E. Baran, F. F. Wu: Optimal capacitor placement on radial distribution systems, IEEE Trans. Power Delivery 4(1),
-1989, as MATPOWER's `case69` carries it, which has no tie lines: its topology is the only one.
+1989, with the data of MATPOWER's `case69`. The feeder has no tie lines, so only one topology.
 """
 
 from __future__ import annotations

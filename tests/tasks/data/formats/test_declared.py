@@ -159,10 +159,10 @@ WRONG = [
     (("speed:", "pressure:"), "pressure"),
     (
         ("  level: {}\n", ""),
-        r"the log has 3 observation\(s\), the declaration 2: pressure, speed: correct kettle.yaml",
+        r"the log has 3 observation\(s\), but 2 are declared: pressure, speed: correct kettle.yaml",
     ),
     (("unit: bar", "unit: baar"), "did you mean 'bar'"),
-    (("limits: [-0.5, 0.5]", "limits: [0.5, -0.5]"), "the low bound must be below the high bound, got 0.5 and -0.5"),
+    (("limits: [-0.5, 0.5]", "limits: [0.5, -0.5]"), "the first bound must be below the second, got .0.5, -0.5.: correct"),
     (("limits:", "limit:"), "limit"),
     (("next.speed - speed", "next.sped - speed"), "cost surge: unknown signal 'next.sped': choose from pressure"),
     (("- quantity(0.25, 'rpm')", "- quantity(1, 'bar')"), "mixes a frequency and a pressure"),

@@ -218,17 +218,17 @@ def test_points_are_invalid_with_decimal_commas(tmp_path: Path, plain_text: str)
         ({"dialect": {"encoding": "zip"}}, "Input should be 'utf-8'"),
         (
             {"clock": {"format": "%d.%m.%Y", "epoch": "s"}},
-            "epoch and format exclude each other",
+            "the clock has epoch and format: keep only one",
         ),
-        ({"clock": {"period_seconds": 1}}, "clock has period_seconds 1 without 'start'"),
-        ({"clock": CLOCK, "layout": "long"}, "needs layout wide or transposed, got long"),
+        ({"clock": {"period_seconds": 1}}, "the clock has period_seconds 1 but no 'start'"),
+        ({"clock": CLOCK, "layout": "long"}, "but layout is long: delete clock.start"),
         ({"layout": "transposed", "columns": {"status_suffix": ".st"}}, "needs layout wide, got transposed"),
         ({"layout": "long", "tags": TAGS | {"b": EPISODE}}, "needs layout wide, got long"),
         (
             {"layout": "wide", "tags": TAGS | {"b": EPISODE, "c": EPISODE}},
             "b, c all have role episode",
         ),
-        ({"tags": TAGS | {"b": EPISODE | {"unit": "1"}}}, "an episode must be stepped without"),
+        ({"tags": TAGS | {"b": EPISODE | {"unit": "1"}}}, "role episode must be stepped without"),
     ],
 )
 def test_contradicting_keys_are_refused(keys: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -326,10 +326,10 @@ def test_missing_and_damaged_exports_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tag", "changed", "message"),
     [
-        ("TI-1.PV", {"unit": None}, "needs 'unit'"),
+        ("TI-1.PV", {"unit": None}, "has no 'unit'"),
         ("TI-1.PV", {"signal": None}, "needs 'signal'"),
         ("TI-1.PV", {"running": [1]}, "'running' is for role mode"),
-        ("MODE", {"running": []}, "a mode needs 'running'"),
+        ("MODE", {"running": []}, "role mode needs 'running'"),
         ("MODE", {"interpolation": "sloped"}, "a mode must be stepped"),
     ],
 )
@@ -346,11 +346,11 @@ def test_incomplete_mappings_are_refused(tag: str, changed: dict[str, Any], mess
         ("TI-1.PV", {"unit": "bar"}, r"tag TI-1\.PV: 'bar' is a unit of pressure"),
         ("TI-1.PV", {"unit": "dBm"}, "a unit of power"),
         ("TI-1.PV", {"unit": "mol/L"}, "a unit of concentration"),
-        ("TI-1.PV", {"signal": "pressure"}, "unknown signal 'pressure', choose from temperature, setpoint"),
+        ("TI-1.PV", {"signal": "pressure"}, "unknown signal 'pressure': choose from temperature, setpoint"),
         (
             "TIC-1.SP",
             {"signal": "temperature"},
-            r"signal 'temperature' needs one tag .*got 2 \(TI-1\.PV, TIC-1\.SP\)",
+            r"signal 'temperature' has 2 \(TI-1\.PV, TIC-1\.SP\) tags of role",
         ),
     ],
 )
@@ -365,7 +365,7 @@ def test_mappings_that_do_not_fit_the_plant_are_refused(
 def test_errors_name_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "mapping.yaml"
     path.write_text(REACTOR.read_text().replace("unit: degC, interpolation: sloped", "interpolation: sloped"))
-    with pytest.raises(BadInput, match=r"mapping\.yaml, line \d+: temperature needs 'unit'"):
+    with pytest.raises(BadInput, match=r"mapping\.yaml, line \d+: signal temperature has no 'unit'"):
         load_yaml(path, HistorianMapping)
 
 

@@ -143,9 +143,9 @@ def test_invalid_formulas_are_refused(tmp_path: Path, changed: dict[str, Any], m
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"plant": "kettle"}, "a mapping has either 'plant'"),
-        ({"process": None}, "a mapping has either 'plant'"),
-        ({"reward": None}, "needs 'reward'"),
+        ({"plant": "kettle"}, "the mapping has both 'plant' and 'process'"),
+        ({"process": None}, "the mapping has neither 'plant' nor 'process'"),
+        ({"reward": None}, "has no 'reward'"),
         ({"derived": {"level": {"expression": "inflow", "unit": "L/s"}}}, "signal 'level' occurs twice"),
     ],
 )
@@ -161,15 +161,15 @@ MODE = {"role": "mode", "interpolation": "stepped", "running": [1]}
 @pytest.mark.parametrize(
     ("tag", "changed", "message"),
     [
-        ("LI-1", {"limits": [90, 20]}, "the low bound must be below the high bound, got 90 and 20: correct them"),
-        ("LI-1", {"range": [150, 0]}, "the low bound must be below the high bound, got 150 and 0: correct them"),
-        ("LI-1", {"alarms": [7, 7]}, "the low bound must be below the high bound, got 7 and 7: correct them"),
+        ("LI-1", {"limits": [90, 20]}, "the first bound must be below the second, got [90, 20]: correct them"),
+        ("LI-1", {"range": [150, 0]}, "the first bound must be below the second, got [150, 0]: correct them"),
+        ("LI-1", {"alarms": [7, 7]}, "the first bound must be below the second, got [7, 7]: correct them"),
         (
             "XS-4",
             MODE | {"limits": [0, 1]},
-            "'limits' is for measured signals, got it on role mode: delete them",
+            "role mode cannot have 'limits', only a measured signal can: delete 'limits'",
         ),
-        ("FV-3", {"limits": [0, 50]}, "got it on role action: delete them, 'range' bounds an action"),
+        ("FV-3", {"limits": [0, 50]}, "only a measured signal can: delete 'limits', or use 'range'"),
     ],
 )
 def test_invalid_bounds_are_refused(tag: str, changed: dict[str, Any], message: str) -> None:
@@ -181,7 +181,7 @@ def test_invalid_bounds_are_refused(tag: str, changed: dict[str, Any], message: 
 def test_bounds_of_derived_quantities_are_checked() -> None:
     head = HEAD | {"limits": [60, None]}
     assert described_spec(mapping(derived={"head": head})).constraints == (Constraint("head", "cm", 60.0, np.inf),)
-    with pytest.raises(ValueError, match="the low bound must be below the high bound, got 60 and 0: correct them"):
+    with pytest.raises(ValueError, match=r"first bound must be below the second, got \[60, 0\]: correct them"):
         mapping(derived={"head": head | {"limits": [60, 0]}})
 
 
@@ -198,13 +198,13 @@ def test_limits_for_a_simulated_plant_are_refused(where: str) -> None:
     given = {"LI-1": MAPPING["tags"]["LI-1"] | limits} if where == "tags" else {"x": HEAD | limits}
     changed = {where: MAPPING[where] | given if where in MAPPING else given}
     assert mapping(**changed).process is not None
-    message = f"'limits' on '{next(iter(given))}': a simulated plant has its own limits"
+    message = f"'{next(iter(given))}' has 'limits', but a simulated plant has limits already"
     with pytest.raises(ValueError, match=re.escape(message)):
         mapping(plant="chemical_reactor", process=None, **changed)
 
 
 def test_a_tag_cannot_be_mapped_and_ignored() -> None:
-    message = "tag 'FI-2' is under 'tags' and under 'ignore': keep one"
+    message = "tag 'FI-2' is under 'tags' and under 'ignore': delete one of the two"
     with pytest.raises(ValueError, match=message):
         mapping(ignore=["X", "FI-2"])
     # A pattern matches only tags without a role.

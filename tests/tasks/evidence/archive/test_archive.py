@@ -318,11 +318,11 @@ def test_a_failed_export_is_one_sentence(
     ledger, _ = made
     assert run(["audit", "export", str(tmp_path / "x.tar")]) == 2
     assert "there is no ledger at" in capsys.readouterr().err
-    with pytest.raises(BadInput, match="is not a file in an existing folder"):
+    with pytest.raises(BadInput, match="it is a folder, or its folder does not exist"):
         export(ledger.home, tmp_path / "none" / "x.tar")
     copy = Home(Path(shutil.copytree(ledger.home.root, tmp_path / "copy", ignore=shutil.ignore_patterns("*.sock"))))
     (copy.root / "bundles" / "a" / "composite.npz").unlink()
-    with pytest.raises(Refused, match=r"bundles/a/composite\.npz of entry 2 must have SHA-256 .*, got none"):
+    with pytest.raises(Refused, match=r"bundles/a/composite\.npz of entry 2 must have SHA-256 .*, got no file"):
         export(copy, tmp_path / "x.tar")
     assert sorted(os.listdir(tmp_path)) == ["copy"]
 

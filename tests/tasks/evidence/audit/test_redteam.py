@@ -22,7 +22,7 @@ SIMULATED = ("6a", "6b")
 """They compile a plant: tests/tasks/evaluation/test_guarded.py has them on a smaller one."""
 WORDS = {
     "1a": "the seed that runs is none of those that were tried",
-    "1b": "is not the seed that attempt",
+    "1b": "does not match the SHA-256 that the ledger states for attempt",
     "1c": "the witness gives no nonce for a record that no countersigned head contains",
     "1d": "witness.example/w1 knows a head that this ledger does not match",
     "1e": "witness.example/w1 knows a head that this ledger does not match",
@@ -46,7 +46,7 @@ WORDS = {
     "3g": "the certificate is older than 1 days",
     "3h": "gates.beat_plant must be true (policy of chemical_reactor), got false",
     "3i": "the counts are inconsistent",
-    "3j": "another lineage would give",
+    "3j": "but its claim has lineage",
     "4a": "simulator: certificate",
     "4b": "code: certificate",
     "4c": "lock: certificate",
@@ -77,7 +77,7 @@ WORDS = {
     "9o": "of Ben (no role) is pinned as Eve",
     "10d": "was revoked from",
     "10e": "serves on Ben's approval",
-    "10f": "a rotation of the home's key cannot be appended",
+    "10f": "a rotation of the home's key ",
     "10g": "does not count: signed by key",
     "10h": "all the same",
     "11e": "is the champion of chemical_reactor and cannot be rejected",

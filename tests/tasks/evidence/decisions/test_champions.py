@@ -98,7 +98,7 @@ def test_only_a_candidate_that_passed_every_gate_is_approved(ledger: Ledger) -> 
     certify(ledger, failed, (1, 2, 3), episodes=500)
     candidate = ledger.append("candidate", candidate_record(ledger, failed), plant=PLANT)
     assert candidate.body["passed"] is False
-    with pytest.raises(Refused, match="an approval cannot skip a gate"):
+    with pytest.raises(Refused, match="an approval cannot replace a gate"):
         approve(ledger, PLANT, VerdictBody(composite=failed, by="x", candidate=candidate.digest))
     for named in ("", candidate.predecessor):
         with pytest.raises(Refused, match="the approval names no logged candidate"):

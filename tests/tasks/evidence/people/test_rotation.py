@@ -233,7 +233,7 @@ def test_no_client_rotates_the_homes_key_by_an_entry(home: Path) -> None:
     old, _ = open_keys(Home(home), first_use=False)
     body = rotation.replacement(thief, key_id(old.public), "Eve", "because").model_dump(mode="json")
     said = Append(kind="rotation", plant="", body=body, artefacts=(), predecessor="0" * 64)
-    with pytest.raises(Refused, match="a rotation of the home's key cannot be appended"):
+    with pytest.raises(Refused, match=r"a rotation of the home's key .* cannot be appended"):
         signer.answer(said)
     assert isinstance(RotationBody.model_validate(body), RotationBody)
 
@@ -315,7 +315,7 @@ def test_a_persons_key_is_refused_without_its_passphrase(
     home: Path, passphrase: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Home(home)
-    with pytest.raises(BadInput, match="whose copies could then sign as"):
+    with pytest.raises(BadInput, match="so copies of it could sign as"):
         private_keys.create(place, "Ada", home / "ada.pem")
     file, _ = private_keys.create(place, "Ada")
     private = file.with_suffix(".pem")

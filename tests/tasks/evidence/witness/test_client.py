@@ -87,7 +87,7 @@ def test_a_seed_chosen_after_looking_is_not_used(place: Home, ledger: Ledger, wi
     # Once the nonce is known, another secret is not the one committed to.
     write_atomic(path, tried[8])
     path.chmod(0o600)
-    with pytest.raises(Refused, match="is not the seed that attempt 1 committed to"):
+    with pytest.raises(Refused, match="does not match the SHA-256 that the ledger states for attempt 1"):
         draw_seed(ledger, attempt)
 
 
@@ -150,7 +150,7 @@ def test_another_history_of_the_same_length_is_refused(place: Home, ledger: Ledg
     truncate(place, 1)
     for text in "ab":
         forge(place, "note", NoteBody(text=text))
-    with pytest.raises(Refused, match="do not match a countersigned head: this is another history"):
+    with pytest.raises(Refused, match="do not match a countersigned head: entries were altered or replaced"):
         watched(place, direct(witness)).append("note", NoteBody())
 
 
@@ -239,7 +239,7 @@ def test_a_witness_named_by_the_commitment_cannot_be_replaced(place: Home, tmp_p
     with pytest.raises(KeyboardInterrupt):
         draw_seed(Ledger.open(place, ask=dying), attempt)
     gone = watched(place, direct(one, other, silent=["witness.example/w1"]))
-    with pytest.raises(Refused, match=r"witness witness.example/w1 of the attempt's commitment does not answer"):
+    with pytest.raises(Refused, match=r"witness.example/w1, which the attempt's seed entry names, does not answer"):
         draw_seed(gone, attempt_for(gone, A))
 
 
@@ -271,7 +271,7 @@ def test_forged_nonces_break_the_rules(place: Home, ledger: Ledger, witness: Wit
             update={"head": str(Note(head.text, head.lines[:1]))}
         ),
         "'x' is not a signed note": good.model_copy(update={"head": "x"}),
-        "already has nonces, or no commitment": good.model_copy(update={"attempt": A}),
+        "already has nonces, or has no seed entry": good.model_copy(update={"attempt": A}),
     }
     for why, bad in spoiled.items():
         with pytest.raises(Refused, match=why):
@@ -383,7 +383,7 @@ def test_the_ledger_must_match_a_folder_of_heads(place: Home, ledger: Ledger, wi
         watched(place, direct(witness)).append("note", NoteBody())
     # A missing folder shows nothing: entries that need witnesses are refused.
     shutil.rmtree(tmp_path / "kept")
-    with pytest.raises(Refused, match=r"kept of witnesses\.yaml does not exist"):
+    with pytest.raises(Refused, match=r"kept, listed under 'heads' in witnesses\.yaml, does not exist"):
         draw_seed(alone := watched(place, direct(witness)), attempt_for(alone, A))
 
 

@@ -73,7 +73,7 @@ def test_a_key_is_not_rotated_while_a_witness_is_silent(home: Path, tmp_path: Pa
     draw_seed(ledger, attempt_for(ledger, A))
     old, _ = open_keys(place, first_use=False)
     silent = watched(place, direct(witness, silent=[witness.name]))
-    with pytest.raises(Refused, match="a witness did not learn the next key"):
+    with pytest.raises(Refused, match="a witness did not get the next key"):
         silent.request(Rotate(by="an administrator", why="yearly"))
     assert open_keys(place, first_use=False)[0].public == old.public
     assert not ledger.entries("rotation")
