@@ -137,9 +137,10 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         times = (f"{found.seconds:.1f}", f"{found.episodes_per_second:,}")
         cells.append((found.plant, composite, p0, f"{100 * found.confidence:g} %", *counts, *times))
     about = wrap(
-        "p0 is the claimed largest probability of an episode that violates a limit. `make certification` tries "
-        f"p0 = {SELDOM[0]:g} and then larger values until one is certified; for {RARE_PLANT} also from {RARE[0]:g}. "
-        "*Attempt* is the number of the successful attempt. *Violations* and *episodes* are its counts. *Seconds* is "
+        "p0 is the claimed largest probability of an episode that violates a limit. `make certification` first tries "
+        f"p0 = {SELDOM[0]:g}. If an attempt fails, it tries the next larger p0. For {RARE_PLANT}, a second series "
+        f"begins at p0 = {RARE[0]:g} with attempt 2. *Attempt* is the number of the last attempt. *Violations* and "
+        "*episodes* are its counts. *Seconds* is "
         "the time of all attempts with compilation, *episodes/s* the speed without compilation."
     )
     head = ("plant", "composite", "p0", "confidence", "attempt", "violations", "episodes", "seconds", "episodes/s")

@@ -118,7 +118,7 @@ def page(kept: Mapping[str, Any]) -> str:
 COLUMNS = f"""- *history*: additional input; a policy reads the values together, or in sequence by a GRU with 16 units
 - *inputs*: numbers that the policy gets
 - *score*: mean score of {SEEDS} seeds in {PLAYED} simulated episodes without a shield, with a {CONFIDENCE:.0%} interval
-- *gain*: score minus that without a history for the same seeds, with a {CONFIDENCE:.0%} interval"""
+- *gain*: score minus the score without a history, for the same seeds, with a {CONFIDENCE:.0%} interval"""
 
 
 def shown(interval: Interval) -> str:

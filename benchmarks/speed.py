@@ -296,8 +296,8 @@ def section(result: Mapping[str, Any]) -> str:
             "## Compared with d3rlpy and with the machine",
             wrap(
                 f"Measured {when(result)}. One member trains on {ROWS:,} random transitions with {OBSERVATIONS} "
-                f"observations and {ACTIONS} actions, with batches of {BATCH} rows, networks of two layers with "
-                f"{WIDTH} units and two critics; {peer}. Rates are medians of time windows in which other processes "
+                f"observations and {ACTIONS} actions. A batch has {BATCH} rows. Networks have two layers of {WIDTH} "
+                f"units; there are two critics. {peer}. Rates are medians of time windows in which other processes "
                 "used less than a tenth of a core. Columns:"
             ),
             COLUMNS.format(limit=f"{result['gemm_gflops']:.0f} GFLOP/s"),
@@ -312,7 +312,8 @@ def section(result: Mapping[str, Any]) -> str:
 
 COLUMNS = """- *steps/s*, *d3rlpy*: gradient steps per second of NeoRL and of d3rlpy
 - *ratio (criterion)*: NeoRL's rate / d3rlpy's rate, with the required least ratio
-- *MFLOP per step*, *minimal*: million floating-point operations of a step, in the program and as the equations need
+- *MFLOP per step*, *minimal*: million floating-point operations of a step, in the program and the least that the
+  equations need
 - *share of the limit*: rate / the rate at which this machine could compute the minimal operations ({limit})
 - *compile*, *with cache*: seconds of compilation in a new process, without and with a compilation cache"""
 

@@ -79,7 +79,7 @@ def page() -> str:
         "killed and resumed training gives the same bits as an undisturbed one.",
         "`python -m benchmarks.summary` writes this page from the results of the commands in the table.",
         pages.wrap(
-            "Rates are medians. *Size* is the amount of data or the number of kills; after *at most* it shows the peak "
+            "Rates are medians. *Size* describes the data or the kills. The number after *at most* is the peak "
             "memory. A copy includes fsync, which waits for the disk."
         ),
         pages.table(("task", "result", "size", "command"), rows),

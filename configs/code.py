@@ -41,7 +41,7 @@ class Described(Strict):
     spec: str
     """`neorl_core.types.PlantSpec` as canonical JSON."""
     process: str = ""
-    """For a fleet's site, whose `spec` has the site's name: the plant's name in the mapping. Else empty."""
+    """For a fleet's site: the plant's name in the mapping, because `spec` has the site's name. Else empty."""
 
 
 class Site(Strict):

@@ -48,7 +48,7 @@ FORMS = {
 
 
 def setting(name: str) -> str:
-    """Return the value of one of these variables; empty if it is not set.
+    """Return the value of a variable in `FORMS`; empty if the variable is not set.
 
     Raises:
         BadInput: if the value has the wrong form. The message does not show the value, which may contain a password.

@@ -30,7 +30,7 @@ class Network(Strict):
     address: Address = "127.0.0.1:9092"
     tls: FilePath | None = None
     """Folder with `superlink.pem`, `superlink-key.pem` and `authority.pem` from `neorl federate certificate`, relative
-    to this file. Without TLS no process is authenticated, so leave it out only for trials on one machine."""
+    to this file. Without TLS no process is authenticated, so trials without TLS must stay on one machine."""
     join_seconds: Positive = 600.0
     """Time to wait for sites before the first round."""
 

@@ -142,7 +142,7 @@ class Home:
 
     @property
     def ledger_url(self) -> str:
-        """SQLAlchemy URL of the ledger: a team's database, else the one in the home."""
+        """SQLAlchemy URL of the ledger: a team's database, else the database in the home."""
         return os.environ.get("NEORL_LEDGER_URL") or f"sqlite:///{self.ledger}"
 
     @property

@@ -298,7 +298,7 @@ class HistorianMapping(Strict):
             (a, b) by tag: plant value = a * archived value + b; a mode keeps its value.
 
         Raises:
-            ValueError: if a signal is unknown, or has no source or two, or a unit does not fit.
+            ValueError: if a signal is unknown, a signal does not have exactly one source, or a unit does not fit.
         """
         found: dict[str, tuple[float, float]] = {}
         for space, roles in ((spec.observation, ("observation", "set_point")), (spec.action, ("action",))):
@@ -333,7 +333,7 @@ class HistorianMapping(Strict):
         return {signal: converted(source.alarms, *scale) for signal, source, scale in sources}
 
     def by_signal(self, space: Space, roles: tuple[str, ...]) -> dict[str, str]:
-        """Return the name of the tag or derived quantity of each signal of `space`, in its order."""
+        """Return the name of the tag or derived quantity for each signal of `space`."""
         given = [(tag.signal, name) for name, tag in self.tags.items() if tag.role in roles]
         given += [(name, name) for name, derived in self.derived.items() if derived.role in roles]
         for signal, name in given:

@@ -44,7 +44,10 @@ class Acting(Strict):
     @model_validator(mode="after")
     def _sound(self) -> Acting:
         if self.choices is not None and (self.unit or self.range is not None):
-            raise ValueError(f"choices {list(self.choices)} exclude unit and range: keep one")
+            raise ValueError(
+                f"a signal with choices {list(self.choices)} cannot also have a unit or a range: remove these, or the "
+                "choices"
+            )
         if self.choices is not None and len(set(self.choices)) < len(self.choices):
             raise ValueError(f"choices {list(self.choices)} have a duplicate: give each its own name")
         return self

@@ -49,7 +49,7 @@ class UnknownConstant(Strict):
 
 
 class UnknownStart(Strict):
-    """Prior distribution of a signal's first value in an episode, for a signal that was measured with much noise."""
+    """Prior distribution of a signal's first value in an episode, if the signal was measured with much noise."""
 
     deviation: Annotated[float, Field(gt=0.0)]
     """Prior standard deviation, in the signal's unit."""
@@ -95,7 +95,7 @@ class Learner(LearnerFile):
 
     @property
     def title(self) -> str:
-        """Name of the learner for reports: the algorithm, and `best_episodes` if it is below 1.
+        """Name of the learner for reports: the algorithm, and `best_episodes` if below 1.
 
         Example:
             >>> Learner(algorithm="bc", best_episodes=0.25).title

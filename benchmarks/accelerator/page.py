@@ -31,14 +31,14 @@ def page(records: Sequence[Record]) -> str:
 QUESTION = "How fast does an accelerator train many members at once, and how much score does bfloat16 cost?"
 COMMAND = """`make bench-accelerator` measures the device that JAX finds, and makes only the missing measurements.
 `python -m benchmarks.accelerator --page` only writes this page."""
-_DEVICES = """A *product error* is the relative error of a matrix product, 256 rows times the weights of a layer with
-64 units, compared with float64. *float32* is JAX's default: the device chooses the precision, and NVIDIA GPUs since
-Ampere round the factors to 10 bits of mantissa. *float32, exact* forces full precision. *Peak memory* is the largest
-device memory in use."""
+_DEVICES = """A *product error* is the relative error of a matrix product compared with float64. The product multiplies
+256 rows by the weights of a layer with 64 units. *float32* is JAX's default: the device chooses the precision. NVIDIA
+GPUs since Ampere round the factors to 10 bits of mantissa. *float32, exact* forces full precision. *Peak memory* is
+the largest device memory in use."""
 _SPEED = f"""Every program trains on {ROWS:,} random transitions with 11 observations and 3 actions, which are in the
 device's memory. A batch has 256 rows. Networks have the sizes of a default retraining; `edac` and `cql` use the
 algorithm's own defaults. Rates are medians over several time windows after compilation."""
-_COLUMNS = """- *learner*: `bptt` has two rows, because it trains first a model and then a policy
+_COLUMNS = """- *learner*: learning algorithm; `bptt` first trains a model, then a policy, which are measured separately
 - *members*: policies that are trained at the same time
 - *steps/s*: gradient steps of all members together per second, in float32
 - */ one member*: this rate divided by the rate with one member
@@ -50,7 +50,7 @@ _SCORES = f"""Each row is one training of a whole population on generated `{BEHA
 settings of a default retraining and one seed per member. All members play the same simulated episodes, in float32 and
 without a shield."""
 _DISTRIBUTION = """- *products*: precision of matrix products in the training
-- *seconds*: wall-clock time of the training; *compiling*: seconds of it spent on compilation
+- *seconds*: wall-clock time of the training; *compiling*: the part of it that is compilation
 - *mean* to *95 %*: mean, minimum, quantiles and median of the members' scores
 - *diverged*: number of members with a diverged training"""
 
@@ -113,7 +113,7 @@ def _speed(rows: Sequence[Row]) -> str:
             ]
             table.append(cells)
     most = max((row.get("side_by_side", 1) for row in rows), default=1)
-    note = f"\n\nUp to {most} programs compiled at the same time, which takes longer for each." if most > 1 else ""
+    note = f"\n\nUp to {most} programs compiled at the same time, so each took longer." if most > 1 else ""
     return pages.table(head, table) + note
 
 

@@ -127,7 +127,8 @@ def page(found: Mapping[str, Any]) -> str:
         "`make cartpole`.",
         wrap(
             f"Minari writes a dataset of {found['episodes']} episodes ({found['rows']:,} steps). A linear-quadratic "
-            "regulator controls the cart; in a third of the episodes each, 10, 40 or 70 % of the pushes are random. "
+            "regulator controls the cart, but some pushes are random: 10 % in a third of the episodes, 40 % in "
+            "another third, 70 % in the rest. "
             f"`neorl train FOLDER --algorithm NAME` makes {found['updates']:,} gradient steps per seed. Each policy "
             f"then plays {found['scored']} new episodes in a JAX version of Gymnasium's simulator. The return is the "
             f"number of steps before the pole falls, at most {PLANT.spec.horizon}. A mean of {SOLVED:g} counts as "

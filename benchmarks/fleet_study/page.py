@@ -132,4 +132,4 @@ METHODS_AND_COLUMNS = """- *local*: every site trains alone; a new site uses the
 - *fedavg*, *fedprox*, *scaffold*, *fedora*: federated methods, in which sites share parameters instead of rows
 - *training sites*, *new sites*: mean score on the twenty training sites and on twenty other sites
 - *lowest*: score of the worst of these sites
-- *CPU s*: CPU seconds of logs, training and scoring"""
+- *CPU s*: CPU seconds for making the logs, training and scoring"""

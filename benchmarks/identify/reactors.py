@@ -299,9 +299,11 @@ def page(found: dict[str, Any]) -> str:
         wrap(
             f"In each of {many['trials']} trials, a new reactor is identified and the PI controller is certified for "
             f"the posterior. The claim: the temperature leaves {many['limits'][0]:.2f} to {many['limits'][1]:.2f} K "
-            f"with a probability below p0 = {many['p0']:g}, with error probability α = {many['alpha']:g} and at most "
-            f"{many['episodes']} episodes. A *risk* is the share of {TRUE_EPISODES:,} episodes that violate a limit. "
-            "*Over the posterior*, each episode has constants drawn from it; the true risk has the true constants."
+            f"with a probability below p0 = {many['p0']:g}. The error probability is α = {many['alpha']:g}; a trial "
+            f"has at most {many['episodes']} episodes. A *risk* is the share of {TRUE_EPISODES:,} episodes that "
+            "violate a limit. "
+            "For the risk *over the posterior*, each episode draws its constants from the posterior. The *true risk* "
+            "uses the true constants."
         ),
         pages.table(("quantity", "result"), trials),
     )

@@ -47,8 +47,8 @@ def page(rows: Sequence[Mapping[str, str]]) -> str:
         f"fails if it ends in a traceback, takes more than {MOST_SECONDS:.0f} s or more than {MOST_MB:.0f} MB.",
         pages.wrap(
             "*Result* is the same for all files of a row. It shows the number of rows that were lost (quarantined or "
-            "left out) and the reason. *File* says what is odd about each file; *declared* means that the mapping says "
-            "so."
+            "left out) and the reason. *File* says what is odd about each file; *declared* means that the mapping "
+            "names it."
         ),
         pages.table(("result", "file"), shown),
     )

@@ -135,15 +135,15 @@ SETTING = wrap(
     {", ".join(DEVELOPMENT)}; the other plants have seeds that were not used before. Criteria that were set before the
     study:"""
 )
-COLUMNS = """All columns except *supported* are about the supported policies only:
+COLUMNS = """All columns except *supported* and *regret* are about the supported policies only:
 
 - *supported*: share of the policies that the logs support
 - *coverage*: share of the 95 % intervals that contain the true value
 - *lower bounds too high*: lower bounds above the true value, as a number or a share
 - *width*, *median width*: median width of the intervals / range of the true values in the cell
 - *rank correlation*: correlation of estimates and true values by rank, 1 if the order is the same
-- *regret*: best true value of all policies minus the true value of the policy with the highest estimate, divided by
-  the range of the true values"""
+- *regret*: best true value of all policies minus the true value of the supported policy with the highest estimate,
+  divided by the range of the true values"""
 PEERS = wrap(
     """`benchmarks/peers/fqe_d3rlpy.py` runs fitted Q evaluation (FQE) of the library d3rlpy on the same held-out steps.
     d3rlpy marks no policy as unsupported, so the table has a row for the supported and a row for all policies. *ours*

@@ -91,11 +91,12 @@ OUTSIDE = """The plants' tests compare values of the simulators with sources out
 its error is at most the tolerance. All values are in `benchmarks/results/plants-truths.json`."""
 CONTROLLERS = f"""The [reference](../reference/plants.md) describes the controllers of each plant. Columns:
 
-- *idle* to *best known*: scores of four controllers; – if a plant has none. *Idle* is a constant action, *as found*
-  the controller that made the `pid` logs, *tuned* the shield's fallback, which a candidate must exceed
+- *idle* to *best known*: scores of four controllers; – if the plant has no such controller. *Idle* is a constant
+  action, *as found* the controller that made the `pid` logs, *tuned* the shield's fallback, which a candidate must
+  exceed
 - *return of tuned*: mean return of an episode with a 95 % interval, in the plant's unit of reward
-- *violated episodes*: episodes with a violated limit, for each controller in the order of the columns, of
-  {scores.EPISODES:,} ({scores.PLANNED_EPISODES} for a *best known* controller that plans online)
+- *violated episodes*: how many of {scores.EPISODES:,} episodes violate a limit, in the order of the controllers
+  ({scores.PLANNED_EPISODES} episodes for a *best known* controller that plans online)
 
 A controller better than the best known may exist."""
 SEARCH = f"""`make tune` searches for better parameters of each tuned controller. It draws 1,000 parameter sets, drops
@@ -104,17 +105,18 @@ episodes. A controller counts as tuned if the search gains at most {report.BAR:g
 
 - *parameters*: number of parameters; *CPU s*: CPU seconds of the search
 - *as found*, *tuned*, *searched*: scores in the new episodes
-- *gain over tuned*: difference in points with a 95 % interval; a violation in 0.01 % of the episodes costs one point
+- *gain over tuned*: searched minus tuned in points, with a 95 % interval; violations in 0.01 % of the episodes count
+  as a loss of one point
 - *violated*: episodes with a violated limit, as found, tuned and searched"""
 STEPS = wrap(
-    """Each plant divides a control step into substeps. The table compares with eight times as many substeps, in double
-    precision: four episodes of the tuned controller, with the same actions. A *margin* is the distance to a limit; the
-    score's error is in points. A plant without a row needs no substeps or was not measured."""
+    """Each plant divides a control step into substeps. The table compares this with eight times as many substeps in
+    double precision, in four episodes of the tuned controller with the same actions. A *margin* is the distance to a
+    limit; the score's error is in points. A plant without a row needs no substeps or was not measured."""
 )
 SENSITIVITY = wrap(
     """Each constant without an outside source was made lower and higher by a fifth (the end of a range by a fifth of
-    the range). The tuned controller stays the same. *Violated* counts episodes with nominal constants. *Worst change*
-    is the constant and direction with the most violated episodes, *then violated* their number, and *then least margin*
-    the smallest distance to a limit; a negative distance is beyond the limit. All changes are in
+    the range). The tuned controller stays the same. *Violated* counts episodes with a violated limit and nominal
+    constants. *Worst change* is the change with the most violated episodes. *Then violated* is their number. *Then
+    least margin* is the smallest distance to a limit, negative beyond the limit. All changes are in
     `benchmarks/results/plants`."""
 )

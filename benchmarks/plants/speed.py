@@ -147,7 +147,8 @@ def section(kept: Mapping[str, Any]) -> str:
         wrap(
             f"Control steps per second on {kept['cores']} cores. *Vectorised*: {BATCH} plants in one "
             "compiled call with random actions. *Single*: one plant with one step per call. *Reference*: another "
-            "simulator with its speed. *Ratio*: vectorised speed divided by that of the reference on this machine."
+            "simulator with its speed. *Ratio*: vectorised speed divided by the reference's speed, if both ran on "
+            "this machine."
         ),
         table(("plant", "vectorised", "single", "reference", "ratio"), rows),
     ]

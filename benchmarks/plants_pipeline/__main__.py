@@ -116,9 +116,10 @@ def _gain(row: Mapping[str, Any]) -> str:
 
 COLUMNS = """For each plant, `neorl generate PLANT` makes logs and `neorl retrain configs/PLANT.yaml` retrains. Columns:
 
-- *verdict*: *promoted*: the learned policy is champion; *fallback*: the fallback controller is champion
-- *data* to *servability*: result of each gate; – if an earlier gate failed
-- *gain*: return per episode on the simulator minus that of the tuned controller, with its interval
+- *verdict*: *promoted* if the learned policy became champion, *fallback* if the fallback controller did
+- *data* to *servability*: result of each gate; – if the gate did not run (*statistical* and *servability* run only if
+  all gates before them pass)
+- *gain*: the candidate's return per episode on the simulator minus the tuned controller's, with an interval
 - *seconds*: duration of the retraining
 
 All gate results are in `benchmarks/results/plants-pipeline.json`."""

@@ -341,7 +341,7 @@ def bring_a_withdrawn_champion_back(stage: Stage) -> str | None:
 
 
 ATTACKS = (
-    Attack("1a", "try seeds, put a good one into keys/seeds", "home", first.try_seeds_before_one_is_drawn),
+    Attack("1a", "try seeds and put a good one into keys/seeds", "home", first.try_seeds_before_one_is_drawn),
     Attack("1b", "change the secret after the nonce is known", "home", first.change_the_secret_once_the_nonce_is_known),
     Attack(
         "1c",
@@ -349,8 +349,8 @@ ATTACKS = (
         "home",
         first.ask_for_unlogged_nonces,
     ),
-    Attack("1d", "truncate the ledger for another commitment", "key", first.set_the_ledger_back_for_another_commitment),
-    Attack("1e", "the same, and restore the witness's folder", "key", first.set_the_witness_back_too),
+    Attack("1d", "truncate the ledger to get another nonce", "key", first.set_the_ledger_back_for_another_commitment),
+    Attack("1e", "the same as 1d, and restore the witness's folder", "key", first.set_the_witness_back_too),
     Attack("1f", "invent a nonce", "key", first.make_the_nonce_oneself),
     Attack("2a", "delete ledger.db, keep key and head", "home", first.delete_the_ledger),
     Attack("2b", "replace the ledger with an empty one", "home", first.put_an_empty_ledger_in_its_place),
@@ -359,19 +359,23 @@ ATTACKS = (
     Attack("2e", "restore the whole home from an older copy", "home", first.restore_an_older_home_whole),
     Attack("2f", "start a new home with a new key", "home", first.begin_a_new_home),
     Attack("2g", "delete witnesses.yaml", "home", first.take_the_witnesses_away),
-    Attack("3a", "p0 = 0.99 at 1 % in a run's YAML", "YAML", lower_the_floor_in_a_run),
-    Attack("3b", "certify, approve and promote p0 = 0.99 at 1 %", "home", promote_a_weak_claim),
+    Attack("3a", "claim p0 = 0.99 with confidence 1 % in a run", "YAML", lower_the_floor_in_a_run),
+    Attack("3b", "certify, approve and promote with p0 = 0.99 and confidence 1 %", "home", promote_a_weak_claim),
     Attack("3c", "edit the pinned safety policy", "home", edit_the_pinned_policy),
     Attack("3d", "promote under an edited safety policy", "home", use_an_edited_policy),
-    Attack("3e", "sign a weaker safety policy, while policies are pinned elsewhere", "home", sign_a_laxer_policy),
+    Attack("3e", "sign a weaker safety policy than the auditor has", "home", sign_a_laxer_policy),
     Attack("3f", "use an expired approval", "home", use_an_old_approval),
     Attack("3g", "use an expired certificate", "home", use_an_old_certificate),
     Attack("3h", "turn off the comparison with the plant's controller", "YAML", leave_out_what_a_run_must_show),
     Attack("3i", "choose the claim after the counts", "home", choose_the_claim_after_looking),
     Attack("3j", "start a new lineage with the full error probability", "home", begin_a_lineage_of_ones_own),
     *(
-        Attack(f"4{letter}", f"rerun with another {name}", "home", rerun_something_else(name))
-        for letter, name in zip("abcde", ("simulator", "code", "lock", "shield", "composite"), strict=True)
+        Attack(f"4{letter}", f"rerun a certificate with {words}", "home", rerun_something_else(words.split()[1]))
+        for letter, words in zip(
+            "abcde",
+            ("another simulator", "other code", "another lock file", "another shield", "another composite"),
+            strict=True,
+        )
     ),
     Attack("5a", "promote a candidate with failed gates", "key", promote_a_candidate_whose_gates_failed),
     Attack("5b", "log verdicts that contradict their numbers", "key", turn_verdicts_round),
@@ -385,9 +389,9 @@ ATTACKS = (
     Attack("7c", "add a module to the model's code", "MLflow", alter_what_is_served("code/numpy.py", "\n")),
     Attack("7d", "delete a file of the model", "MLflow", alter_what_is_served("MLmodel", None)),
     Attack("8", "move the alias @champion", "MLflow", point_the_alias_elsewhere),
-    Attack("9a", "change approval: required to auto", "YAML", turn_the_approval_off),
+    Attack("9a", "replace approval: required with approval: auto", "YAML", turn_the_approval_off),
     Attack("9b", "approve by rule where persons are required", "home", let_the_rule_approve_for_a_person),
-    Attack("9c", "approve twice by one person", "home", approve_twice_as_one),
+    Attack("9c", "approve twice as one person", "home", approve_twice_as_one),
     Attack("10a", "date an attempt 2099", "home", first.date_an_entry_2099),
     Attack("10b", "append after an entry dated 2099", "home", first.go_on_after_2099),
     Attack("10c", "forge an entry dated 2099", "key", first.forge_an_entry_of_2099),
@@ -398,6 +402,6 @@ ATTACKS = (
         promote_after_another_comparison,
     ),
     Attack("11b", "add a file to a bundle's folder", "home", put_a_later_file_into_a_bundle),
-    Attack("11c", "confidence: 0.9999999999999", "YAML", ask_for_a_confidence_that_is_one),
+    Attack("11c", "set confidence: 0.9999999999999", "YAML", ask_for_a_confidence_that_is_one),
     Attack("11d", "promote a withdrawn champion again", "home", bring_a_withdrawn_champion_back),
 )

@@ -241,8 +241,8 @@ def let_a_page_say_otherwise(stage: Stage) -> str | None:
 
 PEOPLE = (
     Attack("8b", "edit a model page to look like a champion's", "MLflow", let_a_page_say_otherwise),
-    Attack("9d", "--by Somebody Else, where keys are required", "home", decide_as("Somebody Else")),
-    Attack("9e", "type the name of a person with a key", "home", decide_as(ADA)),
+    Attack("9d", "approve with --by Somebody Else, without a key", "home", decide_as("Somebody Else")),
+    Attack("9e", "approve with the name of a person who has a key", "home", decide_as(ADA)),
     Attack("9f", "use one person's signature for another name", "home", sign_for_another),
     Attack("9g", "enrol an approver of the attacker", "home", make_an_approver),
     Attack("9h", "enrol an approver of the attacker, bypassing the signer", "key", make_an_approver_past_the_rules),
@@ -258,5 +258,5 @@ PEOPLE = (
     Attack("10f", "rotate the home's key to the attacker's", "home", rotate_to_a_key_of_ones_own),
     Attack("10g", "append an entry with a replaced key", "key", sign_with_a_key_that_was_replaced),
     Attack("10h", "revoke the home's key to get attempts back", "home", revoke_ones_own_key_for_fresh_attempts),
-    Attack("11e", "reject the champion in a race", "home", reject_the_champion_below_the_lock),
+    Attack("11e", "reject the candidate that is already champion", "home", reject_the_champion_below_the_lock),
 )

@@ -72,7 +72,8 @@ def page(days: Sequence[Day]) -> str:
         pages.table(sizes, growth),
         "## Days with a new decision",
         wrap(
-            "*Fouled*: lost share of the heat transfer. *Drift / alarm level*: evidence of drift, 1 at an alarm. "
+            "*Fouled*: lost share of the heat transfer. *Drift / alarm level*: evidence of drift divided by the alarm "
+            "level; above 1 there is an alarm. "
             "*Decision*: result of the retraining with the failed gates. *Champion*: champion after the decision."
         ),
         pages.table(("day", "fouled", "drift / alarm level", "decision (failed gates)", "champion"), _turns(days)),

@@ -52,7 +52,7 @@ def criteria(found: Cells) -> str:
         ("no cell is below the logged controller", not worse, _keys(worse)),
         ("at most 4 cells refuse most of their runs", len(refusing) <= 4, _keys(refusing)),
         (f"no cell of {', '.join(NEVER_REFUSED)} refuses most of its runs", not always, _keys(always)),
-        ("mean regret at most 5 points, largest 15", mean <= 5 and most <= 15, f"{mean:.1f} and {most:.1f}"),
+        ("mean regret at most 5 points, largest at most 15", mean <= 5 and most <= 15, f"{mean:.1f} and {most:.1f}"),
         ("medium logs: above the tuned controller on five plants", len(beaten) >= 5, listed(beaten)),
         ("hvac_control, medium: within 2 points of the tuned controller", near.value >= -2, _shown(near)),
         ("industrial_benchmark, medium: above the logged controller", above.value > 0, _shown(above)),
@@ -123,7 +123,7 @@ def official(one: Mapping[str, Any]) -> str:
         [
             f"{len(runs)} runs train on the episodes that NeoRL-2 publishes. *Score* is the range over these runs.",
             pages.table(("policy", "score", "criterion", "criterion met"), rows),
-            wrap(f"Published scores; their settings were chosen by testing on the plant's simulator: {published}."),
+            wrap(f"Published scores, with settings that were chosen by tests on the plant's simulator: {published}."),
         ]
     )
 
@@ -190,7 +190,8 @@ evaluation. Then the controllers play the same 256 simulated episodes, without a
 - *regret*: score of the best member minus that of the selected member
 - *seconds*: duration of the longest run"""
 MEANS = wrap(
-    """The mean is that of the middle half of the scores, over all plants and all runs that are not refused. The
+    """The interquartile mean is the mean of the middle half of the scores, over all plants and all runs that are not
+    refused. The
     interval is a 95 % stratified bootstrap (Agarwal et al. 2021). The last column counts how often each learner was
     selected, refused runs included."""
 )

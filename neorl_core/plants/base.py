@@ -21,7 +21,7 @@ AnyArray = Array | np.ndarray
 
 
 class Trajectory(NamedTuple):
-    """One episode of H steps. After the episode's end `alive` is false, the reward zero and the state constant."""
+    """One episode of H steps. After a termination, `alive` is false, the rewards are zero and the state is constant."""
 
     observations: Float[Array, "*e H O"]
     """Input of the controller before each step."""
@@ -29,7 +29,7 @@ class Trajectory(NamedTuple):
     """Applied actions, clipped to the actuator's range."""
     rewards: Float[Array, "*e H"]
     margins: Float[Array, "*e H K"]
-    """Smallest distance to each of K limits during the step; negative beyond a limit."""
+    """Smallest distance to each limit during the step, in the limit's unit; negative beyond the limit."""
     alive: Bool[Array, "*e H"]
     """True until the episode has ended."""
     handed_over: Bool[Array, "*e H"]
@@ -51,16 +51,16 @@ class EpisodeResult(NamedTuple):
     handovers: Int[Array, " E"]
     """Number of switches to the fallback."""
     trajectory: Trajectory | None = None
-    """All steps with leading axes (E, H); only if `trace` was set."""
+    """All steps, with leading axes (E, H); None unless `rollouts` was called with `trace=True`."""
 
 
 class LoggedSignals(NamedTuple):
-    """Reward and margins computed from logged rows with any leading axes."""
+    """Functions that compute rewards and margins from logged rows. The rows may have any leading axes."""
 
     reward: Callable[[Float[AnyArray, "*n O"], Float[AnyArray, "*n A"], Float[AnyArray, "*n O"]], Float[Array, "*n"]]
     """(observation, action, next observation) -> reward, by the plant's formula."""
     margins: Callable[[Float[AnyArray, "*n O"]], Float[Array, "*n K"]]
-    """(next observation) -> signed distance to each limit at the end of the step."""
+    """(next observation) -> distance to each limit at the end of the step; negative beyond the limit."""
 
 
 def clip_to(space: Space, x: Float[Array, " n"]) -> Float[Array, " n"]:
@@ -69,7 +69,7 @@ def clip_to(space: Space, x: Float[Array, " n"]) -> Float[Array, " n"]:
 
 
 def with_domain(nominal: Constants, domain: Params, **drawn: Any) -> Constants:
-    """Replace nominal constants by drawn values, and by the operating domain's fields with the same name."""
+    """Return `nominal`, with constants replaced by the `drawn` values and by the domain's fields of the same name."""
     plain: Any = nominal
     fixed = {name: value for name, value in domain._asdict().items() if name in plain._fields}
     replaced: Constants = plain._replace(**fixed | drawn)
@@ -77,11 +77,11 @@ def with_domain(nominal: Constants, domain: Params, **drawn: Any) -> Constants:
 
 
 def two_sided_margin(x: Float[AnyArray, "*n"], low: float, high: float) -> Float[Array, "*n"]:
-    """Return min(x − low, high − x), which is positive inside the limits.
+    """Return the distance min(x − low, high − x) to the nearer limit; negative beyond a limit.
 
     Args:
         x: (...), the limited quantity.
-        low: lower limit, in the unit of `x`.
+        low: lower limit, in the unit of `x`; `high` is the upper limit.
     """
     return jnp.minimum(x - low, high - x)
 
@@ -92,8 +92,9 @@ def rollout(
     """Simulate one episode of `controller` on `plant` with fixed constants.
 
     Args:
-        controller: the controller, in physical units.
+        controller: maps observations to actions, in physical units.
         key: random key for the start, set points, disturbances and noise.
+        plant_params: constants of the plant.
 
     Returns:
         Trajectory of H = `plant.spec.horizon` steps.
@@ -128,7 +129,7 @@ def rollout(
 
 
 def summarise(trajectory: Trajectory) -> EpisodeResult:
-    """Return the statistics of one trajectory as scalars; use `vmap` for several trajectories.
+    """Return the statistics of one trajectory. Use `vmap` for several trajectories.
 
     A non-finite observation, action, reward or margin counts as a violation.
     """
@@ -163,14 +164,14 @@ def rollouts(
     domain: Params,
     trace: bool = False,
 ) -> EpisodeResult:
-    """Simulate E episodes; each key draws the plant's constants from the operating domain.
+    """Simulate E episodes. Each episode draws new constants of the plant from the operating domain.
 
     Args:
-        plant: the plant (static: one compilation per plant).
-        controller: the controller (static: reuse one object to avoid a second compilation).
-        keys: (E,), one random key per episode, so that an episode's result does not depend on the batch.
+        plant: the plant; JAX compiles the simulation once per plant.
+        controller: the controller; pass the same object in every call, because a new object is compiled again.
+        keys: (E,), one random key per episode, so that an episode's result does not depend on other episodes.
         domain: the operating domain, a NamedTuple like `plant.domain`.
-        trace: return all steps in `.trajectory`.
+        trace: whether to return all steps in `.trajectory`.
 
     Returns:
         Statistics with leading axis E.

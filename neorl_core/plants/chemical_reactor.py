@@ -41,8 +41,8 @@ SUBSTEPS = 5
 ERROR_SCALE = 0.3
 """Concentration error [mol/L] with a cost of 1 per step."""
 TRIP_COST = 10.0
-"""Cost of a trip. Any episode inside the limits costs less, so that ending an episode early does not pay: set points
-lie within 0.11 mol/L of the steady states at 316 and 332 K, so the cost is at most 60 (0.11/0.3)² = 8."""
+"""Cost of a trip. Set points lie within 0.11 mol/L of the steady states at 316 and 332 K, so an episode inside the
+limits costs at most 60 (0.11/0.3)² = 8. A trip costs more, so ending an episode early does not pay."""
 
 SPEC = PlantSpec(
     name="chemical_reactor",
@@ -64,7 +64,7 @@ LIMIT = SPEC.constraints[0]
 
 
 class Params(NamedTuple):
-    """Physical constants, disturbances and the task's set points."""
+    """Physical constants, size of the disturbances, and ranges of set points and initial states."""
 
     flow_rate: Scalar = 1.0
     """q/V [1/min]."""
@@ -81,27 +81,27 @@ class Params(NamedTuple):
     cooling_rate: Scalar = 5e4 / 23900.0
     """κ = UA/(ρ cp V) [1/min]."""
     feed_sd: Scalar = 0.0
-    """Standard deviation of the feed temperature's slow deviation [K]."""
+    """Standard deviation of the feed temperature around its mean [K]; the temperature varies slowly."""
     feed_time_constant: Scalar = 5.0
-    """Time constant of the feed deviations [min]."""
+    """Time constant of the variation of feed temperature and feed concentration [min]."""
     feed_clip: Scalar = 1.5
-    """Bound of the feed temperature deviation [K]."""
+    """Largest deviation of the feed temperature from its mean [K]."""
     feed_concentration_sd: Scalar = 0.0
-    """Standard deviation of the feed concentration's slow deviation [mol/L], with the same time constant; clipped at
-    three standard deviations."""
+    """Standard deviation of the feed concentration around its mean [mol/L]. The deviation varies slowly and is clipped
+    at three standard deviations."""
     noise_sd: Scalar = 0.0
-    """Measurement noise of the reactor temperature [K]; the analyser has no noise."""
+    """Standard deviation of the noise of the temperature sensor [K]; the measured concentration has no noise."""
     setpoint_temperature_low: Scalar = 322.0
-    """Set points are concentrations with a nominal steady state between these temperatures [K]."""
+    """Set points are the nominal reactor's steady concentrations at temperatures between these two values [K]."""
     setpoint_temperature_high: Scalar = 326.0
     start_temperature_spread: Scalar = 0.5
-    """Half range of the start around a steady state [K]."""
+    """Half range of the initial temperature around a steady state [K]."""
     start_concentration_spread: Scalar = 0.005
-    """Half range of the start around a steady state [mol/L]."""
+    """Half range of the initial concentration around a steady state [mol/L]."""
 
 
 class Domain(NamedTuple):
-    """The operating domain of the certified task (spreads are relative half ranges)."""
+    """The operating domain. `reaction_spread` and `cooling_spread` are relative half ranges; see also `Params`."""
 
     feed_sd: float = 0.5
     feed_time_constant: float = 5.0
@@ -134,7 +134,7 @@ NOMINAL = Params()
 
 
 def derivative(y: Float[Array, " 2"], coolant: Scalar, feed_deviation: Scalar, params: Params) -> Float[Array, " 2"]:
-    """d(Ca, T)/dt [mol/L/min, K/min] at y = (Ca, T), coolant temperature [K] and feed temperature deviation [K]."""
+    """Return dy/dt [1/min] of y = (Ca, T) [mol/L, K], at Tc = `coolant` [K] and a feed at Tf + `feed_deviation` [K]."""
     concentration, temperature = y
     rate = params.reaction_rate * jnp.exp(-params.activation_temperature / temperature) * concentration
     diluted = params.flow_rate * (params.feed_concentration - concentration)
@@ -146,7 +146,7 @@ def derivative(y: Float[Array, " 2"], coolant: Scalar, feed_deviation: Scalar, p
 def advance(
     y: Float[Array, " 2"], coolant: Scalar, feed_deviation: Scalar, params: Params, substeps: int = SUBSTEPS
 ) -> tuple[Float[Array, " 2"], Float[Array, " 1"]]:
-    """Integrate (Ca, T) over one control step with constant inputs.
+    """Return (Ca, T) after one control step with constant inputs, and the least margin during the step.
 
     Args:
         y: (2,), concentration [mol/L] and temperature [K].
@@ -154,7 +154,7 @@ def advance(
         feed_deviation: deviation of the feed temperature [K].
 
     Returns:
-        (Ca, T) after the step, and the least margin [K] during the step.
+        (2,), Ca [mol/L] and T [K] after the step; (1,), the least distance [K] of T to the nearer limit.
     """
     path = integrate(RK4, lambda y: derivative(y, coolant, feed_deviation, params), y, DT, substeps)
     temperatures = jnp.concatenate([y[1:], path[:, 1]])
@@ -168,7 +168,7 @@ def steady_concentration(temperature: Float[Array, "*n"] | float, params: Params
 
 
 def steady_coolant(temperature: Float[Array, "*n"] | float, params: Params) -> Float[Array, "*n"]:
-    """Coolant temperature [K] of the steady state at a reactor temperature [K], from dT/dt = 0 and dCa/dt = 0."""
+    """Return the coolant temperature [K] that keeps a reactor temperature [K], from dT/dt = 0 and dCa/dt = 0."""
     temperature = jnp.asarray(temperature)
     heat = params.heat_of_reaction * params.flow_rate
     heat = heat * (params.feed_concentration - steady_concentration(temperature, params))
@@ -176,7 +176,7 @@ def steady_coolant(temperature: Float[Array, "*n"] | float, params: Params) -> F
 
 
 def cost(concentration: Float[AnyArray, "*n"], setpoint: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
-    """Return ((Ca − SP) / 0.3)² for set points SP: pc-gym's tracking cost without a penalty on moves."""
+    """Return ((Ca − SP) / 0.3)² for concentration Ca and set point SP [mol/L]; pc-gym also penalises action changes."""
     return jnp.square((concentration - setpoint) / ERROR_SCALE)
 
 
@@ -208,7 +208,7 @@ def _observe(state: State, noise: Float[Array, ""]) -> Float[Array, " 4"]:
 
 
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
-    """Draw constants uniformly within the domain's spreads around the nominal values."""
+    """Draw `reaction_rate` and `cooling_rate` uniformly within the domain's spreads around the nominal values."""
     reaction, cooling = jax.random.uniform(key, (2,), minval=-1.0, maxval=1.0)
     return with_domain(
         NOMINAL,
@@ -229,9 +229,9 @@ def _slow(before: Float[Array, ""], push: Float[Array, ""], sd: Scalar, phi: Flo
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 4"]]:
-    """Start near a steady state of the drawn reactor, with independent random set points.
+    """Draw an initial state near a steady state of the reactor, and return state and observation.
 
-    Set points are steady states of the nominal reactor, because an operator does not know the drawn constants.
+    Set points are random steady states of the nominal reactor, because an operator does not know the drawn constants.
     """
     key_place, key_noise = jax.random.split(key)
     low, high = params.setpoint_temperature_low, params.setpoint_temperature_high
@@ -253,10 +253,10 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 4"]]
 
 
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 1"], params: Params) -> tuple[State, Timestep]:
-    """Simulate one control step under a coolant temperature [K], clipped to its range.
+    """Simulate one control step under a coolant temperature [K], clipped to 290 to 310 K.
 
-    As in pc-gym, the reward uses the set point after the step, so a controller cannot anticipate a change.
-    A feed deviation d is constant in a step; then d' = clip(φ d + sd √(1 − φ²) w), φ = exp(−dt/τ), w ~ N(0, 1).
+    The reward uses the set point after the step, as in pc-gym. A controller sees a change only after this reward. Each
+    feed deviation d is constant in a step and then becomes clip(φ d + sd √(1 − φ²) w), φ = exp(−dt/τ), w ~ N(0, 1).
     """
     push, noise = jax.random.normal(key, (2,), action.dtype)
     coolant = clip_to(SPEC.action, action)[0]
@@ -288,14 +288,14 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 1"], params: Pa
 def predict(
     observation: Float[Array, " 4"], action: Float[Array, " 1"], params: Params
 ) -> tuple[Float[Array, " 4"], Float[Array, " 1"]]:
-    """Predict the noise-free next observation at the mean feed temperature, and the least margin [K] of the step."""
+    """Predict the noise-free next observation without feed deviation, and the least distance [K] to a limit."""
     coolant = clip_to(SPEC.action, action)[0]
     y, margins = advance(observation[:2], coolant, 0.0, params)
     return jnp.stack([y[0], y[1], coolant, observation[3]]), margins
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 4"], params: Params) -> tuple[State, Params]:
-    """Set the state to a logged observation. The feed deviations keep their values."""
+    """Return `state` with the logged measurements, minus random sensor noise. Feed deviations keep their values."""
     temperature = observation[1] - params.noise_sd * jax.random.normal(key, (), observation.dtype)
     at = state._replace(concentration=observation[0], temperature=temperature, coolant=observation[2])
     return at._replace(setpoints=jnp.full_like(state.setpoints, observation[3])), params
@@ -307,14 +307,14 @@ def applied(observation: Float[Array, " 4"]) -> Float[Array, " 1"]:
 
 
 def logged_margins(next_observation: Float[AnyArray, "*n 4"]) -> Float[Array, "*n 1"]:
-    """Margins [K] of logged rows, from the temperature measured after the step."""
+    """Return the distance [K] of the measured temperature after the step to the nearer limit, for logged rows."""
     return two_sided_margin(next_observation[..., 1:2], LIMIT.low, LIMIT.high)
 
 
 def logged_reward(
     observation: Float[AnyArray, "*n 4"], action: Float[AnyArray, "*n 1"], next_observation: Float[AnyArray, "*n 4"]
 ) -> Float[Array, "*n"]:
-    """Reward of logged rows: −((Ca' − SP)/0.3)², minus the trip cost if the temperature left the limits."""
+    """Return −((Ca − SP)/0.3)² after the step for logged rows, minus the trip cost if T is outside the limits."""
     tripped = logged_margins(next_observation)[..., 0] < 0
     return -cost(next_observation[..., 0], next_observation[..., 3]) - jnp.where(tripped, TRIP_COST, 0.0)
 
@@ -328,7 +328,7 @@ def _tracking_residuals(
 
 
 nmpc = single_shooting(predict, applied, _tracking_residuals, holds=(1,) * 17, iterations=5)
-"""Nonlinear model predictive control with pc-gym's horizon, but without a penalty on moves and future set points."""
+"""Nonlinear model predictive control with pc-gym's horizon. Action changes cost nothing; set points stay constant."""
 
 PLANT = Plant(
     spec=SPEC,
@@ -341,11 +341,11 @@ PLANT = Plant(
     applied=applied,
     resume=resume,
     fallback=pid(measurement=0, setpoint=3, dt=DT),
-    # Found by benchmarks.tuning. At both ends of the output's range the reactor has a stable steady state inside the
-    # limits. A wider range does not improve the return.
+    # Found by benchmarks.tuning. At 295 K and at 302 K the reactor has a stable steady state inside the limits. A wider
+    # output range does not improve the return.
     fallback_params=PIDParams(kp=-270.0, ki=-500.0, kd=-130.0, low=295.0, high=302.0),
     # Cautious lambda tuning, as is common in plants. At 324 K the gain is −0.0143 (mol/L)/K, and the time constants sum
-    # to 1.5 min. A closed loop with 4.5 min needs ki = 1/(gain · 4.5 min) and kp = 1.5 min · ki, rounded.
+    # to 1.5 min. A closed-loop time constant of 4.5 min needs ki = 1/(gain · 4.5 min), kp = 1.5 min · ki (rounded).
     found_params=PIDParams(kp=-20.0, ki=-15.0, kd=0.0, low=295.0, high=302.0),
     reference=nmpc,
     reference_params=MPCParams(NOMINAL, SPEC.action.low, SPEC.action.high, (0.2, 0.2, 0.0, 0.0)),

@@ -1,8 +1,9 @@
 """DMSD, the double mass-spring-damper of NeoRL-2 (arXiv 2503.19267): forces move two masses to targets.
 
-m x1'' = −2k x1 + k x2 − 2c v1 + c v2 + F1, and the same with 1 and 2 exchanged; F = 30 N · action
+m x1'' = −2k x1 + k x2 − 2c v1 + c v2 + F1,  m x2'' = −2k x2 + k x1 − 2c v2 + c v1 + F2,  F = 30 N · action
 
-Explicit Euler with dt = 0.2 s integrates the equations. The reward is Σ_i −ln(|x_i − target_i| + 0.01) after the step.
+x are displacements, v velocities; m, k and c are mass, stiffness and damping. Explicit Euler with dt = 0.2 s integrates
+the equations. The reward is Σ_i −ln(|x_i − target_i| + 0.01) after the step.
 The equations reproduce the official data to single precision. Observations are (x1, x2, v1, v2, target1, target2).
 
 | constant | source (ours: chosen by NeoRL) |
@@ -32,11 +33,11 @@ from neorl_core.types import Constraint, Plant, PlantSpec, Space, Timestep
 DT = 0.2
 HORIZON = 100
 REDRAW_STEP = 50
-"""After this many steps each target is redrawn with probability one half."""
+"""After this number of steps each target changes with probability one half."""
 TARGET_LIMIT = 1.5
 TRAVEL = 2.8
-"""Limit of each mass's displacement [m], which NeoRL adds to the task. NeoRL-2's data stay within 2.63 m and the LQR
-within 1.9 m. Uniformly random forces exceed the limit in one episode out of three."""
+"""Limit of each mass's displacement [m], added to NeoRL-2's task. NeoRL-2's data stay within 2.63 m and the controller
+`design_lqr` within 1.9 m. Uniformly random forces exceed the limit in one episode out of three."""
 
 SPEC = PlantSpec(
     name="double_mass",
@@ -92,7 +93,7 @@ NOMINAL = Params()
 
 
 def derivative(motion: Float[Array, " 4"], force: Float[Array, " 2"], params: Params) -> Float[Array, " 4"]:
-    """d(x1, x2, v1, v2)/dt [m/s, m/s²] under forces on the masses [N]."""
+    """Return d(x1, x2, v1, v2)/dt [m/s, m/s, m/s², m/s²] for two forces [N]."""
     x, v = motion[:2], motion[2:]
     spring = params.stiffness * (x[::-1] - 2 * x)
     damper = params.damping * (v[::-1] - 2 * v)
@@ -100,12 +101,12 @@ def derivative(motion: Float[Array, " 4"], force: Float[Array, " 2"], params: Pa
 
 
 def advance(motion: Float[Array, " 4"], action: Float[Array, " 2"], params: Params) -> Float[Array, " 4"]:
-    """Take one Euler step of (x1, x2, v1, v2) under an action within ±1."""
+    """Return (x1, x2, v1, v2) [m, m/s] after one Euler step under an action within ±1."""
     return explicit_step(EULER, lambda y: derivative(y, params.force * action, params), motion, DT)
 
 
 def margins_of(positions: Float[AnyArray, "*n 2"]) -> Float[Array, "*n 2"]:
-    """Distance [m] of each mass to the nearer end of its travel."""
+    """Return the distance [m] of each mass to the nearer end of its travel; negative beyond the end."""
     return two_sided_margin(positions, -TRAVEL, TRAVEL)
 
 
@@ -115,7 +116,7 @@ def tracking_reward(positions: Float[AnyArray, "*n 2"], targets: Float[AnyArray,
 
 
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
-    """Draw constants uniformly within the domain's spreads around the nominal values."""
+    """Draw mass, stiffness and damping uniformly within the domain's spreads around the nominal values."""
     stiffness, damping, mass = jax.random.uniform(key, (3,), minval=-1.0, maxval=1.0)
     return NOMINAL._replace(
         mass=NOMINAL.mass * (1 + domain.mass_spread * mass),
@@ -129,7 +130,7 @@ def _observe(state: State) -> Float[Array, " 6"]:
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 6"]]:
-    """Start with x ~ U(±0.25) m, v ~ U(±0.1) m/s and targets ~ U(±1.5) m, as in NeoRL-2."""
+    """Draw the initial state uniformly: x in ±0.25 m, v in ±0.1 m/s, targets in ±1.5 m (NeoRL-2)."""
     drawn = jax.random.uniform(key, (6,), minval=-1.0, maxval=1.0)
     drawn = drawn * jnp.array([0.25, 0.25, 0.1, 0.1, TARGET_LIMIT, TARGET_LIMIT])
     state = State(drawn[:4], drawn[4:], jnp.zeros((), jnp.int32))
@@ -139,7 +140,7 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 6"]]
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 2"], params: Params) -> tuple[State, Timestep]:
     """Simulate one step under two forces, clipped to ±1. The targets may change at the end of the step.
 
-    As in NeoRL-2, an episode never terminates: a mass beyond its limit is a violation, but it keeps moving.
+    An episode never terminates, as in NeoRL-2. A mass beyond the limit violates the limit, but the episode continues.
     """
     motion = advance(state.motion, clip_to(SPEC.action, action), params)
     drawn = jax.random.uniform(key, (4,), motion.dtype)
@@ -157,13 +158,13 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 2"], params: Pa
 def predict(
     observation: Float[Array, " 6"], action: Float[Array, " 2"], params: Params
 ) -> tuple[Float[Array, " 6"], Float[Array, " 2"]]:
-    """Predict the next observation under unchanged targets, and the margins [m] after the step."""
+    """Predict the next observation with unchanged targets, and the distances [m] to the limits after the step."""
     motion = advance(observation[:4], clip_to(SPEC.action, action), params)
     return jnp.concatenate([motion, observation[4:]]), margins_of(motion[:2])
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 6"], params: Params) -> tuple[State, Params]:
-    """Set the state to a logged observation, which is complete and without noise."""
+    """Return `state` with motion and targets of a logged observation, which shows both without noise."""
     return state._replace(motion=observation[:4], targets=observation[4:]), params
 
 
@@ -173,19 +174,19 @@ def applied(observation: Float[Array, " 6"]) -> Float[Array, " 2"]:
 
 
 def logged_margins(next_observation: Float[AnyArray, "*n 6"]) -> Float[Array, "*n 2"]:
-    """Margins [m] of logged rows, after the step."""
+    """Return the distances [m] to the limits after the step, for logged rows."""
     return margins_of(next_observation[..., :2])
 
 
 def logged_reward(
     observation: Float[AnyArray, "*n 6"], action: Float[AnyArray, "*n 2"], next_observation: Float[AnyArray, "*n 6"]
 ) -> Float[Array, "*n"]:
-    """Reward of logged rows, from positions and targets after the step."""
+    """Return the rewards of logged rows, from positions and targets after the step."""
     return tracking_reward(next_observation[..., :2], next_observation[..., 4:])
 
 
 def linear_model(params: Params = NOMINAL) -> tuple[Float[np.ndarray, "4 4"], Float[np.ndarray, "4 2"]]:
-    """A (4, 4) and B (4, 2) of motion⁺ = A motion + B action; exact because the plant is linear."""
+    """Return A (4, 4) and B (4, 2) of the exact step: next (x1, x2, v1, v2) = A (x1, x2, v1, v2) + B action."""
     k, c, m = (float(x) for x in (params.stiffness, params.damping, params.mass))
     coupling = np.array([[-2.0, 1.0], [1.0, -2.0]])
     rate = np.block([[np.zeros((2, 2)), np.eye(2)], [k / m * coupling, c / m * coupling]])
@@ -196,12 +197,12 @@ def linear_model(params: Params = NOMINAL) -> tuple[Float[np.ndarray, "4 4"], Fl
 def design_lqr(
     position_weight: float, velocity_weight: float, action_weight: float, params: Params = NOMINAL
 ) -> LinearParams:
-    """Design a saturated linear-quadratic regulator with set-point feedforward, for the true model.
+    """Return parameters of `saturated_linear`: a linear-quadratic regulator with feedforward of the targets.
 
     Args:
-        position_weight: cost of the squared position error.
-        velocity_weight: cost of the squared velocity.
-        action_weight: cost of the squared action.
+        position_weight: cost of the squared position error [1/m²].
+        velocity_weight: cost of the squared velocity [s²/m²].
+        action_weight: cost of the squared action [1].
     """
     a, b = linear_model(params)
     q = np.diag([position_weight, position_weight, velocity_weight, velocity_weight])

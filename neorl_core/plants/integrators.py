@@ -28,10 +28,10 @@ RightHandSide = Callable[[Float[Array, " n"]], Float[Array, " n"]]
 
 
 def explicit_step(method: Tableau, f: RightHandSide, y: Float[Array, " n"], h: Scalar) -> Float[Array, " n"]:
-    """Take one step of size h: y + h Σ b_i k_i with k_i = f(y + h Σ_j a_ij k_j).
+    """Return the state after one step of size h: y + h Σ b_i k_i, with slopes k_i = f(y + h Σ_j a_ij k_j).
 
     Args:
-        f: right-hand side of y' = f(y); inputs are constant during the step.
+        f: right-hand side of the differential equation y' = f(y); the plant's inputs are constant during the step.
         h: step size, in the time unit of `f`.
 
     Returns:
@@ -50,7 +50,7 @@ def integrate(
 
     Args:
         y: (n,), the state at the start.
-        duration: total time, in the time unit of `f`.
+        duration: time from the start to the last state, in the time unit of `f`.
 
     Returns:
         (substeps, n); the last row is the state after `duration`.

@@ -1,10 +1,10 @@
 """A plant with several agents that communicate over unreliable links.
 
-The observation ends with one flag per link, 1 while the link is up. In each step a link is redrawn with probability
-`link_redraw`; a redrawn link is down with probability `link_loss`. In the long run a link is down for a share
-`link_loss` of the time, in outages of `1 / (link_redraw (1 - link_loss))` steps on average (Gilbert 1960, Capacity of a
-burst-noise channel, Bell System Technical Journal 39). With a redraw of 1 every step is independent; with 0 a link
-keeps one state for the whole episode. The plant's physics, randomness, controllers and limits do not change.
+The last signals of the observation are flags, one per link: 1 if the link is up, else 0. In each step the state of a
+link is drawn again with probability `link_redraw`; the new state is "down" with probability `link_loss`. In the long
+run a link is down for a share `link_loss` of the time. The mean outage is `1 / (link_redraw (1 - link_loss))` steps
+(Gilbert 1960, Capacity of a burst-noise channel, Bell System Technical Journal 39). If `link_redraw` is 0, a link never
+changes during an episode. The links change nothing in the plant's physics, random numbers, controllers and limits.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from neorl_core.plants.base import AnyArray, LoggedSignals
 from neorl_core.types import Controller, Params, Plant, Space, Timestep
 
 FOLD = 8_191
-"""Number that is folded into the keys for links, so that the plant's own random numbers do not change."""
+"""Folded into the random keys for links, so that the plant draws the same numbers with and without links."""
 DRAWN = ("link_loss", "link_redraw")
 
 
 class State(NamedTuple):
-    """A plant and its links."""
+    """State of a plant and of the links."""
 
     plant: Any
     up: Float[Array, " L"]
@@ -36,14 +36,14 @@ class State(NamedTuple):
 def linked(
     plant: Plant, links: Links, loss: float = 0.1, redraw: float = 0.25, kinds: tuple[int, ...] | None = None
 ) -> Plant:
-    """Add unreliable links to a plant with agents, and a graph layout for policies that communicate over the links.
+    """Return `plant` with unreliable links between agents, and with a graph layout for policies that use the links.
 
     Args:
-        plant: a plant with `agents`.
+        plant: a plant with several agents.
         links: pairs of agent names.
-        loss: share of the time for which a link is down (`link_loss` of the domain); a scalar or one per link.
-        redraw: probability per step that a link is redrawn (`link_redraw`).
-        kinds: groups of agents that share weights, as for `agents_layout`.
+        loss: share of the time for which a link is down (`link_loss`).
+        redraw: probability per step that the state of a link is drawn again (`link_redraw`).
+        kinds: one number per agent; agents with equal numbers share the policy's weights. See `agents_layout`.
 
     Raises:
         ValueError: if the plant has no agents, or a link names an unknown agent.
@@ -116,7 +116,7 @@ def linked(
 
 
 def linked_signals(logged: LoggedSignals, observed: int) -> LoggedSignals:
-    """Return the reward and margin functions of a linked plant: `logged`, applied to the first `observed` signals."""
+    """Return reward and margin functions that apply `logged` to the first `observed` signals, without link flags."""
 
     def reward(
         observation: Float[AnyArray, "*n O"], action: Float[AnyArray, "*n A"], next_observation: Float[AnyArray, "*n O"]

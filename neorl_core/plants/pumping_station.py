@@ -1,14 +1,14 @@
 """A pumping station: up to three equal pumps lift water into a town's tank; the price of energy varies over the day.
 
-The pumps run in parallel on one rising main. At the flow Q, the head of n running pumps equals lift and friction. The
-level of the tank follows from Q and the town's demand D:
+The pumps run in parallel on one rising main. At the flow Q, the head of n running pumps equals lift plus friction.
+The tank's level follows from Q and the town's demand D:
 
 (4/3 h₀ − (1/3) h₀ (Q / n q₀)²) · wear = lift + level + 10.67 L Q^1.852 / (C^1.852 d^4.871)
 area · d(level)/dt = Q − D,  power = ρ g Q head / η
 
-The head is EPANET's curve through one design point; the friction is Hazen–Williams. Energy is cheap at night, so the
-tank should be full in the morning. Every start of a pump costs wear. A step earns the mean cost of lifting the water
-that the tank gains, so that emptying the tank does not pay.
+The pump curve is EPANET's for one design point (h₀, q₀); Hazen–Williams gives the friction. Energy is cheap at night,
+so the tank should be full in the morning. Each start of a pump costs money. The reward includes the value of the water
+that the tank gains, at the mean cost of lifting, so emptying the tank does not pay.
 
 | constant | source (ours: chosen by NeoRL) |
 |---|---|
@@ -40,14 +40,14 @@ from neorl_core.types import Constraint, Controller, Plant, PlantSpec, Space, Ti
 
 DT = 0.5
 SLOTS = 48
-"""Steps of a day."""
+"""Steps per day."""
 SUBSTEPS = 1
 """RK4 steps per control step."""
 NEWTON = 6
 """Newton iterations for the flow."""
 PUMPS = 3.0
 LIMITS = (1.0, 5.0)
-"""Levels [m]: below the lower limit the fire reserve is used; above the upper limit the tank may spill."""
+"""Limits of the level [m]. Water below the first is the fire reserve; above the second the tank may spill."""
 RIM = 6.0
 """Height of the tank [m]."""
 # fmt: off
@@ -60,17 +60,17 @@ PATTERN = (
 NIGHT = (23.0, 7.0)
 """Start and end [h] of the hours with cheap energy."""
 PRICES = (0.08, 0.20)
-"""Price of energy [EUR/kWh], cheap and dear."""
+"""Low and high price of energy [EUR/kWh]."""
 START_COST = 1.0
-"""Cost of the wear of a pump start [EUR]."""
+"""Cost of each start of a pump, because starts cause wear [EUR]."""
 BEYOND_COST = 200.0
-"""Cost of a step that ends beyond a limit [EUR/m], higher than the cost of the step's energy."""
+"""Cost of a step per metre that the level is beyond a limit at the step's end [EUR/m]."""
 MEAN_PRICE = (PRICES[0] * (24 - NIGHT[0] + NIGHT[1]) + PRICES[1] * (NIGHT[0] - NIGHT[1])) / 24
 SECONDS = 3600.0
 
 
 class Params(NamedTuple):
-    """Pumps, main, tank and town."""
+    """Constants of pumps, main (the pipe to the tank), tank and town."""
 
     design_head: Scalar = 60.0
     """Head of a pump at its design point, h₀ [m]."""
@@ -96,23 +96,23 @@ class Params(NamedTuple):
     gravity: Scalar = 9.81
     """g [m/s²]."""
     demand_sd: Scalar = 0.0
-    """Standard deviation of the demand from its pattern, as a share. A deviation lasts some hours."""
+    """Standard deviation of the demand around the daily pattern, as a share. A deviation lasts some hours."""
     noise_sd: Scalar = 0.0
-    """Measurement noise of the level [m]."""
+    """Standard deviation of the noise of the level sensor [m]."""
 
 
 NOMINAL = Params()
 
 
 def friction(params: Params) -> Float[Array, ""]:
-    """K of the head loss K Q^1.852 [m] with Q in m³/s: `10.67 L / (C^1.852 d^4.871)` (Hazen–Williams, SI)."""
+    """Return K = 10.67 L / (C^1.852 d^4.871), which gives the friction loss K Q^1.852 [m] at a flow Q [m³/s]."""
     return jnp.asarray(10.67 * params.length / (params.roughness**1.852 * params.diameter**4.871))
 
 
 def flow(pumps: Float[Array, ""], level: Float[Array, ""], params: Params) -> Float[Array, ""]:
-    """Return the flow [m³/h] of `pumps` running pumps at a level of the tank [m], by Newton's method.
+    """Return the total flow [m³/h] of `pumps` running pumps at a level of the tank [m], by Newton's method.
 
-    Head minus losses is concave in the flow, so the iteration from the flow without friction converges monotonically.
+    The first value is the flow without friction. Head minus losses is concave in the flow, so each step comes closer.
     """
     running = jnp.maximum(pumps, 1.0)
     wanted = params.lift + level
@@ -132,7 +132,7 @@ def flow(pumps: Float[Array, ""], level: Float[Array, ""], params: Params) -> Fl
 
 
 def power(pumps: Float[Array, ""], level: Float[Array, ""], params: Params) -> Float[Array, ""]:
-    """Power [kW] of the running pumps: `ρ g Q H / η`, with H from the pump curve."""
+    """Return the power ρ g Q H / η [kW] of all running pumps, with the head H from the pump curve."""
     q = flow(pumps, level, params)
     share = q / (jnp.maximum(pumps, 1.0) * params.design_flow)
     head = params.design_head * params.wear * (4.0 - share**2) / 3.0
@@ -140,7 +140,7 @@ def power(pumps: Float[Array, ""], level: Float[Array, ""], params: Params) -> F
 
 
 def pattern(slot: Int[Array, "*n"]) -> Float[Array, "*n"]:
-    """Return the demand in step `slot` of the day, as a share of the mean demand."""
+    """Return the usual demand in step `slot` (0 to 47) of the day, as a share of the mean demand."""
     return jnp.asarray(PATTERN)[slot // 2 % 24]
 
 
@@ -157,7 +157,7 @@ def slot_of(observation: Float[AnyArray, "*n 6"]) -> Int[Array, "*n"]:
 
 
 def margins_of(level: Float[AnyArray, "*n"]) -> Float[Array, "*n 1"]:
-    """Distance [m] of the level to the nearer limit."""
+    """Return the distance [m] of the level to the nearer limit; negative beyond a limit."""
     return two_sided_margin(level, *LIMITS)[..., None]
 
 
@@ -182,12 +182,12 @@ def cost(
     tariff: Float[Array, ""],
     params: Params,
 ) -> Float[Array, ""]:
-    """Cost of a step [EUR]: energy, starts and levels beyond the limits, minus the value of the water gained.
+    """Return the cost of a step [EUR]: energy, pump starts and limit violation, minus the value of the water gained.
 
     Args:
         level: level at the start of the step [m].
-        before: pumps that ran before the step.
-        pumps: pumps that run during the step.
+        before: number of pumps that ran before the step.
+        pumps: number of pumps that run during the step.
         after: level at the end of the step [m].
         tariff: price of energy [EUR/kWh].
     """
@@ -199,16 +199,16 @@ def cost(
 
 
 class Hysteresis(NamedTuple):
-    """Switching levels [m], as is usual in waterworks."""
+    """Levels [m] at which pumps start and stop, as is usual in waterworks."""
 
     dear: Scalar
-    """A pump runs below this level while energy is dear."""
+    """The first pump starts below this level while energy is expensive."""
     cheap: Scalar
-    """A pump runs below this level while energy is cheap."""
+    """The first pump starts below this level while energy is cheap."""
     stage: Scalar
-    """Each further pump starts at a level that is lower by this value."""
+    """Difference between the start levels of one pump and the next pump."""
     gap: Scalar
-    """A pump stops at a level that is higher than its start level by this value."""
+    """Difference between the stop level and the start level of a pump."""
 
 
 def _two_point(
@@ -222,27 +222,27 @@ def _two_point(
 two_point = Controller(lambda params, observation: (), _two_point)
 """Two-point control of the level: n pumps become `clip(n, ⌈(start − level)/stage⌉, ⌈(start + gap − level)/stage⌉)`."""
 BY_HAND = Hysteresis(dear=3.0, cheap=3.0, stage=0.5, gap=0.5)
-"""Typical manual settings: the same levels at all prices."""
+"""Settings as an operator might choose them: the same levels at both prices."""
 TUNED = Hysteresis(dear=2.8, cheap=4.4, stage=1.45, gap=0.3)
 """Found by benchmarks.tuning, for the operating domain."""
 
 LEVELS = 81
 """Grid points of the level in the value function."""
 RESERVE = 0.35
-"""Reserve [m] to the limits for unforeseen demand."""
+"""Distance to the limits [m] that the planner keeps for unforeseen demand."""
 
 
 @cache
 def plan(params: Params, days: int = 12) -> npt.NDArray[np.float64]:
-    """Return the least future cost under the mean demand, up to a constant, by backward induction.
+    """Return the least future cost [EUR] at the usual demand, up to a constant, by backward induction.
 
     `J(slot, level, before) = min_n cost(…) + J(slot + 1, level', n)` (Bellman 1957, Dynamic Programming, chapter III).
 
     Args:
-        days: number of days, enough for differences of the cost to repeat daily.
+        days: days to compute; after 12 days, cost differences are the same every day.
 
     Returns:
-        (48, L, 4), by step of the day, level and pumps that ran before.
+        (48, L, 4), future cost by step of the day, level, and number of pumps that ran before.
     """
     levels, pumps = np.linspace(0.0, RIM, LEVELS), np.arange(PUMPS + 1)
 
@@ -289,7 +289,7 @@ def _plan_action(
 
 
 planner = Controller(lambda params, observation: (), _plan_action)
-"""Chooses the action with the least sum of this step's cost and the future cost from `plan`."""
+"""Dynamic programming: minimises the cost of the step plus the future cost from `plan`."""
 
 
 HORIZON = 96
@@ -329,7 +329,7 @@ class Domain(NamedTuple):
 
 
 class State(NamedTuple):
-    """The true state of tank, pumps and town."""
+    """The true state of tank, pumps and demand."""
 
     level: Float[Array, ""]
     pumps: Float[Array, ""]
@@ -342,7 +342,7 @@ class State(NamedTuple):
 
 
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
-    """Draw pumps, main and town uniformly from the domain."""
+    """Draw the wear of pumps, the roughness of the main and the mean demand uniformly from the domain."""
     key_wear, key_pipe, key_town = jax.random.split(key, 3)
     worn = jax.random.uniform(key_wear)
     pipe, town = (jax.random.uniform(k, minval=-1.0, maxval=1.0) for k in (key_pipe, key_town))
@@ -372,7 +372,7 @@ def _signals(
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 6"]]:
-    """Start at a random time of day, with the tank about half full and one or two pumps running."""
+    """Draw an initial state: any time of day, a level of 2 to 4 m, and one or two running pumps."""
     key_level, key_pumps, key_slot, key_noise = jax.random.split(key, 4)
     level = jax.random.uniform(key_level, minval=2.0, maxval=4.0)
     pumps = jax.random.randint(key_pumps, (), 1, 3).astype(level.dtype)
@@ -386,7 +386,7 @@ def _running(action: Float[Array, " 1"]) -> Float[Array, ""]:
 
 
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 1"], params: Params) -> tuple[State, Timestep]:
-    """Simulate half an hour with a number of running pumps, rounded to the nearest whole number."""
+    """Simulate half an hour; the action is the number of running pumps and is rounded to a whole number."""
     key_town, key_noise = jax.random.split(key)
     pumps = _running(action)
     level, margins = advance(state.level, pumps, _demand(state, params), params)
@@ -406,7 +406,7 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 1"], params: Pa
 def predict(
     observation: Float[Array, " 6"], action: Float[Array, " 1"], params: Params
 ) -> tuple[Float[Array, " 6"], Float[Array, " 1"]]:
-    """Predict the noise-free next observation at a constant deviation of demand, and the step's least margin [m]."""
+    """Predict the noise-free next observation and the least distance [m] to a limit; demand follows the pattern."""
     pumps, slot = _running(action), slot_of(observation)
     level, margins = advance(observation[0], pumps, observation[2], params)
     share = pattern(slot + 1) / pattern(slot)
@@ -414,7 +414,7 @@ def predict(
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 6"], params: Params) -> tuple[State, Params]:
-    """Set the state to a logged observation; the measurement noise of the level is subtracted."""
+    """Return the state of the logged measurements, minus random noise of the level sensor."""
     slot = slot_of(observation)
     usual = params.demand * pattern(slot).astype(observation.dtype)
     level = observation[0] - params.noise_sd * jax.random.normal(key, (), observation.dtype)
@@ -422,19 +422,19 @@ def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 6"], par
 
 
 def applied(observation: Float[Array, " 6"]) -> Float[Array, " 1"]:
-    """Number of running pumps."""
+    """Return the number of running pumps."""
     return observation[1:2]
 
 
 def logged_margins(next_observation: Float[AnyArray, "*n 6"]) -> Float[Array, "*n 1"]:
-    """Margins [m] of logged rows, from the level measured after the step."""
+    """Return the distance [m] of the level measured after the step to the nearer limit, for logged rows."""
     return margins_of(next_observation[..., 0])
 
 
 def logged_reward(
     observation: Float[AnyArray, "*n 6"], action: Float[AnyArray, "*n 1"], next_observation: Float[AnyArray, "*n 6"]
 ) -> Float[Array, "*n"]:
-    """Reward of logged rows from the measured levels, with the nominal station's power."""
+    """Return the rewards of logged rows: minus `cost`, from the measured levels and the nominal constants."""
 
     def one(o: Float[Array, " 6"], a: Float[Array, " 1"], n: Float[Array, " 6"]) -> Float[Array, ""]:
         return -cost(o[0], o[1], _running(a), n[0], o[5], NOMINAL)

@@ -1,8 +1,8 @@
 """Prediction errors of a simulator on logs, and the errors that its operating domain explains.
 
-Noise, disturbances, hidden states and uncertain constants all cause prediction errors. A parametric bootstrap measures
-how large they may be (Efron and Tibshirani, An Introduction to the Bootstrap, chapter 6.5). Plants drawn from the
-operating domain replay the logged actions from the logged states. Their errors are computed like the logs' errors.
+Noise, disturbances, hidden states and uncertain constants cause prediction errors even if the simulator is right. A
+parametric bootstrap shows how large these errors may be (Efron and Tibshirani, An Introduction to the Bootstrap,
+chapter 6.5): plants drawn from the operating domain replay the logged actions, and each replay has errors of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class LoggedEpisodes(NamedTuple):
     """E logged episodes, padded to the T steps of the longest episode."""
 
     observations: Float[Array, "E T O"]
-    """Before each step."""
+    """Observations before each step."""
     actions: Float[Array, "E T A"]
     next_observations: Float[Array, "E T O"]
     present: Bool[Array, "E T"]
@@ -29,14 +29,14 @@ class LoggedEpisodes(NamedTuple):
 
 
 class ReplayErrors(NamedTuple):
-    """Root-mean-square prediction errors by horizon, in the signals' units."""
+    """Root-mean-square prediction errors for K horizons and O signals, in the signals' units."""
 
     logged: Float[Array, "*n K O"]
     """Errors on the logs."""
     simulated: Float[Array, "*n B K O"]
-    """Errors of B plants drawn from the operating domain."""
+    """Errors on replays by B plants, drawn from the operating domain."""
     held: Bool[Array, "*n O"]
-    """True if the plant always predicts no change of the signal, such as a set point."""
+    """True if the plant never predicts a change of the signal, for example of a set point."""
 
 
 # The program runs once, in less time than XLA would need to optimise it.
@@ -51,16 +51,16 @@ def replay_errors(
 ) -> ReplayErrors:
     """Return prediction errors on logs, and on replays of the logged actions by plants of an operating domain.
 
-    e = √(mean (ŷ(t + k) − y(t + k))²) at t = 0, k, 2k, …, with ŷ from k predictions that start at y(t)
+    e = √(mean (ŷ(t + k) − y(t + k))²) at t = 0, k, 2k, …: k one-step predictions lead from observation y(t) to ŷ(t + k)
 
-    Every k steps `plant.resume` sets each drawn plant to the logged state; hidden states keep their values. A plant
-    without `resume` starts from `reset`, and y is its own observation. Steps after its termination are ignored.
+    Every k steps `plant.resume` sets each drawn plant to the logged observation; hidden states keep their values. A
+    plant without `resume` starts from `reset`, and y is its own observation. Steps after a termination are ignored.
 
     Args:
         plant: supplies `predict` and the drawn plants; `plant.params` is not used.
         params: constants for the predictions.
-        horizons: (K,), steps ahead; may exceed the length of the episodes.
-        keys: (B,), one per drawn plant.
+        horizons: (K,), numbers k of steps; a number may exceed the length of the episodes.
+        keys: (B,), random keys, one per drawn plant.
     """
     drawn = jax.vmap(plant.sample_params, (0, None))(jax.vmap(lambda key: jax.random.fold_in(key, 0))(keys), domain)
     episode_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, 1), len(logs.present)))(keys)

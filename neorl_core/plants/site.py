@@ -24,13 +24,13 @@ from neorl_core.plants.base import AnyArray, LoggedSignals
 from neorl_core.types import Constraint, Params, Plant, PlantSpec, Timestep
 
 Bounds = tuple[float | None, float | None]
-"""Low and high of a limit; None keeps the plant's value."""
+"""New lower and upper value of a limit; None keeps the plant's value."""
 EQUAL = 1e-6
-"""Largest difference between the moves of a limit's two sides, as a share of the limit's width."""
+"""Allowed difference between the moves of a limit's two sides, as a share of the limit's width."""
 
 
 def site_spec(spec: PlantSpec, name: str, limits: Mapping[str, Bounds]) -> PlantSpec:
-    """Return the plant's spec under the site's name and with the site's limits.
+    """Return the plant's spec with the site's name and limits.
 
     A simulator only returns the distance to the nearer side of a limit, min(x - low, high - x). A site's margin is this
     distance minus a constant, so both sides of a limit must move inwards by the same amount.
@@ -39,7 +39,7 @@ def site_spec(spec: PlantSpec, name: str, limits: Mapping[str, Bounds]) -> Plant
         limits: (low, high) by constraint name, in the constraint's unit; other constraints are kept.
 
     Raises:
-        ValueError: if a limit is unknown, lies outside the plant's limit, or has sides that move by different amounts.
+        ValueError: if a constraint is unknown, a new limit lies outside the plant's limit, or sides move unequally.
 
     Example:
         >>> from neorl_core.plants import PLANTS
@@ -50,7 +50,7 @@ def site_spec(spec: PlantSpec, name: str, limits: Mapping[str, Bounds]) -> Plant
     names = [limit.name for limit in spec.constraints]
     if unknown := sorted(set(limits) - set(names)):
         raise ValueError(
-            f"limits of site {name} name the unknown constraint '{unknown[0]}': use {', '.join(names) or 'no limits'}"
+            f"site {name} limits the unknown constraint '{unknown[0]}': use {', '.join(names) or 'no limits'}"
         )
     return spec._replace(name=name, constraints=tuple(_moved(limit, limits) for limit in spec.constraints))
 
@@ -58,15 +58,15 @@ def site_spec(spec: PlantSpec, name: str, limits: Mapping[str, Bounds]) -> Plant
 def site_plant(plant: Plant, name: str, constants: Mapping[str, float], limits: Mapping[str, Bounds]) -> Plant:
     """Return the plant with a site's nominal constants and limits.
 
-    Drawn constants keep their ratio to the nominal value: c = value (drawn / nominal). The site's values are fields of
-    the domain, so that claims name them and all sites share one compiled program.
+    A site's constant is the plant's drawn constant times (site's value / plant's nominal value). The site's values are
+    fields of the domain, so that claims contain them and all sites share compiled code.
 
     Args:
-        constants: values by the constant's name, or by `pump[1]` for one entry; other constants are kept.
+        constants: the site's values by constant, for example `pump`, or `pump[1]` for one entry; others are kept.
         limits: as for `site_spec`.
 
     Raises:
-        ValueError: if a constant is unknown or zero in the plant, or a limit is invalid.
+        ValueError: if the plant has no such constant, the constant is zero in the plant, or a limit is invalid.
 
     Example:
         >>> from neorl_core.plants import PLANTS
@@ -120,7 +120,7 @@ def site_signals(logged: LoggedSignals, spec: PlantSpec, site: PlantSpec) -> Log
 
 
 def varied_constants(plant: Plant) -> tuple[str, ...]:
-    """Return the constants that may differ between sites: the operating domain draws them, and they are not zero.
+    """Return the names of the scalar constants that the operating domain draws and that are not zero.
 
     Example:
         >>> from neorl_core.plants import PLANTS
@@ -139,19 +139,19 @@ def _moved(limit: Constraint, limits: Mapping[str, Bounds]) -> Constraint:
     own = f"{limit.low:g} to {limit.high:g} {limit.unit}"
     if not limit.low <= low < high <= limit.high:
         raise ValueError(
-            f"limit of {limit.name} must lie inside the plant's limit of {own}, got {low:g} to {high:g}: the simulator "
-            "is not valid beyond the plant's limit"
+            f"limit of {limit.name} must lie inside the plant's limit of {own}, got {low:g} to {high:g}: use a "
+            "narrower limit, because the simulator is not valid outside the plant's limit"
         )
     if any(old != new and math.isinf(old) for old, new in ((limit.low, low), (limit.high, high))):
         raise ValueError(
             f"limit of {limit.name} must stay open where the plant's limit of {own} is open, got {low:g} to {high:g}: "
-            "leave that side null, because the simulator computes no distance to it"
+            "set the open side to null, because the simulator computes no distance to this side"
         )
     width = limit.high - limit.low
     if math.isfinite(width) and abs((low - limit.low) - (limit.high - high)) > EQUAL * width:
         raise ValueError(
             f"both sides of the limit of {limit.name} must move inwards by the same amount from {own}, got {low:g} to "
-            f"{high:g}: the simulator only returns the distance to the nearer side"
+            f"{high:g} (by {low - limit.low:g} and {limit.high - high:g}): make the two amounts equal"
         )
     return limit._replace(low=low, high=high)
 
@@ -174,8 +174,8 @@ def _nominal(params: Params, unknown: Unknown) -> float:
     value = float(nominal_value(params, unknown))
     if value == 0.0:
         raise ValueError(
-            f"a site cannot set '{unknown}', because it is 0 in the plant and sites scale constants: set it under "
-            "certify.domain if the operating domain defines it"
+            f"a site scales constants, so it cannot change '{unknown}', because it is 0 in the plant: set it under "
+            "certify.domain if the operating domain has this field"
         )
     return value
 

@@ -1,15 +1,15 @@
 """A serial supply chain of four stages with long lead times and random demand; the actions are the stages' orders.
 
-InvManagement of or-gym 0.5.0 (Hubbs et al., arXiv 2008.06319; Glasserman and Tayur 1995). The retailer sells to
-customers and orders from the distributor, the distributor from the producer, and the producer from a maker with
-unlimited material. In each period, suppliers ship orders up to their capacity and their stock. Then the shipments of
-3, 5 and 10 periods ago arrive, and customers are served. Unmet demand waits (backlog) or is lost.
+The task is InvManagement of or-gym 0.5.0 (Hubbs et al., arXiv 2008.06319; Glasserman and Tayur 1995). The retailer
+sells to customers and orders from the distributor, the distributor from the producer, and the producer from the fourth
+stage, a maker with unlimited material. In each period, suppliers ship the orders, up to their capacity and stock. Then
+shipments of 3, 5 and 10 periods ago arrive, and customers are served. Unmet demand waits (backlog) or is lost.
 
 | constant | source (ours: chosen by NeoRL) |
 |---|---|
 | mean_demand, randomness, backlog, price, production_cost, unmet_cost, holding_cost, discount | or-gym 0.5.0 |
-| lead times, capacities, stock at the start | or-gym 0.5.0; goods are counted without noise |
-| demand_spread | ours, and none by default |
+| lead times, capacities, stock at the start | or-gym 0.5.0; stocks are measured without noise |
+| demand_spread | ours, zero by default |
 | STORAGE, UNMET_LIMIT | ours |
 
 The model is or-gym's game: orders are rounded down to whole goods, lead times are constant, and demand is independent
@@ -30,7 +30,7 @@ from neorl_core.types import AgentView, Clock, Constraint, Controller, Plant, Pl
 HORIZON = 30
 STAGES = ("retailer", "distributor", "producer")
 LEAD_TIMES = (3, 5, 10)
-"""Periods from shipping to arrival at each stage."""
+"""Periods from shipping to arrival at retailer, distributor and producer."""
 CAPACITIES = (100.0, 90.0, 80.0)
 """Largest shipment of each stage's supplier per period."""
 START = (100.0, 100.0, 200.0)
@@ -39,15 +39,15 @@ MOST_DEMAND = 100
 """Largest demand that can be drawn; practically never reached at a mean of 20."""
 STORAGE = (150.0, 150.0, 300.0)
 UNMET_LIMIT = 80.0
-"""Limits that NeoRL adds. A store holds 1.5 times the initial stock, and at most four periods' demand may be unmet.
-A large order that arrives too late violates the first limit; waiting too long to order violates the second."""
+"""Limits added to or-gym's task: 1.5 times the initial stock of each stage, and the mean demand of four periods. Large
+late orders violate the limits of the stocks; waiting too long before an order violates the limit of unmet demand."""
 
 UNMET = 3
-"""Index of the first unmet demand in the observation, followed by the unmet orders."""
+"""Index of the unmet demand in the observation; the unmet orders follow."""
 PERIOD = 7
 UNDER_WAY = 8
 FIRST = tuple(UNDER_WAY + sum(LEAD_TIMES[:i]) for i in range(3))
-"""Index in the observation of the latest shipment to each stage; earlier shipments follow."""
+"""Index of the latest shipment to each stage in the observation; earlier shipments follow."""
 LAST = tuple(first + lead - 1 for first, lead in zip(FIRST, LEAD_TIMES, strict=True))
 
 _UNDER_WAY = tuple(
@@ -86,19 +86,19 @@ class Params(NamedTuple):
     mean_demand: Scalar = 20.0
     """Units per period."""
     randomness: Scalar = 0.0
-    """1: Poisson demand; 0: constant mean demand, as in the shield's model."""
+    """1: Poisson demand; 0: the demand is always its mean, as in the predictions of the shield."""
     backlog: Scalar = 1.0
-    """1: unmet demand and orders wait and are served first in the next period; 0: they are lost."""
+    """1: unmet demand and unmet orders wait and are served first in the next period; 0: both are lost."""
     price: Scalar = 2.0
     """Price per unit sold to customers."""
     production_cost: Scalar = 0.5
     """Cost per unit shipped by the maker; payments between stages cancel."""
     unmet_cost: tuple[Scalar, ...] = (0.1, 0.075, 0.05, 0.025)
-    """Cost per unit of unmet demand, and of each stage's unmet orders, per period."""
+    """Cost per unit and period of unmet demand (first), and of the unmet orders of each stage."""
     holding_cost: tuple[Scalar, ...] = (0.15, 0.1, 0.05)
     """Cost per unit of stock at each stage at the end of a period."""
     discount: Scalar = 0.97
-    """Discount of money per period; part of the reward as in or-gym."""
+    """Factor of the reward per period, as in or-gym: later money is worth less."""
 
 
 class Domain(NamedTuple):
@@ -126,12 +126,12 @@ NOMINAL = Params()
 
 
 def shipped(under_way: Float[AnyArray, "*n 18"]) -> Float[Array, "*n 3"]:
-    """Return the latest shipment to each stage."""
+    """Return the latest shipment to each stage (3,) from the shipments under way (18,) [units]."""
     return jnp.stack([under_way[..., first - UNDER_WAY] for first in FIRST], axis=-1)
 
 
 def arriving(under_way: Float[AnyArray, "*n 18"]) -> Float[Array, "*n 3"]:
-    """Return the goods that arrive at each stage in the next period."""
+    """Return the units that arrive at each stage (3,) in the next period, from the shipments under way (18,)."""
     return jnp.stack([under_way[..., last - UNDER_WAY] for last in LAST], axis=-1)
 
 
@@ -140,10 +140,10 @@ Up = float | Float[Array, " 3"]
 
 
 def advance(state: State, orders: Float[Array, " 3"], demand: Float[Array, ""], params: Params, up: Up = 1.0) -> State:
-    """Simulate one period with a given demand.
+    """Return the state after one period with a given demand.
 
     Args:
-        orders: (3,), orders of the stages, rounded down; shipments are limited by the suppliers' capacity and stock.
+        orders: (3,), orders of the stages [units], rounded down; capacity and stock of suppliers limit the shipments.
         demand: units demanded by customers in this period.
         up: (3,), 1 if the stage's supplier can ship, else 0.
     """
@@ -174,13 +174,13 @@ def profit(
     period: Float[Array, "*n"],
     params: Params,
 ) -> Float[Array, "*n"]:
-    """Return a period's profit 0.97ⁿ (2 sold − 0.5 made − Σ k unmet − Σ h stock), k and h as in `Params`.
+    """Return a period's profit 0.97ⁿ (2 sold − 0.5 made − Σ k unmet − Σ h stock): k `unmet_cost`, h `holding_cost`.
 
     Args:
         sold: units sold to customers in the period.
-        made: units shipped by the maker.
-        unmet: (..., 4), unmet demand and orders at the end of the period.
-        stock: (..., 3), stock at the end of the period.
+        made: units shipped by the maker in the period.
+        unmet: (..., 4), unmet demand and orders at the end of the period [units].
+        stock: (..., 3), stock at the end of the period [units].
         period: number n of the period, from 0.
     """
     stock = jnp.asarray(stock)
@@ -192,7 +192,7 @@ def profit(
 
 
 def margins_of(stock: Float[AnyArray, "*n 3"], unmet: Float[AnyArray, "*n"]) -> Float[Array, "*n 4"]:
-    """Distance of the stocks and of customers' unmet demand to their limits, in units."""
+    """Return the distances [units] of the three stocks and of the unmet demand to their limits."""
     columns = [jnp.asarray(stock)[..., i] for i in range(3)] + [jnp.asarray(unmet)]
     return jnp.stack(
         [two_sided_margin(x, c.low, c.high) for x, c in zip(columns, SPEC.constraints, strict=True)], axis=-1
@@ -200,7 +200,7 @@ def margins_of(stock: Float[AnyArray, "*n 3"], unmet: Float[AnyArray, "*n"]) -> 
 
 
 def draw_demand(key: PRNGKeyArray, params: Params, dtype: Any) -> Float[Array, ""]:
-    """Draw a Poisson demand by inverting the cumulative distribution; the mean if `randomness` is 0."""
+    """Draw a Poisson demand [units] by inverting the cumulative distribution; `randomness` 0 gives the mean."""
     counts = jnp.arange(MOST_DEMAND, dtype=dtype)
     mean = jnp.asarray(params.mean_demand, dtype)
     cumulated = jnp.cumsum(jnp.exp(counts * jnp.log(mean) - mean - jax.lax.lgamma(counts + 1)))
@@ -224,7 +224,7 @@ def _observe(state: State) -> Float[Array, " 26"]:
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 26"]]:
-    """Start with full stocks and nothing under way, as or-gym does."""
+    """Return or-gym's initial state: stocks `START`, and no goods under way."""
     state = State(jnp.array(START), jnp.zeros(sum(LEAD_TIMES)), jnp.zeros(4), jnp.zeros((), jnp.int32))
     return state, _observe(state)
 
@@ -261,26 +261,26 @@ def _state_of(observation: Float[Array, " 26"]) -> State:
 def predict(
     observation: Float[Array, " 26"], action: Float[Array, " 3"], params: Params, up: Up = 1.0
 ) -> tuple[Float[Array, " 26"], Float[Array, " 4"]]:
-    """Predict the next observation at the mean demand, and the margins; the observation is the whole state."""
+    """Predict the next observation and margins at the mean demand. The observation contains the whole state."""
     mean = jnp.asarray(params.mean_demand, action.dtype)
     next_state = advance(_state_of(observation), clip_to(SPEC.action, action), mean, params, up)
     return _observe(next_state), margins_of(next_state.stock, next_state.unmet[0])
 
 
 def applied(observation: Float[Array, " 26"]) -> Float[Array, " 3"]:
-    """Return the last shipments, which are smaller than the orders if the suppliers had too few goods."""
+    """Return the latest shipments (3,). Shipments are smaller than orders if a supplier had too few goods."""
     return shipped(observation[UNDER_WAY:])
 
 
 def logged_margins(next_observation: Float[AnyArray, "*n 26"]) -> Float[Array, "*n 4"]:
-    """Margins of logged rows at the end of the period."""
+    """Return the distances [units] to the limits at the end of the period, for logged rows."""
     return margins_of(next_observation[..., :3], next_observation[..., UNMET])
 
 
 def logged_reward(
     observation: Float[AnyArray, "*n 26"], action: Float[AnyArray, "*n 3"], next_observation: Float[AnyArray, "*n 26"]
 ) -> Float[Array, "*n"]:
-    """Profit of logged rows at nominal prices; sales follow from the balance of the retailer's stock."""
+    """Return the profit of logged rows at nominal prices. The change of the retailer's stock gives the sales."""
     sold = observation[..., 0] + arriving(observation[..., UNDER_WAY:])[..., 0] - next_observation[..., 0]
     made = shipped(next_observation[..., UNDER_WAY:])[..., 2]
     unmet, stock = next_observation[..., UNMET:PERIOD], next_observation[..., :3]
@@ -291,15 +291,15 @@ class BaseStockParams(NamedTuple):
     """Order-up-to levels of a base-stock policy."""
 
     levels: Any
-    """(3,), target stock of each echelon: a stage, all later stages, and the goods under way to these stages."""
+    """(3,), target of each echelon position; see `echelon_positions`."""
     backlog: Scalar
-    """1 to subtract unmet orders from the stock, because they wait; else 0."""
+    """1 if unmet orders wait and so are subtracted from the stock; else 0."""
     last: Any = (float(HORIZON),) * 3
     """(3,), last period, from 0, in which each stage orders. Goods that arrive after the end are not sold."""
 
 
 def echelon_positions(observation: Float[Array, " 26"], backlog: Scalar) -> Float[Array, " 3"]:
-    """Return the stock and goods under way from each stage to the customer, minus unmet orders."""
+    """Return stock + goods under way − backlog · unmet orders, summed from each stage to the customers [units]."""
     under_way = jnp.stack([jnp.sum(observation[first : last + 1]) for first, last in zip(FIRST, LAST, strict=True)])
     return jnp.cumsum(observation[:3] + under_way - backlog * observation[UNMET : UNMET + 3])
 
@@ -313,18 +313,18 @@ def _order(
 
 
 base_stock = Controller(lambda params, observation: (), _order)
-"""Each stage orders up to its echelon's level (Clark and Scarf 1960), limited by the supplier's stock, as in or-gym."""
+"""Each stage orders the target minus its echelon position (Clark and Scarf 1960), at most the supplier's stock."""
 
 BACKLOG = BaseStockParams(levels=(80.0, 220.0, 468.0), backlog=1.0)
 LOST_SALES = BaseStockParams(levels=(87.0, 205.0, 411.0), backlog=0.0)
-"""Or-gym's levels, if unmet demand waits and if it is lost."""
+"""Or-gym's levels if unmet demand waits, and if unmet demand is lost."""
 TUNED = BaseStockParams(levels=(91.0, 211.0, 425.0), backlog=1.0, last=(28.0, 26.0, 9.0))
 """By benchmarks.tuning. Later orders reach no customer before the end. A producer level of 417 earns 1 unit more, but 4
-times as many episodes (6 in 10,000) leave too much demand unmet. Levels that vary with the period gain nothing."""
+times as many episodes (6 in 10,000) leave too much demand unmet. Levels that vary with the period are no better."""
 
 
 def _view(i: int) -> AgentView:
-    """View of a stage: its stock, unmet orders from and to it, the period, goods under way, and its last shipment."""
+    """View of a stage: stock, unmet orders of customers and of the stage, period, goods under way, last shipment."""
     served = () if i == 0 else (FIRST[i - 1],)
     seen = (i, UNMET + i, UNMET + i + 1, PERIOD, *range(FIRST[i], LAST[i] + 1), *served)
     return AgentView(STAGES[i], seen, (i,))

@@ -1,9 +1,9 @@
 """The supply chain as a graph with links that fail.
 
-Stages and the maker are nodes; supply links are edges that carry the goods under way. While a link is out, nothing is
-shipped over it, goods under way still arrive, and orders wait at the supplier. A working link fails with probability
-`outage` per period and a failed link is repaired with probability `repair`, so in the long run a link is out for a
-share `outage / (outage + repair)` of the time. Without outages this plant equals `supply_chain` (or-gym).
+Stages and the maker are nodes; supply links are edges that carry the goods under way. While a link is out, no goods are
+shipped over the link, goods under way still arrive, and orders wait at the supplier. A working link fails with
+probability `outage` per period and a failed link is repaired with probability `repair`, so in the long run a link is
+out for a share `outage / (outage + repair)` of the time. Without outages this plant equals `supply_chain` (or-gym).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from neorl_core.types import Controller, Plant, Space, Timestep
 
 SIZE = chain.SPEC.observation.size
 FOLD = 8_191
-"""Number that is folded into the keys for links, so that demand is the same with and without outages."""
+"""Folded into the random keys for links, so that the demand is the same with and without outages."""
 SUPPLIERS = (*chain.STAGES[1:], "maker")
 """Supplier of each stage."""
 
 
 def layout_of() -> Layout:
-    """Return the graph: nodes have stock and unmet orders, and edges have arriving goods by waiting time."""
+    """Return the graph layout: nodes have stock and unmet orders; edges have goods by the periods until arrival."""
     stages, longest = len(chain.STAGES), max(chain.LEAD_TIMES)
     # Shipments are ordered latest first; columns are aligned by waiting time across links of any length.
     arriving = tuple(
@@ -79,7 +79,7 @@ class Params(NamedTuple):
 
 
 class Domain(NamedTuple):
-    """Or-gym's task with backlog, plus failing links."""
+    """The operating domain: or-gym's task with backlog, plus links that fail."""
 
     mean_demand: float = 20.0
     demand_spread: float = 0.0
@@ -94,19 +94,19 @@ class State(NamedTuple):
 
     chain: chain.State
     up: Float[Array, " 3"]
-    """1 if a stage's supplier can ship, else 0."""
+    """1 if the supplier of a stage can ship, else 0."""
 
 
 NOMINAL = Params()
 
 
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
-    """Draw the chain's constants and add the domain's outages."""
+    """Draw the chain's constants, and take `outage` and `repair` from the domain."""
     return Params(chain.sample_params(key, chain.Domain(*domain[:4])), domain.outage, domain.repair)
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 29"]]:
-    """Start like `supply_chain`, with all links up."""
+    """Return the initial state of `supply_chain`, with all links up."""
     state, observation = chain.reset(key, params.chain)
     up = jnp.ones(3, observation.dtype)
     return State(state, up), jnp.concatenate([observation, up])
@@ -123,28 +123,28 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 3"], params: Pa
 def predict(
     observation: Float[Array, " 29"], action: Float[Array, " 3"], params: Params
 ) -> tuple[Float[Array, " 29"], Float[Array, " 4"]]:
-    """Predict the next observation at the mean demand, with the links' present state, and the margins."""
+    """Predict the next observation and margins at the mean demand, if the links keep their present state."""
     up = observation[SIZE:]
     next_observation, margins = chain.predict(observation[:SIZE], action, params.chain, up)
     return jnp.concatenate([next_observation, up]), margins
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 29"], params: Params) -> tuple[State, Params]:
-    """Set the state to a logged observation, which is complete and without noise."""
+    """Return the state of a logged observation; the observation contains the whole state without noise."""
     assert chain.PLANT.resume is not None
     own, constants = chain.PLANT.resume(key, state.chain, observation[:SIZE], params.chain)
     return State(own, observation[SIZE:]), params._replace(chain=constants)
 
 
 def logged_margins(next_observation: Float[AnyArray, "*n 29"]) -> Float[Array, "*n 4"]:
-    """Margins of logged rows at the end of the period."""
+    """Return the distances [units] to the limits at the end of the period, for logged rows."""
     return chain.logged_margins(next_observation[..., :SIZE])
 
 
 def logged_reward(
     observation: Float[AnyArray, "*n 29"], action: Float[AnyArray, "*n 3"], next_observation: Float[AnyArray, "*n 29"]
 ) -> Float[Array, "*n"]:
-    """Profit of logged rows at nominal prices."""
+    """Return the profit of logged rows at nominal prices."""
     return chain.logged_reward(observation[..., :SIZE], action, next_observation[..., :SIZE])
 
 

@@ -1,13 +1,14 @@
-"""The quadruple tank: four coupled water tanks fed by two pumps; the valves make it easy or hard to control.
+"""The quadruple tank: four coupled water tanks fed by two pumps; the valves decide how hard the tanks are to control.
 
 Johansson: The quadruple-tank process, IEEE Trans. Control Systems Technology 8(3), 2000. Pump 1 fills tanks 1 and 4,
-pump 2 fills tanks 2 and 3, in shares set by the valves' γ; tank 3 empties into 1 and tank 4 into 2.
+pump 2 fills tanks 2 and 3. The valve of a pump sends the share γ to the lower tank (1 or 2) and 1 − γ to the upper tank
+(3 or 4). Tank 3 empties into tank 1, and tank 4 into tank 2. For the level h_i of tank i with tank j above:
 
-A_i dh_i/dt = −(a_i + l_i) √(2g h_i) + a_j √(2g h_j) + share · k v for level h_i, with tank j = 3, 4 above tank i = 1, 2
+A_i dh_i/dt = −(a_i + l_i) √(2g h_i) + a_j √(2g h_j) + share · k v
 
-At Johansson's point P−, γ1 + γ2 > 1, and no zero lies in the right half plane. At P+, γ1 + γ2 < 1 and one zero does: a
-level first moves the wrong way, and each pump must control the opposite tank, as the relative gain array shows. `PLANT`
-is at P−, `PLANT_PLUS` at P+, each with suitable loops. `Params` defines the constants.
+At Johansson's point P−, γ1 + γ2 > 1, and all zeros lie in the left half plane. At P+, γ1 + γ2 < 1, and one zero lies in
+the right half plane: a level first moves the wrong way, and each pump must control the opposite tank, as the relative
+gain array shows. `PLANT` is at P−, `PLANT_PLUS` at P+, each with suitable loops. `Params` defines the constants.
 
 | constant | source (ours: chosen by NeoRL) |
 |---|---|
@@ -15,8 +16,8 @@ is at P−, `PLANT_PLUS` at P+, each with suitable loops. `Params` defines the c
 | leak, leak_most, pump_spread, noise_sd, spread, LOW_LEVELS, TRIP_COST | ours |
 | gains at P− | Johansson 2000; at P+ ours, by search |
 
-The model is valid for levels from 0 to 20 cm, by Torricelli's law. A trip ends the episode. Pumps respond at once,
-with a flow proportional to the voltage.
+The model is valid for levels from 0 to 20 cm, by Torricelli's law. A trip ends the episode. A pump's flow is
+proportional to the voltage v, without delay.
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ from neorl_core.types import Constraint, Controller, Plant, PlantSpec, Space, Ti
 DT = 5.0
 HORIZON = 200
 SETPOINT_STEPS = 100
-"""Steps for which a pair of set points is used."""
+"""Steps between two changes of the set points."""
 STRETCHES = -(-HORIZON // SETPOINT_STEPS)
 SUBSTEPS = 2
 """RK4 steps per control step."""
 ERROR_SCALE = 2.0
-"""Error [cm] of a lower tank's level with a cost of 1 per step."""
+"""Level error [cm] of a lower tank that costs 1 per step."""
 HIGH_LEVEL = 20.0
 """Height of the tanks [cm] (Johansson)."""
 LOW_LEVELS = (2.0, 2.0, -20.0, -20.0)
-"""Lowest levels [cm], added by NeoRL. The lower tanks must not run dry; −20 is no limit for the upper tanks."""
+"""Lowest levels [cm], added by NeoRL. The lower tanks must not run dry. The upper tanks may: −20 has no effect."""
 TRIP_COST = 30_000.0
-"""Cost of a trip. Any episode inside the limits costs less, so that ending an episode early does not pay: set points
-lie within 17 cm of the limits, so the cost is at most 200 · 2 · (17/2)² = 28,900."""
+"""Cost of a trip. Set points lie within 17 cm of the limits, so an episode without a trip costs at most
+200 · 2 · (17/2)² = 28,900. A trip costs more, so ending an episode early does not pay."""
 LAMINAR = 1e-3
 """Below this share of a tank's height the outflow is linear in the level, so that the slope at 0 is finite."""
 
@@ -76,7 +77,7 @@ Pair = tuple[float, float]
 
 
 class Params(NamedTuple):
-    """Johansson's constants at P−, disturbances, and constants of the task."""
+    """Constants of the tanks, by default Johansson's at P−, and constants of the task."""
 
     area: Quad | Float[Array, " 4"] = (28.0, 32.0, 28.0, 32.0)
     """Cross-sections of the tanks [cm²]."""
@@ -91,11 +92,11 @@ class Params(NamedTuple):
     valve: Pair | Float[Array, " 2"] = (0.70, 0.60)
     """γ: share of each pump's flow into the lower tank."""
     noise_sd: Scalar = 0.0
-    """Measurement noise of the levels [cm]."""
+    """Standard deviation of the noise of the level sensors [cm]."""
     rest: Pair | Float[Array, " 2"] = (3.0, 3.0)
-    """Johansson's voltages [V]; starts and set points lie around their steady levels."""
+    """Johansson's voltages [V], around which the voltages of starts and set points are drawn."""
     spread: Scalar = 0.3
-    """Half range of voltages [V] around `rest`. Starts and set points are the steady levels at these voltages."""
+    """Half range of voltages around `rest` [V]. Steady levels at drawn voltages are the starts and set points."""
 
 
 P_MINUS = Params()
@@ -104,10 +105,10 @@ NOMINAL = P_MINUS
 
 
 class Domain(NamedTuple):
-    """The operating domain (spreads are relative half ranges)."""
+    """The operating domain. `pump_spread` is a relative half range, `spread` a half range [V]."""
 
     non_minimum_phase: float = 0.0
-    """0: P−; 1: P+."""
+    """0: operating point P−; 1: P+; between 0 and 1 the constants are interpolated."""
     pump_spread: float = 0.02
     leak_most: float = 0.03
     """Largest leak of a tank, as a share of the outlet's cross-section."""
@@ -133,7 +134,7 @@ def outflow(levels: Float[Array, " 4"], params: Params) -> Float[Array, " 4"]:
 
 
 def derivative(levels: Float[Array, " 4"], voltages: Float[Array, " 2"], params: Params) -> Float[Array, " 4"]:
-    """Return dh/dt [cm/s] at levels h [cm] and voltages [V]."""
+    """Return dh/dt (4,) [cm/s] at levels h (4,) [cm] and pump voltages (2,) [V]."""
     area, outlet, leak, pump, valve = (
         jnp.asarray(x, levels.dtype) for x in (params.area, params.outlet, params.leak, params.pump, params.valve)
     )
@@ -144,7 +145,7 @@ def derivative(levels: Float[Array, " 4"], voltages: Float[Array, " 2"], params:
 
 
 def margins_of(levels: Float[AnyArray, "*n 4"]) -> Float[Array, "*n 4"]:
-    """Distance [cm] of each level to the nearer limit."""
+    """Return the distance [cm] of each level to the nearer limit; negative beyond a limit."""
     each = [two_sided_margin(levels[..., i], low, HIGH_LEVEL) for i, low in enumerate(LOW_LEVELS)]
     return jnp.stack(each, axis=-1)
 
@@ -156,14 +157,14 @@ def advance(
     duration: float = DT,
     substeps: int = SUBSTEPS,
 ) -> tuple[Float[Array, " 4"], Float[Array, " 4"]]:
-    """Return the levels [cm] after `duration` [s] at constant voltages [V], and the least margins [cm] on the way."""
+    """Return levels [cm] after `duration` [s] at constant voltages [V], and the least margins [cm] in this time."""
     path = integrate(RK4, lambda h: derivative(h, voltages, params), levels, duration, substeps)
     every = jnp.concatenate([levels[None], path])
     return path[-1], jnp.min(margins_of(every), axis=0)
 
 
 def steady_levels(voltages: Float[Array, " 2"], params: Params) -> Float[Array, " 4"]:
-    """Return the steady levels h = (inflow / (a + l))² / (2g) [cm] at voltages [V]."""
+    """Return the steady levels (4,) at voltages (2,) [V]: h = (inflow / (a + l))² / (2g) [cm]."""
     outlet, leak, pump, valve = (
         jnp.asarray(x, voltages.dtype) for x in (params.outlet, params.leak, params.pump, params.valve)
     )
@@ -179,7 +180,7 @@ def cost(levels: Float[AnyArray, "*n 2"], setpoints: Float[AnyArray, "*n 2"]) ->
 
 
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
-    """Draw pumps and leaks uniformly from the domain, at the domain's operating point."""
+    """Draw pump constants and leaks uniformly from the domain; the domain also sets the operating point."""
     key_pump, key_leak = jax.random.split(key)
     away = jax.random.uniform(key_pump, (2,), minval=-1.0, maxval=1.0)
     share = jnp.asarray(domain.non_minimum_phase, float)
@@ -207,7 +208,7 @@ def _observe(state: State, noise: Float[Array, " 4"]) -> Float[Array, " 8"]:
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 8"]]:
-    """Start at a steady state of the drawn tanks; set points are steady levels of tanks without leaks."""
+    """Draw a steady state of the tanks as initial state. Set points are steady levels of tanks without leaks."""
     key_volts, key_noise = jax.random.split(key)
     drawn = jax.random.uniform(key_volts, (STRETCHES + 1, 2), minval=-1.0, maxval=1.0)
     voltages = jnp.asarray(params.rest, drawn.dtype)[None] + params.spread * drawn
@@ -236,14 +237,14 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 2"], params: Pa
 def predict(
     observation: Float[Array, " 8"], action: Float[Array, " 2"], params: Params
 ) -> tuple[Float[Array, " 8"], Float[Array, " 4"]]:
-    """Predict the noise-free next observation under unchanged set points, and the least margins [cm] of the step."""
+    """Predict the noise-free next observation with unchanged set points, and least distances [cm] to the limits."""
     voltages = clip_to(SPEC.action, action)
     levels, margins = advance(observation[:4], voltages, params)
     return jnp.concatenate([levels, voltages, observation[6:]]), margins
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 8"], params: Params) -> tuple[State, Params]:
-    """Set the state to a logged observation; the measurement noise of the levels is subtracted."""
+    """Return `state` with the logged measurements, minus random noise of the level sensors."""
     noise = params.noise_sd * jax.random.normal(key, (4,), observation.dtype)
     setpoints = jnp.broadcast_to(observation[6:], state.setpoints.shape)
     return state._replace(levels=observation[:4] - noise, voltages=observation[4:6], setpoints=setpoints), params
@@ -255,14 +256,14 @@ def applied(observation: Float[Array, " 8"]) -> Float[Array, " 2"]:
 
 
 def logged_margins(next_observation: Float[AnyArray, "*n 8"]) -> Float[Array, "*n 4"]:
-    """Margins [cm] of logged rows, from the levels measured after the step."""
+    """Return the distances [cm] of the levels measured after the step to the nearer limits, for logged rows."""
     return margins_of(next_observation[..., :4])
 
 
 def logged_reward(
     observation: Float[AnyArray, "*n 8"], action: Float[AnyArray, "*n 2"], next_observation: Float[AnyArray, "*n 8"]
 ) -> Float[Array, "*n"]:
-    """Reward of logged rows from the measured levels, minus the trip cost if a level left its limits."""
+    """Return the rewards of logged rows: minus `cost`, and minus the trip cost if a level is beyond a limit."""
     tripped = jnp.any(logged_margins(next_observation) < 0, axis=-1)
     return -cost(next_observation[..., :2], next_observation[..., 6:]) - jnp.where(tripped, TRIP_COST, 0.0)
 
@@ -270,7 +271,7 @@ def logged_reward(
 def linear_model(
     voltages: Pair, params: Params
 ) -> tuple[Float[np.ndarray, "4 4"], Float[np.ndarray, "4 2"], Float[np.ndarray, "2 4"]]:
-    """A, B and C at the steady state of two voltages: d(δh)/dt = A δh + B δv; C selects the lower levels."""
+    """Return A, B, C of d(δh)/dt = A δh + B δv at the steady state of two voltages; C selects the lower levels."""
     held = jnp.asarray(voltages, float)
     levels = steady_levels(held, params)
     a, b = jax.jacfwd(derivative, (0, 1))(levels, held, params)
@@ -278,7 +279,7 @@ def linear_model(
 
 
 def relative_gain(params: Params) -> float:
-    """λ11 = γ1 γ2 / (γ1 + γ2 − 1): pump 1 should control level 1 if λ11 > 0.5, level 2 if λ11 < 0 (Johansson, V)."""
+    """Return the relative gain γ1 γ2 / (γ1 + γ2 − 1): pump 1 should control level 1 if > 0.5, level 2 if negative."""
     first, second = (float(x) for x in np.asarray(params.valve))
     return first * second / (first + second - 1.0)
 
@@ -286,7 +287,7 @@ def relative_gain(params: Params) -> float:
 def tracking_residuals(
     observation: Float[Array, " 8"], margins: Float[Array, " 4"], action: Float[Array, " 2"], before: Float[Array, " 2"]
 ) -> Float[Array, " R"]:
-    """Return tracking errors, a penalty of 10 per cm below a margin of 0.5 cm, and a small penalty on moves."""
+    """Return tracking errors, penalties for margins below 0.5 cm (10 per cm), and small penalties on moves."""
     errors = (observation[:2] - observation[6:]) / ERROR_SCALE
     return jnp.concatenate([errors, 10.0 * jnp.maximum(0.5 - margins, 0.0), 0.02 * (action - before)])
 
@@ -300,19 +301,19 @@ STRAIGHT = (PIDParams(1.5, 0.05, 0.0, 0.0, 10.0), PIDParams(1.35, 0.034, 0.0, 0.
 TUNED = (PIDParams(1.9, 0.29, 0.0, 0.0, 10.0), PIDParams(2.4, 0.38, 0.0, 0.0, 10.0))
 """Found by benchmarks.tuning, for the operating domain at P−."""
 CROSSED = (PIDParams(0.4, 0.003, 0.0, 0.0, 10.0),) * 2
-"""Found by search. At P+, the zero at 0.013/s limits the speed."""
+"""Found by search. At P+, the right-half-plane zero at 0.013/s limits the speed of control."""
 
 nmpc = single_shooting(predict, applied, tracking_residuals, holds=(1, 2, 4, 8, 16, 32), iterations=2)
-"""Predictive control with a horizon of 315 s. At P+, with a zero at 1/(77 s), half the horizon doubles the cost."""
+"""Nonlinear model predictive control with a horizon of 315 s. At P+, half this horizon doubles the cost."""
 
 
 def planned_with(model: Params) -> MPCParams:
-    """Return the parameters of `nmpc` for a model with these constants; it corrects offsets of predicted levels."""
+    """Return the parameters of `nmpc` for a model with these constants. `nmpc` corrects offsets of predicted levels."""
     return MPCParams(model, SPEC.action.low, SPEC.action.high, (0.2,) * 4 + (0.0,) * 4)
 
 
 def own_control(params: Params) -> tuple[Controller, tuple[PIDParams, PIDParams]]:
-    """Return the plant's loops and gains. The relative gain decides which pump controls which level."""
+    """Return PI loops and gains. The relative gain decides which pump controls which level."""
     return (straight, TUNED) if relative_gain(params) > 0.5 else (crossed, CROSSED)
 
 
@@ -344,4 +345,4 @@ PLANT_PLUS = PLANT._replace(
     reference_params=planned_with(P_PLUS),
     idle=None,
 )
-"""The tanks at P+, as a plant of its own: the loops of P− would drive them out of the limits."""
+"""The tanks at P+, as a separate plant: the loops of P− would drive them out of the limits."""

@@ -56,7 +56,7 @@ class TrainingRows(NamedTuple):
     """Source of the prepared transitions. Each chunk draws its batches from the transitions that `at` returns."""
 
     shapes: Transition
-    """Arrays, or only shapes and data types, as `at` returns."""
+    """Shapes and data types of the arrays that `at` returns; the arrays themselves are also allowed."""
     at: Callable[[int], Transition]
     """Number of gradient steps taken -> transitions on the device for the next chunk."""
 
@@ -130,7 +130,7 @@ def train(
     state = RunState(fresh, {k: np.full((x.shape[0], rows), np.nan, x.dtype) for k, x in names.items()})
     state = state if resume is None else resume(state)
     if state.done % plan.chunk:
-        raise ValueError(f"saved run has {state.done} updates, no multiple of chunk {plan.chunk}: use its old chunk")
+        raise ValueError(f"{state.done} saved updates are no multiple of chunk {plan.chunk}: use the saved run's chunk")
     if report:
         report(state, plan.updates)
     for done in range(state.done, plan.updates, plan.chunk):

@@ -65,7 +65,7 @@ class Algorithm(NamedTuple):
 
 
 def wrap_updates(algorithm: Algorithm, wrap: Callable[[Update], Update]) -> Algorithm:
-    """Return the algorithm with `wrap(update)` instead of `update`, and the same for `warm_up`."""
+    """Return the algorithm with `wrap(update)` instead of `update`, and `wrap(warm_up)` instead of `warm_up`."""
     return algorithm._replace(update=wrap(algorithm.update), warm_up=algorithm.warm_up and wrap(algorithm.warm_up))
 
 
@@ -127,7 +127,7 @@ def configure(
             except ValueError as error:
                 raise ValueError(f"in {name} of {algorithm.name}: {error}") from error
         else:
-            raise ValueError(f"{name} of {algorithm.name} must be like {defaults[name]!r}, got {value!r}")
+            raise ValueError(f"{name} of {algorithm.name} must be a value such as {defaults[name]!r}, got {value!r}")
     if updates is not None and algorithm.usual_updates:
         defaults |= _fitted(algorithm, defaults, updates, set(overrides), warmed)
     return algorithm.Config(**defaults)

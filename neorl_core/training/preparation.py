@@ -15,7 +15,7 @@ from neorl_core.types import PlantSpec, Transition, varies
 
 Vector = Float[np.ndarray, " D"]
 LARGEST = 1e6
-"""Training counts as diverged if a metric is larger. The number is for scaled rewards with a mean square of 1."""
+"""A training has diverged if a metric is larger than this number, for scaled rewards with a mean square of 1."""
 
 
 class Moments(NamedTuple):
@@ -43,7 +43,7 @@ class Scaling(NamedTuple):
     """Scaled reward = (reward - reward_shift) / reward_scale."""
     spec: PlantSpec
     limit: float = LARGEST
-    """Training counts as diverged if a metric is larger. Grows with the mean square of the scaled rewards."""
+    """A training has diverged if a metric is larger. This limit grows with the mean square of the scaled rewards."""
 
 
 def moments(transitions: Transition) -> Moments:

@@ -1,8 +1,8 @@
 """Train on several devices: place members on separate devices, or divide each batch among devices.
 
 All devices run the same program (`jax.sharding`). With `jax.distributed`, the devices may belong to several processes.
-The order of sums depends on the devices. So results differ from one device by rounding errors only, and repeated runs
-on the same devices are equal bit for bit.
+The order of sums depends on the devices, so results on several devices and on one device differ by rounding errors.
+Repeated runs on the same devices are equal bit for bit.
 """
 
 from __future__ import annotations

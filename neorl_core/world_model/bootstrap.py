@@ -36,8 +36,7 @@ def resample(key: PRNGKeyArray, episode: Int[Array, " N"], episodes: int, member
         members: number of members M.
 
     Returns:
-        (M, N) running sums: the entry of a row counts how often this row and all earlier rows were drawn. To draw a row
-        of a member's resample, take the first row whose entry is above a random integer from 0 to the last entry - 1.
+        (M, N) running sums: the entry of a row counts how often this row and all earlier rows were drawn.
     """
 
     def one(key: PRNGKeyArray) -> Int[Array, " N"]:

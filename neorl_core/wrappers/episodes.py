@@ -185,7 +185,7 @@ def as_vectors(spec: PlantSpec, action: Any, plants: tuple[int, ...] = ()) -> Fl
     if not np.isin(numbers, np.arange(len(spec.choices))).all():
         raise ValueError(
             f"choices must be numbers from 0 to {len(spec.choices) - 1} ({', '.join(spec.choices)}), got "
-            f"{np.asarray(action).tolist()}"
+            f"{np.asarray(action).tolist()}: correct the action"
         )
     return numbers[..., None]
 

@@ -18,7 +18,7 @@ PerAgent = dict[str, Any]
 
 
 class ParallelPlantEnv(pettingzoo.ParallelEnv[str, Any, Any]):
-    """A plant whose agents all act in every step. An episode ends for all agents at the same time.
+    """A plant with several agents. All agents act in every step. An episode ends for all agents at the same time.
 
     Args:
         plant: name of a built-in plant, or a plant. The plant must have agents.

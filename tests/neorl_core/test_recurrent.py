@@ -125,5 +125,5 @@ def test_full_configuration_round_trip() -> None:
     """A policy file contains all settings of its algorithm, `gru: 0` among them."""
     every = BC.Config()._asdict()
     assert configure(BC, every) == BC.Config()
-    with pytest.raises(ValueError, match="gru of bc must be like 0, got -1"):
+    with pytest.raises(ValueError, match="gru of bc must be a value such as 0, got -1"):
         configure(BC, {**every, "gru": -1})

@@ -210,7 +210,7 @@ def test_joint_actions_equal_the_plant() -> None:
         assert rewards == {"mass_1": reward, "mass_2": reward}
         assert infos["mass_1"] == info
         np.testing.assert_array_equal(shared.state(), observation)
-    with pytest.raises(ValueError, match=r"for the agents \['mass_1', 'mass_2'\], got \['mass_1'\]"):
+    with pytest.raises(ValueError, match=r"the agents are \['mass_1', 'mass_2'\], got actions for \['mass_1'\]"):
         shared.step({"mass_1": np.array([0.5])})
     with pytest.raises(ValueError, match="does not have several agents"):
         ParallelPlantEnv("double_mass")

@@ -4,8 +4,8 @@
     Cm_i dTm_i/dt = Uam_i (Ta_i − Tm_i) + Umo_i (To − Tm_i)
 
 Zone i has two temperatures: Ta of the air, and Tm of walls and furniture (doi:10.1016/j.enbuild.2011.02.005). To is the
-outdoor temperature, A w_i I the sun, G_i other heat and Q_i the cooling [kW]. benchmarks/identify/hvac.py identified
-the whole house from CityLearn's data; each zone is a share of the house. Zones, doors and the path of the sun are
+outdoor temperature, A w_i I the sun's heat, G_i other heat and Q_i the cooling [kW]. benchmarks/identify/hvac.py fitted
+the whole house to CityLearn's data; each zone is a share of the house. Zones, doors and the path of the sun are
 assumed. The coefficient of performance is CityLearn's (Vázquez-Canteli et al., BuildSys 2019).
 """
 
@@ -28,18 +28,18 @@ ZONES = ("east", "core", "west")
 SHARES = (0.35, 0.3, 0.35)
 """Share of each zone in the floor, capacity, losses, gains and cooling of the house [1]."""
 THERMOMETERS = 7
-"""Noisy measurements: outdoors, and air and walls of each zone."""
+"""Number of temperature measurements with noise: outdoors, and air and walls of each zone."""
 SUBSTEPS = 2
 """RK4 steps per quarter of an hour; the error is below 3e-4 K after a step of full cooling."""
 COOLING = 12.0
 """Largest cooling of the whole house [kW thermal]; the record's largest demand is 10.6."""
-# Gains of the house by hour of the day [kW]: people and appliances, as identified, on the mean day.
+# Heat from people and appliances in the house by hour of the day [kW], fitted to the mean day.
 INTERNAL_GAIN = (
     *(0.728, 0.731, 0.731, 0.731, 0.737, 0.740, 0.707, 0.669, 0.649, 0.624, 0.648, 0.637),
     *(0.673, 0.651, 0.656, 0.654, 0.691, 0.703, 0.719, 0.731, 0.754, 0.767, 0.726, 0.726),
 )
 SUPPLY = 8.0
-"""Temperature of the chilled side [°C], as in CityLearn."""
+"""Temperature of the heat pump's cold side [°C], as in CityLearn."""
 NIGHT_PRICE, DAY_PRICE = 0.12, 0.36
 """Prices [$/kWh]; the second applies from 14 to 20 h."""
 COMFORT_LOW, COMFORT_HIGH, AWAY_HIGH = 21.0, 25.0, 27.0
@@ -47,7 +47,7 @@ COMFORT_LOW, COMFORT_HIGH, AWAY_HIGH = 21.0, 25.0, 27.0
 LEAVE, RETURN = 9.0, 16.0
 """Start and end [h] of the hours in which half of the people are out, as in the record."""
 DISCOMFORT = 0.2
-"""Cost of temperatures outside the comfort band [$/(K² h)]."""
+"""Cost per hour of the squared distance to the comfort band [$/(K² h)]."""
 
 SPEC = PlantSpec(
     name="hvac_control",
@@ -77,11 +77,11 @@ SPEC = PlantSpec(
 )
 LIMIT = SPEC.constraints[0]
 AIR = slice(4, 7)
-"""Zone temperatures in the observation."""
+"""Indices of the air temperatures in the observation."""
 
 
 class Params(NamedTuple):
-    """Constants of the whole house, as identified unless stated otherwise, and the weather."""
+    """Constants of the whole house and the weather. Constants are fitted to the data unless stated otherwise."""
 
     air_capacity: Scalar = 0.852
     """Heat capacity of the air [kWh/K]."""
@@ -94,17 +94,17 @@ class Params(NamedTuple):
     mass_loss: Scalar = 0.362
     """Heat conductance from walls to outdoors [kW/K]."""
     aperture: Scalar = 1.0
-    """Effective window area for the sun [m²], assumed: see benchmarks/identify/hvac.py."""
+    """Effective window area for the sun [m²], assumed."""
     gain_scale: Scalar = 1.0
-    """Internal gains, relative to the mean day [1]."""
+    """Heat from people and appliances, relative to the mean day [1]."""
     doors: Scalar = 0.1
     """Heat conductance between the core and each other zone [kW/K], assumed."""
     swing: Scalar = 0.6
-    """Extra share of the sun in the east in the morning and in the west in the evening [1], assumed."""
+    """Relative increase of the sun's heat in the east in the morning, and in the west in the evening [1], assumed."""
     carnot: Scalar = 0.25
-    """Performance of the heat pump relative to Carnot [1], the middle of CityLearn's range."""
+    """Coefficient of performance relative to Carnot's limit [1], the middle of CityLearn's range."""
     noise_sd: Scalar = 0.0
-    """Measurement noise of air, wall and outdoor temperatures [K]."""
+    """Standard deviation of the noise of all thermometers [K]."""
     start_temperature: Scalar = 23.5
     """Temperature at midnight [°C], the record's mean."""
     start_spread: Scalar = 0.0
@@ -123,7 +123,7 @@ class Domain(NamedTuple):
     noise_sd: float = 0.1
     start_spread: float = 0.5
     outdoor_mean_spread: float = 1.5
-    """Half range of the mean outdoor temperature [K]; the record has one month, so this represents the season."""
+    """Half range of the mean outdoor temperature [K]: it represents the season, because the record has one month."""
     outdoor_sd: float = 1.908
     """Standard deviation of the outdoor temperature [K], as fitted."""
     clearness_sd: float = 0.166
@@ -147,7 +147,7 @@ NOMINAL = Params()
 
 
 def exposure(hour: Float[Array, ""], params: Params) -> Float[Array, " 3"]:
-    """Return the share of the house's sun in each zone, larger in the east in the morning. The shares sum to 1."""
+    """Return the share (3,) of the sun's heat in each zone, larger in the east in the morning, with sum 1."""
     east_of_noon = weather.sun(hour)[1]
     turn = params.swing * east_of_noon * jnp.asarray((1.0, 0.0, -1.0), hour.dtype)
     return jnp.asarray(SHARES, hour.dtype) * (1 + turn)
@@ -159,7 +159,7 @@ def derivative(
     heat: Float[Array, " 3"],
     params: Params,
 ) -> Float[Array, " 6"]:
-    """Return dy/dt [K/h] for y = (Ta, Tm) [°C], at an outdoor temperature [°C] and with heat into the air [kW]."""
+    """Return dy/dt (6,) [K/h] of y = (Ta, Tm) [°C], at the outdoor temperature [°C] and heat into the air [kW]."""
     air, mass = y[:3], y[3:]
     share = jnp.asarray(SHARES, y.dtype)
     inward = params.air_to_mass * (mass - air)
@@ -173,10 +173,10 @@ def derivative(
 def advance(
     y: Float[Array, " 6"], cooling: Float[Array, " 3"], hour: Float[Array, ""], now: Weather, params: Params
 ) -> tuple[Float[Array, " 6"], Float[Array, " 3"]]:
-    """Integrate y = (Ta, Tm) [°C] over a quarter of an hour with constant weather and cooling [kW].
+    """Return y = (Ta, Tm) after a quarter of an hour with constant weather and cooling (3,) [kW].
 
     Returns:
-        (Ta, Tm) [°C] after the step, and each zone's least margin [K] during the step.
+        (6,), (Ta, Tm) [°C] after the step; (3,), each zone's least distance [K] to its limits during the step.
     """
     people = jnp.asarray(INTERNAL_GAIN, y.dtype)[jnp.floor(hour).astype(jnp.int32)] * params.gain_scale
     sun = params.aperture * now.irradiance * exposure(hour, params)
@@ -187,19 +187,19 @@ def advance(
 
 
 def performance(outdoor: Float[AnyArray, "*n"], params: Params) -> Float[Array, "*n"]:
-    """Return the coefficient of performance [1]: η · 281.15 K / (To − 8 °C), at most 10, as in CityLearn."""
+    """Return the coefficient of performance [1]: carnot · 281.15 K / (To − 8 °C), at most 10, as in CityLearn."""
     lift = jnp.maximum(jnp.asarray(outdoor) - SUPPLY, 1.0)
     return jnp.minimum(params.carnot * (SUPPLY + 273.15) / lift, 10.0)
 
 
 def price(hour: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
-    """Price [$/kWh] of the interval that ends at this hour."""
+    """Return the energy price [$/kWh] of the interval that ends at this hour."""
     hour = jnp.asarray(hour)
     return jnp.where((hour > 14.0) & (hour <= 20.0), DAY_PRICE, NIGHT_PRICE).astype(hour.dtype)
 
 
 def comfort_band(hour: Float[AnyArray, "*n"]) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
-    """Lowest and highest comfortable temperature [°C] of the interval that ends at this hour."""
+    """Return the lowest and highest comfortable temperature [°C] in the interval that ends at this hour."""
     hour = jnp.asarray(hour)
     high = jnp.where((hour > LEAVE) & (hour <= RETURN), AWAY_HIGH, COMFORT_HIGH).astype(hour.dtype)
     return jnp.full_like(hour, COMFORT_LOW), high
@@ -212,7 +212,7 @@ def reward_of(
     cooling: Float[AnyArray, "*n 3"],
     params: Params,
 ) -> Float[Array, "*n"]:
-    """Reward [$] of an interval: −dt (price Σ Q / COP + discomfort Σ share (K outside the comfort band)²).
+    """Return the reward [$] of an interval: −dt (price Σ Q / COP + 0.2 Σ share · (K outside the comfort band)²).
 
     Args:
         hour: (...), end of the interval [h].
@@ -228,7 +228,7 @@ def reward_of(
 
 
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
-    """Draw a house and weather statistics uniformly from the domain."""
+    """Draw the house's constants and the mean outdoor temperature uniformly from the domain."""
     key_house, key_weather = jax.random.split(key)
     drawn = jax.random.uniform(key_house, (6,))
     away = 2 * drawn - 1
@@ -260,7 +260,7 @@ def _observe(state: State, noise: Float[Array, " 7"]) -> Float[Array, " 13"]:
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 13"]]:
-    """Start at midnight: air near the usual temperature, walls in equilibrium, cooling that keeps the air constant."""
+    """Draw an initial state at midnight: walls are in equilibrium, and the cooling keeps the air constant."""
     key_weather, key_zones, key_noise = jax.random.split(key, 3)
     now = weather.begin(jax.random.normal(key_weather, (2,)), params.weather)
     air = params.start_temperature + params.start_spread * jax.random.uniform(key_zones, (3,), minval=-1.0, maxval=1.0)
@@ -277,7 +277,7 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 13"]
 def operate(
     state: State, action: Float[Array, " 3"], now: Weather, params: Params
 ) -> tuple[State, Float[Array, " 3"], Float[Array, ""]]:
-    """Simulate a quarter of an hour of given weather; return the next state, margins [K] and reward [$]."""
+    """Simulate a quarter of an hour in the weather `now`; return next state, distances [K] to limits, reward [$]."""
     cooling = clip_to(SPEC.action, action)
     hour = weather.middle(state.step + 1, action.dtype)
     y, margins = advance(jnp.concatenate([state.air, state.mass]), cooling, hour, now, params)
@@ -287,7 +287,7 @@ def operate(
 
 
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 3"], params: Params) -> tuple[State, Timestep]:
-    """Simulate a quarter of an hour under cooling [kW], clipped; a limit violation does not terminate."""
+    """Simulate a quarter of an hour under clipped cooling [kW]. Episodes never terminate, even beyond a limit."""
     draw = jax.random.normal(key, (2 + THERMOMETERS,), action.dtype)
     now = weather.follow(state.weather, state.step + 1, draw[:2], params.weather)
     next_state, margins, reward = operate(state, action, now, params)
@@ -303,7 +303,7 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 3"], params: Pa
 def predict(
     observation: Float[Array, " 13"], action: Float[Array, " 3"], params: Params
 ) -> tuple[Float[Array, " 13"], Float[Array, " 3"]]:
-    """Predict the next observation with the expected weather, and the least margins [K] of the step."""
+    """Predict the next observation for the expected weather, and each zone's least distance [K] to a limit."""
     hour, *sky = observation[:4]
     air, mass, cooling = jnp.split(observation[4:], 3)
     state = State(jnp.round(hour / DT).astype(jnp.int32), Weather(*sky), air, mass, cooling)
@@ -313,7 +313,7 @@ def predict(
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 13"], params: Params) -> tuple[State, Params]:
-    """Set the state to a logged observation; the measurement noise of the temperatures is subtracted."""
+    """Return the state of the logged measurements, minus random noise of the thermometers."""
     air, mass, cooling = jnp.split(observation[4:], 3)
     noise = params.noise_sd * jax.random.normal(key, (THERMOMETERS,), observation.dtype)
     now = jnp.round(observation[0] / DT).astype(jnp.int32)
@@ -328,20 +328,20 @@ def applied(observation: Float[Array, " 13"]) -> Float[Array, " 3"]:
 
 
 def logged_margins(next_observation: Float[AnyArray, "*n 13"]) -> Float[Array, "*n 3"]:
-    """Margins [K] of logged rows, from the temperatures measured after the step."""
+    """Return the distances [K] of measured air temperatures after the step to the limits, for logged rows."""
     return two_sided_margin(next_observation[..., AIR], LIMIT.low, LIMIT.high)
 
 
 def logged_reward(
     observation: Float[AnyArray, "*n 13"], action: Float[AnyArray, "*n 3"], next_observation: Float[AnyArray, "*n 13"]
 ) -> Float[Array, "*n"]:
-    """Reward [$] of logged rows, from measured temperatures and the applied cooling."""
+    """Return the rewards [$] of logged rows, from measured temperatures and the applied cooling."""
     hour, outdoor = next_observation[..., 0], next_observation[..., 1]
     return reward_of(hour, outdoor, next_observation[..., AIR], next_observation[..., 10:13], NOMINAL)
 
 
 class ThermostatParams(NamedTuple):
-    """Gains of each zone's PI controller, and timetable of the set point."""
+    """Gains of the PI controllers of the zones, and timetable of the set point."""
 
     kp: Scalar = 1.5
     """Proportional gain [kW/K]."""
@@ -350,11 +350,11 @@ class ThermostatParams(NamedTuple):
     below: Scalar = 0.4
     """Distance of the set point below the upper comfort limit [K]."""
     ahead: Scalar = 1.0
-    """Time [h] before the return of people at which the set point falls."""
+    """Time between the drop of the set point and the return of the people [h]."""
 
 
 def setpoint(hour: Float[Array, ""], params: ThermostatParams) -> Float[Array, ""]:
-    """Return the set point [°C]: the lower of the upper comfort limits now and `ahead` hours later, minus `below`."""
+    """Return the set point [°C]: min(upper comfort limit now, upper comfort limit `ahead` hours later) − `below`."""
     now, then = comfort_band(hour + DT)[1], comfort_band(hour + params.ahead)[1]
     return jnp.minimum(now, then) - params.below
 
@@ -405,7 +405,7 @@ PLANT = Plant(
     applied=applied,
     resume=resume,
     fallback=thermostat,
-    # Found by benchmarks.tuning: half a kelvin above the comfort band, because discomfort there costs less than energy.
+    # Found by benchmarks.tuning. The set point is 0.53 K above the comfort band: energy costs more than discomfort.
     fallback_params=ThermostatParams(kp=1.5, ki=0.35, below=-0.53, ahead=5.9),
     found_params=ThermostatParams(),
     reference=planner,

@@ -2,7 +2,7 @@
 
 Fitted by benchmarks/identify/hvac.py to the weather of the CityLearn Challenge 2023, phase 1
 (intelligent-environments-lab/CityLearn, MIT): hourly, one June in Austin, Texas. One month has no seasons, so the
-operating domain shifts the mean. The clear sky is Haurwitz's (J. Meteorology 2, 1945).
+operating domain shifts the mean. Irradiance without clouds is by Haurwitz (J. Meteorology 2, 1945).
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class WeatherParams(NamedTuple):
     outdoor_time_constant: Scalar = 28.1
     """Time constant of the temperature deviation [h]."""
     clearness_mean: Scalar = 0.779
-    """Mean share of the clear sky's irradiance [1]."""
+    """Mean clearness: irradiance relative to a sky without clouds [1]."""
     clearness_sd: Scalar = 0.0
     """Standard deviation of the clearness [1]."""
     clearness_time_constant: Scalar = 18.1
     """Time constant of the clearness deviation [h]."""
     recorded: Float[AnyArray, "T 2"] | None = None
     """Record that replaces the random weather: outdoor temperature [°C] and global horizontal irradiance [kW/m²] per
-    quarter of an hour from midnight. The last row repeats."""
+    quarter of an hour from midnight. After the end, the last row is used."""
 
 
 class Weather(NamedTuple):
@@ -62,14 +62,14 @@ class Weather(NamedTuple):
 
 
 def sun(hour: Float[AnyArray, "*n"]) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
-    """Return the sine of the solar elevation (0 at night), and the sun's position from east (1) to west (−1)."""
+    """Return the sine of the solar elevation (0 at night), and the sun's position: 1 in the east, −1 in the west."""
     angle = jnp.pi / 12 * (jnp.asarray(hour) - NOON)
     height = np.sin(LATITUDE) * np.sin(DECLINATION) + np.cos(LATITUDE) * np.cos(DECLINATION) * jnp.cos(angle)
     return jnp.maximum(height, 0.0), -jnp.sin(angle)
 
 
 def clear_sky(hour: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
-    """Return the irradiance without clouds, 1.098 c exp(−0.057/c) [kW/m²], with c the sine of the solar elevation."""
+    """Return the irradiance without clouds 1.098 c exp(−0.057/c) [kW/m²]; c is the sine of the solar elevation."""
     height = jnp.maximum(sun(hour)[0], 1e-3)
     return jnp.where(height > 1e-3, 1.098 * height * jnp.exp(-0.057 / height), 0.0)
 
@@ -89,12 +89,12 @@ def middle(step: Int[Array, ""], dtype: jnp.dtype) -> Float[Array, ""]:
 def follow(before: Weather, step: Int[Array, ""], draw: Float[Array, " 2"], params: WeatherParams) -> Weather:
     """Return the weather of the interval that ends `step` intervals after midnight.
 
-    Deviations d of temperature and clearness follow d⁺ = φ d + sd √(1 − φ²) w with φ = exp(−dt/τ).
+    Deviations d of temperature and clearness change to φ d + sd √(1 − φ²) w with φ = exp(−dt/τ).
 
     Args:
         before: weather of the previous interval.
         step: number of the interval, 1 for the first of the day.
-        draw: (2,), standard normal numbers w; zero for the expected weather.
+        draw: (2,), standard normal numbers w; zeros give the expected weather.
     """
     dtype = before.outdoor.dtype
     if params.recorded is not None:
@@ -113,7 +113,7 @@ def follow(before: Weather, step: Int[Array, ""], draw: Float[Array, " 2"], para
 
 
 def begin(draw: Float[Array, " 2"], params: WeatherParams) -> Weather:
-    """Return the weather before midnight, with deviations drawn from their stationary distribution."""
+    """Return the weather just before midnight; `draw` has two standard normal numbers for the deviations."""
     zero, dtype = jnp.zeros((), jnp.int32), draw.dtype
     outdoor = wave(middle(zero, dtype), params) + params.outdoor_sd * draw[0]
     clearness = jnp.clip(params.clearness_mean + params.clearness_sd * draw[1], 0.05, 1.1)

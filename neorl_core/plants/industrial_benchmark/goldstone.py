@@ -3,7 +3,7 @@
 Hein et al.: Introduction to the "Industrial Benchmark" (arXiv 1610.03793) and arXiv 1709.09480. The potential
 is a tilted Mexican hat over the radius r, which is the effective shift. The hat's angle φ has 24 steps per turn. If r
 is outside the safe zone, the hat turns by one step per control step: first away and, after the strongest penalty, back.
-If r is inside, the hat returns to the start. The optimal radius at each angle is max(|sin φ|, sin 15°), so r is warped.
+If r is inside, the hat turns back to its start. A nonlinear scale for r makes max(|sin φ|, sin 15°) the optimal radius.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from neorl_core.plants.base import Scalar
 TOP = 6
 """Steps to the angle of the strongest penalty, a quarter of a turn."""
 REACH = math.sin(math.pi / 12)
-"""Least radius of an optimum."""
+"""Smallest optimal radius over all angles."""
 SAFE = REACH / 2
 """Radius of the zone in which the hat returns to the start."""
 
@@ -70,12 +70,12 @@ def shift_of(radius: Float[Array, ""], setpoint: Float[Array, ""]) -> Float[Arra
 
 
 def rest(dtype: Any) -> Automaton:
-    """Return the initial state, to which the automaton returns in the safe zone."""
+    """Return the initial state. In the safe zone, the automaton returns to this state."""
     return Automaton(jnp.ones((), dtype), jnp.ones((), dtype), jnp.zeros((), dtype))
 
 
 def turn(automaton: Automaton, radius: Float[Array, ""]) -> Automaton:
-    """Advance the automaton by one step at a radius."""
+    """Return the automaton after one control step with the effective shift `radius`."""
     facing, response, phi = automaton
     home = jnp.abs(radius) <= SAFE
     side = jnp.sign(radius)
@@ -91,9 +91,9 @@ def turn(automaton: Automaton, radius: Float[Array, ""]) -> Automaton:
 
 
 def potential(phi: Float[Array, ""], radius: Float[Array, ""]) -> Float[Array, ""]:
-    """Return L at an angle (in steps) and a radius, which is warped so that the minimum −1 lies at the optimum.
+    """Return the potential L(r, φ) at an angle (in steps) and a radius.
 
-    The warp is linear up to the optimum, and beyond the optimum a power that maps 2 to 2.
+    A first scaling moves the minimum of L to the optimal radius: linear up to this radius, beyond it a power.
     """
     index = jnp.asarray(phi + TOP, jnp.int32)
     sine, valley, optimum = (jnp.asarray(x, radius.dtype)[index] for x in (_SINES, _VALLEYS, _OPTIMA))

@@ -3,7 +3,7 @@
 Hein et al.: A benchmark environment motivated by industrial control problems (SSCI 2017, arXiv 1709.09480). The
 equations are those of the authors' Python code (github.com/siemens/industrialbenchmark, Apache-2.0, MIT for the
 Goldstone part) and match its recorded traces to 1e-9. The actions change three steerings (velocity v, gain g, shift h)
-under a load p, which is called set point. Consumption c responds to velocity and gain with a delay of five to nine
+under a load p, the "set point". Consumption c responds to velocity and gain with a delay of five to nine
 steps, and to the shift through the automaton of `goldstone.py`. Fatigue f responds at once, until one of two hidden
 gauges runs away and keeps fatigue high. The observation shows 6 of the 21 state variables, as in the authors' Gym
 interface.
@@ -32,13 +32,13 @@ START = 50.0
 DELAY = (0.11111, 0.22222, 0.33333, 0.22222, 0.11111, 0.0, 0.0, 0.0, 0.0, 0.0)
 """Weights of the last ten operational costs, oldest first."""
 TOLERANCE = 0.05
-"""A hidden gauge follows the effective action up to this value."""
+"""Largest effective action that a hidden gauge follows exactly."""
 RUNAWAY, RUNAWAY_MAX, RUNAWAY_RATE = 1.2, 5.0, 1.1
-"""From 1.2 a hidden gauge grows by a tenth per step, up to 5; only a lower effective action resets it."""
+"""From 1.2 on, a hidden gauge grows by 10 % per step, up to 5. Only an effective action within TOLERANCE ends this."""
 MISCALIBRATION_COST = 25.0
 FATIGUE_COST = 3.0
 FATIGUE_LIMIT, CONSUMPTION_LIMIT = 110.0, 350.0
-"""Limits that NeoRL adds. Constant steerings and the tuned controller keep both limits at every set point; random
+"""Limits that NeoRL adds. Constant steerings and the tuned controller keep these limits at every set point; random
 steering does not. Fatigue never exceeds 30000/(5v + 100) − 0.01 g², so this bound proves some pairs (v, g) safe."""
 
 SPEC = PlantSpec(
@@ -72,7 +72,7 @@ class Params(NamedTuple):
     setpoint: Scalar = 70.0
     """p, the load, 0 to 100; constant during an episode."""
     noise: Scalar = 0.0
-    """1: the benchmark's noise; 0: no random draws, as in the shield's model."""
+    """1: the benchmark's noise; 0: no noise, as in the predictions of the shield."""
 
 
 class Domain(NamedTuple):
@@ -99,7 +99,7 @@ class Noise(NamedTuple):
 
 
 class State(NamedTuple):
-    """The true state, mostly hidden."""
+    """The true state. Most variables are not observed."""
 
     steering: Float[Array, " 3"]
     """Velocity, gain, shift, each 0 to 100."""
@@ -117,9 +117,9 @@ NOMINAL = Params()
 
 
 def effective_actions(steering: Float[Array, " 3"], setpoint: Scalar) -> Float[Array, " 2"]:
-    """Return effective gain and velocity, each scaled so that all steerings at this set point give 0 to 1.
+    """Return effective gain and effective velocity, scaled to 0..1 over all steerings at this set point p.
 
-    Before scaling, gain is 1/(g + 1 + p) and velocity (g + 2 + p)/(v + 101 − p), with set point p.
+    Before scaling, the effective gain is 1/(g + 1 + p) and the effective velocity (g + 2 + p)/(v + 101 − p).
     """
     v, g, _ = steering
 
@@ -135,7 +135,7 @@ def effective_actions(steering: Float[Array, " 3"], setpoint: Scalar) -> Float[A
 
 
 def basic_fatigue(steering: Float[Array, " 3"]) -> Float[Array, ""]:
-    """Return fb = max(0, 30000/(5v + 100) − 0.01 g²), the upper bound of fatigue."""
+    """Return the upper bound of fatigue, fb = max(0, 30000/(5v + 100) − 0.01 g²), at steering (v, g, h)."""
     v, g, _ = steering
     return jnp.maximum(30000.0 / (5.0 * v + 100.0) - 0.01 * jnp.square(g), 0.0)
 
@@ -147,12 +147,12 @@ def operational_cost(steering: Float[Array, " 3"], setpoint: Scalar) -> Float[Ar
 
 
 def move(steering: Float[Array, " 3"], action: Float[Array, " 3"]) -> Float[Array, " 3"]:
-    """Move the steerings by an action within ±1; the result is clipped to 0..100."""
+    """Return the steerings after moves, clipped to ±1 and scaled by `STEPS`. Steerings stay within 0 to 100."""
     return jnp.clip(steering + jnp.asarray(STEPS, steering.dtype) * clip_to(SPEC.action, action), 0.0, 100.0)
 
 
 def draw_noise(key: PRNGKeyArray, size: Scalar, dtype: Any) -> Noise:
-    """Draw the noise of a step, multiplied by `size` [1], except for the chances."""
+    """Draw the noise of a step. `size` multiplies all parts but `chance`; 0 is no noise, 1 the benchmark's noise."""
     uniform = jax.random.uniform(key, (6,), dtype)
     normal = jax.random.normal(jax.random.fold_in(key, 1), (2,), dtype)
     exponential = -0.1 * jnp.log1p(-uniform[:2])
@@ -184,7 +184,7 @@ def _consumption(
 
 
 def advance(state: State, action: Float[Array, " 3"], noise: Noise, params: Params) -> State:
-    """Advance the benchmark by one step with moves clipped to ±1 and given noise."""
+    """Return the state after one step with moves, clipped to ±1, and the given noise."""
     steering = move(state.steering, action)
     hidden, fatigue = _fatigue(state.hidden, steering, noise, params.setpoint)
     costs = jnp.append(state.costs[1:], operational_cost(steering, params.setpoint))
@@ -200,7 +200,7 @@ def reward_of(fatigue: Float[AnyArray, "*n"], consumption: Float[AnyArray, "*n"]
 
 
 def margins_of(fatigue: Float[AnyArray, "*n"], consumption: Float[AnyArray, "*n"]) -> Float[Array, "*n 2"]:
-    """Distance of fatigue and consumption to their limits."""
+    """Return the distances of fatigue and consumption to their limits; negative beyond a limit."""
     both = jnp.stack([jnp.asarray(fatigue), jnp.asarray(consumption)], axis=-1)
     return jnp.stack([two_sided_margin(both[..., k], c.low, c.high) for k, c in enumerate(SPEC.constraints)], axis=-1)
 
@@ -217,7 +217,7 @@ def _observe(state: State, setpoint: Scalar) -> Float[Array, " 6"]:
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 6"]]:
-    """Start as the authors' code does: all steerings at 50, ten equal past costs, and one step without action."""
+    """Return the authors' initial state: steerings at 50, ten equal past costs, then one step without moves."""
     steering = jnp.full(3, START)
     zero = jnp.zeros(())
     costs = jnp.full(10, operational_cost(steering, params.setpoint))
@@ -243,10 +243,10 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 3"], params: Pa
 def predict(
     observation: Float[Array, " 6"], action: Float[Array, " 3"], params: Params
 ) -> tuple[Float[Array, " 6"], Float[Array, " 2"]]:
-    """Predict the next observation and the margins from the six state variables that are observed, of 21.
+    """Predict the next observation and the margins. Only 6 of the 21 state variables are observed.
 
-    Velocity, gain and shift are exact; the set point is the observed one, not that of `params`. Assumptions about the
-    hidden state:
+    Velocity, gain and shift are exact; the set point is the observed value, not `params.setpoint`. Assumptions about
+    the hidden state:
 
     - Velocity and gain were constant during the last ten steps, so consumption is predicted too early during moves.
     - The automaton is on the way out, at the angle that best explains the consumption.
@@ -271,7 +271,7 @@ def predict(
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 6"], params: Params) -> tuple[State, Params]:
-    """Set set point and steerings to a logged observation. Delayed costs, gauges and automaton keep their values."""
+    """Return state and constants with the logged steerings and set point; other state variables do not change."""
     return state._replace(steering=observation[1:4]), params._replace(setpoint=observation[0])
 
 
@@ -281,19 +281,19 @@ def applied(observation: Float[Array, " 6"]) -> Float[Array, " 3"]:
 
 
 def logged_margins(next_observation: Float[AnyArray, "*n 6"]) -> Float[Array, "*n 2"]:
-    """Margins of logged rows after the step."""
+    """Return the distances of fatigue and consumption to their limits after the step, for logged rows."""
     return margins_of(next_observation[..., 4], next_observation[..., 5])
 
 
 def logged_reward(
     observation: Float[AnyArray, "*n 6"], action: Float[AnyArray, "*n 3"], next_observation: Float[AnyArray, "*n 6"]
 ) -> Float[Array, "*n"]:
-    """Reward of logged rows, −(3f + c) after the step."""
+    """Return the rewards −(3f + c) of logged rows, from fatigue f and consumption c after the step."""
     return reward_of(next_observation[..., 4], next_observation[..., 5])
 
 
 class SteeringParams(NamedTuple):
-    """Target velocity and gain by set point, and the shift's path as the automaton turns."""
+    """Target velocity and gain for each set point, and target shift for each angle of the automaton."""
 
     setpoints: Any
     """(P,), set points in ascending order."""
@@ -335,10 +335,10 @@ HELD = SteeringParams(
     ),
     radii=(-0.125,) * 12,
 )
-"""The best constants, as an operator would use."""
+"""The best constant steerings, as an operator would use them."""
 ROUND = HELD._replace(radii=(0.129, *(math.sin(k * math.pi / 12) for k in (1, 2, 3, 4, 5, 6, 5, 4, 3, 2, 1))))
-"""The shift follows the optimum |sin φ| out and back in 12 steps; at the start it is just inside the safe zone, which
-turns the hat outwards again. Dynamic programming over the Goldstone cost finds no better shift."""
+"""The shift follows the optimum |sin φ| out and back in 12 steps; at the start the shift is just inside the safe zone,
+which turns the hat outwards again. Dynamic programming over the Goldstone cost finds no better shift."""
 
 PLANT = Plant(
     spec=SPEC,

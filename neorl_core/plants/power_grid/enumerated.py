@@ -1,7 +1,7 @@
-"""Losses of all radial topologies of the 33-bus feeder, and so the exact optimum of switching for any load.
+"""Losses of all radial topologies of the 33-bus feeder; the smallest loss is the exact optimum of switching.
 
-By Kirchhoff's theorem the feeder has 50,751 spanning trees, each a radial topology. Each tree corresponds to switch
-positions, one open line per loop.
+The feeder has 50,751 spanning trees (Kirchhoff's theorem). Each tree is a radial topology, given by one open
+line per loop.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def positions() -> Int[np.ndarray, "K 5"]:
 
 
 def opened_by(of: Int[np.ndarray, "K 5"]) -> Bool[np.ndarray, "K 37"]:
-    """Return for each of K switch positions which of the 37 lines are open."""
+    """Return whether each of the 37 lines is open, for K rows of switch positions."""
     opened = np.zeros((len(of), feeder33.LINES), bool)
     np.put_along_axis(opened, np.asarray(jax.jit(jax.vmap(open_lines))(of)), True, axis=1)
     return opened
@@ -46,9 +46,9 @@ def losses(
     impedance: Float[Array, "C 37 2"],
     source: Float[Array, ""],
 ) -> tuple[Float[Array, "K C"], Float[Array, "K C"]]:
-    """Return losses [MW] and lowest voltages [pu] of each topology under each load.
+    """Return losses [MW] and lowest voltages [pu] of K topologies for C loads.
 
-    The losses are infinite if a voltage is below 0.6 pu, because eight iterations are then too few.
+    If a voltage is below 0.6 pu, the loss is infinite, because the eight iterations do not converge.
 
     Args:
         of: (K, 5), switch positions.

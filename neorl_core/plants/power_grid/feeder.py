@@ -1,8 +1,8 @@
 """Arrays that describe a feeder: lines, loads, and the loops closed by the tie lines.
 
 A feeder is a meshed network operated as a tree: one line of each loop is open. Bus 0 is the substation. Loads are
-listed for buses 1 to N. Lines count from zero; the ties, which are open by default, come last. `power_flow.py` and
-`radial.py` compute the power flow of any topology from these arrays.
+listed for buses 1 to N. Line numbers start at 0. The last lines are the ties, which are open by default. The files
+`power_flow.py` and `radial.py` compute the power flow of any topology from these arrays.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Feeder(NamedTuple):
 
     name: str
     ends: Int[np.ndarray, "L 2"]
-    """The buses joined by each line; a line at the substation begins there."""
+    """Start bus and end bus of each line. A line at the substation starts at the substation."""
     resistance: Float[np.ndarray, " L"]
     """Resistance of each line [pu]."""
     reactance: Float[np.ndarray, " L"]
@@ -31,10 +31,10 @@ class Feeder(NamedTuple):
     ties: int
     """T, the number of ties, which are the last lines."""
     base_path: Float[np.ndarray, "L N"]
-    """Paths with open ties: ±1 if a line lies between the substation and a bus, else 0; negative if the line's
-    direction is towards the substation."""
+    """Paths from the substation to the buses if all ties are open: 1 if a line is on the path, −1 if the line is on the
+    path in reverse direction, else 0."""
     loops: Float[np.ndarray, "T L"]
-    """Loop closed by each tie: 1 if a line runs with the tie, −1 if against, else 0."""
+    """Loop that each tie closes: 1 if a line is in the loop in the tie's direction, −1 if in reverse, else 0."""
 
 
 def feeder_of(
@@ -44,15 +44,15 @@ def feeder_of(
     loads: Sequence[tuple[float, float]],
     ties: int,
 ) -> Feeder:
-    """Build a feeder from tables.
+    """Return a feeder, built from tables of lines and loads.
 
     Args:
         kilovolts: line-to-line voltage of the feeder [kV].
-        lines: from, to, resistance [Ω], reactance [Ω]; ties last; buses count from zero, the substation.
+        lines: from bus, to bus, resistance [Ω], reactance [Ω]; ties last. Bus 0 is the substation.
         loads: active [kW] and reactive [kvar] load of buses 1 to N.
 
     Raises:
-        ValueError: if the lines without the ties are not a tree of the buses.
+        ValueError: if the lines without the ties do not form a tree of all buses.
     """
     ends = np.array([line[:2] for line in lines])
     ends = np.where(ends[:, 1:] == 0, ends[:, ::-1], ends)
@@ -90,8 +90,8 @@ def _paths(name: str, ends: Int[np.ndarray, "L 2"], closed: int, buses: int) -> 
         break
     if left or len(reached) != buses or closed != buses - 1:
         raise ValueError(
-            f"the {closed} lines of feeder {name} without ties must be a tree of all {buses} buses, but they reach "
-            f"{len(reached)}: list the ties last and set `ties` to their number"
+            f"the {closed} lines of feeder {name} without ties must be a tree of all {buses} buses, but they have a "
+            f"loop or a gap ({len(reached)} buses reached): list the ties last and set `ties` to the number of ties"
         )
     return path
 

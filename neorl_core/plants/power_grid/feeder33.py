@@ -4,8 +4,8 @@ M. E. Baran, F. F. Wu: Network reconfiguration in distribution systems for loss 
 IEEE Trans. Power Delivery 4(2), 1989, table II, with the correction of line 7-8 that MATPOWER's and pandapower's
 `case33bw` use (0.7114 + 0.2351j Ω). Currents have no limits, as in the paper.
 
-Buses and lines count from zero here and from one in the paper: bus 0 is the substation, line 0 joins buses 0 and 1,
-lines 32 to 36 are the ties.
+Numbers of buses and lines start at 0 here and at 1 in the paper. Bus 0 is the substation, line 0 joins buses 0 and 1,
+and lines 32 to 36 are the ties.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FEEDER: Feeder = feeder_of("case33bw", BASE_KV, _LINES, _LOADS, ties=5)
 
 LINES = len(_LINES)
 BUSES = len(_LOADS)
-"""Buses with an unknown voltage, i.e. without the substation."""
+"""Number of buses without the substation."""
 TIES = FEEDER.ties
 ENDS: Int[np.ndarray, "37 2"] = FEEDER.ends
 RESISTANCE: Float[np.ndarray, " 37"] = FEEDER.resistance
@@ -57,11 +57,11 @@ LOOPS: Float[np.ndarray, "5 37"] = FEEDER.loops
 LOOP_LINES: tuple[tuple[int, ...], ...] = tuple(
     (LINES - TIES + row, *(int(line) for line in np.flatnonzero(LOOPS[row, : LINES - TIES]))) for row in range(TIES)
 )
-"""Lines of each loop, the tie first: a switch position is an index into its loop."""
+"""Lines of each loop, the tie first. A switch position is the index of the open line in this tuple."""
 
 
 def positions_of(lines: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the switch positions, one per loop, that open five lines (counted from zero, in the order of the loops).
+    """Return the switch positions, one per loop, that open these five lines (from 0, in the order of the loops).
 
     Raises:
         ValueError: if a line is not on its loop.

@@ -4,17 +4,17 @@ Every quarter of an hour the controller sets curtailment and reactive power of e
 and the open line of each loop. Then load and sun change and the AC power flow is solved.
 
 The feeder is Baran and Wu's (feeder33.py); units are in units.py. Voltages must stay within ±5 % (ANSI C84.1, range A).
-The paper's case violates this limit (0.913 at full load, with 1.0 at the substation). Here the substation is at 1.02
-and the load peaks at 80 to 100 % of the paper's loads. The right open lines, or reactive power, can then keep the
-limits; without any action the limits are violated. Currents have no limits, as in the paper.
+The paper's case violates the lower limit (0.913 pu at full load, with 1.0 pu at the substation). Here the substation is
+at 1.02 pu and the load peaks at 80 to 100 % of the paper's loads. A good choice of open lines, or reactive power, then
+keeps the limits; without any action the limits are violated. Currents have no limits, as in the paper.
 
 The plant's controller has a standard volt-var curve, a timetable for batteries, and a fixed topology. Over
 1,000 days, the Shapley values of the tuned controller's parts are (`python -m benchmarks.tuning.levers`): batteries 418
-$ a day (42 %), reactive power 486 $ (49 %), topology 81 $ (8 %). Without the topology, 673 days violate a limit; with
-all parts none does.
+$ a day (42 %), reactive power 486 $ (49 %), topology 81 $ (8 %). Without the tuned topology, 673 days violate a
+limit; with all parts no day does.
 
-Agents: an inverter observes the clock, its voltage and a sun sensor. A battery observes the clock, its voltage and its
-stored energy. The dispatcher at the substation observes meters and switches, and only the dispatcher moves switches.
+An inverter agent observes the clock, the inverter's voltage and a sun sensor. A battery agent observes the clock, the
+battery's voltage and stored energy. The dispatcher at the substation observes meters, and observes and moves switches.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ LINKS: Links = (
     ("solar_18", "solar_33"),
     ("solar_25", "battery_31"),
 )
-"""Pairs of agents that communicate: along the lines from the substation, and along ties near two units. The agents stay
-connected if any single link is lost."""
+"""Pairs of agents that communicate: along lines from the substation, and along ties near two units. If one link fails,
+every agent can still reach all others."""
 
 
 LIMIT = SPEC.constraints[0]
@@ -138,31 +138,31 @@ class Params(NamedTuple):
     impedance_scale: Scalar = 1.0
     """Impedance of the lines relative to the paper's [1]."""
     source_voltage: Scalar = 1.02
-    """Voltage at the substation [pu], fixed by a tap changer. At the paper's 1.0, distant buses violate any standard."""
+    """Voltage at the substation [pu], fixed by a tap changer. At the paper's 1.0, far buses violate any standard."""
     efficiency: Scalar = units.EFFICIENCY
     """Efficiency of charging and of discharging a battery [1]."""
     load_sd: Scalar = 0.0
-    """Standard deviation of the load's slow relative deviation from the daily curve [1]."""
+    """Standard deviation of the load around the daily curve, as a share; the deviation changes slowly [1]."""
     load_time_constant: Scalar = 3.0
     """Time constant of the load deviation [h]."""
     clearness_mean: Scalar = 0.7
-    """Mean share of the clear sky's irradiance [1]."""
+    """Mean clearness: irradiance relative to a sky without clouds [1]."""
     clearness_sd: Scalar = 0.0
     """Standard deviation of the clearness [1]."""
     clearness_time_constant: Scalar = 1.5
     """Time constant of the clearness deviation [h]."""
     start_energy_spread: Scalar = 0.0
-    """Half range of the state of charge at midnight, around one half [1]."""
+    """Half range of the initial state of charge around 0.5 [1]."""
     voltage_noise: Scalar = 0.0
-    """Relative measurement noise of voltages [1]."""
+    """Standard deviation of the voltage meters' relative noise [1]."""
     meter_noise: Scalar = 0.0
-    """Relative measurement noise of powers, load level and clearness [1]."""
+    """Standard deviation of the relative noise of powers, load level and clearness [1]."""
     topologies: Scalar = 1.0
-    """A day starts with one of this number of topologies, the first in `units.TOPOLOGIES` [1]."""
+    """Number of topologies, from the start of `units.TOPOLOGIES`, with which a day may start [1]."""
 
 
 class Domain(NamedTuple):
-    """The operating domain: variation of days, feeders and batteries."""
+    """The operating domain: how days, feeders and batteries vary. Spreads are half ranges."""
 
     load_scale_low: float = 0.8
     load_scale_high: float = 1.0
@@ -189,7 +189,7 @@ class State(NamedTuple):
     energy: Float[Array, " 2"]
     """Stored energy of each battery [MWh]."""
     positions: Int[Array, " 5"]
-    """Open line of each loop."""
+    """Switch position of each loop: the index of the open line in `feeder33.LOOP_LINES`."""
 
 
 NOMINAL = Params()
@@ -202,7 +202,7 @@ def flow(
     positions: Int[Array, " 5"],
     params: Params,
 ) -> Flow:
-    """Solve the power flow at a load level [1] with the active [MW] and reactive [Mvar] power of the six units."""
+    """Return the power flow at a load level [1] and the active [MW] and reactive [Mvar] power of the six units."""
     dtype = active.dtype
     where = jnp.asarray(units.UNIT_BUSES)
     load = level * jnp.asarray(params.bus_load, dtype)
@@ -218,7 +218,7 @@ def flow(
 
 
 def switch(before: Int[Array, " 5"], command: Float[Array, " 5"]) -> Int[Array, " 5"]:
-    """Round a command to switch positions; keep the present positions if the feeder would not be radial."""
+    """Return the command, rounded to switch positions; return `before` if the feeder would not be radial."""
     wanted = jnp.round(command).astype(before.dtype)
     return jnp.where(is_radial(wanted), wanted, before)
 
@@ -251,7 +251,7 @@ def _noise(key: PRNGKeyArray, params: Params) -> Float[Array, " 13"]:
 def operate(
     state: State, action: Float[Array, " 17"], load_level: Float[Array, ""], clearness: Float[Array, ""], params: Params
 ) -> tuple[State, Flow, Float[Array, ""]]:
-    """Simulate a quarter of an hour under an action, with the load and clearness at its end.
+    """Simulate a quarter of an hour under an action, with load and clearness as at the end of this interval.
 
     Returns:
         The next state, the power flow, and the reward [$].
@@ -278,7 +278,7 @@ def operate(
 
 
 def drift(state: State, draw: Float[Array, " 2"], params: Params) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Return the next load level and clearness. Deviations follow d⁺ = φ d + sd √(1 − φ²) w with φ = exp(−dt/τ)."""
+    """Return the next load level and clearness: deviations d change to φ d + sd √(1 − φ²) w with φ = exp(−dt/τ)."""
     dtype = state.energy.dtype
     taus = jnp.stack(
         [jnp.asarray(params.load_time_constant, dtype), jnp.asarray(params.clearness_time_constant, dtype)]
@@ -308,7 +308,7 @@ def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 21"]]:
-    """Start at midnight, with batteries about half full and one of the allowed topologies."""
+    """Draw an initial state at midnight, with batteries about half full and one of the first `topologies`."""
     key_weather, key_energy, key_topology, key_noise = jax.random.split(key, 4)
     load, sky = jax.random.normal(key_weather, (2,))
     half = 0.5 + params.start_energy_spread * jax.random.uniform(
@@ -328,7 +328,7 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 21"]
 
 
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 17"], params: Params) -> tuple[State, Timestep]:
-    """Simulate a quarter of an hour. If no power flow exists, or units trip, an outage terminates the episode."""
+    """Simulate a quarter of an hour. The episode terminates if no power flow exists or voltages trip units (outage)."""
     key_day, key_noise = jax.random.split(key)
     load_level, clearness = drift(state, jax.random.normal(key_day, (2,), action.dtype), params)
     next_state, solution, reward = operate(state, action, load_level, clearness, params)
@@ -343,7 +343,7 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 17"], params: P
 
 
 def state_of(observation: Float[Array, " 21"]) -> State:
-    """Return the state of an observation, which is complete (with noise). The hour 24 is midnight."""
+    """Return the state that an observation shows, with the noise of load level and clearness. Hour 24 is midnight."""
     hour, load_level, clearness = observation[:3]
     positions = jnp.round(observation[5:10]).astype(jnp.int32)
     return State(jnp.round(hour / units.DT).astype(jnp.int32), load_level, clearness, observation[3:5], positions)
@@ -352,7 +352,7 @@ def state_of(observation: Float[Array, " 21"]) -> State:
 def predict(
     observation: Float[Array, " 21"], action: Float[Array, " 17"], params: Params
 ) -> tuple[Float[Array, " 21"], Float[Array, " 1"]]:
-    """Predict the next observation with expected load and clearness, and the margin [pu] after the step."""
+    """Predict the next observation for the expected load and clearness, and the margin [pu] after the step."""
     state = state_of(observation)
     next_state, solution, _ = operate(state, action, *drift(state, jnp.zeros(2, observation.dtype), params), params)
     observation = _observe(next_state, solution, jnp.zeros(13, observation.dtype))
@@ -360,18 +360,18 @@ def predict(
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 21"], params: Params) -> tuple[State, Params]:
-    """Set the state to a logged observation; the noise of load level and clearness is removed."""
+    """Return the state of the logged measurements, without random noise of load level and clearness."""
     load_level, clearness = observation[1:3] / (1 + _noise(key, params)[:2])
     return state_of(observation)._replace(load_level=load_level, clearness=clearness), params
 
 
 def applied(observation: Float[Array, " 21"]) -> Float[Array, " 17"]:
-    """Return an action without powers, with the present switch positions."""
+    """Return an action with zero powers and the present switch positions; powers are not observed."""
     return jnp.concatenate([jnp.zeros_like(observation[: 2 * len(units.UNITS)]), observation[5:10]])
 
 
 def logged_margins(next_observation: Float[AnyArray, "*n 21"]) -> Float[Array, "*n 1"]:
-    """Return the distance [pu] of the lowest and highest voltage after the step to the nearer limit."""
+    """Return min(lowest voltage − 0.95, 1.05 − highest voltage) [pu] after the step, for logged rows."""
     lowest, highest = next_observation[..., 16], next_observation[..., 17]
     return jnp.minimum(jnp.asarray(lowest) - LIMIT.low, LIMIT.high - jnp.asarray(highest))[..., None]
 
@@ -379,7 +379,7 @@ def logged_margins(next_observation: Float[AnyArray, "*n 21"]) -> Float[Array, "
 def logged_reward(
     observation: Float[AnyArray, "*n 21"], action: Float[AnyArray, "*n 17"], next_observation: Float[AnyArray, "*n 21"]
 ) -> Float[Array, "*n"]:
-    """Reward [$] of logged rows, with the batteries' nominal efficiency."""
+    """Return the rewards [$] of logged rows, with the batteries' nominal efficiency."""
     hour, clearness, feeder_now = next_observation[..., 0], next_observation[..., 2], next_observation[..., 18:21]
     withheld = jnp.minimum(action[..., : units.SOLAR], units.available(hour, clearness)[..., None])
     power = units.battery_power(
@@ -400,14 +400,14 @@ class VoltVarParams(NamedTuple):
     reactive: tuple[float, ...] | Float[Array, " 4"] = (0.44, 0.0, 0.0, -0.44)
     """Reactive power at the corners, relative to the inverter's rating [1]; 0.44 is the maximum."""
     response: Scalar = 0.5
-    """Share of the distance to the curve by which reactive power changes per step [1]. At 1, neighbours oscillate."""
+    """Share of the distance to the curve by which reactive power changes per step [1]. At 1, inverters oscillate."""
     charge_power: Scalar = 0.2
     """Charging power of each battery at night [MW]."""
     discharge_power: Scalar = 0.4
     """Discharging power of each battery in the evening [MW]."""
     topology: Scalar = 1.0
-    """Index into `units.TOPOLOGIES`, rounded down; below 0 the switches do not move. The default is the best
-    topology without sun, from the paper."""
+    """Index into `units.TOPOLOGIES`, rounded down; below 0 the switches do not move. The default is the paper's best
+    topology, for a feeder without sun."""
 
 
 def _volt_var(
@@ -434,8 +434,8 @@ TUNED = VoltVarParams(
     discharge_power=0.482,
     topology=float(units.SUNNY),
 )
-"""Found by `python -m benchmarks.tuning power_grid`: all reactive power that inverters can supply, slowly reduced if
-the voltage approaches the upper limit."""
+"""Found by `python -m benchmarks.tuning power_grid`. Inverters supply all reactive power that they can, and less if the
+voltage approaches the upper limit."""
 
 volt_var = Controller(lambda params, observation: (), _volt_var)
 """Reactive power follows each inverter's voltage, batteries follow a timetable, and the topology is fixed."""

@@ -1,9 +1,9 @@
 """AC power flow on a radial feeder with switches, by a differentiable fixed-point iteration that is fast in batches.
 
-A radial feeder is a meshed feeder with one line of each loop open. Bus currents I flow through the lines as J = Γ I,
-and voltages drop along the same paths, V = V₀ − Γᵀ (z ∘ J), with impedances z and I = conj(S / V) for bus power S. This
-is the fixed point of backward/forward sweeps (Shirmohammadi et al., IEEE Trans. Power Systems 3(2), 1988). The path
-matrix Γ of any topology follows from the matrix of one tree by inverting a matrix with one row per loop.
+A radial feeder is a meshed feeder with one line of each loop open. A bus with power S has the current I = conj(S / V).
+The line currents are J = Γ I, and the bus voltages V = V₀ − Γᵀ (z ∘ J) for impedances z and substation voltage V₀. The
+iteration repeats these equations (backward/forward sweep, Shirmohammadi et al., IEEE Trans. Power Systems 3(2), 1988).
+The path matrix Γ of any topology follows from the matrix of one tree by inverting a matrix with one row per loop.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from neorl_core.plants.base import Scalar
 from neorl_core.plants.power_grid import feeder33 as feeder
 
 LOWEST, HIGHEST = 0.5, 1.2
-"""Voltages [pu]. Below the first, loads draw constant current, so that values stay finite if no solution exists. Above
-the second, inverters trip within 0.16 s (IEEE 1547-2018, table 11)."""
+"""Voltages [pu]. Below LOWEST, loads draw constant current, so that values stay finite if no solution exists. Above
+HIGHEST, inverters trip within 0.16 s (IEEE 1547-2018, table 11)."""
 TOLERANCE = 1e-4
-"""Residual [pu] below which a power flow counts as solved."""
+"""Largest residual [pu] of a solved power flow."""
 
 Parts = tuple[Float[Array, " N"], Float[Array, " N"]]
 
@@ -38,11 +38,11 @@ class Flow(NamedTuple):
     supplied: Float[Array, " 2"]
     """Active and reactive power from the substation."""
     residual: Float[Array, ""]
-    """max |V − (V₀ − Γᵀ (z ∘ J(V)))|, the change by one more sweep; not small if no solution exists."""
+    """max |V − (V₀ − Γᵀ (z ∘ J(V)))|: the change by one more sweep. It is large if no solution exists."""
 
 
 def open_lines(positions: Int[Array, " 5"]) -> Int[Array, " 5"]:
-    """Return the lines (counted from zero) opened by these switch positions."""
+    """Return the five lines (counted from zero) that are open at these switch positions, one per loop."""
     longest = max(map(len, feeder.LOOP_LINES))
     table = jnp.asarray([loop + loop[-1:] * (longest - len(loop)) for loop in feeder.LOOP_LINES])
     return table[jnp.arange(feeder.TIES), positions]
@@ -54,10 +54,10 @@ def _restricted(positions: Int[Array, " 5"], dtype: jnp.dtype) -> tuple[Int[Arra
 
 
 def is_radial(positions: Int[Array, " 5"]) -> Bool[Array, ""]:
-    """Return whether exactly one path feeds every bus if the lines of these switch positions are open.
+    """Return whether the feeder is radial at these switch positions: exactly one path leads to each bus.
 
-    Then |det B_D| = 1, else 0, for the loop matrix's columns B_D of the open lines. The loop matrix is totally
-    unimodular, so these positions are exactly the spanning trees (Tutte: Introduction to the Theory of Matroids, 1971).
+    A radial feeder has |det B_D| = 1, any other feeder 0. B_D has the columns of the loop matrix for the open lines;
+    the loop matrix is totally unimodular (Tutte: Introduction to the Theory of Matroids, 1971).
     """
     return jnp.abs(jnp.linalg.det(_restricted(positions, jnp.dtype(jnp.float32))[1])) > 0.5
 
@@ -65,7 +65,7 @@ def is_radial(positions: Int[Array, " 5"]) -> Bool[Array, ""]:
 def path_matrix(positions: Int[Array, " 5"], dtype: jnp.dtype) -> Float[Array, "37 32"]:
     """Return Γ of a radial topology: ±1 if a line is on the path to a bus, else 0.
 
-    Γ = Γ₀ − (B_D⁻¹ B)ᵀ Γ₀[D]: the loops cancel the base tree's currents in the open lines D.
+    Γ = Γ₀ − (B_D⁻¹ B)ᵀ Γ₀[D]: loop currents cancel the currents in the open lines D. Γ₀ and B are `BASE_PATH`, `LOOPS`.
     """
     lines, restricted = _restricted(positions, dtype)
     base, loops = jnp.asarray(feeder.BASE_PATH, dtype), jnp.asarray(feeder.LOOPS, dtype)
@@ -95,7 +95,7 @@ def solve(
         leaving: lines that begin at the substation.
 
     Returns:
-        The flow, with currents that fit the voltages. Check with `holds` whether the flow is a solution.
+        The flow after the iterations. Check with `holds` whether the flow is a solution.
     """
     r, x = impedance[:, 0], impedance[:, 1]
     # Separate real and imaginary parts: real matrix-vector products are faster than complex ones.
@@ -126,11 +126,11 @@ def solve(
 
 
 def holds(flow: Flow) -> Bool[Array, ""]:
-    """Return whether the flow is solved and all voltages are within [0.5, 1.2] pu, so that units stay connected."""
+    """Return whether the flow is a solution with all voltages within 0.5 to 1.2 pu, so that units do not trip."""
     square = jnp.sum(flow.voltage**2, -1)
     return (flow.residual < TOLERANCE) & (jnp.min(square) > LOWEST**2) & (jnp.max(square) < HIGHEST**2)
 
 
 def magnitude(phasor: Float[Array, "n 2"]) -> Float[Array, " n"]:
-    """Return |x| of phasors, given as (real, imaginary)."""
+    """Return the magnitudes (n,) of phasors (n, 2), given as real and imaginary part."""
     return jnp.sqrt(jnp.sum(phasor**2, -1))

@@ -1,10 +1,9 @@
 """Choose the lines to open so that a feeder stays radial, by the greedy algorithm for a matroid.
 
-The sets of open lines that leave a tree are the bases of the feeder's cographic matroid: the independent columns of the
-loop matrix. The set with the highest total preference is found by taking lines in the order of preference if they are
-independent of the lines taken before (Edmonds: Matroids and the greedy algorithm, Mathematical Programming 1, 1971).
-Every vector of preferences gives a tree, and every tree is reachable, so a policy that outputs preferences always acts
-on radial topologies.
+The feeder stays a tree if the loop matrix's columns of the open lines are independent (bases of the cographic matroid).
+The greedy algorithm takes lines in the order of preference and skips each line that depends on the lines taken before.
+This gives the largest sum (Edmonds: Matroids and the greedy algorithm, Mathematical Programming 1, 1971).
+Every vector of preferences gives a tree, and every tree has such a vector. So an action of preferences is always valid.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ class Topology(NamedTuple):
 
     opened: Bool[Array, " L"]
     path: Float[Array, "L N"]
-    """Γ for `power_flow.solve`: ±1 where a line is on the path from the substation to a bus, else 0."""
+    """Γ for `power_flow.solve`: ±1 if a line is on the path from the substation to a bus, else 0."""
 
 
 def radial(preference: Float[Array, " L"], feeder: Feeder) -> Topology:
-    """Return the radial topology whose open lines D have the largest sum of preferences, subject to `|det B_D| = 1`.
+    """Return the radial topology with the largest sum of preferences of the open lines D, so that `|det B_D| = 1`.
 
     The loop matrix B is totally unimodular, so columns are independent exactly if they are independent modulo 2 (Tutte:
-    Introduction to the Theory of Matroids, 1971), and a column is a few words of bits. Each of T rounds takes the most
-    preferred line with a bit in an unused row, and adds its column, modulo 2, to all columns with this bit. The paths
-    are `Γ = Γ₀ − (B_D⁻¹ B)ᵀ Γ₀[D]`.
+    Introduction to the Theory of Matroids, 1971). Each column is stored as bits. Gaussian elimination modulo 2 with one
+    step per loop selects D: of all lines with a bit in a free row it opens the most preferred line, and removes
+    this bit from all other columns. The paths are `Γ = Γ₀ − (B_D⁻¹ B)ᵀ Γ₀[D]`.
 
     Args:
-        preference: (L,), preference for each line to be open; ties go to the first line, NaN ranks highest.
+        preference: (L,), preference of each line to be open. Of equal values the first line opens; NaN ranks highest.
 
     Example:
         >>> from neorl_core.plants.power_grid.feeder33 import FEEDER
@@ -81,9 +80,9 @@ def _one_bit(words: Shaped[Array, " W"]) -> Shaped[Array, " W"]:
 
 
 def _ordered(preference: Float[Array, " L"]) -> Int[Array, " L"]:
-    """Map preferences to integers in the same order, because argmax of integers is several times as fast.
+    """Return integers with the order of the preferences, because argmax of integers is several times as fast.
 
-    IEEE 754 numbers are ordered like their bits, negative numbers in reverse. The least integer is not used.
+    IEEE 754 numbers have the order of their bits, negative numbers the reverse. The least integer is not used.
     """
     # Positive and negative zero are equal.
     plain = jnp.where(preference == 0, 0.0, preference)
@@ -94,12 +93,12 @@ def _ordered(preference: Float[Array, " L"]) -> Int[Array, " L"]:
 
 
 def leaving(feeder: Feeder) -> tuple[int, ...]:
-    """Return the lines that begin at the substation, for `power_flow.solve`."""
+    """Return the numbers of the lines that start at the substation, for `power_flow.solve`."""
     return tuple(int(line) for line in np.flatnonzero(feeder.ends[:, 0] == 0))
 
 
 class Meshed(NamedTuple):
-    """Matrices for the currents of least loss with all lines closed, which are linear in the load."""
+    """Matrices for `meshed_current`. With all lines closed, the currents of least loss are linear in the load."""
 
     current: Float[np.ndarray, "L N"]
     """Γ₀ − Bᵀ (B R Bᵀ)⁻¹ B R Γ₀ [1]."""
@@ -108,7 +107,7 @@ class Meshed(NamedTuple):
 
 
 def meshed_of(feeder: Feeder) -> Meshed:
-    """Return the matrices of a feeder in float64."""
+    """Return the matrices of `Meshed` for a feeder, in float64."""
     b, weighted = feeder.loops, feeder.loops * feeder.resistance
     around = np.linalg.solve(weighted @ b.T, b) if feeder.ties else b
     return Meshed(feeder.base_path - around.T @ weighted @ feeder.base_path, b.T @ around)
@@ -117,17 +116,16 @@ def meshed_of(feeder: Feeder) -> Meshed:
 def meshed_current(
     meshed: Meshed, active: Float[Array, " N"], reactive: Float[Array, " N"], outage: Int[Array, ""]
 ) -> Float[Array, " L"]:
-    """Return the current [pu at nominal voltage] of each line if all lines in service were closed.
+    """Return the magnitude of each line's current [pu] if all lines in service were closed, at nominal voltage.
 
-    `J − P[:, o] J_o / P[o, o]` for line o out of service, with `P = Meshed.loops`: the loop currents of least loss that
-    leave line o without current. Opening the lines with the least current is the rule of Shirmohammadi and Hong (IEEE
-    Trans. Power Delivery 4(2), 1989), here from a single flow for all loops.
+    With line o out of service, the currents J become `J − P[:, o] J_o / P[o, o]`, with `P = Meshed.loops`. The rule of
+    Shirmohammadi and Hong (IEEE Trans. Power Delivery 4(2), 1989) opens the lines with the least current.
 
     Args:
         meshed: matrices of the feeder.
         active: (N,), active load at the buses [pu].
         reactive: (N,), reactive load at the buses [pu].
-        outage: number of the line out of service, which must be on a loop; below 0 for none.
+        outage: number of the line out of service; the line must be on a loop. Below 0, all lines are in service.
     """
     matrix, loops = (jnp.asarray(x, active.dtype) for x in meshed)
     currents = jnp.stack([matrix @ active, matrix @ reactive])

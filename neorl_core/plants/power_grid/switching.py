@@ -1,8 +1,8 @@
 """Network reconfiguration: choose the open lines of a radial feeder for the present load.
 
-Every hour the controller gives a preference for each line to be open. The plant opens the most preferred lines
-that keep the feeder radial (`radial.py`). Then the loads of the buses change independently, and the AC power flow gives
-the losses, which are the cost. A line may be out of service, which changes the graph.
+Every hour the controller gives each line a preference to be open. The plant opens the lines with the largest sum of
+preferences that keep the feeder radial (`radial.py`). Then the loads of the buses change independently. The cost is the
+losses of the AC power flow. A line may be out of service; policies see this in the graph.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOW, HIGH = 0.95, 1.05
 
 
 class ObservationParts(NamedTuple):
-    """The parts of an observation."""
+    """Parts of an observation: loads [MW, Mvar], voltages and currents [pu], loss [MW]; flags of lines are 1 or 0."""
 
     hour: Shaped[Array, "*n 1"]
     active: Shaped[Array, "*n N"]
@@ -40,8 +40,8 @@ class ObservationParts(NamedTuple):
     in_service: Shaped[Array, "*n L"]
     current: Shaped[Array, "*n L"]
     meshed: Shaped[Array, "*n L"]
-    """Current of each line if all lines in service were closed. No meter measures this
-    current; it is computed from the measured loads."""
+    """Current of each line if all lines in service were closed. No meter measures
+    this current; the measured loads determine the current."""
     lowest: Shaped[Array, "*n 1"]
     highest: Shaped[Array, "*n 1"]
     loss: Shaped[Array, "*n 1"]
@@ -54,7 +54,7 @@ def sizes_of(feeder: Feeder) -> tuple[int, ...]:
 
 
 def split_observation(feeder: Feeder, observation: Shaped[Array, "*n O"]) -> ObservationParts:
-    """Split an observation into parts."""
+    """Return the parts of an observation (..., O)."""
     ends = np.cumsum(sizes_of(feeder))
     return ObservationParts(
         *(observation[..., end - size : end] for end, size in zip(ends, sizes_of(feeder), strict=True))
@@ -62,7 +62,7 @@ def split_observation(feeder: Feeder, observation: Shaped[Array, "*n O"]) -> Obs
 
 
 def layout_of(feeder: Feeder) -> Layout:
-    """Return the graph. Nodes are buses, the substation first; edges are lines, present if in service."""
+    """Return the graph layout. Nodes are buses, with the substation first; edges are the lines in service."""
     columns = split_observation(feeder, jnp.arange(sum(sizes_of(feeder))))
     mean = feeder.resistance.mean()
 
@@ -87,7 +87,7 @@ def layout_of(feeder: Feeder) -> Layout:
 
 
 def spec_of(feeder: Feeder, score_range: tuple[float, float]) -> PlantSpec:
-    """Return the spec of a feeder; buses and lines are named from 1, and the substation is bus 1."""
+    """Return the spec of a feeder. In signal names, bus 1 is the substation, and line numbers start at 1."""
     buses, lines = range(2, len(feeder.active_load) + 2), range(1, len(feeder.ends) + 1)
     parts = (
         ("hour", "h", (), 0.0, 24.0),
@@ -131,9 +131,9 @@ SCORES = {
     "case136ma": (-9400.0, -3100.0),
 }
 """Returns [kWh] with score 0 (no switching) and 100 (the rule): means over 64 days of the default domain, at 1.04 pu
-for case118zh and 1.02 pu for the others. case69 has no switches: its losses score 100 and twice its losses 0."""
+for case118zh and 1.02 pu for the others. case69 has no switches: the losses score 100, and twice the losses score 0."""
 OUT = 10.0
-"""Preference of a line out of service, larger than any action, so that the line is open."""
+"""Preference of a line out of service. It is larger than any action, so the line is always open."""
 
 
 class Params(NamedTuple):
@@ -144,7 +144,7 @@ class Params(NamedTuple):
     bus_load: float | Float[Array, " N"] = 1.0
     """Load of each bus over the day, relative to the feeder's loads [1]."""
     bus_sd: Scalar = 0.0
-    """Standard deviation of the logarithm of each bus's slow load deviation [1]."""
+    """Standard deviation of the logarithm of each bus's load deviation, which changes slowly [1]."""
     bus_time_constant: Scalar = 6.0
     """Time constant of the load deviation [h]."""
     impedance_scale: Scalar = 1.0
@@ -154,13 +154,13 @@ class Params(NamedTuple):
     outage: Scalar = -1.0
     """Number of the line out of service, which must be on a loop; below 0 for none."""
     start_spread: Scalar = 0.0
-    """Deviation of the initial topology from the rule's topology; 0 for none [1]."""
+    """Randomness of the initial topology [1]: 0 starts with the topology of the rule."""
     meter_noise: Scalar = 0.0
-    """Relative measurement noise of all quantities [1]."""
+    """Standard deviation of the relative noise of all meters [1]."""
 
 
 class Domain(NamedTuple):
-    """The operating domain: variation of days, buses and lines."""
+    """The operating domain: how days, buses and lines vary."""
 
     load_scale_low: float = 0.5
     load_scale_high: float = 0.9
@@ -182,10 +182,10 @@ class State(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """Constants of the plant's own controller."""
+    """Parameter of the plant's own controller, the rule; see `switching_plant`."""
 
     keep: Scalar = 0.1
-    """Share by which the rule reduces the current of open lines, so that small gains cause no switching [1]."""
+    """Share by which the rule underestimates the current of open lines, so that small gains cause no switching [1]."""
 
 
 class Grid(NamedTuple):
@@ -209,7 +209,7 @@ def loads(grid: Grid, state: State, params: Params) -> tuple[Float[Array, " N"],
 def flow(
     grid: Grid, path: Float[Array, "L N"], active: Float[Array, " N"], reactive: Float[Array, " N"], params: Params
 ) -> Flow:
-    """Solve the power flow of a radial topology with path matrix Γ, for the load at the buses [MW, Mvar]."""
+    """Return the power flow of a topology with path matrix Γ (L, N), for loads (N,) [MW] and (N,) [Mvar]."""
     impedance = jnp.asarray(grid.impedance, active.dtype) * params.impedance_scale
     return solve(path, active, reactive, impedance, ITERATIONS, params.source_voltage, grid.leaving)
 
@@ -229,7 +229,7 @@ def _observe(grid: Grid, state: State, solution: Flow, params: Params, noise: Fl
     dtype = state.deviation.dtype
     voltage, current = magnitude(solution.voltage), magnitude(solution.current)
     lit = holds(solution).astype(dtype)
-    # Index by argmin: where XLA recomputes a voltage in another kernel, jnp.min may match no element in its gradient.
+    # Index by argmin: if XLA computes a voltage a second time, the gradient of jnp.min may find no equal element.
     whole = jnp.stack([voltage[jnp.argmin(voltage)], voltage[jnp.argmax(voltage)], solution.loss])
     measured = jnp.concatenate([*loads(grid, state, params), lit * voltage, lit * current, lit * whole])
     measured = measured * (1 + jnp.asarray(params.meter_noise, dtype) * noise)
@@ -256,7 +256,7 @@ def _measured(grid: Grid) -> int:
 
 
 def sample_params(grid: Grid, key: PRNGKeyArray, domain: Domain) -> Params:
-    """Draw a day from the domain; any line on a loop may be out of service."""
+    """Draw a day from the domain. With probability `outage_share`, one line on a loop is out of service."""
     key_day, key_buses = jax.random.split(key)
     day = jax.random.uniform(key_day, (4,))
     on_loops = jnp.asarray(np.flatnonzero(np.abs(grid.feeder.loops).sum(0)))
@@ -273,9 +273,9 @@ def sample_params(grid: Grid, key: PRNGKeyArray, domain: Domain) -> Params:
 
 
 def start(grid: Grid, spread: Float[Array, " L"], params: Params) -> Bool[Array, " L"]:
-    """Return the initial topology: the lines with the least meshed current at the feeder's own loads are open.
+    """Return whether each line is open at the start: lines with small `meshed_current` at nominal loads are open.
 
-    `spread` (L,) has standard normal numbers, which `start_spread` scales to errors of the currents' logarithms.
+    `spread` (L,) contains standard normal numbers. They change the logarithms of the currents by 4 · `start_spread`.
     """
     dtype = spread.dtype
     active, reactive = (jnp.asarray(x, dtype) for x in (grid.feeder.active_load, grid.feeder.reactive_load))
@@ -285,7 +285,7 @@ def start(grid: Grid, spread: Float[Array, " L"], params: Params) -> Bool[Array,
 
 
 def reset(grid: Grid, key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " O"]]:
-    """Start at midnight with a random initial topology."""
+    """Draw an initial state at midnight with a random topology."""
     key_buses, key_start, key_noise = jax.random.split(key, 3)
     deviation = params.bus_sd * jax.random.normal(key_buses, grid.feeder.active_load.shape)
     opened = start(grid, jax.random.normal(key_start, (len(grid.feeder.ends),)), params)
@@ -298,7 +298,7 @@ def reset(grid: Grid, key: PRNGKeyArray, params: Params) -> tuple[State, Float[A
 def step(
     grid: Grid, key: PRNGKeyArray, state: State, action: Float[Array, " L"], params: Params
 ) -> tuple[State, Timestep]:
-    """Simulate an hour. If no power flow exists, the feeder is dark, the cost is the load, and the episode ends."""
+    """Simulate an hour. If no power flow exists, the episode ends and the whole load [kWh] counts as loss."""
     key_buses, key_noise = jax.random.split(key)
     phi = jnp.exp(-1.0 / jnp.asarray(params.bus_time_constant, action.dtype))
     draw = jax.random.normal(key_buses, state.deviation.shape, action.dtype)
@@ -322,7 +322,7 @@ def step(
 def predict(
     grid: Grid, observation: Float[Array, " O"], action: Float[Array, " L"], params: Params
 ) -> tuple[Float[Array, " O"], Float[Array, " 1"]]:
-    """Predict the next observation with loads that follow the daily curve, and the margin [pu] after the step."""
+    """Predict the next observation, for loads that follow the daily curve, and the margin [pu] after the step."""
     now = split_observation(grid.feeder, observation)
     hour = jnp.round(now.hour[0])
     ahead = daily_load((hour + 1) % HORIZON) / daily_load(hour)
@@ -350,7 +350,7 @@ def applied(grid: Grid, observation: Float[Array, " O"]) -> Float[Array, " L"]:
 def resume(
     grid: Grid, key: PRNGKeyArray, state: State, observation: Float[Array, " O"], params: Params
 ) -> tuple[State, Params]:
-    """Set the state to a logged observation; the measurement noise of the loads is removed."""
+    """Return the state of the logged measurements, without random noise of the loads."""
     now = split_observation(grid.feeder, observation)
     noise = jax.random.normal(key, (_measured(grid),), observation.dtype)[: now.active.shape[0]]
     nominal = jnp.asarray(grid.feeder.active_load, observation.dtype)
@@ -363,7 +363,7 @@ def resume(
 
 
 def logged_margins(next_observation: Float[AnyArray, "*n O"]) -> Float[Array, "*n 1"]:
-    """Return the distance [pu] of the lowest and highest voltage after the step to the nearer limit."""
+    """Return min(lowest voltage − 0.95, 1.05 − highest voltage) [pu] after the step, for logged rows."""
     lowest, highest = jnp.asarray(next_observation[..., -3]), jnp.asarray(next_observation[..., -2])
     return jnp.minimum(lowest - LOW, HIGH - highest)[..., None]
 
@@ -374,7 +374,7 @@ def logged_reward(
     action: Float[AnyArray, "*n L"],
     next_observation: Float[AnyArray, "*n O"],
 ) -> Float[Array, "*n"]:
-    """Reward of logged rows: the negative losses of the hour [kWh], or the negative unserved load of a dark feeder."""
+    """Return minus the losses of the hour [kWh] for logged rows, or minus the whole load if the feeder is dark."""
     dark = jnp.asarray(next_observation[..., -3]) < LOWEST
     drawn = jnp.sum(split_observation(feeder, jnp.asarray(next_observation)).active, -1)
     return -1e3 * jnp.where(dark, drawn, jnp.asarray(next_observation[..., -1]))
@@ -385,7 +385,7 @@ def _rule(
 ) -> tuple[tuple[()], Float[Array, " L"]]:
     now = split_observation(grid.feeder, observation)
     current = now.meshed * jnp.where(now.closed > 0.5, 1.0, 1.0 - params.keep)
-    # Graded values instead of ±1 show confidence, and small errors change only close decisions.
+    # Graded values instead of ±1: a small error only changes the choice between lines with similar currents.
     usual = jnp.maximum(jnp.mean(current), 1e-9)
     return state, (usual - current) / (usual + current)
 
@@ -397,18 +397,17 @@ def switching_plant(
     score_range: tuple[float, float] | None = None,
     keep: float = 0.1,
 ) -> Plant:
-    """Return a feeder as a plant with switches.
+    """Return a plant that switches the lines of a feeder.
 
-    The plant's own controller opens the lines that would have the least current if all were closed (Shirmohammadi and
-    Hong 1989), the best known rule if switching is free. On 33 buses its losses are 0.8 % above the optimum.
+    The plant's own controller opens the lines with the least current if all were closed (Shirmohammadi and Hong 1989).
+    No better rule is known if switching is free. On 33 buses the losses are 0.8 % above the optimum.
 
     Args:
         feeder: lines, loads and ties.
         source_voltage: voltage at the substation [pu].
         domain: operating domain; the default is for 33 buses at 1.02 pu.
-        score_range: returns that score 0 and 100; default from `SCORES`.
-        keep: share, 0 to 1, by which the plant's own controller reduces the current of open lines; larger values cause
-            less switching.
+        score_range: returns [kWh] that score 0 and 100; by default from `SCORES`.
+        keep: share, 0 to 1, by which the controller underestimates currents of open lines; large values switch less.
 
     Raises:
         ValueError: if the feeder is not in `SCORES` and `score_range` is None.
@@ -416,8 +415,8 @@ def switching_plant(
     scores = SCORES.get(feeder.name) if score_range is None else score_range
     if scores is None:
         raise ValueError(
-            f"feeder {feeder.name} needs a score_range, because only {', '.join(SCORES)} have one: pass the returns of "
-            "a day without switching and of a day with the plant's own controller"
+            f"feeder {feeder.name} needs a score_range, because only {', '.join(SCORES)} have one: pass the returns "
+            "[kWh] of a day without switching and of a day with the plant's own controller"
         )
     nominal = Params(source_voltage=source_voltage)
     impedance = np.stack([feeder.resistance, feeder.reactance], -1)

@@ -20,10 +20,10 @@ HORIZON = 96
 
 SOLAR_BUSES = (18, 22, 25, 33)
 BATTERY_BUSES = (14, 31)
-"""Bus numbers of the paper, in which the substation is bus 1."""
+"""Bus numbers as in the paper: the substation is bus 1."""
 UNITS = tuple(f"solar_{bus}" for bus in SOLAR_BUSES) + tuple(f"battery_{bus}" for bus in BATTERY_BUSES)
 UNIT_BUSES = tuple(bus - 2 for bus in SOLAR_BUSES + BATTERY_BUSES)
-"""Rows of the units in the feeder's arrays."""
+"""Index of each unit's bus in arrays of the buses without the substation."""
 SOLAR, BATTERIES, SWITCHES = len(SOLAR_BUSES), len(BATTERY_BUSES), feeder.TIES
 SOLAR_MW = 0.6
 SOLAR_MVA = 0.66
@@ -46,17 +46,17 @@ DAILY_LOAD = (
 # Prices [$/MWh] by the end of the interval: flat, with an expensive evening and a cheap night.
 NIGHT_PRICE, DAY_PRICE, EVENING_PRICE = 60.0, 100.0, 200.0
 STORED_VALUE = 100.0
-"""Value of stored energy [$/MWh], so that emptying the batteries at the end of the day gains nothing."""
+"""Value of stored energy [$/MWh], so that emptying the batteries at the end of the day does not pay."""
 WEAR = 10.0
-"""Cost of energy charged or discharged [$/MWh]."""
+"""Cost of battery wear, per energy charged or discharged [$/MWh]."""
 SWITCHING_COST = 2.0
-"""Cost of a changed switch position, which opens one line and closes one line [$]."""
+"""Cost of one change of a switch position [$]: one line opens and one line closes."""
 REACTIVE_PRICE = 20.0
-"""Price of reactive energy exchanged with the substation beyond the free share [$/Mvarh]."""
+"""Price of reactive energy from or to the substation, above the free share [$/Mvarh]."""
 FREE_REACTIVE = 0.4
 """Free reactive power, as a share of the active power [1]."""
 OUTAGE_COST = 20_000.0
-"""Cost of an outage [$], two hours of 3 MW at 3,500 $/MWh; more than a day without an outage can cost."""
+"""Cost of an outage [$]: about two hours of 3 MW at 3,500 $/MWh. A day without an outage always costs less."""
 
 TOPOLOGIES = tuple(
     feeder.positions_of(lines)
@@ -71,7 +71,7 @@ initial and best topologies (139.55 kW at full load), one near the best, and two
 paper's count). The last has the least losses over a day with sun, batteries and reactive power, of all 50,751 trees of
 the feeder."""
 SUNNY = len(TOPOLOGIES) - 1
-"""The topology that no day starts with."""
+"""Index of the last topology. No day starts with this topology."""
 
 
 def hour_of(step: Int[Array, ""], dtype: jnp.dtype) -> Float[Array, ""]:
@@ -80,7 +80,7 @@ def hour_of(step: Int[Array, ""], dtype: jnp.dtype) -> Float[Array, ""]:
 
 
 def daily_load(hour: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
-    """Return the load relative to the daily peak, linear between full hours."""
+    """Return the load relative to the daily peak [1] at an hour [h], linear between full hours."""
     hour = jnp.asarray(hour)
     return jnp.interp(hour, jnp.arange(25, dtype=hour.dtype), jnp.asarray(DAILY_LOAD, hour.dtype) / 100)
 
@@ -93,7 +93,7 @@ def price(hour: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
 
 
 def clear_sky(hour: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
-    """Return the irradiance [kW/m²] without clouds, 1.098 c exp(−0.057/c), with c the cosine of the zenith angle."""
+    """Return the irradiance without clouds 1.098 c exp(−0.057/c) [kW/m²]; c is the sine of the sun's elevation."""
     angle = jnp.pi / 12 * (jnp.asarray(hour) - 12.0)
     height = jnp.sin(LATITUDE) * jnp.sin(DECLINATION) + jnp.cos(LATITUDE) * jnp.cos(DECLINATION) * jnp.cos(angle)
     up = jnp.maximum(height, 1e-3)
@@ -101,21 +101,21 @@ def clear_sky(hour: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
 
 
 def available(hour: Float[AnyArray, "*n"], clearness: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
-    """Return the power that the sun allows for each solar inverter [MW]."""
+    """Return the largest power [MW] of each solar inverter at an hour [h] and clearness [1]."""
     return SOLAR_MW * jnp.minimum(clear_sky(hour) * clearness, 1.0)
 
 
 def battery_power(
     energy: Float[AnyArray, "*n 2"], command: Float[AnyArray, "*n 2"], efficiency: Scalar
 ) -> Float[Array, "*n 2"]:
-    """Limit the power of the batteries [MW] in a step by the stored energy [MWh]; discharging is positive."""
+    """Return the part of the commanded powers [MW] that the stored energy allows for a step; charging is negative."""
     most = jnp.asarray(energy) * efficiency / DT
     least = -(BATTERY_MWH - jnp.asarray(energy)) / (efficiency * DT)
     return jnp.clip(command, least, most)
 
 
 def charge(energy: Float[AnyArray, "*n 2"], power: Float[AnyArray, "*n 2"], efficiency: Scalar) -> Float[Array, "*n 2"]:
-    """Return the stored energy after a step, E − dt (max(P, 0)/η + η min(P, 0)) [MWh], at power P [MW]."""
+    """Return the stored energy E − dt (max(P, 0)/η + η min(P, 0)) [MWh] after a step at power P [MW]."""
     change = jnp.maximum(power, 0.0) / efficiency + efficiency * jnp.minimum(power, 0.0)
     # `battery_power` keeps these bounds up to rounding.
     return jnp.clip(energy - DT * change, 0.0, BATTERY_MWH)
@@ -130,9 +130,9 @@ def earnings(
     moved: Float[AnyArray, "*n"],
     dark: Bool[AnyArray, "*n"],
 ) -> Float[Array, "*n"]:
-    """Return the reward [$] of a step, without the cost of load minus sun, which no action changes:
+    """Return the reward [$] of a step, without the cost of load minus available sun, which actions cannot change.
 
-    100 Σ ΔE − (price (loss + Σ withheld − Σ power) + 20 max(|Q| − 0.4 |P|, 0) + 10 Σ |power|) dt − 2 moved − 2e4 dark
+    100 Σ stored − (price (loss + Σ withheld − Σ power) + 20 max(|Q| − 0.4|P|, 0) + 10 Σ|power|) dt − 2 moved − 2e4 dark
 
     Args:
         hour: (...), end of the step [h].

@@ -10,8 +10,9 @@ It is elasto-plastic (Dupont et al., IEEE Trans. Automatic Control 47(5), 2002),
 The peg's corners touch the block, and the hole's edges touch the peg. The robot carries the weight. Coordinates are in
 the hole's frame: x across, z up from the block's face, angles counter-clockwise.
 
-In all functions, `pose` is that of the centre of mass (x, z [m], angle [rad]), `velocity` its rate [m/s, m/s, rad/s],
-`bristles` the deflection of the friction bristles [m], and `setpoint` the tip's set point (x, z [m], angle [rad]).
+In all functions, `pose` is the pose of the centre of mass (x, z [m], angle [rad]), `velocity` its rate [m/s, m/s,
+rad/s], `bristles` the deflection of the friction bristles [m], and `setpoint` the tip's set point (x, z [m], angle
+[rad]).
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Params(NamedTuple):
 
 
 def axes(angle: Float[Array, ""]) -> tuple[Float[Array, " 2"], Float[Array, " 2"]]:
-    """Return the unit vectors across and along the peg."""
+    """Return the unit vectors (2,) across and along a peg at `angle` [rad]."""
     c, s = jnp.cos(angle), jnp.sin(angle)
     return jnp.stack([c, s]), jnp.stack([-s, c])
 
@@ -90,7 +91,7 @@ def velocity_at(point: Float[Array, "*n 2"], pose: Float[Array, " 3"], velocity:
 
 
 class Contacts(NamedTuple):
-    """Contacts at the peg's two corners and the hole's two edges, each at −x first; zero without contact."""
+    """Contacts: left and right corner of the peg, left and right edge of the hole. Values are zero without contact."""
 
     point: Float[Array, "4 2"]
     depth: Float[Array, " 4"]
@@ -104,7 +105,7 @@ class Contacts(NamedTuple):
 def contacts(
     pose: Float[Array, " 3"], velocity: Float[Array, " 3"], bristles: Float[Array, "4 2"], h: float, p: Params
 ) -> Contacts:
-    """Return the contacts `h` [s] after `bristles`. A point in the block is pushed out through the nearer face."""
+    """Return the contacts, with bristles advanced by `h` [s]. The nearer face pushes a point out of the block."""
     across, up = axes(pose[2])
     tip = tip_of(pose, p)[:2]
     sides = jnp.array([-1.0, 1.0], pose.dtype)
@@ -147,7 +148,7 @@ def contacts(
 def wrench_about(
     point: Float[Array, " 2"], where: Float[Array, "n 2"], force: Float[Array, "n 2"]
 ) -> Float[Array, " 3"]:
-    """Return the sum of forces (n, 2) [N] at places `where` (n, 2) [m], and their moment [N m] about a point."""
+    """Return the wrench about `point` (2,) [m] of forces (n, 2) [N] that act at places `where` (n, 2) [m]."""
     arm = where - point[None]
     return jnp.append(jnp.sum(force, axis=0), jnp.sum(arm[:, 0] * force[:, 1] - arm[:, 1] * force[:, 0]))
 
@@ -155,7 +156,7 @@ def wrench_about(
 def impedance_wrench(
     pose: Float[Array, " 3"], velocity: Float[Array, " 3"], setpoint: Float[Array, " 3"], p: Params
 ) -> Any:
-    """Return the impedance controller's force and moment about the centre of mass, for a tip set point at rest."""
+    """Return the impedance controller's wrench about the centre of mass; the set point does not move."""
     tip = tip_of(pose, p)
     stiffness = jnp.stack([jnp.asarray(x, pose.dtype) for x in (p.stiffness, p.stiffness, p.turning_stiffness)])
     damping = jnp.stack([jnp.asarray(x, pose.dtype) for x in (p.damping, p.damping, p.turning_damping)])
@@ -167,7 +168,7 @@ def impedance_wrench(
 def semi_implicit_step(
     pose: Float[Array, " 3"], velocity: Float[Array, " 3"], wrench: Float[Array, " 3"], h: float, p: Params
 ) -> tuple[Float[Array, " 3"], Float[Array, " 3"]]:
-    """Return q + h v⁺ and v⁺ = v + h M⁻¹ f (semi-implicit Euler), with the wrench f about the centre of mass."""
+    """Return pose q + h v⁺ and velocity v⁺ = v + h M⁻¹ f after `h` [s], for the wrench f and mass matrix M."""
     inertia = jnp.stack([jnp.asarray(x, pose.dtype) for x in (p.mass, p.mass, p.inertia)])
     velocity = velocity + h * wrench / inertia
     return pose + h * velocity, velocity
@@ -183,7 +184,7 @@ def advance(
     substeps: int,
     p: Params,
 ) -> tuple[Float[Array, " 3"], Float[Array, " 3"], Float[Array, "4 2"], Float[Array, "n 3"]]:
-    """Integrate over `seconds` at a set point of the tip and an external wrench about the tip.
+    """Return pose, velocity, bristles and contact forces after `seconds` with a constant set point and wrench.
 
     Args:
         pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
@@ -220,7 +221,7 @@ def free_motion(
     substeps: int,
     p: Params,
 ) -> tuple[Float[Array, " 3"], Float[Array, " 3"]]:
-    """Integrate pose and velocity over `seconds` at a set point of the tip, without contacts."""
+    """Return pose and velocity after `seconds` with a constant set point of the tip, without contacts."""
 
     def substep(carry: Any, _: None) -> tuple[Any, None]:
         pose, velocity = carry
@@ -238,7 +239,7 @@ def energy(
     setpoint: Float[Array, " 3"],
     p: Params,
 ) -> Float[Array, ""]:
-    """Return the kinetic energy plus the energy in the springs of contacts, bristles and impedance [J]."""
+    """Return the kinetic energy plus the elastic energy of contacts, bristles and impedance [J]."""
     touch = contacts(pose, velocity, bristles, 0.0, p)
     strain = setpoint - tip_of(pose, p)
     kinetic = p.mass * jnp.sum(velocity[:2] ** 2) + p.inertia * velocity[2] ** 2

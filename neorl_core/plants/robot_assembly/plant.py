@@ -1,8 +1,8 @@
 """A robot inserts a peg into a hole by impedance control, within a limit on the contact force.
 
 The mechanics are in `peg`; see Whitney, Quasi-static assembly of compliantly supported rigid parts, ASME Journal of
-Dynamic Systems 104 (1982), for jamming and wedging. The robot knows position and tilt of the hole only roughly,
-so its measurements have a constant error. An action moves the set point of the impedance.
+Dynamic Systems 104 (1982), for jamming and wedging. The robot knows position and tilt of the hole only roughly, so the
+measured pose has a constant error. An action moves the set point of the impedance controller.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FORCE_LIMIT = 40.0
 FORCE_COST = 0.1
 """Cost of a step at the force limit; the cost is quadratic in the force."""
 TRIP_COST = 400.0
-"""Cost of a trip. An episode without a trip costs less: 250 steps with at most 1.5 + 0.1 each."""
+"""Cost of a trip. An episode without a trip costs at most as much: 250 steps with at most 1.5 + 0.1 each."""
 MILLI = 1e3
 DEGREE = 0.017453292519943295
 
@@ -59,11 +59,11 @@ SPEC = PlantSpec(
 
 
 IN_HOLE = 0.001
-"""Depth [m] that only a peg in the hole reaches. The force limit presses a peg only 0.4 mm into the softest block."""
+"""Depth [m] that only a peg in the hole reaches: at the force limit a peg sinks only 0.4 mm into the softest block."""
 
 
 class Domain(NamedTuple):
-    """The operating domain."""
+    """The operating domain: ranges of constants and half ranges of errors, in the units of `Params`."""
 
     friction_low: float = 0.1
     friction_high: float = 0.3
@@ -86,9 +86,9 @@ class State(NamedTuple):
     """Pose of the centre of mass: x, z [m], angle [rad]."""
     velocity: Float[Array, " 3"]
     setpoint: Float[Array, " 3"]
-    """Set point of the tip's centre in the robot's coordinates, which have the error of the measurements."""
+    """Set point of the tip's centre in the robot's coordinates, which include `error`."""
     error: Float[Array, " 3"]
-    """Measured minus true pose: (x [m], 0, angle [rad])."""
+    """Measured minus true pose of the peg in the hole's frame: (x [m], 0, angle [rad])."""
     bristles: Float[Array, "4 2"]
     """Deflection of the friction bristles [m]."""
     step: Int[Array, ""]
@@ -116,7 +116,7 @@ def _observe(state: State, wrench: Float[Array, " 3"], p: Params) -> Float[Array
 
 
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
-    """Draw friction and clearance uniformly, and the contact stiffness log-uniformly."""
+    """Draw friction and clearance uniformly from the domain, and the contact stiffness log-uniformly."""
     friction, clearance, hardness = jax.random.uniform(key, (3,))
     low, high = domain.contact_stiffness_low, domain.contact_stiffness_high
     return with_domain(
@@ -129,7 +129,7 @@ def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 12"]]:
-    """Start at rest with the tip 3 to 6 mm above the block, within 0.5 mm and 0.3 degrees of the expected hole."""
+    """Draw an initial state: peg at rest, 3 to 6 mm above the block, within 0.5 mm and 0.3° of the measured hole."""
     drawn = jax.random.uniform(key, (5,), minval=-1.0, maxval=1.0)
     error = jnp.stack([params.offset_spread * drawn[0], jnp.zeros_like(drawn[0]), params.tilt_spread * drawn[1]])
     seen = jnp.stack([0.0005 * drawn[2], 0.0045 + 0.0015 * drawn[3], 0.3 * DEGREE * drawn[4]])
@@ -139,11 +139,11 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 12"]
 
 
 def cost(height: Float[AnyArray, "*n"], force: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
-    """Return the remaining way as a share of the hole's depth, 1 + z / depth, plus 0.1 (f / limit)².
+    """Return max(0, 1 + z / depth) + 0.1 (f / limit)²: the remaining way in the hole, and the contact force.
 
     Args:
-        height: (...), height of the tip above the block's face [mm].
-        force: (...), contact force [N].
+        height: (...), height z of the tip above the block's face [mm].
+        force: (...), contact force f [N].
     """
     depth = NOMINAL.depth * MILLI
     left = jnp.maximum(depth + height, 0.0) / depth
@@ -178,10 +178,10 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 3"], params: Pa
 def predict(
     observation: Float[Array, " 12"], action: Float[Array, " 3"], params: Params
 ) -> tuple[Float[Array, " 12"], Float[Array, " 1"]]:
-    """Predict the next observation and the least margin [N] from the wrist force, because the hole's pose is unknown.
+    """Predict the next observation and force limit minus force [N]. The pose of the hole is unknown.
 
-    Without contact, the tip moves freely, and may hit the domain's hardest block with the force |v| √(k m).
-    In contact, the tip is assumed to stay, so the force changes by stiffness times the move of the set point.
+    Without contact, the tip moves freely. In contact, the tip stays, so the wrist force changes by the stiffness times
+    the move of the set point. In both cases an impact |v| √(k m) on the domain's hardest block is added to the force.
     """
     moves = clip_to(SPEC.action, action)
     setpoint = observation[9:12] + moves
@@ -210,9 +210,9 @@ def predict(
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 12"], params: Params) -> tuple[State, Params]:
-    """Set pose, velocity and set point to a logged observation, and bound the error of the hole's position.
+    """Return `state` with the logged pose, velocity and set point, and with a matching error of the measured pose.
 
-    If the depth shows that the peg is in the hole, the clearance bounds the error. Else the error keeps its value.
+    If the peg is in the hole, the clearance limits how large the error can be. Otherwise the error does not change.
     """
     seen, moving = si_units(observation[:3]), si_units(observation[3:6])
     inside = -seen[1] > IN_HOLE
@@ -230,20 +230,20 @@ def applied(observation: Float[Array, " 12"]) -> Float[Array, " 3"]:
 
 
 def logged_margins(next_observation: Float[AnyArray, "*n 12"]) -> Float[Array, "*n 1"]:
-    """Margin [N] of logged rows, from the wrist force at the end of the step."""
+    """Return force limit minus wrist force [N] at the end of the step, for logged rows."""
     return FORCE_LIMIT - jnp.hypot(next_observation[..., 6:7], next_observation[..., 7:8])
 
 
 def logged_reward(
     observation: Float[AnyArray, "*n 12"], action: Float[AnyArray, "*n 3"], next_observation: Float[AnyArray, "*n 12"]
 ) -> Float[Array, "*n"]:
-    """Reward of logged rows; trips are detected from the force at the end of the step only."""
+    """Return the rewards of logged rows. A step counts as a trip if the final force exceeds the limit."""
     force = jnp.hypot(next_observation[..., 6], next_observation[..., 7])
     return -cost(next_observation[..., 1], force) - jnp.where(force > FORCE_LIMIT, TRIP_COST, 0.0)
 
 
 TOUCH = 1.0
-"""Force [N] above which the tip is in contact."""
+"""Measured force [N] above which `predict` assumes contact."""
 
 
 class InsertionParams(NamedTuple):
@@ -256,17 +256,17 @@ class InsertionParams(NamedTuple):
     sweep: Scalar
     """Lateral move of the set point while searching [mm per step]."""
     reach: Scalar
-    """Half width of the first sweep, and increase per sweep [mm]."""
+    """Half width of the first sweep [mm]. Each change of direction adds the same value."""
     found: Scalar
     """Depth [mm] from which the strategy assumes that the peg is in the hole."""
     push: Scalar
     """Force while inserting [N]."""
     yielding: Scalar
-    """Share of the lateral force and moment that the set point's moves remove per step."""
+    """Share of the lateral force and of the moment that a move of the set point removes per step [1]."""
     landing: Scalar
-    """Depth [mm] from which the peg moves gently, because the hole ends at 30 mm."""
+    """Depth [mm] from which the peg moves slowly, because the hole ends at 30 mm."""
     gentle: Scalar
-    """Force from this depth on [N]. The force divided by the damping is the speed at which the peg hits the bottom."""
+    """Force from the depth `landing` on [N]. Force divided by damping is the speed at the bottom of the hole."""
 
 
 class InsertionState(NamedTuple):
@@ -332,8 +332,8 @@ PLANT = Plant(
     applied=applied,
     resume=resume,
     fallback=insertion,
-    # Found by `python -m benchmarks.tuning robot_assembly`, but with slower last millimetres: the search's best values,
-    # 2.03 N from 28.5 mm on, trip on the hardest blocks in 9 of 5,317 episodes.
+    # Found by `python -m benchmarks.tuning robot_assembly`. Only `landing` and `gentle` are more careful: the values of
+    # the search, 28.5 mm and 2.03 N, trip in 9 of 5,317 episodes, on the hardest blocks.
     fallback_params=InsertionParams(
         approach=0.316,
         press=1.24,

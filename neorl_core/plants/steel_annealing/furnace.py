@@ -1,4 +1,4 @@
-"""A continuous furnace: sections of plate move through fired zones, absorb heat and conduct it across the thickness.
+"""A continuous furnace: sections of plate move through fired zones, absorb heat and conduct heat across the thickness.
 
 ρ ∂H/∂t = ∂/∂y (k ∂T/∂y),  k ∂T/∂y = ε σ (Tz⁴ − Ts⁴) + h (Tz − Ts) at the surface,  ∂T/∂y = 0 at the middle,
 C dTz/dt = η P − U (Tz − Ta) − heat into the steel; the burners' powers P are the actions.
@@ -6,7 +6,7 @@ C dTz/dt = η P − U (Tz − Ta) − heat into the steel; the burners' powers P
 H and T are enthalpy and temperature at depth y, Ts at the surface, Tz in the zone; `Params` defines the constants. The
 model follows sections of plate through the furnace (Lagrangian), with finite volumes across half the thickness. The
 time integrator is ROS2, of order 2 for any approximate Jacobian (Verwer, Spee, Blom, Hundsdorfer, SIAM J. Scientific
-Computing 20(4), 1999). The Jacobian here is that of conduction, so Heun's rule integrates surfaces and zones, and heat
+Computing 20(4), 1999). The Jacobian here has conduction only, so Heun's rule integrates surfaces and zones, and heat
 is conserved.
 """
 
@@ -61,13 +61,13 @@ class Params(NamedTuple):
     ambient: Scalar = 20.0
     """Ta, ambient temperature and temperature of entering steel [°C]."""
     speed: Scalar = 1.2
-    """Speed of the line at a thickness of 30 mm [m/min]; inversely proportional to the mean thickness."""
+    """Speed of the line at a mean thickness of 30 mm [m/min]; see `line_speed`."""
     speed_sd: Scalar = 0.0
-    """Standard deviation of the relative deviation of the speed [1]."""
+    """Standard deviation of the speed, relative to `line_speed` [1]."""
     speed_time_constant: Scalar = 10.0
     """Time constant of the speed deviation [min]."""
     noise_sd: Scalar = 0.0
-    """Measurement noise of thermocouples and pyrometers [K]."""
+    """Standard deviation of the noise of thermocouples and pyrometers [K]."""
     thickness_low: Scalar = 20.0
     """Least thickness of products [mm]."""
     thickness_high: Scalar = 40.0
@@ -86,7 +86,7 @@ class Furnace(NamedTuple):
 
 
 def overlap(offset: Float[Array, ""]) -> Float[Array, "S Z"]:
-    """Return the share of each section's length in each zone, with section 0 at `offset` [m] (`State.offset`)."""
+    """Return the share (S, Z) of each section's length in each zone. Section i starts at (i − 1) · 2 m + offset [m]."""
     start = (jnp.arange(SECTIONS + 1, dtype=offset.dtype)[:, None] - 1) * SECTION + offset
     zone = jnp.arange(ZONES, dtype=offset.dtype)[None] * PER_ZONE * SECTION
     inside = jnp.minimum(start + SECTION, zone + PER_ZONE * SECTION) - jnp.maximum(start, zone)
@@ -102,14 +102,14 @@ def surface(
 ) -> tuple[Float[Array, " S"], Float[Array, " S"]]:
     """Return the temperature [K] of the surfaces and the heat flux [W/m²] into them.
 
-    Ts solves 2 k (Ts − T1) / Δy = Σ_z share_z (ε σ (Tz⁴ − Ts⁴) + h (Tz − Ts)), k at T1, by four steps of Newton's
-    method, with a residual far below rounding errors.
+    Four Newton steps solve 2 k (Ts − T1) / Δy = Σ_z share_z (ε σ (Tz⁴ − Ts⁴) + h (Tz − Ts)) for Ts, with k at T1. The
+    remaining error is far below rounding errors.
 
     Args:
         outer: (S,), temperature T1 of the outermost volume [K].
         cell: (S,), width Δy of a volume [m].
         zones: (Z,), zone temperatures [K].
-        share: (S, Z), overlap with the zones.
+        share: (S, Z), share of each section in each zone, from `overlap`.
     """
     inside = jnp.sum(share, axis=1)
     radiation = p.emissivity * STEFAN_BOLTZMANN
@@ -172,13 +172,13 @@ def advance(
     substeps: int,
     p: Params,
 ) -> tuple[Furnace, Passage]:
-    """Integrate the temperatures over `seconds` with constant powers and positions.
+    """Return the furnace after `seconds` with constant powers and without motion, and the values in all substeps.
 
     Args:
         furnace: heat of the steel and zone temperatures.
         thickness: (S,), thickness of the sections [mm].
         power: (Z,), powers of the zones' burners [MW].
-        share: (S, Z), overlap of sections and zones.
+        share: (S, Z), share of each section in each zone, from `overlap`.
     """
     cells = furnace.heat.shape[1]
     cell = thickness / 2000 / cells
@@ -188,7 +188,7 @@ def advance(
     h = seconds / substeps
 
     def slopes(heat: Any, zones: Any) -> tuple[Any, ...]:
-        """dH/dt and dT/dt, the links of conduction, and intermediate results."""
+        """Return dH/dt, dT/dt of the zones, heat conductances between volumes, and intermediate results."""
         kelvin, per_joule = temperature(heat)
         skin, flux = surface(kelvin[:, 0], cell, zones, share, p)
         between = p.conductivity * conductivity((kelvin[:, 1:] + kelvin[:, :-1]) / 2) / cell[:, None]
@@ -225,16 +225,16 @@ def advance(
 
 
 def line_speed(thickness: Float[Array, " S"], deviation: Scalar, p: Params) -> Float[Array, ""]:
-    """Return the speed [m/min] that keeps the mass flow constant at a thickness [mm], within the rollers' range."""
+    """Return p.speed · 30 / mean thickness [mm] · (1 + deviation) [m/min], clipped to 0.6 to 1.9 m/min."""
     return jnp.clip(p.speed * 30.0 / jnp.mean(thickness) * (1 + deviation), 0.6, 1.9)
 
 
 def steady(
     thickness: Float[Array, ""], zones: Float[Array, " Z"], p: Params
 ) -> tuple[Float[Array, "S M"], Float[Array, " Z"]]:
-    """Return the steady heat [J/kg] of sections of one thickness [mm] at zone temperatures [K], and the powers [MW].
+    """Return steady enthalpies (S, M) [J/kg] and powers (Z,) [MW] for one thickness [mm] at zone temperatures [K].
 
-    The function follows one section from place to place, and records its heat halfway through each place.
+    The function follows one section from place to place, and records the enthalpy in the middle of each stay.
     """
     dwell = SECTION / line_speed(thickness[None], 0.0, p) * SECONDS
     # With this capacity the zone temperatures are constant.

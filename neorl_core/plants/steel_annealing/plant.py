@@ -1,8 +1,8 @@
 """Annealing of steel plate in a continuous furnace; the actions are the burners' powers.
 
-The core of each product must reach a target temperature and stay near the target for some time (soak). Surfaces and
-zones must not overheat, and the temperature difference across the steel is limited. Products follow each other, and the
-speed of the line depends on their thickness. The physics are in `furnace`.
+The core of each product must reach a target temperature and stay near the target for some time (soaking). Surfaces and
+zones must not overheat, and the temperature difference across the steel is limited. Products follow each other; thick
+products move more slowly. `furnace` contains the physics.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ DT = 1.0
 HORIZON = 180
 SUBSTEPS = 6
 PRODUCT_SECTIONS = 16
-"""Sections per product. At the start, the furnace is full of the first product."""
+"""Sections of plate per product. At the start, the furnace is full of the first product."""
 PRODUCTS = 12
 POWER = 8.0
 """Full power of a zone's burners [MW]."""
 ERROR_SCALE = 10.0
-"""Error of the core temperature at the exit [K] with a cost of 1 per step."""
+"""Error of the core temperature at the exit [K] that costs 1 per step."""
 SOAK_BAND, SOAK_PER_MM, SOAK_SCALE = 20.0, 0.2, 2.0
-"""Band below the target in which a core soaks [K]; required soaking [min/mm]; missing time with a cost of 1 [min]."""
+"""A core soaks above target − 20 K. Each mm of thickness needs 0.2 min of soaking; 2 missing minutes cost 1."""
 FUEL_COST = 0.2
 """Cost of a step with all zones at full power."""
 NAMES = tuple(range(1, ZONES + 1))
@@ -94,7 +94,7 @@ SPEC = PlantSpec(
 EXIT_TARGET = SPEC.observation.names.index(f"target_{ZONES}")
 EXIT_THICKNESS = SPEC.observation.names.index(f"thickness_{ZONES}")
 SPEED, CORE, SOAK = (SPEC.observation.names.index(name) for name in ("speed", "core_temperature", "soak"))
-"""Indices in the observation: the speed, and the furnace model's core temperature and soaking time at the exit."""
+"""Indices in the observation. A model of the plant's control system computes core temperature and soaking time."""
 
 
 STATIONS = tuple(range(0, SECTIONS + 1, PER_ZONE))
@@ -102,23 +102,23 @@ STATIONS = tuple(range(0, SECTIONS + 1, PER_ZONE))
 
 
 def at_stations(x: Float[Array, " S"], offset: Float[Array, ""]) -> Float[Array, " 5"]:
-    """Interpolate values of sections at the entry, and at half a section before the end of each zone."""
+    """Interpolate values (S,) of the sections to the entry, and to half a section before the end of each zone."""
     here = np.array(STATIONS)
     behind = jnp.minimum(offset / SECTION, jnp.asarray(here, x.dtype))
     return x[here] + behind * (x[np.maximum(here - 1, 0)] - x[here])
 
 
 def between_stations(seen: Float[Array, " 5"]) -> Float[Array, " S"]:
-    """Interpolate values of the stations to all sections."""
+    """Interpolate values (5,) at the stations to all sections (S,)."""
     stations = jnp.asarray([0.0, *(x - 0.5 for x in STATIONS[1:])], seen.dtype)
     return jnp.interp(jnp.arange(SECTIONS + 1, dtype=seen.dtype), stations, seen)
 
 
 def reconstruct(observation: Float[Array, " 25"], params: Params) -> tuple[Furnace, Float[Array, " S"]]:
-    """Reconstruct temperatures [K] and thickness [mm] of the charge from the stations.
+    """Estimate the furnace's state and the thickness [mm] of all sections from the measurements at the stations.
 
-    Between stations, temperatures are linear along the furnace. Across the steel, T = Ts − q L / (2 k) (1 − η²) at a
-    steady heat flux q, with L half the thickness and η from 0 in the middle to 1 at the surface.
+    Between stations, temperatures are linear along the furnace. Across the steel, T = Ts − q L / (2 k) (1 − η²): Ts is
+    the surface temperature, q a steady heat flux, L half the thickness; η is 0 in the middle and 1 at the surface.
     """
     zones = observation[:ZONES] + CELSIUS
     skin = jnp.concatenate([jnp.full_like(zones[:1], params.ambient), observation[2 * ZONES : 3 * ZONES]]) + CELSIUS
@@ -148,7 +148,7 @@ class Domain(NamedTuple):
 
 
 class State(NamedTuple):
-    """The true state; temperatures inside the steel are hidden."""
+    """The true state. The temperatures inside the steel are not observed."""
 
     furnace: Furnace
     thickness: Float[Array, " S"]
@@ -158,13 +158,13 @@ class State(NamedTuple):
     soak: Float[Array, " S"]
     """Time that each section's core has been above the target minus 20 K [min]."""
     power: Float[Array, " Z"]
-    """Burner powers in force [MW]."""
+    """Present burner powers [MW]."""
     offset: Float[Array, ""]
     """Position of section 0 [m]: section i starts at (i − 1) · 2 m + offset."""
     deviation: Float[Array, ""]
     """Relative deviation of the speed [1]."""
     entered: Int[Array, ""]
-    """Sections that have entered since the start."""
+    """Number of sections that have entered since the start."""
     schedule: Float[Array, "2 P"]
     """Thickness [mm] and target [°C] of the products."""
     step: Int[Array, ""]
@@ -173,9 +173,9 @@ class State(NamedTuple):
 NOMINAL = Params()
 
 BOOST = (1.0, 0.8, 0.4, 0.1)
-"""Each zone's set point minus the target, as a share of this difference in the first zone."""
+"""For each zone: (set point − target), divided by (set point − target) of the first zone."""
 LOAD = (94.5, 196.0, -82.0)
-"""Coefficients of a polynomial for the first zone's set point minus the target [K]; see `setpoints`."""
+"""Coefficients of the polynomial for set point − target in the first zone [K]; see `setpoints`."""
 
 
 class ZoneParams(NamedTuple):
@@ -186,15 +186,15 @@ class ZoneParams(NamedTuple):
     ki: Any
     """(Z,), integral gains [MW/(K min)]."""
     feedforward: Any
-    """(Z,), feedforward of changes of the set point [MW/K]."""
+    """(Z,), change of power per change of the set point [MW/K]."""
     trim: Any
-    """(Z,), change of the set point per temperature error at the exit [K/K]."""
+    """(Z,), change of the set point per error of the core temperature at the exit [K/K]."""
     lift: Any
     """(Z,), offset of the set points [K]."""
 
 
 class ZoneState(NamedTuple):
-    """State of the loops."""
+    """State of the PI controllers."""
 
     error: Float[Array, " Z"]
     """Control error of the previous step [K]."""
@@ -207,7 +207,7 @@ def setpoints(
 ) -> Float[Array, "*n"]:
     """Return the set point [°C] of a zone: target + BOOST (c0 + c1 x + c2 x²), x = thickness · speed / 36 − 1.
 
-    The coefficients c are LOAD, fitted to steady states of the nominal furnace in which the core leaves at the target.
+    The coefficients c are LOAD. In steady states of the nominal furnace, the core then leaves at about the target.
 
     Args:
         thickness: (...), thickness of the product [mm].
@@ -222,7 +222,7 @@ def setpoints(
 def margins_of(
     skin: Float[Array, "*n S"], middle: Float[Array, "*n S"], zones: Float[Array, "*n Z"]
 ) -> Float[Array, " 3"]:
-    """Return the least distance [K] to the three limits, given surface, middle and zone temperatures [K]."""
+    """Return the least distance [K] to each of the three limits at surface, middle and zone temperatures [K]."""
     hottest = (jnp.max(skin), jnp.max(skin - middle), jnp.max(zones))
     return jnp.stack([limit.high - x for limit, x in zip(SPEC.constraints, hottest, strict=True)])
 
@@ -252,7 +252,7 @@ def _hot_enough(core: Float[Array, "*n S"], target: Float[Array, " S"]) -> Float
 
 
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
-    """Draw constants uniformly within the domain's spreads around the nominal values."""
+    """Draw emissivity and efficiency uniformly within the domain's spreads around the nominal values."""
     emissivity, efficiency = jax.random.uniform(key, (2,), minval=-1.0, maxval=1.0)
     return with_domain(
         NOMINAL,
@@ -263,7 +263,7 @@ def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 25"]]:
-    """Start with the furnace full of one product, in the steady state at the zone temperatures of `setpoints`."""
+    """Draw an initial state: the furnace is full of one product, steady at the zone temperatures of `setpoints`."""
     key_products, key_rest, key_noise = jax.random.split(key, 3)
     drawn = jax.random.uniform(key_products, (2, PRODUCTS))
     low = jnp.stack([jnp.asarray(params.thickness_low), jnp.asarray(params.target_low)])[:, None]
@@ -290,7 +290,7 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 25"]
 
 
 def transport(state: State, minutes: float, params: Params) -> State:
-    """Move the plate for some minutes. When a section leaves, a cold section enters."""
+    """Move the plate for `minutes` at the speed of the line. If a section leaves, a cold section enters."""
     offset = state.offset + line_speed(state.thickness, state.deviation, params) * minutes
     shift = offset >= SECTION
     product = jnp.minimum(1 + state.entered // PRODUCT_SECTIONS, PRODUCTS - 1)
@@ -311,9 +311,9 @@ def transport(state: State, minutes: float, params: Params) -> State:
 
 
 def cost(observation: Float[AnyArray, "*n 25"], power: Float[AnyArray, "*n 4"]) -> Float[Array, "*n"]:
-    """Return ((T − target) / 10 K)² + (max(s − soak, 0) / 2 min)² + 0.2 · mean power / full power, at the exit.
+    """Return ((T − target) / 10 K)² + (max(s − soak, 0) / 2 min)² + 0.2 · mean power / full power.
 
-    T is the core temperature, s the required soaking time of 0.2 min per millimetre of thickness.
+    At the exit, T is the core temperature and `soak` the soaking time. The steel needs s = 0.2 min per mm of thickness.
 
     Args:
         observation: (..., 25), in the units of `SPEC.observation`.
@@ -329,9 +329,9 @@ def cost(observation: Float[AnyArray, "*n 25"], power: Float[AnyArray, "*n 4"]) 
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 4"], params: Params) -> tuple[State, Timestep]:
     """Simulate one minute under burner powers [MW], clipped.
 
-    The plate moves half a step, is heated at rest, and moves half a step (Strang, SIAM Journal on Numerical Analysis 5,
-    1968). The speed deviation is an AR(1) sequence. An episode never terminates: overheated steel is scrap, but the
-    line keeps running.
+    The plate moves for half a step, is heated without motion for one step, and moves for half a step (Strang, SIAM
+    Journal on Numerical Analysis 5, 1968). The speed deviation is an AR(1) sequence. An episode never terminates: even
+    if steel is overheated, the line keeps running.
     """
     noise = jax.random.normal(key, (2 * ZONES + 2,), action.dtype)
     power = clip_to(SPEC.action, action)
@@ -358,7 +358,7 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 4"], params: Pa
 def predict(
     observation: Float[Array, " 25"], action: Float[Array, " 4"], params: Params
 ) -> tuple[Float[Array, " 25"], Float[Array, " 3"]]:
-    """Predict the next observation from the stations, and the least margins [K]; products and soak do not change."""
+    """Predict the next observation and the least distances [K] to the limits. Products and soak do not change."""
     power = clip_to(SPEC.action, action)
     furnace, thickness = reconstruct(observation, params)
     share = overlap(jnp.full((), SECTION / 2, observation.dtype))
@@ -374,10 +374,10 @@ def predict(
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 25"], params: Params) -> tuple[State, Params]:
-    """Set the state to a logged observation, and correct the temperatures inside the steel by the pyrometers.
+    """Return `state` with the values of a logged observation, and with corrected temperatures inside the steel.
 
-    Steel temperatures keep their simulated profile, plus the pyrometers' deviations, linear between stations. Soaking
-    times are shifted by the deviation at the exit. In the first step the plate is one product with the temperatures of
+    The correction is the measured minus the simulated surface temperature, interpolated between stations. Soaking times
+    are corrected by the difference at the exit. In the first step the plate is one product with the temperatures of
     `reconstruct`.
     """
     noise = params.noise_sd * jax.random.normal(key, (2 * ZONES + 1,), observation.dtype)
@@ -412,7 +412,7 @@ def applied(observation: Float[Array, " 25"]) -> Float[Array, " 4"]:
 
 
 def logged_margins(next_observation: Float[AnyArray, "*n 25"]) -> Float[Array, "*n 3"]:
-    """Return margins [K] of logged rows, from the hottest pyrometer and zone, and q L / (2 k) of entering steel."""
+    """Return distances to limits [K] of logged rows: hottest pyrometer, q L / (2 k) of entering steel, hottest zone."""
     zones = next_observation[..., :ZONES] + CELSIUS
     cold = NOMINAL.ambient + CELSIUS
     flux = NOMINAL.emissivity * STEFAN_BOLTZMANN * (zones[..., 0] ** 4 - cold**4)
@@ -429,7 +429,7 @@ def logged_margins(next_observation: Float[AnyArray, "*n 25"]) -> Float[Array, "
 def logged_reward(
     observation: Float[AnyArray, "*n 25"], action: Float[AnyArray, "*n 4"], next_observation: Float[AnyArray, "*n 25"]
 ) -> Float[Array, "*n"]:
-    """Return the reward of logged rows, from the computed core temperature at the exit."""
+    """Return the reward of logged rows: minus `cost`."""
     return -cost(next_observation, action)
 
 
@@ -460,8 +460,8 @@ def _zone_act(
 
 
 zone_control = Controller(_zone_init, _zone_act)
-"""P ← clip(applied + kp (e − e') + ki dt e + f (r − r')): a PI loop for each zone with control error e and set point r.
-A prime marks the previous step."""
+"""P = clip(P' + kp (e − e') + ki dt e + f (r − r')): PI control of each zone with power P, control error e, set point r
+and feedforward f. A prime marks the previous step."""
 
 PLANT = Plant(
     spec=SPEC,
@@ -474,8 +474,8 @@ PLANT = Plant(
     applied=applied,
     resume=resume,
     fallback=zone_control,
-    # Found by the cross-entropy method with a penalty on margins below 1 K. The second zone, with the largest
-    # temperature difference across the plate, is 12 K lower, so that 5,317 episodes keep the limits.
+    # Found by the cross-entropy method with a penalty on margins below 1 K. The set point of the second zone, where the
+    # temperature difference across the plate is largest, is 12 K lower, so that 5,317 episodes keep the limits.
     fallback_params=ZoneParams(
         kp=(0.041, 0.03, 0.045, 0.11),
         ki=(0.012, 0.018, 0.0115, 0.0265),
@@ -483,8 +483,7 @@ PLANT = Plant(
         trim=(0.06, 0.18, 0.27, 0.78),
         lift=(6.2, 5.0, 9.1, -3.5),
     ),
-    # By rule of thumb: the same gains for all zones, with an integral time of eight minutes, and no corrections of set
-    # points.
+    # Rule of thumb: equal gains for all zones, an integral time of eight minutes, and no correction of set points.
     found_params=ZoneParams(
         kp=(0.05,) * ZONES,
         ki=(0.006,) * ZONES,
@@ -492,7 +491,7 @@ PLANT = Plant(
         trim=(0.0,) * ZONES,
         lift=(0.0,) * ZONES,
     ),
-    # The best known: the same loops, with all gains from 37 rounds of 40 draws of the cross-entropy method.
+    # The best known gains, from 37 rounds of 40 draws of the cross-entropy method.
     reference=zone_control,
     reference_params=ZoneParams(
         kp=(0.031, 0.028, 0.043, 0.092),

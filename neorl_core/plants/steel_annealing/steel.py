@@ -15,13 +15,13 @@ from jaxtyping import Array, Float
 
 CELSIUS = 273.15
 NODES = 1024
-"""Nodes of the table, one kilojoule per kilogram apart; the error is below 2 mK."""
+"""Nodes of the table, 1 kJ/kg apart; the error of the temperature is below 2 mK."""
 HOTTEST = 1400.0
 """End of the table [°C], beyond the standard's 1200 °C. Above the end and below 0 °C, extrapolation is linear."""
 
 
 def conductivity(temperature: Float[Array, "*n"]) -> Float[Array, "*n"]:
-    """k [W/(m K)] at a temperature [K]: 54 − 0.0333 θ below θ = 800 °C, 27.3 above (EN 1993-1-2, 3.4.1.3)."""
+    """Return k [W/(m K)] at a temperature [K]: 54 − 0.0333 θ below θ = 800 °C, 27.3 above (EN 1993-1-2, 3.4.1.3)."""
     celsius = temperature - CELSIUS
     return jnp.where(celsius < 800.0, 54.0 - 3.33e-2 * celsius, 27.3)
 
@@ -51,7 +51,7 @@ def _table() -> tuple[float, npt.NDArray[np.float64]]:
 
 
 def temperature(enthalpy: Float[Array, "*n"]) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
-    """Return the temperature [K] at a specific enthalpy [J/kg], linear between nodes, and the slope 1/c [K kg/J]."""
+    """Return the temperature [K] at an enthalpy [J/kg], and the slope 1/c [K kg/J], interpolated in a table."""
     spacing, celsius = _table()
     nodes, slopes = (jnp.asarray(x, enthalpy.dtype) for x in (celsius[:-1], np.diff(celsius) / spacing))
     place = jnp.clip((enthalpy / spacing).astype(jnp.int32), 0, NODES - 2)
@@ -60,7 +60,7 @@ def temperature(enthalpy: Float[Array, "*n"]) -> tuple[Float[Array, "*n"], Float
 
 
 def enthalpy(temperature: Float[Array, "*n"]) -> Float[Array, "*n"]:
-    """Return the specific enthalpy [J/kg], relative to 0 °C, at a temperature [K]: the inverse of `temperature`."""
+    """Return the specific enthalpy [J/kg] at a temperature [K], zero at 0 °C: the inverse of `temperature`."""
     spacing, celsius = _table()
     nodes = jnp.asarray(celsius, temperature.dtype)
     wanted = temperature - CELSIUS

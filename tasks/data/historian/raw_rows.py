@@ -64,7 +64,7 @@ class RawQuarantine(ParquetParts):
         self.tags: Sequence[str] = ()
 
     def begin(self, files: Sequence[str], tags: Sequence[str]) -> None:
-        """Set the names of files and tags; raise ValueError if rows of other files or tags are not yet written."""
+        """Set the names of files and tags; raise ValueError if rows of earlier files or tags are not yet written."""
         if self._added and (list(files), list(tags)) != (list(self.files), list(self.tags)):
             raise ValueError(f"the quarantine has {self._waiting} unwritten rows of another export: close it first")
         self.files, self.tags = files, tags

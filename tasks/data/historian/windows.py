@@ -62,9 +62,9 @@ def cut(
 ) -> list[list[Path]]:
     """Write the rows of each window into separate files that the same mapping can read; windows may overlap.
 
-    A window has only the rows with a time inside; values from before the window are not copied. A file's name depends
-    on the source's content, the window and the clock, and an existing file is not written again. Tables without times,
-    or with a dialect other than the default, raise BadInput.
+    A window has only the rows with a time inside; values from before the window are not copied. A file's name is a
+    digest of the source's content, the window and the mapping's `clock`. A file that exists is not written again.
+    Tables without times, or with a dialect other than the default, raise BadInput.
 
     Returns:
         For each window, its files with at least one row, in the order of the sources.

@@ -125,7 +125,7 @@ def test_reported_states_can_be_resumed() -> None:
         resumed = fit(logged(), SPEC, resume=lambda fresh, kept=kept: kept, **settings)
         assert bits(resumed.policies) == bits(whole.policies)
         assert bits(resumed.curves) == bits(whole.curves)
-    with pytest.raises(ValueError, match="saved run has 20 updates, no multiple of chunk 30"):
+    with pytest.raises(ValueError, match="20 saved updates are no multiple of chunk 30"):
         fit(logged(), SPEC, resume=lambda _: states[1], **{**settings, "chunk": 30})
 
 

@@ -277,7 +277,7 @@ def test_configure_accepts_yaml_and_names_errors() -> None:
         {"critics": True},
         {"critics": np.True_},
     ):
-        with pytest.raises(ValueError, match="must be like"):
+        with pytest.raises(ValueError, match="must be a value such as"):
             configure(TD3_BC, wrong)
 
 
@@ -286,7 +286,7 @@ def test_invalid_counts_and_grids_are_rejected() -> None:
         make_train_chunk(TD3_BC, 10, 5, 16)
     with pytest.raises(ValueError, match="multiple"):
         make_train_chunk(BC, 10, 4, 16)
-    with pytest.raises(ValueError, match="batch_size positive, got 10, 5 and 0"):
+    with pytest.raises(ValueError, match="got updates 10, log_every 5 and batch_size 0"):
         make_train_chunk(BC, 10, 5, 0)
     for none in (members([], {}), members([0], {"alpha": []})):
         with pytest.raises(ValueError, match="a population needs at least one member, got 0"):

@@ -126,5 +126,5 @@ def test_indivisible_batches_are_rejected() -> None:
     devices = jax.devices() * 4
     assert mesh_of(8, 15, devices).devices.shape == (4, 1)
     assert mesh_of(6, 16, devices).devices.shape == (2, 2)
-    with pytest.raises(ValueError, match=r"divide among 4 devices, got 3 member\(s\) and batches of 15: make one"):
+    with pytest.raises(ValueError, match=r"3 member\(s\) and batches of 15 cannot be divided evenly among 4"):
         mesh_of(3, 15, devices)

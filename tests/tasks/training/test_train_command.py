@@ -204,8 +204,8 @@ def test_divergence_is_refused_and_leaves_no_policy(
     [
         (["--algorithm", "td3bc"], "unknown algorithm 'td3bc'"),
         (["--algorithm", "td3_bc", "--set", "temperature=1"], "unknown hyper-parameter 'temperature' of td3_bc"),
-        (["--algorithm", "td3_bc", "--set", "hidden=8"], "hidden of td3_bc must be like (64, 64), got 8"),
-        (["--algorithm", "td3_bc", "--set", "alpha=two"], "alpha of td3_bc must be like 2.5, got 'two'"),
+        (["--algorithm", "td3_bc", "--set", "hidden=8"], "hidden of td3_bc must be a value such as (64, 64), got 8"),
+        (["--algorithm", "td3_bc", "--set", "alpha=two"], "alpha of td3_bc must be a value such as 2.5, got 'two'"),
         (["--algorithm", "td3_bc", "--set", "discount=1.5"], "discount of td3_bc must be from 0 to 1, got 1.5"),
         (["--set", "alpha"], "--set must have the form name=value, got 'alpha'"),
         (["--updates", "0"], "'--updates'"),

@@ -258,7 +258,10 @@ def _box(space: Space) -> str:
 
 
 def first_difference(rows: Rows) -> npt.NDArray[np.int64]:
-    """Return the rows with a next observation that differs from the next row's observation, which Minari stores."""
+    """Return the rows whose next observation differs from the observation of the following row.
+
+    Minari stores only observations, so it would lose these next observations.
+    """
     inside = ~(rows["terminals"] | rows["timeouts"])[:-1]
     differ = (rows["next_observations"][:-1].view(np.uint32) != rows["observations"][1:].view(np.uint32)).any(axis=1)
     return np.flatnonzero(inside & differ)

@@ -328,9 +328,9 @@ def test_missing_and_damaged_exports_are_refused(tmp_path: Path) -> None:
     [
         ("TI-1.PV", {"unit": None}, "has no 'unit'"),
         ("TI-1.PV", {"signal": None}, "needs 'signal'"),
-        ("TI-1.PV", {"running": [1]}, "'running' is for role mode"),
+        ("TI-1.PV", {"running": [1]}, "cannot have 'running', only role mode can"),
         ("MODE", {"running": []}, "role mode needs 'running'"),
-        ("MODE", {"interpolation": "sloped"}, "a mode must be stepped"),
+        ("MODE", {"interpolation": "sloped"}, "role mode must be stepped"),
     ],
 )
 def test_incomplete_mappings_are_refused(tag: str, changed: dict[str, Any], message: str) -> None:
