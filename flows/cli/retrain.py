@@ -15,8 +15,8 @@ from flows.cli.common import AsJson, ConfigFile, Logs, emit, keep_compiled
 def retrain(config: ConfigFile, data: Logs = None, as_json: AsJson = False) -> None:
     """Make a policy from logs: ingest, validate, train, evaluate, certify, register, approve, promote, report.
 
-    Repeat the command to resume a killed run. The exit code is 0 even if the gates refuse the candidate: scripts must
-    read the verdict that --json prints.
+    Repeat the command to resume a killed run. The exit code is 0 if the gates refuse the candidate while another
+    version stays in force, so scripts must read the verdict that --json prints. It is 1 if no version is in force.
 
     Example: neorl retrain configs/chemical_reactor.yaml --data logs/historian.parquet
     """
