@@ -32,7 +32,7 @@ class Observed(Bounded):
 
 
 class Acting(Strict):
-    """An action of a file of transitions."""
+    """Description of one action column in a file of transitions."""
 
     unit: Unit = ""
     """Empty if unknown."""

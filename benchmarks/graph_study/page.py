@@ -137,13 +137,13 @@ def agents(found: Cell) -> str:
         [
             wrap(
                 "Each agent sees and controls its own part of the feeder and exchanges messages over links. "
-                f"{earned('Per day the controller as found earns', found['found'])}, "
+                f"{earned('Per day the untuned controller earns', found['found'])}, "
                 f"{earned('the tuned controller', found['tuned'])} and {earned('the optimal flow', best['return'])}. "
                 f"The optimal gain is the difference of the last two, {best['gain']:.2f} ± {best['half_width']:.2f} "
                 f"$. The optimal flow knows the whole day in advance. Agents clone its decisions on {found['days']} "
                 f"days ({found['rows']:,} rows, {found['updates']:,} updates; {seconds['logs']:.0f} CPU s for the "
                 f"logs, {seconds['alike']:.0f} CPU s per policy). They play {found['trials']} days with "
-                f"{found['seeds']} seeds. Criteria: agents with alike weights reach half of the optimal gain "
+                f"{found['seeds']} seeds. Criteria: similar agents that share weights reach half of the optimal gain "
                 f"({yes(half_way)}). "
                 f"With links cut, they earn on average at least as much as the tuned controller ({yes(never)})."
             ),

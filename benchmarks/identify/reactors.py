@@ -298,7 +298,8 @@ def page(found: dict[str, Any]) -> str:
         pages.table(("constant", "rms error", "prior", "worse than prior", "covered by the 95 % interval"), constants),
         wrap(
             f"In each of {many['trials']} trials, a new reactor is identified and the PI controller is certified for "
-            f"the posterior. The claim: the temperature leaves {many['limits'][0]:.2f} to {many['limits'][1]:.2f} K "
+            "the posterior. The claim: the temperature leaves the range from "
+            f"{many['limits'][0]:.2f} to {many['limits'][1]:.2f} K "
             f"with a probability below p0 = {many['p0']:g}. The error probability is α = {many['alpha']:g}; a trial "
             f"has at most {many['episodes']} episodes. A *risk* is the share of {TRUE_EPISODES:,} episodes that "
             "violate a limit. "

@@ -129,7 +129,7 @@ def cloning_loss(actor: Params, batch: Transition) -> Float[Array, ""]:
 
 
 def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-    """Take one gradient step of the actor on one batch (1, B, ...); the best members (elites) share the rollouts."""
+    """Take one gradient step of the actor on one batch (1, B, ...); each elite model simulates some of the rollouts."""
     h, shape = state.hyper, state.shape
     members = dynamics.elites(state.model, shape.elites)
     rows = batches.observation[0, : shape.starts]

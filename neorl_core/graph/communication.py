@@ -35,7 +35,7 @@ class AgentNetwork(NamedTuple):
 
 
 def encode(own: Weights, features: Float[Array, "*b F"]) -> Float[Array, "*b H"]:
-    """Return an agent's initial hidden state from constants and features x: `h = relu(B relu(A x + a) + b)`."""
+    """Return an agent's initial hidden state `h = relu(B relu(A x + a) + b)` for features x, constants included."""
     return jax.nn.relu(_dense(own["sees_1"], jax.nn.relu(_dense(own["sees_0"], features))))
 
 

@@ -91,7 +91,7 @@ METRICS: dict[str, Definition] = {
     "neorl_dataset_lost_ratio": Definition(
         "gauge",
         (*DATA, "of"),
-        "Share lost by faults. Label `of`: `raw_rows`, `rows` (or control steps), `gaps` (control steps in gaps).",
+        "Share lost by faults. Label `of` names the lost things: `raw_rows`, control steps (`rows`), steps in `gaps`.",
     ),
     "neorl_dataset_samples_ratio": Definition(
         "gauge", (*DATA, "quality"), "Share of archived samples with OPC UA quality good, uncertain or bad."

@@ -44,7 +44,7 @@ def training_data(
     """Prepare the training data: resident if the rows fit into the allowed memory, else streamed.
 
     Scales come from all training episodes, so that the whole population has one scale. The range of observations comes
-    from the learner's own rows only, because the shield hands over outside this range.
+    only from the rows that this learner trains on, because the shield hands over outside this range.
 
     Args:
         spec: names, units and bounds of the plant, with the history stacked into the observation.

@@ -210,7 +210,7 @@ def predict(
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 12"], params: Params) -> tuple[State, Params]:
-    """Return `state` with the logged pose, velocity and set point, and with a matching error of the measured pose.
+    """Return `state` with the logged pose, velocity and set point, and with the sensor error that gives this pose.
 
     If the peg is in the hole, the clearance limits how large the error can be. Otherwise the error does not change.
     """
