@@ -62,7 +62,7 @@ GATE_TITLES: dict[str, str] = {
     "fallback": "what takes over is sound",
     "servability": "loads elsewhere and answers in time",
 }
-"""Title of each gate; docs/how-to/review.md has the same titles."""
+"""Title of each gate on the version's page; docs/how-to/review.md explains every gate."""
 
 
 class Record(Reference):

@@ -171,9 +171,9 @@ def test_data_of_a_deployment_must_be_a_list(data: str, tmp_path: Path, monkeypa
         ("deployments: &all [*all]", r"alias \*all before its anchor"),
         (
             "a: &a [1, 1]\n" + "".join(f"{b}: &{b} [{f'*{a}, ' * 50}]\n" for a, b in ("ab", "bc", "cd")),
-            "counting those behind aliases",
+            "more than 50000 values, with the values of aliases",
         ),
-        (f"deployments: {'[' * 30}{']' * 30}", "nested more than 20 deep"),
+        (f"deployments: {'[' * 30}{']' * 30}", "nested more than 20 levels deep"),
         pytest.param(f"deployments: [{'{}, ' * 60_000}]", "more than 50000 values", marks=pytest.mark.slow),
     ],
     ids=["open", "alias of itself", "aliases of aliases", "deep", "many"],

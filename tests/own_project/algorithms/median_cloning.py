@@ -1,4 +1,4 @@
-"""Cloning by absolute differences: the policy tends to the median of the logged actions, which outliers do not move."""
+"""Cloning by absolute differences: the policy learns the median of the logged actions, so outliers have no effect."""
 
 from __future__ import annotations
 
