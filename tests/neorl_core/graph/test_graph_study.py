@@ -92,7 +92,7 @@ def test_criteria_of_agents_use_the_lower_bounds() -> None:
     assert "half of the optimal gain (yes)" in text
     assert "at least as much as the tuned controller (yes)" in text
     assert "| all cut | +1.50 ± 1.00 | +1.50 ± 1.00 | -0.5 | 12.5% | 0 |" in text
-    assert "central: +9.00 ± 1.00 $" in text
+    assert "central gains +9.00 ± 1.00 $" in text
     assert text.index("| all up |") < text.index("| all cut |")
     assert "optimal gain (no)" in " ".join(page.agents(_agents(5.5, 1.5)).split())
     assert "tuned controller (no)" in " ".join(page.agents(_agents(6.5, 0.5)).split())
