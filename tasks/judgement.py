@@ -105,7 +105,7 @@ def check_service(
 
 @effect()
 def judge_candidate(screening: Judgement, service: Service, certification: Certification | None = None) -> Judgement:
-    """Judge all gates by the results of screening, servability check and certification (None for a log-only plant)."""
+    """Judge all gates by screening, servability check and certification; a log-only plant has no certification."""
     found = {"certificate": certification.certificate} if certification else {}
     evidence = screening.evidence.model_copy(update={**found, "servability": service.check})
     return Judgement(evidence=evidence, gates=judge(evidence))

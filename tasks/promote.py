@@ -46,7 +46,7 @@ FLOW = "flows.retrain"
 
 @effect()
 def drift_reference(home: Home, run: OpenedRun, dataset: Dataset) -> DriftReference:
-    """Find the dataset against which drift is measured: that of the newest champion or shadow with other data."""
+    """Find the dataset against which drift is measured: of the newest champion or shadow trained on other logs."""
     entries = Ledger.open(home).entries()
     newest = champions.champion(entries, run.plant) or shadows.last_shadow(entries, run.plant)
     for _, candidate in _backwards(entries, newest):

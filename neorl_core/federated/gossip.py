@@ -20,7 +20,7 @@ def metropolis_weights(adjacent: Bool[Array, "S S"]) -> Float[Array, "S S"]:
     """Return the Metropolis mixing weights of linked sites with d_i and d_j links: `W_ij = 1 / (1 + max(d_i, d_j))`.
 
     The diagonal makes every row sum to 1. The matrix is symmetric, so mixing keeps the mean over sites. In a connected
-    graph, each mixing reduces differences by the second largest |eigenvalue|. A site without links keeps its weights.
+    graph, each mixing reduces differences by the second largest |eigenvalue|. A site without links keeps its policy.
 
     Xiao, Boyd & Lall 2005, A scheme for robust distributed sensor fusion based on average consensus.
 

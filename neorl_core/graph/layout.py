@@ -114,7 +114,7 @@ def _check_agents(layout: Layout) -> None:
         return
     if len(kinds) != layout.nodes or set(kinds) != set(range(max(kinds) + 1)):
         raise ValueError(
-            f"kinds must number the kinds of {layout.nodes} agents from 0, got {_short(kinds)}: correct the layout"
+            f"kinds of {layout.nodes} agents must be numbers from 0 without a gap, got {_short(kinds)}: correct them"
         )
     if layout.context or layout.edge_observation or layout.edge_action:
         raise ValueError(

@@ -67,7 +67,7 @@ def _moved(value: object, before: Path, now: Path) -> object:
 
 
 class DriftReference(Reference):
-    """Dataset against which drift is measured: that of the newest champion or shadow with other training data."""
+    """Dataset against which drift is measured: of the newest champion or shadow that was trained on other logs."""
 
     dataset: Dataset | None = None
 

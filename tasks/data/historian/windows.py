@@ -71,8 +71,8 @@ def cut(
     """
     if mapping.dialect != Dialect() or mapping.layout == "transposed" or mapping.clock.start is not None:
         raise BadInput(
-            "windows can be cut only out of long or wide tables with times and the default dialect, but the mapping "
-            f"has layout {mapping.layout} with a dialect or clock.start: export each window as a file of its own."
+            f"windows cannot be cut out of layout {mapping.layout} with a dialect or clock.start, only out of long or "
+            "wide tables with a column of times: export each window as a separate file."
         )
     make_folder(folder)
     when = [mapping.clock.model_dump(mode="json"), mapping.columns.timestamp]

@@ -62,7 +62,7 @@ class RotationBody(Body):
 
 
 class RevocationBody(Body):
-    """Body of a `revocation` entry: signatures by a key do not count from the time `since` on, which may be past."""
+    """Body of a `revocation` entry: signatures by a key are void from `since` on; `since` may be in the past."""
 
     key: str
     since: str

@@ -125,7 +125,7 @@ def signed_note(text: str, name: str, key: SigningKey) -> Note:
 
 
 def countersignature(text: str, name: str, key: SigningKey, time: int) -> str:
-    """Return a witness's signature line for a checkpoint, the largest head of this log that the witness has seen."""
+    """Return a witness's signature line for the largest head (checkpoint) that the witness has seen of a ledger."""
     verifier = Verifier.of(name, COSIGNATURE, key)
     return _line(verifier, time.to_bytes(8) + key.sign(_timed(time, text)))
 

@@ -160,7 +160,7 @@ class Witness:
         return line + "\n"
 
     def nonce(self, body: str) -> str:
-        """Return the nonce of a record under the newest countersigned head.
+        """Return the nonce of a record that the newest countersigned head contains.
 
         Args:
             body: "leaf INDEX HASH", lines of a proof that the newest head contains this record, an empty line, and

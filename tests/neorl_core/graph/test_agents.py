@@ -235,8 +235,8 @@ def test_invalid_layouts_are_rejected() -> None:
     assert layout is not None
     assert check_layout(layout, 10, 5) == layout
     for wrong, message in (
-        (layout._replace(kinds=(0, 0, 2, 0, 0)), "kinds must number the kinds of 5 agents from 0, got"),
-        (layout._replace(kinds=(0,)), "kinds must number the kinds of 5 agents"),
+        (layout._replace(kinds=(0, 0, 2, 0, 0)), "kinds of 5 agents must be numbers from 0 without a gap, got"),
+        (layout._replace(kinds=(0,)), "kinds of 5 agents must be"),
         (layout._replace(context=(0,)), r"all components at nodes, got context \(0,\)"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -98,5 +98,5 @@ def test_windows_depend_on_clock_and_column(tmp_path: Path) -> None:
 
 
 def test_tables_without_times_cannot_be_cut(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="windows can be cut only out of long or wide tables with times"):
+    with pytest.raises(BadInput, match="windows cannot be cut out of layout"):
         cut([tmp_path], mapping(dialect={"delimiter": ";"}), [Window.parse("2026-01-05/2026-01-06")], tmp_path)
