@@ -62,16 +62,15 @@ def yes(met: bool) -> str:
 
 
 def index() -> str:
-    """Return docs/studies/index.md: title, question, answer and command of every study."""
+    """Return docs/studies/index.md: title, question and command of every study."""
     rows = []
     for path in sorted(STUDIES.glob("*.md")):
         if path != INDEX:
             title, *parts = path.read_text(encoding="utf-8").split("\n\n")[:4]
-            question, answer, command = (re.sub(r"^\*\*\w+\.\*\* ", "", " ".join(part.split())) for part in parts)
-            first = re.split(r"(?<=\.) ", answer)[0]
+            question, _, command = (re.sub(r"^\*\*\w+\.\*\* ", "", " ".join(part.split())) for part in parts)
             start = re.match(r"`[^`]+`", command)
-            rows.append((f"[{title[2:]}]({path.name})", question, first, start.group() if start else ""))
-    return f"{INTRODUCTION}\n{table(('study', 'question', 'answer', 'command'), rows)}\n"
+            rows.append((f"[{title[2:]}]({path.name})", question, start.group() if start else ""))
+    return f"{INTRODUCTION}\n{table(('study', 'question', 'command'), rows)}\n"
 
 
 if __name__ == "__main__":

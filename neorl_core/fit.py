@@ -78,7 +78,6 @@ def fit(
         seeds: seeds of random numbers; every point of the grid is trained with every seed.
         overrides: hyper-parameters by name, with values that replace the defaults.
         grid: numeric hyper-parameters by name, with the values to try; all combinations are trained.
-        batch_size: transitions per gradient step.
         chunk: gradient steps between two calls of `report`; does not affect the result.
         mesh: devices that share the members and batches, from `sharding.mesh_of`; one device by default.
         resume: callback that receives the fresh state and returns the state to start from; see `train`.
@@ -125,12 +124,7 @@ def make_result(
     """Build a `FitResult` from the final state of a training run.
 
     Args:
-        algorithm: trained algorithm.
-        config: hyper-parameters of the algorithm.
         population: the members, in the order of training.
-        scaling: scaling of the training data.
-        plan: schedule of the run.
-        end: final state of the run.
     """
     return FitResult(
         algorithm=algorithm.name,
@@ -159,7 +153,6 @@ def check_transitions(transitions: Transition, spec: PlantSpec) -> None:
 
     Args:
         transitions: (N, ...) in physical units.
-        spec: spec of the plant.
 
     Raises:
         ValueError: if there are no rows, a shape is wrong, a number is not finite, or an action is not a choice.

@@ -2,8 +2,7 @@
 
 A stacked observation has S numbers: the plain observation (O numbers), then earlier values of chosen signals and
 actions, for each signal from the newest to the oldest. With every step, each earlier value moves to the next older
-place. One index table describes this move for logs, running controllers, environments and learned models. At the start
-of an episode, all earlier values equal the first observation and the initially applied action.
+place. At the start of an episode, all earlier values equal the first observation and the initially applied action.
 
 Mnih et al. 2015, Human-level control through deep reinforcement learning (Nature 518), stack frames for the same
 purpose.
@@ -35,7 +34,6 @@ def parse_history(counts: Mapping[str, int], spec: PlantSpec) -> History | None:
     Args:
         counts: number of earlier values, by name of a signal or an action. If a signal and an action have the same
             name, the name means the action, because the signal shows an older value of the action.
-        spec: spec of the plant.
 
     Raises:
         ValueError: if a name is unknown, a count is outside 1 to horizon - 1, or S would exceed `MOST`.

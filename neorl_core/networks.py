@@ -81,10 +81,7 @@ def mlp_init(key: PRNGKeyArray, inputs: int, features: tuple[int, ...], layer_no
     """Return fresh weights of an MLP.
 
     Args:
-        key: PRNG key of the weights.
-        inputs: number of inputs.
         features: widths of the layers, including the output.
-        layer_norm: normalise hidden layers.
     """
     params: Params = MLP(features, layer_norm).init(key, jnp.zeros((inputs,)))["params"]
     return params
@@ -117,7 +114,6 @@ def make_body(spec: PlantSpec, hidden: tuple[int, ...], gru: int = 0, graph: int
 
     Args:
         spec: spec of the plant, with history if the policy uses a history.
-        hidden: widths of the hidden layers.
         gru: units of a GRU that reads the history; 0 for none.
         graph: rounds of message passing over the layout; 0 for none.
 
@@ -135,10 +131,6 @@ def actor_init(
     """Return fresh weights of a deterministic actor.
 
     Args:
-        key: PRNG key of the weights.
-        observations: observation size O.
-        actions: action size A.
-        hidden: widths of the hidden layers.
         body: a GRU before the layers, or a graph network instead of them.
     """
     if body is None:
@@ -253,12 +245,6 @@ def critics_init(
     """Return fresh weights of `count` separate critics.
 
     Args:
-        key: PRNG key of the weights.
-        observations: observation size O.
-        actions: action size A.
-        hidden: widths of the hidden layers.
-        count: number of critics C.
-        layer_norm: normalise hidden layers.
         body: graph network of the critics; with any other body the critics are dense.
     """
     keys = jax.random.split(key, count)
@@ -344,7 +330,6 @@ def policy_act(policy: Policy, observation: Float[Array, "*n O"]) -> Float[Array
     """Return the policy's action at physical observations.
 
     Args:
-        policy: weights and normaliser.
         observation: (..., O) in the plant's units.
 
     Returns:

@@ -69,10 +69,6 @@ def make_panels(spec: PlantSpec, drawn: Sequence[Panel] = ()) -> tuple[Panel, ..
     A panel shows the margin of a limit if the limited quantity is not measured. Without limits and set points, the
     panels show the first four signals.
 
-    Args:
-        spec: names, units and limits.
-        drawn: the plant's own panels.
-
     Raises:
         ValueError: if a panel names an unknown signal or limit, or combines units that cannot be converted.
     """
@@ -111,8 +107,6 @@ def curve(
     limit and margin. This is impossible for a two-sided limit; its margin is shown instead, with a limit at 0.
 
     Args:
-        panel: panel to show.
-        spec: spec of the plant.
         observations: (H, O) before each step, in the units of the spec.
         margins: (H, K) distance to each limit during each step, positive within the limit.
     """

@@ -1,8 +1,7 @@
 """A gated recurrent unit (GRU) that reads the history of an observation from the oldest step to the newest.
 
-A GRU uses the same weights at every step, so the number of weights does not grow with the history. At each decision,
-the GRU starts from a zero hidden state and reads the stacked observation (`neorl_core.history`). So no hidden state is
-stored between decisions, and a logged row contains the complete input of the policy.
+At each decision, the GRU starts from a zero hidden state and reads the stacked observation (`neorl_core.history`). So
+no hidden state is stored between decisions, and a logged row contains the complete input of the policy.
 
 Cho et al. 2014, Learning phrase representations using RNN encoder-decoder (arXiv 1406.1078). As in cuDNN, the reset
 gate acts after the recurrent product.
@@ -41,7 +40,6 @@ def make_recurrence(spec: PlantSpec, units: int) -> Recurrence | None:
 
     Args:
         spec: spec of the plant with history, from `stacked_spec`.
-        units: size of the hidden state.
 
     Raises:
         ValueError: if the spec has no history.
@@ -98,7 +96,6 @@ def gru_apply(params: dict[str, Any], x: Float[Array, "*n S"]) -> Float[Array, "
     gate r, update gate z, candidate c, input x and hidden state h.
 
     Args:
-        params: weights and history of the GRU.
         x: (..., S) stacked observations.
     """
     history: History = params["history"]

@@ -12,11 +12,7 @@ Member = TypeVar("Member")
 class Table(Mapping[str, Member]):
     """A read-only mapping from module names to values, with modules imported at the first access.
 
-    If each value has a module of its own, a change of one module does not invalidate cached results of the others.
-
     Args:
-        package: full name of the package that contains the modules.
-        names: names of the modules, in the order of the mapping.
         member: function that returns the value of an imported module.
     """
 

@@ -197,7 +197,7 @@ MEANS = wrap(
 )
 DATA = wrap(
     """Some settings differ from the learners' papers. They were found on chemical_reactor, hvac_control,
-    water_treatment and NeoRL-2's episodes of double_mass ([default population](default-population.md)). The selection
-    rule, the refusal rule and the loss of behaviour cloning were also developed on the other six plants, with other
-    episodes. Afterwards the study ran these six plants with new seeds, and nothing was changed."""
+    water_treatment and NeoRL-2's episodes of double_mass. The selection rule, the refusal rule and the loss of
+    behaviour cloning were also developed on the other six plants, with other episodes. Afterwards the study ran these
+    six plants with new seeds, and nothing was changed."""
 )

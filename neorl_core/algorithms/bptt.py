@@ -107,13 +107,8 @@ def actor_loss(
     """Return the mean of `losses.rollout_loss` over rollouts, and their steps; rewards outside the support are reduced.
 
     Args:
-        actor: weights of the actor.
-        members: weights of the ensemble members.
         reach: range to which rollouts clip their observations.
-        edge: edge of the support.
         starts: (M, B, O) normalised initial observations of B rollouts in each of M members.
-        horizon: steps of a rollout.
-        h: hyper-parameters.
     """
     steps = expected_rollouts(members, reach, lambda observation: actor_apply(actor, observation), starts, horizon)
     outside = support.excess(edge, jnp.concatenate([steps.observation, steps.action], axis=-1))

@@ -58,7 +58,6 @@ def critic_loss(
     """Return SAC's critic loss on the mixed batch plus beta times the mean `losses.model_gap`, and metrics.
 
     Args:
-        critics: weights of the critics.
         sac: state of SAC, which supplies beta.
         mixed: transitions (B, ...), logged rows and model steps.
         target: (B,) TD targets of the mixed batch.

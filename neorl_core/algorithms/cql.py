@@ -68,8 +68,6 @@ def proposals(
     """Return K = 3 N unit actions per state (B, K, A), N from each source of `SAMPLES`, and log densities (B, K).
 
     Args:
-        actor: weights of the actor.
-        batch: transitions (B, ...).
         uniform: (B, N, A) uniform over [-1, 1].
         noise: (2, B, N, A) standard normal noise at the state and at the next state.
     """
@@ -92,12 +90,8 @@ def critic_loss(
     """Return the batch mean of `losses.td_loss` plus weighted `losses.conservative_loss` of all critics, and metrics.
 
     Args:
-        critics: weights of the critics.
-        batch: transitions (B, ...).
-        target: (B,) TD targets.
         actions: (B, K, A) proposed unit actions.
         log_density: (B, K) log density that each action was sampled with.
-        weight: weight of the conservative loss.
     """
     candidates = jnp.concatenate([batch.action[:, None], actions], axis=1)
     observation = jnp.broadcast_to(batch.observation[:, None], (*candidates.shape[:2], batch.observation.shape[-1]))

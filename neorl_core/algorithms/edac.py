@@ -1,7 +1,4 @@
-"""EDAC (An et al. 2021, arXiv 2110.01548): SAC-N with a penalty on similar action gradients of the critics.
-
-EDAC needs fewer critics than SAC-N for the same pessimism.
-"""
+"""EDAC (An et al. 2021, arXiv 2110.01548): SAC-N with a penalty on similar action gradients of the critics."""
 
 from __future__ import annotations
 

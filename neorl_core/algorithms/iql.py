@@ -112,8 +112,6 @@ def value_loss(
     """Return the batch mean of `losses.expectile_loss`, and the advantages `Q(s, a) - V(s)` (B,).
 
     Args:
-        value: weights of the value network.
-        batch: transitions (B, ...).
         q: (B,) minimum over the target critics at the logged actions.
         expectile: tau, in (0, 1).
     """
@@ -149,10 +147,6 @@ def make_update(
 
     All gradients are computed before a network changes. The paper's code updates the value network first; the paper's
     algorithm 1 trains the policy last.
-
-    Args:
-        values: returns each critic's value of the logged actions.
-        log_prob: returns the actor's log probability of the logged actions.
     """
 
     def update(state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:

@@ -21,8 +21,6 @@ def td_target(
     2110.01548), equation 2 without the entropy term.
 
     Args:
-        r_t: reward of the step.
-        discount: discount factor per step.
         terminated: 1 if the step terminated the episode, else 0.
         q_next: (C,) value of the next step by each critic.
     """
@@ -32,8 +30,7 @@ def td_target(
 def td_loss(q: Float[Array, " C"], target: Float[Array, ""]) -> Float[Array, ""]:
     """Return the squared TD error of critics Q_i at a target y, summed over critics: `sum_i (Q_i(s, a) - y)^2`.
 
-    Fujimoto, van Hoof & Meger 2018 (arXiv 1802.09477), algorithm 1. With a sum, the gradient of a critic does not
-    depend on the number of critics.
+    Fujimoto, van Hoof & Meger 2018 (arXiv 1802.09477), algorithm 1.
     """
     return jnp.sum((q - jnp.broadcast_to(target, q.shape)) ** 2)
 
@@ -47,8 +44,6 @@ def smoothed_action(
 
     Args:
         action: (A,) unit action of the policy.
-        noise: (A,) standard normal noise.
-        sigma: standard deviation of the smoothing.
         clip: bound c of the smoothing noise.
     """
     return jnp.clip(action + jnp.clip(sigma * noise, -clip, clip), -1.0, 1.0)
@@ -97,9 +92,6 @@ def q_weight(alpha: Float[Array, ""], q: Float[Array, " B"]) -> Float[Array, ""]
 
     Fujimoto & Gu 2021 (arXiv 2106.06860), equation 5. Q is taken at the policy's actions as in their code; the equation
     has the logged actions. Callers stop the gradient of lambda.
-
-    Rewards are standardised before training (`preparation.make_scaling`), so one alpha suits many plants. In the paper,
-    a constant offset of all rewards enlarges `mean |Q|`, so the same weight needs a larger alpha.
     """
     return alpha / jnp.maximum(jnp.mean(jnp.abs(q)), 1e-12)
 
@@ -112,7 +104,6 @@ def td3_bc_actor_loss(
     Fujimoto & Gu 2021 (arXiv 2106.06860), equation 3 with the sign of a loss.
 
     Args:
-        q: value of the policy's action.
         weight: lambda, the weight of the value.
         action: (A,) unit action of the policy.
         logged: (A,) logged unit action.
@@ -135,11 +126,8 @@ def soft_td_target(
     An et al. 2021 (arXiv 2110.01548), equation 2; for two critics Haarnoja et al. 2018 (arXiv 1812.05905).
 
     Args:
-        r_t: reward of the step.
-        discount: discount factor per step.
         terminated: 1 if the step terminated the episode, else 0.
         q_next: (C,) value of the next step by each critic.
-        log_prob_next: log density of the next action.
         temperature: beta, the weight of the entropy.
     """
     return td_target(r_t, discount, terminated, q_next - jnp.broadcast_to(temperature * log_prob_next, q_next.shape))
@@ -154,7 +142,6 @@ def sac_actor_loss(
 
     Args:
         q: (C,) value of the sampled action by each critic.
-        log_prob: log density of the action.
         temperature: beta, the weight of the entropy.
     """
     return temperature * log_prob - jnp.min(q)
@@ -169,7 +156,6 @@ def temperature_loss(
 
     Args:
         log_temperature: logarithm of beta.
-        log_prob: log density of the action.
         target_entropy: H.
     """
     return -jnp.exp(log_temperature) * (log_prob + target_entropy)
@@ -199,7 +185,6 @@ def conservative_loss(
     Args:
         q: (K,) value of each sampled action.
         log_density: (K,) log density that each action was sampled with.
-        q_logged: value of the logged action.
     """
     return jax.nn.logsumexp(q - log_density) - math.log(q.shape[0]) - q_logged
 
@@ -228,8 +213,6 @@ def double_q_target(
     van Hasselt, Guez & Silver 2015 (arXiv 1509.06461), section 4.
 
     Args:
-        r_t: reward of the step.
-        discount: discount factor per step.
         terminated: 1 if the step terminated the episode, else 0.
         q_online: (C,) values of the choices at the next step by the trained network.
         q_target: (C,) values of the choices at the next step by the target network.
@@ -246,7 +229,6 @@ def multiplier_loss(
 
     Args:
         log_multiplier: w, the logarithm of the multiplier.
-        conservative: conservative loss.
         threshold: target value of the conservative loss.
     """
     return -jnp.exp(log_multiplier) * (conservative - threshold)
@@ -297,8 +279,6 @@ def penalised_td_target(
     Tarasov et al. 2023 (arXiv 2305.09836), section 3, the critic penalty.
 
     Args:
-        r_t: reward of the step.
-        discount: discount factor per step.
         terminated: 1 if the step terminated the episode, else 0.
         q_next: (C,) value of the next step by each critic.
         penalty: beta, the weight of the penalty.
@@ -321,7 +301,6 @@ def rebrac_actor_loss(
     Tarasov et al. 2023 (arXiv 2305.09836), section 3, the actor penalty, with lambda from `q_weight` as in their code.
 
     Args:
-        q: value of the policy's action.
         weight: lambda, the weight of the value.
         penalty: beta, the weight of the penalty.
         action: (A,) unit action of the policy.
@@ -343,11 +322,7 @@ def rollout_loss(
     (arXiv 2005.13239), section 4.2; u_t is the ensemble disagreement.
 
     Args:
-        reward: (H,) reward per step in the learned model.
         alive: (H,) probability that the episode has not ended before each step.
-        disagreement: (H,) ensemble disagreement at each step.
-        discount: discount factor per step.
-        penalty: weight of the disagreement.
     """
     weight = discount ** jnp.arange(reward.shape[0], dtype=reward.dtype)
     penalised = jax.vmap(penalised_reward, in_axes=(0, None, 0))(reward, penalty, disagreement)
@@ -368,6 +343,6 @@ def model_gap(q_modelled: Float[Array, " C"], q_logged: Float[Array, " C"]) -> F
     """Return how far Q of a model step exceeds Q of a logged step: `sum_i Q_i(s_m, a_m) - Q_i(s, a)` over critics.
 
     Yu et al. 2021 (arXiv 2102.08363), section 4: the term with factor beta (COMBO). Instead of Q(s_m, a_m), the paper's
-    experiments use `log sum_a exp Q(s_m, a)`, which needs thirty more critic calls per row.
+    experiments use `log sum_a exp Q(s_m, a)`.
     """
     return jnp.sum(q_modelled - q_logged)

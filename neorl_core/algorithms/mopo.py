@@ -2,9 +2,6 @@
 
 Each update simulates rollouts from the states of its first batch. Then it takes one gradient step per batch, in which
 model steps replace part of the logged rows. COMBO reuses these functions with another critic loss.
-
-The paper simulates rollouts once in a thousand steps and stores them in a buffer. Here every update simulates more
-model steps than it uses, so no buffer is needed.
 """
 
 from __future__ import annotations
@@ -94,7 +91,6 @@ def model_rollouts(state: State, logged: Transition, key: PRNGKeyArray) -> tuple
     Args:
         state: training state, which supplies policy, model and H.
         logged: transitions (B, ...); rollouts start at their observations.
-        key: PRNG key of the rollouts.
     """
 
     def policy(observation: Float[Array, " O"], noise: Float[Array, " A"]) -> Float[Array, " A"]:
@@ -113,8 +109,6 @@ def mix(logged: Transition, modelled: Transition, real: Float[Array, ""]) -> Tra
     """Return a batch in which the first rows are logged (a share `real`) and the other rows are model steps.
 
     Args:
-        logged: logged transitions (B, ...).
-        modelled: steps in the learned model (B, ...).
         real: share of logged rows, 0 to 1.
     """
     rows = logged.reward.shape[0]

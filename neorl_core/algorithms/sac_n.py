@@ -85,9 +85,6 @@ def targets(
     """Return TD targets (B,): `losses.soft_td_target` at next actions sampled with `noise`.
 
     Args:
-        state: training state.
-        batch: transitions (B, ...).
-        noise: (B, A) standard normal noise.
         entropy: factor of the entropy in the target: 1 for SAC, 0 for no entropy.
     """
     action, log_prob = squash(gaussian_apply(state.actor, batch.next_observation), noise)
@@ -109,15 +106,7 @@ def critic_loss(
 def actor_loss(
     actor: Params, critics: Ensemble, batch: Transition, noise: Float[Array, "B A"], temperature: Float[Array, ""]
 ) -> tuple[Float[Array, ""], Float[Array, " B"]]:
-    """Return the batch mean of `losses.sac_actor_loss`, and the log densities (B,) of the sampled actions.
-
-    Args:
-        actor: weights of the actor.
-        critics: weights of the critics.
-        batch: transitions (B, ...).
-        noise: (B, A) standard normal noise.
-        temperature: weight of the entropy.
-    """
+    """Return the batch mean of `losses.sac_actor_loss`, and the log densities (B,) of the sampled actions."""
     action, log_prob = squash(gaussian_apply(actor, batch.observation), noise)
     q = critics_apply(critics, batch.observation, action)
     return jnp.mean(jax.vmap(losses.sac_actor_loss, in_axes=(1, 0, None))(q, log_prob, temperature)), log_prob

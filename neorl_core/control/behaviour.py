@@ -59,12 +59,11 @@ def blended(base: Controller, plant: Plant) -> Controller:
     a = (1 − ρ) (r + (1 − β) (clip(base(o)) − r)) + ρ u + σ h w, with u ~ U(low, high) and w ~ N(0, 1)
 
     Here o is the observation, r the idle action, h half of the action range; `Behaviour` explains ρ, β and σ. At ρ = 1
-    the action is u without noise; noise there would change existing synthetic data in the last bit.
+    the action is u without noise.
 
     A discrete action is random with probability ρ + σ, otherwise r with probability β, otherwise base's action.
 
     Args:
-        base: controller to blend.
         plant: supplies the actions' bounds, which must be finite, and the idle action r.
 
     Returns:
@@ -114,7 +113,6 @@ def play(
 
     Args:
         behaviour: fields of shape (E,), one value per episode.
-        keys: (E,), PRNG key of each episode.
         trace: also return all steps, in `.trajectory`.
 
     Returns:

@@ -181,7 +181,6 @@ def receding(
         predict: (observation, action) -> (next observation, margins), differentiable.
         cost: (observation, action, next observation, margins) -> cost of the step.
         horizon: number H of planned actions.
-        steps: gradient steps per control step.
 
     Returns:
         A controller with parameters `RecedingParams`; the state is the last plan (H, A), scaled to 0..1.

@@ -71,9 +71,6 @@ def pid(measurement: int | Int[Array, ""], setpoint: int | Int[Array, ""], dt: f
 def loops(controllers: tuple[Controller, ...]) -> Controller:
     """Combine single-loop controllers: controller i receives and sets only component i of the action.
 
-    Args:
-        controllers: one per action.
-
     Returns:
         A controller with a tuple of parameters and a tuple of states, one entry per loop.
     """

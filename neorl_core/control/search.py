@@ -26,8 +26,7 @@ Floats = npt.NDArray[np.float64]
 GEOMETRIC = 10.0
 """A range is searched on a logarithmic scale if its ends have the same sign and differ at least by this factor."""
 VIOLATION_COST = 10_000.0
-"""Points subtracted from the mean score, times the share of violated episodes. A share of 1e-4, a tenth of a typical
-certified limit, costs one of 100 points."""
+"""Points subtracted from the mean score, times the share of violated episodes."""
 CHUNK = 512
 """Episodes per compiled call; all their steps are in memory."""
 LEAST, NEAR = 0.01, 0.1
@@ -123,9 +122,7 @@ def play(
 
     Args:
         plant: the plant, simulated in its operating domain.
-        space: maps numbers to parameters.
         numbers: (P, n), in their own units.
-        keys: (E,), one per episode.
     """
     rows = np.asarray(numbers, np.float32)
     pairs, each = len(rows) * len(keys), len(keys)

@@ -44,7 +44,6 @@ def renyi_epsilon(mechanism: Mechanism, delta: float) -> float:
     Canonne, Kamath & Steinke 2020 (arXiv 2004.00010), proposition 12.
 
     Args:
-        mechanism: noise, rate and rounds.
         delta: in (0, 1).
 
     Raises:
@@ -82,9 +81,7 @@ def loss_epsilon(mechanism: Mechanism, delta: float, width: float = 1e-4) -> flo
     2207.04380) for a loss grid that never understates epsilon.
 
     Args:
-        mechanism: noise, rate and rounds.
         delta: in (0, 1).
-        width: grid width of the losses.
 
     Raises:
         ValueError: if a number is out of range.

@@ -114,12 +114,10 @@ def federate(
 
     Args:
         sites: transitions (N_i, ...) of each site in physical units.
-        spec: names and bounds of observations and actions.
         algorithm: a name in `ALGORITHMS` or your own `Algorithm`.
         method: `FEDAVG`, `fedprox(...)`, `SCAFFOLD` or `fedora(...)`.
         rounds: number of rounds, including the warm-up.
         updates: gradient steps per site and round.
-        aggregate: aggregation of the changes.
         participants: number of sites drawn at random in each round; all sites by default. A site that took no part in
             the warm-up observes its rows for one round afterwards, without changing weights.
         privacy: clip norm and noise for site-level privacy.
@@ -128,9 +126,6 @@ def federate(
             over sites; None switches secure aggregation off.
         server_recipe: optimiser of the server; None adds the aggregate to the weights.
         server_lr: factor of the aggregate, or learning rate of the server's optimiser.
-        overrides: hyper-parameters that differ from the defaults.
-        batch_size: transitions per gradient step.
-        seed: seed of all random numbers.
 
     Raises:
         ValueError: if two arguments cannot be combined, and in the cases of `fit`.
@@ -180,15 +175,12 @@ def fine_tune(
 ) -> list[Policy]:
     """Fine-tune the shared weights on the rows of each site alone.
 
-    A site with few rows takes fewer steps (`tuning_updates`), because more steps would overwrite the shared policy. A
-    learner with a model first observes the rows for the same number of steps, because no site sends their range.
+    A site with few rows takes fewer steps (`tuning_updates`). A learner with a model first observes the rows for the
+    same number of steps, because no site sends their range.
 
     Args:
-        result: result of the federation.
         sites: transitions (N_i, ...) of each site in physical units; a site need not be part of the federation.
         updates: largest number of gradient steps per site, a multiple of the algorithm's `batches_per_update`.
-        batch_size: transitions per gradient step.
-        seed: seed of all random numbers.
 
     Raises:
         ValueError: if transitions do not fit the spec.

@@ -5,8 +5,8 @@ difference to its rewards (optimism). Every step is pulled towards the federated
 least as good as a site's policy, the site reduces the influence of its own steps.
 
 Three things differ from the paper, so that the method works with every learner. Optimism changes the rewards instead of
-the critic target, with the same result for one action. The pull acts on weights, not actions. The influence scales the
-steps of all networks, including the critics.
+the critic target. The pull acts on weights, not actions. The influence scales the steps of all networks, including the
+critics.
 """
 
 from __future__ import annotations
@@ -71,7 +71,6 @@ def optimistic(algorithm: Algorithm, learner: Any, sent: Any, batches: Transitio
     The TD target with Q_i' then becomes `r + gamma (1 - d) max(Q_i', Q_fed)`.
 
     Args:
-        algorithm: the learner's algorithm.
         learner: state of the site's learner.
         sent: state of the site's learner with the federated weights in place of its own.
         batches: prepared transitions (batches, B, ...).
@@ -92,10 +91,7 @@ def value(
     """Return the minimum over the learner's critics at the policy's action (...,), or None without critics.
 
     Args:
-        algorithm: the learner's algorithm.
-        learner: state of the learner.
         observation: (..., O) normalised.
-        target: use the target networks.
     """
     critics = _critics(algorithm, learner, target)
     return None if critics is None else _min_q(algorithm, critics, observation, algorithm.act(learner, observation))

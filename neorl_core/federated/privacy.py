@@ -42,7 +42,6 @@ def clip_change(tree: Any, clip: float | Float[Array, ""]) -> Any:
     Abadi et al. 2016 (arXiv 1607.00133), algorithm 1.
 
     Args:
-        tree: arrays.
         clip: C.
     """
     length = norm(tree)
@@ -99,7 +98,6 @@ def private_rows(algorithm: Algorithm, privacy: Privacy) -> Algorithm:
     site.
 
     Args:
-        algorithm: algorithm to wrap.
         privacy: C, the largest norm of one row's step, and z.
 
     Raises:

@@ -92,8 +92,6 @@ def fresh_server(learner: Any, method: Method, recipe: Recipe | None = None) -> 
     """Return a server with the weights of a learner.
 
     Args:
-        learner: state of an algorithm.
-        method: federated method.
         recipe: optimiser of the server, as in FedAdam (Reddi et al. 2021, arXiv 2003.00295, algorithm 2); None adds the
             aggregate to the weights.
     """
@@ -109,12 +107,6 @@ def fresh_site(train: TrainState, method: Method) -> Site:
 
 def site_round(rule: Rule, offer: Offer, site: Site, rows: Rows) -> tuple[Site, Reply, Metrics]:
     """Run the site's half of a round.
-
-    Args:
-        rule: settings of the federation.
-        offer: message from the server.
-        site: state of the site.
-        rows: rows of the site.
 
     Returns:
         New state, reply to the server, and mean metrics. The site sends only the reply.
@@ -155,9 +147,6 @@ def observing(rule: Rule) -> Rule:
 
     A learned model limits its rollouts by range, support and errors on the site's rows. The server never receives these
     statistics, so each site must compute them.
-
-    Args:
-        rule: rule of the federation after its warm-up.
     """
     return Rule(phase(rule.algorithm, True), OBSERVING, updates=rule.updates, batch_size=rule.batch_size)
 
@@ -171,8 +160,6 @@ def server_round(
     aggregate. Control variates: `h <- h + share aggregate_i(h_i' - h_i)`.
 
     Args:
-        rule: settings of the federation.
-        server: state of the server.
         replies: replies, with a leading axis of the sites that replied.
         share: share of all sites that replied.
         key: PRNG key of noise and masks, needed with privacy or secure aggregation.
@@ -198,8 +185,6 @@ def step_server(
     """Return the server after a step along an aggregate, for example from a secure sum over several machines.
 
     Args:
-        rule: settings of the federation.
-        server: state of the server.
         aggregates: aggregated changes of weights and of control variates.
         share: share of all sites in the aggregate.
     """
@@ -221,9 +206,6 @@ def make_rounds(rule: Rule, rounds: int, sites: int, participants: int | None = 
     """Compile rounds of all sites as one program.
 
     Args:
-        rule: settings of the federation.
-        rounds: number of rounds.
-        sites: number of sites S.
         participants: random participants per round; all sites by default.
 
     Raises:

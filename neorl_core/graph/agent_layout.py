@@ -39,7 +39,6 @@ def agents_layout(
     identifies each agent, so agents of a kind may act differently.
 
     Args:
-        spec: spec of the plant.
         agents: views of the agents; every action component belongs to one of them.
         links: pairs of agents that communicate.
         present: observation component of each link that is 1 while the link is up; empty if all links are always up.

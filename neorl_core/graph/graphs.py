@@ -45,7 +45,6 @@ def padded(graph: Graph, size: tuple[int, int] | None = None) -> Graph:
     """Pad a graph or batch with masked nodes and edges.
 
     Args:
-        graph: graph or batch.
         size: resulting numbers of nodes and edges; the `size_class` by default.
 
     Raises:

@@ -59,8 +59,6 @@ def check_layout(layout: Layout, observed: int, acting: int) -> Layout:
     """Return the layout after checking it against the numbers of observation and action components.
 
     Args:
-        layout: layout from any source.
-        observed: number of observation components.
         acting: number of action components; each must belong to one node or edge.
 
     Raises:
@@ -162,7 +160,6 @@ def build_graph(layout: Layout, observation: Float[Array, "*b O"], action: Float
     """Return the graph of a normalised observation, with an action at its nodes and edges if given.
 
     Args:
-        layout: layout of the plant.
         observation: (..., O) normalised; flags are 0 or 1.
         action: (..., A) unit action.
     """

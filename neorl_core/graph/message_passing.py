@@ -2,7 +2,6 @@
 
 Battaglia et al. 2018, Relational inductive biases, deep learning, and graph networks (arXiv 1806.01261), with
 undirected edges. Dense layers act on nodes before messages are formed, because a graph has fewer nodes than messages.
-Kernels with the same input share one matrix product, because a decision must take only microseconds.
 """
 
 from __future__ import annotations
@@ -23,12 +22,9 @@ NEAR_ZERO = nn.initializers.variance_scaling(0.01, "fan_in", "truncated_normal")
 def sum_messages(messages: Float[Array, "*b E H"], at: Int[Array, " E"], nodes: int) -> Float[Array, "*b N H"]:
     """Sum the messages that arrive at each node.
 
-    On a CPU, with graphs of 33 to 118 nodes, this is at least as fast in training as products with an incidence matrix.
-
     Args:
         messages: (..., E, H) one per edge.
         at: (E,) receiving node of each message.
-        nodes: number of nodes N.
     """
     empty = jnp.zeros((*messages.shape[:-2], nodes, messages.shape[-1]), messages.dtype)
     return empty.at[..., at, :].add(messages)

@@ -35,7 +35,6 @@ def make_graph_network(spec: PlantSpec, rounds: int, hidden: tuple[int, ...]) ->
 
     Args:
         spec: spec of the plant, with history if the policy uses a history.
-        rounds: rounds of message passing.
         hidden: widths of hidden layers; the first is used for every node and edge.
 
     Raises:
@@ -75,7 +74,6 @@ def graph_apply(params: Weights, x: Float[Array, "*n I"]) -> Float[Array, "*n F"
     """Return the outputs of a graph network: (..., A) before the tanh of an actor, or (..., 1) of a critic.
 
     Args:
-        params: weights and layout.
         x: (..., O) normalised observations; (..., O + A) with unit actions appended for a critic of actions.
     """
     layout: Layout = params["layout"]

@@ -38,9 +38,7 @@ def extract_member(policy: Policy, agents: Sequence[AgentView], name: str) -> Me
     """Return the part of a multi-agent policy that one agent needs.
 
     Args:
-        policy: policy of all agents.
         agents: agents of the plant in the order of the policy's layout.
-        name: name of the agent.
 
     Raises:
         ValueError: if the agent is unknown, or the policy was not trained for agents.
@@ -82,7 +80,6 @@ def act(
     In a round without messages, the sum of the messages is 0, so an action is available at any time.
 
     Args:
-        member: the agent's part of the policy.
         observation: (O,) own observation in the plant's units.
         received: messages received in each round so far.
 

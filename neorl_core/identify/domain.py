@@ -36,7 +36,6 @@ def drawing_plant(plant: Plant, unknowns: Sequence[Unknown], fields: Mapping[str
     """Return the plant of `identified_plant`, given the additional domain fields that a certificate lists.
 
     Args:
-        plant: the identified plant.
         unknowns: the estimated constants, in order; only name, entry and law are used.
         fields: the exact numbers of `posterior_fields`.
 

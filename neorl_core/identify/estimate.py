@@ -131,7 +131,6 @@ def estimate(
         segment: steps S of a forecast before it restarts from the measurements.
         starts: priors of H signals with unknown values at the start of each episode.
         inputs: indices of signals that act on the plant, such as weather; forecasts use their measurements.
-        confidence: coverage of the intervals.
     """
     prior = prior_of(params, unknowns)
     observations, actions = jnp.asarray(episodes.observations), jnp.asarray(episodes.actions)
@@ -224,10 +223,7 @@ def _begin(point: _Point, linear: _Linear) -> _Search:
 
 
 def _search(linear_at: Callable[[_Point], _Linear], search: _Search, whiten: Callable[[_Linear], _Linear]) -> _Search:
-    """Minimise by Levenberg-Marquardt with given weights.
-
-    Every trial point is linearised, even if it is rejected later; this needs one program instead of two.
-    """
+    """Minimise by Levenberg-Marquardt with given weights."""
 
     def objective(point: _Point, linear: _Linear) -> Float[Array, ""]:
         value = jnp.sum(whiten(linear).residuals ** 2) + jnp.sum(point.x**2) + jnp.sum(point.z**2)

@@ -34,13 +34,11 @@ def identify(
 
     Args:
         plant: supplies `predict` and the nominal constants.
-        unknowns: constants with priors.
         episodes: E episodes in physical units, NaN where not measured.
         segment: steps of a forecast before it restarts from the measurements.
         starts: signals that are not measured or too noisy -> (prior mean, prior deviation) of the signal at the start
             of each episode. With None as mean, the measurement is the mean.
         inputs: signals that act on the plant from outside, such as weather; forecasts use their measurements.
-        confidence: coverage of the intervals.
 
     Raises:
         ValueError: if a name, prior, shape, action or confidence is invalid, or an episode starts with a signal that is

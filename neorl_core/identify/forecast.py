@@ -93,7 +93,6 @@ def forecast(
         start: (O,), state at the start of the episode.
         observations: (T + 1, O), NaN where not measured; the first row is not used.
         actions: (T, A), physical.
-        segment: steps of a segment.
         inputs: (O,), signals that act on the plant and are not predicted.
 
     Returns:
@@ -142,7 +141,6 @@ def noise_of(
     Args:
         residuals: (E, T, O), zero where not measured.
         measured: (E, T, O), one where measured, else zero.
-        segment: steps S of a segment.
         floor: (O,), minimum variance, set by the precision of the arithmetic.
     """
     steps, signals = residuals.shape[1:]

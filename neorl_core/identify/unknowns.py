@@ -48,7 +48,6 @@ def prior_of(params: Params, unknowns: Sequence[Unknown]) -> Prior:
 
     Args:
         params: the plant's nominal constants, which are the default centres.
-        unknowns: P unknowns.
 
     Raises:
         ValueError: on an unknown or repeated name, an unknown law, a spread that is not positive and finite, or a

@@ -37,12 +37,9 @@ def action_values(
     Args:
         learned: networks and regressions, the two model families.
         normaliser: scale of the models' observations and actions; the policy has its own.
-        policy: policy that acts after the first step.
         observation: (n, S) normalised.
         action: (n, A) unit actions of the first step.
         members: number M of members per family, at most `MEMBERS`.
-        steps: length of the rollouts.
-        discount: discount factor per step.
 
     Returns:
         (M, n, 2) values by networks and by regressions.

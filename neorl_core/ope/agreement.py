@@ -120,7 +120,6 @@ def combine(
 
     Args:
         rounds: fitted Q evaluation with the guesses of the networks, then with the guesses of the regressions.
-        models: values in the models and the share of steps outside the support.
         allowed: lowest and highest value that logged rewards allow.
         windows: effective number of logged windows (`effective_windows`).
         confidence: two-sided confidence of the intervals.

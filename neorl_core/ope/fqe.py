@@ -144,9 +144,6 @@ def _carried_by_logs(
     Args:
         phi: (N, D) whitened features, zero in excluded rows.
         share: (N,) share of each row's window in the value of the logged controller.
-        at: (N,) step of each row in its window.
-        horizon: steps H.
-        discount: discount factor per step.
     """
     mean = jax.ops.segment_sum(phi * share[:, None], at, horizon)
     weight = jnp.asarray(discount, phi.dtype) ** jnp.arange(horizon, dtype=phi.dtype)
@@ -181,13 +178,9 @@ def evaluate(
 
     Args:
         logs: N rows in E episodes; only the rows of `known_rows` are used.
-        decisions: actions of the policy on these logs.
         guesses: guesses of the policy's action values of reward.
         key: PRNG key of the resamples; use the same key for all policies that are compared.
         horizon: steps H of an episode.
-        discount: discount factor per step.
-        bootstraps: number of resamples B.
-        ridge: ridge penalty on whitened features.
 
     Returns:
         Value, draws and support of the estimate, clipped to the values that rewards allow. The interval covers the
@@ -257,11 +250,7 @@ def reachable(
     If episodes can terminate, the range also contains sums that end after one step.
 
     Args:
-        signal: (N, S) rewards and costs.
         weight: (N,) zero in excluded rows.
-        ends: whether any row terminates.
-        horizon: steps H.
-        discount: discount factor per step.
     """
     seen = weight[:, None] > 0
     high = jnp.where(seen, signal, -jnp.inf).max(axis=0)
@@ -282,11 +271,7 @@ def logged(
     resemble each other.
 
     Args:
-        logs: N rows in E windows.
-        key: PRNG key of the resamples.
         horizon: steps H of an episode.
-        discount: discount factor per step.
-        bootstraps: number of resamples B.
     """
     windows, rows = logs.starts.shape[0], logs.reward.shape[0]
     at = jnp.arange(rows) - logs.starts[logs.episode]

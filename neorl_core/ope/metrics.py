@@ -26,8 +26,6 @@ def regret_at_k(estimate: Float[Array, " P"], truth: Float[Array, " P"], k: int)
     Reference: Paine et al. 2020, hyper-parameter selection for offline RL (arXiv 2007.09055), section 4.2.
 
     Args:
-        estimate: (P,) estimated value of each policy.
-        truth: (P,) true value of each policy.
         k: number of policies tried.
     """
     top = jnp.argsort(-estimate, stable=True)[:k]

@@ -91,7 +91,6 @@ def init(
     """Return untrained networks, the data for `bootstrap.train`, and mean and scale of the rewards.
 
     Args:
-        key: PRNG key of the weights.
         data: (N, ...) with normalised observations and actions, rewards in their own unit.
         updates: number of gradient steps, over which the learning rate decays.
         history: earlier values in the stacked observation.
@@ -118,13 +117,9 @@ def fit_regressions(
     The radius is a quantile over discounted logged steps, because early steps count most in a discounted return.
 
     Args:
-        key: PRNG key of the regressions.
-        model: trained networks.
         data: (N, ...) with normalised observations and actions.
         rewards: mean and scale of the rewards, from `init`.
-        episode: (N,) episode index from 0.
         starts: (E,) first row of each episode.
-        discount: discount factor per step.
     """
     x = jnp.concatenate([data.observation, data.action], axis=-1)
     plain = model.low.shape[0]
@@ -337,9 +332,7 @@ def evaluate(
     Args:
         learned: models fitted to episodes that the policy was not trained on.
         normaliser: scale of the models' observations and actions; the policy has its own.
-        policy: policy to evaluate.
         windows: W windows of logged steps.
-        discount: discount factor per step.
     """
     replays = _replayed(learned, normaliser, policy, windows, discount)
     logged = jnp.maximum(jnp.std(logged_returns(windows, discount)), np.finfo(np.float32).tiny)
@@ -364,7 +357,6 @@ def spread(count: float, confidence: float = 0.95) -> float:
 
     Args:
         count: effective number n of windows (`effective_windows`).
-        confidence: two-sided confidence.
     """
     if count < 2:
         return np.nan

@@ -15,8 +15,7 @@ INSIDE = 0.99
 quantiles 1 - `INSIDE` and `INSIDE` of the rewards."""
 WIDENED = 0.2
 """Smallest share of the logged range by which a replay may exceed the range. Beyond the range, limits or trips may
-exist that no log shows. On robot_assembly, no logged episode trips, but policies with such replays trip in up to 1/3 of
-episodes."""
+exist that no log shows."""
 
 
 class Ranges(NamedTuple):

@@ -63,13 +63,9 @@ def fit(
     of times that the row's episode is in the resample.
 
     Args:
-        key: PRNG key of hinges and resamples.
         x: (N, I) normalised observations and unit actions.
         change: (N, O) next observation minus observation, normalised.
         known: (N,) whether the row's change is known; other rows count for the leverage only.
-        episode: (N,) episode index from 0.
-        episodes: number of episodes E.
-        members: number of members M.
     """
     hinge_key, episode_key = jax.random.split(key)
     direction_key, offset_key = jax.random.split(hinge_key)
@@ -100,10 +96,7 @@ def held_out_leverage(
 ) -> Float[Array, " N"]:
     """Return the leverage of each logged step without the rows of its own fold.
 
-    If its own fold were included, a logged step would have less leverage than an equal step of a new episode.
-
     Args:
-        ridge: random hinges.
         x: (N, I) normalised observations and unit actions.
         episode: (N,) episode index from 0; its fold is the remainder by `FOLDS`.
         episodes: number of episodes E; with one episode nothing is held out.

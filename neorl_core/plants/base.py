@@ -77,12 +77,7 @@ def with_domain(nominal: Constants, domain: Params, **drawn: Any) -> Constants:
 
 
 def two_sided_margin(x: Float[AnyArray, "*n"], low: float, high: float) -> Float[Array, "*n"]:
-    """Return the distance min(x − low, high − x) to the nearer limit; negative beyond a limit.
-
-    Args:
-        x: (...), the limited quantity.
-        low: lower limit, in the unit of `x`; `high` is the upper limit.
-    """
+    """Return the distance min(x − low, high − x) to the nearer limit; negative beyond a limit."""
     return jnp.minimum(x - low, high - x)
 
 
@@ -92,12 +87,7 @@ def rollout(
     """Simulate one episode of `controller` on `plant` with fixed constants.
 
     Args:
-        controller: maps observations to actions, in physical units.
         key: random key for the start, set points, disturbances and noise.
-        plant_params: constants of the plant.
-
-    Returns:
-        Trajectory of H = `plant.spec.horizon` steps.
     """
     key_reset, key_steps = jax.random.split(key)
     state, observation = plant.reset(key_reset, plant_params)
@@ -167,14 +157,8 @@ def rollouts(
     """Simulate E episodes. Each episode draws new constants of the plant from the operating domain.
 
     Args:
-        plant: the plant; JAX compiles the simulation once per plant.
         controller: the controller; pass the same object in every call, because a new object is compiled again.
         keys: (E,), one random key per episode, so that an episode's result does not depend on other episodes.
-        domain: the operating domain, a NamedTuple like `plant.domain`.
-        trace: whether to return all steps in `.trajectory`.
-
-    Returns:
-        Statistics with leading axis E.
     """
 
     def episode(key: PRNGKeyArray) -> EpisodeResult:

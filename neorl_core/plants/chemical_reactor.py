@@ -146,16 +146,7 @@ def derivative(y: Float[Array, " 2"], coolant: Scalar, feed_deviation: Scalar, p
 def advance(
     y: Float[Array, " 2"], coolant: Scalar, feed_deviation: Scalar, params: Params, substeps: int = SUBSTEPS
 ) -> tuple[Float[Array, " 2"], Float[Array, " 1"]]:
-    """Return (Ca, T) after one control step with constant inputs, and the least margin during the step.
-
-    Args:
-        y: (2,), concentration [mol/L] and temperature [K].
-        coolant: coolant temperature [K].
-        feed_deviation: deviation of the feed temperature [K].
-
-    Returns:
-        (2,), Ca [mol/L] and T [K] after the step; (1,), the least distance [K] of T to the nearer limit.
-    """
+    """Return (Ca, T) [mol/L, K] after a step with constant inputs [K], and the least distance [K] of T to a limit."""
     path = integrate(RK4, lambda y: derivative(y, coolant, feed_deviation, params), y, DT, substeps)
     temperatures = jnp.concatenate([y[1:], path[:, 1]])
     return path[-1], jnp.min(two_sided_margin(temperatures, LIMIT.low, LIMIT.high))[None]
@@ -183,16 +174,10 @@ def cost(concentration: Float[AnyArray, "*n"], setpoint: Float[AnyArray, "*n"]) 
 def start(
     concentration: Scalar, temperature: Scalar, coolant: Scalar, setpoints: Float[Array, " S"]
 ) -> tuple[State, Float[Array, " 4"]]:
-    """Return an undisturbed state with given set points, for tests and examples.
+    """Return an undisturbed state at Ca [mol/L], T [K] and a coolant temperature [K], and its noise-free observation.
 
     Args:
-        concentration: Ca [mol/L].
-        temperature: T [K].
-        coolant: present coolant temperature [K].
         setpoints: (S,), concentrations [mol/L], each used for `SETPOINT_STEPS` steps.
-
-    Returns:
-        The state and the noise-free observation.
     """
     *y, still = (jnp.asarray(x, setpoints.dtype) for x in (concentration, temperature, coolant, 0.0))
     state = State(y[0], y[1], y[2], still, setpoints, jnp.zeros((), jnp.int32), still)
@@ -208,7 +193,6 @@ def _observe(state: State, noise: Float[Array, ""]) -> Float[Array, " 4"]:
 
 
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
-    """Draw `reaction_rate` and `cooling_rate` uniformly within the domain's spreads around the nominal values."""
     reaction, cooling = jax.random.uniform(key, (2,), minval=-1.0, maxval=1.0)
     return with_domain(
         NOMINAL,
@@ -219,7 +203,7 @@ def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
 
 
 def _concentration_draw(key: PRNGKeyArray, dtype: Any) -> Float[Array, ""]:
-    """Draw a standard normal number, clipped at ±3. The folded key leaves the other random numbers unchanged."""
+    """Draw a standard normal number, clipped at ±3."""
     return jnp.clip(jax.random.normal(jax.random.fold_in(key, 1), (), dtype), -3.0, 3.0)
 
 
@@ -229,10 +213,7 @@ def _slow(before: Float[Array, ""], push: Float[Array, ""], sd: Scalar, phi: Flo
 
 
 def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 4"]]:
-    """Draw an initial state near a steady state of the reactor, and return state and observation.
-
-    Set points are random steady states of the nominal reactor, because an operator does not know the drawn constants.
-    """
+    """Draw an initial state near a steady state. Set points are random steady states of the nominal reactor."""
     key_place, key_noise = jax.random.split(key)
     low, high = params.setpoint_temperature_low, params.setpoint_temperature_high
     drawn = jax.random.uniform(key_place, (STRETCHES + 3,))
@@ -255,8 +236,7 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 4"]]
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 1"], params: Params) -> tuple[State, Timestep]:
     """Simulate one control step under a coolant temperature [K], clipped to 290 to 310 K.
 
-    The reward uses the set point after the step, as in pc-gym. A controller sees a change only after this reward. Each
-    feed deviation d is constant in a step and then becomes clip(φ d + sd √(1 − φ²) w), φ = exp(−dt/τ), w ~ N(0, 1).
+    The reward uses the set point after the step, as in pc-gym. A controller sees a change only after this reward.
     """
     push, noise = jax.random.normal(key, (2,), action.dtype)
     coolant = clip_to(SPEC.action, action)[0]
@@ -295,26 +275,23 @@ def predict(
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 4"], params: Params) -> tuple[State, Params]:
-    """Return `state` with the logged measurements, minus random sensor noise. Feed deviations keep their values."""
+    """Return `state` with the logged measurements, minus random sensor noise."""
     temperature = observation[1] - params.noise_sd * jax.random.normal(key, (), observation.dtype)
     at = state._replace(concentration=observation[0], temperature=temperature, coolant=observation[2])
     return at._replace(setpoints=jnp.full_like(state.setpoints, observation[3])), params
 
 
 def applied(observation: Float[Array, " 4"]) -> Float[Array, " 1"]:
-    """Return the coolant temperature [K] that is applied at present."""
     return observation[2:3]
 
 
 def logged_margins(next_observation: Float[AnyArray, "*n 4"]) -> Float[Array, "*n 1"]:
-    """Return the distance [K] of the measured temperature after the step to the nearer limit, for logged rows."""
     return two_sided_margin(next_observation[..., 1:2], LIMIT.low, LIMIT.high)
 
 
 def logged_reward(
     observation: Float[AnyArray, "*n 4"], action: Float[AnyArray, "*n 1"], next_observation: Float[AnyArray, "*n 4"]
 ) -> Float[Array, "*n"]:
-    """Return −((Ca − SP)/0.3)² after the step for logged rows, minus the trip cost if T is outside the limits."""
     tripped = logged_margins(next_observation)[..., 0] < 0
     return -cost(next_observation[..., 0], next_observation[..., 3]) - jnp.where(tripped, TRIP_COST, 0.0)
 
@@ -341,8 +318,7 @@ PLANT = Plant(
     applied=applied,
     resume=resume,
     fallback=pid(measurement=0, setpoint=3, dt=DT),
-    # Found by benchmarks.tuning. At 295 K and at 302 K the reactor has a stable steady state inside the limits. A wider
-    # output range does not improve the return.
+    # Found by benchmarks.tuning. At 295 K and at 302 K the reactor has a stable steady state inside the limits.
     fallback_params=PIDParams(kp=-270.0, ki=-500.0, kd=-130.0, low=295.0, high=302.0),
     # Cautious lambda tuning, as is common in plants. At 324 K the gain is −0.0143 (mol/L)/K, and the time constants sum
     # to 1.5 min. A closed-loop time constant of 4.5 min needs ki = 1/(gain · 4.5 min), kp = 1.5 min · ki (rounded).

@@ -81,8 +81,6 @@ class Domain(NamedTuple):
 
 
 class State(NamedTuple):
-    """The true state, which is observed completely."""
-
     motion: Float[Array, " 4"]
     """(x1, x2, v1, v2)"""
     targets: Float[Array, " 2"]
@@ -116,7 +114,6 @@ def tracking_reward(positions: Float[AnyArray, "*n 2"], targets: Float[AnyArray,
 
 
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
-    """Draw mass, stiffness and damping uniformly within the domain's spreads around the nominal values."""
     stiffness, damping, mass = jax.random.uniform(key, (3,), minval=-1.0, maxval=1.0)
     return NOMINAL._replace(
         mass=NOMINAL.mass * (1 + domain.mass_spread * mass),
@@ -140,7 +137,7 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 6"]]
 def step(key: PRNGKeyArray, state: State, action: Float[Array, " 2"], params: Params) -> tuple[State, Timestep]:
     """Simulate one step under two forces, clipped to ±1. The targets may change at the end of the step.
 
-    An episode never terminates, as in NeoRL-2. A mass beyond the limit violates the limit, but the episode continues.
+    An episode never terminates, as in NeoRL-2.
     """
     motion = advance(state.motion, clip_to(SPEC.action, action), params)
     drawn = jax.random.uniform(key, (4,), motion.dtype)
@@ -164,7 +161,7 @@ def predict(
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 6"], params: Params) -> tuple[State, Params]:
-    """Return `state` with motion and targets of a logged observation, which shows both without noise."""
+    """Return `state` with the logged motion and targets."""
     return state._replace(motion=observation[:4], targets=observation[4:]), params
 
 
@@ -174,14 +171,12 @@ def applied(observation: Float[Array, " 6"]) -> Float[Array, " 2"]:
 
 
 def logged_margins(next_observation: Float[AnyArray, "*n 6"]) -> Float[Array, "*n 2"]:
-    """Return the distances [m] to the limits after the step, for logged rows."""
     return margins_of(next_observation[..., :2])
 
 
 def logged_reward(
     observation: Float[AnyArray, "*n 6"], action: Float[AnyArray, "*n 2"], next_observation: Float[AnyArray, "*n 6"]
 ) -> Float[Array, "*n"]:
-    """Return the rewards of logged rows, from positions and targets after the step."""
     return tracking_reward(next_observation[..., :2], next_observation[..., 4:])
 
 

@@ -28,15 +28,7 @@ RightHandSide = Callable[[Float[Array, " n"]], Float[Array, " n"]]
 
 
 def explicit_step(method: Tableau, f: RightHandSide, y: Float[Array, " n"], h: Scalar) -> Float[Array, " n"]:
-    """Return the state after one step of size h: y + h Σ b_i k_i, with slopes k_i = f(y + h Σ_j a_ij k_j).
-
-    Args:
-        f: right-hand side of the differential equation y' = f(y); the plant's inputs are constant during the step.
-        h: step size, in the time unit of `f`.
-
-    Returns:
-        (n,), the state at the end of the step.
-    """
+    """Return the state after one step of size h: y + h Σ b_i k_i, with slopes k_i = f(y + h Σ_j a_ij k_j)."""
     slopes = [f(y)]
     for row in method.a:
         slopes.append(f(y + h * sum(a * k for a, k in zip(row, slopes, strict=True) if a != 0.0)))
@@ -46,15 +38,7 @@ def explicit_step(method: Tableau, f: RightHandSide, y: Float[Array, " n"], h: S
 def integrate(
     method: Tableau, f: RightHandSide, y: Float[Array, " n"], duration: Scalar, substeps: int
 ) -> Float[Array, "substeps n"]:
-    """Return the states after each of `substeps` equal steps over `duration`.
-
-    Args:
-        y: (n,), the state at the start.
-        duration: time from the start to the last state, in the time unit of `f`.
-
-    Returns:
-        (substeps, n); the last row is the state after `duration`.
-    """
+    """Return the states (substeps, n) after each of `substeps` equal steps over `duration`, in the time unit of `f`."""
 
     def advance(y: Float[Array, " n"], _: None) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         y = explicit_step(method, f, y, duration / substeps)

@@ -26,8 +26,6 @@ DRAWN = ("link_loss", "link_redraw")
 
 
 class State(NamedTuple):
-    """State of a plant and of the links."""
-
     plant: Any
     up: Float[Array, " L"]
     """1 while a link is up."""
@@ -39,8 +37,6 @@ def linked(
     """Return `plant` with unreliable links between agents, and with a graph layout for policies that use the links.
 
     Args:
-        plant: a plant with several agents.
-        links: pairs of agent names.
         loss: share of the time for which a link is down (`link_loss`).
         redraw: probability per step that the state of a link is drawn again (`link_redraw`).
         kinds: one number per agent; agents with equal numbers share the policy's weights. See `agents_layout`.
@@ -134,7 +130,6 @@ def _with(plain: Params, drawn: tuple[Any, ...]) -> Params:
 
 
 def _without(plain: Params, linked: Params) -> Params:
-    """Return the constants or the domain without the fields for links."""
     return type(plain)(*linked[: len(plain)])
 
 

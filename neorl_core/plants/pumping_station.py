@@ -6,9 +6,9 @@ The tank's level follows from Q and the town's demand D:
 (4/3 h₀ − (1/3) h₀ (Q / n q₀)²) · wear = lift + level + 10.67 L Q^1.852 / (C^1.852 d^4.871)
 area · d(level)/dt = Q − D,  power = ρ g Q head / η
 
-The pump curve is EPANET's for one design point (h₀, q₀); Hazen–Williams gives the friction. Energy is cheap at night,
-so the tank should be full in the morning. Each start of a pump costs money. The reward includes the value of the water
-that the tank gains, at the mean cost of lifting, so emptying the tank does not pay.
+The pump curve is EPANET's for one design point (h₀, q₀); Hazen–Williams gives the friction. Each start of a pump costs
+money. The reward includes the value of the water that the tank gains, at the mean cost of lifting, so emptying the tank
+does not pay.
 
 | constant | source (ours: chosen by NeoRL) |
 |---|---|
@@ -112,7 +112,7 @@ def friction(params: Params) -> Float[Array, ""]:
 def flow(pumps: Float[Array, ""], level: Float[Array, ""], params: Params) -> Float[Array, ""]:
     """Return the total flow [m³/h] of `pumps` running pumps at a level of the tank [m], by Newton's method.
 
-    The first value is the flow without friction. Head minus losses is concave in the flow, so each step comes closer.
+    Head minus losses is concave in the flow, so each step comes closer.
     """
     running = jnp.maximum(pumps, 1.0)
     wanted = params.lift + level
@@ -186,8 +186,6 @@ def cost(
 
     Args:
         level: level at the start of the step [m].
-        before: number of pumps that ran before the step.
-        pumps: number of pumps that run during the step.
         after: level at the end of the step [m].
         tariff: price of energy [EUR/kWh].
     """
@@ -199,7 +197,7 @@ def cost(
 
 
 class Hysteresis(NamedTuple):
-    """Levels [m] at which pumps start and stop, as is usual in waterworks."""
+    """Levels [m] at which pumps start and stop."""
 
     dear: Scalar
     """The first pump starts below this level while energy is expensive."""
@@ -329,20 +327,15 @@ class Domain(NamedTuple):
 
 
 class State(NamedTuple):
-    """The true state of tank, pumps and demand."""
-
     level: Float[Array, ""]
     pumps: Float[Array, ""]
-    """Number of running pumps."""
     deviation: Float[Array, ""]
     """Deviation of the demand from its pattern, as a share."""
     slot: Int[Array, ""]
-    """Step of the day."""
     step: Int[Array, ""]
 
 
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
-    """Draw the wear of pumps, the roughness of the main and the mean demand uniformly from the domain."""
     key_wear, key_pipe, key_town = jax.random.split(key, 3)
     worn = jax.random.uniform(key_wear)
     pipe, town = (jax.random.uniform(k, minval=-1.0, maxval=1.0) for k in (key_pipe, key_town))
@@ -414,7 +407,6 @@ def predict(
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 6"], params: Params) -> tuple[State, Params]:
-    """Return the state of the logged measurements, minus random noise of the level sensor."""
     slot = slot_of(observation)
     usual = params.demand * pattern(slot).astype(observation.dtype)
     level = observation[0] - params.noise_sd * jax.random.normal(key, (), observation.dtype)
@@ -422,12 +414,10 @@ def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 6"], par
 
 
 def applied(observation: Float[Array, " 6"]) -> Float[Array, " 1"]:
-    """Return the number of running pumps."""
     return observation[1:2]
 
 
 def logged_margins(next_observation: Float[AnyArray, "*n 6"]) -> Float[Array, "*n 1"]:
-    """Return the distance [m] of the level measured after the step to the nearer limit, for logged rows."""
     return margins_of(next_observation[..., 0])
 
 

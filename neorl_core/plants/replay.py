@@ -32,7 +32,6 @@ class ReplayErrors(NamedTuple):
     """Root-mean-square prediction errors for K horizons and O signals, in the signals' units."""
 
     logged: Float[Array, "*n K O"]
-    """Errors on the logs."""
     simulated: Float[Array, "*n B K O"]
     """Errors on replays by B plants, drawn from the operating domain."""
     held: Bool[Array, "*n O"]
@@ -58,7 +57,6 @@ def replay_errors(
 
     Args:
         plant: supplies `predict` and the drawn plants; `plant.params` is not used.
-        params: constants for the predictions.
         horizons: (K,), numbers k of steps; a number may exceed the length of the episodes.
         keys: (B,), random keys, one per drawn plant.
     """

@@ -58,8 +58,7 @@ def site_spec(spec: PlantSpec, name: str, limits: Mapping[str, Bounds]) -> Plant
 def site_plant(plant: Plant, name: str, constants: Mapping[str, float], limits: Mapping[str, Bounds]) -> Plant:
     """Return the plant with a site's nominal constants and limits.
 
-    A site's constant is the plant's drawn constant times (site's value / plant's nominal value). The site's values are
-    fields of the domain, so that claims contain them and all sites share compiled code.
+    A site's constant is the plant's drawn constant times (site's value / plant's nominal value).
 
     Args:
         constants: the site's values by constant, for example `pump`, or `pump[1]` for one entry; others are kept.
@@ -120,13 +119,7 @@ def site_signals(logged: LoggedSignals, spec: PlantSpec, site: PlantSpec) -> Log
 
 
 def varied_constants(plant: Plant) -> tuple[str, ...]:
-    """Return the names of the scalar constants that the operating domain draws and that are not zero.
-
-    Example:
-        >>> from neorl_core.plants import PLANTS
-        >>> varied_constants(PLANTS["chemical_reactor"])
-        ('reaction_rate', 'cooling_rate')
-    """
+    """Return the names of the scalar constants that the operating domain draws and that are not zero."""
     one, other = (plant.sample_params(jax.random.key(seed), plant.domain) for seed in (0, 1))
     values = [(name, value, getattr(one, name), getattr(other, name)) for name, value in plant.params._asdict().items()]
     scalars = [row for row in values if all(_shape(value) == () for value in row[1:])]
@@ -170,7 +163,6 @@ def _unknown(label: str) -> Unknown:
 
 
 def _nominal(params: Params, unknown: Unknown) -> float:
-    """Return the plant's value of a constant."""
     value = float(nominal_value(params, unknown))
     if value == 0.0:
         raise ValueError(

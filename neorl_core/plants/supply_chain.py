@@ -112,8 +112,6 @@ class Domain(NamedTuple):
 
 
 class State(NamedTuple):
-    """The true state: stocks, shipments and unmet orders."""
-
     stock: Float[Array, " 3"]
     under_way: Float[Array, " 18"]
     """Shipments to each stage, latest first, in the order of the observation."""
@@ -144,7 +142,6 @@ def advance(state: State, orders: Float[Array, " 3"], demand: Float[Array, ""], 
 
     Args:
         orders: (3,), orders of the stages [units], rounded down; capacity and stock of suppliers limit the shipments.
-        demand: units demanded by customers in this period.
         up: (3,), 1 if the stage's supplier can ship, else 0.
     """
     waiting = params.backlog * state.unmet
@@ -177,7 +174,6 @@ def profit(
     """Return a period's profit 0.97ⁿ (2 sold − 0.5 made − Σ k unmet − Σ h stock): k `unmet_cost`, h `holding_cost`.
 
     Args:
-        sold: units sold to customers in the period.
         made: units shipped by the maker in the period.
         unmet: (..., 4), unmet demand and orders at the end of the period [units].
         stock: (..., 3), stock at the end of the period [units].
@@ -209,7 +205,6 @@ def draw_demand(key: PRNGKeyArray, params: Params, dtype: Any) -> Float[Array, "
 
 
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
-    """Draw a mean demand uniformly within the domain's spread."""
     away = jax.random.uniform(key, minval=-1.0, maxval=1.0)
     return NOMINAL._replace(
         mean_demand=domain.mean_demand * (1 + domain.demand_spread * away),
@@ -261,7 +256,7 @@ def _state_of(observation: Float[Array, " 26"]) -> State:
 def predict(
     observation: Float[Array, " 26"], action: Float[Array, " 3"], params: Params, up: Up = 1.0
 ) -> tuple[Float[Array, " 26"], Float[Array, " 4"]]:
-    """Predict the next observation and margins at the mean demand. The observation contains the whole state."""
+    """Predict the next observation and margins at the mean demand."""
     mean = jnp.asarray(params.mean_demand, action.dtype)
     next_state = advance(_state_of(observation), clip_to(SPEC.action, action), mean, params, up)
     return _observe(next_state), margins_of(next_state.stock, next_state.unmet[0])
@@ -273,7 +268,6 @@ def applied(observation: Float[Array, " 26"]) -> Float[Array, " 3"]:
 
 
 def logged_margins(next_observation: Float[AnyArray, "*n 26"]) -> Float[Array, "*n 4"]:
-    """Return the distances [units] to the limits at the end of the period, for logged rows."""
     return margins_of(next_observation[..., :3], next_observation[..., UNMET])
 
 

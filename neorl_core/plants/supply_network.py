@@ -101,7 +101,6 @@ NOMINAL = Params()
 
 
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
-    """Draw the chain's constants, and take `outage` and `repair` from the domain."""
     return Params(chain.sample_params(key, chain.Domain(*domain[:4])), domain.outage, domain.repair)
 
 
@@ -130,21 +129,18 @@ def predict(
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 29"], params: Params) -> tuple[State, Params]:
-    """Return the state of a logged observation; the observation contains the whole state without noise."""
     assert chain.PLANT.resume is not None
     own, constants = chain.PLANT.resume(key, state.chain, observation[:SIZE], params.chain)
     return State(own, observation[SIZE:]), params._replace(chain=constants)
 
 
 def logged_margins(next_observation: Float[AnyArray, "*n 29"]) -> Float[Array, "*n 4"]:
-    """Return the distances [units] to the limits at the end of the period, for logged rows."""
     return chain.logged_margins(next_observation[..., :SIZE])
 
 
 def logged_reward(
     observation: Float[AnyArray, "*n 29"], action: Float[AnyArray, "*n 3"], next_observation: Float[AnyArray, "*n 29"]
 ) -> Float[Array, "*n"]:
-    """Return the profit of logged rows at nominal prices."""
     return chain.logged_reward(observation[..., :SIZE], action, next_observation[..., :SIZE])
 
 

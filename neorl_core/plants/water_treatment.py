@@ -8,7 +8,7 @@ A_i dh_i/dt = −(a_i + l_i) √(2g h_i) + a_j √(2g h_j) + share · k v
 
 At Johansson's point P−, γ1 + γ2 > 1, and all zeros lie in the left half plane. At P+, γ1 + γ2 < 1, and one zero lies in
 the right half plane: a level first moves the wrong way, and each pump must control the opposite tank, as the relative
-gain array shows. `PLANT` is at P−, `PLANT_PLUS` at P+, each with suitable loops. `Params` defines the constants.
+gain array shows. `PLANT` is at P−, `PLANT_PLUS` at P+, each with suitable loops.
 
 | constant | source (ours: chosen by NeoRL) |
 |---|---|
@@ -117,8 +117,6 @@ class Domain(NamedTuple):
 
 
 class State(NamedTuple):
-    """The true state of the tanks, and the set points."""
-
     levels: Float[Array, " 4"]
     voltages: Float[Array, " 2"]
     setpoints: Float[Array, "S 2"]
@@ -180,7 +178,6 @@ def cost(levels: Float[AnyArray, "*n 2"], setpoints: Float[AnyArray, "*n 2"]) ->
 
 
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
-    """Draw pump constants and leaks uniformly from the domain; the domain also sets the operating point."""
     key_pump, key_leak = jax.random.split(key)
     away = jax.random.uniform(key_pump, (2,), minval=-1.0, maxval=1.0)
     share = jnp.asarray(domain.non_minimum_phase, float)
@@ -244,26 +241,22 @@ def predict(
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 8"], params: Params) -> tuple[State, Params]:
-    """Return `state` with the logged measurements, minus random noise of the level sensors."""
     noise = params.noise_sd * jax.random.normal(key, (4,), observation.dtype)
     setpoints = jnp.broadcast_to(observation[6:], state.setpoints.shape)
     return state._replace(levels=observation[:4] - noise, voltages=observation[4:6], setpoints=setpoints), params
 
 
 def applied(observation: Float[Array, " 8"]) -> Float[Array, " 2"]:
-    """Return the voltages [V] that are applied at present."""
     return observation[4:6]
 
 
 def logged_margins(next_observation: Float[AnyArray, "*n 8"]) -> Float[Array, "*n 4"]:
-    """Return the distances [cm] of the levels measured after the step to the nearer limits, for logged rows."""
     return margins_of(next_observation[..., :4])
 
 
 def logged_reward(
     observation: Float[AnyArray, "*n 8"], action: Float[AnyArray, "*n 2"], next_observation: Float[AnyArray, "*n 8"]
 ) -> Float[Array, "*n"]:
-    """Return the rewards of logged rows: minus `cost`, and minus the trip cost if a level is beyond a limit."""
     tripped = jnp.any(logged_margins(next_observation) < 0, axis=-1)
     return -cost(next_observation[..., :2], next_observation[..., 6:]) - jnp.where(tripped, TRIP_COST, 0.0)
 

@@ -1,7 +1,6 @@
 """Statistics of certification: exact binomial bounds, a sequential test by betting, confidence intervals.
 
-All functions compute with counts in float64 NumPy. In float32, the rounding of a sum over thousands of episodes would
-exceed the effect of one violation. Violation probabilities are per episode.
+All functions compute with counts in float64 NumPy. Violation probabilities are per episode.
 """
 
 from __future__ import annotations
@@ -117,8 +116,6 @@ def log_e_value(successes: int, violations: int, p0: float, p1: float | None = N
     Source: Wald, Ann. Math. Stat. 16 (1945); Ramdas et al., Statistical Science 38 (2023).
 
     Args:
-        successes: episodes without a violation.
-        violations: episodes with a violation.
         p0: claimed violation probability.
         p1: violation probability that the bet favours; p0/10 by default.
     """
@@ -131,7 +128,6 @@ def betting_episodes(p0: float, violations: int, alpha: float) -> int:
 
     Args:
         p0: claimed violation probability.
-        violations: episodes with a violation.
         alpha: 1 - confidence.
     """
     _check_probability("alpha", alpha)

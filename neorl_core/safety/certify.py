@@ -174,8 +174,8 @@ def certify_batches(
     The test certifies at the first episode at which the e-value (`bounds.log_e_value`) reaches 1/alpha, which refutes
     the hypothesis. It stops without a certificate when too many violations make a certificate impossible within
     `max_episodes`. The e-value permits checks after every episode, and a stop without a certificate cannot cause a
-    false certificate. Episodes after the stop are not counted, so the counts do not depend on `batch`. Episodes with
-    non-finite values count as violated (`plants.base.summarise`), and so do all episodes of a batch without a result.
+    false certificate. Episodes with non-finite values count as violated (`plants.base.summarise`), and so do all
+    episodes of a batch without a result.
 
     Args:
         controller: usually `composite_controller(plant)`.

@@ -175,7 +175,7 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
     3. For a discrete action, check all choices in this way. The policy takes its most preferred choice that is trusted
        and allowed by the dwell time; the fallback takes over if there is no such choice.
     4. After `hold` steps, the policy regains control if the predicted margins exceed the buffer by `return_buffer` (for
-       a log-only plant: within `return_radius`). The additional margin prevents frequent switching.
+       a log-only plant: within `return_radius`).
 
     Fallback and history receive every observation and the applied action, so a hand-over causes no jump.
 

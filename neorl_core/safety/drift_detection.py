@@ -136,7 +136,6 @@ def block_means(scores: npt.ArrayLike, episode: npt.ArrayLike, length: int) -> n
 
     Args:
         episode: (T,), episode of each score, ascending.
-        length: scores per block.
     """
     x, names = np.asarray(scores, np.float64), np.asarray(episode)
     means = []

@@ -99,13 +99,12 @@ def envelope_of(
 ) -> tuple[Float[Array, " O"], Float[Array, " O"]]:
     """Return the range of the training data, widened at both ends by `sigmas` standard deviations.
 
-    The range of a constant signal is widened only by rounding, because the data show no other values.
+    The range of a constant signal is widened only by rounding.
 
     Args:
         lowest: (O,), minimum training observations.
         highest: (O,), greatest training observations.
         scale: (O,), standard deviations of the training observations (`Normaliser.scale`).
-        sigmas: number of standard deviations.
     """
     # A standard deviation is at most half the range (Popoviciu); the scale 1 of a constant signal is not.
     deviation = jnp.minimum(scale, (highest - lowest) / 2)
@@ -127,7 +126,6 @@ def limit_action(
     A discrete action is rounded, and stays as applied until it has been in force for `dwell` steps.
 
     Args:
-        shield: rate limits, bounds and dwell time.
         action: (A,), requested action in physical units.
         applied: (A,), action in force.
         since: number of steps for which a discrete action has been in force.
@@ -165,11 +163,7 @@ def predicted_margins(
     Args:
         plant: supplies `predict` and `fallback`.
         shield: supplies the look-ahead, and the limits that also apply to the predicted fallback.
-        fallback_params: parameters of the fallback.
-        fallback_state: state of the fallback after `observation`.
         model: plant constants for the prediction.
-        observation: (O,), the present observation.
-        action: (A,), action of the coming step.
         since: steps for which a discrete action has been in force after the coming step (`dwell_count`).
 
     Returns:

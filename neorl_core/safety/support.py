@@ -16,7 +16,7 @@ import numpy.typing as npt
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 REFERENCES = 512
-"""Number of logged steps to compare with. More steps describe the data better, but take more time per action."""
+"""Number of logged steps to compare with."""
 
 
 class SupportShield(NamedTuple):
@@ -74,7 +74,6 @@ def choose_references(key: PRNGKeyArray, points: Float[Array, "N D"], count: int
     minimize the maximum intercluster distance, Theoretical Computer Science 38).
 
     Args:
-        key: draws the first row.
         points: (N, D), scaled.
         count: number P of rows.
     """

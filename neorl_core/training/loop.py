@@ -72,7 +72,6 @@ def schedule(updates: int, chunk: int, batches: int, warm_up: int = 0) -> Plan:
     Args:
         updates: requested gradient steps, rounded up to whole rows.
         chunk: desired gradient steps per chunk. The plan uses the nearest possible number.
-        batches: the algorithm's `batches_per_update`.
         warm_up: gradient steps of the warm-up, rounded up to whole rows.
 
     Raises:
@@ -106,11 +105,7 @@ def train(
     """Train a population chunk by chunk.
 
     Args:
-        algorithm: algorithm to train.
-        fresh: initial state from `init_population`.
-        data: prepared transitions.
         plan: division of the run from `schedule`.
-        batch_size: transitions per gradient step.
         limit: a member counts as diverged if a metric is larger (`Scaling.limit`).
         resume: callback that receives the initial state, and returns the state to start from. To continue a run, return
             a state that `report` received.

@@ -46,7 +46,7 @@ jax.tree_util.register_static(Recipe)
 TD3 = Recipe()
 SAC = Recipe(clip=1.0)
 PRESETS = {"td3": TD3, "sac": SAC}
-"""Recipes by name, after the algorithms that use them. These algorithms have a learning rate of 3e-4."""
+"""Recipes by name, after the algorithms that use them."""
 
 METHODS: dict[str, Callable[[], optax.GradientTransformation]] = {"adam": optax.scale_by_adam, "sgd": optax.identity}
 """Adam (Kingma & Ba 2015, arXiv 1412.6980, algorithm 1, with the paper's constants) and plain gradient descent."""
@@ -75,8 +75,6 @@ def step(
     """Take one gradient step. Return the new weights, `params - learning_rate * direction`, and the new optimiser.
 
     Args:
-        params: weights before the step.
-        gradient: gradient of the loss, with the shapes of the weights.
         optimiser: recipe and state, which give the direction.
         learning_rate: learning rate; the recipe's schedule multiplies it by a factor.
     """

@@ -82,18 +82,12 @@ def start_from(fresh: TrainState, parameters: Parameters) -> TrainState:
 
 
 def with_optimisers(learner: Any, fresh: Any) -> Any:
-    """Return `learner` with the optimisers of `fresh`, a new state of the same algorithm. Schedules start again."""
+    """Return `learner` with the optimisers of `fresh`, a new state of the same algorithm."""
     return jax.tree.map(lambda own, new: new if _is_optimiser(own) else own, learner, fresh, is_leaf=_is_optimiser)
 
 
 def tuning_updates(updates: int, rows: int, batch_size: int, batches: int = 1) -> int:
     """Return the number of gradient steps for fine-tuning: at most `TUNING_PASSES` passes over a site's rows.
-
-    Args:
-        updates: requested gradient steps.
-        rows: number of the site's transitions.
-        batch_size: transitions per gradient step.
-        batches: the algorithm's `batches_per_update`.
 
     Returns:
         A number from 1 to `updates`. It is a multiple of `batches` if `updates` is a multiple of `batches`.

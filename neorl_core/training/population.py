@@ -97,7 +97,6 @@ def configure(
     """Return the settings of an algorithm: the given values, and defaults for all other fields.
 
     Args:
-        algorithm: algorithm to configure.
         overrides: values by field name. Integers and NumPy numbers are accepted for floats, lists for tuples, and the
             input of `optimisers.parse` for recipes.
         updates: gradient steps of the run. Default warm-up and schedules are scaled to this number; None: no scaling.
@@ -214,9 +213,6 @@ def init_population(algorithm: Algorithm, spec: PlantSpec, config: Any, populati
     """Return the initial training state of all members.
 
     Args:
-        algorithm: algorithm to train.
-        spec: spec of the plant.
-        config: `Config` of the algorithm.
         population: P members. All members must give values for the same hyper-parameters.
 
     Returns:
@@ -248,11 +244,8 @@ def sampled_update(
     """Call the algorithm's `update` once, on random batches. The batches depend only on the member's key and step.
 
     Args:
-        algorithm: algorithm to train.
-        state: state of one member.
         data: prepared transitions (N, ...).
         rows: batches are drawn uniformly, with replacement, from the first `rows` rows of the data.
-        batch_size: transitions per gradient step.
     """
     batches = algorithm.batches_per_update
     key = jax.random.fold_in(jax.random.wrap_key_data(state.key, impl="threefry2x32"), state.step)
@@ -272,7 +265,6 @@ def make_train_chunk(
     Random numbers depend only on the member's key and step, so the chunk length does not change the result.
 
     Args:
-        algorithm: algorithm to train.
         updates: gradient steps, a multiple of `log_every`.
         log_every: gradient steps averaged into one row, a multiple of the algorithm's `batches_per_update`.
         batch_size: transitions per gradient step, drawn uniformly with replacement.

@@ -108,8 +108,6 @@ def make_scaling(total: Moments, spec: PlantSpec, dtype: Any = np.float32) -> Sc
 
     Args:
         total: statistics of all training rows. From observations with history, only the current values are used.
-        spec: spec of the plant.
-        dtype: precision of the normaliser.
     """
     plain = spec.observation.size if spec.history is None else len(spec.history.observation)
     mean, deviation = total.observation_mean[:plain], total.observation_deviation[:plain]
@@ -153,7 +151,6 @@ def prepare(transitions: Transition, spec: PlantSpec) -> tuple[Normaliser, Trans
 
     Args:
         transitions: (N, ...) in physical units. The rows of each episode must be in the order of time.
-        spec: spec of the plant.
 
     Returns:
         The normaliser, which the policy also needs, and the scaled transitions on the device.
@@ -189,7 +186,6 @@ def explored_range(least: Vector, most: Vector, spec: PlantSpec) -> tuple[Vector
     Args:
         least: (A,) lowest logged actions, float64.
         most: (A,) highest logged actions, float64.
-        spec: spec of the plant.
     """
     low, high = np.asarray(spec.action.low, np.float64), np.asarray(spec.action.high, np.float64)
     reach = most - least

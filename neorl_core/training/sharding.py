@@ -24,8 +24,6 @@ def mesh_of(members: int, batch_size: int, devices: Sequence[jax.Device] | None 
     """Return a mesh with the axes `member` and `batch`. The axis `member` gets as many devices as possible.
 
     Args:
-        members: number of members of the population.
-        batch_size: transitions per gradient step.
         devices: devices to use; all by default.
 
     Raises:

@@ -1,7 +1,6 @@
 """Train each member of an ensemble on a random selection of episodes (bootstrap).
 
-Episodes are drawn, not single rows, because the rows of an episode are correlated. With single rows, the members would
-agree too much in regions with few logged episodes.
+Episodes are drawn, not single rows, because the rows of an episode are correlated.
 
 Efron and Tibshirani 1993, An Introduction to the Bootstrap, chapter 8; Chua et al. 2018 (PETS, arXiv 1805.12114).
 """
@@ -30,7 +29,6 @@ def resample(key: PRNGKeyArray, episode: Int[Array, " N"], episodes: int, member
     """Draw E of the E episodes for each member, with replacement.
 
     Args:
-        key: PRNG key of the draws.
         episode: (N,) episode index of each row, 0 to E - 1.
         episodes: number of episodes E.
         members: number of members M.
@@ -56,17 +54,14 @@ def train(
     learning_rate: float = 1e-2,
     batch_size: int = 256,
 ) -> Model:
-    """Train every member on its own resample. Members are trained one after the other with one compiled program.
+    """Train every member on its own resample.
 
     Args:
         model: model from `dynamics.init`.
-        key: PRNG key of the batches.
         data: (N, ...) prepared transitions, in the row order of `counts`.
         counts: result of `resample`.
-        updates: gradient steps per member.
         report: callback for progress: (steps done, steps in total).
         learning_rate: learning rate; the recipe's schedule multiplies it by a factor.
-        batch_size: rows per gradient step.
     """
     low, high = dynamics.observed_range(model, data)
     count, chunk = len(model.members), max(updates // PARTS, 1)

@@ -97,12 +97,8 @@ def init(
     """Return an untrained ensemble.
 
     Args:
-        key: PRNG key of the weights.
         observations: size S of a stacked observation.
-        actions: size A of an action.
         hidden: widths of the hidden layers, for the dynamics network and for the reward network.
-        members: number of members M.
-        recipe: recipe of the optimiser.
         history: which earlier values a stacked observation contains; None: no earlier values.
     """
     plain = observations if history is None else len(history.observation)
@@ -117,10 +113,7 @@ def _apart(stacked: Params, count: int) -> Ensemble:
 
 
 def _networks(key: PRNGKeyArray, *sizes: tuple[int, ...]) -> list[Params]:
-    """Return one MLP for each tuple of layer widths. Weights are normal with variance 1 / inputs, and biases are zero.
-
-    All weights are drawn in one call, because XLA needs seconds to compile a separate call for each layer.
-    """
+    """Return one MLP for each tuple of layer widths. Weights are normal with variance 1 / inputs. Biases are zero."""
     shapes = [pair for widths in sizes for pair in itertools.pairwise(widths)]
     drawn = jax.random.normal(key, (sum(a * b for a, b in shapes),))
     parts = iter(jnp.split(drawn, np.cumsum([a * b for a, b in shapes])[:-1]))
@@ -172,9 +165,7 @@ def transition(
     Here s is the observation, a the action, W the matrix of the linear term, and f, g are outputs of the network.
 
     Args:
-        member: weights of one member.
         observation: (S,) stacked observation, normalised; S = O without history.
-        action: (A,) action in [-1, 1].
     """
     x = jnp.concatenate([observation, action])
     mean, raw = jnp.split(mlp_apply(member["dynamics"], x), 2)
@@ -192,9 +183,7 @@ def reward_and_termination(
     linear combinations of observation, action and next observation.
 
     Args:
-        member: weights of one member.
         observation: (S,) stacked observation, normalised.
-        action: (A,) action in [-1, 1].
         following: (O,) next observation, normalised, without history.
     """
     z = mlp_apply(member["projection"], jnp.concatenate([observation, action, following]))
@@ -228,7 +217,7 @@ def no_successor(
 ) -> Bool[Array, "*n"]:
     """Return whether the log lacks the next observation of a step that terminates.
 
-    Log files without next observations repeat the last observation of an episode. So the two observations are equal.
+    Log files without next observations repeat the last observation of an episode.
     """
     return (terminated > 0) & jnp.all(following == observation[..., : following.shape[-1]], axis=-1)
 
@@ -270,10 +259,8 @@ def update(
     equal errors and agree too much (Efron & Tibshirani 1993, An Introduction to the Bootstrap, chapter 6).
 
     Args:
-        model: ensemble and optimiser.
         batch: prepared transitions (B, ...).
         learning_rate: learning rate; the recipe's schedule multiplies it by a factor.
-        key: PRNG key of the random selections.
     """
     excluded = held_out(batch).astype(batch.reward.dtype)
     count, members = jnp.sum(excluded), model.error.shape[0]
@@ -306,10 +293,7 @@ def observed_range(model: Model, rows: Transition) -> tuple[Float[Array, " O"], 
 
 
 def reach(model: Model) -> Reach:
-    """Return the range of the training data, widened by `WIDENING` on both sides; infinite before training.
-
-    Without this range, the gradients of one diverging rollout would be larger than those of all other rollouts.
-    """
+    """Return the range of the training data, widened by `WIDENING` on both sides; infinite before training."""
     margin = WIDENING * (model.high - model.low)
     trained = model.high >= model.low
     low, high = jnp.where(trained, model.low - margin, -jnp.inf), jnp.where(trained, model.high + margin, jnp.inf)
@@ -349,16 +333,14 @@ def train(
     learning_rate: float = 1e-2,
     batch_size: int = 256,
 ) -> tuple[Model, Float[Array, ""]]:
-    """Take `updates` gradient steps with all members. A training may call this function once or in several chunks.
+    """Take `updates` gradient steps with all members.
 
     Args:
         model: model from `init` or from the previous chunk.
         key: PRNG key, the same in every chunk.
         data: (N, ...) prepared transitions.
         first: number of gradient steps in earlier chunks.
-        updates: gradient steps of this chunk.
         learning_rate: learning rate; the recipe's schedule multiplies it by a factor.
-        batch_size: rows per gradient step.
 
     Returns:
         The new model, and the mean loss of this chunk.

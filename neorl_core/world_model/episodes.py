@@ -44,17 +44,14 @@ def model_episodes(
     """Simulate E episodes of a controller in every member of the ensemble, with the noise that the member predicts.
 
     Args:
-        members: weights of M members.
         reach: range to which predicted observations are clipped.
         normaliser: conversion of observations and actions to the members' units.
         rewards: mean and standard deviation with which the training rewards were scaled.
         controller: controller of a composite, from `composite_controller`.
-        params: parameters of the controller.
         starts: (E, O) initial observations, in physical units, without history.
         applied: (E, A) actions applied before the first step, in physical units.
         limits: lowest and highest allowed value (O,) of each observation in physical units; infinite without a limit.
         key: PRNG key of the noise. Use the same key for all controllers that you compare.
-        horizon: number of steps H of an episode.
     """
 
     def one(member: Params, start: Float[Array, " O"], before: Float[Array, " A"], key: PRNGKeyArray) -> ModelEpisodes:

@@ -71,7 +71,6 @@ def fit_autoregression(
         observation: (N, S) stacked observations s, normalised. The first O values are the current observation x.
         action: (N, A) actions u in [-1, 1].
         following: (N, O) next observations x', normalised.
-        ridge: weight of the penalty on W.
     """
     x = np.concatenate([np.asarray(observation, np.float64), np.asarray(action, np.float64)], axis=1)
     after = np.asarray(following, np.float64)
@@ -89,7 +88,7 @@ def windows(
     episode: npt.NDArray[np.int64],
     horizon: int,
 ) -> Windows:
-    """Cut at most `WINDOWS` windows of `horizon` steps from logged episodes. Windows may overlap.
+    """Cut at most `WINDOWS` windows of `horizon` steps from logged episodes.
 
     Args:
         observation: (N, S) stacked observations, normalised, in the order of time within each episode.
@@ -123,8 +122,6 @@ def squared_errors(
     Args:
         members: weights of the ensemble. Each member predicts all H steps alone; the prediction is the members' mean.
         reach: range to which the members' predictions are clipped.
-        linear: the autoregression.
-        windows: windows of held-out episodes.
     """
 
     observed = dynamics.predicted_size(members)

@@ -25,9 +25,6 @@ def error_transitions(predict: Predict, params: Params, normaliser: Normaliser, 
     """Return training data for `dynamics.train`, in which each observation changes by the simulator's error.
 
     Args:
-        predict: the simulator's step.
-        params: constants of the simulator.
-        normaliser: conversion of observations and actions to normalised units.
         rows: (N, ...) logged transitions in physical units.
 
     Returns:
@@ -49,7 +46,6 @@ def with_residual(predict: Predict, members: Ensemble, normaliser: Normaliser) -
     that the errors are smaller.
 
     Args:
-        predict: the simulator's step.
         members: ensemble trained on the result of `error_transitions`.
         normaliser: the normaliser that `error_transitions` received.
     """

@@ -116,9 +116,7 @@ def branched_rollouts(
         leading: (E,) indices of the members that predict the steps.
         reach: range to which predicted observations are clipped.
         policy: function (normalised observation, standard normal noise) -> action in [-1, 1].
-        actions: size A of an action.
         starts: (B, S) initial observations, normalised.
-        key: PRNG key of all random numbers.
         horizon: number of steps H.
 
     Returns:

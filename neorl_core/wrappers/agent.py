@@ -154,8 +154,6 @@ class Agent:
         Args:
             dataset: (N, ...), in physical units. For a composite: observations without earlier values, in time order.
             updates: gradient steps, rounded up by `training.loop.schedule`.
-            seed: seed of new weights and of batches.
-            batch_size: transitions per gradient step.
 
         Returns:
             The new policy and its learning curves. The agent also uses the new policy, in a new episode.

@@ -1,7 +1,4 @@
-"""Draw pictures of an episode: curves of the controlled quantities and the actions, with set points and limits.
-
-Pictures are drawn with Pillow, because `neorl_core` does not depend on a plotting library.
-"""
+"""Draw pictures of an episode: curves of the controlled quantities and the actions, with set points and limits."""
 
 from __future__ import annotations
 

@@ -102,7 +102,6 @@ class PlantVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     Args:
         plant: name of a built-in plant, or a plant.
-        num_envs: number of copies N.
         domain: parameters of the operating domain that differ from the plant's defaults, by name.
         physical: whether actions are in the plant's units instead of -1 to 1.
         autoreset_mode: when the next episode starts after an episode has ended: an `AutoresetMode`, or its value.

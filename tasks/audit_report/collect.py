@@ -114,7 +114,6 @@ def _report(
 
 
 def _attention(report: Report, at: str) -> Iterator[str]:
-    """Yield a sentence for each fact that needs a person's attention."""
     for check in report.checks:
         if check.passed is False:
             yield f"The audit failed in {check.name}: {check.detail}."

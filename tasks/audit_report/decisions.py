@@ -22,7 +22,6 @@ HOME_NAME = "in the home's name"
 
 
 def decisions_in(entries: Sequence[Entry], period: Period) -> Iterator[DecisionRow]:
-    """Yield approvals, reviews, rejections, withdrawals, rollbacks, policies and extensions of a period."""
     for entry in entries:
         if not period.contains(entry.timestamp):
             continue
@@ -74,7 +73,6 @@ def in_force_in(entries: Sequence[Entry], period: Period) -> Iterator[InForce]:
 
 
 def _champions(own: Sequence[Entry], entries: Sequence[Entry]) -> Iterator[InForce]:
-    """Yield every champion of a plant, from promotion or rollback to the end of service."""
     turns = [entry for entry in own if entry.kind in IN_FORCE or leaves_service(entry)]
     for entry, following in pairwise([*turns, None]):
         if entry is None or entry.kind not in IN_FORCE:
@@ -125,7 +123,6 @@ def _in_force(entry: Entry, entries: Sequence[Entry], kind: str, until: str | No
 
 
 def policies_in(entries: Sequence[Entry], period: Period) -> Iterator[PolicyRow]:
-    """Yield safety policies that were in force during a period."""
     signed = [entry for entry in entries if entry.kind == "policy"]
     for entry in signed:
         following = next((e for e in signed if e.plant == entry.plant and e.sequence > entry.sequence), None)

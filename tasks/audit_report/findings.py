@@ -102,7 +102,6 @@ def lineages_in(entries: Sequence[Entry], period: Period) -> Iterator[LineageRow
 
 
 def candidates_in(entries: Sequence[Entry], period: Period) -> Iterator[CandidateRow]:
-    """Yield the versions that gates judged in a period, with these gates."""
     for entry, record in _records(entries):
         if period.contains(entry.timestamp):
             yield CandidateRow(
@@ -256,7 +255,6 @@ def _warnings(home: Home, plant: str, digest: str) -> tuple[str, ...]:
 
 
 def _versions(entries: Sequence[Entry]) -> dict[tuple[str, str], list[str]]:
-    """Return the version numbers of each (plant, composite)."""
     found: dict[tuple[str, str], list[str]] = {}
     for entry, record in _records(entries):
         found.setdefault((entry.plant, record.composite), []).append(record.version)

@@ -21,8 +21,6 @@ MARKS = {True: "ok", False: "FAIL", None: "note"}
 
 
 class Shown(NamedTuple):
-    """A dataset's row with the pictures of its card."""
-
     row: DatasetRow
     pictures: tuple[Picture, ...]
 

@@ -27,7 +27,6 @@ class Period(Reference):
         return f"{self.last.isoformat()}T23:59:59.999999Z"
 
     def contains(self, timestamp: str) -> bool:
-        """Return whether a time of the ledger is in the period."""
         return self.begin <= timestamp <= self.end
 
 
@@ -58,8 +57,6 @@ class InForce(Row):
 
 
 class DecisionRow(Row):
-    """A decision by a person or by the automatic rule."""
-
     what: str
     version: str
     by: str
@@ -70,14 +67,11 @@ class DecisionRow(Row):
 
 
 class CertificateRow(Row):
-    """Result of a certification attempt."""
-
     versions: tuple[str, ...]
     composite: str
     passed: bool
     claim: str
     witnesses: str
-    """Description of the witnesses."""
     p0: float
     confidence: float
     episodes: int
@@ -107,8 +101,6 @@ class LineageRow(Reference):
 
 
 class CandidateRow(Row):
-    """A version that the gates judged."""
-
     version: str
     role: str
     author: str
@@ -161,8 +153,6 @@ class IncidentRow(Row):
 
 
 class PolicyRow(Row):
-    """A safety policy that was in force in the period."""
-
     claim: str
     """Claim that the certificate of a champion must state."""
     approvers: str
@@ -173,8 +163,6 @@ class PolicyRow(Row):
 
 
 class DatasetRow(Row):
-    """Training data of a candidate."""
-
     digest: str
     format: str
     rows: int
@@ -209,8 +197,6 @@ class CheckRow(Reference):
 
 
 class Report(Reference):
-    """Content of an audit report."""
-
     period: Period
     plant: str | None
     plants: tuple[str, ...]
@@ -248,4 +234,3 @@ class PeriodReport(Reference):
     """Number of ledger entries in the period."""
     ledger_size: int
     failed: tuple[str, ...] = ()
-    """Failed checks of the audit."""

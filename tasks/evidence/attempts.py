@@ -17,7 +17,6 @@ from tasks.evidence.witness.seeds import NonceBody, SeedBody, derive_seed, entry
 from tasks.files.canonical import digest_json, exclusive, read_secret, sha256_hex, write_secret
 
 CERTIFICATES = "certificates/"
-"""Folder of certificates in a home."""
 
 
 class Inputs(Body):
@@ -73,7 +72,6 @@ class Attempt(NamedTuple):
 
     @property
     def alpha(self) -> float:
-        """Error probability of this attempt."""
         return self.body.alpha
 
 
@@ -86,13 +84,12 @@ def lineage_digest(plant: str, phi: str, domain_family: str) -> str:
 
 
 def lineage_of(claim: Claim) -> str:
-    """Return the digest of a claim's lineage."""
     return lineage_digest(claim.plant, claim.phi, claim.family)
 
 
 def attempt_alpha(confidence: float, number: int) -> float:
     """Return the error probability of attempt number j: (1 - confidence) / (j (j + 1))."""
-    # Imported here, because SciPy loads slowly and would delay the signer's start.
+    # Imported late: SciPy loads slowly.
     from neorl_core.safety.bounds import alpha_spent
 
     return alpha_spent(round(1.0 - confidence, 12), number)
@@ -160,7 +157,6 @@ def draw_seed(ledger: Ledger, attempt: Attempt) -> bytes:
 
 
 def witnesses_of(ledger: Ledger, attempt: Attempt) -> list[str]:
-    """Return the names of the witnesses of an attempt's seed."""
     record = entry_of_attempt(ledger.entries(), "seed", attempt.entry)
     return witness_names(record.read(SeedBody).witnesses) if record else []
 
@@ -237,7 +233,6 @@ def check_result(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def certificate_file(result: Entry) -> Artefact | None:
-    """Return the certificate file that a result's entry names, or None."""
     return next((file for file in result.artefacts if file.path.startswith(CERTIFICATES)), None)
 
 
@@ -251,7 +246,6 @@ def _opened(history: Sequence[Entry], digest: str) -> Entry | None:
 
 
 def _can_go_on(home: Home, history: Sequence[Entry], attempt: Entry) -> bool:
-    """Return whether an attempt can be resumed: it has no result, and its secret is not lost."""
     if entry_of_attempt(history, "result", attempt.digest):
         return False
     return entry_of_attempt(history, "seed", attempt.digest) is None or seed_file(home, attempt.digest).exists()
@@ -267,6 +261,5 @@ def _attempt(entry: Entry) -> Attempt:
 
 
 def _latest(history: Sequence[Entry], kind: str, inputs: Inputs) -> Entry | None:
-    """Return the last entry of a kind with these inputs."""
     wanted = {name: getattr(inputs, name) for name in Inputs.model_fields}.items()
     return next((entry for entry in reversed(history) if entry.kind == kind and wanted <= entry.body.items()), None)

@@ -166,7 +166,6 @@ def verify_certificate(
     """Verify a certificate: signature, digests, seed, error probability, statistics, and optionally the rollouts.
 
     Args:
-        trust: accepted keys.
         artefacts: digests of what this machine has, keyed by `composite` or the name of a material. Other digests of
             the certificate are not compared; a rerun fails if it needs one of them.
         ledger: ledger that must contain the attempt, its seed and its result; None skips these checks.
@@ -229,7 +228,6 @@ def _signer_now(path: Path, trust: TrustRoot, with_ledger: bool) -> list[Check]:
 
 
 def _own_checks(statement: Statement) -> list[Check]:
-    """Return the checks that need only the statement itself."""
     predicate = statement.predicate
     try:
         return [_seed(predicate), _alpha(predicate), _statistics(predicate), _claim(statement)]
@@ -238,7 +236,6 @@ def _own_checks(statement: Statement) -> list[Check]:
 
 
 def _digests(statement: Statement, found: Mapping[str, str], again: bool) -> list[Check]:
-    """Compare the certificate's digests with the digests found on this machine."""
     stated = {"composite": statement.composite, **statement.predicate.materials.model_dump()}
     checks = []
     for name, there in stated.items():

@@ -133,8 +133,6 @@ class Digest(Stated):
 
 
 class Subject(Stated):
-    """Name and digest of the certified composite."""
-
     name: str
     digest: Digest
 
@@ -195,7 +193,6 @@ class Statement(Stated):
 
     @property
     def composite(self) -> str:
-        """Digest of the certified composite."""
         return self.subject[0].digest.sha256
 
 

@@ -14,8 +14,6 @@ WEIGHTS = "weights"
 
 
 class MemberBody(Body):
-    """A site that takes part in a federation."""
-
     site: str
     key: str
     """SHA-256 of the site's public key; empty without authentication."""
@@ -65,8 +63,6 @@ class ParticipantBody(Body):
 
 
 class LeftOutBody(Body):
-    """A site that did not take part in a round, and the reason."""
-
     site: str
     why: Literal["absent", "late", "failed", "refused"]
     """Reason: site not connected, answer too late, error at the site, or change rejected by the coordinator."""
@@ -77,7 +73,6 @@ class RoundBody(Body):
     """Body of a `round` entry: one round of a federation."""
 
     federation: str
-    """Digest of the federation's entry."""
     number: int
     completed: bool
     """Whether enough sites answered; otherwise the weights are unchanged."""
@@ -93,7 +88,6 @@ class RoundBody(Body):
 
 
 def rounds_of(history: Sequence[Entry], federation: str) -> list[RoundBody]:
-    """Return the rounds of a federation."""
     return [e.read(RoundBody) for e in history if e.kind == "round" and e.body["federation"] == federation]
 
 
@@ -103,7 +97,7 @@ def spent(privacy: PrivacyBody | None, rounds: int) -> float | None:
         return None
     if not rounds:
         return 0.0
-    # Imported here, because most signers do not need NumPy.
+    # Imported late: most signers do not need NumPy.
     from neorl_core.federated.accountant import Mechanism, renyi_epsilon
 
     return renyi_epsilon(Mechanism(privacy.noise, 1.0, rounds), privacy.delta)
@@ -156,7 +150,6 @@ def check_round(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def _check_sites(agreed: FederationBody, body: RoundBody) -> None:
-    """Check that a round mentions every site once, and is complete if enough sites took part."""
     sites = sorted([one.site for one in body.participants] + [one.site for one in body.left_out])
     if sites != sorted(site.site for site in agreed.sites):
         raise Refused(f"a round must mention every site of the federation once, got {', '.join(sites) or 'none'}")
@@ -168,7 +161,6 @@ def _check_sites(agreed: FederationBody, body: RoundBody) -> None:
 
 
 def _check_outcome(agreed: FederationBody, body: RoundBody) -> None:
-    """Check that only a complete round changes the weights, and that norms are hidden if sums are secure."""
     if not body.completed and (body.after != body.before or body.aggregate):
         raise Refused(f"an incomplete round must keep the weights {body.before[:12]}, got {body.after[:12]}")
     if body.completed and not body.aggregate:
@@ -182,7 +174,6 @@ def _check_outcome(agreed: FederationBody, body: RoundBody) -> None:
 
 
 def _check_spent(agreed: FederationBody, body: RoundBody, rounds: int) -> None:
-    """Compute the privacy loss (epsilon) again and compare it with the value that a round states."""
     expected = spent(agreed.privacy, rounds)
     if (expected is None) is not (body.epsilon is None) or (
         expected is not None and body.epsilon is not None and not math.isclose(expected, body.epsilon, rel_tol=1e-6)

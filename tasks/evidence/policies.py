@@ -44,7 +44,6 @@ def policy_entry(history: Sequence[Entry], plant: str) -> Entry | None:
 
 
 def policy_of(history: Sequence[Entry], plant: str) -> SafetyPolicy | None:
-    """Return a plant's policy in force, or None."""
     found = policy_entry(history, plant)
     return found.read(PolicyBody).policy if found else None
 
@@ -95,7 +94,6 @@ def _check_who_signs(history: Sequence[Entry], entry: Entry, body: PolicyBody, l
 
 
 def policy_content(body: PolicyBody) -> Content:
-    """Return the content that a person signs to change a policy."""
     about = {"policy": digest_json(body.policy.model_dump(mode="json")), "replaces": body.replaces}
     return Content("policy", body.policy.plant, about, note=body.why)
 

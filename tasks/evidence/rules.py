@@ -45,12 +45,10 @@ class NoteBody(Body):
 
 
 def check_refusal(history: Sequence[Entry], entry: Entry) -> None:
-    """Check that a refusal states a reason."""
     entry.read(RefusalBody)
 
 
 def check_note(history: Sequence[Entry], entry: Entry) -> None:
-    """Check that a note contains only text."""
     entry.read(NoteBody)
 
 
@@ -118,7 +116,7 @@ def check_decision(history: Sequence[Entry], entry: Entry) -> None:
 
 def check_drift(history: Sequence[Entry], entry: Entry) -> None:
     """Check a drift entry: it refers to a champion or shadow, and threshold and alarm follow from its settings."""
-    # Imported here, because most signers do not need NumPy.
+    # Imported late: most signers do not need NumPy.
     from neorl_core.safety.drift_detection import YEAR, alarm_threshold
 
     found = entry.read(DriftRecord)
@@ -184,7 +182,6 @@ RULES: dict[str, Rule] = {
 
 
 def check(history: Sequence[Entry], entry: Entry) -> None:
-    """Apply the rule of an entry's kind."""
     rule = RULES.get(entry.kind)
     if rule is None:
         raise Refused(f"an entry's kind must be one of {', '.join(RULES)}, got {entry.kind!r}")

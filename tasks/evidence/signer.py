@@ -1,7 +1,7 @@
 """The signer: the only process with the decrypted key. It checks everything before it signs.
 
 It answers the requests of `ledger.protocol` on a socket that only its user can open. Sequence numbers, times and the
-content of certificates do not come from clients; the signer derives them. `ledger.client.start` starts it.
+content of certificates do not come from clients; the signer derives them.
 """
 
 from __future__ import annotations
@@ -157,7 +157,6 @@ class Signer:
         return Answer(stale=request.sources != client.sources(), public=public, pid=os.getpid())
 
     def _record(self, attempt: str) -> Entry:
-        """Return the seed entry of an attempt."""
         record = entry_of_attempt(self._ledger.entries(), "seed", attempt)
         if record is None or not record.read(SeedBody).witnesses:
             raise Refused(f"attempt {attempt[:12]} has no seed entry that names witnesses: draw the seed first")
@@ -242,10 +241,9 @@ class Signer:
         return Answer(envelope=signed.envelope.decode())
 
     def _check_certificate(self, entry: Entry) -> None:
-        """Check that a result agrees with the certificate file that it names."""
         if entry.kind != "result" or (file := certificate_file(entry)) is None:
             return
-        # Imported here, because SciPy loads slowly and would delay the signer's start.
+        # Imported late: SciPy loads slowly.
         from tasks.evidence.certificate import read_certificate, says_the_same
 
         path = self.home.root / file.path
@@ -288,7 +286,6 @@ class Server(OwnedSocketServer):
         super().__init__(client.socket_file(signer.home), Handler, idle)
 
     def handle_request_of(self, connection: socket.socket) -> None:
-        """Read the request from a connection and send the answer."""
         self.last = time.monotonic()
         connection.settimeout(TIMEOUT)
         try:
@@ -305,10 +302,7 @@ class Server(OwnedSocketServer):
 
 
 class Handler(socketserver.BaseRequestHandler):
-    """Handles one connection, which contains one request."""
-
     def handle(self) -> None:
-        """Answer the request; ignore a client that closed the connection."""
         assert isinstance(self.server, Server)
         try:
             self.server.handle_request_of(self.request)

@@ -68,8 +68,6 @@ class Opening(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Result of a federation."""
-
     entry: str
     """Digest of the ledger entry that opened the federation."""
     rounds: int
@@ -87,13 +85,6 @@ def run_federation(
     federation: Federation, transport: Transport, home: Home, ledger: Ledger, say: Say = print
 ) -> Result:
     """Run a federation to the end. An interrupted federation resumes after the last recorded round.
-
-    Args:
-        federation: the coordinator's file.
-        transport: connection to the sites.
-        home: home of the coordinator.
-        ledger: ledger, opened for writing.
-        say: callback for progress messages.
 
     Raises:
         BadInput: if the sites' plants differ or the terms are inconsistent.
@@ -223,7 +214,6 @@ def _round(
     server: Server,
     number: int,
 ) -> tuple[Server, RoundBody]:
-    """Run a round, update and store the weights, and record the round in the ledger."""
     question = Question(kind="round", federation=terms_digest(federation), terms=federation.terms, number=number)
     offered = _offered(opening, server)
     request = RoundRequest(federation, opening.learning, opening.rows, server, number, question, offered, transport)
@@ -322,7 +312,6 @@ def _remove_old_weights(folder: Path, last: str) -> None:
 
 
 def _load_weights(opening: Opening, folder: Path, digest: str) -> Server:
-    """Read the weights after a recorded round."""
     path = _weights_file(folder, digest)
     if not path.is_file() or sha256_hex(path.read_bytes()) != digest:
         raise Refused(f"{path} is missing or does not match the digest in the ledger: restore it from a backup")
@@ -330,7 +319,6 @@ def _load_weights(opening: Opening, folder: Path, digest: str) -> Server:
 
 
 def _line(federation: Federation, logged: RoundBody) -> str:
-    """Describe a round in one line."""
     state = "" if logged.completed else f" of the {federation.minimum_sites} needed, trying again"
     text = f"round {logged.number} of {federation.rounds}: {len(logged.participants)} sites{state}"
     if logged.left_out:

@@ -49,8 +49,6 @@ def make_learning(terms: Terms, spec: PlantSpec, aggregate: Aggregation | None =
     """Build the learner and the rule for a plant.
 
     Args:
-        terms: terms of the federation.
-        spec: spec of the plant.
         aggregate: aggregation at the coordinator; unused at a site.
 
     Raises:

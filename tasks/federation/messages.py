@@ -26,15 +26,12 @@ Model = TypeVar("Model", bound=Strict)
 
 
 class Question(Strict):
-    """A question of the coordinator."""
-
     kind: Literal["moments", "keys", "shares", "round", "unmask", "finish"]
     """With secure sums, `keys` and `shares` come before a round and `unmask` after it."""
     federation: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """Digest of the federation's file without the network settings, which identifies the federation."""
     terms: Terms
     number: int = 0
-    """Number of the round."""
     threshold: int = 0
     """Number of shares that recover a secret, for secure sums."""
     most_rows: int = 0
@@ -43,7 +40,6 @@ class Question(Strict):
     """Sites that sent masked numbers, for `unmask`."""
 
     def message(self, arrays: Arrays | None = None) -> Message:
-        """Return the question as a message."""
         return Message(self.model_dump_json(), arrays or {})
 
 

@@ -25,8 +25,6 @@ from tasks.files.canonical import sha256_hex
 
 
 class RoundRequest(NamedTuple):
-    """Everything that the coordinator needs to run one round."""
-
     federation: Federation
     learning: Learning
     rows: Mapping[str, int]
@@ -35,13 +33,10 @@ class RoundRequest(NamedTuple):
     number: int
     question: Question
     offered: Arrays
-    """Arrays that are sent to each site."""
     transport: Transport
 
 
 class RoundResult(NamedTuple):
-    """Participants and aggregate of a round."""
-
     participants: tuple[ParticipantBody, ...]
     left_out: tuple[LeftOutBody, ...]
     aggregate: tuple[Parameters, Parameters] | None
@@ -135,16 +130,13 @@ def _read_change(request: RoundRequest, site: str, message: Message) -> Change:
 
 
 def missing(site: str, answer: MissingAnswer) -> LeftOutBody:
-    """Return the ledger record of a site without an answer."""
     return LeftOutBody(site=site, why=answer.why, detail=answer.detail[:300])
 
 
 def refused(site: str, detail: str) -> LeftOutBody:
-    """Return the ledger record of a site with a refused answer."""
     return LeftOutBody(site=site, why="refused", detail=detail[:300])
 
 
 def _distance(change: Change, aggregate: tuple[Parameters, Parameters] | None) -> float:
-    """Return the distance of a change from the aggregate, or from zero without an aggregate."""
     sent = (change.reply.change, change.reply.control)
     return float(norm(jax.tree.map(jnp.subtract, sent, aggregate))) if aggregate else change.norm

@@ -1,4 +1,4 @@
-"""A round with secure sums, in which the coordinator learns only the sum: keys, shares, masked numbers, unmasking."""
+"""A round with secure sums, in which the coordinator learns only the sum."""
 
 from __future__ import annotations
 

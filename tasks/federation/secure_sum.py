@@ -65,7 +65,6 @@ class SecureSumSite:
     """The secrets and steps of one site in one secure sum. A secret is used once and never written to a file.
 
     Args:
-        site: name of the site.
         label: federation and round; unique for each sum.
     """
 
@@ -146,9 +145,6 @@ class SecureSumSite:
     def reveal(self, arrived: Sequence[str]) -> RevealedShares:
         """Return the shares that unmask the sum; a second call is refused.
 
-        Args:
-            arrived: sites that sent masked numbers.
-
         Raises:
             Refused: if shares were already revealed, a site is unknown, or too few numbers arrived.
         """
@@ -164,7 +160,6 @@ class SecureSumSite:
         return RevealedShares(own, keys)
 
     def _cipher(self, other: str, *, outgoing: bool) -> AESGCM:
-        """Return the cipher for the single message in one direction between two sites."""
         direction = f"{self._site}>{other}" if outgoing else f"{other}>{self._site}"
         agreed = self._seal.exchange(X25519PublicKey.from_public_bytes(self._public[other].seal))
         return AESGCM(_derived(agreed, f"neorl federation share {self._label} {direction}", 32))
@@ -181,8 +176,6 @@ def unmask_total(
     Args:
         masked: masked numbers by site, each (D,).
         public: keys of all sites that exchanged shares.
-        revealed: revealed shares by site.
-        threshold: number of shares that recover a secret.
 
     Raises:
         Refused: if too few sites revealed shares.
@@ -224,7 +217,6 @@ def read_share(name: str, data: Bytes) -> Share:
 
 
 def share_bytes(share: Share) -> Bytes:
-    """Return a share as the bytes that are sent."""
     return _bytes(share.x.to_bytes(4) + share.y.to_bytes(POINT))
 
 

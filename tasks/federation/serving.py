@@ -24,11 +24,8 @@ def serve(terms: Site, beside: Path, folder: Path, answer: Answer, say: Callable
     `serve` then starts a new SuperNode.
 
     Args:
-        terms: the site's file.
         beside: folder that paths in the file are relative to.
         folder: folder for Flower's log and files.
-        answer: function that answers a message.
-        say: callback for progress messages.
 
     Raises:
         ServiceMissing: if Flower is not installed.

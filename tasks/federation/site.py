@@ -62,10 +62,7 @@ class Participant:
     """A site that answers questions of the coordinator. The rows never leave the site.
 
     Args:
-        terms: the site's file.
-        store: dataset of the site.
         folder: folder for states between rounds and for the final policy.
-        say: callback for progress messages.
     """
 
     def __init__(self, terms: SiteFile, store: StoredDataset, folder: Path, say: Callable[[str], None] = print) -> None:
@@ -194,7 +191,6 @@ class Participant:
         return Message(RoundAnswer(number=question.number, log_weight=log_weight).model_dump_json(), arrays)
 
     def _finish(self, question: Question, message: Message) -> Message:
-        """Store the final policy."""
         work = self._work(question, message)
         learner = work.learning.train.learner
         weights = read_weights("offer", message.arrays, parameters_of(learner))

@@ -58,7 +58,7 @@ class Member(NamedTuple):
 
 
 class NpzReader:
-    """An open npz archive, returned by `open_npz`. `member` checks an array's header, `read` returns the values."""
+    """An open npz archive, returned by `open_npz`."""
 
     def __init__(self, path: Path, archive: zipfile.ZipFile, size: int) -> None:
         self.path = path
@@ -125,12 +125,7 @@ class NpzReader:
 
 @contextmanager
 def open_npz(path: Path) -> Iterator[NpzReader]:
-    """Open an npz archive; a missing file, or damage found inside the `with` block, raises `BadInput`.
-
-    Example:
-        >>> with open_npz(Path("curves.npz")) as archive:  # doctest: +SKIP
-        ...     step = archive.read(archive.member("step"))
-    """
+    """Open an npz archive; a missing file, or damage found inside the `with` block, raises `BadInput`."""
     if not path.is_file():
         raise BadInput(f"{path} is not a file: give the path of an npz archive.")
     with reading_archive(path), _LimitedReads(io.FileIO(path)) as file, zipfile.ZipFile(file) as archive:

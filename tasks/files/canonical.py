@@ -32,7 +32,7 @@ def sha256_hex(data: bytes) -> str:
 
 
 def digest_json(value: Any) -> str:
-    """Return the SHA-256 of a value's `canonical_json`, as hexadecimal digits."""
+    """Return the SHA-256 of a value's `canonical_json`."""
     return sha256_hex(canonical_json(value))
 
 
@@ -55,7 +55,7 @@ def file_state(path: Path) -> FileState:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's content, as hexadecimal digits."""
+    """Return the SHA-256 of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -132,7 +132,7 @@ def write_atomic(path: Path, *parts: bytes | memoryview) -> Path:
 
 
 def write_json(path: Path, value: Any) -> Path:
-    """Write a value as `canonical_json` and a newline to a file with mode 0600, atomically; return the path."""
+    """Write a value as `canonical_json` and a newline to a file with mode 0600, atomically."""
     return write_atomic(path, canonical_json(value) + b"\n")
 
 
@@ -219,10 +219,6 @@ def exclusive(path: Path, on_held: Callable[[], None] | None = None) -> Iterator
 
     Raises:
         BadInput: the lock file cannot be created, because the disk is full or not writable.
-
-    Example:
-        >>> with exclusive(Path("folder/lock")):  # doctest: +SKIP
-        ...     pass
     """
     make_folder(path.parent)
     with unwritable_is_bad_input(path):

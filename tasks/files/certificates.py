@@ -34,7 +34,6 @@ def issue_certificate(name: str, hosts: Iterable[str] = ()) -> Issued:
     """Issue a certificate for three years, signed by a new authority; the authority's private key is discarded.
 
     Args:
-        name: common name in the certificate.
         hosts: DNS names and IP addresses of the server; empty if clients do not check the host.
     """
     now, authority, key = datetime.now(UTC), fresh_key(), fresh_key()

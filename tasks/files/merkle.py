@@ -24,7 +24,6 @@ class MerkleTree:
         self._subtrees: list[bytes] = []
 
     def append(self, leaf: bytes) -> None:
-        """Append a record as the last leaf."""
         self.append_hash(leaf_hash(leaf))
 
     def append_hash(self, node: bytes) -> None:

@@ -85,12 +85,7 @@ def _reached(roots: tuple[str, ...], tree: Tree | None) -> tuple[str, ...]:
 
 @cache
 def sources_digest(*roots: str) -> str:
-    """Return one SHA-256 for the source files of the modules `roots` and of all modules that they import.
-
-    Example:
-        >>> len(sources_digest("tasks.files.canonical"))
-        64
-    """
+    """Return one SHA-256 for the source files of the modules `roots` and of all modules that they import."""
     return _digest([path for name in modules_of(*roots) if (path := _file(name)) is not None])
 
 
@@ -136,10 +131,7 @@ def compiled_programs(home: Home) -> Path:
 
 
 def compiling(home: Home) -> dict[str, str]:
-    """Return the environment variables that make JAX store all compiled programs in a home.
-
-    Small programs are stored, too, because a retraining compiles hundreds, which together take as long as the large.
-    """
+    """Return the environment variables that make JAX store all compiled programs in a home."""
     return {COMPILED: str(compiled_programs(home)), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
 
 

@@ -81,7 +81,7 @@ def serve_in_child(server: OwnedSocketServer, announcement: str = "", log: int |
 def run_module(module: str, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """Run a NeoRL module that starts a background server; return when the server listens or has failed to start.
 
-    The module comes from the same source folder as this process. Its output is in the result.
+    The module comes from the same source folder as this process.
     """
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.run(

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from neorl_core.graph.layout import Layout
 
 OPTIONAL = ("history", "choices", "layout", "clock")
-"""Fields that the JSON omits if they are None."""
 FLAT = ("context", "flags", "present", "kinds")
 """Fields of a layout that are one list; the other fields are lists of lists."""
 

@@ -88,7 +88,6 @@ def sha256_while_unchanged(path: Path) -> str:
 
 
 def stored_size(path: Path) -> int:
-    """Return the size in bytes of a file in the home, or of its object in the bucket."""
     stored = None if path.exists() else _object(path)
     state = None if stored is None else stored.state()
     return path.stat().st_size if state is None else state.size
@@ -239,7 +238,7 @@ def _bucket_of(folder: Path) -> S3Store | None:
 def _opened(url: str, endpoint: str) -> S3Store:
     from obstore.store import S3Store
 
-    # Allow HTTP for a plain endpoint, as other S3 clients do.
+    # Allow HTTP for a plain endpoint.
     plain = endpoint.startswith("http://")
     with _answering():
         return S3Store.from_url(

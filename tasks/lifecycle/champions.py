@@ -43,8 +43,6 @@ RESTORE = "restore it from a backup, or roll back to another version"
 
 
 class Withdrawn(NamedTuple):
-    """Result of a withdrawal."""
-
     entry: Entry
     before: bool
     """Whether the champion had already been withdrawn."""
@@ -130,7 +128,6 @@ def roll_back(
     """Make an earlier champion the champion again; a repeated call changes nothing.
 
     Args:
-        registry: MLflow, which serves the version.
         signatory: the person who signs; None leaves the rollback without a person's signature.
 
     Raises:
@@ -202,7 +199,6 @@ def _check_certificate(ledger: Ledger, candidate: Entry) -> None:
 
 
 def _check_served(registry: Registry, candidate: Entry) -> None:
-    """Check that MLflow serves exactly the files that the ledger names."""
     record, plant = record_of(candidate), candidate.plant
     tagged = registry.version(plant, record.version).digest
     if tagged != record.composite:

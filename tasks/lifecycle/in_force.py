@@ -16,8 +16,6 @@ from tasks.references import Reference
 
 
 class PastApproval(Reference):
-    """An approval or a rollback by a person."""
-
     by: str
     role: str
     when: str
@@ -29,8 +27,6 @@ class PastApproval(Reference):
 
 
 class PastCertificate(Reference):
-    """The certificate of a version: its file, claim and dates."""
-
     file: str
     """Path relative to the home."""
     sha256: str
@@ -42,8 +38,6 @@ class PastCertificate(Reference):
 
 
 class PastDataset(Reference):
-    """Training data of a version."""
-
     digest: str
     rows: int
     episodes: int
@@ -126,7 +120,6 @@ def _with(blank: InForce, known: Sequence[Entry], now: Entry, description: str) 
 
 
 def _certificate(known: Sequence[Entry], now: Entry) -> PastCertificate | None:
-    """Return the composite's last certificate from before the entry `now`."""
     before = known[: now.sequence - 1]
     policy = policy_entry(known, now.plant)
     for result, _ in reversed(certified_claims(before, now.plant, now.body["composite"])):

@@ -32,7 +32,6 @@ def enrol(
     """Enrol a person's key and pin it; a key that is already enrolled is only pinned again.
 
     Args:
-        roles: roles in which this person may decide.
         signatory: person who vouches for the key; required if another person already has a key.
     """
     own, possession = private_keys.read_public(file)
@@ -66,7 +65,6 @@ def pin_home(home: Home, public: Ed25519PublicKey, note: str, project: Path) -> 
 
 
 def _witnesses(folder: Path) -> list[Path]:
-    """Return the paths of witnesses.yaml and of the certificate that it names, if they exist."""
     path = folder / WITNESSES
     if not path.is_file():
         return []

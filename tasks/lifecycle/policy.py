@@ -135,7 +135,6 @@ def signed_policy(ledger: Ledger, policy: SafetyPolicy, why: str, signatory: Sig
 
 
 def policy_yaml(policy: SafetyPolicy) -> bytes:
-    """Return a policy as an editable YAML file."""
     stream = io.StringIO()
     yaml = YAML()
     yaml.width = 4096

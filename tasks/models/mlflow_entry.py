@@ -17,19 +17,13 @@ class StoredPolicy(NamedTuple):
     """A composite that computes actions for a table of observations."""
 
     observations: tuple[str, ...]
-    """Names of the observed signals."""
     actions: tuple[str, ...]
-    """Names of the actions."""
     first_actions: Callable[[np.ndarray], np.ndarray]
     """(N, O) observations, each the first of an episode -> (N, A) actions, all in physical units."""
 
 
 def load_policy(bundle: Path, digest: str) -> StoredPolicy:
     """Load a bundle after comparing it with its digest.
-
-    Args:
-        bundle: folder of the composite.
-        digest: the composite's digest.
 
     Raises:
         Refused: if the bundle was altered or has another digest.

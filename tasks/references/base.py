@@ -1,4 +1,4 @@
-"""Base class of references, the immutable results of tasks, which name the files of a result."""
+"""Base class of references."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ class Reference(BaseModel):
 
     @property
     def complete(self) -> bool:
-        """Whether all files exist."""
         return all(is_stored(path) for path in self.files())
 
     @property

@@ -37,7 +37,6 @@ class Dataset(Reference):
     quarantine: Path | None = None
     """Folder of quarantined rows; `raw` in it has the quarantined raw rows."""
     quarantine_files: tuple[Path, ...] = ()
-    """Files of quarantined rows and raw rows."""
     accounted: tuple[str, ...] = ()
     """Counts of all rows and steps, one line each."""
     reasons: dict[str, int] = Field(default_factory=dict)

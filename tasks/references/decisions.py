@@ -32,19 +32,15 @@ class Gate(Reference):
 
 
 class Judgement(Reference):
-    """All gates, with their evidence."""
-
     evidence: Evidence | ProcessEvidence
     gates: tuple[Gate, ...]
 
     @property
     def passed(self) -> bool:
-        """Whether every gate passed."""
         return all(gate.passed for gate in self.gates)
 
     @property
     def failed(self) -> Gate | None:
-        """The first gate that failed."""
         return next((gate for gate in self.gates if gate.passed is False), None)
 
     @property
@@ -75,8 +71,6 @@ class Digests(Reference):
 
 
 class ChampionInForce(Reference):
-    """The champion according to the ledger, with approver and claim."""
-
     version: str
     url: str
     composite: str
@@ -86,8 +80,6 @@ class ChampionInForce(Reference):
 
 
 class ShadowInForce(Reference):
-    """The shadow according to the ledger."""
-
     version: str
     url: str
     composite: str
@@ -161,7 +153,6 @@ class Learned(Reference):
 
     @property
     def selected(self) -> Member:
-        """The member that off-policy evaluation selected."""
         return self.population.members[self.evaluation.selected]
 
     def certificate_of(self, role: Role) -> Certificate | None:
@@ -178,7 +169,6 @@ class Findings(Learned):
     certification: Certification
 
     def certificate_of(self, role: Role) -> Certificate | None:
-        """Return the certificate of the candidate or the tuned controller."""
         return self.protection if role == "fallback" else self.certification.certificate
 
 
@@ -207,7 +197,7 @@ class ServedModel(Reference):
 
 
 class CandidateRecord(Reference):
-    """Content of a candidate's ledger entry: identity, gates, and the evidence of the gates."""
+    """Content of a candidate's ledger entry."""
 
     run_key: str
     composite: str
@@ -242,8 +232,6 @@ class CandidateRecord(Reference):
 
 
 class Candidate(Reference):
-    """A candidate in the registry and in the ledger."""
-
     entry: str
     record: CandidateRecord
     plots: dict[str, Path]
@@ -263,7 +251,6 @@ class Proposal(Reference):
     """Whether a person rejected the candidate's composite before."""
     candidate: Candidate
     proposed: Candidate | None = None
-    """The candidate, or the tuned controller."""
 
     @property
     def found(self) -> str:

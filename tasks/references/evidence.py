@@ -9,8 +9,6 @@ from tasks.references.learning import SimulatorErrors
 
 
 class Certificate(Reference):
-    """Result of a certification attempt."""
-
     claim: str
     passed: bool
     attempt: int
@@ -60,7 +58,6 @@ class Servability(Reference):
 
     @property
     def passed(self) -> bool:
-        """Whether the check found no fault."""
         return not self.reasons
 
     @property
@@ -94,7 +91,6 @@ class Evidence(Reference):
     reason: str = ""
     """Reason if the logs do not support the estimate; else empty."""
     unweighed: str = ""
-    """Warning if the discount covers few steps of the horizon; else empty."""
     rollouts: Interval
     """Gain in return over the tuned controller, by rollouts."""
     fallback_share: float = 0.0

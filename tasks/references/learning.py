@@ -58,7 +58,6 @@ class LearningMember(Reference):
 
     name: str
     params: dict[str, str]
-    """Settings of the member, by dotted name."""
 
 
 class Learning(Reference):
@@ -72,8 +71,6 @@ class Learning(Reference):
 
 
 class RatedMember(Reference):
-    """Off-policy evaluation of a member."""
-
     key: str
     row: int
     composite: str
@@ -81,12 +78,9 @@ class RatedMember(Reference):
 
 
 class TrainedLearner(Reference):
-    """Result of one learner's training."""
-
     algorithm: str
     key: str = ""
     place: int = 0
-    """Index among the run's learners."""
     updates: int
     curves: Path
     """Learning curves of all members, including diverged ones."""
@@ -100,7 +94,7 @@ class TrainedLearner(Reference):
 
 
 class Population(Reference):
-    """Members with finite training, and the learning curves of all members, including diverged ones."""
+    """Members with finite training, and the learning curves of all members."""
 
     digest: str
     folder: Path
@@ -167,11 +161,9 @@ class Evaluation(Reference):
     supported: bool
     """Whether the logs support the estimates of the selected member; if not, differences are NaN."""
     reason: str = ""
-    """Reason if not supported; else empty."""
     champion_difference: Interval | None = None
     """Gain over the champion; NaN if the logs do not support the estimate."""
     champion_unsupported: str = ""
-    """Reason if not supported; else empty."""
     discount: float
     horizon: int = 0
     """Steps of the estimated return, at most the median logged length; 0 if not recorded."""

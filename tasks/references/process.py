@@ -47,7 +47,6 @@ class LearnedModel(Reference):
     prediction: PredictionErrors
 
     def at(self, models: Path) -> LearnedModel:
-        """Return the reference with paths in another folder of models, for a home that was moved."""
         folder = models / self.weights.parent.name
         return self.model_copy(
             update={"weights": folder / self.weights.name, "residuals": folder / self.residuals.name}
@@ -139,12 +138,9 @@ class ProcessEvidence(Reference):
     data: tuple[str, ...]
     model: PredictionErrors
     ope: Interval
-    """Gain over the logged controller, by off-policy evaluation."""
     supported: bool
     reason: str = ""
-    """Reason if the logs do not support the estimate; else empty."""
     unweighed: str = ""
-    """Warning if the discount covers few steps of the horizon; else empty."""
     bounds: BoundsCheck
     support: SupportCheck
     fallback: FallbackCheck
@@ -200,12 +196,8 @@ class ShadowComparison(Reference):
 
 
 def blocks_to_alarm(reference_blocks: int, log_evidence: float) -> int | None:
-    """Return the minimum number of newer blocks that can raise an alarm; None if the reference is too short.
-
-    Args:
-        log_evidence: log evidence that raises an alarm.
-    """
-    # Imported here, because this import loads NumPy, which other users of this module do not need.
+    """Return the minimum number of newer blocks that can raise an alarm; None if the reference is too short."""
+    # Imported here, because this import loads NumPy.
     from neorl_core.safety.drift_detection import LEAST_REFERENCE, fewest_to_alarm
 
     return fewest_to_alarm(reference_blocks, log_evidence) if reference_blocks >= LEAST_REFERENCE else None
@@ -234,7 +226,6 @@ class SignalDrift(Reference):
     blocks: int
     reference_blocks: int
     block_steps: int
-    """Steps per block: long enough for blocks to be uncorrelated."""
 
 
 class DriftRecord(Reference):
@@ -255,13 +246,11 @@ class DriftRecord(Reference):
     step_seconds: float
     """Seconds per step; 1 if the plant's time has no unit."""
     alarms_per_year: float
-    """Largest mean number of false alarms per year, if blocks are exchangeable with the reference."""
     log_evidence: float
     """Largest log evidence over time, of all signals together."""
     log_threshold: float
     """Log of the minimum mean number of steps before a false alarm."""
     alarm: str | None = None
-    """Episode and step of the first alarm."""
     signals: tuple[SignalDrift, ...] = Field(min_length=1)
 
     def needed(self, signal: SignalDrift) -> int | None:
@@ -280,12 +269,10 @@ class DriftRecord(Reference):
 
     @property
     def watched(self) -> bool:
-        """Whether any signal had enough blocks to raise an alarm."""
         return len(self.unwatched) < len(self.signals)
 
     @property
     def found(self) -> str:
-        """The finding in one sentence."""
         seen = f"{self.rows:,} steps of {self.episodes} episodes"
         if not self.watched:
             return f"drift not monitored in {seen}: {self._lacking()}"

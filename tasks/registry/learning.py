@@ -115,7 +115,6 @@ class LearningRuns:
         return ids
 
     def _sent(self, run_id: str) -> int:
-        """Return the number of the last update whose values are in MLflow."""
         client = self._registry.client
         histories = (client.get_metric_history(run_id, name) for name in client.get_run(run_id).data.metrics)
         return max((point.step for history in histories for point in history), default=0)
@@ -127,7 +126,6 @@ class LearningRuns:
         return max((point.step for point in points), default=sent)
 
     def _points(self, index: int, sent: int, curves: Mapping[str, np.ndarray], updates: int) -> Iterator[Metric]:
-        """Yield new points of a member's curves, thinned for MLflow's charts."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)

@@ -85,8 +85,6 @@ LIMIT = 5000
 
 
 class Page(NamedTuple):
-    """A version's tags and description in MLflow."""
-
     tags: Mapping[str, str]
     description: str
 

@@ -44,8 +44,6 @@ CLIENT = {
 
 
 class RegisteredVersion(NamedTuple):
-    """A version of a plant's model in MLflow."""
-
     version: str
     run_id: str
     url: str
@@ -132,7 +130,7 @@ class Registry:
         return f"{self.uri}{page}" if self.uri.startswith("http") else f"models:/{plant}/{version}"
 
     def experiment(self, plant: str) -> str:
-        """Return the id of the plant's experiment in MLflow; create the experiment if it does not exist."""
+        """Return the id of the plant's experiment in MLflow; create it if necessary."""
         from mlflow.exceptions import MlflowException
 
         with self.answering():
@@ -250,7 +248,6 @@ class Registry:
                 self.client.update_model_version(plant, version, description=text)
 
     def pages(self, plant: str) -> dict[str, Page]:
-        """Return the page of each version of a plant."""
         said = reading.pages(self.uri, plant)
         if said is not None:
             return said
@@ -265,7 +262,6 @@ class Registry:
         return sorted({version.tags[name] for version in found if name in version.tags})
 
     def aliases(self, plant: str) -> dict[str, str]:
-        """Return the plant's aliases, {"champion": "3", ...}; empty if nothing is registered."""
         said = reading.aliases(self.uri, plant)
         if said is not None:
             return said

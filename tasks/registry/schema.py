@@ -12,7 +12,7 @@ from configs.errors import Refused
 
 
 def is_outdated(database: Path) -> bool:
-    """Return whether the schema of MLflow's database differs from the schema that the installed MLflow creates.
+    """Return whether a database has another schema than the installed MLflow creates.
 
     Args:
         database: the SQLite file; if it does not exist, the result is False.

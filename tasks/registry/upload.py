@@ -36,8 +36,6 @@ BATCH = 1000
 
 
 class Curve(NamedTuple):
-    """A learning curve of the candidate."""
-
     steps: np.ndarray
     """(L,) number of updates at each point."""
     values: np.ndarray
@@ -84,8 +82,6 @@ class Submission:
 
 
 class UploadedRun(NamedTuple):
-    """A finished run and its model."""
-
     run_id: str
     model_id: str
 
@@ -102,7 +98,6 @@ def upload(client: MlflowClient, experiment: str, submission: Submission, plant:
 
 
 def put(client: MlflowClient, run_id: str, artifact: Artifact) -> None:
-    """Add a file or a folder to a run in MLflow."""
     send = client.log_artifacts if artifact.path.is_dir() else client.log_artifact
     send(run_id, str(artifact.path), artifact.folder or None)
 

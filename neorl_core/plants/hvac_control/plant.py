@@ -131,8 +131,6 @@ class Domain(NamedTuple):
 
 
 class State(NamedTuple):
-    """The true state of the house and the weather."""
-
     step: Int[Array, ""]
     weather: Weather
     air: Float[Array, " 3"]
@@ -173,11 +171,7 @@ def derivative(
 def advance(
     y: Float[Array, " 6"], cooling: Float[Array, " 3"], hour: Float[Array, ""], now: Weather, params: Params
 ) -> tuple[Float[Array, " 6"], Float[Array, " 3"]]:
-    """Return y = (Ta, Tm) after a quarter of an hour with constant weather and cooling (3,) [kW].
-
-    Returns:
-        (6,), (Ta, Tm) [°C] after the step; (3,), each zone's least distance [K] to its limits during the step.
-    """
+    """Return (Ta, Tm) [°C] after a step at constant cooling [kW], and the least distance [K] per zone to a limit."""
     people = jnp.asarray(INTERNAL_GAIN, y.dtype)[jnp.floor(hour).astype(jnp.int32)] * params.gain_scale
     sun = params.aperture * now.irradiance * exposure(hour, params)
     heat = sun + people * jnp.asarray(SHARES, y.dtype) - cooling
@@ -228,7 +222,6 @@ def reward_of(
 
 
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
-    """Draw the house's constants and the mean outdoor temperature uniformly from the domain."""
     key_house, key_weather = jax.random.split(key)
     drawn = jax.random.uniform(key_house, (6,))
     away = 2 * drawn - 1
@@ -313,7 +306,6 @@ def predict(
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 13"], params: Params) -> tuple[State, Params]:
-    """Return the state of the logged measurements, minus random noise of the thermometers."""
     air, mass, cooling = jnp.split(observation[4:], 3)
     noise = params.noise_sd * jax.random.normal(key, (THERMOMETERS,), observation.dtype)
     now = jnp.round(observation[0] / DT).astype(jnp.int32)
@@ -323,19 +315,16 @@ def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 13"], pa
 
 
 def applied(observation: Float[Array, " 13"]) -> Float[Array, " 3"]:
-    """Return the cooling [kW] that is applied at present."""
     return observation[10:13]
 
 
 def logged_margins(next_observation: Float[AnyArray, "*n 13"]) -> Float[Array, "*n 3"]:
-    """Return the distances [K] of measured air temperatures after the step to the limits, for logged rows."""
     return two_sided_margin(next_observation[..., AIR], LIMIT.low, LIMIT.high)
 
 
 def logged_reward(
     observation: Float[AnyArray, "*n 13"], action: Float[AnyArray, "*n 3"], next_observation: Float[AnyArray, "*n 13"]
 ) -> Float[Array, "*n"]:
-    """Return the rewards [$] of logged rows, from measured temperatures and the applied cooling."""
     hour, outdoor = next_observation[..., 0], next_observation[..., 1]
     return reward_of(hour, outdoor, next_observation[..., AIR], next_observation[..., 10:13], NOMINAL)
 

@@ -1,8 +1,8 @@
 """Summer weather: a daily wave, slow deviations of temperature and clearness, and the sun.
 
 Fitted by benchmarks/identify/hvac.py to the weather of the CityLearn Challenge 2023, phase 1
-(intelligent-environments-lab/CityLearn, MIT): hourly, one June in Austin, Texas. One month has no seasons, so the
-operating domain shifts the mean. Irradiance without clouds is by Haurwitz (J. Meteorology 2, 1945).
+(intelligent-environments-lab/CityLearn, MIT): hourly, one June in Austin, Texas. Irradiance without clouds is by
+Haurwitz (J. Meteorology 2, 1945).
 """
 
 from __future__ import annotations
@@ -92,8 +92,6 @@ def follow(before: Weather, step: Int[Array, ""], draw: Float[Array, " 2"], para
     Deviations d of temperature and clearness change to φ d + sd √(1 − φ²) w with φ = exp(−dt/τ).
 
     Args:
-        before: weather of the previous interval.
-        step: number of the interval, 1 for the first of the day.
         draw: (2,), standard normal numbers w; zeros give the expected weather.
     """
     dtype = before.outdoor.dtype

@@ -49,8 +49,6 @@ _OPTIMA = np.maximum(np.abs(_SINES), REACH)
 
 
 class Automaton(NamedTuple):
-    """State of the automaton."""
-
     facing: Float[Array, ""]
     """Sign of the last radius outside the safe zone, ±1."""
     response: Float[Array, ""]
@@ -65,12 +63,12 @@ def effective_shift(shift: Float[Array, ""], setpoint: Scalar) -> Float[Array, "
 
 
 def shift_of(radius: Float[Array, ""], setpoint: Float[Array, ""]) -> Float[Array, ""]:
-    """Return the shift for an effective shift within ±1.5: the inverse of `effective_shift`."""
+    """Return the shift for an effective shift within ±1.5."""
     return (radius + 1.5 + 0.02 * setpoint) * 20.0
 
 
 def rest(dtype: Any) -> Automaton:
-    """Return the initial state. In the safe zone, the automaton returns to this state."""
+    """Return the initial state."""
     return Automaton(jnp.ones((), dtype), jnp.ones((), dtype), jnp.zeros((), dtype))
 
 

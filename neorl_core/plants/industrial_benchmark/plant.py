@@ -61,7 +61,7 @@ SPEC = PlantSpec(
     time_unit="step",
     horizon=HORIZON,
     # 0: no moves, −193.2 per step over 1,000 episodes of the domain; 100: the best constants with a rotating shift,
-    # −151.2 per step over the same episodes. The best constants alone reach −166.1.
+    # −151.2 per step over the same episodes.
     score_range=(-193_161.0, -151_224.0),
 )
 
@@ -99,7 +99,7 @@ class Noise(NamedTuple):
 
 
 class State(NamedTuple):
-    """The true state. Most variables are not observed."""
+    """The true state."""
 
     steering: Float[Array, " 3"]
     """Velocity, gain, shift, each 0 to 100."""
@@ -147,7 +147,7 @@ def operational_cost(steering: Float[Array, " 3"], setpoint: Scalar) -> Float[Ar
 
 
 def move(steering: Float[Array, " 3"], action: Float[Array, " 3"]) -> Float[Array, " 3"]:
-    """Return the steerings after moves, clipped to ±1 and scaled by `STEPS`. Steerings stay within 0 to 100."""
+    """Return the steerings after moves, clipped to ±1 and scaled by `STEPS`."""
     return jnp.clip(steering + jnp.asarray(STEPS, steering.dtype) * clip_to(SPEC.action, action), 0.0, 100.0)
 
 
@@ -184,7 +184,6 @@ def _consumption(
 
 
 def advance(state: State, action: Float[Array, " 3"], noise: Noise, params: Params) -> State:
-    """Return the state after one step with moves, clipped to ±1, and the given noise."""
     steering = move(state.steering, action)
     hidden, fatigue = _fatigue(state.hidden, steering, noise, params.setpoint)
     costs = jnp.append(state.costs[1:], operational_cost(steering, params.setpoint))
@@ -206,7 +205,6 @@ def margins_of(fatigue: Float[AnyArray, "*n"], consumption: Float[AnyArray, "*n"
 
 
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
-    """Draw a set point uniformly from the domain."""
     low, high = domain.setpoint_low, domain.setpoint_high
     return Params(setpoint=low + (high - low) * jax.random.uniform(key), noise=jnp.asarray(domain.noise, float))
 
@@ -243,7 +241,7 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 3"], params: Pa
 def predict(
     observation: Float[Array, " 6"], action: Float[Array, " 3"], params: Params
 ) -> tuple[Float[Array, " 6"], Float[Array, " 2"]]:
-    """Predict the next observation and the margins. Only 6 of the 21 state variables are observed.
+    """Predict the next observation and the margins.
 
     Velocity, gain and shift are exact; the set point is the observed value, not `params.setpoint`. Assumptions about
     the hidden state:
@@ -271,7 +269,7 @@ def predict(
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 6"], params: Params) -> tuple[State, Params]:
-    """Return state and constants with the logged steerings and set point; other state variables do not change."""
+    """Return state and constants with the logged steerings and set point."""
     return state._replace(steering=observation[1:4]), params._replace(setpoint=observation[0])
 
 
@@ -281,14 +279,12 @@ def applied(observation: Float[Array, " 6"]) -> Float[Array, " 3"]:
 
 
 def logged_margins(next_observation: Float[AnyArray, "*n 6"]) -> Float[Array, "*n 2"]:
-    """Return the distances of fatigue and consumption to their limits after the step, for logged rows."""
     return margins_of(next_observation[..., 4], next_observation[..., 5])
 
 
 def logged_reward(
     observation: Float[AnyArray, "*n 6"], action: Float[AnyArray, "*n 3"], next_observation: Float[AnyArray, "*n 6"]
 ) -> Float[Array, "*n"]:
-    """Return the rewards −(3f + c) of logged rows, from fatigue f and consumption c after the step."""
     return reward_of(next_observation[..., 4], next_observation[..., 5])
 
 
@@ -327,8 +323,7 @@ steer = Controller(lambda params, observation: goldstone.rest(observation.dtype)
 _SETPOINTS = (0.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 100.0)
 HELD = SteeringParams(
     setpoints=_SETPOINTS,
-    # The best constant steerings, by a search (1,000 steps, 8 seeds each). The effective shift is just inside the safe
-    # zone, where the hat does not turn and the potential is minimal.
+    # The best constant steerings, by a search (1,000 steps, 8 seeds each).
     steerings=(
         *((40.0, 100.0), (40.0, 100.0), (38.5, 95.0), (35.5, 86.0), (38.0, 65.0)),
         *((39.5, 50.0), (39.0, 44.0), (36.2, 44.0), (34.0, 42.0), (32.5, 39.5)),

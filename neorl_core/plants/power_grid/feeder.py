@@ -1,8 +1,7 @@
 """Arrays that describe a feeder: lines, loads, and the loops closed by the tie lines.
 
 A feeder is a meshed network operated as a tree: one line of each loop is open. Bus 0 is the substation. Loads are
-listed for buses 1 to N. Line numbers start at 0. The last lines are the ties, which are open by default. The files
-`power_flow.py` and `radial.py` compute the power flow of any topology from these arrays.
+listed for buses 1 to N. Line numbers start at 0. The last lines are the ties, which are open by default.
 """
 
 from __future__ import annotations

@@ -6,15 +6,12 @@ and the open line of each loop. Then load and sun change and the AC power flow i
 The feeder is Baran and Wu's (feeder33.py); units are in units.py. Voltages must stay within ±5 % (ANSI C84.1, range A).
 The paper's case violates the lower limit (0.913 pu at full load, with 1.0 pu at the substation). Here the substation is
 at 1.02 pu and the load peaks at 80 to 100 % of the paper's loads. A good choice of open lines, or reactive power, then
-keeps the limits; without any action the limits are violated. Currents have no limits, as in the paper.
+keeps the limits; without any action the limits are violated.
 
 The plant's controller has a standard volt-var curve, a timetable for batteries, and a fixed topology. Over
 1,000 days, the Shapley values of the tuned controller's parts are (`python -m benchmarks.tuning.levers`): batteries 418
 $ a day (42 %), reactive power 486 $ (49 %), topology 81 $ (8 %). Without the tuned topology, 673 days violate a
 limit; with all parts no day does.
-
-An inverter agent observes the clock, the inverter's voltage and a sun sensor. A battery agent observes the clock, the
-battery's voltage and stored energy. The dispatcher at the substation observes meters, and observes and moves switches.
 """
 
 from __future__ import annotations
@@ -180,8 +177,6 @@ class Domain(NamedTuple):
 
 
 class State(NamedTuple):
-    """The true state of the day, the feeder and the batteries."""
-
     step: Int[Array, ""]
     load_level: Float[Array, ""]
     """Load relative to the paper's loads [1]."""
@@ -251,7 +246,7 @@ def _noise(key: PRNGKeyArray, params: Params) -> Float[Array, " 13"]:
 def operate(
     state: State, action: Float[Array, " 17"], load_level: Float[Array, ""], clearness: Float[Array, ""], params: Params
 ) -> tuple[State, Flow, Float[Array, ""]]:
-    """Simulate a quarter of an hour under an action, with load and clearness as at the end of this interval.
+    """Simulate a quarter of an hour with the load and clearness of its end.
 
     Returns:
         The next state, the power flow, and the reward [$].
@@ -292,7 +287,6 @@ def drift(state: State, draw: Float[Array, " 2"], params: Params) -> tuple[Float
 
 
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
-    """Draw a day, a feeder and batteries uniformly from the domain."""
     key_day, key_buses = jax.random.split(key)
     day = jax.random.uniform(key_day, (4,))
     buses = jax.random.uniform(key_buses, (feeder.BUSES,), minval=-1.0, maxval=1.0)
@@ -360,7 +354,6 @@ def predict(
 
 
 def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 21"], params: Params) -> tuple[State, Params]:
-    """Return the state of the logged measurements, without random noise of load level and clearness."""
     load_level, clearness = observation[1:3] / (1 + _noise(key, params)[:2])
     return state_of(observation)._replace(load_level=load_level, clearness=clearness), params
 

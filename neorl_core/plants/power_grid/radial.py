@@ -2,8 +2,8 @@
 
 The feeder stays a tree if the loop matrix's columns of the open lines are independent (bases of the cographic matroid).
 The greedy algorithm takes lines in the order of preference and skips each line that depends on the lines taken before.
-This gives the largest sum (Edmonds: Matroids and the greedy algorithm, Mathematical Programming 1, 1971).
-Every vector of preferences gives a tree, and every tree has such a vector. So an action of preferences is always valid.
+This gives the largest sum (Edmonds: Matroids and the greedy algorithm, Mathematical Programming 1, 1971). Every vector
+of preferences gives a tree, and every tree has such a vector.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from neorl_core.plants.power_grid.feeder import Feeder
 
 
 class Topology(NamedTuple):
-    """A radial topology of a feeder."""
-
     opened: Bool[Array, " L"]
     path: Float[Array, "L N"]
     """Γ for `power_flow.solve`: ±1 if a line is on the path from the substation to a bus, else 0."""
@@ -31,8 +29,8 @@ def radial(preference: Float[Array, " L"], feeder: Feeder) -> Topology:
 
     The loop matrix B is totally unimodular, so columns are independent exactly if they are independent modulo 2 (Tutte:
     Introduction to the Theory of Matroids, 1971). Each column is stored as bits. Gaussian elimination modulo 2 with one
-    step per loop selects D: of all lines with a bit in a free row it opens the most preferred line, and removes
-    this bit from all other columns. The paths are `Γ = Γ₀ − (B_D⁻¹ B)ᵀ Γ₀[D]`.
+    step per loop selects D: of all lines with a bit in a free row it opens the most preferred line, and removes this
+    bit from all other columns.
 
     Args:
         preference: (L,), preference of each line to be open. Of equal values the first line opens; NaN ranks highest.

@@ -54,7 +54,6 @@ def sizes_of(feeder: Feeder) -> tuple[int, ...]:
 
 
 def split_observation(feeder: Feeder, observation: Shaped[Array, "*n O"]) -> ObservationParts:
-    """Return the parts of an observation (..., O)."""
     ends = np.cumsum(sizes_of(feeder))
     return ObservationParts(
         *(observation[..., end - size : end] for end, size in zip(ends, sizes_of(feeder), strict=True))
@@ -173,8 +172,6 @@ class Domain(NamedTuple):
 
 
 class State(NamedTuple):
-    """The true state of loads and switches."""
-
     step: Int[Array, ""]
     deviation: Float[Array, " N"]
     """Logarithm of each bus's load relative to the daily curve [1]."""
@@ -189,8 +186,6 @@ class Rule(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """A feeder with precomputed matrices."""
-
     feeder: Feeder
     meshed: Meshed
     leaving: tuple[int, ...]
@@ -229,7 +224,7 @@ def _observe(grid: Grid, state: State, solution: Flow, params: Params, noise: Fl
     dtype = state.deviation.dtype
     voltage, current = magnitude(solution.voltage), magnitude(solution.current)
     lit = holds(solution).astype(dtype)
-    # Index by argmin: if XLA computes a voltage a second time, the gradient of jnp.min may find no equal element.
+    # Index by argmin, because the gradient of jnp.min may find no equal element (see power_grid/plant.py).
     whole = jnp.stack([voltage[jnp.argmin(voltage)], voltage[jnp.argmax(voltage)], solution.loss])
     measured = jnp.concatenate([*loads(grid, state, params), lit * voltage, lit * current, lit * whole])
     measured = measured * (1 + jnp.asarray(params.meter_noise, dtype) * noise)
@@ -245,7 +240,6 @@ def _observe(grid: Grid, state: State, solution: Flow, params: Params, noise: Fl
 def _meshed(
     grid: Grid, active: Float[Array, " N"], reactive: Float[Array, " N"], in_service: Float[Array, " L"]
 ) -> Float[Array, " L"]:
-    """Return the current of each line if all lines in service were closed."""
     out = jnp.where(jnp.min(in_service) < 0.5, jnp.argmin(in_service), -1)
     return meshed_current(grid.meshed, active, reactive, out)
 
@@ -403,7 +397,6 @@ def switching_plant(
     No better rule is known if switching is free. On 33 buses the losses are 0.8 % above the optimum.
 
     Args:
-        feeder: lines, loads and ties.
         source_voltage: voltage at the substation [pu].
         domain: operating domain; the default is for 33 buses at 1.02 pu.
         score_range: returns [kWh] that score 0 and 100; by default from `SCORES`.

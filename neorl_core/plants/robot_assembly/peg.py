@@ -187,10 +187,6 @@ def advance(
     """Return pose, velocity, bristles and contact forces after `seconds` with a constant set point and wrench.
 
     Args:
-        pose: (3,), pose of the centre of mass: x, z [m] and angle [rad].
-        velocity: (3,), velocity of the centre of mass [m/s, m/s, rad/s].
-        bristles: (4, 2), deflection of the friction bristles [m].
-        setpoint: (3,), set point of the tip in the hole's frame: x, z [m] and angle [rad].
         external: (3,), external wrench about the tip [N, N, N m].
 
     Returns:

@@ -80,7 +80,7 @@ HARDEST = Domain().contact_stiffness_high
 
 
 class State(NamedTuple):
-    """The true state, in the hole's frame: x across, z up from the block's face, angles counter-clockwise."""
+    """The true state, in the frame of the hole; see `peg`."""
 
     pose: Float[Array, " 3"]
     """Pose of the centre of mass: x, z [m], angle [rad]."""
@@ -116,7 +116,6 @@ def _observe(state: State, wrench: Float[Array, " 3"], p: Params) -> Float[Array
 
 
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
-    """Draw friction and clearance uniformly from the domain, and the contact stiffness log-uniformly."""
     friction, clearance, hardness = jax.random.uniform(key, (3,))
     low, high = domain.contact_stiffness_low, domain.contact_stiffness_high
     return with_domain(
@@ -139,12 +138,7 @@ def reset(key: PRNGKeyArray, params: Params) -> tuple[State, Float[Array, " 12"]
 
 
 def cost(height: Float[AnyArray, "*n"], force: Float[AnyArray, "*n"]) -> Float[Array, "*n"]:
-    """Return max(0, 1 + z / depth) + 0.1 (f / limit)²: the remaining way in the hole, and the contact force.
-
-    Args:
-        height: (...), height z of the tip above the block's face [mm].
-        force: (...), contact force f [N].
-    """
+    """Return max(0, 1 + z / depth) + 0.1 (f / limit)² at the height z [mm] of the tip and the contact force f [N]."""
     depth = NOMINAL.depth * MILLI
     left = jnp.maximum(depth + height, 0.0) / depth
     return left + FORCE_COST * jnp.square(force / FORCE_LIMIT)
@@ -247,8 +241,6 @@ TOUCH = 1.0
 
 
 class InsertionParams(NamedTuple):
-    """Settings of the insertion strategy."""
-
     approach: Scalar
     """Descent of the set point before contact [mm per step]."""
     press: Scalar
@@ -270,10 +262,7 @@ class InsertionParams(NamedTuple):
 
 
 class InsertionState(NamedTuple):
-    """State of the insertion strategy."""
-
     touched: Bool[Array, ""]
-    """Whether the block has been touched."""
     face: Float[Array, ""]
     """Height of the first contact [mm]."""
     middle: Float[Array, ""]

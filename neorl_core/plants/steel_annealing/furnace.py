@@ -3,11 +3,10 @@
 ρ ∂H/∂t = ∂/∂y (k ∂T/∂y),  k ∂T/∂y = ε σ (Tz⁴ − Ts⁴) + h (Tz − Ts) at the surface,  ∂T/∂y = 0 at the middle,
 C dTz/dt = η P − U (Tz − Ta) − heat into the steel; the burners' powers P are the actions.
 
-H and T are enthalpy and temperature at depth y, Ts at the surface, Tz in the zone; `Params` defines the constants. The
-model follows sections of plate through the furnace (Lagrangian), with finite volumes across half the thickness. The
-time integrator is ROS2, of order 2 for any approximate Jacobian (Verwer, Spee, Blom, Hundsdorfer, SIAM J. Scientific
-Computing 20(4), 1999). The Jacobian here has conduction only, so Heun's rule integrates surfaces and zones, and heat
-is conserved.
+H and T are enthalpy and temperature at depth y, Ts at the surface, Tz in the zone. The model follows sections of plate
+through the furnace (Lagrangian), with finite volumes across half the thickness. The time integrator is ROS2, of order 2
+for any approximate Jacobian (Verwer, Spee, Blom, Hundsdorfer, SIAM J. Scientific Computing 20(4), 1999). The Jacobian
+here has conduction only, so Heun's rule integrates surfaces and zones, and heat is conserved.
 """
 
 from __future__ import annotations
@@ -77,8 +76,6 @@ class Params(NamedTuple):
 
 
 class Furnace(NamedTuple):
-    """Heat of the steel and temperatures of the zones."""
-
     heat: Float[Array, "S M"]
     """Specific enthalpies of the volumes of each section [J/kg], from the surface to the middle."""
     zones: Float[Array, " Z"]
@@ -102,14 +99,11 @@ def surface(
 ) -> tuple[Float[Array, " S"], Float[Array, " S"]]:
     """Return the temperature [K] of the surfaces and the heat flux [W/m²] into them.
 
-    Four Newton steps solve 2 k (Ts − T1) / Δy = Σ_z share_z (ε σ (Tz⁴ − Ts⁴) + h (Tz − Ts)) for Ts, with k at T1. The
-    remaining error is far below rounding errors.
+    Four Newton steps solve 2 k (Ts − T1) / Δy = Σ_z share_z (ε σ (Tz⁴ − Ts⁴) + h (Tz − Ts)) for Ts, with k at T1.
 
     Args:
         outer: (S,), temperature T1 of the outermost volume [K].
         cell: (S,), width Δy of a volume [m].
-        zones: (Z,), zone temperatures [K].
-        share: (S, Z), share of each section in each zone, from `overlap`.
     """
     inside = jnp.sum(share, axis=1)
     radiation = p.emissivity * STEFAN_BOLTZMANN
@@ -128,7 +122,7 @@ def _conducting(links: Float[Array, "S L"], capacity: Float[Array, "S M"]) -> An
     """Return a solver of (I − J) x = b, with J the conduction over links [J/(kg K)] between volumes.
 
     With z = x / capacity, (capacity + links) z − (links times z of the neighbours) = b is a symmetric tridiagonal
-    system. Thomas's algorithm solves all sections at once.
+    system.
     """
     volumes = capacity.shape[1]
     links = jnp.pad(links, ((0, 0), (1, 1)))
@@ -175,10 +169,8 @@ def advance(
     """Return the furnace after `seconds` with constant powers and without motion, and the values in all substeps.
 
     Args:
-        furnace: heat of the steel and zone temperatures.
         thickness: (S,), thickness of the sections [mm].
         power: (Z,), powers of the zones' burners [MW].
-        share: (S, Z), share of each section in each zone, from `overlap`.
     """
     cells = furnace.heat.shape[1]
     cell = thickness / 2000 / cells
@@ -232,10 +224,7 @@ def line_speed(thickness: Float[Array, " S"], deviation: Scalar, p: Params) -> F
 def steady(
     thickness: Float[Array, ""], zones: Float[Array, " Z"], p: Params
 ) -> tuple[Float[Array, "S M"], Float[Array, " Z"]]:
-    """Return steady enthalpies (S, M) [J/kg] and powers (Z,) [MW] for one thickness [mm] at zone temperatures [K].
-
-    The function follows one section from place to place, and records the enthalpy in the middle of each stay.
-    """
+    """Return steady enthalpies (S, M) [J/kg] and powers (Z,) [MW] for one thickness [mm] at zone temperatures [K]."""
     dwell = SECTION / line_speed(thickness[None], 0.0, p) * SECONDS
     # With this capacity the zone temperatures are constant.
     held = p._replace(zone_capacity=1e12)

@@ -194,8 +194,6 @@ class ZoneParams(NamedTuple):
 
 
 class ZoneState(NamedTuple):
-    """State of the PI controllers."""
-
     error: Float[Array, " Z"]
     """Control error of the previous step [K]."""
     setpoint: Float[Array, " Z"]
@@ -207,13 +205,8 @@ def setpoints(
 ) -> Float[Array, "*n"]:
     """Return the set point [°C] of a zone: target + BOOST (c0 + c1 x + c2 x²), x = thickness · speed / 36 − 1.
 
-    The coefficients c are LOAD. In steady states of the nominal furnace, the core then leaves at about the target.
-
-    Args:
-        thickness: (...), thickness of the product [mm].
-        target: (...), exit temperature of the product [°C].
-        speed: (...), speed of the line [m/min].
-        zone: number of the zone, from 0.
+    The coefficients c are LOAD. In steady states of the nominal furnace, the core then leaves at about the target. The
+    units are mm, °C and m/min.
     """
     load = thickness * speed / 36.0 - 1.0
     return target + BOOST[zone] * (LOAD[0] + LOAD[1] * load + LOAD[2] * load**2)
@@ -252,7 +245,6 @@ def _hot_enough(core: Float[Array, "*n S"], target: Float[Array, " S"]) -> Float
 
 
 def sample_params(key: PRNGKeyArray, domain: Domain) -> Params:
-    """Draw emissivity and efficiency uniformly within the domain's spreads around the nominal values."""
     emissivity, efficiency = jax.random.uniform(key, (2,), minval=-1.0, maxval=1.0)
     return with_domain(
         NOMINAL,
@@ -316,7 +308,6 @@ def cost(observation: Float[AnyArray, "*n 25"], power: Float[AnyArray, "*n 4"]) 
     At the exit, T is the core temperature and `soak` the soaking time. The steel needs s = 0.2 min per mm of thickness.
 
     Args:
-        observation: (..., 25), in the units of `SPEC.observation`.
         power: (..., 4), powers of the burners [MW].
     """
     core, target, thickness, soak = (
@@ -330,8 +321,8 @@ def step(key: PRNGKeyArray, state: State, action: Float[Array, " 4"], params: Pa
     """Simulate one minute under burner powers [MW], clipped.
 
     The plate moves for half a step, is heated without motion for one step, and moves for half a step (Strang, SIAM
-    Journal on Numerical Analysis 5, 1968). The speed deviation is an AR(1) sequence. An episode never terminates: even
-    if steel is overheated, the line keeps running.
+    Journal on Numerical Analysis 5, 1968). An episode never terminates: even if steel is overheated, the line keeps
+    running.
     """
     noise = jax.random.normal(key, (2 * ZONES + 2,), action.dtype)
     power = clip_to(SPEC.action, action)
@@ -407,7 +398,6 @@ def resume(key: PRNGKeyArray, state: State, observation: Float[Array, " 25"], pa
 
 
 def applied(observation: Float[Array, " 25"]) -> Float[Array, " 4"]:
-    """Return the burner powers [MW] that are applied at present."""
     return observation[ZONES : 2 * ZONES]
 
 
@@ -429,7 +419,6 @@ def logged_margins(next_observation: Float[AnyArray, "*n 25"]) -> Float[Array, "
 def logged_reward(
     observation: Float[AnyArray, "*n 25"], action: Float[AnyArray, "*n 4"], next_observation: Float[AnyArray, "*n 25"]
 ) -> Float[Array, "*n"]:
-    """Return the reward of logged rows: minus `cost`."""
     return -cost(next_observation, action)
 
 

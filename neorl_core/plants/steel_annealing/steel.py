@@ -30,9 +30,6 @@ def integral(celsius: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """Return ∫ c dθ [J/kg] from 0 °C in closed form, for the specific heat c of EN 1993-1-2, 3.4.1.2.
 
     c [J/(kg K)] is a cubic in θ [°C] below 600 °C, a hyperbola on each side of 735 °C, and 650 above 900 °C.
-
-    Args:
-        celsius: (...), temperatures [°C].
     """
     t = np.asarray(celsius, float)
     low, middle, high = np.minimum(t, 600.0), np.clip(t, 600.0, 735.0), np.clip(t, 735.0, 900.0)

@@ -1,7 +1,7 @@
 """Export datasets to the file formats of D4RL, DSRL, Minari, NeoRL and NeoRL-2.
 
 Every format contains the arrays named in `ALWAYS`. `Export.left_out` lists the contents that a format cannot store.
-Files are written atomically, and memory use does not depend on the size of the dataset.
+Files are written atomically.
 """
 
 from __future__ import annotations
@@ -49,8 +49,6 @@ BESIDES = "names, units, limits and provenance, which stay in the manifest"
 
 
 class Export(Record):
-    """Result of an export: the files, their size, and the contents that the format cannot store."""
-
     format: str
     path: Path
     sha256: str
@@ -58,17 +56,14 @@ class Export(Record):
     rows: int
     episodes: int
     left_out: tuple[str, ...]
-    """Contents of the dataset that the format cannot store."""
 
 
 def export(dataset: StoredDataset, to: str, out: Path, progress: Progress | None = None) -> Export:
     """Write a dataset in another format; the file or folder `out` must not exist.
 
     Args:
-        dataset: an opened dataset.
         to: name of a format in `FORMATS`; a format that cannot store the dataset raises BadInput.
         out: the new file. Minari needs a folder named NAME-v0; namespace folders above become part of the Minari id.
-        progress: called with (done, total, unit); the unit is rows.
     """
     if to not in FORMATS:
         raise BadInput(f"'{to}' is not an export format: choose from {', '.join(FORMATS)}.")

@@ -2,7 +2,6 @@
 
 NeoRL-2 (arXiv 2503.19267) has obs, action, next_obs, reward, done and truncated, with one row per step. NeoRL (arXiv
 2102.00714) has `index` instead of truncated: the numbers of the rows at which one episode ends and the next begins.
-The benchmark's own reader treats the numbers as ends, its documentation as starts; the boundaries are the same.
 """
 
 from __future__ import annotations
@@ -56,9 +55,7 @@ def read_archive(path: Path, widths: Mapping[str, int], block_rows: int = BLOCK_
     """Yield an archive's rows in blocks; raise BadInput if a shape or length is wrong. Values are not checked.
 
     Args:
-        path: the .npz file.
         widths: values per row for each key. If `truncated` is missing, ends of episodes are read from `index`.
-        block_rows: rows per block.
     """
     with open_npz(path) as archive:
         members = {name: _member(archive, path, name) for name in widths}

@@ -42,7 +42,7 @@ class PerEpisode:
 
 @dataclass(frozen=True)
 class RecordingAccount:
-    """Summary of a file that was read: rows, episodes, returns, costs and rejected rows."""
+    """Summary of a file that was read."""
 
     file: str
     sha256: str
@@ -51,9 +51,7 @@ class RecordingAccount:
     transitions: int
     """Number of usable rows."""
     observations: int
-    """Values per observation."""
     actions: int
-    """Values per action."""
     next_observations: Literal["file", "made"]
     ends_by_time: str
     """Origin of the time limits: "file", "unknown", or "every N" for a given limit of N steps."""
@@ -71,11 +69,10 @@ class RecordingAccount:
 
     @property
     def name(self) -> str:
-        """File name without the ending, for naming a folder of results."""
+        """File name without the ending."""
         return Path(self.file).stem
 
     def __str__(self) -> str:
-        """Return the summary as text, one fact per line."""
         ends = {"terminated": self.terminated, "cut by time": self.cut}
         ends["unfinished"] = self.episodes - self.terminated - self.cut
         ended = ", ".join(f"{n:,} {how}" for how, n in ends.items() if n)
@@ -118,16 +115,10 @@ def read(
     """Read the usable rows of a D4RL or DSRL file as transitions; the format is recognised by the file's keys.
 
     Args:
-        path: the HDF5 file.
         horizon: time limit of episodes in steps; required if the file has neither timeouts nor next_observations.
-        progress: called with (done, total, unit); the unit is rows.
 
     Raises:
         BadInput: the file is invalid (see `read_blocks`), or more than `MAX_DROPPED` of the rows have NaN or infinity.
-
-    Example:
-        >>> log = read("hopper-medium-v2.hdf5")  # doctest: +SKIP
-        >>> print(log)  # doctest: +SKIP
     """
     path = Path(path)
     layout, blocks = read_recording(path, horizon)
@@ -206,7 +197,6 @@ def spec_of(name: str, observations: Array, actions: Array, next_observations: A
     Units and limits stay empty, and the score equals the return.
 
     Args:
-        name: name of the plant.
         observations: observations (N, O), at least the rows with the smallest and largest values.
         actions: actions (N, A), likewise.
         next_observations: next observations (N, O), likewise.

@@ -109,7 +109,6 @@ def files_of(source: Source) -> list[Path]:
 
 
 def digest_of(source: Source) -> str:
-    """Return the SHA-256 of a source's file or files."""
     if source.path.is_dir():
         return digest_json({file.name: file_sha256(file) for file in files_of(source)})
     return file_sha256(source.path)
@@ -189,7 +188,6 @@ def _with_declared(rows: Rows, spec: PlantSpec, costs: Mapping[str, Expression])
 
 
 def _scored(source: Source, spec: PlantSpec, score: Callable[[Rows], Rows] | None) -> Callable[[], Blocks]:
-    """Return a function that reads a source's rows and adds missing costs with `score`."""
 
     def blocks() -> Blocks:
         for rows in source.blocks():

@@ -57,9 +57,6 @@ class Decoder:
         Args:
             frame: columns code, nameless, timestamp and value, optionally status and row.
             stamps: the timestamps; in a wide table, the column `row` has the number of each row's timestamp.
-            clock: reader of the timestamps.
-            file: name of the file, for messages.
-            base: id of the first row.
             astray: numbers of rows with a wrong clock, counted from the first row of the frame.
         """
         count = len(frame)
@@ -131,7 +128,6 @@ class Decoder:
         return clock.read(stamps, file, tags)
 
     def _suspects(self, rows: RawRows) -> npt.NDArray[np.bool_]:
-        """Mark rows that may have to be rejected because of their value or status."""
         worst = UNCERTAIN if self.mapping.treat_uncertain_as_bad else BAD
         found: npt.NDArray[np.bool_] = ~np.isfinite(rows.values) | (rows.statuses >= worst)
         return found | self._outside(rows) if self._ranged else found
@@ -168,7 +164,6 @@ class Decoder:
     def _with_states(
         self, texts: pl.Series, codes: npt.NDArray[np.uint16], values: npt.NDArray[np.float64]
     ) -> npt.NDArray[np.float64]:
-        """Return the values with digital states (texts) replaced by the numbers in the mapping."""
         result = values.copy()
         for code, tag in enumerate(self.mapping.tags.values()):
             if tag.states:
@@ -261,7 +256,6 @@ def _numbers(column: pl.Series) -> npt.NDArray[np.float64]:
 
 
 def _states(texts: pl.Series) -> pl.Series:
-    """Return the texts; replace numbers and empty texts by null."""
     plain = texts.str.strip_chars()
     number = (plain == "") | plain.cast(pl.Float64, strict=False).is_not_null()
     return plain.set(number.fill_null(True), None)

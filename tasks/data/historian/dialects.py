@@ -79,7 +79,6 @@ def links_not_followed(path: Path) -> list[Path]:
 
 
 def _tables_and_others(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the tables and the other files below a folder; names that begin with a dot are skipped."""
     inside = sorted(p for p in folder.rglob("*") if p.is_file())
     seen = [p for p in inside if not any(part.startswith(".") for part in p.relative_to(folder).parts)]
     endings = {p: Path(p.name.lower().removesuffix(".gz")).suffix for p in seen}
@@ -88,7 +87,6 @@ def _tables_and_others(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def table_digests(files: Sequence[Path]) -> dict[Path, str]:
-    """Return the SHA-256 of each table."""
     with ThreadPoolExecutor(2) as pool:
         return dict(zip(files, pool.map(file_sha256, files), strict=True))
 
@@ -123,7 +121,6 @@ def with_points(name: str) -> pl.Expr:
 
 
 CODED = cs.categorical() | cs.enum()
-"""Columns with categories; they are read as texts."""
 
 
 @contextmanager
@@ -138,7 +135,6 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def numbered(columns: list[str]) -> list[str]:
-    """Return names for the columns of a table without a header."""
     return [f"column_{i}" for i in range(1, len(columns) + 1)]
 
 
@@ -195,7 +191,6 @@ class PlainTables:
         return table.with_row_index(name).with_columns((row * period + start).cast(pl.Datetime("ns", "UTC")))
 
     def _plain(self, file: Path) -> Path:
-        """Return the table itself, or a rewritten copy that polars can read."""
         if file not in self._written:
             self._written[file] = self._made(file)
         return self._written[file]
@@ -370,7 +365,6 @@ def _lines(source: IO[str], file: Path, dialect: Dialect) -> Iterator[str]:
 
 
 def _cells(line: str, number: int, file: Path, dialect: Dialect) -> list[str]:
-    """Return the cells of a line of a table with a row per tag."""
     if dialect.delimiter == WHITESPACE:
         return line.split()
     try:

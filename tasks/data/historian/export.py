@@ -33,7 +33,6 @@ FOOTER_CHECK_ROWS = 65_536
 """Number of rows at each end of a file that are read to check the order; for other rows the Parquet footer is used."""
 MOST_NAMED = 50
 MOST_SHOWN = 60
-"""Largest number of characters of a column's name to show."""
 MOST_PARTS = 1024
 """Number of batches after which their intervals of time are joined."""
 UNORDERED = 0.1
@@ -42,8 +41,6 @@ UNORDERED = 0.1
 
 @dataclass
 class Export:
-    """A historian export on disk; `open` checks its columns and timestamps."""
-
     path: Path
     mapping: HistorianMapping
     """Mapping for the converted tables that `tables` returns."""
@@ -133,7 +130,6 @@ class Export:
             decoded = self._decoded()
             if not self.ordered:
                 decoded = sorted_rows(decoded, self.period(), sum(k.rows for k in self.times_of), Path(folder))
-            # Three threads: one reads and decodes, one groups by tag, the caller resamples.
             for chunk in ahead((grouper.arrange(*item) for item in portions(ahead(decoded, 1))), GROUPED_AHEAD):
                 for rejects in chunk.rejects:
                     quarantine.add(*rejects)
@@ -152,7 +148,6 @@ class Export:
                     frame, stamps, clock, file.name, (number << FILE_BITS) + base, astray - base
                 )
                 if unknown and not checked:
-                    # A tag that is not in the mapping may match a pattern under 'ignore'.
                     self._check_tags()
                     checked = True
                 base += len(stamps)
@@ -231,7 +226,6 @@ class Export:
             _check_type(file, name, schema[name], name == columns.timestamp)
 
     def _file_times(self, file: Path) -> FileTimes:
-        """Read the timestamps of a file and summarise them, without rows that have a wrong clock."""
         if (found := self._footer_times(file)) is not None:
             return found
         late = round(self.mapping.clock.late_seconds * 1e9)
@@ -319,7 +313,6 @@ class Export:
             yield times, numbers, len(times)
 
     def _check_tags(self) -> None:
-        """Raise BadInput if the tags of a long export do not fit the mapping; `open` checks wide exports."""
         if self.mapping.layout == "wide":
             return
         tags: set[str] = set()

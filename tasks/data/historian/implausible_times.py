@@ -75,7 +75,6 @@ class Stretches(NamedTuple):
         return float((self.first[1:] / 1.0 - self.last[:-1]).max(initial=0.0))
 
     def take(self, which: npt.NDArray[np.bool_]) -> Stretches:
-        """Return the stretches that a mask (S,) selects."""
         return Stretches._make(column[which] for column in self)
 
     def implausible(self) -> npt.NDArray[np.bool_]:
@@ -95,8 +94,6 @@ class Stretches(NamedTuple):
 
 
 class Implausible:
-    """Tells which times are in implausible stretches."""
-
     def __init__(self, stretches: Stretches) -> None:
         self._edges = np.stack([stretches.first, stretches.last + 1], axis=1).ravel()
 
@@ -104,14 +101,11 @@ class Implausible:
         return bool(len(self._edges))
 
     def among(self, times: Times) -> npt.NDArray[np.bool_]:
-        """Mark the implausible times among n times (n,)."""
         found: npt.NDArray[np.bool_] = np.searchsorted(self._edges, times, side="right") % 2 == 1
         return found
 
 
 class FileTimes(NamedTuple):
-    """Summary of a file's timestamps."""
-
     stretches: Stretches
     earliest: int
     """Earliest time of a row that is not late."""

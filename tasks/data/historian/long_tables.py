@@ -20,7 +20,6 @@ TO_NS = {"milliseconds": 10**6, "microseconds": 10**3, "nanoseconds": 1}
 
 
 def batches(table: pl.LazyFrame, rows: int) -> Iterator[pl.DataFrame]:
-    """Yield a table's rows in order, in batches of at most `rows` rows."""
     for batch in table.collect_batches(chunk_size=rows, maintain_order=True):
         yield from batch.iter_slices(rows)
 
@@ -38,7 +37,6 @@ class EpisodeNumbers:
         self._last: str | None = None
 
     def number(self, batch: pl.DataFrame) -> pl.DataFrame:
-        """Return the next batch of rows with numbers in the episode column."""
         if self.column is None:
             return batch
         name = pl.col(self.column).cast(pl.String).str.strip_chars()
@@ -53,7 +51,6 @@ class EpisodeNumbers:
 
 
 def _is_empty(name: str, kind: pl.DataType) -> pl.Expr:
-    """Return a polars expression that is true for the empty cells of a column."""
     nothing = pl.col(name).is_null()
     return nothing | (pl.col(name).str.strip_chars() == "") if kind == pl.String else nothing
 

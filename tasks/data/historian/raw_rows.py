@@ -19,7 +19,6 @@ Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
 SECOND = 10**9
-"""One second in ns."""
 DAY = 86_400 * SECOND
 FILE_BITS = 40
 """A row's id is the number of its file, shifted left by this number of bits, plus the row's number in the file."""
@@ -40,13 +39,10 @@ class RawRows(NamedTuple):
     ids: npt.NDArray[np.int64]
 
     def take(self, where: npt.NDArray[Any] | slice) -> RawRows:
-        """Return the rows that a mask, indices or a slice select."""
         return RawRows._make(column[where] for column in self)
 
 
 class Rejects(NamedTuple):
-    """Rejected rows, the reason for each row, and the texts that could not be read."""
-
     rows: RawRows
     reasons: npt.NDArray[Any]
     texts: list[str | None] | None

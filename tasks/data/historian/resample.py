@@ -68,7 +68,6 @@ def severity(statuses: Statuses) -> npt.NDArray[Any]:
 
 
 def _split(samples: Samples) -> tuple[Times, npt.NDArray[np.float64], Times]:
-    """Return the times and values of the usable samples, and the times of the unusable samples."""
     usable = (samples.statuses < BAD) & np.isfinite(samples.values)
     if usable.all():
         return samples.times, samples.values, samples.times[:0]
@@ -139,7 +138,6 @@ def known_at(samples: Samples, at: Times, rule: Rule, end: int, within: Within |
     Args:
         samples: samples of the tag (M,), from the last value before `at` on.
         at: increasing times in ns (G,).
-        rule: rule for the tag.
         end: time in ns up to which `samples` is complete.
         within: the episode of each time; if given, samples of other episodes are not used.
     """

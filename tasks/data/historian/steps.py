@@ -79,7 +79,6 @@ class Scorer:
         )
 
     def signals(self, points: Points) -> dict[str, Floats]:
-        """Return a dictionary from each signal's name to its values at the points (G,)."""
         columns = [*points.observations.T, *points.inputs.T]
         return dict(zip((*self.spec.observation.names, *self.inputs), columns, strict=True))
 
@@ -100,7 +99,6 @@ class Scorer:
         return results
 
     def score(self, rows: Rows) -> Rows:
-        """Add missing rewards and costs to rows, with the plant's formulas."""
         count = len(rows["numbers"])
         if self.logged is not None and count:
             return with_costs(rows if "rewards" in rows else with_rewards(rows, self.logged), self.logged)
@@ -148,8 +146,6 @@ def outcomes(now: Points, later: Points, outside: Mask, end_at_trip: bool) -> np
     A step that leaves the hard limits is kept, even if the plant stops at its end.
 
     Args:
-        now: points at the beginnings of the steps.
-        later: points at the ends of the steps.
         outside: whether a hard limit is violated at each point (G,).
         end_at_trip: whether to leave out steps that begin outside the hard limits.
     """

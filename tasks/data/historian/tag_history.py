@@ -2,7 +2,7 @@
 
 A row that is late by at most `clock.late_seconds` is sorted into place; other late rows are rejected. Of equal rows,
 the first is kept; for contradicting rows of the same time, `clock.same_time` decides. Rejected rows go to the
-quarantine. Rows are grouped in a separate thread, so that two processor cores are used.
+quarantine.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ NO_SAMPLES = Samples(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.uint32))
 
 
 class Chunk(NamedTuple):
-    """Consecutive rows of an export, grouped by tag."""
-
     rows: RawRows
     """Rows sorted by tag; the rows of one tag are in the order of the export."""
     ends: npt.NDArray[np.int64]
@@ -67,13 +65,10 @@ class TagGrouper:
         self.late = round(clock.late_seconds * 1e9)
         self.top = UNKNOWN_TIME
         self.silences: list[tuple[int, int]] = []
-        """Begin and end of each silence of the archive, in ns."""
         self.counts = {name: np.zeros(tags, np.int64) for name in ("good", "uncertain", "bad")}
         self.displaced = 0
-        """Number of late rows that were sorted into place."""
 
     def arrange(self, rows: RawRows, rejects: list[Rejects]) -> Chunk:
-        """Reject rows that are too late, and group the other rows by tag."""
         if len(rows.ids):
             rows, late = self._in_time(rows)
             rejects = [*rejects, *late]
@@ -101,7 +96,6 @@ class TagGrouper:
         return rows.take(~late), [Rejects(fresh, np.full(len(fresh.ids), reason, object), None)]
 
     def _listen(self, times: npt.NDArray[np.int64]) -> None:
-        """Record the silences of the archive before and between the ascending times."""
         before = times[0] if self.top == UNKNOWN_TIME else self.top
         if times[-1] - before > self.silence:
             moments = np.concatenate([[before], times])
@@ -125,7 +119,6 @@ def _by_tag(rows: RawRows, counts: npt.NDArray[np.int64]) -> RawRows:
     consecutive = len(ids) and ids[-1] - ids[0] == len(ids) - 1 and bool((ids[1:] > ids[:-1]).all())
     times, values = rows.times.take(order), rows.values.take(order)
     statuses = rows.statuses.take(order) if rows.statuses.any() else rows.statuses
-    # Reuse the array, because allocating memory takes time.
     ids = np.add(order, ids[0], out=order) if consecutive else ids.take(order)
     return RawRows(np.repeat(np.arange(len(counts), dtype=np.uint16), counts), times, values, statuses, ids)
 
@@ -143,7 +136,6 @@ class TagHistory:
         self._parts: list[list[RawRows]] = [[] for _ in range(tags)]
         """For each tag, its rows in order of time, as a list of non-empty parts."""
         self._samples: dict[int, Samples] = {}
-        """Cache for the method `samples`."""
 
     @property
     def complete(self) -> int:
@@ -151,7 +143,6 @@ class TagHistory:
         return self.top - self.late if self.top != UNKNOWN_TIME else UNKNOWN_TIME
 
     def push(self, chunk: Chunk) -> None:
-        """Add the next rows of the export."""
         self.top = chunk.top
         self._samples.clear()
         rows, ends = chunk.rows, chunk.ends
@@ -162,7 +153,6 @@ class TagHistory:
         begin = 0
         for code, end in enumerate(ends.tolist()):
             if end > begin:
-                # These are views; later, `trim` copies the rows that are still needed and frees the chunk.
                 self._append(code, rows.take(slice(begin, end)), code in disordered)
             begin = end
 

@@ -65,7 +65,6 @@ class SecondPass:
     def __init__(self, late_seconds: float) -> None:
         self.late = round(max(late_seconds, LEAST_FALL_SECONDS) * 1e9)
         self.met = False
-        """Whether a repeated hour occurred."""
         self._first = self._crest = UNKNOWN_TIME
         self._begun = self._again = UNKNOWN_TIME
         """Begin and latest time of the second pass; `UNKNOWN_TIME` before it begins."""
@@ -134,7 +133,6 @@ class TimestampReader:
 
         Args:
             column: timestamps (n,), in the order of the file; if no time is readable, BadInput is raised.
-            file: name of the file, for messages.
             tags: tag of each row (n,), null if unknown; None if each row belongs to all tags.
         """
         given = column.null_count()
@@ -166,7 +164,6 @@ class TimestampReader:
     def _resolved(
         self, times: Times, reasons: npt.NDArray[np.uint8] | None, tags: pl.Series | None
     ) -> tuple[Times, npt.NDArray[np.uint8] | None]:
-        """Choose the earlier or later possible time of each ambiguous time, by `clock.ambiguous`."""
         own = np.arange(len(times)) if tags is None else np.flatnonzero(tags.is_not_null().to_numpy())
         before = np.append(self._last, times[own])
         self._last = int(before[-1])
@@ -226,7 +223,6 @@ class TimestampReader:
         return times, reasons if reasons.any() else None
 
     def _iso(self, text: pl.Series) -> tuple[Times, npt.NDArray[np.uint8]]:
-        """Read times in ISO 8601 extended format; return times, and codes of `REASONS` (0 if readable)."""
         iso = text.str.contains(ISO_DATE).fill_null(False)
         offset = text.str.contains(OFFSET).fill_null(False)
         with_offset = iso & offset
@@ -266,7 +262,6 @@ class TimestampReader:
         whole = text + ending
         found = whole.str.to_datetime(form, time_unit="us", strict=False)
         year = found.dt.year()
-        # Years outside this range would overflow in ns.
         far = ((year < int(FIRST_YEAR)) | (year > int(LAST_YEAR))).fill_null(False)
         found = whole.set(far, None).str.to_datetime(form, time_unit="ns", strict=False)
         if len(text) and not self._any and found.null_count() == len(text) > text.null_count() + far.sum():

@@ -28,7 +28,6 @@ from tasks.data.store.records import RawAccount, SampleCounts, StepAccount
 from tasks.data.store.schema import BLOCK_ROWS, Rows
 
 GRID_POINTS = 4096
-"""Largest number of control steps to compute at a time."""
 SETTLE_ROWS = 2_000_000
 """Number of raw rows to read before control steps are computed."""
 SILENCE = 7 * 86_400 * SECOND
@@ -43,11 +42,8 @@ class HistorianStream:
     """Reads a historian export (a table or a folder of tables) as blocks of transitions, in constant memory.
 
     Args:
-        path: a Parquet or CSV file, or a folder of such files.
         mapping: the mapping; BadInput is raised if it does not fit the plant or the export.
-        spec: spec of the plant.
         logged: the plant's formulas for reward and distances to limits; None for a log-only plant.
-        quarantine: quarantine for rejected raw rows.
         digests: SHA-256 of each table, if known.
     """
 
@@ -136,7 +132,6 @@ class HistorianStream:
 
     @property
     def account(self) -> StepAccount:
-        """Counts of the control steps and raw rows read so far."""
         counts = self.grouper.counts
         steps = {outcome.name.lower(): int(self._outcomes[outcome]) for outcome in StepOutcome}
         return StepAccount(
@@ -217,7 +212,6 @@ class HistorianStream:
         return since, Within(since, np.append(starts, np.iinfo(np.int64).max)[after])
 
     def _tagged(self) -> list[tuple[str, str]]:
-        """Return (signal, tag) of all signals that are read at the control instants."""
         return [
             (str(tag.signal), name)
             for name, tag in self.mapping.tags.items()

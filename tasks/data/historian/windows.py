@@ -95,7 +95,6 @@ def cut(
 def _rows(
     tables: PlainTables, file: Path, mapping: HistorianMapping, windows: Sequence[Window]
 ) -> list[pl.DataFrame | None]:
-    """Read a file once, and return the rows of each window, or None if a window has no rows."""
     kept: list[list[pl.DataFrame]] = [[] for _ in windows]
     reader, spans = TimestampReader(mapping.clock), [window.span() for window in windows]
     for batch in batches(tables.scan(file), ROWS) if windows else ():
@@ -112,7 +111,6 @@ def _rows(
 
 
 def _write(rows: pl.DataFrame | None, path: Path) -> None:
-    """Write a table atomically; if there are no rows, write an empty file."""
     with writing(path) as temporary:
         if rows is None:
             return

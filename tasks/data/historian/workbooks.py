@@ -99,7 +99,6 @@ def _text(value: object) -> str:
 
 
 def _check(path: Path) -> None:
-    """Decompress all files once; raise BadInput for files that are too large or declare entities."""
     total, packed = 0, path.stat().st_size
     try:
         with zipfile.ZipFile(path) as archive:

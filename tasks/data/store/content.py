@@ -26,7 +26,6 @@ Columns = Mapping[str, Sequence[npt.NDArray[Any]]]
 
 BLOCK_ROWS = 4096
 READ_ROWS = 16 * BLOCK_ROWS
-"""Number of rows to read at once for hashing."""
 
 
 def episode_bounds(terminals: npt.NDArray[Any], timeouts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
@@ -82,7 +81,6 @@ def block_hashes(columns: Columns, bounds: Iterable[int]) -> list[bytes]:
 
 
 def byte_view(values: npt.NDArray[Any]) -> memoryview:
-    """Return the bytes of an array in C order, without copying."""
     return values.reshape(-1).view(np.uint8).data
 
 

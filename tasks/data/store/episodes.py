@@ -80,7 +80,6 @@ def best_episodes(dataset: StoredDataset, episodes: npt.NDArray[np.int64], share
     Chen et al. 2021, Decision transformer (arXiv 2106.01345), section 5, clone the best 10 % to 40 % of the steps.
 
     Args:
-        dataset: an opened dataset.
         episodes: numbers of the episodes to choose from (E,), for example from `StoredDataset.split`.
         share: share of the rows of these episodes, above 0 and at most 1.
     """

@@ -23,7 +23,6 @@ Columns = Mapping[str, npt.NDArray[Any]]
 
 ORDER = ("min", "mean", "max")
 MAX_CASES = 3
-"""Largest number of failing values to report."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,6 @@ class Check:
     refuses: bool
     """Whether a failure rejects the dataset; if False, a failure is only a warning."""
     reason: str
-    """Message on failure: what is wrong, and what to do."""
     of: Literal["values", "median"] = "values"
 
 
@@ -94,10 +92,7 @@ def check_tables(
     """Check tables with Great Expectations and write a page with the results; return the failed checks and the page.
 
     Args:
-        plant: name of the plant, for titles.
-        digest: digest of the dataset.
         tables: the tables by name; each has its columns by name.
-        checks: the rules to check.
         found: reasons to reject the dataset that were found before; they are shown on the page.
         accounted: lines about used and lost rows, to show on the page.
         pictures: SVG texts by title, to show on the page.
@@ -137,7 +132,6 @@ def check_tables(
 
 
 def _missed(result: Any) -> str:
-    """Describe a failed check: the observed value, or the number of episodes that failed, with examples."""
     if "unexpected_count" not in result:
         return f"got {_number(float(result['observed_value']))}" if "observed_value" in result else ""
     some = ", ".join(f"{float(value):.4g}" for value in result.get("partial_unexpected_list", ())[:MAX_CASES])

@@ -42,7 +42,6 @@ class RowHistory(NamedTuple):
         return stacked_transitions(self.history, transitions, starts, first)
 
     def stacked(self, logs: Logs) -> Logs:
-        """Return the logs with the history added to the observations."""
         return logs._replace(transitions=self.rows(logs.transitions, logs.starts))
 
 
@@ -82,7 +81,6 @@ def resting_history(history: History | None, rest: Floats) -> RowHistory:
 
 
 def composite_history(plant: Plant | Process, composite: Composite) -> RowHistory:
-    """Return the history that a composite for this plant needs."""
     if composite.history is None:
         return NO_HISTORY
     if isinstance(plant, Plant):

@@ -46,7 +46,6 @@ def dataset_of(folders: Sequence[Path], digest: str) -> StoredDataset:
 
 
 def newest_first(folder: Path) -> list[Path]:
-    """Return the manifests in a plant's folder of datasets, newest first."""
     return sorted(folder.glob("manifests/*.json"), key=lambda path: (-path.stat().st_mtime_ns, path.stem))
 
 
@@ -103,12 +102,10 @@ class StoredDataset:
         return self.root / "manifests" / f"{self.digest}.json"
 
     def shard_path(self, record: ShardRecord) -> Path:
-        """Return the file of a shard."""
         return self.root / "shards" / record.file
 
     @property
     def view_path(self) -> Path:
-        """The HDF5 file that joins all shards."""
         return self.root / "views" / self.manifest.view.file
 
     @property
@@ -117,7 +114,6 @@ class StoredDataset:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Names of the arrays that have one entry per row."""
         return self.manifest.keys
 
     @cached_property
@@ -193,7 +189,6 @@ class StoredDataset:
 
     @property
     def sources(self) -> list[SourceRecord]:
-        """Records of all sources of the dataset, with used and lost rows."""
         return [source for entry in self.manifest.provenance for source in entry.sources]
 
     def split(self, held_out: float = 0.2) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

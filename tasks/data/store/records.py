@@ -18,8 +18,6 @@ class Record(BaseModel):
 
 
 class FileRecord(Record):
-    """Name and SHA-256 of a file."""
-
     file: str
     """The file's name, or a path relative to the plant's folder of datasets."""
     sha256: str
@@ -45,21 +43,16 @@ def by_reason(counts: Mapping[str, int]) -> str:
 
 
 class SampleCounts(Record):
-    """Numbers of archived samples of one tag with the OPC UA status Good, Uncertain and Bad."""
-
     good: int
     uncertain: int
     bad: int
 
     def shares(self) -> tuple[float, float, float]:
-        """Return the shares of Good, Uncertain and Bad samples."""
         total = max(self.good + self.uncertain + self.bad, 1)
         return self.good / total, self.uncertain / total, self.bad / total
 
 
 class RawAccount(Record):
-    """Counts of the raw rows of a historian export."""
-
     rows: int
     ignored: int
     """Rows of tags that the mapping ignores."""
@@ -103,11 +96,9 @@ class SourceRecord(Record):
     quarantine: tuple[FileRecord, ...] = ()
     raw_quarantine: tuple[FileRecord, ...] = ()
     account: StepAccount | None = None
-    """Counts of control steps, for a historian export."""
 
     @property
     def used(self) -> int:
-        """Number of rows that are in the dataset."""
         return self.seen - self.quarantined
 
     @property
@@ -211,8 +202,6 @@ class Manifest(Record):
 
 
 class MappingCard(Record):
-    """Summary of a historian mapping."""
-
     sha256: str
     tags: int
     period_s: float
@@ -221,8 +210,6 @@ class MappingCard(Record):
 
 
 class FileCard(Record):
-    """Used and lost rows of one source."""
-
     account: tuple[str, ...]
     """Text lines about rows and steps, from `SourceRecord.lines`."""
 
@@ -236,8 +223,6 @@ class FileCard(Record):
 
 
 class SourceCard(Record):
-    """Origin of the rows that were written together, for the card."""
-
     format: str | None
     mapping: MappingCard | None
     code: str | None
@@ -264,8 +249,6 @@ class SignalCard(Record):
 
 
 class ActionCard(Record):
-    """Variation of an action."""
-
     deviation_share: float
     """Standard deviation as a share of the range."""
     entropy_bits: float
@@ -287,8 +270,6 @@ class CoverageCard(Record):
 
 
 class LimitCard(Record):
-    """Violations of a limit."""
-
     unit: str
     low: float | None
     high: float | None
@@ -298,8 +279,6 @@ class LimitCard(Record):
 
 
 class GapsCard(Record):
-    """Missing time between episodes."""
-
     known: bool
     count: int
     longest_s: float
@@ -339,8 +318,6 @@ class ChangeCard(Record):
 
 
 class ResponseCard(Record):
-    """Response of a signal to an action."""
-
     action: str
     action_unit: str
     signal: str
@@ -349,8 +326,6 @@ class ResponseCard(Record):
 
 
 class EpisodesCard(Record):
-    """Number, lengths (in steps) and returns of the episodes."""
-
     count: int
     shortest: int
     median: float

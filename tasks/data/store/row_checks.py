@@ -48,7 +48,6 @@ class ParquetParts(ABC):
 
     @property
     def count(self) -> int:
-        """Number of rejected records."""
         return self.reasons.total()
 
     def _add(self, records: object, reasons: npt.NDArray[Any]) -> None:
@@ -105,10 +104,7 @@ class Quarantine(ParquetParts):
 
 
 class RowChecker:
-    """Checks that rows are finite, within the spec's bounds and continuous; rejected rows go to the quarantine.
-
-    `source` names the source of the rows in the quarantine.
-    """
+    """Checks that rows are finite, within the spec's bounds and continuous; rejected rows go to the quarantine."""
 
     def __init__(self, spec: PlantSpec, quarantine: Quarantine, source: str) -> None:
         self.spec, self.quarantine, self.source = spec, quarantine, source
@@ -196,7 +192,6 @@ def widened(low: float, high: float, kind: np.dtype[Any] = ROW_KEYS["observation
 
 
 def _continues(rows: Mapping[str, npt.NDArray[Any]], space: Space) -> Mask:
-    """Return for each row except the last whether its next observation is the observation of the next row."""
     span = np.subtract(space.high, space.low)
     before, after = rows["next_observations"][:-1], rows["observations"][1:]
     close: Mask = (before == after).all(axis=1)

@@ -25,7 +25,6 @@ ROW_KEYS: dict[str, np.dtype[Any]] = {
 """Arrays of a dataset and their types, in the order of hashing; timestamps are in ns since 1970, UTC."""
 
 BLOCK_ROWS = 65536
-"""Number of rows that a reader yields at once."""
 NO_SUCCESSOR = "no next observation"
 """Reason to reject an episode's last row: the episode or file was cut, so the next observation is unknown."""
 CHOICE = np.dtype("<i4")
@@ -38,7 +37,6 @@ ALWAYS = ("observations", "actions", "rewards", "next_observations", "terminals"
 
 
 def joined(parts: Sequence[Rows]) -> Rows:
-    """Concatenate blocks of consecutive rows; the keys of the first block are used."""
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 

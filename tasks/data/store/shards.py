@@ -46,7 +46,6 @@ def write_shard(folder: Path, parts: Sequence[Rows]) -> ShardRecord:
     the held-out split. If the disk is full, BadInput is raised and no file remains.
 
     Args:
-        folder: the folder of shards.
         parts: blocks of consecutive rows with the same keys; arrays in C order with the types of `stored_dtype`.
     """
     columns = {key: [part[key] for part in parts] for key in ROW_KEYS if key in parts[0]}

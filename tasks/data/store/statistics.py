@@ -24,7 +24,7 @@ Index = npt.NDArray[np.int64]
 Columns = dict[str, npt.NDArray[Any]]
 
 BLOCK_ROWS = 32768
-"""Rows per block. Smaller blocks need more calls; larger blocks do not fit into the processor's cache."""
+"""Rows per block."""
 SAMPLE = 50_000
 """Approximate number of evenly spaced rows for quantiles."""
 AT_BOUND = 1e-3
@@ -57,13 +57,10 @@ class Signal(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """Statistics of a dataset."""
-
     rows: int
     episodes: Columns
     """Table with one line per episode; each column is an array (E,)."""
     signals: dict[str, Signal]
-    """Statistics of each signal by name, in the order of `signal_names`."""
     covariance: Floats
     sample: dict[str, Floats]
     violated: Index
@@ -89,7 +86,6 @@ class Statistics(NamedTuple):
 
 
 def signal_names(spec: PlantSpec) -> list[str]:
-    """Return the names of all signals, 'observation NAME' and 'action NAME', because the two may have equal names."""
     return [f"observation {n}" for n in spec.observation.names] + [f"action {n}" for n in vector_space(spec).names]
 
 
@@ -115,8 +111,6 @@ def summarise(
     """Compute the statistics of a dataset in one pass.
 
     Args:
-        dataset: an opened dataset.
-        spec: spec with the names and bounds of the signals.
         progress: called with (done, total, unit); the unit is rows.
         block_rows: number of rows in memory at a time; it does not change the result.
         check_rows: also count invalid rows, which doubles the time.
@@ -195,7 +189,6 @@ class _PerEpisode:
         self._before = np.zeros(len(low))
 
     def add(self, block: _Block) -> None:
-        """Add the rows of a block."""
         x, apart, cut, which = block.x, block.apart, block.cut, block.episode
         step = np.abs(np.diff(x, axis=0, prepend=self._before[None]))
         step[cut[block.begins]] = 0.0
@@ -211,7 +204,6 @@ class _PerEpisode:
         self._before = x[-1]
 
     def table(self, names: list[str]) -> Columns:
-        """Return a table with one line per episode; `names` are the names of the signals."""
         mean = self.plain / self.lengths[:, None]
         deviation = np.sqrt(np.maximum(self.square / self.lengths[:, None] - mean**2, 0.0))
         table: Columns = {
@@ -230,8 +222,6 @@ class _PerEpisode:
 
 
 class _Whole:
-    """Totals over all rows, filled block by block."""
-
     def __init__(self, dataset: StoredDataset, spec: PlantSpec) -> None:
         self._spec, signals = spec, len(signal_names(spec))
         self._stride = max(dataset.rows // SAMPLE, 1)
@@ -246,7 +236,6 @@ class _Whole:
         self.rewards = np.inf, -np.inf
 
     def add(self, block: _Block) -> None:
-        """Add the rows of a block."""
         self.product += block.apart.T @ block.apart
         # Copy, because a view would keep the whole block in memory.
         self._sample.append(block.x[-block.first % self._stride :: self._stride].copy())
@@ -288,7 +277,6 @@ class _Whole:
 
     @property
     def present(self) -> Floats:
-        """Share of each of `PERIODS` equal periods that rows cover."""
         first, last = self.span
         if last <= first:
             return np.zeros(0)

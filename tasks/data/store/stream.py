@@ -66,8 +66,6 @@ def window_shape(memory: int, spec: PlantSpec, drawn: int) -> Shape:
 
 
 class Ring:
-    """Rows of some episodes of a dataset as a ring: the first row follows the last."""
-
     def __init__(self, dataset: StoredDataset, episodes: npt.NDArray[np.int64], past: RowHistory = NO_HISTORY) -> None:
         self._dataset, self._episodes, self._past = dataset, episodes, past
         bounds = dataset.episodes
@@ -117,11 +115,8 @@ class Stream:
     """Context manager that gives the training loop the scaled rows of a ring, window by window.
 
     Args:
-        ring: the rows.
-        how: scaling of the rows.
         shape: size of the window, which must be smaller than the ring.
         every: number of gradient steps between two advances of the window.
-        seed: seed for the order of blocks.
     """
 
     def __init__(self, ring: Ring, how: Scaling, shape: Shape, every: int, seed: int) -> None:
@@ -155,7 +150,6 @@ class Stream:
         if self._window is None or self._next is None or self._at != step - 1:
             if self._at != step or self._window is None:
                 first = step * turn
-                # The slot of a block is always its number modulo `slots`.
                 order = sorted(range(first, first + slots), key=lambda block: block % slots)
                 self._window = self._read(order)
         else:
@@ -172,7 +166,6 @@ class Stream:
         return scale_rows(self._how, jax.tree.map(lambda *x: np.concatenate(x), *parts))
 
     def _start(self, number: int) -> int:
-        """Return the row of the ring at which a block begins."""
         count = len(self._ring) // self._shape.block
         epoch, place = divmod(number, count)
         cut, order = _epoch(self._seed, epoch, len(self._ring), count)
@@ -181,7 +174,6 @@ class Stream:
 
 @lru_cache(maxsize=4)
 def _epoch(seed: int, epoch: int, rows: int, blocks: int) -> tuple[int, npt.NDArray[np.int64]]:
-    """Return the row at which an epoch cuts the ring, and the epoch's order of blocks."""
     rng = np.random.default_rng([seed, epoch])
     return int(rng.integers(rows)), rng.permutation(blocks)
 

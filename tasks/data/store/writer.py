@@ -32,7 +32,7 @@ FEW_ROWS = 4096
 
 
 class _Buffer:
-    """Rows for the next shard. The arrays are not copied, because allocating memory takes time."""
+    """Rows for the next shard. The arrays are not copied."""
 
     def __init__(self) -> None:
         self.count = self.nbytes = 0
@@ -64,7 +64,6 @@ class _Buffer:
             self._small, self._small_count = [], 0
 
     def parts(self) -> list[Rows]:
-        """Return all rows as consecutive blocks."""
         self._join()
         return self._parts
 
@@ -137,7 +136,6 @@ class DatasetWriter:
             self._buffer = _Buffer()
 
     def _adopt(self, left: int) -> None:
-        """Wait until at most `left` shards are being written, and collect the records of finished shards in order."""
         while len(self._waiting) > left:
             self._written.append(self._waiting.popleft().result())
 

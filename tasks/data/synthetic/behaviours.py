@@ -29,7 +29,6 @@ from neorl_core.types import Controller, Params, Plant
 BEHAVIOURS = ("random", "pid", "medium", "expert", "mixed")
 NOISE = 0.1
 EARLY, MEDIUM = (10.0, 25.0), (100 / 3, 50.0)
-"""Intervals of the score, from 0 to 100."""
 CALIBRATION = 128
 BISECTIONS = 12
 CALIBRATION_SEED = 20_261_121
@@ -44,7 +43,6 @@ class Policy(NamedTuple):
     base_params: Params
     expert: str
     parts: dict[str, Behaviour]
-    """Modifications by name; the episodes use them in turn."""
     noise: float | None = None
     """Standard deviation of the noise, as a share of half the actions' range."""
     detuned: float | None = None
@@ -58,7 +56,6 @@ class Policy(NamedTuple):
 
 
 def score(plant: Plant, returns: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Convert returns to scores, from 0 (worst) to 100 (best) by the plant's `score_range`."""
     worst, best = plant.spec.score_range
     return 100 * (returns - worst) / (best - worst)
 

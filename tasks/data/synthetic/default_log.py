@@ -16,8 +16,6 @@ HISTORY_WEEKS = 3.0
 
 
 class DefaultLog(NamedTuple):
-    """Parameters of the default log."""
-
     behaviour: str
     """`historian` for a historian export, otherwise the policy that acts in the episodes."""
     out: Path
@@ -36,11 +34,9 @@ def default_log(
     """Return the parameters of a simulated plant's default log.
 
     Args:
-        home: the home; the log is written to its folder `generated` unless `out` is given.
-        plant: a plant with a simulator.
+        home: the log is written to its folder `generated` unless `out` is given.
         episodes: number of episodes; by default, enough for `DEFAULT_STEPS` control steps.
         weeks: write a historian export of this length instead of episodes.
-        out: file or folder for the log.
     """
     folder = home.root / "generated" / plant.name
     if weeks is not None or (plant.name in HISTORIES and episodes is None):
@@ -54,7 +50,7 @@ def make_default_log(
 ) -> Path:
     """Generate the default log of a simulated plant if it is missing, and return its path.
 
-    `named` is the plant's name, or the plant file. `progress` is called with (done, total, unit).
+    `named` is the plant's name, or the plant file.
     """
     from tasks.data.synthetic.episodes import generate as play
     from tasks.data.synthetic.reactor_history import generate as write

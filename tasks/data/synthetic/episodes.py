@@ -54,8 +54,6 @@ class Scores(Record):
 
 
 class GeneratedEpisodes(Scores):
-    """Result of `generate`: the dataset or file, and the scores of the episodes."""
-
     plant: str
     behaviour: str
     episodes: int
@@ -77,7 +75,6 @@ class GeneratedEpisodes(Scores):
     reasons: dict[str, int]
 
     def lines(self) -> list[str]:
-        """Describe the result for the user, one fact per line."""
         noise, shrunk = f"noise of {self.noise or 0:.0%} of half the range", f"{self.detuned or 0:.1%} towards idling"
         shrunk = f"with gains and range reduced by {shrunk}"
         if self.chosen:
@@ -109,10 +106,7 @@ def generate(
     Args:
         named: a plant, a plant's name, or a plant file.
         behaviour: the policy, a name in `behaviours.BEHAVIOURS`.
-        episodes: number of episodes.
-        seed: seed for initial states, disturbances, noise and exploration.
         out: folder for the dataset. If the name ends in .hdf5 or .h5: a file to write in the layout of D4RL.
-        progress: called with (done, total, unit); the unit is episodes.
 
     Raises:
         BadInput: the plant or behaviour is unknown, the file exists already, or the disk is full.
@@ -226,7 +220,6 @@ def _checked(
 
 
 def _scores(plant: Plant, policy: Policy, results: list[EpisodeResult]) -> tuple[Scores, dict[str, Scores]]:
-    """Return the scores over all episodes, and over the episodes of each part of the policy."""
     returns = np.concatenate([np.asarray(r.ret, np.float64) for r in results])
     violated = np.concatenate([np.asarray(r.violated) for r in results])
     part = np.arange(len(returns)) % len(policy.parts)

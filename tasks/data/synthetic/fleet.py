@@ -31,8 +31,6 @@ HEAD = "# A generated fleet: {sites} sites of {plant}, whose constants differ by
 
 
 class GeneratedFleet(Record):
-    """Result of `make_fleet`: the fleet file, the sites, and the constants that differ."""
-
     fleet: str
     plant: str
     path: Path
@@ -61,14 +59,11 @@ def make_fleet(
     Args:
         folder: created if missing; the fleet gets the folder's name.
         like: a run file of the plant; all sites use its settings.
-        sites: number of sites.
         spread: largest relative difference of a constant from the plant's value.
         broken: number of sites with a truncated log, to test failures; the last sites are taken.
         constants: names of the constants that differ; by default, the constants that vary in the operating domain.
-        seed: seed for constants and logs.
         weeks: length of each log of a reactor in weeks.
         episodes: episodes in each log of any other plant.
-        progress: called with (done, total, unit).
 
     Raises:
         BadInput: the plant has no simulator or is defined in a project, or the disk is full.
@@ -122,7 +117,6 @@ def _constants(params: Any, names: tuple[str, ...], shares: np.ndarray) -> dict[
 
 
 def _log(site: KnownPlant, folder: Path, seed: int, weeks: float | None, episodes: int) -> Path:
-    """Write a site's log: a historian export of the reactor, or episodes of the plant's own controller."""
     from tasks.data.synthetic.episodes import generate as play
     from tasks.data.synthetic.reactor_history import generate as write
 

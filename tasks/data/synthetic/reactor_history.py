@@ -18,7 +18,7 @@ archived every ten minutes and after an outage of the archive. Statuses are OPC 
 0x40000000, Bad 0x80000000).
 
 `truth.npz` contains the true values at every control instant, including values that are not in the export. Values that
-are interpolated from the export differ by a few 1e-3 K, because samples are not exactly at the control instants.
+are interpolated from the export differ by a few 1e-3 K.
 """
 
 from __future__ import annotations
@@ -66,8 +66,6 @@ class Reports(NamedTuple):
 
 
 class GeneratedLog(Record):
-    """Result of `generate`: the historian export, and the file with the true values."""
-
     plant: str
     path: Path
     truth: Path
@@ -94,10 +92,6 @@ def generate(
     Args:
         plant_name: chemical_reactor, the only plant with a historian export.
         folder: created if missing; existing files with these names are replaced.
-        seed: seed for schedule, disturbances, noise and faults of the archive.
-        weeks: length of the export.
-        progress: called with (done, total, unit).
-        file_format: format of the export.
         nominal: constants of the reactor; the sites of a fleet have different constants.
 
     Raises:

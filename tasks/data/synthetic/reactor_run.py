@@ -23,12 +23,11 @@ DAY = 24 * HOUR
 DITHER = 0.5
 """Amplitude of the binary test signal (dither) that is added to the coolant command, in K."""
 PULSE = (-4.0, 3.0)
-"""Range of the test pulses that are added to the coolant command, in K. Without tests, a log contains only the
-controller's own actions. Heating can cause a runaway reaction, so positive pulses are smaller."""
+"""Range of the test pulses that are added to the coolant command, in K.
+Heating can cause a runaway reaction, so positive pulses are smaller."""
 BY_HAND = (295.5, 301.8)
 """Range of the operators' coolant commands, in K."""
 FOUND = reactor.PLANT.found_params
-"""Parameters of the logged controller."""
 CHUNK = 4096
 
 
@@ -151,8 +150,7 @@ def simulate(
 ) -> Run:
     """Simulate the reactor for the N steps of a schedule, with the disturbances and noise of the operating domain.
 
-    Return the values at each control instant. `nominal` has the constants of the reactor or site. `progress` is called
-    with (done, total, unit); the unit is steps.
+    Return the values at each control instant. `nominal` has the constants of the reactor or site.
     """
     domain, plant = reactor.PLANT.domain, reactor.PLANT
     key_start, key_steps = jax.random.split(jax.random.key(seed))

@@ -28,8 +28,6 @@ PRIVATE = ("keys/", "secrets/", "ledger/")
 
 
 class FileIn(Body):
-    """Path, SHA-256 and size in bytes of one file in an archive."""
-
     path: str
     sha256: str
     size: int
@@ -40,7 +38,6 @@ class ContentsOf(Body):
 
     format: str
     entries: int
-    """Number of ledger entries."""
     files: tuple[FileIn, ...]
     """All other files, in order."""
     left_out: tuple[str, ...]
@@ -48,8 +45,6 @@ class ContentsOf(Body):
 
 
 class Exported(NamedTuple):
-    """Path, SHA-256 and counts of a written archive."""
-
     path: Path
     sha256: str
     entries: int
@@ -111,7 +106,6 @@ def _signed_head(home: Home, ledger: Ledger) -> str:
 
 
 def _named(home: Home, entries: Sequence[Entry]) -> dict[str, _Piece]:
-    """Return every file that the entries name, keyed by its path in the home."""
     found: dict[str, _Piece] = {}
     for entry in entries:
         for file in entry.artefacts:

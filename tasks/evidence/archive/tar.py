@@ -26,8 +26,6 @@ CURE = "ask for a new copy of the archive"
 
 
 class Member(NamedTuple):
-    """Path, size in bytes and SHA-256 of one file in an archive."""
-
     path: str
     size: int
     sha256: str

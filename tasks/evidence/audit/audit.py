@@ -42,12 +42,10 @@ class AuditReport:
 
     @property
     def passed(self) -> bool:
-        """Whether no check failed."""
         return not self.failures
 
     @property
     def failures(self) -> list[Check]:
-        """Failed checks."""
         return [check for check in self.checks if check.passed is False]
 
 
@@ -60,9 +58,6 @@ def audit(
         heads: signed heads from MLflow tags, reports or exports. The home's `ledger.head` is always checked.
         trust: file of pinned public keys; defaults to the project's file, else to the home's file.
         left_out: paths of files that may be missing, because an archive left them out.
-
-    Returns:
-        All checks. Each failed check names the ledger entry, file or head.
 
     Raises:
         BadInput: if there is no ledger, or no file of pinned public keys.
@@ -133,7 +128,6 @@ def _heads(ledger: Ledger, heads: Iterable[str]) -> list[Check]:
 
 
 def _versions(entries: Sequence[Entry]) -> list[Check]:
-    """Count the entries by the version of the rules that judged them."""
     counts = Counter(entry.rules for entry in entries)
     named = ", ".join(f"{counts[number]} entries by version {number}" for number in sorted(counts)) or "no entry"
     return [Check("versions", True, f"rules and texts: {named}; this NeoRL writes version {newest()}")]
@@ -300,7 +294,6 @@ def _controllers(home: Home, entries: Sequence[Entry]) -> list[Check]:
 
 
 def _records(entries: Sequence[Entry]) -> Iterator[tuple[CandidateRecord, Entry]]:
-    """Yield each candidate that can be read, with its entry; the rules report the others."""
     for entry in entries:
         if entry.kind == "candidate":
             with suppress(ValidationError):
@@ -312,7 +305,6 @@ def _digests(record: CandidateRecord) -> dict[str, str]:
 
 
 def _certificates(home: Home, ledger: Ledger, entries: Sequence[Entry]) -> list[Check]:
-    """Verify each certificate that a result names."""
     failures, count = [], 0
     for entry in entries:
         file = certificate_file(entry) if entry.kind == "result" else None

@@ -86,7 +86,6 @@ def _names(witnesses: Witnesses) -> str:
 
 
 def _head(home: Home, entries: Sequence[Entry], witnesses: Witnesses) -> list[Check]:
-    """Check that enough witnesses countersigned the newest head, and that this head belongs to the ledger."""
     path = home.root / COUNTERSIGNED
     if not path.exists():
         return [Check("countersigned", None, f"no countersigned head in {path}")]

@@ -43,8 +43,6 @@ class Named(Part):
 
 
 class Contact(Part):
-    """Name of a person."""
-
     name: str
 
 
@@ -64,8 +62,6 @@ class Contents(Part):
 
 
 class Data(Part):
-    """Name, description and content of a dataset."""
-
     type: Literal["dataset"] | None = None
     name: str
     contents: Contents | None = None
@@ -73,15 +69,11 @@ class Data(Part):
 
 
 class EvidenceData(Part):
-    """Name and content of a piece of evidence."""
-
     name: str
     contents: Contents
 
 
 class ExternalReference(Part):
-    """Address and hashes of a document about a component."""
-
     type: Literal["attestation", "evidence", "distribution"]
     url: str
     comment: str | None = None
@@ -89,14 +81,10 @@ class ExternalReference(Part):
 
 
 class ReferenceTo(Part):
-    """Reference to another component of the bill."""
-
     ref: str
 
 
 class Approach(Part):
-    """Learning approach of a model."""
-
     type: Literal["reinforcement-learning"]
 
 
@@ -107,8 +95,6 @@ class Format(Part):
 
 
 class ModelParameters(Part):
-    """Kind, architecture, datasets, inputs and outputs of a model."""
-
     approach: Approach | None = None
     task: str
     modelArchitecture: str
@@ -125,8 +111,6 @@ class ConfidenceInterval(Part):
 
 
 class PerformanceMetric(Part):
-    """One measured quantity of a model."""
-
     type: str
     value: str
     slice: str
@@ -134,22 +118,16 @@ class PerformanceMetric(Part):
 
 
 class QuantitativeAnalysis(Part):
-    """Measured quantities of a model."""
-
     performanceMetrics: tuple[PerformanceMetric, ...]
 
 
 class Considerations(Part):
-    """Users, uses and limitations of a model."""
-
     users: tuple[str, ...]
     useCases: tuple[str, ...]
     technicalLimitations: tuple[str, ...]
 
 
 class ModelCard(Part):
-    """Parameters, measured quantities, uses and limitations of a model."""
-
     modelParameters: ModelParameters
     quantitativeAnalysis: QuantitativeAnalysis
     considerations: Considerations
@@ -163,8 +141,6 @@ class Pedigree(Part):
 
 
 class Component(Part):
-    """Model, file, dataset, program or package."""
-
     type: Literal["machine-learning-model", "data", "file", "application", "library"]
     ref: Ref = None
     name: str
@@ -182,29 +158,21 @@ class Component(Part):
 
 
 class Tools(Part):
-    """Programs that made the bill."""
-
     components: tuple[Component, ...]
 
 
 class Metadata(Part):
-    """Time, tools and subject of the bill."""
-
     timestamp: str | None = None
     tools: Tools
     component: Component
 
 
 class Dependency(Part):
-    """Components that a component depends on."""
-
     ref: str
     dependsOn: tuple[str, ...]
 
 
 class Claim(Part):
-    """Statement about a component, with references to evidence."""
-
     ref: Ref
     target: str
     predicate: str
@@ -213,8 +181,6 @@ class Claim(Part):
 
 
 class Evidence(Part):
-    """Evidence for a claim."""
-
     ref: Ref
     propertyName: str
     description: str
@@ -223,8 +189,6 @@ class Evidence(Part):
 
 
 class Declarations(Part):
-    """Claims and their evidence."""
-
     claims: tuple[Claim, ...]
     evidence: tuple[Evidence, ...]
 
@@ -313,7 +277,6 @@ def lock_bill(path: Path, version: str) -> Bom:
 
 
 def made_by(version: str) -> Tools:
-    """Return NeoRL as the tool that made a bill."""
     return Tools(components=(Component(type="application", name="neorl", version=version),))
 
 

@@ -93,7 +93,6 @@ def _check(home: Home, file: Artefact) -> None:
 def _model(
     entry: Entry, record: CandidateRecord, spec: PlantSpec, certificate: Artefact | None, ref: str, data: str
 ) -> Component:
-    """Return the model with its files and model card."""
     files = [f for f in entry.artefacts if f.name.startswith("bundle/")]
     attested = ExternalReference(
         type="attestation",
@@ -151,7 +150,6 @@ def _mark(passed: bool | None) -> str:
 
 
 def _metrics(record: CandidateRecord) -> Iterator[PerformanceMetric]:
-    """Yield the estimates that the gates judged, with intervals."""
     evidence = record.evidence
     yield _metric("gain in return over the logged controller", evidence.ope, "held-out logs, off-policy estimate")
     if isinstance(evidence, ProcessEvidence):

@@ -74,7 +74,6 @@ def ruled_out(history: Sequence[Entry], plant: str, composite: str) -> Entry | N
 
 
 def why_ruled_out(gone: Entry) -> str:
-    """Describe who ruled a composite out, and why."""
     why = gone.body.get("why") or gone.body.get("note") or "no reason given"
     return f"{gone.body['by']} {RULED_OUT[gone.kind]} ({why})"
 

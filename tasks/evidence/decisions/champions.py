@@ -1,4 +1,4 @@
-"""Promotion, withdrawal and rollback. The signer applies these rules before signing; the audit applies them again."""
+"""Rules of promotion, withdrawal and rollback."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ class PromotionBody(Body):
     replaces: str | None
     """Digest of the replaced champion's entry; None if there is no champion."""
     candidate: str
-    """Digest of the approved candidate's entry."""
     version: str = ""
-    """Number of the version in MLflow."""
 
 
 class WithdrawalBody(Body):
@@ -57,7 +55,6 @@ class WithdrawalBody(Body):
 
     composite: str
     promotion: str
-    """Digest of the promotion's entry."""
     version: str
     by: str
     why: str
@@ -71,7 +68,6 @@ class RollbackBody(Body):
 
     composite: str
     candidate: str
-    """Digest of the candidate's entry."""
     version: str
     restores: str
     """Digest of the earlier promotion of this version."""
@@ -85,7 +81,6 @@ class RollbackBody(Body):
     why: str
     signed: str = ""
     signature: str = ""
-    """The person's signed statement (DSSE envelope)."""
 
 
 def champion(history: Sequence[Entry], plant: str, at: str | None = None) -> Entry | None:
@@ -119,7 +114,6 @@ def check_withdrawal(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def withdrawal_content(body: WithdrawalBody, plant: str) -> Content:
-    """Return the content that a person signs to withdraw a champion."""
     about = {"composite": body.composite, "promotion": body.promotion, "version": body.version}
     return Content("withdrawal", plant, about, "withdrawn", note=body.why)
 
@@ -200,13 +194,11 @@ def restored(history: Sequence[Entry], now: Entry) -> Entry:
 
 
 def approvals_of(history: Sequence[Entry], promotion: Entry) -> list[Entry]:
-    """Return the approvals on which a promotion was based."""
     given = open_approvals(history[: promotion.sequence - 1], promotion.plant, promotion.body["composite"])
     return [entry for entry in given if entry.body["candidate"] == promotion.body["candidate"]]
 
 
 def rollback_content(history: Sequence[Entry], plant: str, body: RollbackBody) -> Content:
-    """Return the content that a person signs for a rollback, with the ledger's present digests."""
     about = {
         **evidence_digests(history, plant, body.composite),
         "candidate": body.candidate,
@@ -219,7 +211,6 @@ def rollback_content(history: Sequence[Entry], plant: str, body: RollbackBody) -
 
 
 def check_certified(history: Sequence[Entry], plant: str, composite: str) -> None:
-    """Check that a composite has passed certification on a plant."""
     if not any(
         entry.kind == "result"
         and entry.plant == plant
@@ -231,7 +222,6 @@ def check_certified(history: Sequence[Entry], plant: str, composite: str) -> Non
 
 
 def check_compared(history: Sequence[Entry], candidate: Entry) -> None:
-    """Check that a candidate was compared with the present champion."""
     now = champion(history, candidate.plant)
     if candidate.body["champion"] != (now.digest if now else None):
         raise Refused(
@@ -293,10 +283,6 @@ def before_policy(history: Sequence[Entry], plant: str) -> str | None:
 
 def promote(ledger: Ledger, plant: str, promotion: PromotionBody, artefacts: Sequence[Artefact] = ()) -> Entry:
     """Log a promotion, which makes a composite the champion.
-
-    Args:
-        promotion: body of the entry; it names the approval and the champion to replace.
-        artefacts: files of the candidate.
 
     Returns:
         The promotion's entry; the existing entry if this approval already made the champion.

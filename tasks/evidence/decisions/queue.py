@@ -16,7 +16,7 @@ VERBS = {**RULED_OUT, "rollback": "rolled back from", VOID: "rolled back from"}
 
 
 def record_of(entry: Entry) -> CandidateRecord:
-    """Return the record of a candidate (gates, evidence, dataset) from its ledger entry."""
+    """Return the record of a candidate from its ledger entry."""
     return CandidateRecord.model_validate(entry.body)
 
 
@@ -65,7 +65,6 @@ def waiting(entries: Sequence[Entry], plant: str | None = None) -> list[Entry]:
 
 
 def find_candidate(entries: Sequence[Entry], plant: str, version: str) -> Entry:
-    """Return the ledger entry of a version's candidate."""
     found = candidate_with([e for e in entries if e.kind == "candidate" and e.plant == plant], version=version)
     if found is None:
         known = ", ".join(e.body["version"] for e in entries if e.kind == "candidate" and e.plant == plant) or "none"

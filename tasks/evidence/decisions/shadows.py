@@ -34,9 +34,7 @@ class ShadowBody(Body):
 
     composite: str
     approval: str
-    """Digest of the approval's entry."""
     candidate: str
-    """Digest of the candidate's entry."""
     replaces: str | None
     """Digest of the replaced shadow; None for the first."""
     days: int
@@ -47,14 +45,12 @@ class ExtensionBody(Body):
     """Body of an `extension` entry: a person extends a shadow's period."""
 
     shadow: str
-    """Digest of the shadow's entry."""
     days: int
     """Days to add to the end of the period; if the period has ended, days from now on."""
     by: str
     note: str = ""
     signed: str = ""
     signature: str = ""
-    """The person's signed statement (DSSE envelope)."""
 
 
 class ShadowInForce(NamedTuple):
@@ -137,14 +133,13 @@ def check_extension(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def extension_content(shadow: Entry, body: ExtensionBody) -> Content:
-    """Return the content that a person signs to extend a shadow."""
     about = {"composite": shadow.body["composite"], "days": str(body.days), "shadow": body.shadow}
     return Content("extension", shadow.plant, about, note=body.note)
 
 
 def check_comparison(history: Sequence[Entry], entry: Entry) -> None:
     """Check a comparison of a shadow with newer logs: shares from 0 to 1, and the right drift threshold and alarm."""
-    # Imported here, because most signers do not need NumPy.
+    # Imported late: most signers do not need NumPy.
     from neorl_core.safety.drift_detection import YEAR, alarm_threshold
 
     found = entry.read(ShadowComparison)

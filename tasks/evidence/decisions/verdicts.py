@@ -36,7 +36,6 @@ from tasks.versions.texts import Texts
 def verdict_content(
     history: Sequence[Entry], act: Literal["approval", "rejection"], plant: str, body: VerdictBody
 ) -> Content:
-    """Return the content that a person signs to approve or reject a candidate, with the ledger's present digests."""
     now = champion(history, plant)
     about = {
         **evidence_digests(history, plant, body.composite),
@@ -92,7 +91,6 @@ def check_rejection(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def _candidate_of(history: Sequence[Entry], entry: Entry, body: VerdictBody) -> Entry:
-    """Return the candidate that a decision names; check that plant, composite and version agree."""
     candidate = next((e for e in history if e.kind == "candidate" and e.digest == body.candidate), None)
     if candidate is None or (candidate.plant, candidate.body["composite"]) != (entry.plant, body.composite):
         raise Refused(
@@ -106,7 +104,6 @@ def _candidate_of(history: Sequence[Entry], entry: Entry, body: VerdictBody) -> 
 def _check_verdict(
     history: Sequence[Entry], entry: Entry, body: VerdictBody, act: Literal["approval", "rejection"]
 ) -> KnownKey | None:
-    """Check name and signature of a decision; return the key that signed it."""
     if not body.by.strip():
         raise Refused(
             f"the {act} of a candidate needs a person's name, got {body.by!r}: give --by, or set NEORL_PERSON"

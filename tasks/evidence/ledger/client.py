@@ -32,7 +32,7 @@ DEFAULT_IDLE = "3600"
 TIMEOUT = 60.0
 """Seconds to wait for an answer."""
 LONGEST_ADDRESS = 100
-"""Longest path of a socket in bytes; kernels accept slightly more."""
+"""Longest path of a socket in bytes."""
 
 
 def ask(home: Home, request: Request) -> Answer:
@@ -79,7 +79,6 @@ def hello(home: Home) -> Hello:
 
 
 def public_key(home: Home) -> Ed25519PublicKey:
-    """Return the public key of a home's signer."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     return Ed25519PublicKey.from_public_bytes(b64decode(ask(home, hello(home)).public))

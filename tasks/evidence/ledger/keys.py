@@ -157,7 +157,6 @@ def _is_encrypted(pem: bytes) -> bool:
 
 
 def _named_passphrase() -> bytes | None:
-    """Return the passphrase from the file that NEORL_KEY_PASSPHRASE_FILE names; None if it is not set."""
     name = os.environ.get(PASSPHRASE_FILE)
     if not name:
         return None

@@ -115,9 +115,6 @@ class Ledger:
                 appends first, the function runs again, so it always sees the final history.
             artefacts: files that the entry names, made with `artefact`. Nobody may overwrite these files.
 
-        Returns:
-            The entry, read back and verified.
-
         Raises:
             Refused: if the ledger is invalid or was opened for reading, or if the entry breaks a rule.
         """
@@ -147,7 +144,6 @@ class Ledger:
                 why = str(error)
 
     def head(self) -> HeadNow:
-        """Return the current head."""
         self._refresh()
         return self._verified_head()
 
@@ -168,7 +164,6 @@ class Ledger:
         return self._verified_head()
 
     def request(self, request: Request) -> Answer:
-        """Send a request to this home's signer."""
         if self._ask is None:
             raise Refused(f"the ledger of {self.home.root} was opened for reading: sign on the home's own machine")
         return self._ask(request)
@@ -264,8 +259,7 @@ class Ledger:
 def _known_under(engine: sql.Engine, trust: TrustRoot) -> dict[bytes, Entry]:
     """Return this process's cache of entries with verified signatures, by envelope, for this ledger and these keys.
 
-    The cache saves time, because a retraining opens the ledger often. Only signatures are cached: presence, order and
-    columns are checked at each reading.
+    Only signatures are cached. Presence, order and columns are checked at each reading.
     """
     return _known(str(engine.url), frozenset((name, key.public_bytes_raw()) for name, key in trust.keys.items()))
 

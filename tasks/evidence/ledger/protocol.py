@@ -47,8 +47,6 @@ class Append(Stated):
 
 
 class Head(Stated):
-    """Request: sign the current head."""
-
     ask: Literal["head"] = "head"
 
 
@@ -92,8 +90,6 @@ class Rotate(Stated):
 
 
 class Stop(Stated):
-    """Request: stop the signer."""
-
     ask: Literal["stop"] = "stop"
 
 

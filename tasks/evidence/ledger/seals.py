@@ -24,7 +24,6 @@ class SealedResult(NamedTuple):
 
 
 def result_file(home: Home, stage: str, key: str) -> Path:
-    """Return the path of a result's seal."""
     return home.root / "results" / f"{stage}-{key}.dsse.json"
 
 
@@ -34,7 +33,6 @@ def seal_result(home: Home, stage: str, key: str, sha256: str, ask: Ask | None =
     Args:
         stage: name of the task; letters, digits, `_` and `-`.
         key: cache key of the result; same characters.
-        ask: function that sends the request; defaults to the home's signer process.
     """
     request = Seal(stage=stage, key=key, sha256=sha256)
     answer = ask(request) if ask else client.ask(home, request)

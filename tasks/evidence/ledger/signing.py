@@ -55,7 +55,6 @@ class SigningKey:
 
     @property
     def public(self) -> Ed25519PublicKey:
-        """Public key."""
         return self._private.public_key()
 
     def sign(self, message: bytes) -> bytes:
@@ -93,7 +92,6 @@ class TrustRoot:
     """Keys of homes, by id. Only these keys sign entries, heads, certificates and seals."""
     source: Path
     pins: tuple[Pin, ...] = ()
-    """All rows of the file."""
 
     @classmethod
     def read(cls, path: Path) -> TrustRoot:
@@ -156,12 +154,10 @@ class TrustRoot:
 
 
 def home_pin(public: Ed25519PublicKey, note: str) -> Pin:
-    """Return the row that pins a home's key."""
     return Pin(key_id(public), public_text(public), note)
 
 
 def trust_yaml(*pins: Pin) -> bytes:
-    """Return the YAML file that pins these keys."""
     lines = ["keys:"]
     for pin in pins:
         row = {name: value for name, value in pin._asdict().items() if value}
@@ -246,7 +242,6 @@ def heads_in(text: str) -> list[str]:
 
 
 def read_heads(path: Path) -> list[str]:
-    """Return the signed heads in a file."""
     try:
         found = heads_in(path.read_text())
     except (OSError, UnicodeDecodeError) as error:

@@ -165,5 +165,4 @@ def _alone(connection: sql.Connection) -> Iterator[None]:
 
 
 def _message(error: DBAPIError) -> str:
-    """Return a driver's message in one line."""
     return " ".join(str(error.orig).split())

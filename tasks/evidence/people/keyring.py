@@ -82,9 +82,7 @@ class KnownKey(NamedTuple):
     roles: tuple[str, ...]
     since: str
     until: str = ""
-    """Time at which the key was replaced; empty if it was not."""
     revoked: str = ""
-    """Time from which signatures by the key do not count; empty if the key is not revoked."""
 
     @property
     def in_force(self) -> bool:

@@ -40,7 +40,7 @@ def acting() -> str:
 
 
 def people_folder() -> Path:
-    """Return the folder of persons' private keys, in the user's configuration and outside of every home."""
+    """Return the folder of persons' private keys, which is outside of every home."""
     return configuration() / "people"
 
 
@@ -155,7 +155,6 @@ def _asked(prompt: str) -> bytes | None:
 
 
 def _given() -> bytes | None:
-    """Return the passphrase from the file or the command that a variable names; None if none is set."""
     sources: tuple[tuple[str, Callable[[str], bytes]], ...] = (
         (PASSPHRASE_FILE, lambda name: Path(name).read_bytes()),
         (PASSPHRASE_COMMAND, _command_output),

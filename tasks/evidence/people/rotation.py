@@ -47,7 +47,6 @@ def prepare(home: Home, passphrase: bytes | None, source: Path) -> tuple[Signing
 
 
 def replacement(key: SigningKey, old: str, by: str, why: str, person: str = "", signature: str = "") -> RotationBody:
-    """Return the body of a rotation, with the new key's proof of possession."""
     possession = key.seal(REPLACEMENT_TYPE, {"new": key_id(key.public), "old": old}).decode()
     return RotationBody(
         old=old,
@@ -95,7 +94,6 @@ def rotate(
 
 
 def _forget(home: Home, following: SigningKey, path: Path, source: Path) -> None:
-    """Remove the next key and its pin."""
     kept_passphrase(path.read_bytes()).unlink(missing_ok=True)
     path.unlink()
     name = key_id(following.public)
@@ -148,7 +146,6 @@ def change_pins(home: Home, path: Path, change: Callable[[TrustRoot], Sequence[P
 
 
 def write_pins(path: Path, pins: Sequence[Pin]) -> None:
-    """Write the file of pinned public keys."""
     try:
         write_atomic(path, trust_yaml(*pins))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Rules for persons' keys and signed statements. The signer applies them before signing, the audit again later."""
+"""Rules for persons' keys and signed statements."""
 
 from __future__ import annotations
 
@@ -39,9 +39,7 @@ def check_signed(
     """Check the signature of an entry made in a person's name. A person who has a key must sign.
 
     Args:
-        by: name of the person.
         signature: the person's signed statement, or empty.
-        content: content that the statement must have.
         required: whether a signature is required even if this person has no key.
 
     Returns:
@@ -174,18 +172,15 @@ def check_revocation(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def key_content(body: KeyBody) -> Content:
-    """Return the content that a person signs to vouch for a key."""
     about = {"person": body.person, "public": body.public, "roles": ", ".join(body.roles)}
     return Content("key", "", about, note=body.why)
 
 
 def rotation_content(body: RotationBody) -> Content:
-    """Return the content that the old key signs to name its successor."""
     return Content("rotation", "", {"old": body.old, "public": body.public}, note=body.why)
 
 
 def revocation_content(body: RevocationBody) -> Content:
-    """Return the content that a person signs to revoke a key."""
     return Content("revocation", "", {"key": body.key, "since": body.since}, note=body.why)
 
 
@@ -201,7 +196,6 @@ def moment_of(text: str) -> datetime:
 
 
 def _check_new(history: Sequence[Entry], public: str) -> None:
-    """Check that a key was never used before, by any person or home."""
     name = key_id(public_key(public))
     homes = {keyid_of(entry.envelope) for entry in history if entry.envelope} | set(home_keys_out(history))
     if name in {*keyring(history), *homes}:

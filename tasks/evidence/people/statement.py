@@ -36,8 +36,6 @@ class Content(NamedTuple):
 
 
 class Statement(Body):
-    """A statement: its content, the person and the time of signing."""
-
     act: Act
     plant: str
     about: dict[str, str | None]

@@ -52,7 +52,6 @@ class Countersigned(NamedTuple):
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """Parsed head."""
         return Checkpoint.parse(self.note.text)
 
 
@@ -147,7 +146,6 @@ class WitnessClient:
                 )
 
     def for_key(self, key: SigningKey, ledger: Ledger) -> WitnessClient:
-        """Return the client for the next signing key."""
         return WitnessClient(self._home, ledger, key, self._transport, self._own)
 
     def check_seed(self, body: SeedBody) -> None:
@@ -231,7 +229,6 @@ class WitnessClient:
     def _countersignature(
         self, witness: PinnedWitness, checkpoint: Checkpoint, note: Note, entries: Sequence[Entry]
     ) -> str:
-        """Return a witness's countersignature of a head."""
         leaves = [entry.envelope for entry in entries]
         for _ in range(RACES):
             old = self._check_newest(witness, checkpoint.origin, entries)

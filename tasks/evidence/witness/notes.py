@@ -34,7 +34,6 @@ class Verifier(NamedTuple):
 
     @classmethod
     def of(cls, name: str, kind: int, key: SigningKey) -> Verifier:
-        """Return the verifier of a signing key."""
         return cls(name, kind, key.public.public_bytes_raw())
 
     @classmethod
@@ -63,7 +62,6 @@ class Verifier(NamedTuple):
         return f"{self.name}+{self.id.hex()}+{to_base64(bytes([self.kind]) + self.public)}"
 
     def verifies(self, message: bytes, signature: bytes) -> bool:
-        """Return whether the signature of a message is valid."""
         try:
             Ed25519PublicKey.from_public_bytes(self.public).verify(signature, message)
         except InvalidSignature:
@@ -115,12 +113,10 @@ class Note(NamedTuple):
         return None
 
     def with_lines(self, lines: Iterable[str]) -> Note:
-        """Return the note with further signature lines."""
         return Note(self.text, (*self.lines, *(line for line in lines if line not in self.lines)))
 
 
 def signed_note(text: str, name: str, key: SigningKey) -> Note:
-    """Return a note with a text and its signature; `name` is the name of the key."""
     return Note(text, (_line(Verifier.of(name, SIGNATURE, key), key.sign(text.encode())),))
 
 
@@ -155,7 +151,6 @@ class Checkpoint(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Checkpoint:
-        """Read a checkpoint's text."""
         origin, size, root, *more = text.removesuffix("\n").split("\n") + [""] * (3 - text.count("\n"))
         try:
             time = next((line.removeprefix(TIME) for line in more if line.startswith(TIME)), "")

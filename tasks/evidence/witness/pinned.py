@@ -44,7 +44,6 @@ class PinnedWitness(Strict):
 
     @cached_property
     def verifier(self) -> Verifier:
-        """Parsed key."""
         return Verifier.parse(self.key)
 
 
@@ -76,7 +75,6 @@ def pinned_file(home: Home, trust: TrustRoot) -> Path:
 
 
 def pinned(home: Home, trust: TrustRoot) -> Witnesses | None:
-    """Return the pinned witnesses, or None if no file pins any."""
     path = pinned_file(home, trust)
     return _unchanged(path, file_state(path)) if path.exists() else None
 
@@ -88,7 +86,6 @@ def _unchanged(path: Path, state: FileState) -> Witnesses:
 
 
 def load_witnesses(path: Path) -> Witnesses:
-    """Read witnesses.yaml."""
     found = load_yaml(path, Witnesses)
     check_pinned_witnesses(found, path)
     return found
@@ -106,7 +103,6 @@ def check_pinned_witnesses(found: Witnesses, path: Path) -> None:
 
 
 def pin(path: Path, witnesses: Witnesses) -> None:
-    """Write witnesses.yaml."""
     lines = [
         "# Witnesses of this ledger: see docs/how-to/witness.md.",
         f"origin: {json.dumps(witnesses.origin)}",

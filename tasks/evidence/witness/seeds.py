@@ -168,7 +168,6 @@ def entry_of_attempt(history: Sequence[Entry], kind: str, attempt: str) -> Entry
 
 
 def witness_names(keys: Sequence[str]) -> list[str]:
-    """Return the names of witnesses, given their keys."""
     return [Verifier.parse(key).name for key in keys]
 
 
@@ -212,7 +211,6 @@ def seed_fault(predicate: Predicate) -> str | None:
 
 
 def stated_witnesses(predicate: Predicate) -> tuple[str, ...]:
-    """Return the keys of the seed's witnesses."""
     return _recorded(predicate).read(SeedBody).witnesses
 
 

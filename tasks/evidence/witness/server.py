@@ -1,7 +1,4 @@
-"""HTTP server of a witness, on a TCP port or on a Unix socket that only the user can open.
-
-`neorl witness serve` starts it. For a home's own witness, `transport.start_own` starts it.
-"""
+"""HTTP server of a witness, on a TCP port or on a Unix socket that only the user can open."""
 
 from __future__ import annotations
 
@@ -67,7 +64,6 @@ class Handler(BaseHTTPRequestHandler):
     timeout = TIMEOUT
 
     def do_POST(self) -> None:
-        """Answer the requests add-checkpoint, nonce and add-log."""
         witness = self._server.witness
         doing = {"/add-checkpoint": witness.add_checkpoint, "/nonce": witness.nonce, "/add-log": witness.accept_log}
         try:
@@ -84,7 +80,6 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(400, f"the request needs a Content-Length and UTF-8 text: {error}.")
 
     def do_GET(self) -> None:
-        """Answer with the newest head of a log, or the witness's key."""
         try:
             if self.path == "/key":
                 self._answer(200, f"{self._server.witness.verifier}\n")
@@ -116,16 +111,12 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class TcpServer(ThreadingHTTPServer):
-    """Witness on a TCP port."""
-
     def __init__(self, witness: Witness, host: str, port: int) -> None:
         self.witness, self.last = witness, time.monotonic()
         super().__init__((host, port), Handler)
 
 
 class SocketServer(OwnedSocketServer):
-    """Witness on a Unix socket."""
-
     def __init__(self, witness: Witness, path: Path, idle: float) -> None:
         self.witness = witness
         super().__init__(path, Handler, idle)

@@ -98,7 +98,6 @@ def request_stamp(url: str, message: bytes) -> bytes:
 
 
 def read_authority_certificate(path: Path) -> x509.Certificate:
-    """Read the pinned certificate of an authority."""
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:

@@ -43,7 +43,6 @@ def http_transport(home: Home) -> Transport:
 
 
 def newest_path(origin: str) -> str:
-    """Return the request path for the newest head of a log."""
     return f"/newest/{quote(origin, safe='')}"
 
 
@@ -119,7 +118,6 @@ class _UnixConnection(HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        """Open the socket."""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(TIMEOUT)
         with short_address(self._path) as address:

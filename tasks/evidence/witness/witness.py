@@ -57,12 +57,11 @@ class KnownLog(Strict):
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """Newest head."""
         return Checkpoint.parse(Note.parse(self.head).text) if self.head else None
 
 
 class Witness:
-    """A witness with its key and its folder; it has one method per request."""
+    """A witness with its key and its folder."""
 
     def __init__(
         self, folder: Path, name: str, key: SigningKey, clock: Callable[[], datetime], open_to_all: bool
@@ -126,7 +125,6 @@ class Witness:
         return "ok\n"
 
     def logs(self) -> list[KnownLog]:
-        """Return all logs that this witness knows."""
         return [KnownLog.model_validate(read_json(path)) for path in sorted((self.folder / "logs").glob("*.json"))]
 
     def add_checkpoint(self, body: str) -> str:
@@ -185,7 +183,6 @@ class Witness:
         return to_base64(Nonce(checkpoint.origin, index, leaf).sign(self._key)) + "\n"
 
     def newest(self, origin: str) -> str:
-        """Return the newest countersigned head of a log."""
         known = self._log(origin)
         if known is None or not known.head:
             raise Denied(404, f"no head of log {origin} is known here.")

@@ -18,7 +18,7 @@ AUTHORITY, CERTIFICATE, KEY = "authority.pem", "superlink.pem", "superlink-key.p
 
 
 def make_certificate(folder: Path, hosts: list[str]) -> None:
-    """Make a certificate for the SuperLink, signed by a new authority whose private key is discarded.
+    """Make a certificate for the SuperLink.
 
     Args:
         folder: folder for `authority.pem` (for the sites), `superlink.pem` and `superlink-key.pem`.

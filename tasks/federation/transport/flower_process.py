@@ -32,14 +32,13 @@ STARTS = 60.0
 
 
 class Flower(NamedTuple):
-    """A Flower process that ends when the pipe closes, for example because NeoRL was killed."""
+    """A Flower process that ends when the pipe closes."""
 
     process: subprocess.Popen[bytes]
     pipe: Pipe
     log: Path
 
     def stop(self) -> None:
-        """End the process."""
         self.pipe.close()
         try:
             self.process.wait(5)
@@ -81,9 +80,6 @@ def start(
     """Start one of Flower's programs and send the settings over the pipe.
 
     Args:
-        program: name of the program.
-        folder: folder for log and files.
-        arguments: further arguments of Flower's command.
         app: name of the option for the local address at which the program offers tasks.
         control_address: control address of a SuperLink.
         authority: PEM certificates for TLS; empty without TLS.

@@ -34,8 +34,6 @@ class Message(NamedTuple):
 
 
 class MissingAnswer(NamedTuple):
-    """Reason for a missing answer."""
-
     why: Literal["absent", "late", "failed"]
     """Not connected, no answer in time, or an error at the site."""
     detail: str = ""
@@ -46,10 +44,6 @@ class Transport(Protocol):
 
     def exchange(self, questions: Mapping[str, Message], seconds: float) -> dict[str, Message | MissingAnswer]:
         """Send questions and wait for the answers.
-
-        Args:
-            questions: question by site.
-            seconds: time-out.
 
         Returns:
             Answer by site, or the reason why it is missing.
@@ -106,7 +100,6 @@ class FlowerTransport:
             time.sleep(POLL)
 
     def _connected(self) -> dict[str, int]:
-        """Return the nodes of connected sites by name."""
         self._pipe.send(Frame("nodes"))
         frame = self._next("nodes", time.monotonic() + flower_process.STARTS)
         online = set(json.loads(frame.text)) if frame else set()
@@ -153,8 +146,6 @@ def flower_transport(federation: Federation, folder: Path, beside: Path) -> Iter
     """Run a SuperLink inside the context, and provide the connection to the sites.
 
     Args:
-        federation: the coordinator's file.
-        folder: folder for Flower's log and files.
         beside: folder that paths in the file are relative to.
 
     Raises:

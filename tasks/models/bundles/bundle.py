@@ -62,7 +62,6 @@ def composite_digest(composite: Params, plant: KnownPlant | str) -> str:
     """Return the digest of a composite: SHA-256 over canonical JSON of structure, array digests and the plant's spec.
 
     Args:
-        composite: policy, shield, fallback and model constants, of numbers and arrays.
         plant: the plant; the digest covers its spec with limits and the digest of its user code.
     """
     arrays: Arrays = {}
@@ -137,10 +136,7 @@ def _starts(plant: Plant) -> Floats:
 
 
 def save_bundle(folder: Path, composite: Composite, plant: KnownPlant | str) -> str:
-    """Write a composite as a bundle; the same composite gives the same bytes.
-
-    Returns:
-        The composite's digest.
+    """Write a composite as a bundle and return its digest; the same composite gives the same bytes.
 
     Raises:
         BadInput: if the composite contains anything but numbers and arrays, or the disk is full.
@@ -186,8 +182,6 @@ def plant_of_bundle(folder: Path, manifest: Manifest, source: Origin | None = No
     """Find a bundle's plant. The digest of user code is checked before the code is executed.
 
     Args:
-        folder: the bundle, for messages.
-        manifest: manifest from `read_manifest`.
         source: the plant's code in a project; None if the plant is built in or installed.
 
     Raises:
@@ -219,7 +213,6 @@ def plant_of_bundle(folder: Path, manifest: Manifest, source: Origin | None = No
 
 
 def _site_of_bundle(folder: Path, manifest: Manifest, source: Origin | None) -> SiteOf:
-    """Return a bundle's site, with the plant's code if it is user code."""
     held = dict(manifest.site or {})
     code = source.code if isinstance(source, SiteOf) else source
     try:

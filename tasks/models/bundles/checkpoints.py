@@ -54,12 +54,7 @@ class Checkpoints:
         keep: number of newest checkpoints to keep; the checkpoint with the highest score is also kept.
 
     Raises:
-        Refused: if the folder has a different identity. The message names every difference.
-
-    Example:
-        >>> with Checkpoints(folder, '{"dataset": "ab", "seed": 3}') as checkpoints:  # doctest: +SKIP
-        ...     if checkpoints.latest() is not None:
-        ...         state = checkpoints.restore(state)
+        Refused: if the folder has a different identity.
     """
 
     def __init__(self, folder: Path, identity: str, keep: int = 2) -> None:
@@ -97,11 +92,7 @@ class Checkpoints:
             self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Wait for pending writes, and release the folder.
-
-        Raises:
-            BadInput: if the disk or quota is full; earlier checkpoints stay.
-        """
+        """Call `wait`, and then release the folder."""
         with _full_disk_is_bad_input(self.folder):
             self._manager.close()
 
@@ -184,7 +175,6 @@ def _score(metrics: Mapping[str, float]) -> float:
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    """Flatten nested mappings to `{"a.b": value}`."""
     if not isinstance(value, Mapping):
         return {name: value}
     return {k: v for key, item in value.items() for k, v in _flat(item, f"{name}.{key}" if name else str(key)).items()}

@@ -19,7 +19,7 @@ ARRAYS, EXAMPLES, MANIFEST = "composite.npz", "examples.npz", "composite.json"
 SCHEMA = "neorl/composite/1"
 MAX_MANIFEST_BYTES = 2**22
 MAX_ARRAY_BYTES = 2**28
-"""Largest size of a bundle's arrays in bytes; a 256 x 256 policy needs a thousandth."""
+"""Largest size of a bundle's arrays in bytes."""
 
 
 class Manifest(NamedTuple):
@@ -44,7 +44,6 @@ class Manifest(NamedTuple):
 
 
 def digest_of(spec: PlantSpec, structure: Any, arrays: Mapping[str, npt.NDArray[Any]], code: str = "") -> str:
-    """Return a composite's digest, computed from its spec, structure, arrays and code digest."""
     leaves = [
         {"path": name, "dtype": array.dtype.str, "shape": list(array.shape), "sha256": sha256_hex(array.tobytes())}
         for name, array in sorted(arrays.items())
@@ -72,7 +71,7 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises:
         BadInput: if there is no bundle.
-        Refused: if any file was changed, or a key is missing or unknown. The message names the file.
+        Refused: if any file was changed, or a key is missing or unknown.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -106,7 +105,6 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _manifest(value: dict[str, Any]) -> Manifest:
-    """Parse `composite.json`, without its own digest."""
     keys = {"schema", "plant", "digest", "structure", "files", "meta"}
     if set(value) - {"code", "site"} != keys:
         raise ValueError(f"unknown or missing keys for {SCHEMA}: {', '.join(sorted(value))}")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "neorl/policy/1"
 MAX_BYTES = 2**28
-"""Largest size of a policy file's arrays in bytes; a 256 x 256 policy needs a thousandth."""
+"""Largest size of a policy file's arrays in bytes."""
 
 
 class MadeBy(NamedTuple):
@@ -46,13 +46,10 @@ class MadeBy(NamedTuple):
     code: str | None = None
 
     def record(self) -> object:
-        """Return the fields as JSON, without unknown ones."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 class PolicyFile(NamedTuple):
-    """Content of a policy file."""
-
     policy: Policy
     spec: PlantSpec
     """Names and bounds of observations and actions."""
@@ -114,7 +111,6 @@ def _made_by(record: Any) -> MadeBy:
 
 
 def _policy(path: Path, arrays: Arrays, spec: PlantSpec) -> Policy:
-    """Build a policy from arrays by name, after checking names and shapes against the spec."""
     import jax.numpy as jnp
 
     params: dict[str, dict[str, Any]] = {}

@@ -47,9 +47,6 @@ def flatten(node: Params, arrays: Arrays, path: str = "") -> Any:
         node: NamedTuples, mappings, tuples, lists, numbers and arrays.
         arrays: dictionary to which the arrays are added, little-endian, by path.
 
-    Returns:
-        The structure as JSON with names of arrays.
-
     Raises:
         BadInput: if the tree contains anything else.
     """
@@ -79,7 +76,6 @@ def build_composite(structure: Any, arrays: Mapping[str, npt.NDArray[Any]], plan
     """Build a composite from a structure and arrays.
 
     Args:
-        structure: JSON, which is not trusted.
         arrays: arrays by name; each is used once.
 
     Returns:
@@ -302,7 +298,6 @@ def is_network(
 
 
 def _units(params: Params, history: History | None) -> int | None:
-    """Return the units of a recurrent unit for this history; None for anything else."""
     import jax
 
     from neorl_core.recurrent import Recurrence, gru_init
@@ -318,7 +313,6 @@ def _units(params: Params, history: History | None) -> int | None:
 
 
 def _is_graph(params: Params, layout: Layout) -> bool:
-    """Return whether weights form a graph network or an agent network over this layout."""
     import jax
 
     from neorl_core.graph.communication import AgentNetwork
@@ -346,14 +340,12 @@ def _is_graph(params: Params, layout: Layout) -> bool:
 
 
 def _numbers_alone(node: object) -> bool:
-    """Return whether nested tuples contain only plain numbers."""
     if isinstance(node, tuple):
         return all(_numbers_alone(part) for part in node)
     return type(node) in (int, float)
 
 
 def _alike(found: Params, like: Params) -> bool:
-    """Return whether two pytrees have the same structure and shapes."""
     import jax
 
     structures: list[object] = [jax.tree.structure(found), jax.tree.structure(like)]

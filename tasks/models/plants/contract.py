@@ -33,7 +33,7 @@ def read_plant(module: ModuleType, attribute: str, file: str) -> Plant:
     """Return the plant that a module builds, after checking the contract of `docs/how-to/own-simulator.md`.
 
     Raises:
-        BadInput: if the plant violates the contract. The message names the first violation.
+        BadInput: if the plant violates the contract.
     """
     plant = getattr(module, attribute, None)
     if not isinstance(plant, Plant):
@@ -133,7 +133,6 @@ def _type_names(node: Any) -> list[str]:
 
 
 def _check_functions(plant: Plant, place: str) -> None:
-    """Check the shapes of all results without computing them, then compute a few steps and check the numbers."""
     spec, key = plant.spec, jax.random.key(0)
     observed, acting, limits = (spec.observation.size,), (spec.action.size,), (len(spec.constraints),)
     middle = (np.asarray(spec.action.low) + np.asarray(spec.action.high)) / 2

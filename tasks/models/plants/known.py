@@ -61,7 +61,6 @@ class KnownPlant(NamedTuple):
 
     @property
     def drawn(self) -> tuple[Panel, ...]:
-        """Panels of the plant's pictures."""
         return () if self.plant is None else self.plant.drawn
 
     def simulator(self) -> Plant:

@@ -117,7 +117,7 @@ def check_algorithm(algorithm: Algorithm, place: str) -> None:
     """Check an algorithm's contract on a plant with three signals and two actions.
 
     Raises:
-        BadInput: if the algorithm violates the contract. The message names the first violation.
+        BadInput: if the algorithm violates the contract.
     """
     name = algorithm.name
     if not isinstance(name, str) or not re.fullmatch(NAME, name, re.ASCII):

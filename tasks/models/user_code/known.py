@@ -29,5 +29,4 @@ class KnownAlgorithm(NamedTuple):
 
 
 def our_algorithm(name: str) -> KnownAlgorithm | None:
-    """Return a built-in algorithm by name, or None."""
     return KnownAlgorithm(ALGORITHMS[name], (ALGORITHMS.module(name),)) if name in ALGORITHMS else None

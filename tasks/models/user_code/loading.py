@@ -39,23 +39,13 @@ ALGORITHM = Kind("algorithm", "an algorithm", "neorl.algorithms", "ALGORITHM")
 
 
 def project_of(config: Path) -> Path:
-    """Return a run's project: the folder of its file, or the parent if the folder is called `configs`.
-
-    Example:
-        >>> project_of(Path("/plants/tank/configs/run.yaml")).as_posix()
-        '/plants/tank'
-    """
+    """Return a run's project: the folder of its file, or the parent if the folder is called `configs`."""
     folder = config.parent.resolve()
     return folder.parent if folder.name == "configs" else folder
 
 
 def is_code(reference: str) -> bool:
-    """Return whether a reference names a file or module of code, not a plant or algorithm.
-
-    Example:
-        >>> is_code("plants/tank.py"), is_code("tank")
-        (True, False)
-    """
+    """Return whether a reference names a file or module of code, not a plant or algorithm."""
     return ":" in reference or reference.endswith(".py")
 
 
@@ -192,7 +182,7 @@ class _ProjectFinder(MetaPathFinder):
         if any(known.startswith(f"{name}.") for known in self.sources):
             return ModuleSpec(name, None, is_package=True)
         # Python may also find the project on its own path. A module that the digest does not cover must never be
-        # executed, neither now nor in a step of the plant.
+        # executed.
         elsewhere = PathFinder.find_spec(name, path) if file is not None else None
         origin = elsewhere.origin if elsewhere is not None else None
         if file is not None and origin is not None and Path(origin).resolve() == file.resolve():
@@ -210,11 +200,9 @@ class _VerifiedLoader(SourceLoader):
         self.file, self.sha256 = file, sha256
 
     def get_filename(self, _: str) -> str:
-        """Return the source file."""
         return self.file
 
     def get_data(self, path: str) -> bytes:
-        """Return the bytes of the source file."""
         data = Path(path).read_bytes()
         if sha256_hex(data) != self.sha256:
             raise changed(path, self.sha256, sha256_hex(data))
@@ -261,7 +249,6 @@ def _digest(code: UserCode, sources: Mapping[str, str]) -> str:
 
 
 def _sources(code: UserCode, tree: Tree, reference: str) -> dict[str, str]:
-    """Return the SHA-256 of every module that a user's module imports, by name."""
     try:
         return tree_sources(code.module, tree=tree)
     except (SyntaxError, UnicodeDecodeError, ValueError) as error:

@@ -21,7 +21,6 @@ from tasks.data.store.schema import ALWAYS, BLOCK_ROWS, NO_SUCCESSOR, Rows
 
 FAMILY = "d3rlpy"
 MARKS = {"columns", "num_episodes"}
-"""Keys that identify the format."""
 MAX_EPISODE = 2**28
 """Largest accepted array of an episode in bytes; each array is read as a whole."""
 

@@ -32,8 +32,6 @@ ENDS = "episode_terminals"
 
 
 class Layout(NamedTuple):
-    """Format, number of rows and keys of a flat HDF5 file."""
-
     family: str
     """"d3rlpy" if the key of `ENDS` exists, "DSRL" if all keys of `OPTIONAL` exist, otherwise "D4RL"."""
     rows: int
@@ -54,7 +52,6 @@ def read_blocks(path: Path, horizon: int | None = None, block_rows: int = BLOCK_
         path: the HDF5 file; a damaged file, and a missing key, a wrong shape or a wrong flag, raise BadInput.
         horizon: time limit of episodes in steps; required if the file has neither timeouts nor next_observations, and
             otherwise not allowed.
-        block_rows: rows per block.
 
     Returns:
         Blocks: for each key of `REQUIRED` and `OPTIONAL` an array (n, ...) of float32 or bool. Discrete actions stay

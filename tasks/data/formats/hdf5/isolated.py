@@ -90,8 +90,6 @@ def _damaged(path: Path, event: str) -> BadInput:
 
 
 class _Worker:
-    """A worker process, which answers one request at a time."""
-
     def __init__(self) -> None:
         paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.process = subprocess.Popen(

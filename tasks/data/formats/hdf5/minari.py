@@ -32,7 +32,7 @@ VERSION = "0.5.4"
 NAMES = {"terminations": "terminals", "truncations": "timeouts"}
 INFOS = ("costs", "constraint_costs", "timestamps")
 MAX_METADATA = 2**26
-"""Largest accepted metadata.json in bytes; usual files have a few kilobytes."""
+"""Largest accepted metadata.json in bytes."""
 MAX_EPISODE = 2**28
 """Largest accepted array of an episode in bytes; each array is read as a whole."""
 
@@ -231,7 +231,7 @@ def write_episode(file: h5py.File, number: int, rows: Rows) -> None:
 def metadata_of(spec: PlantSpec, name: str, rows: int, episodes: int, size: int, about: dict[str, str]) -> bytes:
     """Return the content of Minari's metadata.json for an HDF5 file of `size` bytes.
 
-    `about` gives additional entries. A vector becomes a Box space of float32, a discrete action a Discrete space.
+    `about` gives additional entries.
     """
     return canonical_json(
         {

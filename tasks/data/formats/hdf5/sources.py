@@ -33,10 +33,7 @@ class Request(NamedTuple):
 
 
 def open_hdf5(path: Path, horizon: int | None = None) -> Source:
-    """Open an HDF5 file or a Minari folder; raise BadInput if the format is unknown or the file is damaged.
-
-    A file with neither timeouts nor next observations needs `horizon`, the time limit of episodes in steps.
-    """
+    """Open an HDF5 file or a Minari folder; raise BadInput if the format is unknown or the file is damaged."""
     if path.is_dir():
         return no_horizon(open_minari(path), horizon)
     with open_guarded(path) as file:

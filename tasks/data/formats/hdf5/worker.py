@@ -30,7 +30,6 @@ PER_SECOND = 2 * 2**20
 
 
 def serve() -> None:
-    """Answer requests until the standard input ends."""
     out = sys.stdout.buffer
     for line in sys.stdin.buffer:
         child = os.fork()

@@ -13,7 +13,6 @@ from configs.units import parse
 from tasks.data.historian.dialects import with_points
 
 ASSUMED = "assumed to be the action"
-"""Beginning of the reason if no name identifies an action."""
 MOST_STATES = 12
 """Largest number of different texts in a column that are treated as states."""
 FEW_LEVELS = 10
@@ -56,8 +55,6 @@ SPELLINGS = {
 
 
 class Column(NamedTuple):
-    """Statistics of a column of a log."""
-
     name: str
     filled: int
     numbers: int
@@ -89,7 +86,6 @@ class TagGuess(NamedTuple):
 
 
 def look_at(name: str, values: pl.Series, decimal: str = ".") -> Column:
-    """Compute statistics of a column of texts or numbers; `decimal` is the decimal sign in texts."""
     texts = values.cast(pl.String).str.strip_chars()
     texts = texts.filter((texts != "").fill_null(False))
     plain = texts.to_frame("x").select(with_points("x"))["x"] if decimal == "," else texts
@@ -114,7 +110,6 @@ def guess_tags(columns: Sequence[Column], wide: bool, whole: bool = True) -> lis
     """Guess a tag for each column of values, in order. If two columns are usable, at least one becomes an action.
 
     Args:
-        columns: statistics of the columns.
         wide: whether each row has all values of one time; only then may a column name the episode.
         whole: whether all rows were read; only then are ranges of actions known.
     """
@@ -137,7 +132,6 @@ def guess_tags(columns: Sequence[Column], wide: bool, whole: bool = True) -> lis
 
 
 def _with_range(tag: TagGuess, column: Column) -> TagGuess:
-    """Add the logged range to the guess for an action, unless the action is constant."""
     if tag.role != "action" or column.span is None or column.span[0] == column.span[1]:
         return tag
     why = "range as logged, write the actuator's range"
@@ -158,7 +152,6 @@ def _outwards(span: tuple[float, float]) -> tuple[float, float]:
 
 
 def _likeliest(tags: Sequence[TagGuess], among: Sequence[int], alike: Sequence[bool]) -> tuple[int, str]:
-    """Return the index in `among` of the likeliest action, and why; `alike` marks signals that change equally often."""
     if moved := [i for i in among if MOVED.search(tags[i].signal)]:
         return moved[-1], "it is named like an actuator"
     own = [i for i in among if not (tags[i].stepped and alike[i])] or among

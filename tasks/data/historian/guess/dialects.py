@@ -27,8 +27,6 @@ NAMES_PER_ROW = 2
 
 
 class TextGuess(NamedTuple):
-    """Guessed dialect of a text file."""
-
     dialect: Dialect
     transposed: bool
     timed: bool
@@ -42,7 +40,6 @@ class TextGuess(NamedTuple):
 
 
 def cells_of(line: str, delimiter: str) -> list[str]:
-    """Split a line into cells, without blanks around them."""
     if delimiter == WHITESPACE:
         return line.split()
     return [cell.strip() for cell in next(csv.reader([line.rstrip("\r\n")], delimiter=delimiter), [])]

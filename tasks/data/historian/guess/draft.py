@@ -22,7 +22,6 @@ class Draft(NamedTuple):
     period: tuple[float | None, str]
     layout: tuple[str, str]
     dialect: tuple[Dialect, dict[str, str], dict[str, str]]
-    """The dialect, reasons by key, and explanations of unclear keys."""
     columns: tuple[tuple[str, str | None, str], ...]
     """Entries of `columns` in the mapping: (key, name of the column, reason)."""
     clock: tuple[tuple[str, str | float | None, str], ...]
@@ -32,8 +31,6 @@ class Draft(NamedTuple):
 
 
 class Written(NamedTuple):
-    """Text of a mapping, with lines that the user must fill in or check."""
-
     text: str
     fill_in: tuple[str, ...]
     """Lines that must be filled in before ingestion, each with an explanation."""
@@ -41,7 +38,6 @@ class Written(NamedTuple):
 
 
 def write(draft: Draft) -> Written:
-    """Return the mapping as YAML text, with a reason beside every guess."""
     page = _Page()
     page.lines += [
         f"# Mapping of {_plain(draft.log)}, guessed, with the reason for each guess. Correct wrong guesses;",
@@ -84,7 +80,6 @@ class _Page:
         self.fill_in: list[str] = []
 
     def add(self, key: str, value: str | None, reason: str, indent: int = 0) -> None:
-        """Add a line; if `value` is None, the user must fill in the line."""
         blanks = " " * indent
         if value is None:
             self.lines.append(f"{blanks}{key}:  # {FILL_IN}: {_plain(reason)}")
@@ -124,7 +119,6 @@ def _reward(tags: Sequence[TagGuess]) -> tuple[str, str]:
 
 
 def _plain(text: str) -> str:
-    """Return a text as one line of printable characters, for a YAML comment."""
     return "".join(sign if sign.isprintable() else "?" for sign in " ".join(text.split()))
 
 

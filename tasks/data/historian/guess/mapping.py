@@ -47,7 +47,6 @@ EPISODES = 50
 """Minimum number of episodes into which a log should be divided."""
 DAY = 86_400
 UNIT_OF_TIME = re.compile(r"[\[(,_ ]\s*(s|sec|seconds?|min|minutes?|h|hr|hours?|d|days?)\s*[\])]?$", re.IGNORECASE)
-"""Unit at the end of the name of a column with elapsed time."""
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": DAY}
 
 
@@ -65,8 +64,6 @@ class StartedMapping(BaseModel):
 
 
 class _Found(NamedTuple):
-    """Guesses about the layout, columns and times of a table."""
-
     layout: tuple[str, str]
     columns: tuple[tuple[str, str | None, str], ...]
     clock: tuple[tuple[str, str | float | None, str], ...]
@@ -126,7 +123,6 @@ def start_mapping(log: Path, out: Path, name: str | None = None) -> StartedMappi
 
 
 def _with_stale(tag: TagGuess, apart: float, period: float) -> TagGuess:
-    """Add `stale_seconds` to the guess for a sloped tag that is not archived in every period."""
     if tag.stepped or tag.role == "ignore" or apart <= SELDOM * period:
         return tag
     why = f"{NEARLY:.0%} of the values follow within {apart:g} s"
@@ -249,7 +245,6 @@ def _steps(times: Times) -> Times:
 
 
 def _filled(frame: pl.DataFrame, column: Column) -> pl.DataFrame:
-    """Return the rows with a value in a column, if the column is mostly empty; otherwise no rows."""
     if column.filled > len(frame) / 2:
         return frame.clear()
     given = pl.col(column.name).cast(pl.String).str.strip_chars()

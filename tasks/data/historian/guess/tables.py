@@ -35,14 +35,10 @@ TIME_OF_DAY = r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?$"
 
 
 class Look(NamedTuple):
-    """Guessed dialect and first rows of a log."""
-
     text: TextGuess | None
-    """The guessed dialect; None for Parquet."""
     frame: pl.DataFrame
     """First rows; for a table with a row per tag, as a long table with tag, timestamp and value."""
     whole: bool
-    """Whether `frame` has all rows."""
 
 
 def look(log: Path) -> Look:
@@ -102,7 +98,6 @@ def time_column(frame: pl.DataFrame, log: Path) -> tuple[str, TimeGuess] | None:
 
 
 def _of_day(column: pl.Series) -> bool:
-    """Return whether a column has only times of day, such as 14:30."""
     if column.dtype != pl.String:
         return column.dtype == pl.Time
     first = _texts(column.drop_nulls().head(10))
@@ -110,7 +105,6 @@ def _of_day(column: pl.Series) -> bool:
 
 
 def _texts(column: pl.Series) -> pl.Series:
-    """Return the non-empty texts of a column."""
     texts = column.drop_nulls().cast(pl.String).str.strip_chars()
     return texts.filter(texts != "")
 

@@ -25,8 +25,6 @@ ORDERS = {"dmY": "day first", "mdY": "month first", "dmy": "day first", "mdy": "
 
 
 class TimeGuess(NamedTuple):
-    """Guessed format of timestamps, with a reason."""
-
     reason: str
     format: str | None = None
     epoch: str | None = None
@@ -116,7 +114,6 @@ def _dates(shapes: Sequence[re.Match[str]]) -> TimeGuess | None:
 
 
 def _clock(shape: re.Match[str]) -> str:
-    """Return the format of the time of day that follows the date, or ''."""
     if shape["hour"] is None:
         return ""
     text = shape["gap"] + ("%I" if shape["half"] else "%H")

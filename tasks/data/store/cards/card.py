@@ -74,8 +74,6 @@ NARROW = 0.1
 
 
 class CardFiles(NamedTuple):
-    """Files of a dataset card: JSON record, Markdown page, and SVG pictures."""
-
     record: Path
     page: Path
     pictures: tuple[Path, ...]
@@ -328,7 +326,6 @@ def _ranged(spec: PlantSpec, least: Floats, greatest: Floats) -> list[bool]:
 
 
 def _never_violated(limits: dict[str, LimitCard]) -> list[str]:
-    """Return a sentence for each limit that is never violated."""
     if not limits:
         return ["No limit is known, so violations cannot be recognised: give the plant's limits."]
     return [
@@ -370,7 +367,6 @@ def _no_variation(
 
 
 def _not_taken(choices: Mapping[str, float]) -> list[str]:
-    """Return sentences about choices that are never or always taken; `choices` has the share of rows of each choice."""
     return [
         f"Choice '{name}' is never taken: its effect cannot be learned."
         if share == 0
@@ -381,7 +377,6 @@ def _not_taken(choices: Mapping[str, float]) -> list[str]:
 
 
 def _cut_short(episodes: EpisodesCard, gaps: GapsCard, spec: PlantSpec) -> list[str]:
-    """Return sentences about short episodes, missing terminations and unknown gaps."""
     messages = []
     if episodes.longest < spec.horizon:
         messages.append(

@@ -19,7 +19,6 @@ def bars(values: Sequence[float], top: float | None = None) -> str:
 
 
 def card_markdown(card: Card) -> str:
-    """Return the card as a Markdown page."""
     episodes, coverage = card.episodes, card.coverage
     lines = [
         f"# Dataset {card.dataset[:12]} of plant {card.plant}",
@@ -73,7 +72,6 @@ def _file_lines(file: FileCard) -> list[str]:
 
 
 def _quality(files: Sequence[FileCard]) -> list[str]:
-    """Return a table with the shares of Good, Uncertain and Bad samples of each tag, if known."""
     rows = [
         (f"{tag} ({file.sha256[:8]})" if len(files) > 1 else tag, *(f"{share:.2%}" for share in counts.shares()))
         for file in files

@@ -13,14 +13,11 @@ BLUE, INK, FAINT, NOTHING = "#0072B2", "#22262B", "#DDE3EA", "#E3E7EB"
 LOST = ("#A1121B", "#D55E00", "#E69F00", "#CC79A7", "#56B4E9", "#8A8F98")
 """Colours of the reasons for lost rows, most frequent first; the last colour is for all other reasons."""
 AFTER = ("#56B4E9", BLUE)
-"""Colours of changes after the smaller and the larger number of steps."""
 WIDTH = 860
 MOST_HISTOGRAMS = 32
 
 
 class Picture(NamedTuple):
-    """Title, file name and SVG text of a picture."""
-
     title: str
     file: str
     svg: str
@@ -70,7 +67,6 @@ LEFT, RIGHT, STRIP = 52.0, 12.0, 96.0
 
 
 def _timeline(found: TimelineCard) -> str:
-    """Draw the shares of each period that are used, lost (by reason) or without rows; below, the lost raw rows."""
     across = WIDTH - LEFT - RIGHT
     wide = across / len(found.used) if found.used else 0.0
     if not wide or found.steps_per_period <= 0:
@@ -142,7 +138,6 @@ def _axis(found: TimelineCard, bottom: float) -> list[str]:
 
 
 def _legend(found: TimelineCard, top: float, parts: list[str]) -> tuple[float, list[str]]:
-    """Draw the legend: one line for each colour, with meaning and total."""
     steps = "control steps" if found.by == "time" else "rows"
     rows = [(BLUE, "used")]
     if found.by == "time":
@@ -161,7 +156,6 @@ def _legend(found: TimelineCard, top: float, parts: list[str]) -> tuple[float, l
 
 
 def _responses(found: Sequence[ResponseCard]) -> str:
-    """Draw the responses in a grid of panels: one row per signal, one column per action."""
     signals, actions = (list(dict.fromkeys(getattr(x, key) for x in found)) for key in ("signal", "action"))
     if not found:
         return ""
@@ -212,7 +206,6 @@ def _response(found: ResponseCard, x: float, y: float, wide: float, tall: float)
 
 
 def _histograms(card: Card) -> str:
-    """Draw a histogram of each signal, four in a row."""
     names = card.order[:MOST_HISTOGRAMS]
     wide, tall, columns = (WIDTH - 16) / 4, 104.0, 4
     parts = [

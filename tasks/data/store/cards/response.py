@@ -28,7 +28,6 @@ LEAST = 20
 CHANCE = 4.0
 """Standard deviations by which a response must exceed the effect of chance, to be shown."""
 MOST_SIGNALS, MOST_ACTIONS = 6, 4
-"""Largest numbers of signals and actions to show."""
 
 Index = npt.NDArray[np.int64]
 
@@ -145,7 +144,6 @@ def _explained(change: _Changes, groups: Index) -> Floats:
 
 
 def _best(clear: Floats, most: int) -> list[int]:
-    """Return the indices of the `most` largest values above 0, in ascending order."""
     chosen = np.argsort(-clear, kind="stable")[:most]
     return sorted(int(i) for i in chosen if clear[i] > 0)
 

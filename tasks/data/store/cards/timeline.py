@@ -60,7 +60,6 @@ def timeline_of(dataset: StoredDataset, found: Statistics) -> TimelineCard:
 
 
 def _counts(files: Sequence[Path], column: str, first: int, last: int) -> tuple[Counter[tuple[int, str]], int]:
-    """Count quarantined rows by period and reason; also return the number of rows outside all periods."""
     there = [file for file in files if file.exists()]
     if not there or last <= first:
         return Counter(), 0
@@ -84,7 +83,6 @@ def _counts(files: Sequence[Path], column: str, first: int, last: int) -> tuple[
 
 
 def _by_reason(counted: Counter[tuple[int, str]]) -> dict[str, tuple[int, ...]]:
-    """Return the counts per period for each reason, most frequent reasons first."""
     totals: Counter[str] = Counter()
     for (_, reason), count in counted.items():
         totals[reason] += count

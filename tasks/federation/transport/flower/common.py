@@ -31,7 +31,6 @@ class Settings(NamedTuple):
     """Settings of a Flower process."""
 
     arguments: list[str]
-    """Arguments of Flower's command."""
     app_address: str
     """Local address at which Flower offers tasks."""
     secret: str
@@ -58,7 +57,6 @@ def claim_task(stub: Any, pipe: Pipe) -> str:
 
 
 def open_stub(kind: Callable[[Any], Any], address: str, interceptors: Collection[Any]) -> tuple[Any, Any]:
-    """Return a channel to a local service, and a stub that uses it."""
     interceptors = [RuntimeVersionClientInterceptor(component_name="neorl"), *interceptors]
     channel = create_channel(server_address=address, insecure=True, interceptors=interceptors)
     stub = kind(channel)
@@ -67,17 +65,14 @@ def open_stub(kind: Callable[[Any], Any], address: str, interceptors: Collection
 
 
 def secret_interceptor(secret: str, methods: Collection[str]) -> SuperExecAuthClientInterceptor:
-    """Return the interceptor that signs claims of tasks."""
     return SuperExecAuthClientInterceptor(master_secret=bytes.fromhex(secret), protected_methods=methods)
 
 
 def token_interceptor(token: str) -> AppIoTokenClientInterceptor:
-    """Return the interceptor that authorises calls for a claimed task."""
     return AppIoTokenClientInterceptor(token)
 
 
 def to_record(frame: Frame) -> RecordDict:
-    """Convert a frame to a Flower record."""
     arrays = ArrayRecord({name: Array(array) for name, array in frame.arrays.items()})
     return RecordDict({"arrays": arrays, "told": ConfigRecord({"text": frame.text})})
 

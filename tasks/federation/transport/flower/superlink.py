@@ -96,7 +96,6 @@ def ask(pipe: Pipe, grid: GrpcGrid, waiting: dict[str, Frame]) -> None:
 
 
 def collect(pipe: Pipe, grid: GrpcGrid, waiting: dict[str, Frame]) -> None:
-    """Forward answers to NeoRL."""
     while True:
         time.sleep(POLL)
         for reply in grid.pull_messages(list(waiting)) if waiting else ():
