@@ -24,9 +24,6 @@ from tasks.references import (
     SupportCheck,
 )
 
-STEP = "5" * 64
-"""Digest of the simulator's program."""
-
 
 def interval(lower: float, upper: float) -> Interval:
     """Return an interval with the middle as estimate."""
@@ -46,7 +43,6 @@ def certificate(passed: bool = True, **changes: object) -> Certificate:
         handovers=0.0,
         composite="0" * 64,
         path=Path("nowhere.dsse.json"),
-        step=STEP,
     )
     return found.model_copy(update=changes)
 
@@ -72,7 +68,7 @@ def evidence(**changes: object) -> Evidence:
     found = Evidence(
         beat_plant=True,
         data=(),
-        simulator=SimulatorErrors(signals={"T": signal(0.1)}, step=STEP),
+        simulator=SimulatorErrors(signals={"T": signal(0.1)}),
         ope=interval(0.1, 0.2),
         supported=True,
         rollouts=interval(0.1, 0.2),

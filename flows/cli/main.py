@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -175,6 +174,5 @@ def _fail(message: str, code: int, arguments: Sequence[str], error: NeoRLError |
 
 
 def main() -> None:
-    """Run the `neorl` command; a termination (SIGTERM) ends it like an interruption, with a message."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Run the `neorl` command."""
     sys.exit(run(sys.argv[1:]))
