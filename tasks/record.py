@@ -51,18 +51,18 @@ VERDICTS: dict[RecordVerdict, str] = {
 """Sentence for each verdict; `passed` and `failed` apply at registration, before the decision."""
 GATE_TITLES: dict[str, str] = {
     "data": "the logs meet every expectation",
-    "simulator": "it predicts held-out logs",
-    "learned_model": "it predicts held-out logs",
-    "ope": "better than the logged controller, by held-out logs",
-    "rollouts": "better than the plant's controller on the simulator",
-    "champion": "not worse than the champion",
-    "bounds": "actions within bounds and rates",
-    "shield": "hand-over outside the data's support",
-    "statistical": "certified on the simulator",
-    "fallback": "what takes over is sound",
-    "servability": "loads elsewhere and answers in time",
+    "simulator": "the simulator predicts held-out logs",
+    "learned_model": "the model predicts held-out logs",
+    "ope": "by held-out logs, the policy is better than the logged controller",
+    "rollouts": "the policy is better than the plant's controller on the simulator",
+    "champion": "the policy is not worse than the champion",
+    "bounds": "actions are within bounds and rates",
+    "shield": "the shield hands over outside the data's support",
+    "statistical": "the claim is certified on the simulator",
+    "fallback": "the fallback is sound",
+    "servability": "the bundle loads in a new process and answers in time",
 }
-"""Title of each gate on the version's page; docs/how-to/review.md explains every gate."""
+"""Requirement of each gate in the report; docs/how-to/review.md has the same sentences."""
 
 
 class Record(Reference):

@@ -109,7 +109,7 @@ class View:
 
 
 def view(record: Record) -> View:
-    """Return what the report's templates show."""
+    """Return the values that the report's templates show."""
     rollouts, own = record.rollouts, record.certificate
     # The first screen shows the certificate that the verdict is based on.
     by_fallback = record.of_fallback or record.verdict in ("fallback", "fallback_waiting")

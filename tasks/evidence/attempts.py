@@ -30,7 +30,7 @@ class Inputs(Body):
 
 
 class AttemptBody(Inputs):
-    """Body of an `attempt` entry. The claim is fixed here, so that nobody can fit it to the episodes' results."""
+    """Body of an `attempt` entry. The claim is fixed here, before the results of the episodes are known."""
 
     number: int
     alpha: float

@@ -39,7 +39,7 @@ def reconcile(home: Home, plant: str, registry: Registry) -> Aliases:
         changes = registry.reconcile(plant, champion, challenger, shadow)
         found = registry.pages(plant) if any(e.kind == "candidate" and e.plant == plant for e in entries) else {}
         for version, (now, page) in stale_pages(entries, plant, found).items():
-            registry.annotate(plant, version, page.tags, told=page.description)
+            registry.annotate(plant, version, page.tags, status=page.description)
             before = now.tags.get(STATUS_TAG, "nothing")
             if before != page.tags[STATUS_TAG]:
                 changes.append(f"version {version}: {before} -> {page.tags[STATUS_TAG]}")

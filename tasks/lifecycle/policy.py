@@ -184,7 +184,7 @@ def hold_run(ledger: Ledger, run: OpenedRun) -> SafetyPolicy | None:
 def _sign_first(ledger: Ledger, policy: SafetyPolicy, why: str) -> None:
     """Pin a drafted policy, then log it.
 
-    The order matters: if the ledger has a policy and the file is missing, somebody removed the file, and NeoRL refuses.
+    The order matters: if the ledger has a policy and the file is missing, the file was removed, and NeoRL refuses.
     A run that is killed between the two steps leaves a file, which the same run accepts.
     """
     pinned = pinned_policy(ledger.trust, policy.plant)

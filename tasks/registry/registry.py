@@ -223,15 +223,15 @@ class Registry:
         version: str,
         tags: Mapping[str, str] | None = None,
         description: str | None = None,
-        told: str | None = None,
+        status: str | None = None,
     ) -> None:
         """Set a version's tags and one or both parts of its description.
 
         Args:
             description: Markdown with the findings; None keeps the current text.
-            told: Markdown with the ledger's status (`tasks.lifecycle.pages`); None keeps the current text.
+            status: Markdown with the ledger's status (`tasks.lifecycle.pages`); None keeps the current text.
         """
-        if description is None and told is None and tags:
+        if description is None and status is None and tags:
             said = reading.tags(self.uri, plant, version)
             if said is not None and tags.items() <= said.items():
                 return
@@ -243,7 +243,7 @@ class Registry:
             for key in current.tags.keys() & set(TOLD_ONCE):
                 self.client.delete_model_version_tag(plant, version, key)
             before, rest = split(current.description or "")
-            text = joined(before if told is None else told, rest if description is None else description)
+            text = joined(before if status is None else status, rest if description is None else description)
             if text != (current.description or ""):
                 self.client.update_model_version(plant, version, description=text)
 

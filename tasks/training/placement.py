@@ -51,7 +51,7 @@ class Trained(NamedTuple):
 
 
 class Job(Reference):
-    """What a member's process reads from its parent: the run, the dataset and the member to train."""
+    """Input of a member's process: the run, the dataset and the member to train."""
 
     home: Path
     run: OpenedRun

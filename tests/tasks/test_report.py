@@ -98,7 +98,7 @@ def test_the_report_loads_nothing_and_tells_everything(sample: Record, plots: di
         "version 2",
         CLAIM,
         "+0.103 [+0.091, +0.115]",
-        "servability: loads",
+        "servability: the bundle loads",
     ):
         assert words in first_screen
     digests = [value for _, value in sample.digests]
@@ -278,7 +278,7 @@ def test_the_description_is_decided_from_its_first_lines(sample: Record) -> None
     assert text.startswith(f"### {VERDICTS['waiting']}\n")
     assert len(text) <= 5000  # the column's width in MLflow's schema, which PostgreSQL enforces
     order = [
-        text.index(words) for words in (sample.headline, CLAIM, "plant controller", "servability: loads", "Not claimed")
+        text.index(words) for words in (sample.headline, CLAIM, "plant controller", "servability: the bundle loads", "Not claimed")
     ]
     assert order == sorted(order)
     assert "![" in text

@@ -162,7 +162,7 @@ def check_rollback(history: Sequence[Entry], entry: Entry) -> None:
 
 
 def check_allowed(history: Sequence[Entry], plant: str, version: str, composite: str) -> None:
-    """Check that a version was champion before, and that nobody rejected or withdrew it."""
+    """Check that a version was champion before, and was neither rejected nor withdrawn."""
     known = dict.fromkeys(e.body["version"] for e in history if (e.kind, e.plant) == ("promotion", plant))
     if version not in known:
         raise Refused(
@@ -176,7 +176,7 @@ def check_allowed(history: Sequence[Entry], plant: str, version: str, composite:
 
 
 def leaving(history: Sequence[Entry], plant: str) -> tuple[str | None, str]:
-    """Return what a rollback would replace: the digest of the champion's entry, and the champion's composite.
+    """Return the digest of the champion's entry and the champion's composite, which a rollback would replace.
 
     The composite is empty without a champion, and for the plant's own controller, which may be promoted again.
     """

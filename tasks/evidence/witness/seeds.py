@@ -27,7 +27,7 @@ class SeedBody(Body):
     attempt: str
     commitment: str
     witnesses: tuple[str, ...] = ()
-    """Keys of the witnesses, fixed before any nonce is known, so that nobody can choose among several seeds."""
+    """Keys of the witnesses, fixed before any nonce is known, so that no party can choose among several seeds."""
 
 
 class NonceBody(Body):
@@ -45,7 +45,7 @@ class NonceBody(Body):
 def derive_seed(secret: bytes, nonces: Sequence[str]) -> bytes:
     """Return the seed: SHA-256 over "neorl attempt seed v1", a line feed, the secret and the nonces; 32 bytes.
 
-    The secret is fixed before the nonces are known, and the witnesses do not know the secret. Therefore nobody can
+    The secret is fixed before the nonces are known, and the witnesses do not know the secret. Therefore no party can
     choose the seed.
 
     Args:

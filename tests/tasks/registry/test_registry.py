@@ -283,7 +283,7 @@ def test_a_version_says_what_was_decided_with_the_report_and_its_picture(
     assert found.tags["neorl.ledger_head"] == "a later head"
     # The part from the ledger stays where it is, whichever part is written.
     for told in ("### Status: champion\n\n---\n\n", "### Status: was champion\n\n---\n\n"):
-        registry.annotate(NAME, reference.version, {"neorl.status": "x"}, told=told)
+        registry.annotate(NAME, reference.version, {"neorl.status": "x"}, status=told)
         conclude(decided, registry, reference, report(Home(tmp_path), decided, plots))
         page = registry.pages(NAME)[reference.version]
         assert page.description == told + found.description
