@@ -278,7 +278,8 @@ def test_the_description_is_decided_from_its_first_lines(sample: Record) -> None
     assert text.startswith(f"### {VERDICTS['waiting']}\n")
     assert len(text) <= 5000  # the column's width in MLflow's schema, which PostgreSQL enforces
     order = [
-        text.index(words) for words in (sample.headline, CLAIM, "plant controller", "servability: the bundle loads", "Not claimed")
+        text.index(words)
+        for words in (sample.headline, CLAIM, "plant controller", "servability: the bundle loads", "Not claimed")
     ]
     assert order == sorted(order)
     assert "![" in text
