@@ -26,6 +26,10 @@ class SafetyPolicy(Strict):
     """Name of the family of operating domains."""
     domain: dict[Name, float]
     """Parameters of the operating domain that a claim must cover."""
+    simulator: str = ""
+    """Digest of the lowered program of the simulator's step, `materials.step` of a certificate; empty for any."""
+    own_lineage: bool = False
+    """Whether the plant differs from other plants with equal limits, and has an error budget of its own."""
     identified: list[str] = Field(default_factory=list)
     """Constants that a claim may draw from the posterior of an identification instead of the operating domain."""
     p0: Rare

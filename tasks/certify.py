@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.code import Origin, UserCode
+from configs.code import UserCode
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.run import OpenedRun
 from neorl_core.safety.bounds import betting_episodes
 from neorl_core.safety.certify import certify_results
-from neorl_core.safety.composite import Composite
+from neorl_core.safety.program import Program, read_program
 from neorl_core.types import Plant
 from tasks.evaluation.claims import claim_of, claimed_simulator
 from tasks.evaluation.episodes import episodes_of
+from tasks.evaluation.relowering import Programs, SecondLowering, programs_of
 from tasks.evidence.attempts import (
     CERTIFICATES,
+    AttemptBody,
     Inputs,
     Outcome,
     ResultBody,
@@ -37,8 +40,8 @@ from tasks.evidence.claims import Claim, Counts, Materials, Predicate
 from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.ledger.ledger import Ledger, artefact
 from tasks.evidence.policies import expires, policy_of
-from tasks.files.canonical import digest_json, write_atomic
-from tasks.files.provenance import lock_digest, processor_class
+from tasks.files.canonical import digest_json, sha256_hex, write_atomic
+from tasks.files.provenance import jax_versions, lock_digest, processor_class
 from tasks.files.spec import spec_record
 from tasks.gates import may_certify
 from tasks.identify import simulator_of
@@ -65,6 +68,7 @@ if TYPE_CHECKING:
 COUNTED_BY = (
     "neorl_core.safety.certify",
     "neorl_core.safety.composite",
+    "neorl_core.safety.program",
     "neorl_core.identify.domain",
     "tasks.evaluation.guarded",
 )
@@ -86,6 +90,7 @@ def materials_here(folder: Path, source: UserCode | None, claim: Claim) -> dict[
     """
     known = plant_of_bundle(folder, read_manifest(folder), source)
     composite = load_bundle(folder, source=source)[1]
+    programs = programs_of(folder, source, claim)
     return {
         "composite": stored_digest(folder),
         "simulator": simulator_digest(known, claimed_simulator(known.simulator(), claim)[0]),
@@ -93,6 +98,9 @@ def materials_here(folder: Path, source: UserCode | None, claim: Claim) -> dict[
         "code": known.sources(*COUNTED_BY),
         "lock": lock_digest(),
         "processor": processor_class(),
+        "step": programs.simulator.digest,
+        "program": programs.episode.digest,
+        "jax": jax_versions(),
     }
 
 
@@ -148,7 +156,7 @@ def certify(
     ledger = Ledger.open(home)
     claim = claim_of(plant, run, identification)
     dataset = (identification.dataset or dataset) if dataset == ANY_DATASET else dataset
-    lineage = lineage_of(claim)
+    lineage = lineage_of(claim, ledger.entries())
     code = known_plant.sources(*COUNTED_BY)
     of = [] if claim.identified is None else [claim.identified.model_dump(mode="json")]
     config = digest_json([run.certify.model_dump(mode="json"), claim.domain, code, *of])
@@ -156,7 +164,7 @@ def certify(
     known, policy = find_result(ledger.entries(), inputs), policy_of(ledger.entries(), plant.spec.name)
     expired = known and policy and expires(known, policy.certificate_days) < datetime.now(UTC)
     if known is not None and not expired:
-        return _reused(home, known)
+        return _reused(home, ledger, known)
     attempt = unfinished(ledger, inputs, claim)
     if attempt is None:
         number = next_number(ledger.entries(), lineage)
@@ -169,7 +177,11 @@ def certify(
             )
         attempt = open_attempt(ledger, inputs, claim)
     claim, seed = attempt.body.scope, draw_seed(ledger, attempt)
-    counts = _count(plant, composite, claim, seed, attempt.alpha, bundle.folder, run.source, progress)
+    with closing(SecondLowering(bundle.folder, run.source, claim)) as second:
+        programs = programs_of(bundle.folder, run.source, claim)
+        counts = _count(programs, claim, seed, attempt.alpha, progress)
+        isolation = second.compare(programs)
+    artifact = programs.episode.serialise()
     materials = Materials(
         dataset=dataset,
         config=config,
@@ -178,9 +190,16 @@ def certify(
         simulator=simulator_digest(known_plant, simulator_of(known_plant, identification)),
         shield=composite_digest(composite.shield, known_plant),
         processor=processor_class(),
+        step=programs.simulator.digest,
+        program=programs.episode.digest,
+        artifact=sha256_hex(artifact),
+        isolation=isolation,
+        custom_calls=", ".join(programs.episode.custom_calls),
+        jax=jax_versions(),
     )
     envelope = make_certificate(ledger, attempt.entry, counts, materials)
     path = home.folder("certificates", plant.spec.name) / f"attempt-{attempt.number:04d}-{bundle.digest[:12]}.dsse.json"
+    program = write_atomic(artifact_of(path), artifact)
     write_atomic(path, envelope)
     found = Outcome(
         passed=counts.certified,
@@ -192,20 +211,25 @@ def certify(
         upper_bound=counts.upper_bound,
         handovers=counts.handovers,
     )
-    result = close_attempt(ledger, attempt, found, [artefact(home, path)])
-    return _certificate(result.read(ResultBody), path, reused=False)
+    result = close_attempt(ledger, attempt, found, [artefact(home, path), artefact(home, program)])
+    return _certificate(result.read(ResultBody), path, claim.step)
 
 
-def _reused(home: Home, known: Entry) -> Certificate:
+def _reused(home: Home, ledger: Ledger, known: Entry) -> Certificate:
     """Return the certificate of an earlier attempt, which costs no further error probability."""
     result, file = known.read(ResultBody), certificate_file(known)
     path = home.root / (file.path if file else CERTIFICATES)
     if not path.is_file():
         raise Refused(f"the certificate of attempt {result.number} is missing at {path}: restore this file from backup")
-    return _certificate(result, path, reused=True)
+    return _certificate(result, path, ledger.entry(result.attempt).read(AttemptBody).scope.step, reused=True)
 
 
-def _certificate(result: ResultBody, path: Path, reused: bool) -> Certificate:
+def artifact_of(certificate: Path) -> Path:
+    """Return the path of the program that a certificate is about."""
+    return certificate.with_name(certificate.name.removesuffix(".dsse.json") + ".jax")
+
+
+def _certificate(result: ResultBody, path: Path, step: str, reused: bool = False) -> Certificate:
     return Certificate(
         claim=result.claim,
         passed=result.passed,
@@ -218,22 +242,14 @@ def _certificate(result: ResultBody, path: Path, reused: bool) -> Certificate:
         composite=result.composite,
         path=path,
         reused=reused,
+        step=step,
     )
 
 
-def _count(
-    plant: Plant,
-    composite: Composite,
-    claim: Claim,
-    seed: bytes,
-    alpha: float,
-    folder: Path,
-    source: Origin | None,
-    progress: Report | None,
-) -> Counts:
+def _count(programs: Programs, claim: Claim, seed: bytes, alpha: float, progress: Report | None) -> Counts:
     """Simulate episodes until the test of one attempt passes or reaches the claim's largest number of episodes."""
-    limits = len(plant.spec.constraints)
-    with episodes_of(claim, plant, composite, seed, folder, source) as results:
+    limits = programs.episode.exported.out_avals[3].shape[1]
+    with episodes_of(claim, programs.episode, programs.arguments, seed) as results:
         for counts in certify_results(
             results, limits, p0=claim.p0, alpha=alpha, max_episodes=claim.max_episodes, batch=claim.batch
         ):
@@ -243,18 +259,46 @@ def _count(
     return Counts(**counts._asdict())
 
 
-def repeat_with(bundle: Path, source: UserCode | None = None) -> Repeat:
-    """Return a function that repeats a certificate's test on this machine, for `neorl certificate verify`.
+def repeat_with(bundle: Path, source: UserCode | None = None, artifact: Path | None = None) -> Repeat:
+    """Return a function that repeats a certificate's test on this machine, used by `neorl certificate verify`.
+
+    Args:
+        artifact: file of the certified program, which is repeated beside the newly lowered one if it has its digest.
 
     Returns:
-        A function of the certificate's content and the seed, which returns counts of episodes and violations.
+        A function of the certificate's content and the seed, which returns counts by program.
     """
 
-    def repeat(predicate: Predicate, seed: bytes) -> Counts:
-        plant, composite = load_bundle(bundle, source=source)
-        if not isinstance(plant, Plant):
-            raise Refused(f"{bundle} is of a log-only plant, which has no certificate: name a bundle with a simulator")
+    def repeat(predicate: Predicate, seed: bytes) -> dict[str, Counts]:
         # The test ends earlier or later with another alpha, so the repetition uses the alpha of the attempt.
-        return _count(plant, composite, predicate.scope, seed, predicate.attempt.alpha, bundle, source, None)
+        claim, alpha = predicate.scope, predicate.attempt.alpha
+        programs = programs_of(bundle, source, claim)
+        found = {"source": _count(programs, claim, seed, alpha, None)}
+        if artifact is not None and artifact.exists() and predicate.materials.artifact:
+            stored = programs._replace(episode=_stored_program(artifact, predicate.materials.artifact))
+            found["stored program"] = _count(stored, claim, seed, alpha, None)
+        return found
 
     return repeat
+
+
+def _stored_program(path: Path, digest: str) -> Program:
+    """Read a certified program after verifying its digest.
+
+    Raises:
+        Refused: if the file is missing or altered, or this version of jax cannot read it.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise Refused(f"cannot read the program {path} ('{error.strerror}'): restore it from a backup") from error
+    if sha256_hex(data) != digest:
+        raise Refused(f"{path} has SHA-256 {sha256_hex(data)[:12]}, must be {digest[:12]}: restore it from a backup")
+    try:
+        return read_program(data)
+    except ValueError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise Refused(
+            f"jax {jax_versions()} cannot read the program {path} ({reason}): install the lock file of the commit that "
+            "wrote the certificate"
+        ) from error

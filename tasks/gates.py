@@ -181,7 +181,13 @@ def _champion(evidence: Evidence) -> str:
 def _statistical(evidence: Evidence) -> str:
     if evidence.certificate is None:
         return "not attempted: an earlier gate failed, so no error probability was spent"
-    return _counts(evidence.certificate)
+    counts, certificate = _counts(evidence.certificate), evidence.certificate
+    if certificate.passed and not verdicts.one_program(evidence):
+        compared = evidence.simulator.step[:12]
+        return f"{counts}; certified on simulator {certificate.step[:12]}, but simulator {compared} predicts the logs"
+    if certificate.passed and not verdicts.rollouts_agree(evidence):
+        return f"{counts}; contradicted by {evidence.rollout_violations} of {evidence.rollout_episodes} rollouts"
+    return counts
 
 
 def _servability(evidence: Evidence | ProcessEvidence) -> str:

@@ -44,6 +44,8 @@ def screen(
         reason=evaluation.reason,
         unweighed=evaluation.unweighed,
         rollouts=rollouts.differences["plant controller"],
+        rollout_violations=rollouts.controllers["candidate"].violated,
+        rollout_episodes=rollouts.controllers["candidate"].episodes,
         fallback_share=rollouts.controllers["candidate"].fallback_share,
         champion=evaluation.champion_difference,
         champion_unsupported=evaluation.champion_unsupported,

@@ -27,6 +27,7 @@ from tasks.files.canonical import digest_json, write_atomic
 from tasks.identify import simulator_of
 from tasks.models.bundles.bundle import load_bundle
 from tasks.models.plants.known import plant_of
+from tasks.models.plants.step import step_digest
 from tasks.references import (
     KNOWN,
     Champion,
@@ -187,7 +188,8 @@ def validate_simulator(
     plant = simulator_of(plant_of(run), identification)
     store = reader.StoredDataset.open(dataset.store, dataset.digest)
     logs = _chosen(read_logs(store, store.split(run.data.held_out)[1]))
-    return prediction_errors(plant, logs, domain_of(plant, run), run.seed)
+    errors = prediction_errors(plant, logs, domain_of(plant, run), run.seed)
+    return errors.model_copy(update={"step": step_digest(plant_of(run).simulator())})
 
 
 def prediction_errors(plant: Plant, logs: LoggedEpisodes, domain: Params, seed: int) -> SimulatorErrors:

@@ -58,6 +58,7 @@ CLAIM = Claim(
     family="nominal",
     domain_name="the nominal domain",
     domain={"spread": 0.05},
+    step=sha256_hex(b"step"),
     p0=1e-3,
     confidence=0.95,
     max_episodes=30000,
@@ -87,6 +88,12 @@ MATERIALS = Materials(
     simulator=SIMULATOR,
     shield=sha256_hex(b"shield"),
     processor="linux-x86_64-avx2",
+    step=sha256_hex(b"step"),
+    program=sha256_hex(b"program"),
+    artifact=sha256_hex(b"artifact"),
+    isolation="no network; Landlock 7",
+    custom_calls="lapack_sgetrf_ffi",
+    jax="0.10.2, jaxlib 0.10.2",
 )
 
 
@@ -147,7 +154,8 @@ def inputs(composite: str, claim: Claim = CLAIM) -> Inputs:
 
 def attempt_for(ledger: Ledger, composite: str, claim: Claim = CLAIM) -> Attempt:
     """Open an attempt in the lineage of these tests, or for another claim."""
-    return open_attempt(ledger, inputs(composite, claim), claim)
+    drawn_from = inputs(composite, claim).model_copy(update={"lineage": lineage_of(claim, ledger.entries())})
+    return open_attempt(ledger, drawn_from, claim)
 
 
 def outcome(composite: str, found: Counts, claim: Claim = CLAIM, witnesses: Sequence[str] = ()) -> Outcome:
@@ -198,6 +206,7 @@ def certificate_of(ledger: Ledger, composite: str) -> Certificate | None:
         handovers=body.handovers,
         composite=composite,
         path=ledger.home.root / file.path,
+        step=judged.STEP,
     )
 
 

@@ -24,6 +24,9 @@ from tasks.references import (
     SupportCheck,
 )
 
+STEP = "5" * 64
+"""Digest of the simulator's program."""
+
 
 def interval(lower: float, upper: float) -> Interval:
     """Return an interval with the middle as estimate."""
@@ -43,6 +46,7 @@ def certificate(passed: bool = True, **changes: object) -> Certificate:
         handovers=0.0,
         composite="0" * 64,
         path=Path("nowhere.dsse.json"),
+        step=STEP,
     )
     return found.model_copy(update=changes)
 
@@ -68,7 +72,7 @@ def evidence(**changes: object) -> Evidence:
     found = Evidence(
         beat_plant=True,
         data=(),
-        simulator=SimulatorErrors(signals={"T": signal(0.1)}),
+        simulator=SimulatorErrors(signals={"T": signal(0.1)}, step=STEP),
         ope=interval(0.1, 0.2),
         supported=True,
         rollouts=interval(0.1, 0.2),

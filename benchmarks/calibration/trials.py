@@ -6,7 +6,8 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +45,8 @@ from tasks.evidence.witness.witness import Witness
 from tasks.files.canonical import sha256_hex, write_secret
 
 CONFIDENCE = 0.95
+NAMES = 20
+"""Names, or programs, of one plant."""
 TRIES = 10
 """Attempts of a lineage."""
 GUESSES = 20
@@ -69,6 +72,45 @@ def best_of_ten(world: World) -> bool:
     """Certify ten composites and show the best; each is an attempt of the same lineage."""
     found = [world.test(secrets.token_bytes(32), attempt_alpha(CONFIDENCE, j)) for j in range(1, TRIES + 1)]
     return max(found, key=lambda counts: counts.log_e).certified or any(counts.certified for counts in found)
+
+
+def walk_claim(world: World, plant: str = "walk", step: str = "") -> Claim:
+    """Return the claim of a trial, for a plant of this name and this program."""
+    return Claim(
+        plant=plant,
+        phi=f"-{world.bound:g} <= {plant}_x <= {world.bound:g} m",
+        horizon=200,
+        family=f"{plant}.Walk",
+        domain_name=f"domain {plant}/standard",
+        domain={"bound": world.bound},
+        step=step,
+        p0=world.p,
+        confidence=CONFIDENCE,
+        max_episodes=1_000_000,
+        batch=world.batch,
+        batch_seconds=600.0,
+    )
+
+
+def twenty_names(world: World) -> bool:
+    """Certify the same plant under twenty names of plant, signals and domain."""
+    return _any_certified(world, [walk_claim(world, f"walk_{i}") for i in range(NAMES)])
+
+
+def twenty_programs(world: World) -> bool:
+    """Certify twenty programs that compute nearly the same: no-ops, other orders, constants moved by a millionth."""
+    return _any_certified(world, [walk_claim(world, step=sha256_hex(b"%d" % i)) for i in range(NAMES)])
+
+
+def _any_certified(world: World, claims: Sequence[Claim]) -> bool:
+    """Make one attempt for each claim, with the error probability that NeoRL's lineages give it."""
+    attempts: Counter[str] = Counter()
+    for claim in claims:
+        lineage = lineage_of(claim)
+        attempts[lineage] += 1
+        if world.test(secrets.token_bytes(32), attempt_alpha(CONFIDENCE, attempts[lineage])).certified:
+            return True
+    return False
 
 
 class Bench(NamedTuple):
@@ -102,19 +144,7 @@ class Bench(NamedTuple):
 
     def claim(self, world: World) -> Claim:
         """Return the claim of this trial."""
-        return Claim(
-            plant="walk",
-            phi=f"|x| <= {world.bound} m",
-            horizon=200,
-            family="walk.Walk",
-            domain_name="domain walk/standard",
-            domain={"bound": world.bound},
-            p0=world.p,
-            confidence=CONFIDENCE,
-            max_episodes=1_000_000,
-            batch=world.batch,
-            batch_seconds=600.0,
-        )
+        return walk_claim(world)
 
     def opened(self, ledger: Ledger, world: World) -> Attempt:
         """Open or resume the attempt of this trial."""
@@ -252,7 +282,13 @@ def _begin_anew(bench: Bench) -> Bench:
     return Bench(home, *open_keys(home, first_use=False), bench.witness)
 
 
-FREE: dict[str, Callable[[World], bool]] = {"single": single, "retries": retries, "best of ten": best_of_ten}
+FREE: dict[str, Callable[[World], bool]] = {
+    "single": single,
+    "retries": retries,
+    "best of ten": best_of_ten,
+    "twenty names": twenty_names,
+    "twenty programs": twenty_programs,
+}
 """Attempts that need no ledger, by name."""
 WATCHED: dict[str, Callable[[World, Bench, np.random.Generator], bool]] = {
     "kills and resumes": kills_and_resumes,

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from benchmarks.redteam.attacks import ATTACKS, Attack
 from benchmarks.redteam.people import PEOPLE
+from benchmarks.redteam.plants import ASK, NOTICE, certify_plant, noticing
 from benchmarks.redteam.stage import Stage
 from benchmarks.redteam.witnessed import ORIGIN, pin_witnesses, witness_in
 from benchmarks.tamper import copy_home, tamper
@@ -54,6 +55,18 @@ class Result(NamedTuple):
     def held(self) -> bool:
         """Whether the attack is refused or found with the external witness."""
         return self.external in HELD
+
+
+PLANTS = (
+    *(
+        Attack(f"12.{number}", f"a plant that looks at: {name}", "home", certify_plant(noticing(statement)))
+        for number, (name, statement) in enumerate(NOTICE.items(), 1)
+    ),
+    *(
+        Attack(f"13.{number}", f"a plant that calls the host: {name}", "home", certify_plant(statement))
+        for number, (name, statement) in enumerate(ASK.items(), 1)
+    ),
+)
 
 
 def attacked(attack: Attack, source: Home, plant: str, scratch: Path) -> Result:
@@ -130,7 +143,7 @@ def main() -> int:
     options = parser.parse_args()
     source = Home(options.home.resolve())
     plant, results = plant_of(source), []
-    for attack in (*ATTACKS, *PEOPLE):
+    for attack in (*ATTACKS, *PEOPLE, *PLANTS):
         with tempfile.TemporaryDirectory() as scratch:
             results.append(attacked(attack, source, plant, Path(scratch)))
         last = results[-1]

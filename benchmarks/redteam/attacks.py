@@ -16,8 +16,9 @@ from configs.run import OpenedRun
 from configs.safety_policy import RULE, SafetyPolicy
 from configs.strict import Approvers
 from configs.yaml_files import load_yaml
+from neorl_core.plants.base import EpisodeResult, rollouts
 from neorl_core.safety.certify import certify_batches
-from neorl_core.types import Controller
+from neorl_core.types import Controller, Plant
 from tasks.evaluation.guarded import guarded
 from tasks.evidence.attempts import (
     AttemptBody,
@@ -159,8 +160,8 @@ def choose_the_claim_after_looking(stage: Stage) -> str | None:
     digest = sha256_hex(b"invented")
     attempt = open_attempt(ledger, Inputs(lineage=lineage_of(claim), composite=C, dataset=digest, config=digest), claim)
     draw_seed(ledger, attempt)
-    names = ("dataset", "config", "code", "lock", "simulator", "shield", "processor")
-    make_certificate(ledger, attempt.entry, invented(0.99, attempt.alpha), Materials(**dict.fromkeys(names, digest)))
+    materials = Materials(**dict.fromkeys(Materials.model_fields, digest))
+    make_certificate(ledger, attempt.entry, invented(0.99, attempt.alpha), materials)
     return None
 
 
@@ -192,7 +193,7 @@ def rerun_something_else(name: str) -> Callable[[Stage], str | None]:
         here = {**statement.predicate.materials.model_dump(), "composite": statement.composite}
         here[name] = sha256_hex(here[name].encode())
         checks = verify_certificate(
-            path, ledger.trust, artefacts=here, repeat=lambda predicate, _: predicate.counts, rerun=True
+            path, ledger.trust, artefacts=here, repeat=lambda predicate, _: {"source": predicate.counts}, rerun=True
         )
         failed = [check for check in checks if check.passed is False]
         return f"{failed[0].name}: {failed[0].detail}" if failed else None
@@ -233,8 +234,12 @@ def _certified_by(stage: Stage, back: Callable[[np.ndarray], np.ndarray], second
 
     broken = plant._replace(spec=plant.spec._replace(horizon=2), step=step)
     hold = Controller(lambda params, observation: (), lambda params, state, observation, applied: (state, applied))
+
+    def run(simulator: Plant, *arguments: Any) -> EpisodeResult | None:
+        return guarded(lambda: rollouts(simulator, *arguments), simulator.spec.name, seconds)
+
     *_, found = certify_batches(
-        broken, hold, (), plant.domain, 0, p0=0.1, alpha=0.05, max_episodes=200, batch=16, run=guarded(seconds)
+        broken, hold, (), plant.domain, 0, p0=0.1, alpha=0.05, max_episodes=200, batch=16, run=run
     )
     if found.certified or not found.crashed:
         return None

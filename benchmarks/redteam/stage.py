@@ -138,9 +138,7 @@ class Stage:
         attempt = open_attempt(ledger, inputs, claim)
         draw_seed(ledger, attempt)
         counts = invented(claim.p0, attempt.alpha)
-        materials = Materials(
-            dataset=digest, config=digest, code=digest, lock=digest, simulator=digest, shield=digest, processor="any"
-        )
+        materials = Materials(**dict.fromkeys(Materials.model_fields, digest))
         envelope = make_certificate(ledger, attempt.entry, counts, materials)
         path = write_atomic(self.home.folder("certificates") / f"{composite[:12]}.dsse.json", envelope)
         found = Outcome(
@@ -160,12 +158,13 @@ class Stage:
             **{name: body[name] for name in names},
             attempt=body["number"],
             path=self.home.root / result.artefacts[0].path,
+            step="5" * 64,
         )
         above = Interval(value=0.2, lower=0.1, upper=0.3)
         evidence = Evidence(
             beat_plant=True,
             data=(),
-            simulator=SimulatorErrors(signals={"x": SignalError(logs=0.1, domain=0.1, spread=1.0)}),
+            simulator=SimulatorErrors(signals={"x": SignalError(logs=0.1, domain=0.1, spread=1.0)}, step="5" * 64),
             ope=above,
             supported=True,
             rollouts=above,

@@ -77,12 +77,12 @@ def certificate_verify(
     if repeating:
         if folder is None:
             raise BadInput(f"the bundle of {file} is not in {home.root}: name it with --bundle.")
-        from tasks.certify import materials_here, repeat_with
+        from tasks.certify import artifact_of, materials_here, repeat_with
         from tasks.models.user_code.loading import find_code
 
         code = find_code(plant, Path.cwd()) if plant else None
         found |= materials_here(folder, code, statement.predicate.scope)
-        repeat = repeat_with(folder, code)
+        repeat = repeat_with(folder, code, artifact_of(file))
     with fresh_compilation() if repeating else nullcontext():
         checks = verify_certificate(
             file,

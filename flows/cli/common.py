@@ -71,7 +71,11 @@ def emit_checks(checks: Sequence[Check], as_json: bool) -> None:
     marks = {True: "ok  ", False: "FAIL", None: "--  "}
     lines = [f"{marks[check.passed]}  {check.name}: {check.detail}" for check in checks]
     later = any("upgrade NeoRL" in check.detail for check in failures)
-    cure = "upgrade NeoRL" if later else "restore the originals from a backup"
+    # These compare this machine's software with the certificate's. The files themselves are unaltered.
+    software = {check.name for check in failures} <= {"simulator", "shield", "code", "lock", "step", "program"}
+    cure = "restore the originals from a backup"
+    if later or software:
+        cure = "upgrade NeoRL" if later else "use the sources and the lock file that the certificate was written with"
     refusal = f"checks failed: {failed}: {cure}." if failed else ""
     emit_or_refuse(refusal, as_json, lines, passed=not failed, checks=[check._asdict() for check in checks])
 

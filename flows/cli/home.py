@@ -51,7 +51,9 @@ def restore(
 ) -> None:
     """Restore a home from a backup: verify every digest, put all files in place at once, and audit them.
 
-    A killed restore leaves nothing in the new folder; repeat the command. Exit code 1 if the audit fails.
+    The command lists schedules, waiting runs, automations and work queues of the restored Prefect database. Nothing
+    runs before 'neorl up --accept-restored'. A killed restore leaves nothing in the new folder; repeat the command.
+    Exit code 1 if the audit fails.
 
     Example: neorl restore /backups/home-2026-11-23.tar --home /srv/neorl
     """
@@ -68,7 +70,9 @@ def restore(
         lines.append("the folder differs from the original: cached results were dropped, and will be computed again")
     lines += [f"not in it: {each}" for each in done.left_out]
     lines += _passphrase(Home(Path(done.home)), "copy it there, or set NEORL_KEY_PASSPHRASE_FILE")
-    lines.append(f"next: NEORL_HOME={done.home} neorl up")
+    lines += [f"held: {each}" for each in done.work]
+    up = "neorl up --accept-restored, which starts the held work" if done.work else "neorl up"
+    lines.append(f"next: NEORL_HOME={done.home} {up}")
     emit(done, as_json, lines)
     if not done.passed:
         raise typer.Exit(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -174,5 +175,6 @@ def _fail(message: str, code: int, arguments: Sequence[str], error: NeoRLError |
 
 
 def main() -> None:
-    """Run the `neorl` command."""
+    """Run the `neorl` command; a termination (SIGTERM) ends it like an interruption, with a message."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(run(sys.argv[1:]))

@@ -19,6 +19,9 @@ def up(
     prefect_port: Annotated[int | None, typer.Option(help="Port that Prefect must use.", min=1, max=65535)] = None,
     mlflow_port: Annotated[int | None, typer.Option(help="Port that MLflow must use.", min=1, max=65535)] = None,
     worker: Annotated[bool, typer.Option(help="Also start a worker and register the deployments.")] = True,
+    accept_restored: Annotated[
+        bool, typer.Option("--accept-restored", help="In a restored home: run the schedules and runs of the backup.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Start this home's services: Prefect, MLflow, metrics, a worker and the signer.
@@ -33,6 +36,7 @@ def up(
         prefect_port=prefect_port,
         mlflow_port=mlflow_port,
         worker=worker,
+        accept_restored=accept_restored,
         say=say,
     )
     seconds = round(time.monotonic() - start, 1)

@@ -7,7 +7,7 @@ import secrets
 import time
 from typing import NoReturn
 
-from configs.errors import BadInput
+from configs.errors import BadInput, Refused
 from configs.home import Home
 from flows.services import automations, deployments
 from flows.services.processes import LOGIN
@@ -32,6 +32,8 @@ def serve(home: Home, name: str, host: str, port: int, names: tuple[str, ...]) -
             raise BadInput(f"{LOGIN} must have the form name:password (the value is not shown): correct it.")
         start = Start(home, port, secrets.token_hex(16), {}, None, login, host, names)
     else:
+        if (home.root / "restored.json").exists():
+            raise Refused(f"{home.root} was restored from a backup: accept its work with 'neorl up --accept-restored'")
         current = connect(home)
         others = {"prefect": current.prefect, "mlflow": current.mlflow}
         start = Start(home, port, secrets.token_hex(16), others, None, "", host, names)

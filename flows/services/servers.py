@@ -47,6 +47,7 @@ def up(
     prefect_port: int | None = None,
     mlflow_port: int | None = None,
     worker: bool = True,
+    accept_restored: bool = False,
     timeout: float = 300.0,
     say: Say | None = None,
 ) -> Services:
@@ -56,6 +57,7 @@ def up(
         home: home of the services.
         prefect_port, mlflow_port: required port; by default the last used port, else 4200 or 5000, else a free port.
         worker: also start a worker and register the deployments of prefect.yaml.
+        accept_restored: let the worker of a restored home run what the backup's Prefect database contains.
         timeout: seconds within which all services must answer.
         say: callback for progress messages.
 
@@ -65,6 +67,7 @@ def up(
         ServiceMissing: if a service does not answer.
     """
     wanted = {name: port for name, port in (("prefect", prefect_port), ("mlflow", mlflow_port)) if port is not None}
+    worker = worker and _may_work(home, accept_restored, say or (lambda _: None))
     if not (worker or wanted):
         # A run needs only the servers, so do not wait for another command that starts a worker.
         with suppress(ServiceMissing):
@@ -78,6 +81,26 @@ def up(
         services = startup.run(worker)
         _log_in(home, services.mlflow)
         return services
+
+
+def _may_work(home: Home, accepted: bool, say: Say) -> bool:
+    """Return whether a worker may start; a restored home needs a person's consent once."""
+    # Most homes were never restored, and the import of pydantic is slow.
+    if not (home.root / "restored.json").exists():
+        return True
+    from tasks.maintenance.restored import accept, held
+
+    if accepted:
+        accept(home)
+        return True
+    if (work := held(home)) is not None:
+        for line in work.found:
+            say(f"held: {line}")
+        say(
+            f"no worker started: {home.root} was restored from a backup of {work.made}, whose work is listed above; "
+            "'neorl up --accept-restored' runs it"
+        )
+    return False
 
 
 def start_signer(home: Home, say: Say) -> None:

@@ -63,6 +63,23 @@ class LoggedSignals(NamedTuple):
     """(next observation) -> distance to each limit at the end of the step; negative beyond the limit."""
 
 
+def trace_once(plant: Plant) -> Plant:
+    """Return a plant whose Python code runs once per process, not once per use.
+
+    Every use with arguments of the same shapes and dtypes then gets the same program. Otherwise the code could look at
+    the call stack and give a certification another simulator than a training.
+    """
+    once = partial(jax.jit, inline=True)
+    return plant._replace(
+        sample_params=once(plant.sample_params),
+        reset=once(plant.reset),
+        step=once(plant.step),
+        predict=once(plant.predict),
+        applied=once(plant.applied),
+        resume=None if plant.resume is None else once(plant.resume),
+    )
+
+
 def clip_to(space: Space, x: Float[Array, " n"]) -> Float[Array, " n"]:
     """Clip `x` (n,) to the range of `space`; NaN stays NaN."""
     return jnp.clip(x, jnp.asarray(space.low, x.dtype), jnp.asarray(space.high, x.dtype))

@@ -13,6 +13,7 @@ from tasks.evaluation.guarded import SECONDS
 from tasks.evidence.attempts import attempt_alpha
 from tasks.evidence.claims import Claim, DrawnConstant, IdentifiedFrom
 from tasks.files.canonical import digest_json
+from tasks.models.plants.step import step_digest
 from tasks.references import KNOWN, Identification
 
 ROOM = 10
@@ -56,6 +57,7 @@ def claim_of(plant: Plant, run: OpenedRun, identification: Identification = KNOW
         domain_name=f"domain {spec.name}/{name}",
         domain=domain | identification.domain,
         identified=identified,
+        step=step_digest(plant),
         p0=run.certify.p0,
         confidence=run.certify.confidence,
         max_episodes=run.certify.max_episodes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,10 @@ from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.ledger.protocol import Artefact, Countersign, Nonces
 from tasks.evidence.witness.seeds import NonceBody, SeedBody, derive_seed, entry_of_attempt, nonces_of, witness_names
 from tasks.files.canonical import digest_json, exclusive, read_secret, sha256_hex, write_secret
+from tasks.versions.versions import newest
 
+SHARED_SINCE = 3
+"""First version of the rules by which plants with equal limits share a lineage."""
 CERTIFICATES = "certificates/"
 
 
@@ -23,7 +27,7 @@ class Inputs(Body):
     """SHA-256 digests of an attempt's inputs. An unfinished attempt is resumed if all inputs are the same."""
 
     lineage: str
-    """Result of `lineage_digest`. All attempts of a lineage share one allowed error probability."""
+    """Result of `lineage_of`. All attempts of a lineage share one allowed error probability."""
     composite: str
     dataset: str
     config: str
@@ -76,15 +80,36 @@ class Attempt(NamedTuple):
 
 
 def lineage_digest(plant: str, phi: str, domain_family: str) -> str:
-    """Return the digest that identifies a lineage: SHA-256 over plant, limits (`phi`) and family of operating domains.
-
-    Changing configuration, composite or dataset does not renew the allowed error probability.
-    """
+    """Return a lineage by rules 1 and 2: plant, limits and family of domains."""
     return digest_json({"domain_family": domain_family, "phi": phi, "plant": plant})
 
 
-def lineage_of(claim: Claim) -> str:
-    return lineage_digest(claim.plant, claim.phi, claim.family)
+def shared_lineage(phi: str, own: str = "") -> str:
+    """Return the lineage of all plants with equal limits: sorted numbers and units, without any name.
+
+    A renamed plant, a copy with an operation without effect, or a site of a fleet therefore gets no error probability
+    of its own.
+
+    Args:
+        phi: limits as in a claim, such as '316 <= reactor_temperature <= 332 K; ...'.
+        own: name of a plant whose policy states that it differs from other plants with equal limits.
+    """
+    limits = sorted(re.sub(r"<= .* <=", "<=", limit) for limit in phi.split("; "))
+    return digest_json({"limits": limits, "plant": own})
+
+
+def lineage_of(claim: Claim, history: Sequence[Entry] = (), rules: int | None = None) -> str:
+    """Return the lineage of a claim.
+
+    Args:
+        history: entries before the attempt, with the plant's policy.
+        rules: version of the rules, the newest by default.
+    """
+    if (newest() if rules is None else rules) < SHARED_SINCE:
+        return lineage_digest(claim.plant, claim.phi, claim.family)
+    policy = next((e for e in reversed(history) if (e.kind, e.plant) == ("policy", claim.plant)), None)
+    distinct = policy is not None and policy.body["policy"].get("own_lineage", False)
+    return shared_lineage(claim.phi, claim.plant if distinct else "")
 
 
 def attempt_alpha(confidence: float, number: int) -> float:
@@ -96,8 +121,24 @@ def attempt_alpha(confidence: float, number: int) -> float:
 
 
 def next_number(history: Sequence[Entry], lineage: str) -> int:
-    """Return the number of a lineage's next attempt, from 1. Abandoned attempts have numbers too."""
-    return 1 + len([entry for entry in history if entry.kind == "attempt" and entry.body["lineage"] == lineage])
+    """Return the number of a lineage's next attempt, from 1. Abandoned attempts have numbers too.
+
+    Attempts by rules 1 and 2 count in the lineage that they would have now.
+    """
+    return 1 + sum(entry.kind == "attempt" and lineage in _lineages(entry) for entry in history)
+
+
+def count_lineages(history: Sequence[Entry]) -> int:
+    """Return the number of lineages with an attempt, for the family-wise bound over a home."""
+    return len({_lineages(entry)[-1] for entry in history if entry.kind == "attempt"})
+
+
+def _lineages(attempt: Entry) -> tuple[str, ...]:
+    """Return the logged lineage, and for older rules the one that the attempt would have now."""
+    logged = str(attempt.body["lineage"])
+    if attempt.rules >= SHARED_SINCE:
+        return (logged,)
+    return logged, shared_lineage(attempt.body["scope"]["phi"])
 
 
 def unfinished(ledger: Ledger, inputs: Inputs, scope: Claim) -> Attempt | None:
@@ -195,10 +236,11 @@ def check_attempt(history: Sequence[Entry], entry: Entry) -> None:
             f"the next attempt of this lineage is number {number} with alpha {alpha:.6g}, got number {body.number} "
             f"with alpha {body.alpha:.6g}: repeat the run; abandoned attempts have numbers too"
         )
-    if (entry.plant, body.lineage) != (body.scope.plant, lineage_of(body.scope)):
+    lineage = lineage_of(body.scope, history, entry.rules)
+    if (entry.plant, body.lineage) != (body.scope.plant, lineage):
         raise Refused(
             f"the attempt has lineage {body.lineage[:12]} and plant {entry.plant}, but its claim has lineage "
-            f"{lineage_of(body.scope)[:12]} and plant {body.scope.plant}: repeat the run"
+            f"{lineage[:12]} and plant {body.scope.plant}: repeat the run"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from configs.errors import BadInput, Refused
 from neorl_core.safety.bounds import betting_episodes, clopper_pearson_upper, log_e_value
-from tasks.evidence.attempts import AttemptBody, ResultBody, attempt_alpha
+from tasks.evidence.attempts import AttemptBody, ResultBody, attempt_alpha, count_lineages
 from tasks.evidence.claims import (
     NON_CLAIMS,
     PREDICATE_TYPE,
@@ -49,11 +49,11 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENTS = {PREDICATE_TYPE: Statement}
 """Format of a certificate -> class that reads it. Classes of earlier formats stay."""
 
-Repeat = Callable[[Predicate, bytes], Counts]
-"""Function that repeats the certified test: (content of the certificate, seed) -> counts."""
+Repeat = Callable[[Predicate, bytes], Mapping[str, Counts]]
+"""Function that repeats the certified test: (content of the certificate, seed) -> counts for each repeated program."""
 
 
-RESTS_ON = ("composite", "simulator", "shield", "code", "lock")
+RESTS_ON = ("composite", "simulator", "shield", "code", "lock", "step", "program")
 """Materials that must be the same in a rerun as in the certificate."""
 NOT_HERE = {
     "composite": "the bundle is not here: name it with --bundle",
@@ -62,10 +62,20 @@ NOT_HERE = {
     "code": "only a rerun compares it: --rerun",
     "lock": "only a rerun compares it: --rerun",
     "processor": "only a rerun compares it: --rerun",
+    "step": "only a rerun lowers the simulator: --rerun",
+    "program": "only a rerun lowers the episode: --rerun",
+    "artifact": "only a rerun executes it: --rerun",
+    "isolation": "only a certification isolates",
+    "custom_calls": "the program's digest covers them",
+    "jax": "only a rerun compares it: --rerun",
     "dataset": "the claim is about the simulator, independent of the training data",
     "config": "the run's file is not here; the scope contains the relevant settings",
 }
 """Reason why a material is not compared."""
+
+
+PROGRAMS_SINCE = 3
+"""First version of the rules whose certificates bind lowered programs."""
 
 
 class Check(NamedTuple):
@@ -90,8 +100,11 @@ def make_certificate(ledger: Ledger, attempt: str, counts: Counts, materials: Ma
     return ledger.request(request).envelope.encode()
 
 
-def state(opened: Entry, drawn: DrawnSeed, request: Certify, signed_head: str) -> Statement:
+def state(opened: Entry, drawn: DrawnSeed, request: Certify, signed_head: str, history: Sequence[Entry]) -> Statement:
     """Return the content of a certificate before it is signed.
+
+    Args:
+        history: entries of the ledger, for the number of lineages.
 
     Raises:
         Refused: if `verify_certificate` would reject this content.
@@ -115,6 +128,7 @@ def state(opened: Entry, drawn: DrawnSeed, request: Certify, signed_head: str) -
                 alpha=attempt.alpha,
                 entry=opened.digest,
                 opened=opened.timestamp,
+                lineages=count_lineages(history[: opened.sequence + 1]),
             ),
             seed=drawn.stated(),
             counts=request.counts,
@@ -210,9 +224,9 @@ def verify_certificate(
     if not again:
         checks.append(Check("rerun", None, "not repeated: --rerun does"))
     if repeat is not None and rerun:
-        checks.append(_rerun(predicate, repeat))
+        checks.append(_rerun(predicate, repeat(predicate, bytes.fromhex(predicate.seed.value))))
     if repeat is not None and challenge is not None:
-        checks.append(_challenge(predicate, repeat, challenge))
+        checks.append(_challenge(predicate, repeat(predicate, challenge)))
     return checks
 
 
@@ -230,7 +244,7 @@ def _signer_now(path: Path, trust: TrustRoot, with_ledger: bool) -> list[Check]:
 def _own_checks(statement: Statement) -> list[Check]:
     predicate = statement.predicate
     try:
-        return [_seed(predicate), _alpha(predicate), _statistics(predicate), _claim(statement)]
+        return [_seed(predicate), _alpha(predicate), _statistics(predicate), _claim(statement), _identity(predicate)]
     except (IndexError, ValueError) as error:
         return [Check("statement", False, f"a field is malformed ({error!r})")]
 
@@ -240,10 +254,12 @@ def _digests(statement: Statement, found: Mapping[str, str], again: bool) -> lis
     checks = []
     for name, there in stated.items():
         here = found.get(name)
+        if not there:
+            continue
         if here is None:
             failed = False if again and name in RESTS_ON else None
             checks.append(Check(name, failed, f"certificate {there[:20]}, not compared: {NOT_HERE[name]}"))
-        elif here != there and name == "processor":
+        elif here != there and name in ("processor", "jax"):
             checks.append(Check(name, None, f"certificate {there}, here {here}: counts may differ in their last bits"))
         else:
             checks.append(Check(name, here == there, f"certificate {there[:20]}, here {here[:20]}"))
@@ -300,6 +316,17 @@ def _claim(statement: Statement) -> Check:
     return Check("claim", lines == predicate.claim, " ".join(lines.split()))
 
 
+def _identity(predicate: Predicate) -> Check:
+    """Check that a certificate binds programs, or say that it is older and binds the source only."""
+    materials = predicate.materials
+    if predicate.rules < PROGRAMS_SINCE:
+        return Check("identity", None, "written before programs were bound: the simulator is bound by its source only")
+    bound = all((materials.step, materials.program, materials.artifact, materials.isolation))
+    same = predicate.scope.identified is not None or predicate.scope.step == materials.step
+    detail = f"programs lowered twice, the second time with {materials.isolation}" if bound else "binds no programs"
+    return Check("identity", bound and same, detail if same else "the claim is about another program of the simulator")
+
+
 def _ledger(ledger: Ledger, sha256: str, statement: Statement) -> Check:
     predicate, attempt = statement.predicate, statement.predicate.attempt
     try:
@@ -311,6 +338,8 @@ def _ledger(ledger: Ledger, sha256: str, statement: Statement) -> Check:
             (logged.composite, logged.lineage, logged.scope) == (statement.composite, attempt.lineage, predicate.scope)
             and (logged.dataset, logged.config) == (predicate.materials.dataset, predicate.materials.config)
             and (logged.number, logged.alpha, opened.timestamp) == (attempt.number, attempt.alpha, attempt.opened)
+            and attempt.lineages
+            == (count_lineages(history[: opened.sequence + 1]) if predicate.rules >= PROGRAMS_SINCE else 0)
             and seed is not None
             and seed.envelope.decode() == predicate.seed.record
             and (given := nonces_of(history, attempt.entry)) is not None
@@ -321,7 +350,10 @@ def _ledger(ledger: Ledger, sha256: str, statement: Statement) -> Check:
         )
     except (Refused, BadInput, ValidationError) as error:
         return Check("ledger", False, str(error))
-    return Check("ledger", agree, f"entries for attempt {attempt.number}, seed and result with this file")
+    family = attempt.lineages * (1 - predicate.scope.confidence)
+    over = f"; {attempt.lineages} lineage(s), so any certificate is false with probability <= {family:.2g}"
+    detail = f"entries for attempt {attempt.number}, seed and result with this file"
+    return Check("ledger", agree, detail + (over if attempt.lineages else ""))
 
 
 def _policy(ledger: Ledger, claim: Claim) -> Check:
@@ -351,20 +383,17 @@ def says_the_same(result: Entry, predicate: Predicate) -> bool:
     )
 
 
-def _rerun(predicate: Predicate, repeat: Repeat) -> Check:
-    stated, counts = predicate.counts, repeat(predicate, bytes.fromhex(predicate.seed.value))
-    agree = (counts.episodes, counts.violating) == (stated.episodes, stated.violating)
-    return Check(
-        "rerun",
-        agree,
-        f"certificate {stated.violations} in {stated.episodes}, rerun {counts.violations} in {counts.episodes}",
-    )
+def _rerun(predicate: Predicate, repeated: Mapping[str, Counts]) -> Check:
+    stated = predicate.counts
+    agree = all((c.episodes, c.violating) == (stated.episodes, stated.violating) for c in repeated.values())
+    found = ", ".join(f"{name} {c.violations} in {c.episodes}" for name, c in repeated.items())
+    missing = ", stored program not here" if predicate.materials.artifact and len(repeated) == 1 else ""
+    return Check("rerun", agree, f"certificate {stated.violations} in {stated.episodes}, {found}{missing}")
 
 
-def _challenge(predicate: Predicate, repeat: Repeat, seed: bytes) -> Check:
-    counts = repeat(predicate, seed)
-    return Check(
-        "challenge",
-        counts.certified or not predicate.passed,
-        f"{counts.violations} violations in {counts.episodes} fresh episodes, upper bound {counts.upper_bound:.3g}",
+def _challenge(predicate: Predicate, repeated: Mapping[str, Counts]) -> Check:
+    found = ", ".join(
+        f"{name} {c.violations} violations in {c.episodes} fresh episodes (upper bound {c.upper_bound:.3g})"
+        for name, c in repeated.items()
     )
+    return Check("challenge", all(c.certified for c in repeated.values()) or not predicate.passed, found)

@@ -72,6 +72,8 @@ class Claim(Stated):
     """Parameters of the operating domain; a rerun needs all of them."""
     identified: IdentifiedFrom | None = Field(default=None, exclude_if=lambda found: found is None)
     """Constants that the domain draws from a posterior; None if all constants are assumed to be known."""
+    step: str = Field(default="", exclude_if=lambda digest: not digest)
+    """Digest of the lowered program of the simulator's step; empty in claims by rules 1 and 2."""
     p0: float
     confidence: float
     max_episodes: int
@@ -126,6 +128,18 @@ class Materials(Stated):
     simulator: str
     shield: str
     processor: str
+    step: str = Field(default="", exclude_if=lambda digest: not digest)
+    """Lowered program of the simulator's step; empty in certificates of rules 1 and 2, which bind the source only."""
+    program: str = Field(default="", exclude_if=lambda digest: not digest)
+    """Lowered program of the whole episode, with constants."""
+    artifact: str = Field(default="", exclude_if=lambda digest: not digest)
+    """File of the episode's program, which a rerun executes."""
+    isolation: str = Field(default="", exclude_if=lambda said: not said)
+    """Restrictions of the process that lowered the programs a second time."""
+    custom_calls: str = Field(default="", exclude_if=lambda said: not said)
+    """Compiled functions of other libraries that the episode's program calls, such as LAPACK's."""
+    jax: str = Field(default="", exclude_if=lambda said: not said)
+    """Versions of jax and jaxlib."""
 
 
 class Digest(Stated):
@@ -146,6 +160,9 @@ class NumberedAttempt(Stated):
     entry: str
     opened: str
     """Time of the attempt's entry."""
+    lineages: int = Field(default=0, exclude_if=lambda number: not number)
+    """Lineages of the home at the attempt; the probability of any false certificate is at most lineages * (1 -
+    confidence). 0 in certificates by rules 1 and 2."""
 
 
 class Seed(Stated):

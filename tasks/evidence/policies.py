@@ -112,6 +112,11 @@ def unmet_requirement(policy: SafetyPolicy, claim: Claim) -> str | None:
     ):
         if wanted != found:
             return f"{name} must be {wanted} (policy), got {found}"
+    if policy.simulator and policy.simulator != claim.step:
+        return (
+            f"the simulator's program must be {policy.simulator[:12]} (policy), got {claim.step[:12] or 'none'}: check "
+            "what changed in the simulator"
+        )
     # Parameters of a posterior are limited by the check of identified constants below.
     own = {name: value for name, value in claim.domain.items() if not (drawn and name.startswith(POSTERIOR))}
     for name in sorted({*own, *policy.domain}):

@@ -273,7 +273,7 @@ class Signer:
         if (found := nonces_of(history, request.attempt)) is None:
             raise Refused(f"attempt {request.attempt[:12]} has no nonces of the witnesses: repeat the run")
         drawn = DrawnSeed(committed, secret, found.head, found.nonces)
-        statement = state(opened, drawn, request, self._head())
+        statement = state(opened, drawn, request, self._head(), history)
         payload = statement.model_dump(mode="json", by_alias=True)
         return Answer(envelope=self._key.seal(PAYLOAD_TYPE, payload).decode())
 

@@ -79,9 +79,17 @@ def unwritable_is_bad_input(path: Path) -> Iterator[None]:
 
 
 def make_folder(path: Path) -> Path:
-    """Create a folder and its parents if missing, and return the path; raise BadInput if the disk is not writable."""
+    """Create a folder and its parents if missing, with the mode of the nearest existing folder; return the path.
+
+    Raises:
+        BadInput: if the disk is not writable.
+    """
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     with unwritable_is_bad_input(path):
-        path.mkdir(parents=True, exist_ok=True)
+        mode = missing[-1].parent.stat().st_mode & 0o777 if missing else 0
+        for folder in reversed(missing):
+            folder.mkdir(mode, exist_ok=True)
+        path.mkdir(exist_ok=True)
     return path
 
 

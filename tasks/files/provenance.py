@@ -125,6 +125,11 @@ def processor_class() -> str:
     return f"{platform.system()}-{platform.machine()}-{widest}".lower()
 
 
+def jax_versions() -> str:
+    """Return the versions of jax and jaxlib, such as '0.10.2, jaxlib 0.10.2'."""
+    return f"{metadata.version('jax')}, jaxlib {metadata.version('jaxlib')}"
+
+
 def compiled_programs(home: Home) -> Path:
     """Return the home's folder for programs compiled by JAX, for the present jaxlib version and processor family."""
     return home.root / "cache" / "jax" / f"{metadata.version('jaxlib')}-{processor_class()}"

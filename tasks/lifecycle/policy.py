@@ -76,6 +76,7 @@ def _draft(claim: Claim, beat_plant: bool, persons: int, identified: list[str]) 
         horizon=claim.horizon,
         family=claim.family,
         domain={name: value for name, value in claim.domain.items() if not name.startswith(POSTERIOR)},
+        simulator=claim.step,
         identified=identified,
         p0=claim.p0,
         confidence=claim.confidence,

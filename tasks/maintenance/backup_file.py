@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from configs.errors import BadInput, NeoRLError
 from configs.home import Home
@@ -43,10 +43,10 @@ class Header(BaseModel):
     made: str
     root: str
     """Path of the home."""
-    files: int
-    size: int
+    files: int = Field(ge=0)
+    size: int = Field(ge=0)
     """Bytes of all files."""
-    entries: int
+    entries: int = Field(ge=0)
     """Number of ledger entries."""
     left_out: tuple[str, ...]
 

@@ -8,9 +8,9 @@ import os
 import shutil
 import sqlite3
 import tarfile
-from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path, PurePosixPath
+from typing import IO, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -20,10 +20,16 @@ from tasks.evidence.audit.audit import AuditReport, audit
 from tasks.evidence.certificate import Check
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.files.canonical import exclusive, fsync_path, make_folder, unwritable_is_bad_input
-from tasks.maintenance.backup_file import BLOCK, FORMAT, HEADER, SUMS, Hashing, Header, Megabytes
+from tasks.maintenance.backup_file import BLOCK, FORMAT, HEADER, MEGABYTE, SUMS, Hashing, Header, Megabytes
+from tasks.maintenance.restored import hold, work_of
 from tasks.progress import Report
 
 AGAIN = "take another copy of the backup"
+LONGEST_EXTENSION = 1 << 16
+"""Bytes of an extended header, which gives a long name."""
+LONGEST_NAME, DEEPEST = 1024, 32
+"""Bytes and folders of a file's path in the home."""
+LONGEST_LINE = 64 + 2 + LONGEST_NAME + 1
 FOUND_BY_PATH = ("prefect/storage", "results")
 """Folders of cached results. They contain absolute paths, so they are removed if the home's path changes."""
 
@@ -41,6 +47,8 @@ class Restored(BaseModel):
     left_out: tuple[str, ...]
     moved: bool
     """Whether the home's path has changed, so that cached results were removed."""
+    work: tuple[str, ...]
+    """Schedules, runs, automations and work queues that wait for `neorl up --accept-restored`."""
     checks: tuple[str, ...]
     """One line for each check of the audit."""
     passed: bool
@@ -80,6 +88,9 @@ def restore(archive: Path, root: Path, progress: Report) -> Restored:
             moved = header.root != str(root)
             if moved:
                 _drop_absolute_paths(staging, header.root, str(root))
+            work = work_of(staging, header.made)
+            if work.found:
+                hold(staging, work)
             os.sync()
             _put_in_place(staging, root)
         finally:
@@ -93,44 +104,112 @@ def restore(archive: Path, root: Path, progress: Report) -> Restored:
         made=header.made,
         left_out=header.left_out,
         moved=moved,
+        work=work.found,
         checks=tuple(_line(check.name, check.passed, check.detail) for check in report.checks),
         passed=report.passed,
     )
 
 
+class _PlainMember(tarfile.TarInfo):
+    """Header of a plain file; everything else that tar can express is refused before it is read."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Parse a header.
+
+        Raises:
+            tarfile.ReadError: if it is no plain file's, or an extension of more than 64 KiB.
+        """
+        found = super().frombuf(buf, encoding, errors)
+        if found.type == tarfile.XHDTYPE and found.size <= LONGEST_EXTENSION:
+            return found
+        if found.type != tarfile.REGTYPE:
+            raise tarfile.ReadError(f"{found.name[:80]!r} has type {found.type!r} and {found.size} bytes")
+        return found
+
+
+class _Unpacked:
+    """Files of a backup so far, within the limits that the header states."""
+
+    def __init__(self, archive: Path, header: Header) -> None:
+        self.archive, self.header = archive, header
+        self.digests: dict[str, str] = {}
+        self._folders: set[str] = set()
+        self._size = 0
+
+    def accept(self, member: tarfile.TarInfo) -> None:
+        """Account for a file.
+
+        Raises:
+            Refused: if the name or the size is unacceptable; nothing is written then.
+        """
+        name, folders = member.name, [str(folder) for folder in PurePosixPath(member.name).parents][:-1]
+        known = name in self.digests or name in self._folders or any(folder in self.digests for folder in folders)
+        if member.sparse is not None or known or not _is_inside(name):
+            raise Refused(f"{self.archive} has the unexpected member {name[:80]!r}: {AGAIN}")
+        self._folders.update(folders)
+        self._size += member.size
+        # Files may grow while they are copied.
+        if len(self.digests) >= 1.1 * self.header.files + 1 or self._size > 1.1 * self.header.size + MEGABYTE:
+            raise Refused(
+                f"{self.archive} has more than the {self.header.files} files of {self.header.size} bytes that it "
+                f"states: {AGAIN}"
+            )
+
+    def compare(self, content: IO[bytes]) -> None:
+        """Compare the digests with the list in the archive, line by line.
+
+        Raises:
+            Refused: if a digest differs, or a file is missing.
+        """
+        left = dict(self.digests)
+        # File names may contain other separators of `splitlines`.
+        while line := content.readline(LONGEST_LINE):
+            digest, _, name = line.decode().removesuffix("\n").partition("  ")
+            got = left.pop(name, None)
+            if got != digest:
+                raise self._wrong(name, digest, got)
+        if left:
+            name, got = min(left.items())
+            raise self._wrong(name, "unlisted", got)
+
+    def _wrong(self, name: str, listed: str, got: str | None) -> Refused:
+        return Refused(
+            f"{name[:80]} in {self.archive} must have SHA-256 {listed[:12]}, got {(got or 'no file')[:12]}: {AGAIN}"
+        )
+
+
 def _unpack(archive: Path, staging: Path, progress: Report) -> tuple[Header, int, int]:
     """Unpack a backup into a folder and verify every file's digest."""
-    found: dict[str, str] = {}
     report = Megabytes(archive.stat().st_size, progress)
-    header: Header | None = None
-    sums: Mapping[str, str] | None = None
+    found: _Unpacked | None = None
+    complete = False
     try:
-        with archive.open("rb") as file, tarfile.open(fileobj=file, mode="r|", bufsize=BLOCK) as tar:
+        with (
+            archive.open("rb") as file,
+            tarfile.open(fileobj=file, mode="r|", bufsize=BLOCK, tarinfo=_PlainMember) as tar,
+        ):
             for member in tar:
-                name = member.name
-                if sums is not None or not member.isreg() or not _is_inside(name) or name in found:
-                    raise Refused(f"{archive} has the unexpected member {name[:80]!r}: {AGAIN}")
                 content = tar.extractfile(member)
                 assert content is not None
-                if name == SUMS:
-                    sums = _read_sums(content.read().decode())
-                elif header is None:
+                if complete:
+                    raise Refused(f"{archive} has the member {member.name[:80]!r} after the digests: {AGAIN}")
+                if found is None:
                     data = content.read(BLOCK)
-                    header, found[name] = _checked_header(name, data), hashlib.sha256(data).hexdigest()
+                    found = _Unpacked(archive, _checked_header(member.name, data))
+                    found.digests[HEADER] = hashlib.sha256(data).hexdigest()
+                elif member.name == SUMS:
+                    found.compare(content)
+                    complete = True
                 else:
-                    found[name] = _write(staging / name, Hashing(content, report))
+                    found.accept(member)
+                    found.digests[member.name] = _write(staging / member.name, Hashing(content, report))
     except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
         message = " ".join(str(error).split())[:120] or type(error).__name__
         raise Refused(f"{archive} is truncated or altered ({message}): {AGAIN}") from error
-    if header is None or sums is None:
+    if found is None or not complete:
         raise Refused(f"{archive} ends before the list of digests: {AGAIN}")
-    wrong = sorted(name for name in {*found, *sums} if found.get(name) != sums.get(name))
-    if wrong:
-        raise Refused(
-            f"{wrong[0]} in {archive} must have SHA-256 {sums.get(wrong[0], 'unlisted')[:12]}, got "
-            f"{found.get(wrong[0], 'no file')[:12]}: {AGAIN}"
-        )
-    return header, len(found) - 1, header.size
+    return found.header, len(found.digests) - 1, found.header.size
 
 
 def _checked_header(name: str, data: bytes) -> Header:
@@ -145,15 +224,10 @@ def _checked_header(name: str, data: bytes) -> Header:
     return header
 
 
-def _read_sums(text: str) -> Mapping[str, str]:
-    # Split at line feeds only: file names may contain other separators of `splitlines`.
-    pairs = (line.split("  ", 1) for line in text.removesuffix("\n").split("\n"))
-    return {name: digest for digest, name in pairs}
-
-
 def _is_inside(name: str) -> bool:
     path = PurePosixPath(name)
-    return bool(name) and not path.is_absolute() and ".." not in path.parts and str(path) == name and "\0" not in name
+    plain = bool(name) and not path.is_absolute() and ".." not in path.parts and str(path) == name and "\0" not in name
+    return plain and len(name.encode()) <= LONGEST_NAME and len(path.parts) <= DEEPEST
 
 
 def _write(path: Path, content: Hashing) -> str:

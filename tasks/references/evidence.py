@@ -20,6 +20,8 @@ class Certificate(Reference):
     composite: str
     path: Path
     reused: bool = False
+    step: str = ""
+    """Digest of the lowered program of the simulator's step; empty in early entries."""
 
     @property
     def found(self) -> str:
@@ -93,6 +95,9 @@ class Evidence(Reference):
     unweighed: str = ""
     rollouts: Interval
     """Gain in return over the tuned controller, by rollouts."""
+    rollout_violations: int = 0
+    """Violated episodes of the candidate among the rollouts; 0 in early entries."""
+    rollout_episodes: int = 0
     fallback_share: float = 0.0
     """Share of rollout steps that the fallback decided."""
     champion: Interval | None = None

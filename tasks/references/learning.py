@@ -239,6 +239,8 @@ class SimulatorErrors(Reference):
     """Prediction errors of the simulator on held-out logs, and on plants of the operating domain."""
 
     signals: dict[str, SignalError]
+    step: str = ""
+    """Digest of the lowered program of the simulator's step; empty in early entries."""
 
     @property
     def found(self) -> str:

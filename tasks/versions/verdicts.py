@@ -18,6 +18,8 @@ ROUNDING = 1e-5
 """Excess over a rate limit that counts as float32 rounding, as a share of the action's range."""
 OUTSIDE = 0.02
 """Share of held-out rows that may lie outside the support in addition to twice the share beyond the quantile."""
+IMPROBABLE = 1e-3
+"""Probability below which rollouts contradict a certificate."""
 NAIVE = ("persistence", "linear autoregression")
 """Predictors that a learned model must beat."""
 
@@ -80,6 +82,32 @@ def fallback(evidence: Evidence) -> bool:
 def statistical(evidence: Evidence) -> bool | None:
     """Return whether the composite is certified, or None if certification was not attempted."""
     return None if evidence.certificate is None else evidence.certificate.passed
+
+
+def statistical_of_one_program(evidence: Evidence) -> bool | None:
+    """Return whether the composite is certified, on the simulator that passed its gate and as rollouts allow."""
+    if not statistical(evidence):
+        return statistical(evidence)
+    return one_program(evidence) and rollouts_agree(evidence)
+
+
+def one_program(evidence: Evidence) -> bool:
+    """Return whether certificate and simulator gate are about the same lowered program of the simulator's step."""
+    certificate = evidence.certificate
+    return certificate is not None and bool(certificate.step) and certificate.step == evidence.simulator.step
+
+
+def rollouts_agree(evidence: Evidence) -> bool:
+    """Return whether the rollouts' violations are possible at the certificate's upper bound of the rate.
+
+    P(K >= k) for K ~ Binomial(n, bound) must be at least `IMPROBABLE`.
+    """
+    certificate, n, k = evidence.certificate, evidence.rollout_episodes, evidence.rollout_violations
+    if certificate is None:
+        return False
+    p = certificate.upper_bound
+    fewer = math.fsum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k))
+    return 1 - fewer >= IMPROBABLE
 
 
 def servability(evidence: Evidence | ProcessEvidence) -> bool | None:

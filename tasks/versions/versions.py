@@ -120,7 +120,10 @@ V1 = Version(
     texts=texts.V1,
 )
 
-VERSIONS: dict[int, Version] = {1: V1, 2: V1._replace(texts=texts.V2)}
+V2 = V1._replace(texts=texts.V2)
+V3 = V2._replace(simulated={**V2.simulated, "statistical": verdicts.statistical_of_one_program})
+"""Certificates bind lowered programs, and plants with equal limits share a lineage."""
+VERSIONS: dict[int, Version] = {1: V1, 2: V2, 3: V3}
 
 
 def newest() -> int:

@@ -221,7 +221,15 @@ def test_gates_come_and_go(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     def judged_anew() -> None:
         last = record_of(ledger.entries("candidate", PLANT)[-1])
         assert isinstance(last.evidence, Evidence)
-        record: CandidateRecord = last.model_copy(update={"gates": gates.judge(last.evidence)})
+        assert last.evidence.certificate is not None
+        # Evidence by earlier rules does not name the simulator's program.
+        step = {"step": "5" * 64}
+        named = {
+            "simulator": last.evidence.simulator.model_copy(update=step),
+            "certificate": last.evidence.certificate.model_copy(update=step),
+        }
+        evidence = last.evidence.model_copy(update=named)
+        record: CandidateRecord = last.model_copy(update={"evidence": evidence, "gates": gates.judge(evidence)})
         ledger.append("candidate", record, plant=PLANT)
 
     def version(gate: bool) -> versions.Version:
@@ -229,20 +237,21 @@ def test_gates_come_and_go(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
         more = {"noise": lambda evidence: evidence.fallback_share <= 1.0} if gate else {}
         return versions.current()._replace(simulated={**simulated, **more})
 
+    now = newest()
     judged_anew()
-    monkeypatch.setitem(versions.VERSIONS, 3, version(gate=True))
+    monkeypatch.setitem(versions.VERSIONS, now + 1, version(gate=True))
     assert audit(home).failures == []
     last = record_of(ledger.entries("candidate", PLANT)[-1])
     with pytest.raises(Refused, match=r"the gates must be data, simulator, .*, servability, noise, got data"):
         ledger.append("candidate", last, plant=PLANT)
     judged_anew()
     assert audit(home).failures == []
-    monkeypatch.setitem(versions.VERSIONS, 4, version(gate=False))
+    monkeypatch.setitem(versions.VERSIONS, now + 2, version(gate=False))
     assert audit(home).failures == []
     judged_anew()
     found = audit(home)
     assert found.failures == []
     met = next(check.detail for check in found.checks if check.name == "versions")
-    later = ", ".join(f"1 entries by version {number}" for number in (2, 3, 4))
-    assert met == f"rules and texts: {ENTRIES} entries by version 1, {later}; this NeoRL writes version 4"
-    assert [entry.rules for entry in ledger.entries()] == [1] * ENTRIES + [2, 3, 4]
+    later = ", ".join(f"1 entries by version {number}" for number in (now, now + 1, now + 2))
+    assert met == f"rules and texts: {ENTRIES} entries by version 1, {later}; this NeoRL writes version {now + 2}"
+    assert [entry.rules for entry in ledger.entries()] == [1] * ENTRIES + [now, now + 1, now + 2]

@@ -68,13 +68,15 @@ def test_a_bundle_is_certified_once_and_can_be_repeated(bundled: tuple[Home, Bun
         return {check.name: check.passed for check in checks}
 
     said = again(here)
-    assert {name for name, passed in said.items() if passed is None} == {"dataset", "config", "policy", "witnesses"}
+    assert {name for name, passed in said.items() if passed is None} == {
+        *("dataset", "config", "artifact", "isolation", "policy", "witnesses")
+    }
     assert all(said[name] for name in (*here, "rerun", "challenge", "ledger"))
     # A changed simulator, lock or code is named although the counts repeat; so is what is not here.
-    for name in ("simulator", "shield", "code", "lock"):
+    for name in ("simulator", "shield", "code", "lock", "step", "program"):
         assert [n for n, passed in again({**here, name: "0" * 64}).items() if passed is False] == [name]
     assert [n for n, passed in again({"composite": bundle.digest}).items() if passed is False] == [
-        *("code", "lock", "simulator", "shield")
+        *("code", "lock", "simulator", "shield", "step", "program")
     ]
     assert audit(home).passed
 

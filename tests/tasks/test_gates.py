@@ -315,3 +315,22 @@ def test_log_only_refusal_names_a_cure(name: str, changes: dict[str, object], cu
     assert "actions vary more" in unknown
     # Old entries have no reason; their text must stay the same.
     assert "an estimate of this policy; use logs" in log_only_gate("ope", process_evidence(supported=False)).detail
+
+
+def test_a_certificate_is_about_the_simulator_that_predicts_the_logs() -> None:
+    other = evidence(certificate=certificate(step="6" * 64))
+    gate = gate_of("statistical", other)
+    assert gate.passed is False
+    assert "certified on simulator 666666666666, but simulator 555555555555 predicts the logs" in gate.detail
+    assert (
+        gate_of("statistical", evidence(certificate=certificate(step=""), simulator=SimulatorErrors(signals={}))).passed
+        is False
+    )
+
+
+def test_rollouts_can_contradict_a_certificate() -> None:
+    # P(K >= k) for n = 256 at 0.002: 0.4010 for k = 1, 0.0145 for k = 3, 0.00017 for k = 5 (binomial law).
+    for violated, passed in ((0, True), (1, True), (3, True), (5, False), (256, False)):
+        gate = gate_of("statistical", evidence(rollout_violations=violated, rollout_episodes=256))
+        assert gate.passed is passed, violated
+    assert "contradicted by 256 of 256 rollouts" in gate.detail

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from importlib.resources import files
 from urllib.parse import urlsplit
 
@@ -22,6 +22,10 @@ from flows.services.asgi.sqlite_retry import SqliteRetry
 from flows.services.processes import LOGIN, LOOPBACK, NAMES
 from flows.services.rest import basic
 
+ONCE = ("host", "origin", "authorization", "sec-fetch-site", "sec-fetch-mode")
+"""Headers that a request may have once only, because two readers could choose different ones."""
+DESCRIPTIONS = ("/docs", "/redoc", "/openapi.json")
+"""Pages of Prefect that describe the API; Prefect itself asks for no login there."""
 OPEN_PATHS = ("/health", "/version")
 BLOCKED_PATHS = ("/ajax-api/3.0/mlflow/assistant", "/ajax-api/3.0/jobs", "/gateway", "/ajax-api/3.0/mlflow/gateway")
 """Parts of MLflow that NeoRL does not use. For example, the assistant executes programs on this machine."""
@@ -32,22 +36,30 @@ class Guard:
 
     Args:
         application: the server.
-        expected: the required Authorization header; empty if the application checks logins itself.
+        expected: the required Authorization header.
+        behind: if given, only paths that begin with one of these texts need the header, because the application checks
+            the other paths itself.
         names: host names by which API clients on other machines may call; pages in browsers need a loopback name.
         blocked: a request is always rejected if its path begins with one of these texts.
     """
 
     def __init__(
-        self, application: ASGIApp, expected: str = "", names: Collection[str] = (), blocked: tuple[str, ...] = ()
+        self,
+        application: ASGIApp,
+        expected: str,
+        names: Collection[str] = (),
+        *,
+        behind: tuple[str, ...] = ("/",),
+        blocked: tuple[str, ...] = (),
     ) -> None:
         self._application, self._expected, self._hosts = application, expected, LOOPBACK.union(names)
-        self._blocked = blocked
+        self._behind, self._blocked = behind, blocked
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Reject a request, or pass the request on to the server."""
         if scope["type"] in {"http", "websocket"}:
-            headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-            refusal = self._refusal(scope["path"], headers)
+            pairs = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
+            refusal = self._refusal(scope["path"], scope.get("method", ""), pairs)
             if refusal is not None:
                 if scope["type"] == "websocket":
                     await send({"type": "websocket.close", "code": 1008})
@@ -56,13 +68,19 @@ class Guard:
                 return
         await self._application(scope, receive, send)
 
-    def _refusal(self, path: str, headers: Mapping[str, str]) -> PlainTextResponse | None:
+    def _refusal(self, path: str, method: str, pairs: Sequence[tuple[str, str]]) -> PlainTextResponse | None:
+        headers, names = dict(pairs), [name for name, _ in pairs]
+        repeated = [name for name in ONCE if names.count(name) > 1]
+        if repeated:
+            return PlainTextResponse(f"{repeated[0]} must be sent once\n", 400)
         host, origin = headers.get("host", ""), headers.get("origin")
         if _hostname(host) not in self._hosts:
             return PlainTextResponse("Host is neither a loopback address nor a name given by --name\n", 403)
         if origin is not None and not _same_origin(origin, host):
             return PlainTextResponse("Origin is not a page of this server\n", 403)
-        if self._expected and path not in OPEN_PATHS:
+        if _from_elsewhere(method, headers):
+            return PlainTextResponse("the request comes from a page of another site\n", 403)
+        if path not in OPEN_PATHS and path.startswith(self._behind):
             given = headers.get("authorization", "")
             if not hmac.compare_digest(given.encode(), self._expected.encode()):
                 scheme = self._expected.partition(" ")[0]
@@ -82,7 +100,9 @@ def prefect() -> ASGIApp:
     if not setting(PREFECT_DATABASE):
         collect_in_thread()
         application = SqliteRetry(application)
-    return Guard(application, names=_names())
+    # The page /ui-settings stays open: Prefect's own login page reads it, and it holds no secret.
+    login = os.environ["PREFECT_SERVER_API_AUTH_STRING"]
+    return Guard(application, basic(login), _names(), behind=DESCRIPTIONS)
 
 
 def mlflow() -> ASGIApp:
@@ -91,7 +111,7 @@ def mlflow() -> ASGIApp:
 
     application: ASGIApp = import_from_string("mlflow.server.fastapi_app:app")
     page = files("mlflow.server").joinpath("js", "build", "index.html").read_text(encoding="utf-8")
-    return Guard(StartPage(application, page), basic(os.environ[LOGIN]), _names(), BLOCKED_PATHS)
+    return Guard(StartPage(application, page), basic(os.environ[LOGIN]), _names(), blocked=BLOCKED_PATHS)
 
 
 def metrics() -> ASGIApp:
@@ -110,6 +130,12 @@ def _hostname(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
+
+
+def _from_elsewhere(method: str, headers: Mapping[str, str]) -> bool:
+    """Return whether a browser says that a page of another site sent the request; a followed link is allowed."""
+    link = method in ("GET", "HEAD") and headers.get("sec-fetch-mode") == "navigate"
+    return headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not link
 
 
 def _same_origin(origin: str, host: str) -> bool:

@@ -262,6 +262,7 @@ def _page(
     body.append(f"<h2>Checks of each episode</h2><table>{limits}</table>")
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
+        """<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">"""
         f"<title>Data validation of {say(plant)}</title><style>{STYLE}</style></head>"
         f"<body><main>{''.join(body)}</main></body></html>\n"
     )

@@ -13,7 +13,7 @@ from configs.code import Described, Origin, SiteOf, UserCode
 from configs.errors import BadInput, Refused, nearest
 from configs.strict import NAME
 from neorl_core.plants import LOGGED, PLANTS
-from neorl_core.plants.base import LoggedSignals
+from neorl_core.plants.base import LoggedSignals, trace_once
 from neorl_core.plants.site import site_plant, site_signals
 from neorl_core.types import Panel, Plant, PlantSpec, Process
 from tasks.files.canonical import digest_json, parse_json
@@ -127,7 +127,7 @@ def plant_of_code(code: UserCode) -> KnownPlant:
     """
     module, tree = import_code(code), tree_of(code)
     file = tree.file(code.module)
-    plant = read_plant(module, code.attribute, str(file))
+    plant = trace_once(read_plant(module, code.attribute, str(file)))
     reached = (name for name in modules_of(code.module, tree=tree) if tree.file(name) is None)
     return KnownPlant(
         plant.spec, plant, logged_signals(module, plant, str(file)), _about(module), tuple(reached), code.digest, code

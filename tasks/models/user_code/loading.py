@@ -150,6 +150,21 @@ def import_code(code: UserCode) -> ModuleType:
         return _imported[code]
 
 
+def covered_files(code: UserCode) -> dict[Path, bytes]:
+    """Return the sources that the digest of a project's code covers, by path in the project.
+
+    Raises:
+        Refused: if the sources do not have the digest.
+    """
+    tree = tree_of(code)
+    sources = _sources(code, tree, code.module)
+    files = [file for name in sources if (file := tree.file(name)) is not None]
+    found = {file.relative_to(tree.folder): file.read_bytes() for file in files}
+    if sorted(map(sha256_hex, found.values())) != sorted(sources.values()) or _digest(code, sources) != code.digest:
+        raise changed(code.module, code.digest, _digest(code, sources))
+    return found
+
+
 def changed(name: str, expected: str, got: str) -> Refused:
     """Return the error for code with another digest than the recorded one."""
     return Refused(f"the code of {name} has digest {got}, must be {expected}: restore the original sources, or retrain")

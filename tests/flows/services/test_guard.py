@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import socket
@@ -29,6 +30,9 @@ FOREIGN = [
     {"Host": "evil.example"},
     {"Host": "127.0.0.1.evil.example"},
     {"Host": "evil.example:4200", "Origin": "http://evil.example:4200"},
+    # Requests without Origin, which browsers mark.
+    {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "no-cors"},
 ]
 OUT = Path("pwned.txt")
 
@@ -72,6 +76,35 @@ def test_no_deployment_without_login(services: Services, headers: dict[str, str]
     assert send(f"{services.prefect_api}/deployments/", headers, malicious(services, "stranger")) == 401
     assert not known(services, "stranger")
     assert send(f"{services.prefect_api}/flow_runs/filter", headers, {}) == 401
+
+
+def test_a_header_that_is_sent_twice_is_refused(services: Services) -> None:
+    address = urlsplit(services.prefect_api)
+    for repeated in ("Origin", "Authorization", "Sec-Fetch-Site"):
+        connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=30)
+        connection.putrequest("POST", "/api/flow_runs/filter", skip_host=True)
+        own = {"Host": address.netloc, "Origin": f"http://{address.netloc}", "Sec-Fetch-Site": "same-origin"}
+        for name, value in {**own, **login(services)}.items():
+            for _ in range(1 + (name == repeated)):
+                connection.putheader(name, value)
+        connection.putheader("Content-Length", "0")
+        connection.endheaders()
+        answer = connection.getresponse()
+        assert (answer.status, answer.read()) == (400, f"{repeated.lower()} must be sent once\n".encode())
+        connection.close()
+
+
+def test_descriptions_of_the_api_need_the_login(services: Services) -> None:
+    server = services.prefect_api.removesuffix("/api")
+    for path in ("/docs", "/redoc", "/openapi.json"):
+        assert send(f"{server}{path}", {}) == 401
+        assert send(f"{server}{path}", login(services)) in (200, 404)
+
+
+def test_a_link_from_another_site_opens_a_page(services: Services) -> None:
+    followed = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    assert send(services.prefect_api.removesuffix("/api"), followed) == 200
+    assert send(f"{services.prefect_api}/flow_runs/filter", {**login(services), **followed}, {}) == 403
 
 
 @pytest.mark.parametrize("headers", FOREIGN)

@@ -150,6 +150,7 @@ def test_prefect_with_sqlite_uses_retry_and_gc_thread(
 ) -> None:
     server, collectors = Counter(tmp_path / "a.db", conflicts=1), []
     monkeypatch.setenv(PREFECT_DATABASE, database)
+    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "neorl:secret")
     monkeypatch.setattr("prefect.server.api.server.create_app", lambda: server.application)
     # Do not change the collector of the test's own process.
     monkeypatch.setattr(guard, "collect_in_thread", lambda: collectors.append(1))

@@ -21,9 +21,11 @@ from tasks.evidence.attempts import (
     check_attempt,
     check_result,
     close_attempt,
+    count_lineages,
     draw_seed,
     find_result,
     lineage_digest,
+    lineage_of,
     open_attempt,
 )
 from tasks.evidence.certificate import PAYLOAD_TYPE, make_certificate, read_certificate, verify_certificate
@@ -31,11 +33,12 @@ from tasks.evidence.claims import Counts, Materials, Predicate
 from tasks.evidence.ledger.keys import open_keys
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.files.canonical import write_atomic
+from tasks.lifecycle.policy import sign
 from tasks.versions.versions import current
-from tests.evidence import CLAIM, MATERIALS, SIMULATOR, attempt_for, certify, counts, forge, inputs, open_ledger
+from tests.evidence import CLAIM, MATERIALS, POLICY, SIMULATOR, attempt_for, certify, counts, forge, inputs, open_ledger
 
 A, B = "a" * 64, "b" * 64
-OWN = ("seed", "alpha", "statistics", "claim")
+OWN = ("seed", "alpha", "statistics", "claim", "identity")
 """What a certificate shows by itself."""
 
 
@@ -59,11 +62,37 @@ def test_attempts_spend_the_exact_alpha(ledger: Ledger) -> None:
     assert counts(attempt_alpha(0.95, 10)).episodes == 8547
 
 
-def test_a_lineage_is_plant_limits_and_domain_family() -> None:
+def test_lineages_of_rules_1_and_2_are_plant_limits_and_domain_family() -> None:
     # sha256sum of {"domain_family":"f","phi":"x<=1","plant":"p"}: another digest would begin every lineage anew.
     assert lineage_digest("p", "x<=1", "f") == "8b151d14c78ed90d7f151b52b9f26491a4818cf3076c38c019c4c3132d139e69"
-    others = (("p", "x<=1", "f"), ("q", "x<=1", "f"), ("p", "x<=2", "f"), ("p", "x<=1", "g"))
-    assert len({lineage_digest(*names) for names in others}) == 4
+
+
+def test_plants_with_equal_limits_share_a_lineage() -> None:
+    shared = lineage_of(CLAIM)
+    # sha256sum of {"limits":["0 <= 2 m","316 <= 332 K"],"plant":""}
+    two = CLAIM.model_copy(update={"phi": "316 <= T <= 332 K; 0 <= level <= 2 m"})
+    assert lineage_of(two) == "966951a6d39fb7e55c94f4d5479272ab08eb814adc0d6db4df9921607020b293"
+    reordered = two.model_copy(update={"phi": "0 <= height <= 2 m; 316 <= temperature <= 332 K"})
+    assert lineage_of(reordered) == lineage_of(two) != shared
+    for change in ({"plant": "other"}, {"family": "other"}, {"horizon": 61}, {"step": B}, {"domain": {"spread": 0.0}}):
+        assert lineage_of(CLAIM.model_copy(update=change)) == shared
+    assert lineage_of(two.model_copy(update={"phi": "316 <= T <= 333 K; 0 <= level <= 2 m"})) != lineage_of(two)
+
+
+def test_renamed_plants_spend_the_same_error_probability(ledger: Ledger) -> None:
+    names = [f"renamed_{i}" for i in range(4)]
+    numbers = [attempt_for(ledger, A, CLAIM.model_copy(update={"plant": name})).number for name in names]
+    assert numbers == [1, 2, 3, 4]
+
+
+def test_a_signed_policy_gives_a_plant_a_lineage_of_its_own(ledger: Ledger) -> None:
+    other = CLAIM.model_copy(update={"plant": "other"})
+    own = POLICY.model_copy(update={"plant": "other", "own_lineage": True})
+    assert attempt_for(ledger, A).number == 1
+    sign(ledger, own, "Ada Lovelace", "it is another reactor")
+    assert lineage_of(other, ledger.entries()) != lineage_of(other)
+    assert attempt_for(ledger, B, other).number == 1
+    assert count_lineages(ledger.entries()) == 2
 
 
 def test_attempt_seed_and_result_are_logged_in_order(ledger: Ledger) -> None:
@@ -216,18 +245,18 @@ def test_a_rerun_of_other_materials_fails(ledger: Ledger, certificate: Path) -> 
 
     def failed(found: dict[str, str]) -> list[str]:
         checks = verify_certificate(
-            certificate, ledger.trust, artefacts=found, repeat=lambda *_: counts(0.025), rerun=True
+            certificate, ledger.trust, artefacts=found, repeat=lambda *_: {"source": counts(0.025)}, rerun=True
         )
         return [check.name for check in checks if check.passed is False]
 
     here = {**MATERIALS.model_dump(), "composite": A}
     assert failed(here) == []
-    for name in ("simulator", "code", "lock", "shield", "composite"):
+    for name in ("simulator", "code", "lock", "shield", "composite", "step", "program"):
         assert failed({**here, name: B}) == [name]
         assert failed({key: value for key, value in here.items() if key != name}) == [name]
     # On another family of processors counts may differ in an episode at the limit: the counts themselves tell.
     assert failed({**here, "processor": "linux-aarch64-asimd"}) == []
-    assert failed({}) == ["composite", "code", "lock", "simulator", "shield"]
+    assert failed({}) == ["composite", "code", "lock", "simulator", "shield", "step", "program"]
 
 
 def test_violations_are_allowed_for(ledger: Ledger) -> None:
@@ -375,10 +404,10 @@ def test_rerun_and_challenge_use_the_right_seeds(ledger: Ledger, certificate: Pa
     seeds: list[bytes] = []
     answer = counts(0.025)
 
-    def repeat(predicate: Predicate, seed: bytes) -> Counts:
+    def repeat(predicate: Predicate, seed: bytes) -> dict[str, Counts]:
         seeds.append(seed)
         assert predicate.scope.domain == {"spread": 0.05}
-        return answer
+        return {"source": answer}
 
     def asked(**options: Any) -> bool:
         return verify_certificate(certificate, ledger.trust, repeat=repeat, **options)[-1].passed

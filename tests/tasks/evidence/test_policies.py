@@ -208,9 +208,9 @@ def test_nothing_is_promoted_without_a_policy(ledger: Ledger) -> None:
 def test_a_champion_from_before_a_stricter_policy_is_reported(ledger: Ledger) -> None:
     first = crown(ledger, A)
     assert before_policy(ledger.entries(), PLANT) is None
-    assert draft_of_champion(ledger.entries(), PLANT) == changed(approval_days=90, certificate_days=366).model_copy(
-        update={"approvers": Approvers(count=1)}
-    )
+    assert draft_of_champion(ledger.entries(), PLANT) == changed(
+        approval_days=90, certificate_days=366, simulator=CLAIM.step
+    ).model_copy(update={"approvers": Approvers(count=1)})
     sign(ledger, changed(p0=1e-4), "a reviewer", "stricter")
     assert champion(ledger.entries(), PLANT) == first
     said = before_policy(ledger.entries(), PLANT)
@@ -353,3 +353,13 @@ def test_a_policy_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         read_policy(path, "double_mass")
     with pytest.raises(BadInput, match="neorl policy draft chemical_reactor"):
         read_policy(tmp_path / "none.yaml", PLANT)
+
+
+def test_a_policy_binds_the_simulators_program() -> None:
+    assert CLAIM.step
+    assert unmet_requirement(changed(simulator=CLAIM.step), CLAIM) is None
+    other = unmet_requirement(changed(simulator="f" * 64), CLAIM)
+    assert other is not None
+    assert other.startswith("the simulator's program must be ffffffffffff (policy), got ")
+    assert unmet_requirement(changed(simulator="f" * 64), CLAIM.model_copy(update={"step": ""})) is not None
+    assert unmet_requirement(POLICY, CLAIM) is None, "policies of earlier versions bind no program"

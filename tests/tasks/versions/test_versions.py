@@ -38,6 +38,7 @@ VERDICTS = {"1": True, "0": False, "-": None}
 TEXTS = {
     1: "11137d6672a2d3e0",
     2: "c44dd5dd3918fe5d",
+    3: "c44dd5dd3918fe5d",
 }
 """SHA-256 of each version's wording. A released wording never changes: add a version instead."""
 
@@ -96,7 +97,7 @@ def digest(name: str) -> str:
 def test_audit_judges_each_entry_by_its_own_version(tmp_path: Path, add: Any) -> None:
     ledger = open_ledger(Home(tmp_path / "home"))
     crown(ledger, digest("a"))
-    before = len(ledger.entries())
+    before, now = len(ledger.entries()), newest()
     add("noise")
     crown(ledger, digest("b"))
     assert [gate["name"] for gate in ledger.entries("candidate")[-1].body["gates"]][-1] == "noise"
@@ -106,17 +107,19 @@ def test_audit_judges_each_entry_by_its_own_version(tmp_path: Path, add: Any) ->
     assert not [check for check in found.failures if check.name not in ("files", "served")]
     rules = [entry.rules for entry in ledger.entries()]
     assert rules == sorted(rules)
-    assert (set(rules), rules[before - 1], rules[before]) == ({2, 3, 4}, 2, 3)
+    assert (set(rules), rules[before - 1], rules[before]) == ({now, now + 1, now + 2}, now, now + 1)
     named = next(check.detail for check in found.checks if check.name == "versions")
-    assert named.startswith(f"rules and texts: {before} entries by version 2, ")
-    assert named.endswith("this NeoRL writes version 4")
+    assert named.startswith(f"rules and texts: {before} entries by version {now}, ")
+    assert named.endswith(f"this NeoRL writes version {now + 2}")
 
 
 def test_a_candidate_without_a_later_gate_cannot_be_approved(tmp_path: Path, add: Any) -> None:
     ledger = open_ledger(Home(tmp_path / "home"))
     waiting, approved = verdict(ledger, digest("a")), approve(ledger, PLANT, verdict(ledger, digest("b")))
     add("noise")
-    cure = "judged by rules version 2, but rules version 3 requires the gate noise too: retrain it"
+    cure = (
+        f"judged by rules version {newest() - 1}, but rules version {newest()} requires the gate noise too: retrain it"
+    )
     with pytest.raises(Refused, match=cure):
         approve(ledger, PLANT, waiting)
     with pytest.raises(Refused, match=cure):
@@ -138,7 +141,10 @@ def forge(ledger: Ledger, rules: object) -> None:
 @pytest.mark.parametrize(
     ("rules", "refusal"),
     [
-        (None, "ledger entry 2: uses rules version 1 after an entry of version 2, and versions never decrease"),
+        (
+            None,
+            f"ledger entry 2: uses rules version 1 after an entry of version {newest()}, and versions",
+        ),
         (9, f"ledger entry 2: uses rules version 9, this NeoRL knows up to {newest()}: upgrade"),
         (1, "ledger entry 2: rules must be a whole number of at least 2, got 1"),
         (0, "ledger entry 2: rules must be a whole number of at least 2, got 0"),
@@ -164,7 +170,7 @@ def test_a_later_version_asks_for_an_upgrade_and_no_backup(
     monkeypatch.setenv("NEORL_HOME", str(ledger.home.root))
     assert run(["audit", "verify"]) == 1
     shown = capsys.readouterr()
-    assert "ledger entry 2: uses rules version 9, this NeoRL knows up to 2: upgrade NeoRL" in shown.out
+    assert f"ledger entry 2: uses rules version 9, this NeoRL knows up to {newest()}: upgrade NeoRL" in shown.out
     assert shown.err.rstrip().endswith("upgrade NeoRL.")
     assert "backup" not in shown.err
 
@@ -187,11 +193,11 @@ def test_a_certificate_keeps_the_wording_of_its_version(tmp_path: Path, monkeypa
 def test_a_certificate_of_a_later_version_asks_for_an_upgrade(tmp_path: Path, add: Any) -> None:
     ledger = open_ledger(Home(tmp_path / "home"))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setitem(versions.VERSIONS, 3, versions.current())
+        patched.setitem(versions.VERSIONS, newest() + 1, versions.current())
         path = certify(ledger, digest("a"))
     checks = verify_certificate(path, ledger.trust)
     details = [check.detail for check in checks if check.passed is False]
-    assert "uses rules version 3, this NeoRL knows up to 2: upgrade NeoRL" in details
+    assert f"uses rules version {newest() + 1}, this NeoRL knows up to {newest()}: upgrade NeoRL" in details
 
 
 def test_signed_heads_do_not_depend_on_versions(tmp_path: Path, add: Any) -> None:

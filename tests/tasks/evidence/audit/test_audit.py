@@ -72,7 +72,7 @@ def test_an_untouched_home_passes_and_says_what_was_checked(furnished: Home) -> 
         "heads": "2 signed heads are in the ledger's history",
         "attempts": "6 entries",
         "decisions": "4 entries",
-        "versions": "rules and texts: 15 entries by version 2; this NeoRL writes version 2",
+        "versions": "rules and texts: 15 entries by version 3; this NeoRL writes version 3",
         "promotions": "3 entries",
         "shadows": "0 entries",
         "monitoring": "0 entries",
@@ -341,7 +341,7 @@ def test_a_false_certificate_is_found(copied: Home) -> None:
     key, _ = open_keys(copied, first_use=False)
     true = counts(attempt.alpha)
     request = Certify(attempt=attempt.entry, counts=true, materials=MATERIALS)
-    statement = state(ledger.entry(attempt.entry), drawn, request, ledger.signed_head()).model_dump(
+    statement = state(ledger.entry(attempt.entry), drawn, request, ledger.signed_head(), ledger.entries()).model_dump(
         mode="json", by_alias=True
     )
     false = counts(attempt.alpha, (1,), episodes=4000).model_copy(update={"certified": True})

@@ -1,0 +1,169 @@
+"""Lower a claim's programs a second time, in a process without this one's environment, files and call path.
+
+A plant's Python code runs while JAX traces it. Code that reads the environment, the clock, the call stack or a file
+gives different programs here and there, so the certificate is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from configs.code import Origin, SiteOf, UserCode
+from configs.errors import Refused
+from configs.strict import Strict
+from tasks.evidence.claims import Claim
+from tasks.models.user_code.loading import covered_files
+
+if TYPE_CHECKING:
+    from neorl_core.safety.program import Program
+
+SECONDS = 600.0
+"""Time limit of the second lowering; the reactor takes about 8 s."""
+
+
+class Programs(NamedTuple):
+    """Programs that a claim is about, with the arguments of the episode's."""
+
+    simulator: Program
+    """From `neorl_core.safety.program.simulator_program`."""
+    episode: Program
+    arguments: tuple[Any, Any]
+    """Composite and operating domain."""
+
+
+class _Request(Strict):
+    """Input of the process."""
+
+    source: Origin | None
+    claim: str
+    """`Claim` as JSON."""
+    code: Path
+    """Folder with NeoRL's packages."""
+
+
+class _Lowered(NamedTuple):
+    simulator: str
+    episode: str
+    isolation: str
+
+
+def programs_of(folder: Path, source: Origin | None, claim: Claim) -> Programs:
+    """Lower the programs of a claim about a bundle.
+
+    Raises:
+        Refused: if a program depends on more than its arguments.
+    """
+    from neorl_core.safety.composite import composite_controller
+    from neorl_core.safety.program import ImpureProgram, episode_program, simulator_program
+    from neorl_core.types import Plant
+    from tasks.evaluation.claims import claimed_simulator
+    from tasks.models.bundles.bundle import load_bundle
+
+    plant, composite = load_bundle(folder, source=source)
+    if not isinstance(plant, Plant):
+        raise Refused(f"the bundle {folder.name} has no simulator: a log-only plant cannot be certified")
+    simulator, domain = claimed_simulator(plant, claim)
+    try:
+        return Programs(
+            simulator_program(simulator, domain),
+            episode_program(simulator, composite_controller(simulator), composite, domain, claim.batch),
+            (composite, domain),
+        )
+    except ImpureProgram as error:
+        raise Refused(f"plant {claim.plant} cannot be certified: {error}") from error
+
+
+class SecondLowering:
+    """A running process that lowers the programs of a claim again."""
+
+    def __init__(self, folder: Path, source: Origin | None, claim: Claim) -> None:
+        self._box = tempfile.TemporaryDirectory(prefix="neorl-")
+        box = Path(self._box.name)
+        shutil.copytree(folder, box / "bundle")
+        request = _Request(
+            source=_copied(source, box / "project"), claim=claim.model_dump_json(), code=Path(__file__).parents[2]
+        )
+        (box / "request.json").write_text(request.model_dump_json())
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-m", __name__, str(box)],
+            cwd=box,
+            # Messages without JAX's own frames end with the plant's error.
+            env={"JAX_TRACEBACK_FILTERING": "off"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def compare(self, here: Programs) -> str:
+        """Wait for the process, and compare the programs.
+
+        Returns:
+            The restrictions under which the process ran.
+
+        Raises:
+            Refused: if the process failed, or a program differs.
+        """
+        from neorl_core.safety.program import first_difference
+
+        try:
+            said, _ = self._process.communicate(timeout=SECONDS)
+            if self._process.returncode:
+                reason = said.strip().splitlines()[-1][:300] if said.strip() else "no message"
+                raise Refused(f"the plant cannot be lowered in an isolated process ({reason}): read no files in it")
+            there = _Lowered(**json.loads((Path(self._box.name) / "answer.json").read_text()))
+            for name in ("simulator", "episode"):
+                program: Program = getattr(here, name)
+                if program.text != getattr(there, name):
+                    difference = first_difference(program.text, getattr(there, name))
+                    raise Refused(
+                        f"the {name}'s program depends on more than the plant's source: lowered here and in an "
+                        f"isolated process it differs, first in {difference}: remove the dependence"
+                    )
+            return there.isolation
+        except subprocess.TimeoutExpired as error:
+            raise Refused(f"the isolated process did not lower the plant within {SECONDS:g} s: simplify it") from error
+
+    def close(self) -> None:
+        """Kill the process if it runs, and remove the copies."""
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdout:
+            self._process.stdout.close()
+        self._box.cleanup()
+
+
+def _copied(source: Origin | None, project: Path) -> Origin | None:
+    """Return a plant's origin, with the sources that the digest covers copied to another folder."""
+    code = source.code if isinstance(source, SiteOf) else source
+    if not isinstance(code, UserCode) or code.project is None:
+        return source
+    for name, data in covered_files(code).items():
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_bytes(data)
+    moved = code.model_copy(update={"project": project})
+    return source.model_copy(update={"code": moved}) if isinstance(source, SiteOf) else moved
+
+
+def main(box: Path) -> None:
+    """Lower the programs that `box/request.json` asks for, and write them to `box/answer.json`."""
+    from tasks.evaluation.sandbox import restrict
+
+    request = _Request.model_validate_json((box / "request.json").read_bytes())
+    os.umask(0o077)
+    os.environ["TMPDIR"] = str(box)
+    held = restrict(box, request.code)
+    found = programs_of(box / "bundle", request.source, Claim.model_validate_json(request.claim))
+    answer = _Lowered(found.simulator.text, found.episode.text, held)
+    (box / "answer.json").write_text(json.dumps(answer._asdict()))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

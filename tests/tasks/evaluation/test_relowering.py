@@ -1,0 +1,31 @@
+"""Programs of pure plants agree in two processes; plants that notice their certification are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.redteam.plants import ASK, NOTICE, lower_twice, noticing
+from configs.errors import Refused
+
+SLOW = pytest.mark.slow
+
+
+def test_programs_of_a_pure_plant_agree(tmp_path: Path) -> None:
+    programs, isolation = lower_twice(tmp_path)
+    assert isolation
+    assert len(programs.simulator.digest) == len(programs.episode.digest) == 64
+    assert programs.episode.custom_calls == ()
+
+
+@pytest.mark.parametrize("statement", ASK.values(), ids=ASK)
+def test_host_calls_are_refused(tmp_path: Path, statement: str) -> None:
+    with pytest.raises(Refused, match=r"calls the host by '(\w+_callback|debug_print)'"):
+        lower_twice(tmp_path, statement)
+
+
+@pytest.mark.parametrize("name", ["environment", *(pytest.param(n, marks=SLOW) for n in NOTICE if n != "environment")])
+def test_a_plant_that_looks_at_its_surroundings_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(Refused, match=r"differs, first in|cannot be lowered in an isolated process"):
+        lower_twice(tmp_path, noticing(NOTICE[name]))
