@@ -63,6 +63,27 @@ def limited_signals(spec: PlantSpec) -> dict[str, Constraint]:
     return limits
 
 
+def measured_limits(spec: PlantSpec, drawn: Sequence[Panel] = ()) -> tuple[tuple[int, int, float, float], ...]:
+    """Return the observations that limits are about: (observation, limit, low, high) in the observation's unit.
+
+    The panels of `make_panels` name the observations. A limit without an observation is left out.
+    """
+    found = []
+    for panel in make_panels(spec, drawn):
+        limit = _limit(panel, spec)
+        for name in panel.signals if panel.limit else ():
+            column = spec.observation.names.index(name)
+            shift = _offset(limit.unit, spec.observation.units[column])
+            found.append((column, spec.constraints.index(limit), limit.low + shift, limit.high + shift))
+    return tuple(found)
+
+
+def unmeasured_limits(spec: PlantSpec, drawn: Sequence[Panel] = ()) -> tuple[str, ...]:
+    """Return the names of the limits that no observation shows, so that only the plant's own margins are about them."""
+    measured = {limit for _, limit, _, _ in measured_limits(spec, drawn)}
+    return tuple(limit.name for i, limit in enumerate(spec.constraints) if i not in measured)
+
+
 def make_panels(spec: PlantSpec, drawn: Sequence[Panel] = ()) -> tuple[Panel, ...]:
     """Return the plant's own panels or, if the plant has none, panels of all limits and set points.
 

@@ -11,6 +11,7 @@ from configs.code import UserCode
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.run import OpenedRun
+from neorl_core.panels import unmeasured_limits
 from neorl_core.safety.bounds import betting_episodes
 from neorl_core.safety.certify import certify_results
 from neorl_core.safety.program import Program, read_program
@@ -152,23 +153,23 @@ def certify(
         BadInput: if `certify.max_episodes` is too small to pass the test, even without a violation.
     """
     known_plant = plant_of(run)
-    plant, composite = known_plant.simulator(), load_bundle(bundle.folder, bundle.digest, run.source)[1]
+    simulator, composite = known_plant.simulator(), load_bundle(bundle.folder, bundle.digest, run.source)[1]
     ledger = Ledger.open(home)
-    claim = claim_of(plant, run, identification)
+    claim = claim_of(simulator, run, identification)
     dataset = (identification.dataset or dataset) if dataset == ANY_DATASET else dataset
     lineage = lineage_of(claim, ledger.entries())
     code = known_plant.sources(*COUNTED_BY)
     of = [] if claim.identified is None else [claim.identified.model_dump(mode="json")]
     config = digest_json([run.certify.model_dump(mode="json"), claim.domain, code, *of])
     inputs = Inputs(lineage=lineage, composite=bundle.digest, dataset=dataset, config=config)
-    known, policy = find_result(ledger.entries(), inputs), policy_of(ledger.entries(), plant.spec.name)
+    known, policy = find_result(ledger.entries(), inputs), policy_of(ledger.entries(), simulator.spec.name)
     expired = known and policy and expires(known, policy.certificate_days) < datetime.now(UTC)
     if known is not None and not expired:
         return _reused(home, ledger, known)
     attempt = unfinished(ledger, inputs, claim)
     if attempt is None:
         number = next_number(ledger.entries(), lineage)
-        claim = claim_of(plant, run, identification, number)
+        claim = claim_of(simulator, run, identification, number)
         least = betting_episodes(claim.p0, 0, attempt_alpha(claim.confidence, number))
         if claim.max_episodes < least:
             raise BadInput(
@@ -196,9 +197,13 @@ def certify(
         isolation=isolation,
         custom_calls=", ".join(programs.episode.custom_calls),
         jax=jax_versions(),
+        unmeasured=", ".join(unmeasured_limits(simulator.spec, simulator.drawn)),
     )
     envelope = make_certificate(ledger, attempt.entry, counts, materials)
-    path = home.folder("certificates", plant.spec.name) / f"attempt-{attempt.number:04d}-{bundle.digest[:12]}.dsse.json"
+    path = (
+        home.folder("certificates", simulator.spec.name)
+        / f"attempt-{attempt.number:04d}-{bundle.digest[:12]}.dsse.json"
+    )
     program = write_atomic(artifact_of(path), artifact)
     write_atomic(path, envelope)
     found = Outcome(

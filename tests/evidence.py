@@ -144,6 +144,7 @@ def counts(alpha: float, violating: tuple[int, ...] = (), episodes: int | None =
         handovers=3,
         mean_return=12.5,
         crashed=0,
+        steps=n * CLAIM.horizon,
     )
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from benchmarks.redteam.attacks import ATTACKS, Attack
 from benchmarks.redteam.people import PEOPLE
-from benchmarks.redteam.plants import ASK, NOTICE, certify_plant, noticing
+from benchmarks.redteam.plants import ASK, HIDE, NOTICE, certify_plant, hide, noticing
 from benchmarks.redteam.stage import Stage
 from benchmarks.redteam.witnessed import ORIGIN, pin_witnesses, witness_in
 from benchmarks.tamper import copy_home, tamper
@@ -65,6 +65,10 @@ PLANTS = (
     *(
         Attack(f"13.{number}", f"a plant that calls the host: {name}", "home", certify_plant(statement))
         for number, (name, statement) in enumerate(ASK.items(), 1)
+    ),
+    *(
+        Attack(f"14.{number}", f"a plant that hides violations: {name}", "home", hide(changes))
+        for number, (name, changes) in enumerate(HIDE.items(), 1)
     ),
 )
 

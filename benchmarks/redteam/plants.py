@@ -1,19 +1,21 @@
-"""Plants that notice their certification, or that ask the host during an episode: attacks 12.
+"""Plants that cheat: they notice their certification, call the host, or hide violations (attacks 12 to 14).
 
-Each attack adds a statement to the step of a tank. NeoRL lowers the tank's programs twice and must refuse them.
+Attacks 12 and 13 add a statement to the step of a tank. NeoRL lowers the tank's programs twice and must refuse them.
+Attacks 14 hide that the tank leaves its limits in every episode. The test must not certify it.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 
 from benchmarks.redteam.stage import Stage
 from configs.code import UserCode
-from neorl_core.safety.composite import make_composite
+from neorl_core.safety.certify import CertificationCounts, certify
+from neorl_core.safety.composite import composite_controller, make_composite
 from tasks.evaluation.relowering import Programs, SecondLowering, programs_of
 from tasks.evidence.claims import Claim
 from tasks.models.bundles.bundle import save_bundle
@@ -80,13 +82,38 @@ ASK = {
 """Call of the host -> statement."""
 
 
-def write_project(folder: Path, statement: str = "") -> UserCode:
-    """Copy the tank's project, with a statement before the end of its step."""
+OVERFLOW = {"LOWEST, HIGHEST = 0.1, 1.8": "LOWEST, HIGHEST = 0.95, 1.05"}
+"""Limits that the tank's controller leaves."""
+MARGINS = "two_sided_margin(level, LOWEST, HIGHEST)[None],\n"
+HIDE = {
+    "margins + 5": {MARGINS: f"5.0 + {MARGINS}"},
+    "margins of wider limits": {MARGINS: "two_sided_margin(level, 0.0, 9.0)[None],\n"},
+    "margins that are never negative": {MARGINS: f"jnp.abs({MARGINS.removesuffix(',')[:-2]}),\n"},
+    "terminate before a violation": {
+        MARGINS: "jnp.ones(1),\n",
+        "observation=observe(following)": "observation=observe(state)",
+        "terminated=jnp.asarray(False)": "terminated=jnp.abs(level - 1.0) > 0.04",
+    },
+    "truncate after a step": {
+        MARGINS: "jnp.ones(1),\n",
+        "observation=observe(following)": "observation=observe(following).at[0].set(1.0)",
+        "following.step >= HORIZON": "following.step >= 1",
+    },
+}
+"""Way to hide violations -> replaced parts of the tank's file."""
+
+
+def write_project(folder: Path, statement: str = "", changes: Mapping[str, str] | None = None) -> UserCode:
+    """Copy the tank's project, with a statement before the end of its step, and with replaced parts."""
     shutil.copytree(TANK, folder, ignore=shutil.ignore_patterns("__pycache__"))
     file = folder / "plants" / "tank.py"
     text = file.read_text(encoding="utf-8")
     assert END in text
-    file.write_text(text.replace(END, f"    {statement}\n{END}" if statement else END), encoding="utf-8")
+    text = text.replace(END, f"    {statement}\n{END}" if statement else END)
+    for old, new in (changes or {}).items():
+        assert old in text
+        text = text.replace(old, new, 1)
+    file.write_text(text, encoding="utf-8")
     # No digest covers this file.
     file.with_name("seen.txt").write_text("SEEN = True\n", encoding="utf-8")
     return find_code("plants/tank.py", folder)
@@ -121,6 +148,24 @@ def lower_twice(folder: Path, statement: str = "") -> tuple[Programs, str]:
     with closing(SecondLowering(folder / "bundle", code, claim)) as second:
         programs = programs_of(folder / "bundle", code, claim)
         return programs, second.compare(programs)
+
+
+def hidden_counts(folder: Path, changes: Mapping[str, str]) -> CertificationCounts:
+    """Certify the controller of a tank that leaves its limits and hides it."""
+    plant = plant_of_code(write_project(folder, changes=OVERFLOW | dict(changes))).simulator()
+    controller, composite = composite_controller(plant), make_composite(plant)
+    return certify(plant, controller, composite, plant.domain, 1, p0=0.1, alpha=0.05, max_episodes=200, batch=64)
+
+
+def hide(changes: Mapping[str, str]) -> Callable[[Stage], str | None]:
+    """Return an attack that certifies a tank which hides violations."""
+
+    def play(stage: Stage) -> str | None:
+        with tempfile.TemporaryDirectory(prefix="redteam-") as folder:
+            counts = hidden_counts(Path(folder) / "project", changes)
+        return None if counts.certified else f"{counts.violations} violations in {counts.episodes} episodes"
+
+    return play
 
 
 def certify_plant(statement: str) -> Callable[[Stage], str | None]:

@@ -137,7 +137,7 @@ class Stage:
         inputs = Inputs(lineage=lineage_of(claim), composite=composite, dataset=digest, config=digest)
         attempt = open_attempt(ledger, inputs, claim)
         draw_seed(ledger, attempt)
-        counts = invented(claim.p0, attempt.alpha)
+        counts = invented(claim.p0, attempt.alpha, claim.horizon)
         materials = Materials(**dict.fromkeys(Materials.model_fields, digest))
         envelope = make_certificate(ledger, attempt.entry, counts, materials)
         path = write_atomic(self.home.folder("certificates") / f"{composite[:12]}.dsse.json", envelope)
@@ -203,7 +203,7 @@ class Stage:
         return f"{failures[0].name}: {failures[0].detail}" if failures else None
 
 
-def invented(p0: float, alpha: float) -> Counts:
+def invented(p0: float, alpha: float, horizon: int = 1) -> Counts:
     """Return invented counts without a violation that are sufficient for a certificate."""
     n = betting_episodes(p0, 0, alpha)
     return Counts(
@@ -219,6 +219,7 @@ def invented(p0: float, alpha: float) -> Counts:
         handovers=0,
         mean_return=None,
         crashed=0,
+        steps=n * horizon,
     )
 
 

@@ -124,6 +124,6 @@ def play(
         key_constants, key_run, key_act = jax.random.split(key, 3)
         constants = plant.sample_params(key_constants, plant.domain)
         trajectory = rollout(plant, controller, BehaviourParams(base_params, own, key_act), key_run, constants)
-        return summarise(trajectory)._replace(trajectory=trajectory if trace else None)
+        return summarise(trajectory, plant)._replace(trajectory=trajectory if trace else None)
 
     return jax.vmap(episode)(keys, behaviour)

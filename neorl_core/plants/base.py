@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
+from neorl_core.panels import measured_limits
 from neorl_core.types import Controller, Params, Plant, Space
 
 Constants = TypeVar("Constants")
@@ -46,7 +47,7 @@ class EpisodeResult(NamedTuple):
     """Undiscounted sum of rewards."""
     length: Int[Array, " E"]
     violated: Bool[Array, " E"]
-    """True if a limit was crossed or a value was not finite."""
+    """True by `summarise`: a limit was crossed, a value was not finite, or the episode ended early."""
     min_margins: Float[Array, "E K"]
     handovers: Int[Array, " E"]
     """Number of switches to the fallback."""
@@ -135,10 +136,12 @@ def rollout(
     return jax.lax.scan(step, carry, jnp.arange(plant.spec.horizon))[1]
 
 
-def summarise(trajectory: Trajectory) -> EpisodeResult:
+def summarise(trajectory: Trajectory, plant: Plant) -> EpisodeResult:
     """Return the statistics of one trajectory. Use `vmap` for several trajectories.
 
-    A non-finite observation, action, reward or margin counts as a violation.
+    An episode is violated by a negative margin, by an observation beyond the limit that it shows
+    (`panels.measured_limits`), by a non-finite observation, action, reward or margin, and by an end before the horizon.
+    A plant can therefore pass neither by margins that its signals contradict, nor by short episodes.
     """
     alive = trajectory.alive[:, None]
     finite = [
@@ -151,12 +154,16 @@ def summarise(trajectory: Trajectory) -> EpisodeResult:
             trajectory.rewards[:, None],
         )
     ]
+    shown = [
+        jnp.all((two_sided_margin(trajectory.next_observations[:, column], low, high) >= 0) | ~trajectory.alive)
+        for column, _, low, high in measured_limits(plant.spec, plant.drawn)
+    ]
     least = jnp.min(jnp.where(alive, trajectory.margins, jnp.inf), axis=0)
     before = jnp.concatenate([jnp.zeros_like(trajectory.handed_over[:1]), trajectory.handed_over[:-1]])
     return EpisodeResult(
         ret=jnp.sum(trajectory.rewards),
         length=jnp.sum(trajectory.alive),
-        violated=~(jnp.all(least >= 0) & jnp.all(jnp.stack(finite))),
+        violated=~(jnp.all(least >= 0) & jnp.all(jnp.stack([*finite, *shown])) & jnp.all(trajectory.alive)),
         min_margins=least,
         handovers=jnp.sum(trajectory.handed_over & ~before),
     )
@@ -182,6 +189,6 @@ def rollouts(
         key_constants, key_run = jax.random.split(key)
         constants = plant.sample_params(key_constants, domain)
         trajectory = rollout(plant, controller, controller_params, key_run, constants)
-        return summarise(trajectory)._replace(trajectory=trajectory if trace else None)
+        return summarise(trajectory, plant)._replace(trajectory=trajectory if trace else None)
 
     return jax.vmap(episode)(keys)

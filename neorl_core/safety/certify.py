@@ -47,6 +47,8 @@ class CertificationCounts(NamedTuple):
     """Mean of the finite returns."""
     crashed: int = 0
     """Violations that were counted because a batch crashed or timed out."""
+    steps: int = 0
+    """Simulated steps of all episodes; an episode without a violation has as many as the horizon."""
 
 
 Run = Callable[[Plant, Controller, Params, PRNGKeyArray, Params], EpisodeResult | None]
@@ -100,7 +102,7 @@ class _Tally:
         self._p0, self._alpha = p0, alpha
         self._violating: list[int] = []
         self._margins = np.full(constraints, np.inf)
-        self._episodes = self._crashed = self._handovers = self._returned = 0
+        self._episodes = self._crashed = self._handovers = self._returned = self._steps = 0
         self._return = 0.0
         self.stop = "running"
 
@@ -115,6 +117,7 @@ class _Tally:
             return
         margins = np.asarray(result.min_margins, dtype=np.float64)[:counted]
         self._margins = np.minimum(self._margins, np.where(np.isfinite(margins), margins, np.inf).min(axis=0))
+        self._steps += int(np.asarray(result.length)[:counted].sum())
         self._handovers += int(np.asarray(result.handovers)[:counted].sum())
         returns = np.asarray(result.ret, dtype=np.float64)[:counted]
         returns = returns[np.isfinite(returns)]
@@ -153,6 +156,7 @@ class _Tally:
             handovers=self._handovers,
             mean_return=self._return / self._returned if self._returned else None,
             crashed=self._crashed,
+            steps=self._steps,
         )
 
 
@@ -174,8 +178,8 @@ def certify_batches(
     The test certifies at the first episode at which the e-value (`bounds.log_e_value`) reaches 1/alpha, which refutes
     the hypothesis. It stops without a certificate when too many violations make a certificate impossible within
     `max_episodes`. The e-value permits checks after every episode, and a stop without a certificate cannot cause a
-    false certificate. Episodes with non-finite values count as violated (`plants.base.summarise`), and so do all
-    episodes of a batch without a result.
+    false certificate. `plants.base.summarise` states when an episode is violated;
+    all episodes of a batch without a result are.
 
     Args:
         controller: usually `composite_controller(plant)`.

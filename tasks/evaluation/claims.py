@@ -11,7 +11,7 @@ from neorl_core.safety.certify import BATCH
 from neorl_core.types import Params, Plant
 from tasks.evaluation.guarded import SECONDS
 from tasks.evidence.attempts import attempt_alpha
-from tasks.evidence.claims import Claim, DrawnConstant, IdentifiedFrom
+from tasks.evidence.claims import Claim, DrawnConstant, IdentifiedFrom, exact
 from tasks.files.canonical import digest_json
 from tasks.models.plants.step import step_digest
 from tasks.references import KNOWN, Identification
@@ -51,7 +51,7 @@ def claim_of(plant: Plant, run: OpenedRun, identification: Identification = KNOW
         identified = IdentifiedFrom(dataset=identification.dataset, constants=tuple(constants))
     return Claim(
         plant=spec.name,
-        phi="; ".join(f"{c.low:g} <= {c.name} <= {c.high:g} {c.unit}" for c in spec.constraints),
+        phi="; ".join(f"{exact(c.low)} <= {c.name} <= {exact(c.high)} {c.unit}" for c in spec.constraints),
         horizon=spec.horizon,
         family=f"{spec.name}.{type(plant.domain).__name__}",
         domain_name=f"domain {spec.name}/{name}",

@@ -21,6 +21,7 @@ from tasks.versions.versions import newest
 SHARED_SINCE = 3
 """First version of the rules by which plants with equal limits share a lineage."""
 CERTIFICATES = "certificates/"
+NUMBER = re.compile(r"-?inf|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
 class Inputs(Body):
@@ -88,13 +89,13 @@ def shared_lineage(phi: str, own: str = "") -> str:
     """Return the lineage of all plants with equal limits: sorted numbers and units, without any name.
 
     A renamed plant, a copy with an operation without effect, or a site of a fleet therefore gets no error probability
-    of its own.
+    of its own. Limits count with three digits, so that a shift of a millionth gains nothing either.
 
     Args:
         phi: limits as in a claim, such as '316 <= reactor_temperature <= 332 K; ...'.
         own: name of a plant whose policy states that it differs from other plants with equal limits.
     """
-    limits = sorted(re.sub(r"<= .* <=", "<=", limit) for limit in phi.split("; "))
+    limits = sorted(NUMBER.sub(lambda n: f"{float(n[0]):.3g}", re.sub(r"<= .* <=", "<=", x)) for x in phi.split("; "))
     return digest_json({"limits": limits, "plant": own})
 
 

@@ -68,6 +68,7 @@ NOT_HERE = {
     "isolation": "only a certification isolates",
     "custom_calls": "the program's digest covers them",
     "jax": "only a rerun compares it: --rerun",
+    "unmeasured": "names, not a digest",
     "dataset": "the claim is about the simulator, independent of the training data",
     "config": "the run's file is not here; the scope contains the relevant settings",
 }
@@ -300,11 +301,16 @@ def _statistics(predicate: Predicate) -> Check:
         and certified is counts.certified is predicate.passed
         and (certified or not reached.size)
     )
+    horizon = predicate.scope.horizon
+    if predicate.rules >= PROGRAMS_SINCE:
+        # Only a violated episode may be shorter than the horizon.
+        agree = agree and (n - k) * horizon <= counts.steps <= n * horizon
+    steps = f" of {counts.steps:,} steps" if counts.steps else ""
     verdict = "reaches" if certified else "does not reach"
     return Check(
         "statistics",
         agree,
-        f"{k} violations in {n} episodes: log e-value {log_e:.4f} {verdict} {-math.log(alpha):.4f}",
+        f"{k} violations in {n} episodes{steps}: log e-value {log_e:.4f} {verdict} {-math.log(alpha):.4f}",
     )
 
 

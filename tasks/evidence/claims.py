@@ -19,7 +19,8 @@ PROTOCOL = (
     "Episodes run on the simulator in the order of the keys that the seed gives; constants and disturbances are drawn "
     "from the operating domain. An e-value bets that the violation probability is p0/10 rather than p0. It is updated "
     "after every episode and certifies when it reaches 1/alpha of the attempt, with alpha_j = alpha/(j(j+1)). An "
-    "episode with a non-finite number counts as violated. If a batch ends in an error or takes longer than the scope's "
+    "episode counts as violated by a negative margin, by an observation beyond the limit that it shows, by a "
+    "non-finite number, and by an end before the horizon. If a batch ends in an error or takes longer than the scope's "
     "seconds, all its episodes count as violated. A killed process resumes the attempt with the same seed. The attempt "
     "is logged with its whole scope before the seed exists. The seed is the SHA-256 of a secret and of nonces: first "
     "the SHA-256 of the secret is logged with the names of the witnesses, then these countersign a head that contains "
@@ -88,7 +89,8 @@ class Claim(Stated):
             steps=self.horizon,
             domain=self.domain_name,
             limits=self.phi,
-            p0=_short(self.p0),
+            # Claims by rules 1 and 2 have no step and show six digits.
+            p0=repr(self.p0) if self.step and float(_short(self.p0)) != self.p0 else _short(self.p0),
             confidence=100 * self.confidence,
             composite=composite[:12],
             simulator=simulator[:12],
@@ -116,6 +118,8 @@ class Counts(Stated):
     mean_return: float | None
     crashed: int
     """Number of violations from batches that failed or took too long."""
+    steps: int = Field(default=0, exclude_if=lambda number: not number)
+    """Simulated steps of all episodes; 0 in certificates by rules 1 and 2, which do not count them."""
 
 
 class Materials(Stated):
@@ -140,6 +144,8 @@ class Materials(Stated):
     """Compiled functions of other libraries that the episode's program calls, such as LAPACK's."""
     jax: str = Field(default="", exclude_if=lambda said: not said)
     """Versions of jax and jaxlib."""
+    unmeasured: str = Field(default="", exclude_if=lambda said: not said)
+    """Limits that no observation shows: the plant's own margins alone decide about them."""
 
 
 class Digest(Stated):
@@ -218,6 +224,11 @@ def _witnessed(witnesses: Sequence[str], texts: Texts) -> str:
         return texts.unwitnessed
     local = all(name.startswith(LOCAL) for name in witnesses)
     return (texts.witnessed_locally if local else texts.witnessed).format(names=" and ".join(witnesses))
+
+
+def exact(value: float) -> str:
+    """Format a number with as few digits as give it exactly."""
+    return short if float(short := f"{value:g}") == value else repr(value)
 
 
 def _short(value: float) -> str:

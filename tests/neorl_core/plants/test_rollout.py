@@ -58,13 +58,18 @@ WALK = Plant(
 REST = WALK.fallback
 
 
+def limited(bound: float) -> Plant:
+    """Return the walk with other limits; its margins follow `Walk.bound`."""
+    return WALK._replace(spec=WALK.spec._replace(constraints=(Constraint("x", "m", -bound, bound),)))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("bound", "probability"), [(0.8, 0.04726868), (0.9, 0.00967962), (1.0, 0.00159505606)])
 @pytest.mark.parametrize("ends", [0.0, 1.0])
 def test_violations_occur_with_known_probability(bound: float, probability: float, ends: float) -> None:
     # Truth 1.7, by quadrature. Two-sided 99.9 % intervals; the seed is fixed.
     keys = jax.random.split(jax.random.key(5), 10_000)
-    result = rollouts(WALK, REST, (), keys, Walk(bound=bound, ends=ends))
+    result = rollouts(limited(bound), REST, (), keys, Walk(bound=bound, ends=ends))
     count = int(result.violated.sum())
     assert clopper_pearson_lower(count, 10_000, 5e-4) < probability < clopper_pearson_upper(count, 10_000, 5e-4)
     np.testing.assert_array_equal(result.violated, result.min_margins[:, 0] < 0)
@@ -131,7 +136,7 @@ def test_controller_nan_in_last_step_is_a_violation() -> None:
     assert rollouts(reactor, FAILING, (jnp.nan, 59), keys, reactor.domain).violated.all()
 
 
-VIOLATED = jax.jit(lambda trajectory: summarise(trajectory).violated)
+VIOLATED = jax.jit(lambda trajectory: summarise(trajectory, WALK).violated)
 ONE = jax.jit(lambda key, controller, params: rollout(WALK, controller, (), key, params), static_argnums=1)
 
 
@@ -141,8 +146,31 @@ def test_nan_in_any_live_field_is_a_violation(field: str) -> None:
     assert not VIOLATED(run)
     array = getattr(run, field)
     assert VIOLATED(run._replace(**{field: array.at[7].set(jnp.nan)}))
-    dead = run._replace(alive=jnp.arange(200) < 7, **{field: array.at[7].set(jnp.nan)})
-    assert not VIOLATED(dead)
+
+
+def test_an_observation_beyond_the_claimed_limit_is_a_violation() -> None:
+    """Truth: margins of a bound of 5.8 m hide that a walk leaves ±0.8 m as often as the honest margins show."""
+    keys = jax.random.split(jax.random.key(5), 500)
+    honest = rollouts(WALK, REST, (), keys, Walk(sd=0.2))
+    hidden = rollouts(WALK, REST, (), keys, Walk(sd=0.2, bound=5.8))
+    assert 0.2 < honest.violated.mean() < 1.0
+    np.testing.assert_array_equal(hidden.violated, honest.violated)
+    unmeasured = WALK._replace(spec=WALK.spec._replace(constraints=(Constraint("y", "m", -0.8, 0.8),)))
+    assert not rollouts(unmeasured, REST, (), keys, Walk(sd=0.2, bound=5.8)).violated.any()
+
+
+@pytest.mark.parametrize("how", ["terminated", "truncated"])
+def test_an_early_end_is_a_violation(how: str) -> None:
+    def step(key: jax.Array, state: Any, action: jax.Array, params: Walk) -> tuple[Any, Timestep]:
+        following, found = walk_step(key, state, action, params)
+        return following, found._replace(**{how: found.truncated | (following[1] > 150 + 100 * (params.sd > 0.02))})
+
+    keys = jax.random.split(jax.random.key(5), 40)
+    early = WALK._replace(step=step)
+    for sd, wrong in ((0.01, True), (0.03, False)):
+        result = rollouts(early, REST, (), keys, Walk(sd=sd))
+        assert (result.min_margins > 0).all()
+        assert (result.violated == wrong).all()
 
 
 def test_margins_by_hand() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.redteam.plants import ASK, NOTICE, lower_twice, noticing
+from benchmarks.redteam.plants import ASK, HIDE, NOTICE, hidden_counts, lower_twice, noticing
 from configs.errors import Refused
 
 SLOW = pytest.mark.slow
@@ -29,3 +29,10 @@ def test_host_calls_are_refused(tmp_path: Path, statement: str) -> None:
 def test_a_plant_that_looks_at_its_surroundings_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(Refused, match=r"differs, first in|cannot be lowered in an isolated process"):
         lower_twice(tmp_path, noticing(NOTICE[name]))
+
+
+@pytest.mark.parametrize("changes", [{}, *HIDE.values()], ids=["honest", *HIDE])
+def test_a_plant_that_hides_violations_is_not_certified(tmp_path: Path, changes: dict[str, str]) -> None:
+    counts = hidden_counts(tmp_path / "project", changes)
+    assert not counts.certified
+    assert 2 * counts.violations > counts.episodes
