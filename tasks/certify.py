@@ -181,8 +181,8 @@ def certify(
     with closing(SecondLowering(bundle.folder, run.source, claim)) as second:
         programs = programs_of(bundle.folder, run.source, claim)
         counts = _count(programs, claim, seed, attempt.alpha, progress)
+        artifact = programs.episode.serialise(derivatives=True)
         isolation = second.compare(programs)
-    artifact = programs.episode.serialise()
     materials = Materials(
         dataset=dataset,
         config=config,

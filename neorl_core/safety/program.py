@@ -62,13 +62,19 @@ class Program:
         """Names of the custom calls, sorted."""
         return tuple(sorted(set(CUSTOM_CALL.findall(self.text))))
 
-    def serialise(self, vjp_order: int = 0) -> bytes:
+    def serialise(self, derivatives: bool = False) -> bytes:
         """Return the program as bytes, for `read_program`.
 
         Args:
-            vjp_order: number of reverse-mode derivatives to include.
+            derivatives: include the first derivatives in reverse mode. A program with a `while_loop` has none.
         """
-        return bytes(self.exported.serialize(vjp_order=vjp_order))
+        if derivatives:
+            try:
+                return bytes(self.exported.serialize(vjp_order=1))
+            except ValueError as error:
+                if "Reverse-mode differentiation" not in str(error):
+                    raise
+        return bytes(self.exported.serialize())
 
 
 class ImpureProgram(ValueError):

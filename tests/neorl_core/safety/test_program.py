@@ -46,6 +46,23 @@ def test_a_stored_program_gives_the_bits_of_rollouts() -> None:
     assert read_program(program.serialise()).digest == program.digest
 
 
+def test_a_stored_program_has_derivatives() -> None:
+    """Truth: the least margin is limit − max |x|, with derivative 1 by the limit in each episode."""
+    program = read_program(episode_program(AUTOREGRESSION, REST, (), DOMAIN, 4).serialise(derivatives=True))
+    key_data = jax.random.key_data(episode_keys(b"seed", 0, 4))
+    leaves = [jnp.float32(leaf) for leaf in DOMAIN]
+    slope = jax.grad(lambda limit: program.exported.call(key_data, limit, *leaves[1:])[3].sum())(leaves[0])
+    assert slope == 4.0
+
+
+def test_a_loop_of_unknown_length_is_stored_without_derivatives() -> None:
+    def halved(reward: Any) -> Any:
+        return jax.lax.while_loop(lambda x: x > 1.0, lambda x: x / 2, reward)
+
+    program = simulator_program(changed(halved), DOMAIN)
+    assert read_program(program.serialise(derivatives=True)).digest == program.digest
+
+
 def test_the_digest_depends_on_every_constant_and_not_on_names() -> None:
     def scaled(factor: float) -> str:
         return simulator_program(changed(lambda reward: reward * factor), DOMAIN).digest
