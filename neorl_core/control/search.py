@@ -109,7 +109,7 @@ def _play(
     def episode(own: Float[Array, " n"], key: PRNGKeyArray) -> tuple[Float[Array, ""], Bool[Array, ""]]:
         key_constants, key_run = jax.random.split(key)
         constants = plant.sample_params(key_constants, plant.domain)
-        result = summarise(rollout(plant, controller, build(own), key_run, constants))
+        result = summarise(rollout(plant, controller, build(own), key_run, constants), plant)
         return result.ret, result.violated
 
     return jax.vmap(episode)(numbers, keys)
