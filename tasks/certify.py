@@ -7,18 +7,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.code import UserCode
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.run import OpenedRun
 from neorl_core.panels import unmeasured_limits
 from neorl_core.safety.bounds import betting_episodes
-from neorl_core.safety.certify import certify_results
-from neorl_core.safety.program import Program, read_program
-from neorl_core.types import Plant
-from tasks.evaluation.claims import claim_of, claimed_simulator
-from tasks.evaluation.episodes import episodes_of
-from tasks.evaluation.relowering import Programs, SecondLowering, programs_of
+from tasks.evaluation.claims import COUNTED_BY, claim_of, simulator_digest
+from tasks.evaluation.relowering import SecondLowering, arguments_file, programs_of
+from tasks.evaluation.repetition import artifact_of, count_violations
 from tasks.evidence.attempts import (
     CERTIFICATES,
     AttemptBody,
@@ -36,19 +32,17 @@ from tasks.evidence.attempts import (
     unfinished,
     witnesses_of,
 )
-from tasks.evidence.certificate import Repeat, make_certificate
-from tasks.evidence.claims import Claim, Counts, Materials, Predicate
+from tasks.evidence.certificate import make_certificate
+from tasks.evidence.claims import Materials
 from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.ledger.ledger import Ledger, artefact
 from tasks.evidence.policies import expires, policy_of
 from tasks.files.canonical import digest_json, sha256_hex, write_atomic
 from tasks.files.provenance import jax_versions, lock_digest, processor_class
-from tasks.files.spec import spec_record
 from tasks.gates import may_certify
 from tasks.identify import simulator_of
-from tasks.models.bundles.bundle import composite_digest, load_bundle, plant_of_bundle
-from tasks.models.bundles.manifest import read_manifest, stored_digest
-from tasks.models.plants.known import KnownPlant, plant_of
+from tasks.models.bundles.bundle import composite_digest, load_bundle
+from tasks.models.plants.known import plant_of
 from tasks.references import (
     KNOWN,
     Bundle,
@@ -66,43 +60,8 @@ from tasks.versions.versions import current
 if TYPE_CHECKING:
     from tasks.progress import Report
 
-COUNTED_BY = (
-    "neorl_core.safety.certify",
-    "neorl_core.safety.composite",
-    "neorl_core.safety.program",
-    "neorl_core.identify.domain",
-    "tasks.evaluation.guarded",
-)
-"""Modules whose code decides which episodes violate a limit. The plant's own modules are added to this list."""
 ANY_DATASET = "none"
 """Stands in place of a dataset's digest if neither a policy nor a simulator's constants were fitted to data."""
-
-
-def simulator_digest(known: KnownPlant, simulator: Plant) -> str:
-    """Return one digest over a simulator's spec, constants and source code."""
-    return digest_json([spec_record(simulator.spec), simulator.params._asdict(), known.sources()])
-
-
-def materials_here(folder: Path, source: UserCode | None, claim: Claim) -> dict[str, str]:
-    """Return the digests that a test of this bundle would record on this machine, by their names in a certificate.
-
-    Raises:
-        Refused: if the bundle's plant is missing on this machine.
-    """
-    known = plant_of_bundle(folder, read_manifest(folder), source)
-    composite = load_bundle(folder, source=source)[1]
-    programs = programs_of(folder, source, claim)
-    return {
-        "composite": stored_digest(folder),
-        "simulator": simulator_digest(known, claimed_simulator(known.simulator(), claim)[0]),
-        "shield": composite_digest(composite.shield, known),
-        "code": known.sources(*COUNTED_BY),
-        "lock": lock_digest(),
-        "processor": processor_class(),
-        "step": programs.simulator.digest,
-        "program": programs.episode.digest,
-        "jax": jax_versions(),
-    }
 
 
 @effect()
@@ -180,8 +139,8 @@ def certify(
     claim, seed = attempt.body.scope, draw_seed(ledger, attempt)
     with closing(SecondLowering(bundle.folder, run.source, claim)) as second:
         programs = programs_of(bundle.folder, run.source, claim)
-        counts = _count(programs, claim, seed, attempt.alpha, progress)
-        artifact = programs.episode.serialise(derivatives=True)
+        counts = count_violations(programs.episode, programs.arguments, claim, seed, attempt.alpha, progress)
+        artifact, arguments = programs.episode.serialise(derivatives=True), arguments_file(programs.arguments)
         isolation = second.compare(programs)
     materials = Materials(
         dataset=dataset,
@@ -194,6 +153,7 @@ def certify(
         step=programs.simulator.digest,
         program=programs.episode.digest,
         artifact=sha256_hex(artifact),
+        arguments=sha256_hex(arguments),
         isolation=isolation,
         custom_calls=", ".join(programs.episode.custom_calls),
         jax=jax_versions(),
@@ -204,7 +164,7 @@ def certify(
         home.folder("certificates", simulator.spec.name)
         / f"attempt-{attempt.number:04d}-{bundle.digest[:12]}.dsse.json"
     )
-    program = write_atomic(artifact_of(path), artifact)
+    kept = [write_atomic(artifact_of(path), artifact), write_atomic(artifact_of(path, ".npz"), arguments)]
     write_atomic(path, envelope)
     found = Outcome(
         passed=counts.certified,
@@ -216,7 +176,7 @@ def certify(
         upper_bound=counts.upper_bound,
         handovers=counts.handovers,
     )
-    result = close_attempt(ledger, attempt, found, [artefact(home, path), artefact(home, program)])
+    result = close_attempt(ledger, attempt, found, [artefact(home, file) for file in (path, *kept)])
     return _certificate(result.read(ResultBody), path, claim.step)
 
 
@@ -227,11 +187,6 @@ def _reused(home: Home, ledger: Ledger, known: Entry) -> Certificate:
     if not path.is_file():
         raise Refused(f"the certificate of attempt {result.number} is missing at {path}: restore this file from backup")
     return _certificate(result, path, ledger.entry(result.attempt).read(AttemptBody).scope.step, reused=True)
-
-
-def artifact_of(certificate: Path) -> Path:
-    """Return the path of the program that a certificate is about."""
-    return certificate.with_name(certificate.name.removesuffix(".dsse.json") + ".jax")
 
 
 def _certificate(result: ResultBody, path: Path, step: str, reused: bool = False) -> Certificate:
@@ -249,61 +204,3 @@ def _certificate(result: ResultBody, path: Path, step: str, reused: bool = False
         reused=reused,
         step=step,
     )
-
-
-def _count(programs: Programs, claim: Claim, seed: bytes, alpha: float, progress: Report | None) -> Counts:
-    """Simulate episodes until the test of one attempt passes or reaches the claim's largest number of episodes."""
-    limits = programs.episode.exported.out_avals[3].shape[1]
-    with episodes_of(claim, programs.episode, programs.arguments, seed) as results:
-        for counts in certify_results(
-            results, limits, p0=claim.p0, alpha=alpha, max_episodes=claim.max_episodes, batch=claim.batch
-        ):
-            if progress:
-                needed = betting_episodes(claim.p0, counts.violations, alpha)
-                progress(counts.episodes, max(min(needed, claim.max_episodes), counts.episodes), "episodes")
-    return Counts(**counts._asdict())
-
-
-def repeat_with(bundle: Path, source: UserCode | None = None, artifact: Path | None = None) -> Repeat:
-    """Return a function that repeats a certificate's test on this machine, used by `neorl certificate verify`.
-
-    Args:
-        artifact: file of the certified program, which is repeated beside the newly lowered one if it has its digest.
-
-    Returns:
-        A function of the certificate's content and the seed, which returns counts by program.
-    """
-
-    def repeat(predicate: Predicate, seed: bytes) -> dict[str, Counts]:
-        # The test ends earlier or later with another alpha, so the repetition uses the alpha of the attempt.
-        claim, alpha = predicate.scope, predicate.attempt.alpha
-        programs = programs_of(bundle, source, claim)
-        found = {"source": _count(programs, claim, seed, alpha, None)}
-        if artifact is not None and artifact.exists() and predicate.materials.artifact:
-            stored = programs._replace(episode=_stored_program(artifact, predicate.materials.artifact))
-            found["stored program"] = _count(stored, claim, seed, alpha, None)
-        return found
-
-    return repeat
-
-
-def _stored_program(path: Path, digest: str) -> Program:
-    """Read a certified program after verifying its digest.
-
-    Raises:
-        Refused: if the file is missing or altered, or this version of jax cannot read it.
-    """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise Refused(f"cannot read the program {path} ('{error.strerror}'): restore it from a backup") from error
-    if sha256_hex(data) != digest:
-        raise Refused(f"{path} has SHA-256 {sha256_hex(data)[:12]}, must be {digest[:12]}: restore it from a backup")
-    try:
-        return read_program(data)
-    except ValueError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise Refused(
-            f"jax {jax_versions()} cannot read the program {path} ({reason}): install the lock file of the commit that "
-            "wrote the certificate"
-        ) from error

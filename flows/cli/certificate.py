@@ -77,12 +77,14 @@ def certificate_verify(
     if repeating:
         if folder is None:
             raise BadInput(f"the bundle of {file} is not in {home.root}: name it with --bundle.")
-        from tasks.certify import artifact_of, materials_here, repeat_with
+        from tasks.evaluation.relowering import lowered_apart
+        from tasks.evaluation.repetition import materials_here, repeat_with
         from tasks.models.user_code.loading import find_code
 
         code = find_code(plant, Path.cwd()) if plant else None
-        found |= materials_here(folder, code, statement.predicate.scope)
-        repeat = repeat_with(folder, code, artifact_of(file))
+        lowered = lowered_apart(folder, code, statement.predicate.scope)
+        found |= materials_here(folder, lowered)
+        repeat = repeat_with(folder, lowered, file)
     with fresh_compilation() if repeating else nullcontext():
         checks = verify_certificate(
             file,

@@ -13,9 +13,19 @@ from tasks.evaluation.guarded import SECONDS
 from tasks.evidence.attempts import attempt_alpha
 from tasks.evidence.claims import Claim, DrawnConstant, IdentifiedFrom, exact
 from tasks.files.canonical import digest_json
+from tasks.files.spec import spec_record
+from tasks.models.plants.known import KnownPlant
 from tasks.models.plants.step import step_digest
 from tasks.references import KNOWN, Identification
 
+COUNTED_BY = (
+    "neorl_core.safety.certify",
+    "neorl_core.safety.composite",
+    "neorl_core.safety.program",
+    "neorl_core.identify.domain",
+    "tasks.evaluation.guarded",
+)
+"""Modules whose code decides which episodes violate a limit. The plant's own modules are added to this list."""
 ROOM = 10
 """Largest number of violations with which the test can pass at the default number of episodes."""
 
@@ -85,3 +95,8 @@ def claimed_simulator(plant: Plant, claim: Claim) -> tuple[Plant, Params]:
     except (ValueError, AttributeError, TypeError) as error:
         raise Refused(f"{error}: use the version of the plant that the certificate is for") from error
     return found, found.domain._replace(**claim.domain)
+
+
+def simulator_digest(known: KnownPlant, simulator: Plant) -> str:
+    """Return one digest over a simulator's spec, constants and source code."""
+    return digest_json([spec_record(simulator.spec), simulator.params._asdict(), known.sources()])

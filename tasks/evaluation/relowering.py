@@ -12,13 +12,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from configs.code import Origin, SiteOf, UserCode
 from configs.errors import Refused
 from configs.strict import Strict
 from tasks.evidence.claims import Claim
+from tasks.files.arrays import npz_bytes, read_npz
+from tasks.files.canonical import write_atomic
 from tasks.models.user_code.loading import covered_files
 
 if TYPE_CHECKING:
@@ -48,10 +54,20 @@ class _Request(Strict):
     """Folder with NeoRL's packages."""
 
 
-class _Lowered(NamedTuple):
+class Lowered(NamedTuple):
+    """Answer of the process."""
+
     simulator: str
+    """Text of the simulator's program."""
     episode: str
     isolation: str
+    """Restrictions under which the process ran."""
+    materials: dict[str, str]
+    """Digests of simulator, shield, code, step and program, by their names in a certificate."""
+    stored: bytes
+    """Episode program, from `Program.serialise`."""
+    leaves: tuple[npt.NDArray[Any], ...]
+    """Arguments of the episode program beside the keys."""
 
 
 def programs_of(folder: Path, source: Origin | None, claim: Claim) -> Programs:
@@ -102,6 +118,27 @@ class SecondLowering:
             text=True,
         )
 
+    def lowered(self) -> Lowered:
+        """Wait for the process, and return the answer.
+
+        Raises:
+            Refused: if the process failed or took too long.
+        """
+        box = Path(self._box.name)
+        try:
+            said, _ = self._process.communicate(timeout=SECONDS)
+            if self._process.returncode:
+                reason = said.strip().splitlines()[-1][:300] if said.strip() else "no message"
+                raise Refused(f"the plant cannot be lowered in an isolated process ({reason}): read no files in it")
+        except subprocess.TimeoutExpired as error:
+            raise Refused(f"the isolated process did not lower the plant within {SECONDS:g} s: simplify it") from error
+        leaves = read_npz(box / "arguments.npz")
+        return Lowered(
+            **json.loads((box / "answer.json").read_text()),
+            stored=(box / "episode.jax").read_bytes(),
+            leaves=tuple(leaves[name] for name in sorted(leaves)),
+        )
+
     def compare(self, here: Programs) -> str:
         """Wait for the process, and compare the programs.
 
@@ -113,23 +150,16 @@ class SecondLowering:
         """
         from neorl_core.safety.program import first_difference
 
-        try:
-            said, _ = self._process.communicate(timeout=SECONDS)
-            if self._process.returncode:
-                reason = said.strip().splitlines()[-1][:300] if said.strip() else "no message"
-                raise Refused(f"the plant cannot be lowered in an isolated process ({reason}): read no files in it")
-            there = _Lowered(**json.loads((Path(self._box.name) / "answer.json").read_text()))
-            for name in ("simulator", "episode"):
-                program: Program = getattr(here, name)
-                if program.text != getattr(there, name):
-                    difference = first_difference(program.text, getattr(there, name))
-                    raise Refused(
-                        f"the {name}'s program depends on more than the plant's source: lowered here and in an "
-                        f"isolated process it differs, first in {difference}: remove the dependence"
-                    )
-            return there.isolation
-        except subprocess.TimeoutExpired as error:
-            raise Refused(f"the isolated process did not lower the plant within {SECONDS:g} s: simplify it") from error
+        there = self.lowered()
+        for name in ("simulator", "episode"):
+            program: Program = getattr(here, name)
+            if program.text != getattr(there, name):
+                difference = first_difference(program.text, getattr(there, name))
+                raise Refused(
+                    f"the {name}'s program depends on more than the plant's source: lowered here and in an "
+                    f"isolated process it differs, first in {difference}: remove the dependence"
+                )
+        return there.isolation
 
     def close(self) -> None:
         """Kill the process if it runs, and remove the copies."""
@@ -138,6 +168,12 @@ class SecondLowering:
         if self._process.stdout:
             self._process.stdout.close()
         self._box.cleanup()
+
+
+def lowered_apart(folder: Path, source: Origin | None, claim: Claim) -> Lowered:
+    """Lower the programs of a claim in a process of their own, so that this one does not execute the plant's code."""
+    with closing(SecondLowering(folder, source, claim)) as apart:
+        return apart.lowered()
 
 
 def _copied(source: Origin | None, project: Path) -> Origin | None:
@@ -160,9 +196,41 @@ def main(box: Path) -> None:
     os.umask(0o077)
     os.environ["TMPDIR"] = str(box)
     held = restrict(box, request.code)
-    found = programs_of(box / "bundle", request.source, Claim.model_validate_json(request.claim))
-    answer = _Lowered(found.simulator.text, found.episode.text, held)
-    (box / "answer.json").write_text(json.dumps(answer._asdict()))
+    claim = Claim.model_validate_json(request.claim)
+    found = programs_of(box / "bundle", request.source, claim)
+    write_atomic(box / "episode.jax", found.episode.serialise())
+    write_atomic(box / "arguments.npz", arguments_file(found.arguments))
+    materials = _materials(box / "bundle", request.source, claim, found)
+    answer = {"simulator": found.simulator.text, "episode": found.episode.text, "isolation": held}
+    (box / "answer.json").write_text(json.dumps({**answer, "materials": materials}))
+
+
+def _materials(folder: Path, source: Origin | None, claim: Claim, programs: Programs) -> dict[str, str]:
+    from tasks.evaluation.claims import COUNTED_BY, claimed_simulator, simulator_digest
+    from tasks.models.bundles.bundle import composite_digest, plant_of_bundle
+    from tasks.models.bundles.manifest import read_manifest
+
+    known = plant_of_bundle(folder, read_manifest(folder), source)
+    return {
+        "simulator": simulator_digest(known, claimed_simulator(known.simulator(), claim)[0]),
+        "shield": composite_digest(programs.arguments[0].shield, known),
+        "code": known.sources(*COUNTED_BY),
+        "step": programs.simulator.digest,
+        "program": programs.episode.digest,
+    }
+
+
+def arguments_file(arguments: tuple[Any, Any]) -> bytes:
+    """Encode the leaves of a program's arguments in their order."""
+    return npz_bytes({f"{number:04d}": leaf for number, leaf in enumerate(as_arrays(arguments))})
+
+
+def as_arrays(arguments: Any) -> list[npt.NDArray[Any]]:
+    """Return the leaves of a program's arguments as the arrays that the program takes."""
+    import jax
+    import jax.numpy as jnp
+
+    return [np.asarray(jnp.asarray(leaf)) for leaf in jax.tree.leaves(arguments)]
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from configs.errors import Refused
 from configs.home import Home
+from configs.safety_policy import SafetyPolicy
 from tasks.evidence.claims import Claim
 from tasks.evidence.ledger.entry import Body, Entry
 from tasks.evidence.ledger.ledger import Ledger
@@ -109,7 +110,7 @@ def lineage_of(claim: Claim, history: Sequence[Entry] = (), rules: int | None = 
     if (newest() if rules is None else rules) < SHARED_SINCE:
         return lineage_digest(claim.plant, claim.phi, claim.family)
     policy = next((e for e in reversed(history) if (e.kind, e.plant) == ("policy", claim.plant)), None)
-    distinct = policy is not None and policy.body["policy"].get("own_lineage", False)
+    distinct = policy is not None and SafetyPolicy.model_validate(policy.body["policy"]).own_lineage
     return shared_lineage(claim.phi, claim.plant if distinct else "")
 
 

@@ -65,6 +65,7 @@ NOT_HERE = {
     "step": "only a rerun lowers the simulator: --rerun",
     "program": "only a rerun lowers the episode: --rerun",
     "artifact": "only a rerun executes it: --rerun",
+    "arguments": "only a rerun executes the program with them: --rerun",
     "isolation": "only a certification isolates",
     "custom_calls": "the program's digest covers them",
     "jax": "only a rerun compares it: --rerun",

@@ -138,6 +138,8 @@ class Materials(Stated):
     """Lowered program of the whole episode, with constants."""
     artifact: str = Field(default="", exclude_if=lambda digest: not digest)
     """File of the episode's program, which a rerun executes."""
+    arguments: str = Field(default="", exclude_if=lambda digest: not digest)
+    """File of the program's arguments: the composite and the operating domain as plain arrays."""
     isolation: str = Field(default="", exclude_if=lambda said: not said)
     """Restrictions of the process that lowered the programs a second time."""
     custom_calls: str = Field(default="", exclude_if=lambda said: not said)

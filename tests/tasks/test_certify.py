@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.run import OpenedRun
+from neorl_core.plants.base import EpisodeResult
 from neorl_core.safety.bounds import betting_episodes
-from tasks.certify import certify, materials_here, repeat_with, simulator_digest
+from neorl_core.safety.certify import certify_results
+from tasks.certify import certify
+from tasks.evaluation import repetition
+from tasks.evaluation.claims import simulator_digest
+from tasks.evaluation.relowering import lowered_apart
+from tasks.evaluation.repetition import materials_here, repeat_with
 from tasks.evidence.attempts import attempt_alpha
 from tasks.evidence.audit.audit import audit
 from tasks.evidence.certificate import read_certificate, verify_certificate
@@ -53,7 +60,8 @@ def test_a_bundle_is_certified_once_and_can_be_repeated(bundled: tuple[Home, Bun
     assert [entry.kind for entry in ledger.entries()] == ["attempt", "seed", "result"] * 2
     stated = read_certificate(found.path, ledger.trust).predicate
     assert stated.claim == found.claim
-    here = materials_here(bundle.folder, None, stated.scope)
+    lowered = lowered_apart(bundle.folder, None, stated.scope)
+    here = materials_here(bundle.folder, lowered)
 
     def again(here: dict[str, str]) -> dict[str, bool | None]:
         checks = verify_certificate(
@@ -61,7 +69,7 @@ def test_a_bundle_is_certified_once_and_can_be_repeated(bundled: tuple[Home, Bun
             ledger.trust,
             artefacts=here,
             ledger=ledger,
-            repeat=repeat_with(bundle.folder),
+            repeat=repeat_with(bundle.folder, lowered, found.path),
             rerun=True,
             challenge=b"the auditor's own",
         )
@@ -69,7 +77,7 @@ def test_a_bundle_is_certified_once_and_can_be_repeated(bundled: tuple[Home, Bun
 
     said = again(here)
     assert {name for name, passed in said.items() if passed is None} == {
-        *("dataset", "config", "artifact", "isolation", "policy", "witnesses")
+        *("dataset", "config", "artifact", "arguments", "isolation", "policy", "witnesses")
     }
     assert all(said[name] for name in (*here, "rerun", "challenge", "ledger"))
     # A changed simulator, lock or code is named although the counts repeat; so is what is not here.
@@ -79,6 +87,43 @@ def test_a_bundle_is_certified_once_and_can_be_repeated(bundled: tuple[Home, Bun
         *("code", "lock", "simulator", "shield", "step", "program")
     ]
     assert audit(home).passed
+
+
+def test_counts_that_the_code_of_a_plant_made_up_do_not_repeat(
+    bundled: tuple[Home, Bundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attack: the code of a plant replaces functions of NeoRL; the auditor executes none of this code."""
+    home, bundle = bundled
+    run = weak(p0=0.25, domain={"start_temperature_spread": 30.0})
+
+    def kind(result: EpisodeResult, *_: object) -> EpisodeResult:
+        return result._replace(violated=np.zeros_like(result.violated), length=np.full_like(result.length, 60))
+
+    honest = certify_results
+    with monkeypatch.context() as patched:
+        patched.setattr(repetition, "certify_results", lambda found, *a, **k: honest(map(kind, found), *a, **k))
+        found = certify(home, run, bundle)
+    assert found.passed
+    trust = Ledger.open(home, write=False).trust
+    lowered = lowered_apart(bundle.folder, None, read_certificate(found.path, trust).predicate.scope)
+    checks = verify_certificate(
+        found.path,
+        trust,
+        artefacts=materials_here(bundle.folder, lowered),
+        repeat=repeat_with(bundle.folder, lowered, found.path),
+        rerun=True,
+    )
+    assert [check.name for check in checks if check.passed is False] == ["rerun"]
+
+
+def test_arguments_of_another_composite_are_refused(bundled: tuple[Home, Bundle]) -> None:
+    home, bundle = bundled
+    found = certify(home, weak(), bundle)
+    predicate = read_certificate(found.path, Ledger.open(home, write=False).trust).predicate
+    lowered = lowered_apart(bundle.folder, None, predicate.scope)
+    other = lowered._replace(leaves=(lowered.leaves[0] + 1, *lowered.leaves[1:]))
+    with pytest.raises(Refused, match=r"are not the .* numbers of"):
+        repeat_with(bundle.folder, other)(predicate, bytes(32))
 
 
 def test_another_source_of_the_simulator_is_another_simulator() -> None:

@@ -14,9 +14,11 @@ from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.run import OpenedRun
 from neorl_core.plants import PLANTS
-from tasks.certify import certify, materials_here, repeat_with, simulator_digest
+from tasks.certify import certify
 from tasks.data.store.reader import StoredDataset
-from tasks.evaluation.claims import claim_of, claimed_simulator
+from tasks.evaluation.claims import claim_of, claimed_simulator, simulator_digest
+from tasks.evaluation.relowering import lowered_apart
+from tasks.evaluation.repetition import materials_here, repeat_with
 from tasks.evidence.certificate import read_certificate, verify_certificate
 from tasks.evidence.claims import Claim
 from tasks.evidence.ledger.ledger import Ledger
@@ -261,12 +263,13 @@ def test_a_certificate_over_a_posterior_holds_when_it_is_run_again(tmp_path: Pat
     assert stated.materials.dataset == FOUND.dataset
     assert stated.scope.identified is not None
     assert stated.scope.identified.dataset == FOUND.dataset
+    lowered = lowered_apart(fallback.folder, None, stated.scope)
     checks = verify_certificate(
         found.path,
         ledger.trust,
-        artefacts=materials_here(fallback.folder, None, stated.scope),
+        artefacts=materials_here(fallback.folder, lowered),
         ledger=ledger,
-        repeat=repeat_with(fallback.folder),
+        repeat=repeat_with(fallback.folder, lowered, found.path),
         rerun=True,
         challenge=b"another",
     )
