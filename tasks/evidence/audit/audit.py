@@ -18,6 +18,7 @@ from tasks.evidence import rules
 from tasks.evidence.attempts import certificate_file
 from tasks.evidence.audit.people import check_people
 from tasks.evidence.audit.witnesses import check_clock, check_witnesses
+from tasks.evidence.bundle_signature import fault_of, signatures_named
 from tasks.evidence.certificate import Check, read_certificate, says_the_same, verify_certificate
 from tasks.evidence.decisions.champions import IN_FORCE, before_policy, champion
 from tasks.evidence.ledger.entry import Entry
@@ -77,6 +78,7 @@ def audit(
     checks += _strangers(home, entries)
     checks += _served(home, entries)
     checks += _controllers(home, entries)
+    checks += _signatures(home, entries)
     checks += _certificates(home, ledger, counting(entries, ledger.trust.pins))
     checks += [check_clock(entries, datetime.now(UTC)), *check_witnesses(home, ledger, entries)]
     return AuditReport(checks)
@@ -291,6 +293,13 @@ def _controllers(home: Home, entries: Sequence[Entry]) -> list[Check]:
             detail = f"{where}: logged as the plant's own controller, but the bundle has a policy or another digest"
             failures.append(Check("controllers", False, detail))
     return failures or [Check("controllers", True, f"{count} composites are the plant's own controller, as logged")]
+
+
+def _signatures(home: Home, entries: Sequence[Entry]) -> list[Check]:
+    """Verify the OpenSSF signatures of bundles; older candidates have none."""
+    named = {pair for entry in entries if entry.kind == "candidate" for pair in signatures_named(home, entry)}
+    failures = [Check("signatures", False, fault) for pair in sorted(named) if (fault := fault_of(*pair)) is not None]
+    return failures or [Check("signatures", True, f"{len(named)} OpenSSF signatures of bundles are valid")]
 
 
 def _records(entries: Sequence[Entry]) -> Iterator[tuple[CandidateRecord, Entry]]:
