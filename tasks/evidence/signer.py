@@ -53,7 +53,7 @@ from tasks.evidence.ledger.signing import HEAD_TYPE, PROJECT_TRUST, SigningKey, 
 from tasks.evidence.ledger.table import GENESIS
 from tasks.evidence.people import rotation
 from tasks.evidence.people.keyring import check_pinned_people
-from tasks.evidence.policies import check_pinned
+from tasks.evidence.policies import check_pinned, check_recorded
 from tasks.evidence.witness.client import WITNESSED, WitnessClient
 from tasks.evidence.witness.seeds import SeedBody, entry_of_attempt, nonces_of
 from tasks.evidence.witness.transport import Transport, http_transport
@@ -223,6 +223,8 @@ class Signer:
         }
         entry = read_entry(payload)
         rules.check(history, entry)
+        if entry.kind == "policy":
+            check_recorded(self.home, history, entry)
         if entry.kind in champions.IN_FORCE:
             check_pinned(history, self._ledger.trust, entry.plant)
         if entry.kind == "seed":

@@ -26,7 +26,7 @@ from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.ledger.protocol import Artefact
 from tasks.evidence.ledger.signing import TrustRoot
 from tasks.evidence.ledger.voided import VOID, before_each, counting, leaves_service
-from tasks.evidence.policies import check_pinned, pinned_file, policy_entry
+from tasks.evidence.policies import check_pinned, check_recorded, pinned_file, policy_entry
 from tasks.evidence.rules import GROUPS
 from tasks.files.canonical import files_in, folder_differences
 from tasks.files.stored import is_stored, stored_sha256
@@ -189,7 +189,7 @@ def _policies(ledger: Ledger, entries: Sequence[Entry]) -> list[Check]:
     if signed and not pinned_file(ledger.trust, signed[0]).parent.is_dir():
         where = f"not compared: no policies are pinned beside {ledger.trust.source}"
         return [Check("policies", None, where)]
-    checks = []
+    checks = [*_renewals(ledger.home, entries)]
     for plant in plants:
         try:
             if plant in signed:
@@ -202,6 +202,18 @@ def _policies(ledger: Ledger, entries: Sequence[Entry]) -> list[Check]:
             continue  # unreadable entries are reported by the rules
     held = f"{len(signed)} pinned policies agree with the ledger and with the champions' claims"
     return checks or [Check("policies", True, held)]
+
+
+def _renewals(home: Home, entries: Sequence[Entry]) -> Iterator[Check]:
+    """Yield a failed check for each renewed policy whose recorded steps differ from those of the policy before."""
+    for place, entry in enumerate(entries):
+        try:
+            if entry.kind == "policy":
+                check_recorded(home, entries[:place], entry)
+        except NeoRLError as error:
+            yield Check("policies", False, f"ledger entry {entry.sequence}: {error}")
+        except (ValidationError, LookupError, TypeError, ValueError):
+            continue  # unreadable entries are reported by the rules
 
 
 def _named_files(entries: Sequence[Entry]) -> Iterator[tuple[int, Artefact]]:
