@@ -83,11 +83,11 @@ def check_policy(history: Sequence[Entry], entry: Entry) -> None:
 
 def _check_renewed(body: PolicyBody, last: Entry | None) -> None:
     """Check that a renewal changes nothing but the digest of the simulator's program, and names recorded steps."""
-    before = last.read(PolicyBody) if last else None
+    before, plant = last.read(PolicyBody) if last else None, body.policy.plant
     if before is None or not before.recorded or not body.recorded:
-        raise Refused("a renewal needs recorded steps, but this policy has none: sign a new policy")
+        raise Refused(f"a renewal needs recorded steps, but the policy of {plant} has none: sign a new one")
     if body.policy != renewed_policy(before.policy, body.policy.simulator):
-        raise Refused("a renewal may change only the digest of the simulator: sign a new policy for other changes")
+        raise Refused(f"a renewal may change only the simulator's digest in the policy of {plant}: sign a new policy")
 
 
 def renewed_policy(policy: SafetyPolicy, simulator: str) -> SafetyPolicy:

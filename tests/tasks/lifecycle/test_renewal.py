@@ -124,7 +124,7 @@ def test_one_person_cannot_change_anything_else_as_a_renewal(ledger: Ledger, pla
     found = renewal(ledger, plants["now"])
     write_steps(ledger.home, "tank", found.now)
     lax = found.policy.model_copy(update={"p0": 0.5})
-    with pytest.raises(Refused, match="a renewal may change only the digest of the simulator"):
+    with pytest.raises(Refused, match="a renewal may change only the simulator's digest in the policy of tank"):
         sign(ledger, lax, ada.name, "why", [ada.signs], renewed=True)
     with pytest.raises(Refused, match="needs 2 persons' signatures, got 1"):
         sign(ledger, found.policy, ada.name, "why", [ada.signs])
