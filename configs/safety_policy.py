@@ -11,6 +11,8 @@ from configs.strict import Approvers, Count, Name, Strict
 
 RULE = "rule: auto"
 """Name of the approver in ledger entries that no person approved."""
+LATER = ("simulator", "earlier_simulators", "own_lineage")
+"""Fields of later versions. Signed statements leave them out if they have their defaults."""
 Days = Annotated[int, Field(ge=1, le=3_660)]
 
 
@@ -28,6 +30,8 @@ class SafetyPolicy(Strict):
     """Parameters of the operating domain that a claim must cover."""
     simulator: str = ""
     """Digest of the lowered program of the simulator's step, `materials.step` of a certificate; empty for any."""
+    earlier_simulators: list[str] = Field(default_factory=list)
+    """Digests of the same step under earlier versions of jax, which `neorl policy renew` adds."""
     own_lineage: bool = False
     """Whether the plant differs from other plants with equal limits, and has an error budget of its own."""
     identified: list[str] = Field(default_factory=list)

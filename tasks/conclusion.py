@@ -10,6 +10,7 @@ from typing import Literal
 
 from configs.home import Home
 from configs.run import OpenedRun
+from tasks.evidence.bundle_signature import sign_bundle
 from tasks.evidence.decisions import champions, shadows
 from tasks.evidence.decisions.queue import record_of, waiting, was_rejected
 from tasks.evidence.ledger.entry import Entry
@@ -179,10 +180,11 @@ def show_artifact(plant: str, headline: str, text: str, flow: str = "retrain") -
 def _registered(home: Home, findings: Learned, record: Record, role: Role, plots: dict[str, Path]) -> Candidate:
     plant, registry = findings.run.plant, Registry(current().mlflow)
     bundle = findings.fallback if role == "fallback" else findings.selected.bundle
-    version = register(record, registry, bundle, plots)
+    signature = sign_bundle(home, bundle.plant, bundle.digest)
+    version = register(record, registry, bundle, plots, signature)
     # The ledger's record lists every file of the MLflow model, because loading the model executes code in these files.
     served = listed_model(home, registry, plant, version.version)
-    return record_candidate(home, findings, version, bundle.folder, served, role, plots)
+    return record_candidate(home, findings, version, bundle.folder, served, role, plots, signature)
 
 
 def _record(

@@ -10,6 +10,7 @@ from configs.errors import Refused
 from configs.home import Home, login
 from configs.run import OpenedRun
 from configs.safety_policy import RULE
+from tasks.evidence.bundle_signature import NAME as OPENSSF
 from tasks.evidence.decisions import approvals, champions, shadows, verdicts
 from tasks.evidence.decisions.queue import VERBS, candidate_with, in_force, record_of, verdict_against
 from tasks.evidence.ledger.entry import Entry
@@ -97,6 +98,7 @@ def record_candidate(
     served: ServedModel,
     role: Role,
     plots: dict[str, Path],
+    signature: Path,
 ) -> Candidate:
     """Log a candidate and its files in the ledger, or return the earlier entry with this run key and composite."""
     ledger = Ledger.open(home)
@@ -128,7 +130,7 @@ def record_candidate(
         shadow_days=findings.run.shadow.days if isinstance(findings, ProcessFindings) else None,
         model=findings.model if isinstance(findings, ProcessFindings) else None,
     )
-    files = folder_artefacts(home, bundle, "bundle")
+    files = folder_artefacts(home, bundle, "bundle") + folder_artefacts(home, signature, OPENSSF)
     files.append(artefact(home, dataset.manifest, "dataset manifest"))
     files += [artefact(home, path, "dataset shard") for path in dataset.shards]
     files += [artefact(home, dataset.view, "dataset view")] if dataset.view else []

@@ -14,8 +14,13 @@ from tasks.registry.upload import HEAD, Artifact, Curve, Submission
 from tasks.report import ReportFiles, describe, read_curves, view
 
 
-def register(record: Record, registry: Registry, bundle: Bundle, plots: Mapping[str, Path]) -> Version:
+def register(
+    record: Record, registry: Registry, bundle: Bundle, plots: Mapping[str, Path], signature: Path | None = None
+) -> Version:
     """Register a candidate, or find the version with the same run key and composite.
+
+    Args:
+        signature: folder with the bundle's OpenSSF signature.
 
     Raises:
         ServiceMissing: if MLflow stops answering; a rerun completes the registration.
@@ -33,6 +38,7 @@ def register(record: Record, registry: Registry, bundle: Bundle, plots: Mapping[
                 name=run_name(record),
                 digest=bundle.digest,
                 bundle=bundle.folder,
+                signature=signature,
                 source=record.run.source,
                 dataset=record.dataset,
                 describe=lambda run_id: description(record, registry.run_url(experiment, run_id), run_id),

@@ -56,7 +56,8 @@ def certificate_verify(
 
     Example: neorl certificate verify certificate.dsse.json --rerun
     """
-    from tasks.evidence.certificate import read_certificate, verify_certificate
+    from tasks.evidence.bundle_signature import check_signatures, signatures_of
+    from tasks.evidence.certificate import Check, read_certificate, verify_certificate
     from tasks.evidence.ledger.ledger import Ledger
     from tasks.evidence.ledger.signing import TrustRoot
 
@@ -94,6 +95,11 @@ def certificate_verify(
             repeat=repeat,
             rerun=rerun,
             challenge=seed,
+        )
+    if folder is not None and (signatures := signatures_of(folder)):
+        fault = check_signatures(folder)
+        checks.append(
+            Check("signature", fault is None, fault or f"{signatures[0].name}: the bundle's OpenSSF signature")
         )
     emit_checks(checks, as_json)
 

@@ -52,6 +52,7 @@ def keys_show(as_json: AsJson = False) -> None:
 
     Example: neorl keys show
     """
+    from tasks.evidence.ledger.client import model_key
     from tasks.evidence.ledger.ledger import Ledger
     from tasks.evidence.ledger.signing import TrustRoot, home_pin, key_id, trust_yaml
     from tasks.lifecycle.keys import key_rows
@@ -65,12 +66,14 @@ def keys_show(as_json: AsJson = False) -> None:
     names = ("id", "person", "roles", "since", "until", "revoked")
     result = {
         "id": key_id(public),
+        "model_key": model_key(home),
         "trusted": sorted(root.keys),
         "trust_root": str(root.source),
         "pins": [pin._asdict() for pin in pins],
         "people": [dict(zip(names, row, strict=True)) for row in people],
     }
-    lines = [f"signs as {result['id']}", f"trusted: {', '.join(sorted(root.keys))} ({root.source})"]
+    lines = [f"signs as {result['id']}", f"signs bundles with the key whose file has SHA-256 {result['model_key']}"]
+    lines += [f"trusted: {', '.join(sorted(root.keys))} ({root.source})"]
     lines += [f"{row[1]} ({row[2] or 'no role'}): {row[0]}, {_dates(row)}" for row in people]
     emit(result, as_json, [*lines, trust_yaml(*pins).decode().rstrip()])
 

@@ -1,4 +1,4 @@
-"""Commands `neorl policy show`, `draft` and `sign`."""
+"""Commands `neorl policy show`, `draft`, `sign` and `renew`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from flows.cli.common import AsJson, Plant, emit, group, known_plant
 from flows.cli.keys import By, KeyFile, actor_of
 
 if TYPE_CHECKING:
+    from configs.run import OpenedRun
     from configs.safety_policy import SafetyPolicy
+    from tasks.models.plants.known import KnownPlant
 
+Run = Annotated[Path | None, typer.Option(help="A run of the plant, if the plant is neither built in nor installed.")]
 policy = group("Manage a plant's safety policy: required claim, approvers and validity of a champion.")
 
 
@@ -93,11 +96,13 @@ def policy_sign(
         list[Path] | None, typer.Option(help="File signed by another person with --statement-to; repeatable.")
     ] = None,
     statement_to: Annotated[Path | None, typer.Option(help="Sign, but only write the policy to this file.")] = None,
+    run: Run = None,
     as_json: AsJson = False,
 ) -> None:
     """Sign a safety policy, record it in the ledger and pin it. Later promotions must meet this policy.
 
-    If the policy in force requires persons' keys, a change needs as many signatures as an approval.
+    If the policy in force requires persons' keys, a change needs as many signatures as an approval. The command records
+    64 steps of the simulator for a later `neorl policy renew`.
 
     Example: neorl policy sign chemical_reactor chemical_reactor.policy.yaml --why "two approvers from 2027"
     """
@@ -107,10 +112,12 @@ def policy_sign(
     from tasks.evidence.people.statement import signed_elsewhere
     from tasks.evidence.policies import pinned_file
     from tasks.files.canonical import write_atomic
-    from tasks.lifecycle.policy import read_policy, sign, signed_policy
+    from tasks.lifecycle.policy import read_policy, record_steps, sign, signed_policy
 
     home = Home.locate()
     policy, actor = read_policy(file, plant), actor_of(by, key)
+    if policy.simulator and (known := _simulated(plant, run)) is not None:
+        record_steps(Ledger.open(home, write=statement_to is None), known, policy)
     if statement_to is not None:
         if actor.signatory is None:
             raise BadInput(f"no key of {actor.name} to sign with: run 'neorl keys create --person', or pass --key.")
@@ -128,6 +135,68 @@ def policy_sign(
     lines = [f"the policy of {plant} is ledger entry {entry.sequence}, pinned in {pinned}"]
     result = {"entry": entry.digest, "sequence": entry.sequence, "pinned": str(pinned), "champion": problem}
     emit(result, as_json, [*lines, actor.signature, *([problem] if problem else [])])
+
+
+@policy.command("renew")
+def policy_renew(
+    plant: Plant,
+    why: Annotated[str, typer.Option(help="Reason, stored in the ledger; without it, nothing is signed.")] = "",
+    run: Run = None,
+    by: By = "",
+    key: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Renew a policy after an upgrade of jax alone: compare the simulator with recorded steps; one person signs.
+
+    The command refuses if the simulator's source or operating domain changed, or if outputs differ by more than
+    rounding (1e-5 of the largest recorded value of each output). A changed simulator needs a new policy.
+
+    Example: neorl policy renew chemical_reactor --why "jax 0.11"
+    """
+    from flows.services.locks import plant_lock
+    from tasks.evidence.ledger.ledger import Ledger
+    from tasks.lifecycle.renewal import renew, renewal
+
+    home, known = Home.locate(), _simulated(plant, run)
+    if known is None:
+        raise BadInput(f"the code of {plant} is not installed: name a run of this plant with --run RUN.yaml.")
+    with plant_lock(home, plant):
+        found = renewal(Ledger.open(home, write=False), known)
+        lines = [
+            f"{len(found.now.inputs['keys'])} recorded steps differ by at most {found.difference:.3g} of the values",
+            f"jax: {found.before.jax} -> {found.now.jax}",
+            f"program: {found.before.simulator} -> {found.now.simulator}",
+        ]
+        result = {"difference": found.difference, "policy": found.policy.model_dump(mode="json"), "entry": None}
+        if why:
+            actor = actor_of(by, key)
+            entry = renew(Ledger.open(home), known, actor.name, why, [actor.signatory] if actor.signatory else [])
+            result["entry"] = entry.digest
+            lines.append(f"the renewed policy of {plant} is ledger entry {entry.sequence}; {actor.signature}")
+        else:
+            lines.append(f"next: neorl policy renew {plant} --why ...")
+    emit(result, as_json, lines)
+
+
+def _simulated(name: str, run: Path | None) -> KnownPlant | None:
+    """Return a plant; None if the plant is neither built in nor installed, and no run is given."""
+    from tasks.models.plants.known import plant_named, plant_of
+
+    if run is not None:
+        return plant_of(_opened(name, run))
+    try:
+        return plant_named(name)
+    except BadInput:
+        return None
+
+
+def _opened(plant: str, run: Path) -> OpenedRun:
+    from flows.preflight import checked_run
+
+    opened = checked_run(run)
+    if opened.plant != plant:
+        raise BadInput(f"{run} is a run of {opened.plant}, not of {plant}: name another file.")
+    return opened
 
 
 def _statement(path: Path) -> str:
@@ -157,10 +226,7 @@ def _draft(plant: str, run: Path | None) -> tuple[SafetyPolicy, str]:
         return found, "the champion's claim"
     if run is None:
         raise BadInput(f"{plant} has neither policy nor champion to draft from: name a run with --run RUN.yaml.")
-    from flows.preflight import checked_run
     from tasks.models.plants.known import plant_of
 
-    opened = checked_run(run)
-    if opened.plant != plant:
-        raise BadInput(f"{run} is a run of {opened.plant}, not of {plant}: name another file.")
+    opened = _opened(plant, run)
     return draft_of_run(plant_of(opened).simulator(), opened), f"the claim of {run}"

@@ -7,7 +7,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from configs.errors import BadInput, Refused
-from configs.safety_policy import RULE, SafetyPolicy
+from configs.home import Home
+from configs.safety_policy import LATER, RULE, SafetyPolicy
 from configs.strict import Approvers
 from configs.yaml_files import load_yaml
 from tasks.evidence.attempts import AttemptBody, certificate_file
@@ -17,6 +18,7 @@ from tasks.evidence.ledger.signing import TrustRoot
 from tasks.evidence.people.keyring import folded
 from tasks.evidence.people.rules import check_signed, signed_by_person
 from tasks.evidence.people.statement import Content
+from tasks.evidence.recorded_steps import read_steps, same_arrays
 from tasks.files.canonical import digest_json, parse_time
 from tasks.references import CandidateRecord
 from tasks.versions.texts import Texts
@@ -36,6 +38,10 @@ class PolicyBody(Body):
     """Digest of the replaced policy's entry; None for the first."""
     signatures: tuple[str, ...] = ()
     """Signed statements. If the policy in force requires keys, a change needs as many persons as an approval."""
+    recorded: str = ""
+    """SHA-256 of recorded steps of the simulator; empty if none were recorded."""
+    renewed: bool = False
+    """Whether only jax or the compiler changed, so that one signature is enough."""
 
 
 def policy_entry(history: Sequence[Entry], plant: str) -> Entry | None:
@@ -70,12 +76,43 @@ def check_policy(history: Sequence[Entry], entry: Entry) -> None:
             "approvers.count must be at least 1 if keys, reviewers or another person than the author are required, "
             f"got {wanted.count}: correct the policy"
         )
+    if body.renewed:
+        _check_renewed(body, last)
     _check_who_signs(history, entry, body, last)
+
+
+def _check_renewed(body: PolicyBody, last: Entry | None) -> None:
+    """Check that a renewal changes nothing but the digest of the simulator's program, and names recorded steps."""
+    before, plant = last.read(PolicyBody) if last else None, body.policy.plant
+    if before is None or not before.recorded or not body.recorded:
+        raise Refused(f"a renewal needs recorded steps, but the policy of {plant} has none: sign a new one")
+    if body.policy != renewed_policy(before.policy, body.policy.simulator):
+        raise Refused(f"a renewal may change only the simulator's digest in the policy of {plant}: sign a new policy")
+
+
+def renewed_policy(policy: SafetyPolicy, simulator: str) -> SafetyPolicy:
+    """Return a policy that binds a new digest of the same simulator, and still accepts the earlier digests."""
+    earlier = [*policy.earlier_simulators, policy.simulator]
+    return policy.model_copy(update={"simulator": simulator, "earlier_simulators": earlier})
+
+
+def check_recorded(home: Home, history: Sequence[Entry], entry: Entry) -> None:
+    """Check the recorded steps of a renewal: equal sources, inputs and outputs, and other versions of jax."""
+    body, last = entry.read(PolicyBody), policy_entry(history, entry.plant)
+    if not body.renewed or last is None:
+        return
+    before = last.read(PolicyBody)
+    old = read_steps(home, entry.plant, before.policy.simulator, before.recorded)
+    new = read_steps(home, entry.plant, body.policy.simulator, body.recorded)
+    equal = same_arrays(old.inputs, new.inputs) and same_arrays(old.outputs, new.outputs)
+    if not equal or old.sources != new.sources or old.jax == new.jax:
+        raise Refused(f"the recorded steps of {entry.plant} do not support a renewal: sign a new policy")
 
 
 def _check_who_signs(history: Sequence[Entry], entry: Entry, body: PolicyBody, last: Entry | None) -> None:
     """Check signatures: if the policy in force requires keys, a change needs as many persons as an approval."""
     approvers = last.read(PolicyBody).policy.approvers if last else Approvers()
+    needed = 1 if body.renewed else approvers.count
     content = policy_content(body)
     people = set()
     for signature in body.signatures:
@@ -86,15 +123,22 @@ def _check_who_signs(history: Sequence[Entry], entry: Entry, body: PolicyBody, l
         raise Refused(f"{body.by} is not a signer ({', '.join(sorted(people))}): sign the policy, or name a signer")
     if not people:
         check_signed(history, entry, body.by, "", content, required=approvers.keys)
-    if approvers.keys and len(people) < approvers.count:
+    if approvers.keys and len(people) < needed:
         raise Refused(
-            f"a change of the policy of {entry.plant} needs {approvers.count} persons' signatures, got {len(people)}: "
+            f"a change of the policy of {entry.plant} needs {needed} persons' signatures, got {len(people)}: "
             "'neorl policy sign --statement-to FILE' makes one, '--statement FILE' adds it"
         )
 
 
 def policy_content(body: PolicyBody) -> Content:
-    about = {"policy": digest_json(body.policy.model_dump(mode="json")), "replaces": body.replaces}
+    policy = body.policy.model_dump(mode="json")
+    for name in LATER:
+        # Otherwise the signatures of earlier versions would not agree.
+        if not policy[name]:
+            del policy[name]
+    about = {"policy": digest_json(policy), "replaces": body.replaces}
+    if body.recorded:
+        about["renewed" if body.renewed else "recorded"] = body.recorded
     return Content("policy", body.policy.plant, about, note=body.why)
 
 
@@ -112,10 +156,10 @@ def unmet_requirement(policy: SafetyPolicy, claim: Claim) -> str | None:
     ):
         if wanted != found:
             return f"{name} must be {wanted} (policy), got {found}"
-    if policy.simulator and policy.simulator != claim.step:
+    if policy.simulator and claim.step not in (policy.simulator, *policy.earlier_simulators):
         return (
-            f"the simulator's program must be {policy.simulator[:12]} (policy), got {claim.step[:12] or 'none'}: check "
-            "what changed in the simulator"
+            f"the simulator's program must be {policy.simulator[:12]} (policy), got {claim.step[:12] or 'none'}: "
+            f"if only jax changed, run 'neorl policy renew {policy.plant}', else sign a policy of the new simulator"
         )
     # Parameters of a posterior are limited by the check of identified constants below.
     own = {name: value for name, value in claim.domain.items() if not (drawn and name.startswith(POSTERIOR))}

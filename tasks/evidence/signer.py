@@ -25,7 +25,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
-from tasks.evidence import rules
+from tasks.evidence import bundle_signature, rules
 from tasks.evidence.attempts import ResultBody, certificate_file, seed_file
 from tasks.evidence.decisions import champions
 from tasks.evidence.ledger import client, table
@@ -45,6 +45,7 @@ from tasks.evidence.ledger.protocol import (
     Request,
     Rotate,
     Seal,
+    SignBundle,
     Stop,
 )
 from tasks.evidence.ledger.seals import RESULT_TYPE, SealedResult
@@ -52,7 +53,7 @@ from tasks.evidence.ledger.signing import HEAD_TYPE, PROJECT_TRUST, SigningKey, 
 from tasks.evidence.ledger.table import GENESIS
 from tasks.evidence.people import rotation
 from tasks.evidence.people.keyring import check_pinned_people
-from tasks.evidence.policies import check_pinned
+from tasks.evidence.policies import check_pinned, check_recorded
 from tasks.evidence.witness.client import WITNESSED, WitnessClient
 from tasks.evidence.witness.seeds import SeedBody, entry_of_attempt, nonces_of
 from tasks.evidence.witness.transport import Transport, http_transport
@@ -142,6 +143,8 @@ class Signer:
                 case Seal():
                     result = SealedResult(stage=request.stage, key=request.key, sha256=request.sha256)
                     return Answer(envelope=self._key.seal(RESULT_TYPE, result._asdict()).decode())
+                case SignBundle():
+                    return self._sign_bundle(request)
                 case Rotate():
                     return self._rotate(request)
                 case Stop():
@@ -154,7 +157,18 @@ class Signer:
                 "`neorl down` and repeat the command"
             )
         public = b64encode(self._key.public.public_bytes_raw()).decode()
-        return Answer(stale=request.sources != client.sources(), public=public, pid=os.getpid())
+        model_key = sha256_hex(bundle_signature.public_pem(self._key))
+        stale = request.sources != client.sources()
+        return Answer(stale=stale, public=public, model_key=model_key, pid=os.getpid())
+
+    def _sign_bundle(self, request: SignBundle) -> Answer:
+        from tasks.models.bundles.manifest import stored_digest
+
+        folder = bundle_signature.bundle_folder(self.home, request.plant, request.composite)
+        if (found := stored_digest(folder)) != request.composite:
+            raise Refused(f"{folder} has composite {found}, but {request.composite} is required: retrain")
+        signature = bundle_signature.signed(self._key, folder)
+        return Answer(envelope=signature, public=bundle_signature.public_pem(self._key).decode())
 
     def _record(self, attempt: str) -> Entry:
         record = entry_of_attempt(self._ledger.entries(), "seed", attempt)
@@ -209,6 +223,8 @@ class Signer:
         }
         entry = read_entry(payload)
         rules.check(history, entry)
+        if entry.kind == "policy":
+            check_recorded(self.home, history, entry)
         if entry.kind in champions.IN_FORCE:
             check_pinned(history, self._ledger.trust, entry.plant)
         if entry.kind == "seed":

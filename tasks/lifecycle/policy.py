@@ -9,6 +9,7 @@ from pathlib import Path
 from ruamel.yaml import YAML
 
 from configs.errors import BadInput, Refused
+from configs.home import Home
 from configs.run import OpenedRun
 from configs.safety_policy import RULE, SafetyPolicy
 from configs.strict import Approvers
@@ -18,7 +19,7 @@ from tasks.evaluation.claims import claim_of
 from tasks.evidence.claims import Claim
 from tasks.evidence.decisions.champions import champion, restored
 from tasks.evidence.ledger.entry import Entry
-from tasks.evidence.ledger.ledger import Ledger
+from tasks.evidence.ledger.ledger import Ledger, artefact
 from tasks.evidence.people.statement import Signatory
 from tasks.evidence.policies import (
     POSTERIOR,
@@ -33,13 +34,18 @@ from tasks.evidence.policies import (
     policy_of,
     unmet_requirement,
 )
-from tasks.files.canonical import write_atomic
+from tasks.evidence.recorded_steps import RecordedSteps, record_file, write_steps
+from tasks.files.canonical import file_sha256, write_atomic
+from tasks.files.provenance import jax_versions
 from tasks.gates import REQUIRED
-from tasks.models.plants.known import plant_of
+from tasks.models.plants.known import KnownPlant, plant_of
+from tasks.models.plants.step import computed_steps, drawn_inputs, step_digest, step_program
 from tasks.references import CandidateRecord, Evidence
 
 FLOOR_P0, FLOOR_CONFIDENCE = 0.1, 0.9
 """Largest p0 and smallest confidence of a policy that NeoRL signs without a person."""
+LOWERED_BY = "neorl_core.safety.program"
+"""Module that defines the lowered step."""
 HEAD = "# A run's YAML may be stricter, never laxer. After a change: neorl policy sign {plant} FILE --why '...'\n"
 
 
@@ -97,22 +103,32 @@ def _constant(name: str, entry: int | None) -> str:
     return name if entry is None else f"{name}[{entry}]"
 
 
-def sign(ledger: Ledger, policy: SafetyPolicy, by: str, why: str, signatories: Sequence[Signatory] = ()) -> Entry:
+def sign(
+    ledger: Ledger,
+    policy: SafetyPolicy,
+    by: str,
+    why: str,
+    signatories: Sequence[Signatory] = (),
+    *,
+    renewed: bool = False,
+) -> Entry:
     """Log a policy and pin it beside the trust root; a policy that is in force already is only pinned again.
 
     Args:
         signatories: the persons who sign; if there are none, only the home's key signs.
+        renewed: see `PolicyBody.renewed`.
     """
     plant = policy.plant
 
     def body(history: Sequence[Entry]) -> PolicyBody:
-        last = policy_entry(history, plant)
-        made = PolicyBody(policy=policy, by=by, why=why, replaces=last.digest if last else None)
+        made = _body(ledger.home, history, policy, by, why, renewed)
         return made.model_copy(update={"signatures": tuple(each.sign(policy_content(made)) for each in signatories)})
 
     last = policy_entry(ledger.entries(), plant)
     if last is None or policy_of(ledger.entries(), plant) != policy:
-        last = ledger.append("policy", body, plant=plant)
+        steps = record_file(ledger.home, plant, policy.simulator)
+        files = [artefact(ledger.home, steps, "recorded steps")] if steps.is_file() else []
+        last = ledger.append("policy", body, plant=plant, artefacts=files)
     _pin(ledger, policy)
     return last
 
@@ -130,9 +146,35 @@ def signed_policy(ledger: Ledger, policy: SafetyPolicy, why: str, signatory: Sig
     Args:
         why: reason for the policy; all signers must give the same reason.
     """
-    last = policy_entry(ledger.entries(), policy.plant)
-    body = PolicyBody(policy=policy, by=signatory.person, why=why, replaces=last.digest if last else None)
-    return signatory.sign(policy_content(body))
+    return signatory.sign(policy_content(_body(ledger.home, ledger.entries(), policy, signatory.person, why)))
+
+
+def _body(
+    home: Home, history: Sequence[Entry], policy: SafetyPolicy, by: str, why: str, renewed: bool = False
+) -> PolicyBody:
+    last, steps = policy_entry(history, policy.plant), record_file(home, policy.plant, policy.simulator)
+    return PolicyBody(
+        policy=policy,
+        by=by,
+        why=why,
+        replaces=last.digest if last else None,
+        recorded=file_sha256(steps) if steps.is_file() else "",
+        renewed=renewed,
+    )
+
+
+def record_steps(ledger: Ledger, known: KnownPlant, policy: SafetyPolicy) -> None:
+    """Record steps of the simulator that a policy binds, for a later renewal.
+
+    Nothing is recorded if another simulator is installed, or if a signed policy names a record of this simulator.
+    """
+    plant, path = known.simulator(), record_file(ledger.home, known.name, policy.simulator)
+    named = {file.path for entry in ledger.entries("policy", known.name) for file in entry.artefacts}
+    if policy.simulator != step_digest(plant) or path.relative_to(ledger.home.root).as_posix() in named:
+        return
+    inputs, sources = drawn_inputs(plant), known.sources(LOWERED_BY)
+    steps = computed_steps(step_program(plant), inputs)
+    write_steps(ledger.home, known.name, RecordedSteps(policy.simulator, sources, jax_versions(), inputs, steps))
 
 
 def policy_yaml(policy: SafetyPolicy) -> bytes:
@@ -178,6 +220,7 @@ def hold_run(ledger: Ledger, run: OpenedRun) -> SafetyPolicy | None:
         check_pinned(ledger.entries(), ledger.trust, run.plant)
     check_run(policy, run)
     if origin:
+        record_steps(ledger, plant_of(run), policy)
         _sign_first(ledger, policy, f"drafted from {origin}, because there was none")
     return policy
 

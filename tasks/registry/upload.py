@@ -68,6 +68,8 @@ class Submission:
     curves: Mapping[str, Curve] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
     artifacts: Sequence[Artifact] = ()
+    signature: Path | None = None
+    """Folder with the bundle's OpenSSF signature."""
     source: Origin | None = None
     """The plant's code, if it is not built in."""
 
@@ -196,6 +198,8 @@ def _write_model(target: Path, submission: Submission, plant: Plant | Process) -
             pip_requirements=[f"{name}=={version(name)}" for name in REQUIREMENTS],
             metadata={"composite": submission.digest, "units": units(plant.spec)},
         )
+    if submission.signature is not None:
+        shutil.copytree(submission.signature, target / "openssf")
 
 
 def import_pyfunc() -> ModuleType:

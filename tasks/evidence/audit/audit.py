@@ -18,6 +18,7 @@ from tasks.evidence import rules
 from tasks.evidence.attempts import certificate_file
 from tasks.evidence.audit.people import check_people
 from tasks.evidence.audit.witnesses import check_clock, check_witnesses
+from tasks.evidence.bundle_signature import fault_of, signatures_named
 from tasks.evidence.certificate import Check, read_certificate, says_the_same, verify_certificate
 from tasks.evidence.decisions.champions import IN_FORCE, before_policy, champion
 from tasks.evidence.ledger.entry import Entry
@@ -25,7 +26,7 @@ from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.ledger.protocol import Artefact
 from tasks.evidence.ledger.signing import TrustRoot
 from tasks.evidence.ledger.voided import VOID, before_each, counting, leaves_service
-from tasks.evidence.policies import check_pinned, pinned_file, policy_entry
+from tasks.evidence.policies import check_pinned, check_recorded, pinned_file, policy_entry
 from tasks.evidence.rules import GROUPS
 from tasks.files.canonical import files_in, folder_differences
 from tasks.files.stored import is_stored, stored_sha256
@@ -77,6 +78,7 @@ def audit(
     checks += _strangers(home, entries)
     checks += _served(home, entries)
     checks += _controllers(home, entries)
+    checks += _signatures(home, entries)
     checks += _certificates(home, ledger, counting(entries, ledger.trust.pins))
     checks += [check_clock(entries, datetime.now(UTC)), *check_witnesses(home, ledger, entries)]
     return AuditReport(checks)
@@ -187,7 +189,7 @@ def _policies(ledger: Ledger, entries: Sequence[Entry]) -> list[Check]:
     if signed and not pinned_file(ledger.trust, signed[0]).parent.is_dir():
         where = f"not compared: no policies are pinned beside {ledger.trust.source}"
         return [Check("policies", None, where)]
-    checks = []
+    checks = [*_renewals(ledger.home, entries)]
     for plant in plants:
         try:
             if plant in signed:
@@ -200,6 +202,18 @@ def _policies(ledger: Ledger, entries: Sequence[Entry]) -> list[Check]:
             continue  # unreadable entries are reported by the rules
     held = f"{len(signed)} pinned policies agree with the ledger and with the champions' claims"
     return checks or [Check("policies", True, held)]
+
+
+def _renewals(home: Home, entries: Sequence[Entry]) -> Iterator[Check]:
+    """Yield a failed check for each renewed policy whose recorded steps differ from those of the policy before."""
+    for place, entry in enumerate(entries):
+        try:
+            if entry.kind == "policy":
+                check_recorded(home, entries[:place], entry)
+        except NeoRLError as error:
+            yield Check("policies", False, f"ledger entry {entry.sequence}: {error}")
+        except (ValidationError, LookupError, TypeError, ValueError):
+            continue  # unreadable entries are reported by the rules
 
 
 def _named_files(entries: Sequence[Entry]) -> Iterator[tuple[int, Artefact]]:
@@ -291,6 +305,13 @@ def _controllers(home: Home, entries: Sequence[Entry]) -> list[Check]:
             detail = f"{where}: logged as the plant's own controller, but the bundle has a policy or another digest"
             failures.append(Check("controllers", False, detail))
     return failures or [Check("controllers", True, f"{count} composites are the plant's own controller, as logged")]
+
+
+def _signatures(home: Home, entries: Sequence[Entry]) -> list[Check]:
+    """Verify the OpenSSF signatures of bundles; older candidates have none."""
+    named = {pair for entry in entries if entry.kind == "candidate" for pair in signatures_named(home, entry)}
+    failures = [Check("signatures", False, fault) for pair in sorted(named) if (fault := fault_of(*pair)) is not None]
+    return failures or [Check("signatures", True, f"{len(named)} OpenSSF signatures of bundles are valid")]
 
 
 def _records(entries: Sequence[Entry]) -> Iterator[tuple[CandidateRecord, Entry]]:

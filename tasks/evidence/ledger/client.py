@@ -84,6 +84,11 @@ def public_key(home: Home) -> Ed25519PublicKey:
     return Ed25519PublicKey.from_public_bytes(b64decode(ask(home, hello(home)).public))
 
 
+def model_key(home: Home) -> str:
+    """Return the SHA-256 of the file with the public key for bundles."""
+    return ask(home, hello(home)).model_key
+
+
 def start(home: Home) -> None:
     """Start a home's signer unless it runs, and wait until it listens.
 

@@ -81,6 +81,14 @@ class Seal(Stated):
     sha256: Sha256
 
 
+class SignBundle(Stated):
+    """Request: sign a bundle of the home in OpenSSF's format. The signer compares the bundle with its digest first."""
+
+    ask: Literal["bundle"] = "bundle"
+    plant: Name
+    composite: Sha256
+
+
 class Rotate(Stated):
     """Request: replace the home's key by a new key."""
 
@@ -93,7 +101,7 @@ class Stop(Stated):
     ask: Literal["stop"] = "stop"
 
 
-Request = Hello | Append | Head | Countersign | Nonces | Certify | Seal | Rotate | Stop
+Request = Hello | Append | Head | Countersign | Nonces | Certify | Seal | SignBundle | Rotate | Stop
 REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="ask")])
 
 
@@ -101,13 +109,15 @@ class Answer(Stated):
     """Answer of the signer; each kind of request uses some of the fields."""
 
     envelope: str = ""
-    """Canonical bytes of the signed envelope (ASCII)."""
+    """Canonical bytes of the signed envelope (ASCII); after `SignBundle` the content of `model.sig`."""
     stale: bool = False
     """After `Append`: another entry was written first. After `Hello`: the signer runs other source code."""
     witnesses: tuple[str, ...] = ()
     """Keys of witnesses that countersigned, as many as required."""
     public: str = ""
-    """Base64 of the public key, after `Hello`."""
+    """Base64 of the public key, after `Hello`; PEM of the key for bundles, after `SignBundle`."""
+    model_key: str = ""
+    """SHA-256 of the PEM of the public key for bundles, after `Hello`."""
     pid: int = 0
     """Process id of the signer, after `Hello`."""
     refused: str = ""

@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 import configs
 from configs.errors import BadInput, Refused
@@ -29,6 +32,9 @@ HEAD = re.compile(
     r'"signatures":\[\{"keyid":"[0-9a-f]+","sig":"[A-Za-z0-9+/=]+"\}\]\}'
 )
 """Pattern that finds signed heads in a text."""
+MODEL_KEY = b"neorl/model-signing/1"
+P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+"""Order of the curve P-256 (SP 800-186)."""
 PROJECT_TRUST = Path(configs.__path__[0]) / "trust.yaml"
 """File with the public keys that a project trusts."""
 
@@ -60,6 +66,15 @@ class SigningKey:
     def sign(self, message: bytes) -> bytes:
         """Return the Ed25519 signature of a message: 64 bytes, deterministic (RFC 8032)."""
         return self._private.sign(message)
+
+    def model_key(self) -> ec.EllipticCurvePrivateKey:
+        """Derive the key (ECDSA, P-256) that signs bundles in OpenSSF's format, which has no Ed25519.
+
+        The key needs no file of its own, and changes when this key is rotated.
+        """
+        seed = HKDF(hashes.SHA256(), 48, salt=None, info=MODEL_KEY).derive(self._private.private_bytes_raw())
+        # 48 bytes for 32: FIPS 186-5, A.2.1.
+        return ec.derive_private_key(int.from_bytes(seed) % (P256_ORDER - 1) + 1, ec.SECP256R1())
 
     def seal(self, payload_type: str, payload: Any) -> bytes:
         """Sign a JSON value; return the canonical bytes of a DSSE envelope with one signature."""

@@ -13,10 +13,13 @@ import pytest
 from configs.errors import Refused
 from configs.home import Home
 from tasks.evidence.audit.audit import audit
+from tasks.evidence.bundle_signature import KEY, SIGNATURE, fault_of, public_pem, signed
 from tasks.evidence.decisions.approvals import VerdictBody
 from tasks.evidence.decisions.champions import PromotionBody, promote
 from tasks.evidence.decisions.verdicts import approve
+from tasks.evidence.ledger.keys import open_key
 from tasks.evidence.ledger.ledger import Ledger
+from tasks.files.canonical import make_folder, write_atomic
 from tasks.lifecycle.policy import sign
 from tasks.models.bundles.bundle import answers, load_bundle
 from tasks.references import Dataset
@@ -49,7 +52,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ledger, R
             bundle=root / "bundle",
             dataset=data,
             describe=lambda _: "text",
+            signature=root / "signature",
         )
+        key = open_key(root / "key.pem")
+        write_atomic(make_folder(root / "signature") / SIGNATURE, signed(key, root / "bundle").encode())
+        write_atomic(root / "signature" / KEY, public_pem(key))
         version = registry.register(submission)
         sign(ledger, POLICY, "a reviewer", "first")
         certify(ledger, digest)
@@ -73,6 +80,7 @@ def test_everything_that_is_served_is_named(served: tuple[Ledger, Registry, Path
     named = {file["path"] for file in candidate.body["served"]["contents"]}
     assert named == {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert {"MLmodel", "policy_model.py", "code/neorl_core/types.py", "artifacts/bundle/composite.npz"} <= named
+    assert fault_of(folder / "artifacts" / "bundle", folder / "openssf") is None
 
 
 def test_the_champion_answers_as_its_bundle_does(served: tuple[Ledger, Registry, Path]) -> None:

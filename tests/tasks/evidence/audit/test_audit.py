@@ -86,6 +86,7 @@ def test_an_untouched_home_passes_and_says_what_was_checked(furnished: Home) -> 
         "folders": "no unnamed files in 1 folders",
         "served": "1 models in MLflow match their SHA-256",
         "controllers": "0 composites are the plant's own controller",
+        "signatures": "0 OpenSSF signatures of bundles are valid",
         "certificates": "2 certificates: seed",
         "time": "no entry is of the future",
         "witnesses": f"none are pinned in {furnished.root}/witnesses.yaml: completeness is the owner's word",
