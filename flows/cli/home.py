@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from configs.errors import Refused
+from configs.errors import BadInput, Refused
 from configs.home import Home
 from flows.cli.common import AsJson, emit, say
 
@@ -64,7 +64,10 @@ def restore(
     with StageProgress("restore") as progress:
         done = read(file, home, progress)
     # The restored record of services names processes of the original home.
-    forget_processes(Home(Path(done.home)))
+    try:
+        forget_processes(Home(Path(done.home)))
+    except BadInput:
+        Home(Path(done.home)).services.unlink()
     lines = [*done.checks, f"{done.home}: {done.files:,} files, {done.size / 1e6:,.1f} MB, as of {done.made}"]
     if done.moved:
         lines.append("the folder differs from the original: cached results were dropped, and will be computed again")
