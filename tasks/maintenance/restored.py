@@ -65,9 +65,9 @@ class RestoredWork(BaseModel):
 def foreign_database(path: Path, *, write: bool = False) -> Iterator[sqlite3.Connection]:
     """Open an SQLite database whose views and triggers may be hostile.
 
-    Values are limited to 10 MB, statements to a minute, and growth to a tenth.
+    Values are limited to 10 MB, statements to 20 seconds, and growth to a tenth.
     """
-    end = time.monotonic() + 60
+    end = time.monotonic() + 20
     with closing(sqlite3.connect(f"{path.as_uri()}?mode={'rw' if write else 'ro'}", uri=True)) as connection:
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 10_000_000)
         connection.set_progress_handler(lambda: time.monotonic() > end, 100_000)
