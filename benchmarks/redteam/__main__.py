@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.redteam.archives import RESTORED, plant_run, restore_mutated
 from benchmarks.redteam.attacks import ATTACKS, Attack
 from benchmarks.redteam.people import PEOPLE
 from benchmarks.redteam.plants import ASK, NOTICE, certify_plant, noticing
@@ -66,6 +67,15 @@ PLANTS = (
         Attack(f"13.{number}", f"a plant that calls the host: {name}", "home", certify_plant(statement))
         for number, (name, statement) in enumerate(ASK.items(), 1)
     ),
+)
+
+
+ARCHIVES = (
+    *(
+        Attack(f"14.{number}", f"a backup with: {kind}", "home", restore_mutated(kind))
+        for number, kind in enumerate(RESTORED, 1)
+    ),
+    Attack("15", "a run planted in the Prefect database of a backup", "home", plant_run),
 )
 
 
@@ -143,7 +153,7 @@ def main() -> int:
     options = parser.parse_args()
     source = Home(options.home.resolve())
     plant, results = plant_of(source), []
-    for attack in (*ATTACKS, *PEOPLE, *PLANTS):
+    for attack in (*ATTACKS, *PEOPLE, *PLANTS, *ARCHIVES):
         with tempfile.TemporaryDirectory() as scratch:
             results.append(attacked(attack, source, plant, Path(scratch)))
         last = results[-1]

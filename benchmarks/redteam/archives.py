@@ -11,11 +11,17 @@ import sqlite3
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+from benchmarks.redteam.stage import Stage
+from configs.home import Home
+from flows.services.foreground import serve
+from tasks.maintenance.backup_file import backup as write_backup
 from tasks.maintenance.backup_format import HEADER, SUMS
+from tasks.maintenance.restore import restore
 
 MEGABYTE = 1_000_000
 
@@ -54,9 +60,9 @@ class Backup(NamedTuple):
         del found[SUMS]
         return cls(archive.read_bytes(), header, found)
 
-    def sealed(self, *more: Member, files: Mapping[str, bytes] | None = None, **header: object) -> bytes:
+    def sealed(self, *more: Member, kept: Mapping[str, bytes] | None = None, **header: object) -> bytes:
         """Return an archive of other files, with correct digests and a header that states number and size."""
-        members = [Member(name, data) for name, data in (self.files if files is None else files).items()] + list(more)
+        members = [Member(name, data) for name, data in (self.files if kept is None else kept).items()] + list(more)
         stated = {"files": len(members), "size": sum(len(member.data) for member in members)}
         return self.written(json.dumps({**self.header, **stated, **header}).encode(), members)
 
@@ -198,7 +204,7 @@ def _content(change: Callable[[bytes, Random], bytes]) -> Mutate:
 
     def mutate(backup: Backup, random: Random) -> bytes:
         name = random.choice(READ)
-        return backup.sealed(files={**backup.files, name: change(backup.files.get(name, b""), random)})
+        return backup.sealed(kept={**backup.files, name: change(backup.files.get(name, b""), random)})
 
     return mutate
 
@@ -213,7 +219,7 @@ def _scrambled(data: bytes, random: Random) -> bytes:
 def _folder_instead(backup: Backup, random: Random) -> bytes:
     name = random.choice(READ[:-1])
     files = {key: data for key, data in backup.files.items() if key != name}
-    return backup.sealed(Member(f"{name}/x", b"x"), files=files)
+    return backup.sealed(Member(f"{name}/x", b"x"), kept=files)
 
 
 def _database(name: str, *statements: str) -> Mutate:
@@ -228,7 +234,7 @@ def _database(name: str, *statements: str) -> Mutate:
             for statement in statements:
                 connection.execute(statement)
             connection.close()
-            return backup.sealed(files={**backup.files, name: path.read_bytes()})
+            return backup.sealed(kept={**backup.files, name: path.read_bytes()})
 
     return mutate
 
@@ -242,7 +248,7 @@ STRUCTURES: dict[str, Mutate] = {
     "names that differ by normalisation": _add(Member("bundles/\u00e9", b"1"), Member("bundles/e\u0301", b"2")),
     "3,000 nested folders": _add(Member("/".join(["d"] * 3000) + "/f")),
     "33 nested folders": _add(Member("/".join(["d"] * 33))),
-    "many folders": lambda b, r: b.sealed(*(Member(f"{r.random()}/" * 30 + "f") for _ in range(3000))),
+    "more folders than files": lambda b, r: b.sealed(*(Member(f"{r.random()}/" * 30 + "f") for _ in range(100))),
     "long PAX name": lambda b, r: b.sealed(Member("n" * r.choice([256, 1100, 60_000]))),
     "long GNU name": lambda b, r: b.sealed(Member("n/" * r.choice([60, 200, 5000]) + "x", format=tarfile.GNU_FORMAT)),
     "absolute name": _named("/etc/neorl", "//etc/neorl", "/tmp/neorl-escape"),
@@ -400,3 +406,58 @@ def mutated(archive: Path, count: int, folder: Path) -> Iterator[tuple[str, Path
         path.write_bytes(mutate(backup, Random(number)))
         yield kind, path
         path.unlink()
+
+
+RESTORED = (
+    "file and folder of one name",
+    "3,000 nested folders",
+    "name that leaves the home",
+    "symbolic link",
+    "sparse 1.0",
+    "more bytes than stated",
+    "files: -1",
+    "digests of 300 MB",
+    "unneeded folder",
+    "settings and code for servers",
+    "ledger with an endless view",
+    "trigger that fills MLflow's database",
+)
+"""Kinds of which `make redteam` tries one archive each."""
+
+
+def restore_mutated(kind: str) -> Callable[[Stage], str | None]:
+    """Restore a mutated backup of a home."""
+
+    def play(stage: Stage) -> str | None:
+        path = stage.home.root.with_name("mutated.tar")
+        database = stage.home.folder("mlflow") / "mlflow.db"
+        with closing(sqlite3.connect(database)) as connection, connection:
+            connection.execute("CREATE TABLE IF NOT EXISTS datasets (dataset_source TEXT)")
+            connection.execute("INSERT INTO datasets VALUES ('x')")
+        write_backup(stage.home, path, lambda *_: None)
+        path.write_bytes(STRUCTURES[kind](Backup.read(path), Random(0)))
+        done = restore(path, stage.home.root.with_name("restored"), lambda *_: None)
+        found = [check for check in done.checks if check.startswith("FAIL")]
+        found += [line for line in done.left_out if "because only the servers' databases" in line]
+        return found[0] if found else None
+
+    return play
+
+
+def plant_run(stage: Stage) -> str | None:
+    """Plant a run with a shell step, and start a worker in the restored home. The Prefect server is not started."""
+    with closing(sqlite3.connect(stage.home.folder("prefect") / "prefect.db")) as connection, connection:
+        connection.executescript(
+            """
+            CREATE TABLE deployment (id TEXT, name TEXT, pull_steps TEXT);
+            CREATE TABLE flow_run (name TEXT, state_type TEXT, deployment_id TEXT, job_variables TEXT);
+            INSERT INTO deployment VALUES ('1', 'planted', '[{"run_shell_script": {"script": "touch x"}}]');
+            INSERT INTO flow_run VALUES ('planted', 'SCHEDULED', '1', '{}');
+            """
+        )
+    path = stage.home.root.with_name("planted.tar")
+    write_backup(stage.home, path, lambda *_: None)
+    done = restore(path, stage.home.root.with_name("restored"), lambda *_: None)
+    if any("waiting run: planted" in line and "touch x" in line for line in done.work):
+        serve(Home(Path(done.home)), "worker", "127.0.0.1", 8080, ())
+    return None

@@ -51,7 +51,7 @@ def restore(
 ) -> None:
     """Restore a home from a backup: verify every digest, put all files in place at once, and audit them.
 
-    The command lists schedules, waiting runs, automations and work queues of the restored Prefect database. Nothing
+    The command lists deployments, waiting runs, automations and other work in the restored Prefect database. Nothing
     runs before 'neorl up --accept-restored'. A killed restore leaves nothing in the new folder; repeat the command.
     Exit code 1 if the audit fails.
 

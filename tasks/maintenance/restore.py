@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from configs.errors import BadInput, Refused
 from configs.home import LAYOUT, Home
@@ -39,6 +39,8 @@ LONGEST_EXTENSION = 1 << 16
 """Bytes of an extended header, which gives a long name."""
 LONGEST_LINE = 64 + 2 + LONGEST_NAME
 SHORT = 16
+MOST_EMPTY = 1000
+"""Folders in addition to the number of files."""
 KEPT = {
     "prefect": ("prefect.db", "deployments.json", "storage"),
     "mlflow": ("mlflow.db", "artifacts"),
@@ -137,7 +139,7 @@ class _Unpacked:
 
     def __init__(self, archive: Path, header: Header) -> None:
         self.archive, self.header = archive, header
-        self.files = self._size = 0
+        self.files = self._size = self._folders = 0
         self._lines = bytearray()
         """First 16 bytes of the SHA-256 of each line that the list of digests must have."""
 
@@ -156,6 +158,23 @@ class _Unpacked:
                 f"{self.archive} has more than the {self.header.files} files of {self.header.size} bytes that it "
                 f"states: {AGAIN}"
             )
+
+    def make_folders(self, path: Path) -> None:
+        """Make the folders of a file.
+
+        Raises:
+            Refused: if there are many more folders than files. Each takes a block of the disk.
+        """
+        missing = []
+        for folder in path.parents:
+            if folder.exists():
+                break
+            missing.append(folder)
+        self._folders += len(missing)
+        if self._folders > self.header.files + MOST_EMPTY:
+            raise Refused(f"{self.archive} has many more folders than the {self.header.files} files: {AGAIN}")
+        for folder in reversed(missing):
+            folder.mkdir(mode=0o700)
 
     def add(self, name: str, digest: str) -> None:
         """Expect this digest in the list."""
@@ -215,6 +234,7 @@ def _unpack(archive: Path, staging: Path, progress: Report) -> tuple[Header, int
                 else:
                     found.accept(member)
                     try:
+                        found.make_folders(staging / member.name)
                         found.add(member.name, _write(staging / member.name, member.blocks, report))
                     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
                         raise _unexpected(archive, member) from error
@@ -280,7 +300,13 @@ def _exactly(file: IO[bytes], size: int) -> bytes:
 def _checked_header(name: str, data: bytes) -> Header:
     if name != HEADER:
         raise Refused(f"a backup must begin with {HEADER}, got {name[:80]!r}: give a file of 'neorl backup'")
-    header = Header.model_validate_json(data)
+    try:
+        header = Header.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = " ".join(map(str, first["loc"]))
+        got = f", got {str(first['input'])[:40]!r}" if place else ""
+        raise ValueError(f"{HEADER}: {place} {first['msg']}{got}") from error
     if header.format > FORMAT or header.layout > LAYOUT:
         raise Refused(
             f"the backup has format {header.format} and layout {header.layout}, this NeoRL reads formats up to "
@@ -291,8 +317,6 @@ def _checked_header(name: str, data: bytes) -> Header:
 
 def _write(path: Path, blocks: Iterator[bytes], report: Callable[[int], None]) -> str:
     """Write a new file; return the SHA-256."""
-    for folder in reversed([p for p in path.parents if not p.exists()]):
-        folder.mkdir(mode=0o700)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     digest = hashlib.sha256()
     with open(descriptor, "wb") as file:

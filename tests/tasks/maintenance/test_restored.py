@@ -26,7 +26,7 @@ def plant_work(home: Path) -> None:
             """
             CREATE TABLE flow (id TEXT, name TEXT);
             CREATE TABLE deployment
-              (id TEXT, flow_id TEXT, name TEXT, paused BOOLEAN, entrypoint TEXT, pull_steps JSON, infra_overrides JSON);
+              (id TEXT, flow_id TEXT, name TEXT, paused INT, entrypoint TEXT, pull_steps JSON, infra_overrides JSON);
             CREATE TABLE deployment_schedule (deployment_id TEXT, active BOOLEAN);
             CREATE TABLE flow_run (name TEXT, state_type TEXT, deployment_id TEXT, job_variables JSON);
             CREATE TABLE automation
