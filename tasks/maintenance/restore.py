@@ -293,7 +293,7 @@ def _blocks(file: IO[bytes], size: int) -> Iterator[bytes]:
 def _exactly(file: IO[bytes], size: int) -> bytes:
     data = file.read(size)
     if len(data) != size:
-        raise tarfile.ReadError("unexpected end of data")
+        raise tarfile.ReadError(f"unexpected end of data after {len(data)} of {size} bytes")
     return data
 
 
