@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.redteam.archives import RESTORED, plant_run, restore_mutated
 from benchmarks.redteam.attacks import ATTACKS, Attack
 from benchmarks.redteam.people import PEOPLE
 from benchmarks.redteam.plants import ASK, HIDE, NOTICE, certify_plant, hide, noticing
@@ -70,6 +71,15 @@ PLANTS = (
         Attack(f"14.{number}", f"a plant that hides violations: {name}", "home", hide(changes))
         for number, (name, changes) in enumerate(HIDE.items(), 1)
     ),
+)
+
+
+ARCHIVES = (
+    *(
+        Attack(f"14.{number}", f"a backup with: {kind}", "home", restore_mutated(kind))
+        for number, kind in enumerate(RESTORED, 1)
+    ),
+    Attack("15", "a run planted in the Prefect database of a backup", "home", plant_run),
 )
 
 
@@ -147,7 +157,7 @@ def main() -> int:
     options = parser.parse_args()
     source = Home(options.home.resolve())
     plant, results = plant_of(source), []
-    for attack in (*ATTACKS, *PEOPLE, *PLANTS):
+    for attack in (*ATTACKS, *PEOPLE, *PLANTS, *ARCHIVES):
         with tempfile.TemporaryDirectory() as scratch:
             results.append(attacked(attack, source, plant, Path(scratch)))
         last = results[-1]

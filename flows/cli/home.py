@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from configs.errors import Refused
+from configs.errors import BadInput, Refused
 from configs.home import Home
 from flows.cli.common import AsJson, emit, say
 
@@ -51,7 +51,7 @@ def restore(
 ) -> None:
     """Restore a home from a backup: verify every digest, put all files in place at once, and audit them.
 
-    The command lists schedules, waiting runs, automations and work queues of the restored Prefect database. Nothing
+    The command lists deployments, waiting runs, automations and other work in the restored Prefect database. Nothing
     runs before 'neorl up --accept-restored'. A killed restore leaves nothing in the new folder; repeat the command.
     Exit code 1 if the audit fails.
 
@@ -64,7 +64,10 @@ def restore(
     with StageProgress("restore") as progress:
         done = read(file, home, progress)
     # The restored record of services names processes of the original home.
-    forget_processes(Home(Path(done.home)))
+    try:
+        forget_processes(Home(Path(done.home)))
+    except BadInput:
+        Home(Path(done.home)).services.unlink()
     lines = [*done.checks, f"{done.home}: {done.files:,} files, {done.size / 1e6:,.1f} MB, as of {done.made}"]
     if done.moved:
         lines.append("the folder differs from the original: cached results were dropped, and will be computed again")

@@ -171,7 +171,7 @@ def worker_is_online(api: str, token: str, login: str, timeout: float = rest.SOO
 
 
 def _start(deployments: Deployments, services: Services) -> ProcessId:
-    command = [sys.executable, "-m", "flows.services.worker", *arguments(services.home, deployments)]
+    command = [sys.executable, "-P", "-m", "flows.services.worker", *arguments(services.home, deployments)]
     return processes.spawn(command, variables(services), _log(services.home), services.home.folder("prefect"))
 
 

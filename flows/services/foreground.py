@@ -8,7 +8,7 @@ import time
 from typing import NoReturn
 
 from configs.errors import BadInput, Refused
-from configs.home import Home
+from configs.home import RESTORED, Home
 from flows.services import automations, deployments
 from flows.services.processes import LOGIN
 from flows.services.servers import connect
@@ -32,7 +32,7 @@ def serve(home: Home, name: str, host: str, port: int, names: tuple[str, ...]) -
             raise BadInput(f"{LOGIN} must have the form name:password (the value is not shown): correct it.")
         start = Start(home, port, secrets.token_hex(16), {}, None, login, host, names)
     else:
-        if (home.root / "restored.json").exists():
+        if (home.root / RESTORED).exists():
             raise Refused(f"{home.root} was restored from a backup: accept its work with 'neorl up --accept-restored'")
         current = connect(home)
         others = {"prefect": current.prefect, "mlflow": current.mlflow}

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from configs.environment import no_proxy_variables
 from configs.errors import BadInput, ServiceMissing
-from configs.home import PASSPHRASE, Home
+from configs.home import PASSPHRASE, RESTORED, Home
 from flows.services import automations, deployments, processes, rest, service_table
 from flows.services.locks import dead_runs
 from flows.services.service_table import SERVERS, SERVICES, TITLES, log_file
@@ -86,19 +86,23 @@ def up(
 def _may_work(home: Home, accepted: bool, say: Say) -> bool:
     """Return whether a worker may start; a restored home needs a person's consent once."""
     # Most homes were never restored, and the import of pydantic is slow.
-    if not (home.root / "restored.json").exists():
+    if not (home.root / RESTORED).exists():
         return True
     from tasks.maintenance.restored import accept, held
 
     if accepted:
-        accept(home)
+        with exclusive(home.folder("locks") / "services.lock"):
+            # A server that started before makes no scheduled runs.
+            prefect = running(home, read_services(home).get("prefect"))
+            processes.stop([prefect.process] if prefect and prefect.process else [])
+            accept(home)
         return True
     if (work := held(home)) is not None:
         for line in work.found:
             say(f"held: {line}")
         say(
-            f"no worker started: {home.root} was restored from a backup of {work.made}, whose work is listed above; "
-            "'neorl up --accept-restored' runs it"
+            f"no worker started: {home.root} was restored from a backup of {work.made}, whose work is listed above: "
+            "delete unknown work in Prefect's pages, then run 'neorl up --accept-restored', which runs the rest"
         )
     return False
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from configs.environment import ARTIFACTS, MLFLOW_DATABASE, PREFECT_DATABASE, REDIS, TELEMETRY_OFF, setting, with_driver
-from configs.home import Home
+from configs.home import RESTORED, Home
 from flows.services import deployments, processes, rest
 from flows.services.deployments import POOL, Deployments, worker_is_online, worker_name
 from flows.services.processes import HOST, LOGIN, LOOPBACK, NAMES, TOKEN
@@ -23,6 +23,14 @@ SHARED_BY_REDIS = {
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect_redis.lease_storage",
 }
 """Prefect settings with which several Prefect servers work together through Redis."""
+
+
+HELD = {
+    "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false",
+    # Also disables the actions of automations.
+    "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
+}
+"""Prefect settings for a restored home whose work waits for a person."""
 
 
 class Start(NamedTuple):
@@ -75,7 +83,8 @@ def full_command(name: str, start: Start) -> Command:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_", "_MLFLOW_"))}
     prefect = str(start.home.folder("prefect"))
     ours = {**TELEMETRY_OFF, "NEORL_HOME": str(start.home.root), TOKEN: start.token, "PREFECT_HOME": prefect}
-    return Command([sys.executable, *arguments], kept | ours | variables, folder)
+    # -P: files in the working directory, which may come from a backup, are not modules.
+    return Command([sys.executable, "-P", *arguments], kept | ours | variables, folder)
 
 
 def log_file(home: Home, name: str) -> Path:
@@ -86,7 +95,15 @@ def log_file(home: Home, name: str) -> Path:
 def _server(start: Start, application: str) -> list[str]:
     # The servers' own commands import everything twice and keep a parent process, so uvicorn is called directly.
     where = ["--host", start.host, "--port", str(start.port)]
-    options = [*where, "--log-level", "warning", "--timeout-graceful-shutdown", "3"]
+    options = [
+        *where,
+        "--log-level",
+        "warning",
+        "--timeout-graceful-shutdown",
+        "3",
+        "--app-dir",
+        str(deployments.PROJECT),
+    ]
     return ["-m", "uvicorn", *options, "--factory", f"flows.services.asgi.guard:{application}"]
 
 
@@ -103,6 +120,8 @@ def _prefect(start: Start) -> Command:
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{HOST}:{start.port},http://localhost:{start.port}",
         "PREFECT_UI_API_URL": f"http://{HOST}:{start.port}/api",
     }
+    if (start.home.root / RESTORED).exists():
+        variables |= HELD
     if database := setting(PREFECT_DATABASE):
         variables["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = with_driver(database, "asyncpg")
     if redis := setting(REDIS):

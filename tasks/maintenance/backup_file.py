@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from configs.errors import BadInput, NeoRLError
 from configs.home import Home
@@ -21,34 +21,21 @@ from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.ledger.signing import TrustRoot
 from tasks.files.canonical import writing
 from tasks.files.stored import is_stored, stored_sha256
+from tasks.maintenance.backup_format import (
+    BLOCK,
+    DEEPEST,
+    FORMAT,
+    GROWTH,
+    HEADER,
+    LONGEST_NAME,
+    SUMS,
+    Header,
+    Megabytes,
+    allowed,
+    storable,
+)
 from tasks.maintenance.snapshot import Snapshot, snapshot
 from tasks.progress import Report
-
-HEADER, SUMS = "neorl-backup.json", "SHA256SUMS"
-"""Names of the first and the last member; `sha256sum -c` can read the last member."""
-FORMAT = 1
-MEGABYTE, BLOCK = 1_000_000, 1 << 20
-
-
-class Header(BaseModel):
-    """Content of a backup's first member, `neorl-backup.json`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    format: int
-    layout: int
-    """Layout version of the home."""
-    neorl: str
-    """Version of NeoRL that made the backup."""
-    made: str
-    root: str
-    """Path of the home."""
-    files: int = Field(ge=0)
-    size: int = Field(ge=0)
-    """Bytes of all files."""
-    entries: int = Field(ge=0)
-    """Number of ledger entries."""
-    left_out: tuple[str, ...]
 
 
 class Backup(BaseModel):
@@ -137,8 +124,11 @@ def _check_names(home: Home, found: Snapshot) -> None:
         except UnicodeEncodeError as error:
             raise BadInput(f"file names must be UTF-8, got {name!r} in the home: rename it") from error
     for name in found.files:
-        if "\n" in name or "\\" in name:
-            raise BadInput(f"file names must not contain line ends or backslashes, got {name!r}: rename it")
+        if not storable(name):
+            raise BadInput(
+                "file names must not contain line ends or backslashes, and have at most "
+                f"{LONGEST_NAME} bytes and {DEEPEST} folders, got {name[:200]!r}: rename it"
+            )
 
 
 def _header(home: Home, found: Snapshot, entries: int) -> Header:
@@ -158,6 +148,7 @@ def _header(home: Home, found: Snapshot, entries: int) -> Header:
 def _write(file: IO[bytes], header: Header, found: Snapshot, progress: Report) -> Mapping[str, str]:
     sums: dict[str, str] = {}
     report = Megabytes(header.size, progress)
+    copied = 0
     with tarfile.open(fileobj=file, mode="w|", format=tarfile.PAX_FORMAT, bufsize=BLOCK) as tar:
         tar.copybufsize = BLOCK  # type: ignore[attr-defined]  # missing in the stubs
         first = header.model_dump_json(indent=1).encode()
@@ -169,7 +160,10 @@ def _write(file: IO[bytes], header: Header, found: Snapshot, progress: Report) -
                 continue  # a temporary file that was renamed meanwhile
             with content:
                 # Use the size of the open file, because another file may have taken this name meanwhile.
-                sums[name] = _add(tar, name, content, os.fstat(content.fileno()).st_size, report)
+                size = os.fstat(content.fileno()).st_size
+                if (copied := copied + size) > allowed(header.size, GROWTH):
+                    raise BadInput(f"the home grew from {header.size} to {copied} bytes in the copy: back up again")
+                sums[name] = _add(tar, name, content, size, report)
         last = "".join(f"{digest}  {name}\n" for name, digest in sums.items()).encode()
         _add(tar, SUMS, io.BytesIO(last), len(last))
     return sums
@@ -189,21 +183,6 @@ def _add(
             raise
         raise BadInput(f"{name} became shorter than {size} bytes while it was copied: back up again") from error
     return reader.digest.hexdigest()
-
-
-class Megabytes:
-    """Callback that counts bytes and reports progress after each megabyte."""
-
-    def __init__(self, size: int, progress: Report) -> None:
-        self._all, self._progress = max(size // MEGABYTE, 1), progress
-        self._done, self._reported = 0, -1
-
-    def __call__(self, count: int) -> None:
-        """Add `count` bytes."""
-        self._done += count
-        if (now := min(self._done // MEGABYTE, self._all)) != self._reported:
-            self._reported = now
-            self._progress(now, self._all, "MB")
 
 
 class Hashing(io.RawIOBase):

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict
 from configs.errors import BadInput, Refused
 from configs.home import LAYOUT, Home
 from tasks.maintenance.backup_file import backup
-from tasks.maintenance.snapshot import MLFLOW, STAGING, is_used
+from tasks.maintenance.backup_format import MLFLOW, STAGING
+from tasks.maintenance.snapshot import is_used
 from tasks.progress import Report
 from tasks.registry.schema import is_outdated, upgrade_schema
 

@@ -24,7 +24,7 @@ from tasks.data.store.records import Manifest
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.files.canonical import exclusive, read_json
 from tasks.files.stored import objects_of, remove_object
-from tasks.maintenance.snapshot import STAGING
+from tasks.maintenance.backup_format import STAGING
 
 Kind = Literal["leftovers", "checkpoints", "windows", "logs", "datasets"]
 DAY = 86_400.0

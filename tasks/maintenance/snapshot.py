@@ -21,15 +21,11 @@ from configs.home import Home
 from tasks.evidence.ledger import table
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.files.canonical import exclusive
+from tasks.maintenance.backup_format import BESIDE, DATABASES, LEDGER, MLFLOW, PREFECT, STAGING, UNNEEDED
 
-STAGING = ".backup."
-"""Prefix of folders in the home with temporary copies. After a killed backup, nobody needs the copies."""
-UNNEEDED = ("cache", "locks", "logs")
-"""Folders of the home that are recreated on demand."""
 WRITTEN_BY_UP = ("prefect/profiles.toml",)
 WITH_HEADS = ("ledger.head", "witnessed.head", "witness", "reports")
 """Files that may contain heads. They are copied together with the ledger, so that an audit of the copy passes."""
-LEDGER, MLFLOW, PREFECT = DATABASES = ("ledger.db", "mlflow/mlflow.db", "prefect/prefect.db")
 SERVERS = {
     "NEORL_PREFECT_URL": "the flow runs that a team's Prefect keeps",
     "NEORL_MLFLOW_URL": "the models and pages that a team's MLflow keeps",
@@ -190,8 +186,7 @@ def _link(source: Path, target: Path) -> None:
 
 def _is_replaced(name: str) -> bool:
     """Return whether a file has a copy in the snapshot, belongs to a database, or is written by `neorl up`."""
-    beside = tuple(f"{database}-{end}" for database in DATABASES for end in ("wal", "shm", "journal"))
-    return name in (*DATABASES, *beside, *WRITTEN_BY_UP) or name.partition("/")[0] in WITH_HEADS
+    return name in (*DATABASES, *BESIDE, *WRITTEN_BY_UP) or name.partition("/")[0] in WITH_HEADS
 
 
 def _elsewhere(home: Home) -> Iterator[str]:

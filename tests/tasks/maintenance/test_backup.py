@@ -26,7 +26,8 @@ from tasks.evidence.audit.audit import audit
 from tasks.evidence.ledger.ledger import Ledger
 from tasks.evidence.rules import NoteBody
 from tasks.files.canonical import digests_in
-from tasks.maintenance.backup_file import HEADER, SUMS, Header, Megabytes, _write, backup
+from tasks.maintenance.backup_file import _write, backup
+from tasks.maintenance.backup_format import HEADER, SUMS, Header, Megabytes
 from tasks.maintenance.restore import restore
 from tasks.maintenance.snapshot import Snapshot
 from tests.evidence import PLANT, furnished_home, open_ledger, signer_at
@@ -160,10 +161,16 @@ def one(name: str, to: str, data: bytes | None) -> Callable[[tarfile.TarInfo, by
     [
         (
             one(SHARD, SHARD, b"other bytes"),
-            rf"{SHARD} in .* must have SHA-256 [0-9a-f]{{12}}, got [0-9a-f]{{12}}:",
+            rf"lists {SHARD} with SHA-256 [0-9a-f]{{12}}, but the archive has other files: take",
         ),
-        (one(SHARD, "", None), rf"{SHARD} in .* must have SHA-256 .* got no file: take another copy"),
-        (one(SHARD, "stranger", b""), rf"{SHARD} in .* must have SHA-256 .* got no file: take another copy"),
+        (
+            one(SHARD, "", None),
+            rf"SHA256SUMS of .* lists {SHARD} with SHA-256 .*, but the archive has other files: take another copy",
+        ),
+        (
+            one(SHARD, "stranger", b""),
+            rf"SHA256SUMS of .* lists {SHARD} with SHA-256 .*, but the archive has other files: take another copy",
+        ),
         (one(SHARD, "../stranger", b""), r"has the unexpected member '\.\./stranger': take another copy of the backup"),
         (
             one(SHARD, "/etc/stranger", b""),

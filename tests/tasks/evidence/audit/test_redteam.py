@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.redteam.__main__ import attacked, plant_of, table
+from benchmarks.redteam.__main__ import ARCHIVES, attacked, plant_of, table
 from benchmarks.redteam.attacks import ATTACKS, Attack
 from benchmarks.redteam.people import PEOPLE
 from configs.home import Home
@@ -81,6 +81,19 @@ WORDS = {
     "10g": "does not count: signed by key",
     "10h": "all the same",
     "11e": "is the champion of chemical_reactor and cannot be rejected",
+    "14.1": "has the unexpected member 'a/b'",
+    "14.2": "has the unexpected member 'd/d/d",
+    "14.3": "has the unexpected member",
+    "14.4": "has type b'2' and 0 bytes",
+    "14.5": "extended header 'GNU.sparse",
+    "14.6": "that it states",
+    "14.7": "files Input should be greater than or equal to 0, got '-1'",
+    "14.8": "but the archive has other files",
+    "14.9": "has the unexpected member",
+    "14.10": "because only the servers' databases and results are restored there",
+    "14.11": "ledger.db has no table of entries",
+    "14.12": "mlflow/mlflow.db cannot be updated (database or disk is full)",
+    "15": "was restored from a backup: accept its work",
     "9a": "approval must be required (policy of chemical_reactor), got auto",
     "9b": "requires a person's approval",
     "9c": "approvals needed from 2 persons, got 1",
@@ -108,10 +121,12 @@ def drafted(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "attack", [a for a in (*ATTACKS, *PEOPLE) if a.number not in SIMULATED], ids=lambda attack: attack.number
+    "attack", [a for a in (*ATTACKS, *PEOPLE, *ARCHIVES) if a.number not in SIMULATED], ids=lambda attack: attack.number
 )
-def test_every_attack_is_refused_or_found(source: Home, drafted: Home, attack: Attack, tmp_path: Path) -> None:
-    home = drafted if attack.power == "YAML" else source
+def test_every_attack_is_refused_or_found(
+    source: Home, attack: Attack, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    home = request.getfixturevalue("drafted") if attack.power == "YAML" else source
     result = attacked(attack, home, plant_of(source), tmp_path)
     assert result.held, result
     assert (result.local in ("refused", "found")) is (attack.number not in ONE_HAND), result
