@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from threading import Event
@@ -33,7 +34,7 @@ from tasks.evidence.attempts import (
 )
 from tasks.evidence.audit.audit import audit
 from tasks.evidence.certificate import make_certificate, read_certificate, verify_certificate
-from tasks.evidence.claims import Claim, Materials
+from tasks.evidence.claims import Claim, Materials, exact
 from tasks.evidence.decisions.champions import WithdrawalBody
 from tasks.evidence.policies import pinned_file
 from tasks.files.canonical import read_secret, sha256_hex
@@ -178,6 +179,18 @@ def begin_a_lineage_of_ones_own(stage: Stage) -> str | None:
     )
     ledger.append("attempt", body, plant=stage.plant)
     return None
+
+
+def begin_a_lineage_with(changes: Callable[[Claim], dict[str, object]]) -> Callable[[Stage], str | None]:
+    """Open an attempt for the same physics under a changed claim; the lineage must go on."""
+
+    def play(stage: Stage) -> str | None:
+        claim = stage.claim.model_copy(update=changes(stage.claim))
+        inputs = Inputs(lineage=lineage_of(claim), composite=C, dataset=C, config=C)
+        number = open_attempt(stage.ledger(), inputs, claim).number
+        return f"it is attempt {number} of the lineage" if number > 1 else None
+
+    return play
 
 
 def rerun_something_else(name: str) -> Callable[[Stage], str | None]:
@@ -345,6 +358,19 @@ def bring_a_withdrawn_champion_back(stage: Stage) -> str | None:
     return None
 
 
+def _renamed(claim: Claim) -> dict[str, object]:
+    return {"plant": "other", "family": "other.Domain", "phi": re.sub(r"<= .* <=", "<= other <=", claim.phi)}
+
+
+def _permuted(claim: Claim) -> dict[str, object]:
+    names, values = [*claim.domain], [*claim.domain.values()]
+    return {"domain": dict(zip(names, values[1:] + values[:1], strict=True)), "step": "b" * 64}
+
+
+def _moved(claim: Claim) -> dict[str, object]:
+    return {"phi": re.sub(r"\d+(\.\d+)?", lambda number: exact(float(number[0]) * (1 + 1e-6)), claim.phi, count=1)}
+
+
 ATTACKS = (
     Attack("1a", "try seeds and put a good one into keys/seeds", "home", first.try_seeds_before_one_is_drawn),
     Attack("1b", "change the secret after the nonce is known", "home", first.change_the_secret_once_the_nonce_is_known),
@@ -374,6 +400,11 @@ ATTACKS = (
     Attack("3h", "turn off the comparison with the plant's controller", "YAML", leave_out_what_a_run_must_show),
     Attack("3i", "choose the claim after the counts", "home", choose_the_claim_after_looking),
     Attack("3j", "start a new lineage with the full error probability", "home", begin_a_lineage_of_ones_own),
+    Attack("3k", "rename the plant and its limits", "home", begin_a_lineage_with(_renamed)),
+    Attack("3l", "name the plant as a fleet's site", "home", begin_a_lineage_with(lambda c: {"plant": f"{c.plant}_7"})),
+    Attack("3m", "add an operation without effect", "home", begin_a_lineage_with(lambda _: {"step": "a" * 64})),
+    Attack("3n", "permute the constants of the domain", "home", begin_a_lineage_with(_permuted)),
+    Attack("3o", "move a limit by a millionth", "home", begin_a_lineage_with(_moved)),
     *(
         Attack(f"4{letter}", f"rerun a certificate with {words}", "home", rerun_something_else(words.split()[1]))
         for letter, words in zip(

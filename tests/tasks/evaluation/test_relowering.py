@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.redteam.plants import ASK, HIDE, NOTICE, hidden_counts, lower_twice, noticing
-from configs.errors import Refused
+from configs.errors import NeoRLError, Refused
 
 SLOW = pytest.mark.slow
 
@@ -21,7 +21,7 @@ def test_programs_of_a_pure_plant_agree(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("statement", ASK.values(), ids=ASK)
 def test_host_calls_are_refused(tmp_path: Path, statement: str) -> None:
-    with pytest.raises(Refused, match=r"calls the host by '(\w+_callback|debug_print)'"):
+    with pytest.raises(NeoRLError, match=r"calls the host by '(\w+_callback|debug_print)'|call to own_target"):
         lower_twice(tmp_path, statement)
 
 

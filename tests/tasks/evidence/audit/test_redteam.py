@@ -47,6 +47,7 @@ WORDS = {
     "3h": "gates.beat_plant must be true (policy of chemical_reactor), got false",
     "3i": "the counts are inconsistent",
     "3j": "but its claim has lineage",
+    **dict.fromkeys(("3k", "3l", "3m", "3n", "3o"), "of the lineage"),
     "4a": "simulator: certificate",
     "4b": "code: certificate",
     "4c": "lock: certificate",
