@@ -179,8 +179,14 @@ def _check_functions(plant: Plant, place: str) -> None:
         step = plant.step(key, start, answer(seen), constants)[1]
         return seen, answer(seen), step, plant.predict(seen, action, plant.params)
 
+    try:
+        samples = played(jax.random.split(key, SAMPLES))
+    except jax.errors.JaxRuntimeError as error:
+        raise _wrong(
+            f"{place}.step", "JAX's own operations", f"{type(error).__name__} '{_line(error)[:200]}'", "correct it"
+        ) from error
     names = ("reset", "fallback", "step", "predict")
-    for name, numbers in zip(names, played(jax.random.split(key, SAMPLES)), strict=True):
+    for name, numbers in zip(names, samples, strict=True):
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(numbers)):
             raise _wrong(f"{place}.{name}", "finite numbers", "NaN or infinity", "check units and initial states")
 
