@@ -162,7 +162,7 @@ def _write(file: IO[bytes], header: Header, found: Snapshot, progress: Report) -
                 # Use the size of the open file, because another file may have taken this name meanwhile.
                 size = os.fstat(content.fileno()).st_size
                 if (copied := copied + size) > allowed(header.size, GROWTH):
-                    raise BadInput(f"the home grew from {header.size} to {copied} bytes in the copy: back up again")
+                    raise BadInput(f"the home grew from {header.size} to {copied} bytes during the copy: back up again")
                 sums[name] = _add(tar, name, content, size, report)
         last = "".join(f"{digest}  {name}\n" for name, digest in sums.items()).encode()
         _add(tar, SUMS, io.BytesIO(last), len(last))

@@ -132,6 +132,16 @@ def test_a_file_replaced_during_the_copy_is_copied_completely(tmp_path: Path) ->
         assert content.read() == b"the whole of what was there"
 
 
+def test_a_home_that_grows_too_much_for_a_restore_is_not_backed_up(tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(bytes(100_000))
+    header = Header(format=1, layout=2, neorl="", made="", root="", files=1, size=1, entries=0, left_out=())
+    with (
+        (tmp_path / "x.tar").open("wb") as file,
+        pytest.raises(BadInput, match="the home grew from 1 to 100000 bytes during the copy: back up again"),
+    ):
+        _write(file, header, Snapshot({"large": tmp_path / "large"}, ()), lambda *_: None)
+
+
 def changed(archive: Path, change: Callable[[tarfile.TarInfo, bytes], tuple[str, bytes] | None]) -> Path:
     """Return the archive with changed members and an unchanged list of digests."""
     path = archive.with_name("changed.tar")
