@@ -131,7 +131,12 @@ def measure(rows: list[Row], worlds: dict[str, World], trials: int, only: str, k
                 rows[number] = now.model_copy(update=changes)
                 write_json(keep, Results(rows=rows).model_dump())
         row = rows[number]
-        print(f"{row.false:5d} of {row.trials:,} in {row.seconds:6.0f} s  {row.way}, {row.world}", flush=True)
+        bound = clopper_pearson_upper(row.false, row.trials, 0.05)
+        print(
+            f"{row.false:5d} of {row.trials:,} (95 % upper bound {bound:.2%}) in {row.seconds:6.0f} s  {row.way}, "
+            f"{row.world}",
+            flush=True,
+        )
     return rows
 
 
