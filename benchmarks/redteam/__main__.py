@@ -68,7 +68,7 @@ PLANTS = (
         for number, (name, statement) in enumerate(ASK.items(), 1)
     ),
     *(
-        Attack(f"14.{number}", f"a plant that hides violations: {name}", "home", hide(changes))
+        Attack(f"16.{number}", f"a plant that hides violations: {name}", "home", hide(changes))
         for number, (name, changes) in enumerate(HIDE.items(), 1)
     ),
 )

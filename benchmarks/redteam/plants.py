@@ -1,7 +1,7 @@
-"""Plants that cheat: they notice their certification, call the host, or hide violations (attacks 12 to 14).
+"""Plants that cheat: they notice their certification, call the host, or hide violations (attacks 12, 13 and 16).
 
 Attacks 12 and 13 add a statement to the step of a tank. NeoRL lowers the tank's programs twice and must refuse them.
-Attacks 14 hide that the tank leaves its limits in every episode. The test must not certify it.
+Attacks 16 hide that the tank leaves its limits in every episode. The test must not certify it.
 """
 
 from __future__ import annotations
