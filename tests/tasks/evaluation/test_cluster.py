@@ -43,14 +43,14 @@ def small_claim() -> Claim:
 
 @pytest.mark.slow
 def test_four_processes_count_what_one_counts(bundle: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks.certify import _count
-    from tasks.models.bundles.bundle import load_bundle
+    from tasks.evaluation.relowering import programs_of
+    from tasks.evaluation.repetition import count_violations
 
-    plant, composite = load_bundle(bundle)
     said, seed = small_claim(), b"\x07" * 32
+    programs = programs_of(bundle, None, said)
 
     def counted() -> object:
-        return _count(plant, composite, said, seed, 0.025, bundle, None, None)
+        return count_violations(programs.episode, programs.arguments, said, seed, 0.025)
 
     alone = counted()
     monkeypatch.setenv("NEORL_DASK_SCHEDULER", address)
