@@ -161,7 +161,7 @@ def choose_the_claim_after_looking(stage: Stage) -> str | None:
     digest = sha256_hex(b"invented")
     attempt = open_attempt(ledger, Inputs(lineage=lineage_of(claim), composite=C, dataset=digest, config=digest), claim)
     draw_seed(ledger, attempt)
-    materials = Materials(**dict.fromkeys(Materials.model_fields, digest))
+    materials = Materials(**{**dict.fromkeys(Materials.model_fields, digest), "step": claim.step or digest})
     make_certificate(ledger, attempt.entry, invented(0.99, attempt.alpha, claim.horizon), materials)
     return None
 

@@ -37,7 +37,7 @@ NOTICE = {
         "    while (f := f.f_back): fs.append(f)\n"
         "    seen = any('relowering' in g.f_code.co_filename and g.f_code.co_name == 'main' for g in fs)"
     ),
-    "call stack, by traceback": "import traceback; seen = len(traceback.extract_stack()) > 60",
+    "call stack, by traceback": "import traceback; seen = len(traceback.extract_stack()) % 97",
     "call stack, by inspect": "import inspect; seen = len(inspect.stack(0)) % 97",
     "call stack, by an exception": (
         "import sys\n    try: raise KeyError\n    except KeyError as e: tb = e.__traceback__.tb_frame\n"
@@ -66,7 +66,7 @@ NOTICE = {
     "random numbers": "import secrets; seen = jnp.float32(secrets.randbelow(10**6)) > -1",
     "address in memory": "seen = jnp.float32(id(jax) % 99991) > -1",
     "hash of a text": "seen = jnp.float32(hash('seen') % 99991) > -1",
-    "standard input": "import os; seen = jnp.float32(os.fstat(0).st_ino % 99991) > -1",
+    "standard output": "import os; seen = jnp.float32(os.fstat(1).st_ino % 99991) > -1",
 }
 """Observation -> statements that set `seen`."""
 ASK = {

@@ -138,7 +138,7 @@ class Stage:
         attempt = open_attempt(ledger, inputs, claim)
         draw_seed(ledger, attempt)
         counts = invented(claim.p0, attempt.alpha, claim.horizon)
-        materials = Materials(**dict.fromkeys(Materials.model_fields, digest))
+        materials = Materials(**{**dict.fromkeys(Materials.model_fields, digest), "step": claim.step or digest})
         envelope = make_certificate(ledger, attempt.entry, counts, materials)
         path = write_atomic(self.home.folder("certificates") / f"{composite[:12]}.dsse.json", envelope)
         found = Outcome(
