@@ -9,13 +9,13 @@ import numpy.typing as npt
 import polars as pl
 
 NAME = "buffer_vessel"
-PERIOD = 10
+PERIOD = 600
 """Seconds."""
-KP, KI = 0.6, 0.01
+KP, KI = 0.6, 1.0 / 6000.0
 """Gains of the logged controller, in valve per metre and per metre and second."""
 MAPPING = """\
 process: {name: buffer_vessel, horizon: 120}
-period_seconds: 10
+period_seconds: 600
 layout: wide
 columns: {status: null}
 tags:
@@ -24,7 +24,7 @@ tags:
   LC-1.SP: {role: set_point, signal: level_set_point, unit: m, interpolation: stepped}
   LV-1: {role: action, signal: valve, unit: '1', interpolation: stepped, range: [0, 1]}
 reward: {expression: "-((next.level - level_set_point) / quantity(1, 'm')) ** 2", unit: '1'}
-episodes: {max_gap_seconds: 60, max_steps: 120}
+episodes: {max_gap_seconds: 3600, max_steps: 120}
 """
 RUN = """\
 plant: buffer_vessel
