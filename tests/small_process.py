@@ -9,13 +9,15 @@ import numpy.typing as npt
 import polars as pl
 
 NAME = "buffer_vessel"
-PERIOD = 600
+PERIOD = 10
 """Seconds."""
-KP, KI = 0.6, 1.0 / 6000.0
+SLOWER = 600
+"""Seconds; with this period, the log of a monitored plant is two weeks long after 2016 steps."""
+KP, KI = 0.6, 0.01
 """Gains of the logged controller, in valve per metre and per metre and second."""
 MAPPING = """\
 process: {name: buffer_vessel, horizon: 120}
-period_seconds: 600
+period_seconds: 10
 layout: wide
 columns: {status: null}
 tags:
@@ -24,7 +26,7 @@ tags:
   LC-1.SP: {role: set_point, signal: level_set_point, unit: m, interpolation: stepped}
   LV-1: {role: action, signal: valve, unit: '1', interpolation: stepped, range: [0, 1]}
 reward: {expression: "-((next.level - level_set_point) / quantity(1, 'm')) ** 2", unit: '1'}
-episodes: {max_gap_seconds: 3600, max_steps: 120}
+episodes: {max_gap_seconds: 60, max_steps: 120}
 """
 RUN = """\
 plant: buffer_vessel
@@ -72,19 +74,28 @@ def history(steps: int, seed: int = 0, gain: float = 1.0) -> dict[str, npt.NDArr
     return dict(zip(("LI-1", "FI-2", "LC-1.SP", "LV-1"), rows.T, strict=True))
 
 
-def export(path: Path, steps: int = 3600, seed: int = 0, gain: float = 1.0, start: str = "2026-01-05") -> Path:
+def export(
+    path: Path,
+    steps: int = 3600,
+    seed: int = 0,
+    gain: float = 1.0,
+    start: str = "2026-01-05",
+    period: int = PERIOD,
+) -> Path:
     """Write a wide CSV export."""
     first = np.datetime64(start, "s")
-    stamps = [f"{first + np.timedelta64(PERIOD * k, 's')}Z" for k in range(steps)]
+    stamps = [f"{first + np.timedelta64(period * k, 's')}Z" for k in range(steps)]
     table = {"timestamp": stamps} | {name: values.tolist() for name, values in history(steps, seed, gain).items()}
     pl.DataFrame(table).write_csv(path)
     return path
 
 
-def project(folder: Path, approval: str = "auto") -> Path:
-    """Write a run's file beside the mapping."""
+def project(folder: Path, approval: str = "auto", period: int = PERIOD) -> Path:
+    """Write a run's file beside the mapping. With a longer period, the same plant is as many times slower."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "mapping.yaml").write_text(MAPPING)
+    slower = MAPPING.replace(f"period_seconds: {PERIOD}", f"period_seconds: {period}")
+    (folder / "mapping.yaml").write_text(slower.replace("max_gap_seconds: 60", f"max_gap_seconds: {6 * period}"))
     config = folder / f"{NAME}-{approval}.yaml"
-    config.write_text(RUN.format(mapping="mapping.yaml", approval=approval))
+    text = RUN.format(mapping="mapping.yaml", approval=approval)
+    config.write_text(text.replace(f"ki: {KI}", f"ki: {KI * PERIOD / period:.8f}"))
     return config

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from scipy.signal import lfilter
-from scipy.stats import chi2
+from scipy.stats import chi2, norm
 
 from benchmarks import pages
 from configs.strict import Strict
@@ -182,20 +182,28 @@ def upper(alarms: int, years: int) -> float:
 
 def page(rows: list[Row]) -> str:
     """Return the page."""
-    worst, shifts, one = max(rows, key=lambda row: row.alarms / row.years), sum(r.shifts for r in rows), _sum(rows)
+    worst, shifts = max(rows, key=lambda row: row.alarms / row.years), max(sum(row.shifts for row in rows), 1)
+    found = [sum(row.one for row in rows) / shifts, sum(row.all for row in rows) / shifts]
     return pages.study(
         "How often drift is reported",
         "How often does `neorl monitor` report drift of a plant that has not changed, and does it find shifts in time?",
         f"At most {worst.alarms / worst.years:.2f} times a year ({worst.case}), {RATE:g} are allowed. Within "
-        f"{WITHIN} days, {one / max(shifts, 1):.0%} of the shifts of one signal are found.",
+        f"{WITHIN} days, {found[1]:.0%} of the shifts of all signals and {found[0]:.0%} of those of one are found.",
         f"`make drift` simulates {YEARS} years of each case.",
         pages.wrap(
             f"Each simulated plant has {SIGNALS} independent signals with steps of {STEP / 60:g} minutes, "
             f"{REFERENCE // 7} weeks of reference and {MONITORED // 7} weeks of newer logs. *Monitored*: years in "
-            "which the reference is long enough for all signals; in brackets, for some of them. *Upper bound*: exact 95 % "
+            "which the reference is long enough for all signals; in brackets, for some. *Upper bound*: exact 95 % "
             "bound of the alarms a year. A shift is one standard deviation of the block means and begins at a random "
             f"time. *Found*: shifts reported within {WITHIN} days, in the monitored years in which {WITHIN} days hold "
             f"at least {FEWEST} blocks, if one signal or all signals shift."
+        ),
+        pages.wrap(
+            "With autocorrelation 0.9, about 22 blocks fit into 30 days, and the mean over 30 days differs from the "
+            "reference by about 4.4 standard errors. A test at a fixed time that shares the allowed alarms between "
+            f"12 months, two directions and {SIGNALS} signals finds {_power(22, 137):.0%} of the shifts of one signal. "
+            f"With 10 blocks in 30 days and 60 in the reference, such a test finds {_power(10, 60):.0%}. "
+            "`neorl monitor` does not know when a shift begins and finds fewer."
         ),
         pages.table(
             ("case", "years", "monitored", "alarms", "upper bound", "found: one signal", "found: all signals"),
@@ -214,8 +222,10 @@ def page(rows: list[Row]) -> str:
     )
 
 
-def _sum(rows: list[Row]) -> int:
-    return sum(row.one for row in rows)
+def _power(blocks: int, reference: int) -> float:
+    """Return the power of a normal test of a shift of one standard deviation, on monthly means."""
+    tests = YEAR / (WITHIN * DAY) * 2 * SIGNALS
+    return float(norm.sf(norm.isf(RATE / tests) - math.sqrt(blocks / (1 + blocks / reference))))
 
 
 def faults(rows: list[Row]) -> list[str]:
@@ -226,9 +236,8 @@ def faults(rows: list[Row]) -> list[str]:
             found.append(f"{row.alarms} alarms in {row.years} years: {row.case}")
         if row.case in MUST and row.monitored < row.years:
             found.append(f"only {row.monitored} of {row.years} years are monitored: {row.case}")
-    one, shifts = _sum(rows), sum(row.shifts for row in rows)
-    if one < FOUND * shifts:
-        found.append(f"{one} of {shifts} shifts of one signal are found within {WITHIN} days")
+        if row.all < FOUND * row.shifts:
+            found.append(f"{row.all} of {row.shifts} shifts are found within {WITHIN} days: {row.case}")
     return found
 
 

@@ -90,8 +90,8 @@ def detect(reference: npt.ArrayLike, scores: npt.ArrayLike, threshold: float) ->
 
     The p-value p_t is the share of scores that are at least score t, minus half a score, among the n reference scores
     and the first t new scores. `z_t = Φ⁻¹(1 - p_t)`, `e_t(δ) = exp(δ z_t - δ² / 2)`,
-    `R_t(δ) = (R_{t-1}(δ) + 1) e_t(δ)`, evidence = mean of R_t(δ) over `BETS`. The expectation of e_t(δ) is at most 1: a mean over midpoints of ranks is
-    below the integral over a normal distribution.
+    `R_t(δ) = (R_{t-1}(δ) + 1) e_t(δ)`, evidence = mean of R_t(δ) over `BETS`. The expectation of e_t(δ) is at most 1,
+    because a mean over midpoints of ranks is below the integral over a normal distribution.
 
     Args:
         reference: (n,), scores without drift.

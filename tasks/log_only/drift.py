@@ -226,8 +226,10 @@ def days_needed(rows: int, blocks: int, length: int, step: float, least_rows: in
         step: length of a step [s].
         least_rows: smallest number of reference rows, besides `LEAST_REFERENCE` blocks.
     """
-    missing = (LEAST_REFERENCE - blocks) * (max(length, rows / blocks) if blocks else length)
-    return max(missing, least_rows - rows, 0) * step / DAY
+    if rows < least_rows:
+        # Blocks with a daily season say nothing about the length of blocks without this season.
+        return (least_rows - rows) * step / DAY
+    return max(LEAST_REFERENCE - blocks, 0) * (max(length, rows / blocks) if blocks else length) * step / DAY
 
 
 def season_rows(step: float) -> int:
@@ -263,11 +265,9 @@ def _watch_stream(stream: Stream, new: Logs, step: float, least_rows: int) -> tu
         block_steps=length,
         needs_days=needs,
     )
-    return (
-        own,
-        finding,
-        min(1.0, len(scores) * min(p_slow(score, length) for score in scores)) if known >= LEAST_REFERENCE else 0.0,
-    )
+    # Blocks of a signal that needs more days are as long as the reference allows.
+    tested = max(min(length, len(scores[0]) // LEAST_REFERENCE), 1)
+    return own, finding, min(1.0, len(scores) * min(p_slow(score, tested) for score in scores))
 
 
 def _blocks(scores: Floats, episode: npt.NDArray[np.int64], length: int) -> tuple[Floats, npt.NDArray[np.int64]]:

@@ -49,7 +49,8 @@ def command(services: Services) -> Neorl:
 def project(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return (config, log)."""
     folder = tmp_path_factory.mktemp("project")
-    return small_process.project(folder), small_process.export(folder / "log.csv")
+    slower = small_process.SLOWER
+    return small_process.project(folder, period=slower), small_process.export(folder / "log.csv", 7200, period=slower)
 
 
 @pytest.fixture(scope="module")
@@ -117,8 +118,10 @@ def test_a_shadow_comparison_finds_drift(
     config, log = project
     own = command("shadow", NAME, "--data", str(log), "--config", str(config))
     assert (own["exit"], "name newer logs" in own["error"]) == (1, True)
-    calm = small_process.export(log.parent / "calm.csv", 1200, seed=1, start="2026-02-05")
-    worn = small_process.export(log.parent / "worn.csv", 1200, seed=2, gain=0.85, start="2026-03-05")
+    calm = small_process.export(log.parent / "calm.csv", 1200, seed=1, start="2026-03-05", period=small_process.SLOWER)
+    worn = small_process.export(
+        log.parent / "worn.csv", 1200, seed=2, gain=0.7, start="2026-04-05", period=small_process.SLOWER
+    )
     alarms = []
     for newer in (calm, worn):
         found = command("shadow", NAME, "--data", str(newer), "--config", str(config))
