@@ -98,6 +98,7 @@ CASES: dict[str, Case] = MUST | {
     "yearly season of 0.3": cycle(0.3, 365.25),
     "yearly season of 0.3, autocorrelation 0.9": cycle(0.3, 365.25, autoregression(0.9)),
     "yearly season of 0.05": cycle(0.05, 365.25),
+    "yearly season of 0.02": cycle(0.02, 365.25),
     "regimes of 2 weeks": regimes(14.0),
     "regimes of 1 day": regimes(1.0),
 }

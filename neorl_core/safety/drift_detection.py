@@ -22,8 +22,9 @@ from scipy.fft import dct
 from scipy.special import ndtri
 from scipy.stats import chi2, f
 
-BETS = ((0.5, 0.2), (1.0, 0.8))
-"""Shifts that are bet on, in standard deviations of a score, and their stakes."""
+SHIFT = 1.0
+"""Shift that is bet on, in standard deviations of a score. Shifts of less than half of this size are not found, because
+a reference cannot exclude changes that are so small and slow."""
 
 LEAST_REFERENCE = 50
 """Smallest number of reference scores. With fewer, new scores are soon ranked mostly among each other, so a drift that
@@ -89,9 +90,9 @@ def detect(reference: npt.ArrayLike, scores: npt.ArrayLike, threshold: float) ->
     """Test whether scores have grown since a reference.
 
     The p-value p_t is the share of scores that are at least score t, minus half a score, among the n reference scores
-    and the first t new scores. `z_t = Φ⁻¹(1 - p_t)`, `e_t(δ) = exp(δ z_t - δ² / 2)`,
-    `R_t(δ) = (R_{t-1}(δ) + 1) e_t(δ)`, evidence = mean of R_t(δ) over `BETS`. The expectation of e_t(δ) is at most 1,
-    because a mean over midpoints of ranks is below the integral over a normal distribution.
+    and the first t new scores. `z_t = Φ⁻¹(1 - p_t)`, `e_t = exp(δ z_t - δ² / 2)` with δ = `SHIFT`, evidence
+    `R_t = (R_{t-1} + 1) e_t`. The expectation of e_t is at most 1, because a mean over midpoints of ranks is below the
+    integral over a normal distribution.
 
     Args:
         reference: (n,), scores without drift.
@@ -111,11 +112,8 @@ def detect(reference: npt.ArrayLike, scores: npt.ArrayLike, threshold: float) ->
 
 def _log_evidence(z: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return the log of the evidence (T,) of normal scores (T,): `R_t = Σ_s exp(S_t - S_{s-1})` with sums S of logs."""
-    evidence = np.full(len(z), -np.inf)
-    for shift, stake in BETS:
-        sums = np.cumsum(shift * z - shift**2 / 2)
-        starts = np.logaddexp.accumulate(-np.append(0.0, sums)[:-1])
-        evidence = np.logaddexp(evidence, sums + starts + math.log(stake))
+    sums = np.cumsum(SHIFT * z - SHIFT**2 / 2)
+    evidence: npt.NDArray[np.float64] = sums + np.logaddexp.accumulate(-np.append(0.0, sums)[:-1])
     return evidence
 
 

@@ -5,7 +5,8 @@ tested too. Values are compared with the mean at the same time of the week or da
 means of blocks of L steps, which are long enough to be uncorrelated. The evidence of a test is L times a
 Shiryaev-Roberts sum of e-values. Without drift, the evidence of each test and the weighted mean of all tests grow by at
 most one per step on average. Therefore the rate of false alarms applies to the whole plant. A season of a year is not
-removed: a signal whose season shows in the reference is not monitored, because its blocks are not independent."""
+removed. If the reference shows such a season in a signal, the blocks are not independent and the signal is not
+monitored."""
 
 from __future__ import annotations
 
@@ -156,7 +157,7 @@ def evidence_of(
     Args:
         new: the newer logs, N steps.
         step: length of a step [s].
-        least_rows: smallest number of reference rows, besides `LEAST_REFERENCE` blocks.
+        least_rows: smallest number of reference rows; `LEAST_REFERENCE` blocks are needed too.
 
     Returns:
         The log of the mean evidence after each step, (N,), which is -inf before the end of the first block. Also the
@@ -224,7 +225,7 @@ def days_needed(rows: int, blocks: int, length: int, step: float, least_rows: in
         blocks: blocks of `length` steps in these rows.
         length: block length in steps.
         step: length of a step [s].
-        least_rows: smallest number of reference rows, besides `LEAST_REFERENCE` blocks.
+        least_rows: smallest number of reference rows; `LEAST_REFERENCE` blocks are needed too.
     """
     if rows < least_rows:
         # Blocks with a daily season say nothing about the length of blocks without this season.

@@ -11,7 +11,7 @@ import pytest
 
 from flows.monitor import drift_metrics
 from neorl_core.plants import PLANTS
-from neorl_core.safety.drift_detection import BETS, LEAST_REFERENCE
+from neorl_core.safety.drift_detection import LEAST_REFERENCE, SHIFT
 from neorl_core.types import Transition
 from tasks.audit_report.findings import _evidence
 from tasks.data.store.episodes import Logs
@@ -54,11 +54,8 @@ def test_the_evidence_of_one_signal_is_that_of_the_formula_worked_by_hand() -> N
     length, count = found.block_steps, found.reference_blocks
     assert (length, count, found.blocks, found.needs_days) == (10, 60, 2, 0.0)
     z = [NormalDist().inv_cdf(1 - 0.5 / (count + k)) for k in (1, 2)]
-    payoffs = [[math.exp(shift * each - shift**2 / 2) for shift, _ in BETS] for each in z]
-    by_hand = [
-        math.log(length * sum(stake * e for (_, stake), e in zip(BETS, payoffs[0], strict=True))),
-        math.log(length * sum(b[1] * (e + 1) * f for b, e, f in zip(BETS, *payoffs, strict=True))),
-    ]
+    first, second = (math.exp(SHIFT * each - SHIFT**2 / 2) for each in z)
+    by_hand = np.log([length * first, length * (first + 1) * second])
     np.testing.assert_allclose(evidence[[9, 23]], by_hand, rtol=1e-12)
     assert found.log_evidence == pytest.approx(evidence.max())
     # The same signal in two groups, each with half of the weight, is the same evidence.
