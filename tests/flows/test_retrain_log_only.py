@@ -157,7 +157,7 @@ def test_an_approved_candidate_becomes_a_shadow(
     command: Neorl, first: dict[str, Any], project: tuple[Path, Path]
 ) -> None:
     _, log = project
-    waits = small_process.project(log.parent / "waits", approval="required")
+    waits = small_process.project(log.parent / "waits", approval="required", period=small_process.SLOWER)
     waits.write_text(waits.read_text().replace("seed: 0", "seed: 5"))
     found = command("retrain", str(waits), "--data", str(log))
     assert found["exit"] == 0, found
@@ -173,7 +173,7 @@ def test_failed_validation_stops_before_training(
     command: Neorl, project: tuple[Path, Path], services: Services
 ) -> None:
     config, log = project
-    few = small_process.export(log.parent / "few.csv", 120)
+    few = small_process.export(log.parent / "few.csv", 120, period=small_process.SLOWER)
     refused = command("retrain", str(config), "--data", str(few))
     assert refused["exit"] == 1, refused
     assert refused["error"].startswith("the dataset failed validation: at least 2 training")
@@ -185,7 +185,7 @@ def test_a_kill_after_registration_is_repaired(
     command: Neorl, first: dict[str, Any], project: tuple[Path, Path], services: Services
 ) -> None:
     _, log = project
-    config = small_process.project(log.parent / "killed")
+    config = small_process.project(log.parent / "killed", period=small_process.SLOWER)
     config.write_text(config.read_text().replace("seed: 0", "seed: 7"))
 
     def candidates() -> int:
