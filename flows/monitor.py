@@ -22,7 +22,7 @@ from tasks.evidence.ledger.ledger import Ledger
 from tasks.ingest import ingest
 from tasks.log_only.drift import NothingNewer, watch, watched_of
 from tasks.metrics.quality import Quality, Rise, quality_of, read_sources, rises
-from tasks.references import Dataset, DriftRecord, Reference
+from tasks.references import Dataset, DriftRecord, Reference, needs_more_days
 from tasks.registry.learning import log_numbers
 from tasks.registry.registry import Registry
 
@@ -174,13 +174,15 @@ def drift_lines(finding: DriftRecord) -> list[str]:
     """Return a drift finding as text: a summary, then the five signals with the strongest evidence."""
     strongest = sorted(finding.signals, key=lambda signal: -signal.log_evidence)[:5]
     left_out = f" ({finding.left_out} of the champion's own episodes left out)" if finding.left_out else ""
+    season = "" if finding.season in ("", "none") else f" at the same time of the {finding.season}"
     return [
         finding.found,
+        f"compared with the reference{season}; a season of a year is not covered",
         f"dataset {finding.dataset[:12]} against {finding.reference[:12]}{left_out}; prediction by a {finding.model}",
         *(
             f"  {signal.group}: {signal.name} shifted by {signal.shift:+.2f} standard deviations, log evidence "
             f"{signal.log_evidence:.1f}, {signal.blocks} blocks of {signal.block_steps} steps against "
-            f"{signal.reference_blocks}"
+            f"{signal.reference_blocks}{f', {needs_more_days(signal.needs_days)}' if signal.needs_days else ''}"
             for signal in strongest
         ),
     ]

@@ -15,7 +15,6 @@ from flows.preflight import checked_run, logs_at
 from flows.services.locks import plant_lock
 from flows.services.servers import connect
 from flows.services.watched_folder import arrivals, incoming
-from neorl_core.safety.drift_detection import LEAST_REFERENCE
 from tasks.conclusion import show_artifact
 from tasks.evidence.decisions import shadows
 from tasks.evidence.ledger.ledger import Ledger
@@ -23,7 +22,7 @@ from tasks.evidence.people.statement import Signatory, with_signature
 from tasks.ingest import ingest
 from tasks.lifecycle.aliases import reconcile
 from tasks.log_only.shadow_comparison import compare, shadow_of
-from tasks.references import Aliases, DriftFinding, Reference, ShadowComparison
+from tasks.references import Aliases, DriftFinding, Reference, ShadowComparison, needs_more_days
 from tasks.registry.reading import END, split
 from tasks.registry.registry import Registry
 from tasks.registry.upload import Artifact
@@ -136,17 +135,14 @@ def comparison_markdown(comparison: ShadowComparison) -> str:
 
 
 def _drift_in_words(drift: DriftFinding) -> str:
-    """Return the drift verdict as text: an alarm, no alarm, or "not watched" if there are too few data."""
+    """Return the drift verdict as text: an alarm, no alarm, or "not monitored" if there are too few data."""
     block = f"blocks of {drift.block_steps} steps"
+    if drift.needs_days:
+        return f"**Drift {needs_more_days(drift.needs_days)}** in the held-out episodes"
     if not drift.watched and not drift.blocks:
-        return f"**Drift not watched**: no episode of the newer logs has {drift.block_steps} steps (one block)"
-    if not drift.watched and drift.reference_blocks >= LEAST_REFERENCE:
-        return f"**Drift not watched**: {drift.blocks} {block} in the newer logs cannot raise an alarm: wait for more"
+        return f"**Drift not monitored**: no episode of the newer logs has {drift.block_steps} steps (one block)"
     if not drift.watched:
-        return (
-            f"**Drift not watched**: the held-out episodes have {drift.reference_blocks} whole {block}, but "
-            f"{LEAST_REFERENCE} are needed: hold out more or longer episodes"
-        )
+        return f"**Drift not monitored**: {drift.blocks} {block} in the newer logs cannot raise an alarm: wait for more"
     alarm = f"**Drift alarm** at {drift.alarm}" if drift.alarm else "No drift alarm"
     return (
         f"{alarm} in {drift.blocks} blocks: log evidence {drift.log_evidence:.1f}, threshold "

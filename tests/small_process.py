@@ -11,6 +11,8 @@ import polars as pl
 NAME = "buffer_vessel"
 PERIOD = 10
 """Seconds."""
+SLOWER = 600
+"""Seconds; with this period, the log of a monitored plant is two weeks long after 2016 steps."""
 KP, KI = 0.6, 0.01
 """Gains of the logged controller, in valve per metre and per metre and second."""
 MAPPING = """\
@@ -72,19 +74,28 @@ def history(steps: int, seed: int = 0, gain: float = 1.0) -> dict[str, npt.NDArr
     return dict(zip(("LI-1", "FI-2", "LC-1.SP", "LV-1"), rows.T, strict=True))
 
 
-def export(path: Path, steps: int = 3600, seed: int = 0, gain: float = 1.0, start: str = "2026-01-05") -> Path:
+def export(
+    path: Path,
+    steps: int = 3600,
+    seed: int = 0,
+    gain: float = 1.0,
+    start: str = "2026-01-05",
+    period: int = PERIOD,
+) -> Path:
     """Write a wide CSV export."""
     first = np.datetime64(start, "s")
-    stamps = [f"{first + np.timedelta64(PERIOD * k, 's')}Z" for k in range(steps)]
+    stamps = [f"{first + np.timedelta64(period * k, 's')}Z" for k in range(steps)]
     table = {"timestamp": stamps} | {name: values.tolist() for name, values in history(steps, seed, gain).items()}
     pl.DataFrame(table).write_csv(path)
     return path
 
 
-def project(folder: Path, approval: str = "auto") -> Path:
-    """Write a run's file beside the mapping."""
+def project(folder: Path, approval: str = "auto", period: int = PERIOD) -> Path:
+    """Write a run's file beside the mapping. With a longer period, the same plant is as many times slower."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "mapping.yaml").write_text(MAPPING)
+    slower = MAPPING.replace(f"period_seconds: {PERIOD}", f"period_seconds: {period}")
+    (folder / "mapping.yaml").write_text(slower.replace("max_gap_seconds: 60", f"max_gap_seconds: {6 * period}"))
     config = folder / f"{NAME}-{approval}.yaml"
-    config.write_text(RUN.format(mapping="mapping.yaml", approval=approval))
+    text = RUN.format(mapping="mapping.yaml", approval=approval)
+    config.write_text(text.replace(f"ki: {KI}", f"ki: {KI * PERIOD / period:.8f}"))
     return config

@@ -125,6 +125,8 @@ def monitored(home: Home, config: Path, log: Path) -> tuple[float | None, bool, 
     except NeoRLError as error:
         print(f"monitor: {error}", flush=True)
         return None, False, 0
+    if not finding.watched:
+        return None, False, 0
     return finding.log_evidence / finding.log_threshold, finding.alarm is not None, finding.rows
 
 

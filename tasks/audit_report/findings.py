@@ -189,7 +189,7 @@ def drift_in(entries: Sequence[Entry], period: Period) -> Iterator[DriftRow]:
 
 
 def _evidence(found: DriftFinding | DriftRecord) -> str:
-    return f"{found.log_evidence:.1f} of {found.log_threshold:.1f}" if found.watched else "not watched"
+    return f"{found.log_evidence:.1f} of {found.log_threshold:.1f}" if found.watched else "not monitored"
 
 
 def datasets_in(

@@ -1,15 +1,20 @@
 """Drift detection: compare a plant's newest logs with the data of its champion or shadow.
 
 Each signal is tested for a higher mean, a lower mean and a larger mean square; the errors of a one-step predictor are
-tested too. The tests compare means of blocks of L steps, which are long enough to be uncorrelated. The evidence of a
-test is L times a Shiryaev-Roberts sum of e-values. Without drift, the evidence of each test and the weighted mean of
-all tests grow by at most one per step on average. Therefore the rate of false alarms applies to the whole plant."""
+tested too. Values are compared with the mean at the same time of the week or day in the reference. The tests compare
+means of blocks of L steps, which are long enough to be uncorrelated. The evidence of a test is L times a
+Shiryaev-Roberts sum of e-values. Without drift, the evidence of each test and the weighted mean of all tests grow by at
+most one per step on average. Therefore the rate of false alarms applies to the whole plant. A season of a year is not
+removed. If the reference shows such a season in a signal, the blocks are not independent and the signal is not
+monitored."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +23,15 @@ from configs.errors import BadInput, Refused
 from configs.home import Home
 from configs.run import OpenedRun
 from configs.units import conversion
-from neorl_core.safety.drift_detection import LEAST_REFERENCE, YEAR, alarm_threshold, detect
+from neorl_core.safety.drift_detection import (
+    LEAST_REFERENCE,
+    YEAR,
+    alarm_threshold,
+    all_slow,
+    block_length,
+    detect,
+    p_slow,
+)
 from neorl_core.types import PlantSpec, varies
 from neorl_core.world_model.prediction import fit_autoregression
 from tasks.data.store.episodes import Logs, action_vectors, new_episodes, read_logs, vector_space
@@ -36,13 +49,16 @@ from tasks.references import CandidateRecord, Dataset, DriftGroup, DriftRecord, 
 Floats = npt.NDArray[np.float64]
 
 PLATEAU = 0.9
-"""Blocks are long enough if length x variance of block means reaches this share of its largest value."""
+"""Share of the highest peak of the autocorrelation that the first peak, at the period, must reach."""
 AGAIN = 0.1
 """A signal is periodic if its autocorrelation, after the first zero crossing, exceeds this value again."""
-MOST_BLOCKS = 4000
-"""Largest number of newer blocks of a signal; blocks are made longer for longer logs."""
-MOST_ROWS = 300_000
-"""Largest number of reference rows; a longer reference is cut to the newest rows."""
+MOST_ROWS = 1_300_000
+"""Largest number of reference rows; a longer reference is cut to the newest rows. Two weeks of seconds fit."""
+DAY = 86_400.0
+SEASONS: tuple[tuple[Literal["week", "day"], float], ...] = (("week", 7 * DAY), ("day", DAY))
+"""Seasons [s] that are removed from signals, if the reference repeats them often enough."""
+REPEATS = 14
+"""Smallest number of repetitions in the reference from which the mean at each time of a season is estimated."""
 MODEL = "one-step prediction"
 
 
@@ -55,6 +71,17 @@ class Watched(NamedTuple):
 
     entry: Entry
     record: CandidateRecord
+
+
+class Season(NamedTuple):
+    """Time of the day or week of each row, in steps."""
+
+    name: Literal["week", "day"]
+    phases: int
+    known: npt.NDArray[np.int64]
+    """(n,), of the reference."""
+    new: npt.NDArray[np.int64]
+    """(N,), of the newer logs."""
 
 
 class Stream(NamedTuple):
@@ -122,50 +149,53 @@ def step_seconds(spec: PlantSpec) -> float:
         return 1.0
 
 
-def evidence_of(streams: list[Stream], new: Logs) -> tuple[Floats, list[SignalDrift]]:
+def evidence_of(
+    streams: Iterable[Stream], new: Logs, step: float = 1.0, least_rows: int = 0
+) -> tuple[Floats, list[SignalDrift]]:
     """Test the scores of all signals for drift in the newer logs.
 
     Args:
         new: the newer logs, N steps.
+        step: length of a step [s].
+        least_rows: smallest number of reference rows; `LEAST_REFERENCE` blocks are needed too.
 
     Returns:
         The log of the mean evidence after each step, (N,), which is -inf before the end of the first block. Also the
         result of each signal.
     """
-    counts = {group: sum(stream.group == group for stream in streams) for group in {s.group for s in streams}}
-    total, found = np.full(len(new.episode), -np.inf), list[SignalDrift]()
+    groups, counts = dict[DriftGroup, Floats](), Counter[DriftGroup]()
+    found, slow, total = list[SignalDrift](), list[float](), np.full(len(new.episode), -np.inf)
     for stream in streams:
-        own, one = _watch_stream(stream, new)
-        weight = math.log(len(counts) * counts[stream.group])
-        total = np.logaddexp(total, own - weight)
+        own, one, p = _watch_stream(stream, new, step, least_rows)
         found.append(one)
+        slow.append(p)
+        if not one.needs_days:
+            counts[stream.group] += 1
+            groups[stream.group] = np.logaddexp(groups.get(stream.group, -np.inf), own)
+    if all_slow(slow):
+        # The slow change of each signal may be too weak to show in the signal alone. Its length is unknown.
+        return total, [
+            one.model_copy(
+                update={
+                    "needs_days": one.needs_days or one.reference_blocks * one.block_steps * step / DAY,
+                    "log_evidence": 0.0,
+                    "blocks": 0,
+                }
+            )
+            for one in found
+        ]
+    for group, sums in groups.items():
+        total = np.logaddexp(total, sums - math.log(len(groups) * counts[group]))
     return total, found
 
 
-def block_length(scores: Sequence[Floats]) -> int:
-    """Return the minimum block length for which block means are uncorrelated, estimated from the reference.
-
-    With blocks of L steps, L times the variance of block means grows with L until neighbouring blocks are uncorrelated.
-    This test also finds weak, long correlations. See Flyvbjerg and Petersen 1989, Error estimates on averages of
-    correlated data (Journal of Chemical Physics 91).
-
-    Args:
-        scores: (n,) each, of the reference in chronological order.
-
-    Returns:
-        The block length, limited so that `LEAST_REFERENCE` blocks remain.
-    """
-    longest = max(len(scores[0]) // LEAST_REFERENCE, 1)
-    lengths = sorted({*(2**k for k in range(longest.bit_length())), longest})
-    needed, day = 1, 1
+def stream_length(scores: Iterable[Floats]) -> int:
+    """Return the block length of a signal: the longest of its scores (n,), in whole periods of a periodic signal."""
+    needed, period = 1, 1
     for score in scores:
-        whole = ((length, len(score) // length * length) for length in lengths)
-        grown = np.asarray([length * score[:rows].reshape(-1, length).mean(axis=1).var() for length, rows in whole])
-        # The variance of k means has relative standard error sqrt(2 / k).
-        sure = grown * (1 - 2 * np.sqrt(2 * np.asarray(lengths) / len(score)))
-        needed = max(needed, lengths[int(np.argmax(grown >= PLATEAU * sure.max()))])
-        day = max(day, _period(score, longest))
-    return min(math.ceil(needed / day) * day, max(longest // day, 1) * day)
+        needed = max(needed, block_length(score))
+        period = max(period, _period(score, max(len(score) // LEAST_REFERENCE, 1)))
+    return math.ceil(needed / period) * period
 
 
 def _period(score: Floats, longest: int) -> int:
@@ -187,22 +217,42 @@ def _period(score: Floats, longest: int) -> int:
     return first + int(np.argmax(rho[first : first + first // 2 + 1]))
 
 
-def _watch_stream(stream: Stream, new: Logs) -> tuple[Floats, SignalDrift]:
-    """Return the log evidence of one signal after each step, (N,), and its result."""
+def days_needed(rows: int, blocks: int, length: int, step: float, least_rows: int = 0) -> float:
+    """Return the days of further reference that a signal needs; 0 if the reference is long enough.
+
+    Args:
+        rows: reference rows.
+        blocks: blocks of `length` steps in these rows.
+        length: block length in steps.
+        step: length of a step [s].
+        least_rows: smallest number of reference rows; `LEAST_REFERENCE` blocks are needed too.
+    """
+    if rows < least_rows:
+        # Blocks with a daily season say nothing about the length of blocks without this season.
+        return (least_rows - rows) * step / DAY
+    return max(LEAST_REFERENCE - blocks, 0) * (max(length, rows / blocks) if blocks else length) * step / DAY
+
+
+def season_rows(step: float) -> int:
+    """Return the smallest number of reference rows from which a daily season can be removed."""
+    return math.ceil(REPEATS * DAY / step)
+
+
+def _watch_stream(stream: Stream, new: Logs, step: float, least_rows: int) -> tuple[Floats, SignalDrift, float]:
+    """Return the log evidence of one signal after each step, (N,), its result, and its p-value of `p_slow`."""
     rows = len(new.episode)
-    length = block_length(stream.known)
-    times = math.ceil(rows / MOST_BLOCKS / length)
-    # If the reference is short, the blocks must stay short, so that enough reference blocks remain.
-    while times > 1 and len(_blocks(stream.known[0], stream.known_episode, times * length)[0]) < LEAST_REFERENCE:
-        times //= 2
-    length *= times
-    own, blocks, known = np.full(rows, -np.inf), 0, 0
-    for before, after in zip(stream.known, stream.new, strict=True):
+    # The second score is the first with the other sign.
+    scores = [score for i, score in enumerate(stream.known) if i != 1]
+    length = stream_length(scores)
+    known = len(_blocks(stream.known[0], stream.known_episode, length)[0])
+    needs = days_needed(len(stream.known_episode), known, length, step, least_rows)
+    own, blocks = np.full(rows, -np.inf), 0
+    for before, after in zip(stream.known, stream.new, strict=True) if not needs else ():
         reference, _ = _blocks(before, stream.known_episode, length)
-        scores, ends = _blocks(after, new.episode, length)
-        blocks, known = len(scores), len(reference)
+        means, ends = _blocks(after, new.episode, length)
+        blocks = len(means)
         if blocks:
-            log_sums = detect(reference, scores, math.inf).log_evidence + math.log(length)
+            log_sums = detect(reference, means, math.inf).log_evidence + math.log(length)
             held = np.repeat(log_sums, np.diff(np.append(ends, rows)))
             own[ends[0] :] = np.logaddexp(own[ends[0] :], held - math.log(len(stream.known)))
     finding = SignalDrift(
@@ -214,8 +264,11 @@ def _watch_stream(stream: Stream, new: Logs) -> tuple[Floats, SignalDrift]:
         blocks=blocks,
         reference_blocks=known,
         block_steps=length,
+        needs_days=needs,
     )
-    return own, finding
+    # Blocks of a signal that needs more days are as long as the reference allows.
+    tested = max(min(length, len(scores[0]) // LEAST_REFERENCE), 1)
+    return own, finding, min(1.0, len(scores) * min(p_slow(score, tested) for score in scores))
 
 
 def _blocks(scores: Floats, episode: npt.NDArray[np.int64], length: int) -> tuple[Floats, npt.NDArray[np.int64]]:
@@ -246,10 +299,14 @@ def _finding(run: OpenedRun, watched: Watched, dataset: Dataset, alarms_per_year
     same = {source.sha256 for source in dataset.sources} <= {source.sha256 for source in record.dataset.sources}
     if same or not unseen.size:
         raise NothingNewer(f"version {record.version} of {run.plant} was trained on all of these logs: name newer logs")
-    known, new = _newest(own), read_logs(store, unseen)
-    streams = [*_signals(spec, known, new), _model(spec, record.model, known, new)]
-    evidence, found = evidence_of(streams, new)
-    bar = math.log(alarm_threshold(YEAR / step_seconds(spec), alarms_per_year))
+    newest, step = _newest(own), step_seconds(spec)
+    known, new = read_logs(own, newest), read_logs(store, unseen)
+    stamps = [_stamps(own, newest), _stamps(store, unseen)]
+    season = season_of(stamps[0], stamps[1], step)
+    streams = chain(signal_streams(spec, known, new, season), (_model(spec, record.model, known, new, season),))
+    # Without timestamps, episodes are of a simulator, which has no time of day.
+    evidence, found = evidence_of(streams, new, step, season_rows(step) if len(stamps[0]) and step < DAY else 0)
+    bar = math.log(alarm_threshold(YEAR / step, alarms_per_year))
     reached = np.flatnonzero(evidence >= bar)
     most = float(evidence.max())
     return DriftRecord(
@@ -260,7 +317,8 @@ def _finding(run: OpenedRun, watched: Watched, dataset: Dataset, alarms_per_year
         episodes=len(new.starts),
         left_out=len(store.episode_digests) - len(unseen),
         model="linear model" if record.model is None else "learned model",
-        step_seconds=step_seconds(spec),
+        step_seconds=step,
+        season=season.name if season else "none",
         alarms_per_year=alarms_per_year,
         log_evidence=most if math.isfinite(most) else 0.0,
         log_threshold=bar,
@@ -269,14 +327,56 @@ def _finding(run: OpenedRun, watched: Watched, dataset: Dataset, alarms_per_year
     )
 
 
-def _newest(store: StoredDataset) -> Logs:
-    """Return the newest rows of a dataset in chronological order, up to the limit."""
+def _newest(store: StoredDataset) -> npt.NDArray[np.int64]:
+    """Return the numbers of a dataset's newest episodes, up to the limit of rows."""
     lengths = np.diff(store.episodes)
     behind = np.cumsum(lengths[::-1])[::-1]
-    return read_logs(store, np.flatnonzero((behind <= MOST_ROWS) | (np.arange(len(lengths)) == len(lengths) - 1)))
+    return np.flatnonzero((behind <= MOST_ROWS) | (np.arange(len(lengths)) == len(lengths) - 1))
 
 
-def _signals(spec: PlantSpec, known: Logs, new: Logs) -> Iterator[Stream]:
+def _stamps(store: StoredDataset, episodes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the time of each row of episodes in ns since 1970; empty without timestamps."""
+    if "timestamps" not in store.keys:
+        return np.empty(0, np.int64)
+    return np.concatenate([block["timestamps"] for block in store.episode_blocks(episodes, ("timestamps",))])
+
+
+def season_of(known: npt.NDArray[np.int64], new: npt.NDArray[np.int64], step: float) -> Season | None:
+    """Return the longest season that the reference repeats `REPEATS` times; None without such a season.
+
+    Args:
+        known: (n,), time of each step of the reference in ns since 1970; may be empty.
+        new: (N,), time of each step of the newer logs.
+        step: length of a step [s].
+    """
+    for name, seconds in SEASONS:
+        if len(known) * step >= REPEATS * seconds > 2 * REPEATS * step and len(new):
+            phases = math.ceil(seconds / step)
+            since = [np.minimum(stamps % round(seconds * 1e9) / (step * 1e9), phases - 1) for stamps in (known, new)]
+            return Season(name, phases, since[0].astype(np.int64), since[1].astype(np.int64))
+    return None
+
+
+def deseasonalised(known: Floats, new: Floats, season: Season | None) -> tuple[Floats, Floats]:
+    """Subtract the mean of the reference at the same time of the season.
+
+    A step of the reference is compared with the mean of the other steps of its phase. So the errors of the means
+    have nearly equal effects on the reference and on newer logs.
+
+    Args:
+        known: (n,), the reference.
+        new: (N,), the newer logs.
+    """
+    if season is None:
+        return known, new
+    counts = np.bincount(season.known, minlength=season.phases)
+    means = np.bincount(season.known, known, season.phases) / np.maximum(counts, 1)
+    means = np.where(counts > 1, means, known.mean())
+    scale = np.where(counts > 1, counts / np.maximum(counts - 1, 1), 1.0)
+    return (known - means[season.known]) * scale[season.known], new - means[season.new]
+
+
+def signal_streams(spec: PlantSpec, known: Logs, new: Logs, season: Season | None = None) -> Iterator[Stream]:
     """Yield three scores of each signal: standardised by the reference, for a higher and a lower mean, and squared."""
     groups: tuple[tuple[DriftGroup, tuple[str, ...]], ...] = (
         ("observations", spec.observation.names),
@@ -290,8 +390,17 @@ def _signals(spec: PlantSpec, known: Logs, new: Logs) -> Iterator[Stream]:
         deviation = np.where(varies(mean, deviation), deviation, 1e-6 * np.abs(mean) + 1e-9)
         for i, name in enumerate(names):
             z, z_new = ((columns[group][:, i] - mean[i]) / deviation[i] for columns in (before, after))
-            shift = float(z_new.mean() - z.mean())
-            yield Stream(name, group, (z, -z, z**2), known.episode, (z_new, -z_new, z_new**2), shift)
+            yield three_scores(name, group, z, known.episode, z_new, season)
+
+
+def three_scores(
+    name: str, group: DriftGroup, known: Floats, episode: npt.NDArray[np.int64], new: Floats, season: Season | None
+) -> Stream:
+    """Return the scores of a standardised signal: for a higher mean, a lower mean and a larger mean square."""
+    z, z_new = deseasonalised(known, new, season)
+    square, square_new = deseasonalised(z**2, z_new**2, season)
+    shift = float(z_new.mean() - z.mean())
+    return Stream(name, group, (z, -z, square), episode, (z_new, -z_new, square_new), shift)
 
 
 def _columns(spec: PlantSpec, logs: Logs) -> dict[DriftGroup, Floats]:
@@ -304,7 +413,7 @@ def _columns(spec: PlantSpec, logs: Logs) -> dict[DriftGroup, Floats]:
     }
 
 
-def _model(spec: PlantSpec, model: LearnedModel | None, known: Logs, new: Logs) -> Stream:
+def _model(spec: PlantSpec, model: LearnedModel | None, known: Logs, new: Logs, season: Season | None = None) -> Stream:
     """Return squared one-step errors of the learned model, or of a linear law, scaled to mean 1 in the reference."""
     if model is not None:
         # Errors on episodes that the model was not fitted to.
@@ -313,7 +422,10 @@ def _model(spec: PlantSpec, model: LearnedModel | None, known: Logs, new: Logs) 
         after = one_step_scores(load_model(model, spec), new)
     else:
         (before, after), episode = _linear_scores(spec, known, new), known.episode
-    return Stream(MODEL, "model", (before,), episode, (after,), float(after.mean() / max(before.mean(), 1e-12) - 1.0))
+    shift = float(after.mean() / max(before.mean(), 1e-12) - 1.0)
+    if model is None:
+        before, after = deseasonalised(before, after, season)
+    return Stream(MODEL, "model", (before,), episode, (after,), shift)
 
 
 def _linear_scores(spec: PlantSpec, known: Logs, new: Logs) -> tuple[Floats, Floats]:

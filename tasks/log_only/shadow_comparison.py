@@ -5,7 +5,6 @@ Returns of the proposals are not estimated, because the logs do not show the eff
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +19,7 @@ from configs.home import Home
 from configs.run import OpenedRun
 from neorl_core.networks import policy_act
 from neorl_core.safety.composite import Composite, composite_controller
-from neorl_core.safety.drift_detection import YEAR, alarm_threshold, autocorrelation_time, block_means, detect
+from neorl_core.safety.drift_detection import YEAR, alarm_threshold, block_means, detect
 from neorl_core.safety.support import SupportShield, inside_support
 from neorl_core.types import Params, PlantSpec, Process
 from tasks.data.store import reader
@@ -31,6 +30,7 @@ from tasks.evidence.ledger.entry import Entry
 from tasks.evidence.ledger.ledger import Ledger, artefact
 from tasks.files.arrays import read_npz
 from tasks.log_only.checks import applied_before
+from tasks.log_only.drift import days_needed, season_rows, stream_length
 from tasks.log_only.learned_model import load_model, one_step_scores
 from tasks.models.bundles.bundle import load_bundle
 from tasks.models.plants.known import plant_of
@@ -41,8 +41,6 @@ AGREES = 0.1
 """Largest difference between proposal and action, as a share of the range, that counts as agreement."""
 CHANGED = 1e-4
 """Difference from the policy's action, as a share of the range, that counts as an intervention of the shield."""
-MEMORY = 2.0
-"""Length of a block in autocorrelation times of the scores, so that blocks are nearly exchangeable."""
 STRETCHES, BEFORE, AFTER = 3, 20, 40
 """Number of pictures of large disagreements, and steps shown around each."""
 
@@ -198,9 +196,11 @@ def _drift(
 ) -> DriftFinding:
     """Compare block means of the model's errors with those of held-out episodes."""
     reference = read_npz(model.residuals)
-    length = max(math.ceil(MEMORY * autocorrelation_time(reference["scores"])), 1)
+    length = stream_length((reference["scores"],))
     known = block_means(reference["scores"], reference["episode"], length)
-    new = block_means(scores, logs.episode, length)
+    rows = len(reference["scores"])
+    needs = days_needed(rows, len(known), length, spec.dt, season_rows(spec.dt))
+    new = block_means(scores, logs.episode, length) if not needs else np.empty(0)
     # Mappings describe plants with time in seconds.
     threshold = alarm_threshold(YEAR / (spec.dt * length), run.shadow.alarms_per_year)
     found = detect(known, new, threshold)
@@ -214,6 +214,7 @@ def _drift(
         log_evidence=float(found.log_evidence.max()) if len(new) else 0.0,
         log_threshold=found.log_threshold,
         alarm=None if found.alarm is None else _place(found.alarm, length, logs),
+        needs_days=needs,
     )
 
 

@@ -76,6 +76,11 @@ METRICS: dict[str, Definition] = {
     "neorl_drift_evidence_ratio": Definition(
         "gauge", PLANT, "Evidence of drift in the newest monitored window, as a share of the alarm threshold."
     ),
+    "neorl_drift_missing_days": Definition(
+        "gauge",
+        PLANT,
+        "Days of further training data until drift of a signal can be monitored; 0 if a signal is monitored.",
+    ),
     "neorl_drift_alarm": Definition("gauge", PLANT, "1 if the newest monitored window raised an alarm."),
     "neorl_drift_window_timestamp_seconds": Definition("gauge", PLANT, "Time of the last monitored window."),
     "neorl_drift_alarms_total": Definition("counter", PLANT, "Windows with an alarm, over all champions."),

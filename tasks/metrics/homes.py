@@ -234,6 +234,10 @@ def decisions(scene: Scene) -> Iterator[Sample]:
         yield scene.sample("neorl_decisions_total", sum(entry.kind == kind for entry in scene.own), kind)
 
 
+AGAINST = {"drift": "against", "comparison": "shadow"}
+"""Kinds of entries about drift, and their fields with the digest of the version that is compared."""
+
+
 class _Window(NamedTuple):
     """Newer logs compared with the data of a version."""
 
@@ -249,6 +253,9 @@ def drift(scene: Scene) -> Iterator[Sample]:
     windows = list(_windows(scene.own))
     yield scene.sample("neorl_drift_alarms_total", sum(window.alarm for window in windows))
     now = scene.in_force.digest if scene.in_force else None
+    compared = [e for e in scene.own if e.kind in AGAINST and e.body[AGAINST[e.kind]] == now]
+    if compared:
+        yield scene.sample("neorl_drift_missing_days", _missing_days(compared[-1]))
     newest = next((window for window in reversed(windows) if window.against == now), None)
     if newest is not None:
         # The log threshold is 0 if an alarm at each step is accepted.
@@ -318,6 +325,13 @@ def _quality(scene: Scene, data: str, found: Quality | None, made: float) -> Ite
         for quality, value in (("good", 1.0 - bad - uncertain), ("uncertain", uncertain), ("bad", bad)):
             yield scene.sample("neorl_dataset_samples_ratio", value, data, quality)
         yield scene.sample("neorl_dataset_violations_ratio", found.shares["violations"], data)
+
+
+def _missing_days(entry: Entry) -> float:
+    """Return the days of further training data until a signal can be monitored."""
+    if entry.kind == "comparison":
+        return entry.read(ShadowComparison).drift.needs_days or 0.0
+    return min(signal.needs_days or 0.0 for signal in entry.read(DriftRecord).signals)
 
 
 def _windows(entries: Sequence[Entry]) -> Iterator[_Window]:

@@ -69,6 +69,7 @@ from tasks.references.process import (
     ShadowComparison,
     SignalDrift,
     SupportCheck,
+    needs_more_days,
 )
 
 __all__ = [
@@ -141,4 +142,5 @@ __all__ = [
     "Verdict",
     "Version",
     "member_name",
+    "needs_more_days",
 ]

@@ -163,10 +163,14 @@ class DriftFinding(Reference):
     """Log of the minimum mean number of blocks before a false alarm."""
     alarm: str | None = None
     """Episode and step of the first alarm."""
+    needs_days: float | None = None
+    """Days of further reference that are needed for monitoring; None in records of an earlier test."""
 
     @property
     def watched(self) -> bool:
         """Whether there were enough blocks for an alarm to be possible."""
+        if self.needs_days:
+            return False
         needed = blocks_to_alarm(self.reference_blocks, self.log_threshold)
         return self.alarm is not None or (needed is not None and self.blocks >= needed)
 
@@ -193,6 +197,15 @@ class ShadowComparison(Reference):
     model_error: float
     """Mean one-step score of the learned model under the plant's actions; 1 on held-out episodes."""
     drift: DriftFinding
+
+
+def needs_more_days(days: float) -> str:
+    """Return a sentence about a reference that is too short for monitoring."""
+    return f"not monitored: needs {_days(days)}"
+
+
+def _days(days: float) -> str:
+    return f"{math.ceil(days):,} more day{'s' if days > 1 else ''}"
 
 
 def blocks_to_alarm(reference_blocks: int, log_evidence: float) -> int | None:
@@ -226,6 +239,8 @@ class SignalDrift(Reference):
     blocks: int
     reference_blocks: int
     block_steps: int
+    needs_days: float | None = None
+    """Days of further reference that are needed for monitoring; None in records of an earlier test."""
 
 
 class DriftRecord(Reference):
@@ -245,6 +260,8 @@ class DriftRecord(Reference):
     """One-step predictor: the plant's learned ensemble, or a linear law fitted to the reference."""
     step_seconds: float
     """Seconds per step; 1 if the plant's time has no unit."""
+    season: Literal["week", "day", "none", ""] = ""
+    """Season that is removed from signals; empty in records of an earlier test."""
     alarms_per_year: float
     log_evidence: float
     """Largest log evidence over time, of all signals together."""
@@ -255,7 +272,9 @@ class DriftRecord(Reference):
 
     def needed(self, signal: SignalDrift) -> int | None:
         """Return the minimum number of blocks with which a signal alone can raise an alarm: see `blocks_to_alarm`."""
-        groups = Counter(one.group for one in self.signals)
+        if signal.needs_days:
+            return None
+        groups = Counter(one.group for one in self.signals if not one.needs_days)
         share = math.log(len(groups) * groups[signal.group])
         return blocks_to_alarm(signal.reference_blocks, self.log_threshold + share - math.log(signal.block_steps))
 
@@ -275,12 +294,20 @@ class DriftRecord(Reference):
     def found(self) -> str:
         seen = f"{self.rows:,} steps of {self.episodes} episodes"
         if not self.watched:
+            if all(signal.needs_days for signal in self.signals):
+                return f"drift {needs_more_days(min(signal.needs_days or 0.0 for signal in self.signals))}"
             return f"drift not monitored in {seen}: {self._lacking()}"
         worst = max(self.signals, key=lambda signal: signal.log_evidence)
         least = f"log evidence {self.log_evidence:.1f} of {self.log_threshold:.1f}"
         rate = f"at most {self.alarms_per_year:g} false alarms a year on average"
+        if not self.season:
+            rate = "by an earlier test, whose rate of false alarms is unknown"
         drift = "no drift in" if self.alarm is None else f"drift at {self.alarm} of"
-        left = f"; not monitored: {', '.join(signal.name for signal in self.unwatched)}" if self.unwatched else ""
+        names = (
+            signal.name + (f" (needs {_days(signal.needs_days)})" if signal.needs_days else "")
+            for signal in self.unwatched
+        )
+        left = f"; not monitored: {', '.join(names)}" if self.unwatched else ""
         return f"{drift} {seen}: {least}, most in {worst.name} of the {worst.group}, {rate}{left}"
 
     def _lacking(self) -> str:

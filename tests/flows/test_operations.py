@@ -77,10 +77,10 @@ class Operated:
 
     def __init__(self, services: Services, folder: Path) -> None:
         self.services, self.folder = services, folder
-        self.config = small_process.project(folder, approval="required")
+        self.config = small_process.project(folder, approval="required", period=small_process.SLOWER)
         for path in (self.config, folder / "mapping.yaml"):
             path.write_text(path.read_text().replace(small_process.NAME, PLANT))
-        self.log = small_process.export(folder / "log.csv")
+        self.log = small_process.export(folder / "log.csv", 7200, period=small_process.SLOWER)
         (folder / "prefect.yaml").write_text(DEPLOYMENTS.format(config=self.config))
         self.incoming = services.home.folder("incoming", PLANT)
 
@@ -230,8 +230,12 @@ def test_a_drift_starts_a_retraining(
         "COMPLETED",
         f"no newer logs of {PLANT}: the champion was trained on all of them",
     )
-    calm = small_process.export(plant.folder / "calm.csv", 1200, seed=1, start="2026-02-05")
-    worn = small_process.export(plant.folder / "worn.csv", 1200, seed=2, gain=0.7, start="2026-03-05")
+    calm = small_process.export(
+        plant.folder / "calm.csv", 1200, seed=1, start="2026-03-05", period=small_process.SLOWER
+    )
+    worn = small_process.export(
+        plant.folder / "worn.csv", 1200, seed=2, gain=0.7, start="2026-04-05", period=small_process.SLOWER
+    )
     words = ("--config", str(plant.config))
     before = len(plant.runs("retrain/operated-vessel", "AUTOMATION"))
     found = neorl("monitor", PLANT, "--data", str(calm), *words)
@@ -255,7 +259,9 @@ def test_a_drift_starts_a_retraining(
 def test_worse_data_are_reported_and_start_nothing(
     plant: Operated, approved: dict[str, Any], neorl: Callable[..., dict[str, Any]]
 ) -> None:
-    whole = pl.read_csv(small_process.export(plant.folder / "whole.csv", 1200, seed=3, start="2026-04-05"))
+    whole = pl.read_csv(
+        small_process.export(plant.folder / "whole.csv", 1200, seed=3, start="2026-05-05", period=small_process.SLOWER)
+    )
     # The level's transmitter is silent for ten minutes of every two hours.
     silent = pl.int_range(pl.len()) % 720 < 60
     whole.with_columns(pl.when(~silent).then("LI-1").alias("LI-1")).write_csv(plant.folder / "silent.csv")
@@ -277,14 +283,14 @@ def test_a_backfill_continues_after_a_refused_window(plant: Operated, arrived: d
         "backfill/windows",
         config=str(plant.config),
         data=[str(plant.log)],
-        windows=["2025-01-01/2025-01-02", "2026-01-05T00:00/2026-01-05T00:10", "2026-01-05/2026-01-06"],
+        windows=["2025-01-01/2025-01-02", "2026-01-05T00:00/2026-01-05T00:10", "2026-01-05/2026-02-05"],
     )
     assert run["state_type"] == "COMPLETED", run["state"]["message"]
     assert run["state"]["message"] == f"3 windows of {PLANT}, 2 of them refused"
-    wait_until(lambda: any(line.startswith("2026-01-05T00:00Z/2026-01-06") for line in plant.lines(run)))
+    wait_until(lambda: any(line.startswith("2026-01-05T00:00Z/2026-02-05") for line in plant.lines(run)))
     told = plant.lines(run)
     assert any(line.startswith("2025-01-01T00:00Z/2025-01-02T00:00Z: refused: the logs have no row") for line in told)
-    assert any(line.startswith("2026-01-05T00:00Z/2026-01-06T00:00Z: ") and "refused" not in line for line in told)
+    assert any(line.startswith("2026-01-05T00:00Z/2026-02-05T00:00Z: ") and "refused" not in line for line in told)
     unusable = plant.start("backfill/windows", config=str(plant.config), data=[str(plant.log)], windows=["January"])
     assert (unusable["state_type"], "2026-01-05/2026-01-12" in unusable["state"]["message"]) == ("FAILED", True)
 

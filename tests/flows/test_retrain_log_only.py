@@ -49,7 +49,8 @@ def command(services: Services) -> Neorl:
 def project(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return (config, log)."""
     folder = tmp_path_factory.mktemp("project")
-    return small_process.project(folder), small_process.export(folder / "log.csv")
+    slower = small_process.SLOWER
+    return small_process.project(folder, period=slower), small_process.export(folder / "log.csv", 7200, period=slower)
 
 
 @pytest.fixture(scope="module")
@@ -117,8 +118,10 @@ def test_a_shadow_comparison_finds_drift(
     config, log = project
     own = command("shadow", NAME, "--data", str(log), "--config", str(config))
     assert (own["exit"], "name newer logs" in own["error"]) == (1, True)
-    calm = small_process.export(log.parent / "calm.csv", 1200, seed=1, start="2026-02-05")
-    worn = small_process.export(log.parent / "worn.csv", 1200, seed=2, gain=0.85, start="2026-03-05")
+    calm = small_process.export(log.parent / "calm.csv", 1200, seed=1, start="2026-03-05", period=small_process.SLOWER)
+    worn = small_process.export(
+        log.parent / "worn.csv", 1200, seed=2, gain=0.7, start="2026-04-05", period=small_process.SLOWER
+    )
     alarms = []
     for newer in (calm, worn):
         found = command("shadow", NAME, "--data", str(newer), "--config", str(config))
@@ -154,7 +157,7 @@ def test_an_approved_candidate_becomes_a_shadow(
     command: Neorl, first: dict[str, Any], project: tuple[Path, Path]
 ) -> None:
     _, log = project
-    waits = small_process.project(log.parent / "waits", approval="required")
+    waits = small_process.project(log.parent / "waits", approval="required", period=small_process.SLOWER)
     waits.write_text(waits.read_text().replace("seed: 0", "seed: 5"))
     found = command("retrain", str(waits), "--data", str(log))
     assert found["exit"] == 0, found
@@ -170,7 +173,7 @@ def test_failed_validation_stops_before_training(
     command: Neorl, project: tuple[Path, Path], services: Services
 ) -> None:
     config, log = project
-    few = small_process.export(log.parent / "few.csv", 120)
+    few = small_process.export(log.parent / "few.csv", 120, period=small_process.SLOWER)
     refused = command("retrain", str(config), "--data", str(few))
     assert refused["exit"] == 1, refused
     assert refused["error"].startswith("the dataset failed validation: at least 2 training")
@@ -182,7 +185,7 @@ def test_a_kill_after_registration_is_repaired(
     command: Neorl, first: dict[str, Any], project: tuple[Path, Path], services: Services
 ) -> None:
     _, log = project
-    config = small_process.project(log.parent / "killed")
+    config = small_process.project(log.parent / "killed", period=small_process.SLOWER)
     config.write_text(config.read_text().replace("seed: 0", "seed: 7"))
 
     def candidates() -> int:

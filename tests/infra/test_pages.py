@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import history, pages, summary, training
+from benchmarks.calibration import drift
 from benchmarks.cartpole import __main__ as cartpole
 from benchmarks.chaos import __main__ as chaos
 from benchmarks.chaos.races import kept_races
@@ -39,6 +40,7 @@ WRITERS: dict[str, tuple[Path, Callable[[], str]]] = {
     "cartpole": (cartpole.PAGE, lambda: cartpole.page(_read(cartpole.RESULTS))),
     "chaos": (chaos.PAGE, _chaos),
     "data": (summary.PAGE, summary.page),
+    "drift": (drift.PAGE, lambda: drift.page(drift.Results.model_validate(_read(drift.RESULTS)).rows)),
     "history": (history.PAGE, lambda: history.page(_read(history.RESULTS))),
     "identify": (reactors.PAGE, lambda: reactors.page(dict(_read(reactors.RESULTS)))),
     "index": (pages.INDEX, pages.index),

@@ -3,27 +3,95 @@
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
+from scipy.signal import lfilter
 
 from neorl_core.safety.drift_detection import (
     LEAST_REFERENCE,
-    POWERS,
+    SHIFT,
+    SLOW,
     alarm_threshold,
+    all_slow,
     autocorrelation_time,
+    block_length,
     block_means,
     detect,
     fewest_to_alarm,
+    p_slow,
 )
 
 
 def test_first_step_by_hand() -> None:
-    # The largest of four: p = 1 / 4, and each bet k p^(k - 1) on a sum of (0 + 1).
+    # The largest of four: p = 1 / 8, the middle of the first quarter.
     found = detect([1.0, 2.0, 3.0], [4.0], threshold=10.0)
-    by_hand = np.mean([k * 0.25 ** (k - 1) for k in POWERS])
-    assert math.isclose(found.log_evidence[0], math.log(by_hand))
+    z = NormalDist().inv_cdf(1 - 1 / 8)
+    assert math.isclose(found.log_evidence[0], SHIFT * z - SHIFT**2 / 2)
     assert found.alarm is None
+
+
+@pytest.mark.parametrize("count", [3, 51, 52, 1000, 5001])
+def test_a_bet_is_fair(count: int) -> None:
+    # Every rank among `count` scores is equally probable; `fewest_to_alarm` and Ville need a mean of at most 1.
+    ranks = [
+        detect(np.arange(count - 1.0), [k - 0.5], 1e9).log_evidence[0] for k in range(0, count, max(count // 50, 1))
+    ]
+    z = [NormalDist().inv_cdf(1 - (k + 0.5) / count) for k in range(count)]
+    payoffs = [math.exp(SHIFT * each - SHIFT**2 / 2) for each in z]
+    assert math.fsum(payoffs) / count <= 1.0
+    np.testing.assert_allclose(ranks, np.log(payoffs[::-1][:: max(count // 50, 1)]), rtol=1e-9)
+
+
+def autoregression(rng: np.random.Generator, phi: float, size: int) -> np.ndarray:
+    found: np.ndarray = lfilter([1.0], [1.0, -phi], rng.normal(size=size + 10_000))[10_000:] * math.sqrt(1 - phi**2)
+    return found
+
+
+@pytest.mark.parametrize(("phi", "size"), [(0.0, 26_000), (0.5, 26_000), (0.9, 26_000), (0.99, 200_000)])
+def test_a_block_has_ten_autocorrelation_times(phi: float, size: int) -> None:
+    """The autocorrelation time of an autoregression is (1 + phi) / (1 - phi)."""
+    rng = np.random.default_rng(8)
+    time = (1 + phi) / (1 - phi)
+    found = [block_length(autoregression(rng, phi, size)) for _ in range(10)]
+    assert 9 * time <= np.median(found) <= 12 * time
+    assert min(found) >= 7 * time
+    assert max(found) <= 20 * time
+
+
+@pytest.mark.parametrize(
+    "slow", ["autocorrelation 0.999", "half a year", "a weak slow part", "a step", "regimes of two weeks"]
+)
+def test_slow_signals_leave_too_few_blocks(slow: str) -> None:
+    rng = np.random.default_rng(9)
+    size, t = 26_000, np.arange(26_000)
+    white = rng.normal(size=size)
+    switches = (-1.0) ** np.cumsum(rng.uniform(size=size) < 1 / 2016)
+    signals = {
+        "autocorrelation 0.999": autoregression(rng, 0.999, size),
+        "half a year": white + 0.3 * math.sqrt(2) * np.sin(np.pi * t / size),
+        "a weak slow part": white + 0.2 * autoregression(rng, 0.999, size),
+        "a step": white + 0.2 * (t > size / 2),
+        "regimes of two weeks": white + switches,
+    }
+    assert size // block_length(signals[slow]) < LEAST_REFERENCE
+
+
+def test_slow_changes_have_a_known_error_probability() -> None:
+    rng = np.random.default_rng(10)
+    p = np.asarray([p_slow(rng.normal(size=1000), 10) for _ in range(2000)])
+    for level in (0.01, 0.05, 0.2):
+        # Five tests overlap, so that Bonferroni is a bound.
+        assert (p <= level).mean() <= level + 3 * math.sqrt(level / 2000)
+    assert (p <= 0.2).mean() > 0.05
+    assert p_slow(np.ones(1000), 10) == 1.0
+
+
+def test_many_weak_signs_count_and_one_strong_sign_does_not() -> None:
+    assert not all_slow([SLOW / 1000, *[0.5] * 9])
+    assert all_slow([0.01] * 6)
+    assert not all_slow([0.3] * 100)
 
 
 @pytest.mark.parametrize(("reference", "bar"), [(50, 15.5), (50, 8.2), (365, 15.5), (1000, 0.0)])
@@ -73,7 +141,7 @@ def test_immediate_drift_needs_enough_references() -> None:
         return sum(detect(x[:reference], x[reference:], threshold).alarm is not None for x in drawn)
 
     assert found(LEAST_REFERENCE) >= 18
-    assert found(LEAST_REFERENCE // 3) == 0
+    assert found(LEAST_REFERENCE // 10) == 0
 
 
 def test_non_finite_score_counts_as_largest() -> None:

@@ -87,13 +87,13 @@ def test_proposals_by_hand() -> None:
 @pytest.mark.parametrize(
     ("reference", "newer", "told"),
     [
-        # Noise has no memory, so that a block has two steps or a few more: episodes of one step hold none.
-        ([40] * 10, [1] * 30, "**Drift not watched**: no episode of the newer logs has"),
-        ([1] * 300, [40] * 4, "**Drift not watched**: the held-out episodes have 0 whole blocks of"),
-        ([40], [40] * 4, "**Drift not watched**: the held-out episodes have"),
+        # Noise has no memory, so that a block has ten steps: episodes of one step contain none.
+        ([40] * 120, [1] * 30, "**Drift not monitored**: no episode of the newer logs has"),
+        ([1] * 3000, [40] * 4, "**Drift not monitored: needs 4 more days** in the held-out"),
+        ([40], [40] * 4, "**Drift not monitored: needs 14 more days** in the held-out"),
         # Of a few blocks each may be the largest of all, and together they are still no evidence.
-        ([40] * 10, [8], "**Drift not watched**: 4 blocks of"),
-        ([40] * 10, [40] * 4, "No drift alarm in "),
+        ([40] * 120, [40], "**Drift not monitored**: "),
+        ([40] * 120, [40] * 40, "No drift alarm in "),
     ],
 )
 def test_no_alarm_is_told_only_where_one_was_possible(
@@ -106,7 +106,9 @@ def test_no_alarm_is_told_only_where_one_was_possible(
     )
     model = LearnedModel(digest="0" * 64, weights=residuals, residuals=residuals, prediction=process_evidence().model)
     scores = draw.exponential(size=len(newer_rows))
-    drift = _drift(OpenedRun(plant="vessel"), SPEC, model, scores, logs()._replace(episode=newer_rows))
+    drift = _drift(
+        OpenedRun(plant="vessel"), SPEC._replace(dt=600.0), model, scores, logs()._replace(episode=newer_rows)
+    )
     assert _drift_in_words(drift).startswith(told)
 
 

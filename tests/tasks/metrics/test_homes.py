@@ -151,10 +151,12 @@ def test_drift_is_told_of_the_newest_window_against_what_is_in_force(ledger: Led
     # A window without a block in it could raise none, so it takes none back.
     clock.set(11, 15)
     empty = drift(second.digest, 0.0)
-    unwatched = empty.signals[0].model_copy(update={"blocks": 0})
+    assert told["neorl_drift_missing_days", PLANT] == 0
+    unwatched = empty.signals[0].model_copy(update={"blocks": 0, "needs_days": 11.5})
     ledger.append("drift", empty.model_copy(update={"signals": (unwatched,)}), plant=PLANT)
     told = look(readings)
     assert (told["neorl_drift_alarm", PLANT], told["neorl_drift_window_timestamp_seconds", PLANT]) == (1, alarmed)
+    assert told["neorl_drift_missing_days", PLANT] == 11.5
 
 
 def process_home(ledger: Ledger, folder: Path) -> None:
