@@ -81,7 +81,7 @@ def scores(policies: Sequence[Policy], constants: reactor.Params, episodes: int)
 @jax.jit
 def _played(policy: Policy, constants: reactor.Params, keys: Any) -> tuple[Any, Any]:
     def episode(key: Any) -> tuple[Any, Any]:
-        found = summarise(rollout(PLANT, bare_controller(PLANT), policy, key, constants))
+        found = summarise(rollout(PLANT, bare_controller(PLANT), policy, key, constants), PLANT)
         return found.ret, found.violated
 
     return jax.vmap(episode)(keys)
