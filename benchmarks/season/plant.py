@@ -85,7 +85,7 @@ def _episode(controller: Controller, params: Params, key: PRNGKeyArray, lost: Ar
     constants = reactor.sample_params(key_constants, PLANT.domain)
     constants = constants._replace(cooling_rate=constants.cooling_rate * (1 - lost))
     trajectory = rollout(PLANT, controller, params, key_run, constants)
-    return summarise(trajectory)._replace(trajectory=trajectory if trace else None)
+    return summarise(trajectory, PLANT)._replace(trajectory=trajectory if trace else None)
 
 
 @partial(jax.jit, static_argnums=0)
