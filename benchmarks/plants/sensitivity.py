@@ -32,7 +32,7 @@ def moved(plant: Plant, domain: Params, factors: dict[str, Array], params: Param
         key_constants, key_run = jax.random.split(key)
         drawn = plant.sample_params(key_constants, domain)
         drawn = drawn._replace(**{name: getattr(drawn, name) * factor for name, factor in factors.items()})
-        return summarise(rollout(plant, plant.fallback, params, key_run, drawn))
+        return summarise(rollout(plant, plant.fallback, params, key_run, drawn), plant)
 
     return jax.vmap(episode)(keys)
 
