@@ -10,7 +10,6 @@ from neorl_core.safety.bounds import betting_episodes
 from neorl_core.safety.certify import BATCH
 from neorl_core.types import Params, Plant
 from tasks.evaluation.guarded import SECONDS
-from tasks.evidence.attempts import attempt_alpha
 from tasks.evidence.claims import Claim, DrawnConstant, IdentifiedFrom, exact
 from tasks.files.canonical import digest_json
 from tasks.files.spec import spec_record
@@ -39,6 +38,9 @@ def claim_of(plant: Plant, run: OpenedRun, identification: Identification = KNOW
     Raises:
         BadInput: if `certify.domain` names an unknown field, or a field that the posterior of a constant replaces.
     """
+    # Imported late: the second lowering needs no ledger.
+    from tasks.evidence.attempts import attempt_alpha
+
     spec = plant.spec
     unknown = set(run.certify.domain) - set(plant.domain._fields)
     if unknown:

@@ -190,6 +190,8 @@ def _copied(source: Origin | None, project: Path) -> Origin | None:
 
 def main(box: Path) -> None:
     """Lower the programs that `box/request.json` asks for, and write them to `box/answer.json`."""
+    # The first process compiles meanwhile, which takes longer.
+    os.nice(10)
     from tasks.evaluation.sandbox import restrict
 
     request = _Request.model_validate_json((box / "request.json").read_bytes())
