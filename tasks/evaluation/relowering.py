@@ -25,13 +25,18 @@ from configs.strict import Strict
 from tasks.evidence.claims import Claim
 from tasks.files.arrays import npz_bytes, read_npz
 from tasks.files.canonical import write_atomic
-from tasks.models.user_code.loading import covered_files
+from tasks.models.bundles.manifest import read_manifest
+from tasks.models.user_code.loading import covered_files, find_installed
 
 if TYPE_CHECKING:
     from neorl_core.safety.program import Program
 
 SECONDS = 600.0
 """Time limit of the second lowering; the reactor takes about 8 s."""
+
+
+PACKAGES = "packages"
+"""Subfolder with the sources of an installed plant."""
 
 
 class Programs(NamedTuple):
@@ -104,7 +109,7 @@ class SecondLowering:
         box = Path(self._box.name)
         shutil.copytree(folder, box / "bundle")
         request = _Request(
-            source=_copied(source, box / "project"), claim=claim.model_dump_json(), code=Path(__file__).parents[2]
+            source=_copied(_located(source, folder), box), claim=claim.model_dump_json(), code=Path(__file__).parents[2]
         )
         (box / "request.json").write_text(request.model_dump_json())
         self._process = subprocess.Popen(
@@ -176,15 +181,26 @@ def lowered_apart(folder: Path, source: Origin | None, claim: Claim) -> Lowered:
         return apart.lowered()
 
 
-def _copied(source: Origin | None, project: Path) -> Origin | None:
-    """Return a plant's origin, with the sources that the digest covers copied to another folder."""
-    code = source.code if isinstance(source, SiteOf) else source
-    if not isinstance(code, UserCode) or code.project is None:
+def _located(source: Origin | None, bundle: Path) -> Origin | None:
+    """Return where a plant's code is; packages need not be where the process may read."""
+    manifest = read_manifest(bundle)
+    if source is not None or not manifest.own_code:
         return source
+    return find_installed(str(manifest.site["plant"]) if manifest.site else manifest.spec.name)
+
+
+def _copied(source: Origin | None, box: Path) -> Origin | None:
+    """Return a plant's origin, with the sources that the digest covers copied to the process's folder."""
+    code = source.code if isinstance(source, SiteOf) else source
+    if not isinstance(code, UserCode):
+        return source
+    folder = box / ("project" if code.project else PACKAGES)
     for name, data in covered_files(code).items():
-        (project / name).parent.mkdir(parents=True, exist_ok=True)
-        (project / name).write_bytes(data)
-    moved = code.model_copy(update={"project": project})
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    if code.project is None:
+        return source
+    moved = code.model_copy(update={"project": folder})
     return source.model_copy(update={"code": moved}) if isinstance(source, SiteOf) else moved
 
 
@@ -198,6 +214,7 @@ def main(box: Path) -> None:
     os.umask(0o077)
     os.environ["TMPDIR"] = str(box)
     held = restrict(box, request.code)
+    sys.path.insert(0, str(box / PACKAGES))
     claim = Claim.model_validate_json(request.claim)
     found = programs_of(box / "bundle", request.source, claim)
     write_atomic(box / "episode.jax", found.episode.serialise())
