@@ -43,7 +43,7 @@ NOTICE = {
         "import sys\n    try: raise KeyError\n    except KeyError as e: tb = e.__traceback__.tb_frame\n"
         "    seen = 0\n    while tb: seen, tb = seen + 1, tb.f_back"
     ),
-    "arguments of the process": "import sys; seen = not sys.argv[0].endswith('relowering.py')",
+    "arguments of the process": "import sys; seen = jnp.float32(len(sys.argv)) > 0",
     "loaded modules": "import sys; seen = 'tasks.certify' in sys.modules or 'pytest' in sys.modules",
     "number of modules": "import sys; seen = jnp.float32(len(sys.modules)) > 0",
     "garbage collector": "import gc; seen = jnp.float32(len(gc.get_objects())) > 0",

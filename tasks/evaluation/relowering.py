@@ -35,6 +35,8 @@ SECONDS = 600.0
 """Time limit of the second lowering; the reactor takes about 8 s."""
 
 
+START = f"import sys; sys.path.insert(0, sys.argv[1]); from {__name__} import main; main(sys.argv[2])"
+"""Python code of the process: it uses this NeoRL, even if another is installed."""
 PACKAGES = "packages"
 """Subfolder with the sources of an installed plant."""
 
@@ -113,7 +115,7 @@ class SecondLowering:
         )
         (box / "request.json").write_text(request.model_dump_json())
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-m", __name__, str(box)],
+            [sys.executable, "-I", "-c", START, str(Path(__file__).parents[2]), str(box)],
             cwd=box,
             # Messages without JAX's own frames end with the plant's error.
             env={"JAX_TRACEBACK_FILTERING": "off"},
@@ -204,8 +206,9 @@ def _copied(source: Origin | None, box: Path) -> Origin | None:
     return source.model_copy(update={"code": moved}) if isinstance(source, SiteOf) else moved
 
 
-def main(box: Path) -> None:
-    """Lower the programs that `box/request.json` asks for, and write them to `box/answer.json`."""
+def main(folder: str) -> None:
+    """Lower the programs that `request.json` in a folder asks for, and write them to `answer.json`."""
+    box = Path(folder)
     # The first process compiles meanwhile, which takes longer.
     os.nice(10)
     from tasks.evaluation.sandbox import restrict
@@ -250,7 +253,3 @@ def as_arrays(arguments: Any) -> list[npt.NDArray[Any]]:
     import jax.numpy as jnp
 
     return [np.asarray(jnp.asarray(leaf)) for leaf in jax.tree.leaves(arguments)]
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

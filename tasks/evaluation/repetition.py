@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,18 +87,20 @@ def repeat_with(bundle: Path, lowered: Lowered, certificate: Path | None = None)
 
 
 def _check_arguments(leaves: Sequence[Any], bundle: Path, claim: Claim, origin: str) -> None:
-    """Check that a program's arguments are the numbers of a bundle and of a claim's domain.
+    """Check that a program's arguments are numbers of a bundle and of a claim's domain, each used once.
+
+    Numbers that fix a program's shape, such as a graph's layout, are no arguments.
 
     Raises:
         Refused: if they are not.
     """
     numbers = [*read_npz(bundle / ARRAYS).values(), *_constants(read_manifest(bundle).structure)]
     expected = as_arrays([*numbers, *claim.domain.values()])
-    given, wanted = (sorted((a.dtype.str, a.shape, a.tobytes()) for a in arrays) for arrays in (leaves, expected))
-    if given != wanted:
+    given, known = (Counter((a.dtype.str, a.shape, a.tobytes()) for a in arrays) for arrays in (leaves, expected))
+    if given - known:
         raise Refused(
-            f"the arguments of {origin} are not the {len(wanted)} numbers of {bundle.name} and of the claim's domain: "
-            "the code of the plant or the file was changed"
+            f"{(given - known).total()} arguments of {origin} are not among the {len(expected)} numbers of "
+            f"{bundle.name} and of the claim's domain: the code of the plant or the file was changed"
         )
 
 
