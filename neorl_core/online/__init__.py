@@ -1,1 +1,0 @@
-"""Learners that learn in a simulator, instead of from logs."""
