@@ -23,7 +23,7 @@ LAYOUT, OLDEST = 2, 1
 """Layout of new homes, and the oldest layout that is supported; 1 means a home without a layout file."""
 LAYOUT_FILE = "layout"
 RESTORED = "restored.json"
-"""File of a restored home whose work waits for a person."""
+"""File of a restored home; the home's work waits for a person."""
 
 
 def login() -> str:

@@ -30,7 +30,7 @@ HELD = {
     # Also disables the actions of automations.
     "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
 }
-"""Prefect settings for a restored home whose work waits for a person."""
+"""Prefect settings for a restored home; the home's work waits for a person."""
 
 
 class Start(NamedTuple):

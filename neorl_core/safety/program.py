@@ -1,6 +1,6 @@
 """Computed programs of simulators and episodes: their identity, their export, and refused host calls.
 
-The source of a plant does not determine what the plant computes: Python code may read the environment, a file or the
+Equal sources of a plant may compute different numbers: Python code may read the environment, a file or the
 call stack while JAX traces it. The lowered program does. Two programs with equal StableHLO compute the same numbers.
 """
 

@@ -24,7 +24,7 @@ COUNTED_BY = (
     "neorl_core.identify.domain",
     "tasks.evaluation.guarded",
 )
-"""Modules whose code decides which episodes violate a limit. The plant's own modules are added to this list."""
+"""Modules that decide which episodes violate a limit. The plant's own modules are added to this list."""
 ROOM = 10
 """Largest number of violations with which the test can pass at the default number of episodes."""
 

@@ -94,7 +94,7 @@ def shared_lineage(phi: str, own: str = "") -> str:
 
     Args:
         phi: limits as in a claim, such as '316 <= reactor_temperature <= 332 K; ...'.
-        own: name of a plant whose policy states that it differs from other plants with equal limits.
+        own: name of a plant that differs, by its policy, from other plants with equal limits.
     """
     limits = sorted(NUMBER.sub(lambda n: f"{float(n[0]):.3g}", re.sub(r"<= .* <=", "<=", x)) for x in phi.split("; "))
     return digest_json({"limits": limits, "plant": own})

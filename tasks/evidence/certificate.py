@@ -77,7 +77,7 @@ NOT_HERE = {
 
 
 PROGRAMS_SINCE = 3
-"""First version of the rules whose certificates bind lowered programs."""
+"""First version of the rules by which certificates bind lowered programs."""
 
 
 class Check(NamedTuple):

@@ -10,7 +10,7 @@ from configs.home import RESTORED
 from tasks.progress import Report
 
 STAGING = ".backup."
-"""Prefix of folders in the home with temporary copies. After a killed backup, nobody needs the copies."""
+"""Prefix of folders in the home with temporary copies. The copies of a killed backup are useless."""
 UNNEEDED = ("cache", "locks", "logs")
 """Folders of the home that are recreated on demand."""
 LEDGER, MLFLOW, PREFECT = DATABASES = ("ledger.db", "mlflow/mlflow.db", "prefect/prefect.db")

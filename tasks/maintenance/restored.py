@@ -64,7 +64,7 @@ class RestoredWork(BaseModel):
 
 @contextmanager
 def foreign_database(path: Path, *, write: bool = False) -> Iterator[sqlite3.Connection]:
-    """Open an SQLite database whose views and triggers may be hostile.
+    """Open an SQLite database that may have hostile views and triggers.
 
     Values are limited to 1 MB (20 MB to write), statements to 20 seconds, and growth to a tenth.
     """
