@@ -30,11 +30,13 @@ LEAST_REFERENCE = 50
 """Smallest number of reference scores. With fewer, new scores are soon ranked mostly among each other, so a drift that
 starts with the first new score is missed."""
 
-TIMES = 10.0
+TIMES = 12.0
 """Smallest length of a block in autocorrelation times. Neighbouring means of an autoregression then have a correlation
-of 0.03."""
-SLOW = 1e-4
-"""Significance level at which blocks are too short, because their means change slowly."""
+of 0.04."""
+SLOW = 1e-3
+"""Significance level at which blocks are too short, because the means of a signal change slowly; signals share it."""
+ALL_SLOW = 1e-4
+"""Significance level at which the signals show together that they change slowly."""
 MOST_REFERENCE = 4000
 """Largest number of reference blocks; longer references have longer blocks."""
 
@@ -125,7 +127,7 @@ def _ranked(scores: npt.ArrayLike) -> list[float]:
 
 
 def autocorrelation_time(scores: npt.ArrayLike) -> float:
-    """Return the number of scores that are worth one independent score: `1 + 2 Σ_k ρ_k`.
+    """Return the integrated autocorrelation time `1/2 + Σ_k ρ_k`; twice as many scores are worth one independent score.
 
     The sum ends before the first ρ_k <= 0 (Sokal 1997, Monte Carlo Methods in Statistical Mechanics, section 3).
 
@@ -135,26 +137,27 @@ def autocorrelation_time(scores: npt.ArrayLike) -> float:
     x = np.asarray(scores, np.float64)
     x = x - x.mean()
     if x.size < 3 or not (variance := float(x @ x)) > 0:
-        return 1.0
+        return 0.5
     transformed = np.fft.rfft(x, 2 * x.size)
     rho = np.fft.irfft(transformed * np.conj(transformed))[: x.size] / variance
     ends = np.flatnonzero(rho <= 0)
-    return 1.0 + 2.0 * float(rho[1 : ends[0] if ends.size else None].sum())
+    return 0.5 + float(rho[1 : ends[0] if ends.size else None].sum())
 
 
-def block_length(scores: npt.ArrayLike) -> int:
+def block_length(scores: npt.ArrayLike, level: float = SLOW) -> int:
     """Return the number of scores in a block, so that means of blocks are nearly independent.
 
-    The length is ten autocorrelation times. A slow, weak part of a signal hardly shows in the autocorrelation of
+    The length is twelve autocorrelation times. A slow, weak part of a signal hardly shows in the autocorrelation of
     scores. If block means show such a part (`p_slow`), the length is doubled. If fewer than `LEAST_REFERENCE` blocks
-    remain, the length is ten autocorrelation times of the means.
+    remain, the length is twelve autocorrelation times of the means.
 
     Args:
         scores: (n,), in the order of time.
+        level: significance level of `p_slow`.
     """
     x = np.asarray(scores, np.float64)
     length = max(math.ceil(TIMES * autocorrelation_time(x)), len(x) // MOST_REFERENCE)
-    while len(x) // length >= LEAST_REFERENCE and p_slow(x, length) < SLOW:
+    while len(x) // length >= LEAST_REFERENCE and p_slow(x, length) < level:
         if len(x) // (2 * length) < LEAST_REFERENCE:
             return max(2 * length, math.ceil(TIMES * length * autocorrelation_time(_means(x, length))))
         length *= 2
@@ -182,10 +185,10 @@ def p_slow(scores: npt.ArrayLike, length: int) -> float:
 def all_slow(p_values: Sequence[float]) -> bool:
     """Return whether p-values of several signals show together that signals change slowly (Fisher's method).
 
-    A signal counts at most `SLOW`, so that a single slow signal among others that are not slow has little effect.
+    A signal counts at most `ALL_SLOW`, so that a single slow signal among others that are not slow has little effect.
     """
-    total = -2.0 * sum(math.log(max(p, SLOW)) for p in p_values)
-    return bool(chi2.sf(total, 2 * len(p_values)) < SLOW)
+    total = -2.0 * sum(math.log(max(p, ALL_SLOW)) for p in p_values)
+    return bool(chi2.sf(total, 2 * len(p_values)) < ALL_SLOW)
 
 
 def _means(x: npt.NDArray[np.float64], length: int) -> npt.NDArray[np.float64]:

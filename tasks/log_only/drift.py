@@ -25,6 +25,7 @@ from configs.run import OpenedRun
 from configs.units import conversion
 from neorl_core.safety.drift_detection import (
     LEAST_REFERENCE,
+    SLOW,
     YEAR,
     alarm_threshold,
     all_slow,
@@ -150,7 +151,7 @@ def step_seconds(spec: PlantSpec) -> float:
 
 
 def evidence_of(
-    streams: Iterable[Stream], new: Logs, step: float = 1.0, least_rows: int = 0
+    streams: Iterable[Stream], new: Logs, step: float = 1.0, least_rows: int = 0, signals: int = 1
 ) -> tuple[Floats, list[SignalDrift]]:
     """Test the scores of all signals for drift in the newer logs.
 
@@ -158,6 +159,7 @@ def evidence_of(
         new: the newer logs, N steps.
         step: length of a step [s].
         least_rows: smallest number of reference rows; `LEAST_REFERENCE` blocks are needed too.
+        signals: number of streams.
 
     Returns:
         The log of the mean evidence after each step, (N,), which is -inf before the end of the first block. Also the
@@ -166,7 +168,7 @@ def evidence_of(
     groups, counts = dict[DriftGroup, Floats](), Counter[DriftGroup]()
     found, slow, total = list[SignalDrift](), list[float](), np.full(len(new.episode), -np.inf)
     for stream in streams:
-        own, one, p = _watch_stream(stream, new, step, least_rows)
+        own, one, p = _watch_stream(stream, new, step, least_rows, SLOW / signals)
         found.append(one)
         slow.append(p)
         if not one.needs_days:
@@ -189,11 +191,11 @@ def evidence_of(
     return total, found
 
 
-def stream_length(scores: Iterable[Floats]) -> int:
+def stream_length(scores: Iterable[Floats], level: float = SLOW) -> int:
     """Return the block length of a signal: the longest of its scores (n,), in whole periods of a periodic signal."""
     needed, period = 1, 1
     for score in scores:
-        needed = max(needed, block_length(score))
+        needed = max(needed, block_length(score, level))
         period = max(period, _period(score, max(len(score) // LEAST_REFERENCE, 1)))
     return math.ceil(needed / period) * period
 
@@ -238,12 +240,14 @@ def season_rows(step: float) -> int:
     return math.ceil(REPEATS * DAY / step)
 
 
-def _watch_stream(stream: Stream, new: Logs, step: float, least_rows: int) -> tuple[Floats, SignalDrift, float]:
+def _watch_stream(
+    stream: Stream, new: Logs, step: float, least_rows: int, level: float
+) -> tuple[Floats, SignalDrift, float]:
     """Return the log evidence of one signal after each step, (N,), its result, and its p-value of `p_slow`."""
     rows = len(new.episode)
     # The second score is the first with the other sign.
     scores = [score for i, score in enumerate(stream.known) if i != 1]
-    length = stream_length(scores)
+    length = stream_length(scores, level / len(scores))
     known = len(_blocks(stream.known[0], stream.known_episode, length)[0])
     needs = days_needed(len(stream.known_episode), known, length, step, least_rows)
     own, blocks = np.full(rows, -np.inf), 0
@@ -305,7 +309,9 @@ def _finding(run: OpenedRun, watched: Watched, dataset: Dataset, alarms_per_year
     season = season_of(stamps[0], stamps[1], step)
     streams = chain(signal_streams(spec, known, new, season), (_model(spec, record.model, known, new, season),))
     # Without timestamps, episodes are of a simulator, which has no time of day.
-    evidence, found = evidence_of(streams, new, step, season_rows(step) if len(stamps[0]) and step < DAY else 0)
+    least_rows = season_rows(step) if len(stamps[0]) and step < DAY else 0
+    signals = len(spec.observation.names) + len(vector_space(spec).names) + 2  # the reward and the model's errors
+    evidence, found = evidence_of(streams, new, step, least_rows, signals)
     bar = math.log(alarm_threshold(YEAR / step, alarms_per_year))
     reached = np.flatnonzero(evidence >= bar)
     most = float(evidence.max())

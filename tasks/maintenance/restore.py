@@ -336,6 +336,13 @@ def _drop_foreign(staging: Path) -> Iterator[str]:
                 yield f"{folder}/{path.name}, because only the servers' databases and results are restored there"
 
 
+TRIGGERS = "SELECT 1 FROM sqlite_master WHERE type = 'trigger' AND lower(tbl_name) = 'datasets' LIMIT 1"
+BATCH_END = "SELECT max(rowid) FROM (SELECT rowid FROM datasets WHERE rowid > ? ORDER BY rowid LIMIT 1000)"
+"""Last row of the next thousand."""
+MOVE_PATHS = """UPDATE datasets SET dataset_source = replace(dataset_source, ?, ?)
+WHERE rowid > ? AND rowid <= ? AND length(dataset_source) < 65536"""
+
+
 def _drop_absolute_paths(staging: Path, before: str, now: str) -> list[Found]:
     """Remove cached results and update paths in MLflow's database after a move; return a failed check if it cannot."""
     for name in FOUND_BY_PATH:
@@ -344,10 +351,15 @@ def _drop_absolute_paths(staging: Path, before: str, now: str) -> list[Found]:
     if not database.exists():
         return []
     try:
-        with foreign_database(database, write=True) as connection, connection:
-            connection.execute(
-                "UPDATE datasets SET dataset_source = replace(dataset_source, ?, ?)", (f"{before}/", f"{now}/")
-            )
+        with foreign_database(database, write=True) as connection:
+            if connection.execute(TRIGGERS).fetchone():
+                raise sqlite3.DatabaseError("its table 'datasets' has a trigger, which MLflow's does not have")
+            # A journal on disk could double the size of the database, so it is in memory and of few rows.
+            connection.execute("PRAGMA journal_mode = MEMORY")
+            last: int | None = -1
+            while (last := connection.execute(BATCH_END, [first := last]).fetchone()[0]) is not None:
+                with connection:
+                    connection.execute(MOVE_PATHS, (f"{before}/", f"{now}/", first, last))
     except sqlite3.Error as error:
         return [("mlflow", False, f"{MLFLOW} cannot be updated ({error}): {AGAIN}")]
     return []

@@ -35,13 +35,13 @@ def outcome(*command: str) -> tuple[int, str]:
     ("run", "mapping", "said"),
     [
         (LAUGHS, "", "an alias"),
-        ("train: " + DEEP, "", "nested more than 20 deep"),
+        ("train: " + DEEP, "", "nested more than 20 levels deep"),
         ("plant: double_mass\nseed: " + "9" * 4000, "", "the limit is 40"),
         ("plant: !!python/name:os.system\n", "", "a tag"),
         ("#" * 2**20, "", "more than 262,144 bytes"),
         ("{[a]: b}", "", "a key that is a list"),
         (MAPPED, LAUGHS, "an alias"),
-        (MAPPED, "tags: " + DEEP, "nested more than 20 deep"),
+        (MAPPED, "tags: " + DEEP, "nested more than 20 levels deep"),
     ],
     ids=["aliases", "deep", "digits", "tag", "long", "key", "mapping of aliases", "deep mapping"],
 )

@@ -229,7 +229,10 @@ def test_500_mutated_archives(archive: Path, restores: Restores, capsys: pytest.
     for kind, path in mutated(archive, COUNT, restores.folder):
         done = restores.restore(path, fork=kind in found)
         word, wrong = judged(path, done, restores.home)
-        faults += [f"{kind}: {', '.join(wrong)}: {done}"[:1500]] if wrong else []
+        said = (
+            f"{kind}: {', '.join(wrong)}: {done.disk:,} B of {stated_size(path):,}, {done.memory:,} B of memory: {done}"
+        )
+        faults += [said[:1500]] if wrong else []
         found[kind].append((word, done))
     with capsys.disabled():
         print(table(found))
