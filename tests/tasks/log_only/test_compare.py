@@ -87,12 +87,12 @@ def test_proposals_by_hand() -> None:
 @pytest.mark.parametrize(
     ("reference", "newer", "told"),
     [
-        # Noise has no memory, so that a block has ten steps: episodes of one step contain none.
+        # Noise has no memory, so that a block has six steps: episodes of one step contain none.
         ([40] * 120, [1] * 30, "**Drift not monitored**: no episode of the newer logs has"),
-        ([1] * 3000, [40] * 4, "**Drift not monitored: needs 4 more days** in the held-out"),
+        ([1] * 3000, [40] * 4, "**Drift not monitored: needs 3 more days** in the held-out"),
         ([40], [40] * 4, "**Drift not monitored: needs 14 more days** in the held-out"),
         # Of a few blocks each may be the largest of all, and together they are still no evidence.
-        ([40] * 120, [40], "**Drift not monitored**: "),
+        ([40] * 120, [20], "**Drift not monitored**: "),
         ([40] * 120, [40] * 40, "No drift alarm in "),
     ],
 )

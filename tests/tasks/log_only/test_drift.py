@@ -47,16 +47,16 @@ def stream(name: str, known: Floats, new: Floats, group: DriftGroup = "observati
 
 def test_the_evidence_of_one_signal_is_that_of_the_formula_worked_by_hand() -> None:
     # Two new blocks lie above all blocks of the reference.
-    known, new = np.random.default_rng(1).normal(size=600), np.arange(9.0, 33.0)
+    known, new = np.random.default_rng(1).normal(size=600), np.arange(9.0, 21.0)
     one = Stream("x", "model", (known,), np.zeros(600, np.int64), (new,), 0.0)
-    logs = Logs(logs_of(1).transitions, np.zeros(24, np.int64), np.zeros(1, np.int64), np.zeros(24, bool))
+    logs = Logs(logs_of(1).transitions, np.zeros(12, np.int64), np.zeros(1, np.int64), np.zeros(12, bool))
     evidence, (found,) = evidence_of([one], logs)
     length, count = found.block_steps, found.reference_blocks
-    assert (length, count, found.blocks, found.needs_days) == (10, 60, 2, 0.0)
+    assert (length, count, found.blocks, found.needs_days) == (6, 100, 2, 0.0)
     z = [NormalDist().inv_cdf(1 - 0.5 / (count + k)) for k in (1, 2)]
     first, second = (math.exp(SHIFT * each - SHIFT**2 / 2) for each in z)
     by_hand = np.log([length * first, length * (first + 1) * second])
-    np.testing.assert_allclose(evidence[[9, 23]], by_hand, rtol=1e-12)
+    np.testing.assert_allclose(evidence[[5, 11]], by_hand, rtol=1e-12)
     assert found.log_evidence == pytest.approx(evidence.max())
     # The same signal in two groups, each with half of the weight, is the same evidence.
     both, _ = evidence_of([one, one._replace(group="rewards")], logs)
@@ -187,7 +187,7 @@ def test_false_alarms_are_no_more_often_than_stated() -> None:
         rng = np.random.default_rng(seed)
         streams = [stream(name, noise(rng, 80), noise(rng, episodes)) for name in "abc"]
         streams.append(stream("r", noise(rng, 80), noise(rng, episodes), "rewards"))
-        evidence, found = evidence_of(streams, logs_of(episodes))
+        evidence, found = evidence_of(streams, logs_of(episodes), signals=4)
         assert not any(signal.needs_days for signal in found)
         alarms += int(evidence.max() >= threshold)
     # Three deviations of a share of 60 runs; the bound itself is far from tight.
