@@ -105,7 +105,7 @@ CASES: dict[str, Case] = MUST | {
 
 
 UNSEEN = ("yearly season of 0.05", "yearly season of 0.02")
-"""Cases whose slow change can be too weak to show in the reference, so that the rate of alarms may be exceeded."""
+"""Slow changes that can be too weak to show in the reference, so that the rate of alarms may be exceeded."""
 
 
 class Row(Strict):

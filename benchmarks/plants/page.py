@@ -16,7 +16,7 @@ from benchmarks.plants.kept import PICTURES, kept
 from benchmarks.tuning import report
 from configs.plant_scores import PATH as SCORES
 from neorl_core.plants import NAMES, PLANTS
-from tasks.pictures.trajectories import draw_plant
+from tasks.pictures.trajectories import controllers_of, draw_plant
 
 COLOURS = 32
 """Number of colours of a picture; few colours make small files."""
@@ -26,7 +26,7 @@ def draw(name: str) -> Path:
     """Draw an episode of a plant for the tuned and the best known controller, with the limits, and return the file."""
     PICTURES.mkdir(exist_ok=True)
     path = PICTURES / f"{name}.png"
-    draw_plant(PLANTS[name], path, seed=0, episodes=1)
+    draw_plant(PLANTS[name], path, 0, 1, controllers_of(PLANTS[name]))
     with Image.open(path) as picture:
         small = picture.quantize(COLOURS)
     small.save(path, optimize=True)

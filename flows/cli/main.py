@@ -35,6 +35,7 @@ from flows.cli.retrain import members, retrain
 from flows.cli.services import down, metrics, register, serve, status, up, watch
 from flows.cli.shadow import extend, monitor, shadow
 from flows.cli.train import train
+from flows.cli.tune import tune
 from flows.cli.witness import witness
 
 ABOUT = "Turn a plant's logs into a certified, registered, explained control policy."
@@ -45,6 +46,7 @@ PANELS: dict[str, list[Callable[..., None]]] = {
     "home": [backup, restore, migrate, prune],
     "data": [init, check, generate, ingest, validate, export],
     "models": [
+        tune,
         train,
         retrain,
         members,

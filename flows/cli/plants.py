@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from configs.home import Home
-from flows.cli.common import AsJson, emit, group, show_table
+from flows.cli.common import AsJson, emit, group, say, show_table
 from neorl_core.plants import NAMES
 
 if TYPE_CHECKING:
+    from neorl_core.types import Controller, Params
     from tasks.models.plants.known import KnownPlant
 
 plants = group(
@@ -83,17 +84,18 @@ def show(
     seed: Annotated[int, typer.Option(help="Random seed of the episodes.", min=0)] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Show a plant's signals, units and limits, and draw an episode under each controller.
+    """Show a plant's signals, units and limits, and draw an episode under each controller and the champion.
 
     Example: neorl plants show water_treatment --out tanks.png
     """
     from tasks.models.plants.known import plant_at
-    from tasks.pictures.trajectories import draw_plant
+    from tasks.pictures.trajectories import controllers_of, draw_plant
 
-    known = plant_at(name)
-    name = known.name
-    path = out or Home.locate().folder("plants") / f"{name}.png"
-    found, facts = draw_plant(known.simulator(), path, seed, EPISODES), _facts(known)
+    known, home = plant_at(name), Home.locate()
+    name, plant = known.name, known.simulator()
+    path = out or home.folder("plants") / f"{name}.png"
+    compared = controllers_of(plant) | _champion(home, known)
+    found, facts = draw_plant(plant, path, seed, EPISODES, compared), _facts(known)
     if as_json:
         controllers = {
             who: {"return": result.mean_return, "score": result.score, "violated": result.violated}
@@ -113,6 +115,26 @@ def show(
         [(who, f"{r.mean_return:.4g}", f"{r.score:.1f}", r.violated) for who, r in found.items()],
     )
     print(f"\npicture: {path}")
+
+
+def _champion(home: Home, known: KnownPlant) -> dict[str, tuple[Controller, Params]]:
+    """Return the plant's champion behind its shield, if the plant has one that runs on this simulator."""
+    from neorl_core.safety.composite import composite_controller
+    from tasks.evidence.bundle_signature import bundle_folder
+    from tasks.evidence.decisions.champions import champion
+    from tasks.evidence.ledger.ledger import Ledger
+    from tasks.models.bundles.bundle import is_current, load_bundle
+
+    entry = champion(Ledger.open(home, write=False).entries(), known.name) if Ledger.exists(home) else None
+    if entry is None:
+        return {}
+    digest = entry.body["composite"]
+    folder = bundle_folder(home, known.name, digest)
+    if not is_current(folder, known):
+        say(f"the champion is not shown: it was made for another version of {known.name}")
+        return {}
+    composite = load_bundle(folder, digest, known.source)[1]
+    return {f"champion, version {entry.body['version']}": (composite_controller(known.simulator()), composite)}
 
 
 def _facts(known: KnownPlant) -> PlantFacts:

@@ -145,6 +145,14 @@ def objective(plant: Plant, returns: Floats, violated: npt.NDArray[np.bool_]) ->
     return np.asarray(np.where(np.isfinite(scores), scores, -np.inf).mean(axis=1))
 
 
+def episodes_of(effort: Effort, *, halving: bool = True) -> int:
+    """Return the number of episodes that `search` simulates, without the fresh ones."""
+    total, left, episodes = effort.rounds * effort.draws * effort.draw_episodes, effort.starts, effort.episodes
+    while halving and left > effort.finalists:
+        total, left, episodes = total + left * episodes, max(left // 2, effort.finalists), episodes * 2
+    return total
+
+
 def search(
     plant: Plant,
     controller: Controller,
@@ -152,6 +160,7 @@ def search(
     key: PRNGKeyArray,
     effort: Effort,
     around: npt.ArrayLike | None = None,
+    report: Callable[[int, int], object] | None = None,
 ) -> Judged:
     """Search for the parameters with the best `objective`; return their result on fresh episodes.
 
@@ -163,14 +172,19 @@ def search(
         plant: the plant, simulated in its operating domain.
         key: randomness of the starts, the episodes and the draws.
         around: (n,), numbers from which the cross-entropy method starts; skips the halving.
+        report: called with the numbers of simulated episodes and of all episodes of the search.
     """
     key_starts, key_episodes, key_draws, key_fresh = jax.random.split(key, 4)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key_draws)))
-    turns = count()
+    turns, total, done = count(), episodes_of(effort, halving=around is None), 0
 
     def ranked(places: Floats, episodes: int) -> Floats:
+        nonlocal done
         keys = jax.random.split(jax.random.fold_in(key_episodes, next(turns)), episodes)
         scores = objective(plant, *play(plant, controller, space, space.numbers(places), keys))
+        done += len(places) * episodes
+        if report:
+            report(done, total)
         return places[np.argsort(-scores, kind="stable")]
 
     if around is None:

@@ -14,7 +14,7 @@ from typing import IO, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from configs.errors import BadInput, Refused
+from configs.errors import BadInput, Refused, printable
 from configs.home import LAYOUT, Home
 from tasks.files.canonical import exclusive, fsync_path, make_folder, unwritable_is_bad_input
 from tasks.maintenance.backup_format import (
@@ -336,7 +336,7 @@ def _drop_foreign(staging: Path) -> Iterator[str]:
                 yield f"{folder}/{path.name}, because only the servers' databases and results are restored there"
 
 
-TRIGGERS = "SELECT 1 FROM sqlite_master WHERE type = 'trigger' AND lower(tbl_name) = 'datasets' LIMIT 1"
+TRIGGERS = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND lower(tbl_name) = 'datasets' LIMIT 1"
 BATCH_END = "SELECT max(rowid) FROM (SELECT rowid FROM datasets WHERE rowid > ? ORDER BY rowid LIMIT 1000)"
 """Last row of the next thousand."""
 MOVE_PATHS = """UPDATE datasets SET dataset_source = replace(dataset_source, ?, ?)
@@ -352,8 +352,9 @@ def _drop_absolute_paths(staging: Path, before: str, now: str) -> list[Found]:
         return []
     try:
         with foreign_database(database, write=True) as connection:
-            if connection.execute(TRIGGERS).fetchone():
-                raise sqlite3.DatabaseError("its table 'datasets' has a trigger, which MLflow's does not have")
+            if found := connection.execute(TRIGGERS).fetchone():
+                name = printable(str(found[0]), but="")[:80]
+                raise sqlite3.DatabaseError(f"table 'datasets' has the trigger '{name}', which MLflow's does not have")
             # A journal on disk could double the size of the database, so it is in memory and of few rows.
             connection.execute("PRAGMA journal_mode = MEMORY")
             last: int | None = -1

@@ -114,8 +114,10 @@ def controllers_of(plant: Plant) -> dict[str, tuple[Controller, Params]]:
     return found
 
 
-def draw_plant(plant: Plant, path: Path, seed: int, episodes: int) -> dict[str, ControllerResult]:
-    """Roll out every controller of a plant on the same episodes, and draw the first episode.
+def draw_plant(
+    plant: Plant, path: Path, seed: int, episodes: int, controllers: Mapping[str, tuple[Controller, Params]]
+) -> dict[str, ControllerResult]:
+    """Roll out controllers of a plant on the same episodes, and draw the first episode.
 
     Returns:
         Result of each controller.
@@ -124,7 +126,7 @@ def draw_plant(plant: Plant, path: Path, seed: int, episodes: int) -> dict[str, 
     low, high = plant.spec.score_range
     trajectories: dict[str, Trajectory] = {}
     found: dict[str, ControllerResult] = {}
-    for who, (controller, params) in controllers_of(plant).items():
+    for who, (controller, params) in controllers.items():
         result = jax.device_get(rollouts(plant, controller, params, keys, plant.domain, trace=True))
         assert result.trajectory is not None
         length = int(result.length[0])

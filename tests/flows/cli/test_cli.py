@@ -17,6 +17,11 @@ from ruamel.yaml import YAML
 from configs.errors import BadInput
 from configs.home import LAYOUT, Home
 from flows.cli.main import PANELS, run
+from neorl_core.safety.composite import make_composite
+from tasks.models.bundles.manifest import MANIFEST
+from tasks.models.plants.known import plant_named
+from tasks.training.train import keep_bundle
+from tests.evidence import PLANT, certify, crown, open_ledger
 
 if TYPE_CHECKING:
     from flows.services.servers import Services
@@ -28,7 +33,7 @@ COMMANDS = {
     *("up", "down", "status", "doctor", "init", "generate", "ingest", "validate", "export", "train"),
     *("retrain", "check", "candidates", "approve", "reject", "withdraw", "rollback", "monitor", "shadow", "extend"),
     *("history", "report", "backup", "restore", "migrate", "prune", "bom", "watch", "metrics", "serve"),
-    *("register", "members"),
+    *("register", "members", "tune"),
 }
 
 
@@ -246,6 +251,24 @@ def test_plant_is_shown_with_its_picture(tmp_path: Path, capsys: pytest.CaptureF
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert run(["plants", "show", "double_mas"]) == 2
     assert "double_mass" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_champion_is_shown_beside_the_tuned_controller(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = open_ledger(Home(home))
+    plant = plant_named(PLANT)
+    bundle = keep_bundle(Home(home), make_composite(plant.simulator()), plant)
+    certify(ledger, bundle.digest)
+    version = crown(ledger, bundle.digest).body["version"]
+    assert run(["plants", "show", PLANT, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["controllers"]
+    # The composite without a policy is the tuned controller.
+    assert found[f"champion, version {version}"] == pytest.approx(found["plant controller"], rel=1e-4)
+    # An altered champion is refused.
+    manifest = bundle.folder / MANIFEST
+    manifest.write_bytes(manifest.read_bytes().replace(b"332.0", b"333.0"))
+    assert run(["plants", "show", PLANT, "--json"]) == 1
+    assert "composite.json was altered" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -117,3 +117,5 @@ PLANT = Plant(
     fallback=pid(0, 2, DT),
     fallback_params=PIDParams(kp=1.5, ki=0.02, kd=0.0, low=0.0, high=1.0),
 )
+
+TUNABLE = {"kp": (0.3, 10.0), "ki": (0.0, 0.1), "kd": (0.0, 20.0)}
